@@ -1,9 +1,9 @@
-//! A hostile front end before a whole vhost-user-blk export: a socket, messages with descriptors of any
-//! kind, memory that shrinks and comes and goes, rings and requests in it, a record of what is in flight
-//! and a log of what was written as it likes.
+//! A hostile front end of a whole vhost-user-blk export: a socket, messages with descriptors of any
+//! kind, memory that shrinks, comes and goes, arbitrary rings and requests in it, an arbitrary in-flight record,
+//! and a log of written pages.
 //!
-//! The export, its queue and a null node share one loop. Whatever came before, the next front end is
-//! served, a request of its on a queue included, and no descriptor and no mapping stays behind.
+//! The export, its queue and a null node share one loop. After each input, a correct front end has to be
+//! served, including a request, and no descriptor and no mapping may be left over.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -54,12 +54,12 @@ pub(crate) struct World {
     pub(crate) event_loop: EventLoop,
     pub(crate) export: VhostUserExport,
     path: PathBuf,
-    /// Descriptors when nobody is connected.
+    /// Number of descriptors without a connection.
     files: usize,
     devices: Devices,
 }
 
-/// What is always the same, duplicated when it is sent.
+/// Fixed descriptors, duplicated when they are sent.
 struct Devices {
     folder: OwnedFd,
     null: OwnedFd,
@@ -429,7 +429,7 @@ impl<'a> FrontEnd<'a> {
                 (if which % 16 == 8 { SetConfig } else { GetConfig }, None)
             }
             10..=12 => {
-                // Beside the memory that there is, or over it; the file is not longer.
+                // Beside or over existing memory; the file stays as long as it is.
                 let (at, size) = (u64::from(input.u8()) << 12, u64::from(input.u8() & 15) << 12);
                 let offset = if how & 1 == 0 { 0 } else { u64::from(input.u16()) };
                 words.extend([0, at, size, USER + at, offset]);

@@ -1,5 +1,5 @@
-//! What a service manager gives: the variables that announce descriptors and ask for signs of life, and
-//! the descriptors themselves, asked for by address, name and number.
+//! Input from a service manager: variables that announce descriptors and a watchdog, and
+//! the descriptors themselves, found by address, name and number.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -80,7 +80,7 @@ fn variables(bytes: &[u8]) {
     }
 }
 
-/// Each descriptor is given to one who asks, and nobody has another one than he has asked for.
+/// Each descriptor is given out once, and only for the right question.
 fn questions(kinds: &Kinds, input: &mut Input<'_>) {
     let mut given = ActivationSockets::default();
     let count = input.u8() % 12;
@@ -123,7 +123,7 @@ fn questions(kinds: &Kinds, input: &mut Input<'_>) {
                     .map_or_else(of, |found| taken.extend(found));
             }
         }
-        // Those that are held are nobody else's.
+        // Descriptors in use must not be given out again.
         if what & 64 != 0 {
             taken.clear();
         }

@@ -1,9 +1,9 @@
-//! What a daemon is handed over by another one that it takes over from: packets, documents in JSON with
-//! descriptors, the messages that bring an export to where it was.
+//! The data of an upgrade as received by the new daemon: packets, JSON documents with
+//! descriptors, the messages that restore an export.
 //!
-//! What a real export hands over is changed on the way, or sent in pieces, or something else in its
-//! place. The export that takes over serves it or refuses; either way nothing of it stays behind. What an
-//! NBD server hands over is in [`clients`].
+//! The data of a real export is changed, sent in pieces, or replaced. The new export
+//! serves it or refuses it; in both cases nothing of it may be left over. [`clients`] does the same for
+//! NBD servers.
 
 mod clients;
 
@@ -208,7 +208,7 @@ thread_local! {
     static WORLD: World = World::new();
 }
 
-/// Takes over what it is handed, and ends.
+/// Takes over with the changed data, and ends.
 pub fn run(data: &[u8]) {
     WORLD.with(|world| {
         world.play(&mut Input::new(data));

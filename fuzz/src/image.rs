@@ -1,7 +1,7 @@
-//! A file of a stranger's that is opened as a raw image, as one whose format is found by looking at it,
-//! or as `blkdebug`'s rules.
+//! An untrusted file, opened as a raw image, as an image whose format is probed,
+//! or as rules of `blkdebug`.
 //!
-//! The first byte says which, and how many requests there are, six bytes each; all the rest is the file.
+//! The first byte selects the way, and the number of requests of six bytes each. The rest is the file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,7 +21,7 @@ use crate::world;
 
 /// In a qcow2 header: where the name of a backing file lies, and how long it is.
 const BACKING: std::ops::Range<usize> = 8..20;
-/// The byte that says whether the data lies in a file of its own.
+/// The byte of a qcow2 header with the flag for an external data file.
 const FEATURES: usize = 79;
 const DATA_FILE: u8 = 1 << 2;
 /// The type of a header extension that names the backing file's format.
@@ -29,7 +29,7 @@ const BACKING_FORMAT: [u8; 4] = [0xe2, 0x79, 0x2a, 0xca];
 
 struct World {
     event_loop: EventLoop,
-    /// What the stranger has made.
+    /// The untrusted file.
     file: File,
     /// An image that names it as its backing file, and no format.
     overlay: File,
@@ -62,15 +62,15 @@ impl World {
         create_qcow2(Path::new(&path), &create).expect("an image");
         let mut contents = std::fs::read(path).expect("it is ours");
         let extension = contents.windows(4).position(|bytes| bytes == BACKING_FORMAT);
-        // Of a type that nobody knows, and everybody ignores.
+        // An unknown type, which readers ignore.
         contents[extension.expect("the format is named")] = 0x12;
         World { event_loop: world::quiet_loop(), file, overlay, contents }
     }
 
-    /// Opened as a backing file whose format nobody has named.
+    /// Opens it as a backing file without a named format.
     fn probed(&self, contents: &[u8]) -> BlockdevOptions {
         let mut contents = contents.to_vec();
-        // Files that it would name are not to be opened here.
+        // Files that it names must not be opened here.
         for at in BACKING {
             contents.get_mut(at).into_iter().for_each(|byte| *byte = 0);
         }
@@ -87,7 +87,7 @@ impl World {
         world::node_options(Some("image"), driver)
     }
 
-    /// A part of it, as options of any value say.
+    /// A part of it, with arbitrary options.
     fn raw(&self, contents: &[u8]) -> BlockdevOptions {
         let mut input = Input::new(contents);
         let number = |input: &mut Input<'_>| match input.u8() {

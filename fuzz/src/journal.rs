@@ -1,9 +1,9 @@
-//! What a killed daemon has left of a qcow2 image's metadata: a torn journal, a rotten one, or any.
+//! The journal of a killed daemon for a qcow2 image's metadata: torn, corrupted, or arbitrary.
 //!
-//! The first byte says which, whether the image is only read, and how many requests there are, six bytes each;
-//! all the rest is the journal. Nothing in a journal says that its sectors are right, so what it has may be
-//! anything; but of the image nothing else may change, and a journal that is refused changes nothing. Whoever
-//! has the image then is killed as well, and what that one has left is opened again.
+//! The first byte selects the kind, whether the image is opened read-only, and the number of requests of six bytes
+//! each. The rest is the journal. A journal does not prove that its sectors are right, so they may contain
+//! anything. But nothing else in the image may change, and a refused journal changes nothing. The process with
+//! the image is then killed too, and the image is opened again.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
@@ -23,7 +23,7 @@ use crate::world;
 
 const SECTOR: usize = 512;
 const CLUSTER: usize = 4096;
-/// What a journal begins with; then come the name and the boot that a mark in the image has.
+/// First bytes of a journal. The name and the boot from the image's mark follow.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
 const MARK: &[u8; 16] = b"ringmill journal";
 /// Where a journal has the last commit, the last one that is in the image, whether an image may name it, and the
@@ -55,11 +55,11 @@ struct World {
     event_loop: EventLoop,
     file: File,
     folder: Folder,
-    /// What a daemon has left that was killed.
+    /// The image of a killed daemon.
     image: Vec<u8>,
     journal: Vec<u8>,
     path: PathBuf,
-    /// The image, with what is in the journal.
+    /// The image with the contents of the journal.
     whole: Vec<u8>,
 }
 
@@ -72,13 +72,13 @@ impl Drop for Folder {
     }
 }
 
-/// What is to come of an image's journal.
+/// The expected result of opening.
 enum Expected<'a> {
     /// There is none for it.
     Nothing,
     /// It is refused.
     Refused,
-    /// These sectors are the image's now; `None`: what is there stays.
+    /// The image gets these sectors; `None`: the sector stays as it is.
     Sectors(BTreeMap<u64, Option<&'a [u8]>>),
 }
 
@@ -148,7 +148,7 @@ impl World {
         registry.expect("a folder of our own").open(&options).ok()
     }
 
-    /// What is left if whoever has the image is killed now. `None`: more than is to be looked at.
+    /// The state after a kill at this moment. `None`: too large to check.
     fn leave(&self) -> Option<Left> {
         let journals = std::fs::read_dir(&self.folder.0).expect("it is ours").map(|entry| {
             let path = entry.expect("it is there").path();
@@ -179,7 +179,7 @@ impl World {
         bytes
     }
 
-    /// Opens what is left. Of the image nothing else changes than what its journal has.
+    /// Opens that state. Only the sectors of the journal may change in the image.
     fn open(&self, left: &Left, read_only: bool) -> Option<Arc<dyn BlockNode>> {
         self.put(left);
         let (image, journals) = left;
@@ -230,7 +230,7 @@ impl World {
         node
     }
 
-    /// What is left of the image, and a journal that the rest of the input says.
+    /// Creates an image and a journal from the rest of the input.
     fn make(&self, how: u8, rest: &[u8]) -> Left {
         let (mut image, mut journal) = (self.image.clone(), self.journal.clone());
         let mut input = Input::new(rest);

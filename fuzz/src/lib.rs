@@ -1,5 +1,5 @@
-//! What a stranger can send, as functions from bytes: each target is a module with a `run` that must
-//! neither panic nor take long, whatever the bytes are.
+//! Fuzz targets: each is a module with a `run` from untrusted bytes, which must neither panic nor take long,
+//! whatever the bytes are.
 //!
 //! The functions are independent of libFuzzer. The test replays the seeds.
 
@@ -39,9 +39,9 @@ thread_local! {
     );
 }
 
-/// Runs one input. It is in the file that `FUZZ_INPUT` names until the next one is run: libFuzzer keeps
-/// it after a panic or a fault, but not when the process ends without a word, by a signal that nobody
-/// handles or by an exit.
+/// Runs one input. The file that `FUZZ_INPUT` names has the input until the next one. libFuzzer stores an
+/// input after a panic or a fault, but not when the process ends by an unhandled signal or an
+/// exit.
 pub fn play(run: fn(&[u8]), data: &[u8]) {
     LAST_INPUT.with_borrow_mut(|last| {
         let Some((file, len)) = last else { return };

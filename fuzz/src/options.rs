@@ -1,8 +1,8 @@
-//! A command line whose options have any value: `key=value`, JSON, dotted keys; and whose words are any.
+//! A command line with arbitrary words and options with arbitrary values: `key=value`, JSON, dotted keys.
 //!
-//! What is refused is refused in few words, what `key=value` text says can be written as such text again,
-//! completion gives words that begin with what is there, and what a daemon hands over as its command line
-//! makes what it has.
+//! Checked: errors are short; a value of `key=value` text can be written as such text again;
+//! completions begin with the given text; and the command line for the process of an upgrade gives the same
+//! configuration.
 
 use std::ffi::OsString;
 
@@ -10,7 +10,7 @@ use control::{Action, Command, Graph, ImageKind, ServeFormat, Step, keyval, pars
 
 use crate::definitions;
 
-/// Whose command line it is, by the first letter of the first line.
+/// The program of the command line, by the first letter of the first line.
 const PROGRAMS: &[(char, &[&str])] = &[
     ('R', &["ringmill"]),
     ('D', &["ringmill", "storage-daemon"]),
@@ -21,7 +21,7 @@ const PROGRAMS: &[(char, &[&str])] = &[
     ('P', &["ringmill", "probe"]),
 ];
 
-/// By the first letter of a line. Those of `serve` and others that are not here are words.
+/// The option, by the first letter of a line. Options of `serve` and others that are missing here are words.
 const OPTIONS: &[(char, &str)] = &[
     ('a', "--aio"),
     ('b', "--blockdev"),
@@ -46,8 +46,8 @@ const OPTIONS: &[(char, &str)] = &[
 /// Most options of one command line.
 const MOST: usize = 16;
 
-/// Runs one input: lines of a letter, which says which option, and its value, or of a blank and a word. The
-/// first may say whose they are, and have a word as well.
+/// Runs one input. Each line has a letter for an option and then its value, or a blank and a word. The
+/// first line may name the program.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut arguments = Vec::new();
@@ -75,7 +75,7 @@ pub fn run(data: &[u8]) {
     }
     let length: usize = arguments.iter().map(String::len).sum();
     let said = |error: String| {
-        // Once with the option in front, once for what is wrong with it; and what is known.
+        // The value appears in the option's prefix and in the error; then come the known words.
         assert!(error.len() <= 4096 + 8 * length, "{} bytes for {length}", error.len());
     };
     match parse_args(arguments.iter().map(OsString::from)) {
@@ -90,7 +90,7 @@ pub fn run(data: &[u8]) {
         }
         Ok(Command::Ctl(options)) => {
             if let control::CtlRequest::Execute(command) = options.request {
-                // Some say all that there is to choose from: commands, members.
+                // Some errors list all commands or members.
                 let _ = command.check();
             }
         }
@@ -114,7 +114,7 @@ fn handed_over(options: &control::StorageDaemonOptions) {
         Action::Object(_) | Action::NbdServer(_) | Action::Blockdev(_) | Action::Export(_) => false,
     };
     let (fixed, made): (Vec<&Step>, Vec<&Step>) = others.iter().partition(|step| is_fixed(step));
-    // A file's name may be one that no text can say.
+    // Text cannot express every file name.
     let Ok(mut arguments) = definitions::arguments_for_another(&others) else { return };
     for step in &nodes {
         let Action::Blockdev(node) = &step.action else { continue };

@@ -13,8 +13,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::requests::{self, REQUESTS};
 use crate::world;
 
-/// The header's byte that says whether the data lies in a file of its own: one that the image names,
-/// which is not to be opened here.
+/// The header's byte with the flag for an external data file. The image names that file,
+/// which must not be opened here.
 const FEATURES: usize = 79;
 const DATA_FILE: u8 = 1 << 2;
 

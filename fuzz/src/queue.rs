@@ -25,10 +25,10 @@ const AVAIL: u64 = 0x500;
 const USED: u64 = 0x600;
 /// Where the indirect tables are that steps write to, the last one across two regions.
 const TABLES: [u64; 4] = [0x1000, 0x1100, 0x1208, 0x1fd8];
-/// Memory that only the oracle has, for an available ring of its own.
+/// Memory of the oracle alone, for its own available ring.
 const ORACLE_RING: u64 = 1 << 40;
 
-/// What is made once per thread, since mapping takes longer than a run.
+/// Created once per thread, since mapping takes longer than a run.
 struct World {
     /// All regions.
     full: Rc<MemoryView>,

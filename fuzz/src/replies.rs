@@ -1,5 +1,5 @@
-//! What comes from the other side where ringmill asks or is asked in plain text: a monitor's answers to
-//! `ringmill ctl` and `top`, and requests over HTTP to the page of metrics.
+//! Input in plain text from a peer: a monitor's answers to `ringmill ctl` and `top`, and HTTP requests for
+//! the page of metrics.
 
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,7 +30,7 @@ const BEGINNING: &[u8] =
     b"{\"QMP\":{\"version\":{\"package\":\"ringmill\"},\"capabilities\":[]}}\n\
                            {\"return\":{},\"id\":1}\n";
 
-/// Commands whose answers have a view of their own, and one that has none.
+/// Commands whose answers `ctl` formats, and one without.
 const COMMANDS: [&str; 8] = [
     "query-named-block-nodes",
     "query-block-exports",
@@ -42,7 +42,7 @@ const COMMANDS: [&str; 8] = [
     "query-version",
 ];
 
-/// Runs one input: its first byte says what the rest is.
+/// Runs one input. Its first byte selects the kind of the rest.
 pub fn run(data: &[u8]) {
     let Some((&what, rest)) = data.split_first() else { return };
     match what & 3 {
@@ -52,7 +52,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Where the stream is cut makes no difference but that more may have to come.
+/// The result does not depend on where the stream is divided.
 fn http_request(bytes: &[u8]) {
     let whole = http::parse(bytes);
     let mut decided = None;
@@ -60,7 +60,7 @@ fn http_request(bytes: &[u8]) {
         let asked = http::parse(&bytes[..cut]);
         match decided {
             None => decided = asked,
-            // What was asked for does not change as more comes, unless a limit is reached.
+            // More bytes do not change the request, unless a limit is reached.
             Some(http::Asked::Metrics { .. }) => assert_eq!(asked, decided),
             Some(http::Asked::Refused(_)) => {
                 assert!(matches!(asked, Some(http::Asked::Refused(_))), "{asked:?}");
@@ -74,7 +74,7 @@ fn http_request(bytes: &[u8]) {
     }
 }
 
-/// Says what it is told to whoever connects, then nothing more.
+/// Sends fixed bytes to each client, then nothing more.
 struct Talker {
     path: PathBuf,
     words: mpsc::Sender<Vec<u8>>,
@@ -127,7 +127,7 @@ fn monitor(bytes: &[u8], greeted: bool, command: &str) {
     });
 }
 
-/// What goes to a terminal cannot command it.
+/// Text for a terminal must have no control sequences.
 fn printable(text: &str) {
     let commands = text.chars().find(|c| c.is_control() && *c != '\n');
     assert_eq!(commands, None, "{text:?}");

@@ -59,7 +59,7 @@ thread_local! {
     static WORLD: World = World::new();
 }
 
-/// A disk that keeps its requests until it is told to answer one.
+/// A disk that keeps its requests until a step answers one.
 #[derive(Default)]
 struct Disk {
     held: RefCell<Vec<Request>>,

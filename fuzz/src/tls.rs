@@ -1,8 +1,8 @@
-//! What a TLS server is given: bytes of a hostile client, before, within and after the handshake; files
-//! with certificates, keys and lists of those revoked; names to be let in.
+//! Input of a TLS server: bytes of a hostile client before, within and after the handshake; files
+//! with certificates, keys and revocation lists; names of allowed clients.
 //!
-//! A client of rustls' own goes along, and its bytes are changed on the way, so that inputs reach beyond
-//! the first message. What is changed never yields plaintext that the client did not send.
+//! A client of rustls takes part, and its bytes are changed on the way, so that inputs reach beyond
+//! the first message. Changed bytes must never yield plaintext that the client did not send.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -29,7 +29,7 @@ const CLIENT: (&[u8], &[u8]) =
 /// What the client sends, again and again.
 const WORDS: &[u8] = b"what the client says";
 
-/// Runs one input: its first byte says what the rest is.
+/// Runs one input. Its first byte selects the kind of the rest.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     match input.u8() % 4 {
@@ -67,7 +67,7 @@ fn acceptor() -> &'static Acceptor {
     })
 }
 
-/// Gives the session bytes: what came of them, plaintext and replies.
+/// Gives bytes to the session. Returns plaintext and replies.
 fn hear(session: &mut tls::Session, mut bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), ()> {
     let (mut plain, mut out) = (Vec::new(), Vec::new());
     loop {

@@ -1,6 +1,6 @@
 //! A vhost-user-blk front end without a guest, over the `virtio-driver` crate.
 //!
-//! The requests are put together here, so that they can be wrong.
+//! The client builds each request itself, so tests can send malformed ones.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -37,10 +37,10 @@ pub mod request {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
-/// Where the client's memory is in the address space that the two sides share. Nothing is mapped there: the
-/// client itself reads and writes that memory as a file.
+/// Address of the client's memory in the address space that both sides share. Nothing is mapped there: the
+/// client reads and writes the memory as a file.
 pub const MEMORY_AT: u64 = 0x10_0000_0000;
-/// Its size.
+/// Its size, bytes.
 const MEMORY_SIZE: u64 = 16 << 20;
 
 /// The header and the status byte of a request, as the device sees them.
@@ -56,40 +56,40 @@ pub(crate) struct Frame {
 /// A part of a request between header and status, in the client's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Where it begins, in bytes from the beginning of the memory.
+    /// Offset in the memory, bytes.
     pub at: u64,
-    /// Its length in bytes.
+    /// Length, bytes.
     pub len: usize,
-    /// Whether the device is to write it.
+    /// Whether the device writes this part.
     pub device_writes: bool,
 }
 
 /// A request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its type: one of [`request`], or a wrong one.
+    /// Its type: one of [`request`], or an invalid one.
     pub kind: u32,
-    /// The 512-byte sector.
+    /// Its first sector of 512 bytes.
     pub sector: u64,
     /// The data.
     pub segments: Vec<Segment>,
 }
 
-/// A request that the device is done with.
+/// A request that the device has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What [`BlkClient::submit`] gave for it.
+    /// The id that [`BlkClient::submit`] returned.
     pub id: u16,
-    /// 0: done, 1: I/O error, 2: unsupported; 255 when the device has not set it.
+    /// 0: done, 1: I/O error, 2: unsupported; 255 if the device has not set it.
     pub status: u8,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// As in [`Completion`].
     pub status: u8,
-    /// What the device has read.
+    /// The data that the device has read.
     pub data: Vec<u8>,
 }
 
@@ -98,7 +98,7 @@ pub struct BlkClient {
     queues: Vec<Queue>,
     memory: File,
     memory_at: u64,
-    // After the queues, which lie in memory that it owns.
+    // Dropped after the queues, which use its memory.
     transport: VhostUser<VirtioBlkConfig, Frame>,
 }
 
@@ -113,16 +113,16 @@ impl BlkClient {
     ///
     /// # Errors
     ///
-    /// What the device refuses and why.
+    /// The device refuses a feature or message.
     pub fn connect(socket: &Path, queues: usize, depth: u16) -> io::Result<Self> {
         Self::connect_at(socket, queues, depth, MEMORY_AT)
     }
 
-    /// The same with the client's memory at another place.
+    /// Connects with the client's memory at another address.
     ///
     /// # Errors
     ///
-    /// What the device refuses and why.
+    /// The device refuses a feature or message.
     pub fn connect_at(
         socket: &Path,
         queues: usize,
@@ -152,8 +152,8 @@ impl BlkClient {
                 reason = "virtio-driver ties a queue to a borrow of its transport"
             )]
             // SAFETY: the slice is inside of the area by the assertion, no two slices overlap, and nothing
-            // else refers to them. The area is a mapping that `transport` owns until it is dropped, which is
-            // after the rings, by the order of `Self`'s fields; moving `transport` does not move it.
+            // else refers to them. The area is a mapping that `transport` owns until it is dropped. By the order
+            // of the fields of `Self`, that is after the rings. Moving `transport` does not move the mapping.
             let slice = unsafe { slice::from_raw_parts_mut(start.add(offset), layout.end_offset) };
             let mut ring = Virtqueue::new(transport.iova_translator(), slice, depth, features)?;
             ring.set_used_notif_enabled(true);
@@ -172,40 +172,40 @@ impl BlkClient {
     ///
     /// # Errors
     ///
-    /// When the device does not tell it.
+    /// The device does not answer.
     pub fn config(&self) -> io::Result<VirtioBlkConfig> {
         self.transport.get_config()
     }
 
-    /// The features that both sides have.
+    /// Returns the negotiated features.
     pub fn features(&self) -> VirtioBlkFeatureFlags {
         VirtioBlkFeatureFlags::from_bits_truncate(self.transport.get_features())
     }
 
-    /// Whether the device has sent a notification that [`BlkClient::wait`] has not taken yet.
+    /// Returns whether a notification is pending that [`BlkClient::wait`] has not taken.
     ///
     /// # Errors
     ///
-    /// When that cannot be found out.
+    /// The eventfd cannot be polled.
     pub fn is_notified(&self, queue: usize) -> io::Result<bool> {
         let call = self.queues[queue].call.as_fd();
         Ok(poll(&mut [PollFd::new(call, PollFlags::POLLIN)], PollTimeout::ZERO)? == 1)
     }
 
-    /// Puts `data` into the client's memory.
+    /// Copies `data` to the client's memory.
     pub fn put(&self, at: u64, data: &[u8]) {
         assert!(at + data.len() as u64 <= MEMORY_SIZE, "within the memory");
         self.memory.write_all_at(data, at).expect("the memory takes data");
     }
 
-    /// What is in the client's memory.
+    /// Returns a part of the client's memory.
     pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.memory.read_exact_at(&mut data, at).expect("within the memory");
         data
     }
 
-    /// Makes a request available and notifies the device, if it wants that. Gives the request's id.
+    /// Makes a request available, and notifies the device if it requests that. Returns the request's id.
     pub fn submit(&mut self, queue: usize, request: &Request) -> u16 {
         let Queue { ring, kick, .. } = &mut self.queues[queue];
         let id = ring.add_request(|frame, add| {
@@ -225,11 +225,11 @@ impl BlkClient {
         id
     }
 
-    /// Waits until the device is done with a request of the queue, or several.
+    /// Waits until the device has completed a request of the queue, or several.
     ///
     /// # Errors
     ///
-    /// `TimedOut` when no notification comes.
+    /// `TimedOut` if no notification comes.
     pub fn wait(&mut self, queue: usize) -> io::Result<Vec<Completion>> {
         let Queue { ring, call, .. } = &mut self.queues[queue];
         loop {
@@ -248,12 +248,12 @@ impl BlkClient {
         }
     }
 
-    /// Makes one request on queue 0, with `output` for the device to read and `input` bytes for it to write,
-    /// and waits for the reply.
+    /// Sends a request on queue 0, with `output` for the device to read and `input` bytes for it to write. Waits
+    /// for the reply.
     ///
     /// # Panics
     ///
-    /// When there is none.
+    /// If no reply comes.
     pub fn call(&mut self, kind: u32, sector: u64, output: &[u8], input: usize) -> Reply {
         let output_segment = Segment { at: 0, len: output.len(), device_writes: false };
         let input_segment = Segment { at: output.len() as u64, len: input, device_writes: true };
@@ -271,7 +271,7 @@ impl BlkClient {
     ///
     /// # Panics
     ///
-    /// When the device says anything but "done".
+    /// If the status is not 0.
     pub fn read(&mut self, sector: u64, len: usize) -> Vec<u8> {
         let reply = self.call(request::IN, sector, &[], len);
         assert_eq!(reply.status, 0, "status of a read of {len} bytes at sector {sector}");
@@ -282,7 +282,7 @@ impl BlkClient {
     ///
     /// # Panics
     ///
-    /// When the device says anything but "done".
+    /// If the status is not 0.
     pub fn write(&mut self, sector: u64, data: &[u8]) {
         let reply = self.call(request::OUT, sector, data, 0);
         assert_eq!(reply.status, 0, "status of a write of {} bytes at sector {sector}", data.len());

@@ -1,4 +1,4 @@
-//! A Linux guest under QEMU, without KVM, whose disks are vhost-user-blk, vhost-user-scsi and vfio-user exports.
+//! A Linux guest under QEMU, without KVM. Its disks are vhost-user-blk, vhost-user-scsi and vfio-user exports.
 
 use std::env;
 use std::fs::{self, File};
@@ -16,13 +16,13 @@ use tempfile::TempDir;
 use crate::program::{guest_file, tied_command};
 use crate::{Initramfs, Qmp, eventually, tool};
 
-/// How long a guest may live. One that does as it should is done in seconds.
+/// Time limit of a guest. A correct one ends within seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(240);
 
 /// QEMU's device for a vfio-user export.
 const VFIO_USER: &str = "vfio-user-pci";
 
-/// QEMU of the tree that `scripts/setup-peers.sh` makes, run by the tree's own loader with its libraries.
+/// QEMU from the tree that `scripts/setup-peers.sh` makes, run by that tree's loader with its libraries.
 fn peers_qemu() -> Vec<String> {
     let tree = env::var_os("RINGMILL_PEERS").unwrap_or_else(|| "/var/tmp/ringmill-peers".into());
     let tree = PathBuf::from(tree);
@@ -42,19 +42,19 @@ fn peers_qemu() -> Vec<String> {
     program
 }
 
-/// A guest's description, in the making.
+/// Builds a guest's description.
 #[derive(Debug)]
 pub struct Guest {
     initramfs: &'static str,
     kernel: &'static str,
-    /// QEMU, with arguments of its own.
+    /// QEMU and its first arguments.
     qemu: Vec<String>,
     files: Option<Initramfs>,
     kernel_options: &'static str,
     time_limit: Duration,
     memory_mib: u32,
     cpus: u32,
-    /// Number of queues; `None`: QEMU chooses.
+    /// Number of queues; `None` for QEMU's default.
     queues: Option<u32>,
     device_options: String,
     chardev_options: String,
@@ -67,8 +67,8 @@ pub struct Guest {
 
 /// A running guest. Killed when it is dropped.
 ///
-/// Its job talks to the test in lines: what it prints is read with [`Boot::line`] or [`Boot::expect`], what
-/// it reads is written with [`Boot::send`]. A job sends a line before it reads one, to say that it will.
+/// The job and the test exchange lines. [`Boot::line`] and [`Boot::expect`] read the lines that the job prints,
+/// and [`Boot::send`] writes a line for it to read. A job prints a line before it reads one.
 #[derive(Debug)]
 pub struct Boot {
     qemu: Child,
@@ -106,20 +106,20 @@ impl Guest {
         }
     }
 
-    /// Gives it a disk: `/dev/vda` for the first one.
+    /// Adds a disk: `/dev/vda` is the first one.
     pub fn disk(mut self, socket: PathBuf) -> Self {
         self.disks.push((socket, "vhost-user-blk-pci"));
         self
     }
 
-    /// Gives it a SCSI controller, of which each logical unit is a disk: `/dev/sda` for the first one.
+    /// Adds a SCSI controller, each of whose logical units is a disk: `/dev/sda` is the first one.
     pub fn scsi(mut self, socket: PathBuf) -> Self {
         self.disks.push((socket, "vhost-user-scsi-pci,param_change=on"));
         self
     }
 
-    /// Gives it a PCI device of a vfio-user export, Debian's generic kernel, which has drivers for more controllers,
-    /// and fio: `/dev/sda` for a SATA drive. QEMU is that of the tree that `scripts/setup-peers.sh` makes.
+    /// Adds the PCI device of a vfio-user export, fio, and Debian's generic kernel, which has drivers for more
+    /// controllers: `/dev/sda` is a SATA drive. QEMU is that of the tree that `scripts/setup-peers.sh` makes.
     pub fn vfio_user(mut self, socket: PathBuf) -> Self {
         self.kernel = "generic/vmlinuz";
         self.initramfs = "generic/initramfs";
@@ -129,87 +129,86 @@ impl Guest {
         self
     }
 
-    /// Adds options of Linux.
+    /// Adds options of the Linux kernel.
     pub fn kernel_options(mut self, options: &'static str) -> Self {
         self.kernel_options = options;
         self
     }
 
-    /// Uses these options of QEMU for memory and disk, instead of the harness's own.
+    /// Uses these QEMU options for memory and disk instead of the harness's own.
     pub fn attached_by(mut self, options: &str) -> Self {
         self.attachment = Some(options.to_owned());
         self
     }
 
-    /// Gives each disk so many request queues, and the guest as many processors, since Linux uses no more
-    /// queues than it has processors.
+    /// Sets the number of request queues of each disk, and of the guest's processors, as Linux uses at most one queue
+    /// per processor.
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = Some(queues);
         self.cpus = self.cpus.max(queues);
         self
     }
 
-    /// Leaves the number of queues to QEMU, which then asks for one per processor.
+    /// Leaves the number of queues to QEMU, which requests one per processor.
     pub fn unsaid_queues(mut self) -> Self {
         self.queues = None;
         self
     }
 
-    /// Gives each disk more options of its device of QEMU's, `vhost-user-blk-pci` or `vhost-user-scsi-pci`.
+    /// Adds options to each disk's QEMU device, `vhost-user-blk-pci` or `vhost-user-scsi-pci`.
     pub fn device_options(mut self, options: &str) -> Self {
         self.device_options = format!(",{options}");
         self
     }
 
-    /// Gives the connection to each disk more options of QEMU's `-chardev socket`.
+    /// Adds options to each disk's `-chardev socket`.
     pub fn chardev_options(mut self, options: &str) -> Self {
         self.chardev_options = format!(",{options}");
         self
     }
 
-    /// Lets the job use fio, which makes the boot longer.
+    /// Adds fio, which makes the boot longer.
     pub fn with_fio(mut self) -> Self {
         self.initramfs = "initramfs-fio";
         self.memory_mib = 512;
         self
     }
 
-    /// Has systemd be its first process, which runs the job as `job.service`, with these files beside it.
+    /// Runs systemd as the first process, with these files. systemd runs the job as `job.service`.
     pub fn with_systemd(mut self, files: Initramfs) -> Self {
         self.initramfs = "initramfs-systemd";
         self.files = Some(files);
         self.kernel_options = " systemd.unit=job.service printk.devkmsg=on";
         self.memory_mib = 512;
-        // It starts a daemon each time that one is reloaded, whose first seconds are TCG's.
+        // With each reload it starts another daemon, whose first seconds are slow under TCG.
         self.time_limit *= 2;
         self
     }
 
-    /// Runs all the guest's processors in one thread. For tests that change the guest's memory map: QEMU
-    /// 10.0's TCG aborts now and then when another thread is in the middle of an access
-    /// (`iotlb_to_section: Assertion failed`).
+    /// Runs all the guest's processors in one thread, for tests that change the guest's memory map. QEMU 10.0's TCG
+    /// aborts at times if another thread is within an access (`iotlb_to_section: Assertion failed`).
     pub fn single_threaded(mut self) -> Self {
         self.accel = "tcg,thread=single";
         self
     }
 
-    /// Lets the guest reboot, which else ends it. After a reboot the job runs again from its start.
+    /// Lets the guest reboot; otherwise a reboot ends it. After a reboot the job runs again from its start.
     pub fn reboots(mut self) -> Self {
         self.reboots = true;
         self
     }
 
-    /// Boots it, has it run `job` (a script for busybox sh, under `set -eu`, which may use the functions of
-    /// `tests/guest/functions.sh`) and waits until it is off. Gives the lines that the job printed.
+    /// Boots the guest, runs `job` and waits for the end. Returns the lines that the job printed. The job is a script
+    /// for busybox sh under `set -eu`, with the functions of `tests/guest/functions.sh`.
     ///
     /// # Panics
     ///
-    /// When the job's exit status is not 0, or the guest hangs.
+    /// If the job's exit status is not 0, or the guest hangs.
     pub fn run(self, job: &str) -> Vec<String> {
         self.boot(job).finish()
     }
 
-    /// Boots it and has it run `job`, as [`Guest::run`] does, and does not wait for the end.
+    /// Boots the guest and starts `job`, as [`Guest::run`] does, without waiting for the end.
     ///
     /// Guests take turns: this waits until no other test's guest runs on the machine.
     pub fn boot(mut self, job: &str) -> Boot {
@@ -243,8 +242,8 @@ impl Guest {
         let own = dir.join("initramfs");
         let initramfs = if own.exists() { own } else { guest_file(self.initramfs) };
         add("initrd", initramfs.display().to_string());
-        // The kernel's test of the timer counts its ticks for a moment in which a busy host may give the
-        // guest none, and panics then.
+        // The kernel counts ticks to test the timer, and panics if a busy host runs the guest too little for
+        // that moment.
         let options = self.kernel_options;
         let append = format!("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check{options}");
         add("append", append);
@@ -267,7 +266,7 @@ impl Guest {
         let mut arguments = Vec::new();
         let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
         add("m", format!("{memory}M,slots=2,maxmem=2G"));
-        // vhost-user needs memory that the daemon can map: not private to QEMU.
+        // The daemon maps this memory, so it must be shared.
         add("object", format!("memory-backend-memfd,id=ram,size={memory}M,share=on"));
         add("machine", "memory-backend=ram".into());
         for (index, (socket, device)) in self.disks.iter().enumerate() {
@@ -289,7 +288,7 @@ impl Guest {
     }
 }
 
-/// Starts QEMU; the job's input and its lines.
+/// Starts QEMU. Returns the job's input and its lines.
 fn start(
     program: &[String],
     arguments: Vec<String>,
@@ -318,13 +317,12 @@ fn start(
 }
 
 impl Boot {
-    /// Moves the guest to another QEMU, live, whose disks are those of `there`, which is else as the guest
-    /// was described; `hand_over` is called when it stands still and its disks' queues are stopped. The job
-    /// must print nothing meanwhile.
+    /// Migrates the guest live to another QEMU, with the disks of `there` and otherwise the same description. Calls
+    /// `hand_over` once the guest is paused and its disks' queues are stopped. The job must print nothing meanwhile.
     ///
     /// # Panics
     ///
-    /// When the migration fails.
+    /// If the migration fails.
     pub fn migrate(&mut self, there: &Guest, hand_over: impl FnOnce()) {
         let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
         fs::copy(self.dir.path().join("job"), dir.path().join("job")).expect("space for the job");
@@ -333,13 +331,13 @@ impl Boot {
         let mut arguments = there.arguments(dir.path());
         arguments.extend(["-incoming".to_owned(), uri.clone()]);
         let (qemu, to_job, from_job) = start(&there.qemu, arguments, stderr);
-        // It listens for the guest from then on.
+        // With the monitor, it also listens for the guest.
         Qmp::connect(&dir.path().join("qmp"));
 
         let mut source = self.qmp();
         let pause = json!({"capability": "pause-before-switchover", "state": true});
         source.execute("migrate-set-capabilities", json!({"capabilities": [pause]}));
-        // As fast as it can.
+        // Without a speed limit.
         source.execute("migrate-set-parameters", json!({"max-bandwidth": 1u64 << 40}));
         source.execute("migrate", json!({"uri": uri}));
         let until = |source: &mut Qmp, wanted: &str| {
@@ -362,11 +360,11 @@ impl Boot {
         before.wait().expect("QEMU is our child");
     }
 
-    /// The next line that the job prints.
+    /// Returns the next line that the job prints.
     ///
     /// # Panics
     ///
-    /// When there is none, because the guest has ended, or its time is over.
+    /// If the guest ends or its time is over.
     pub fn line(&mut self) -> String {
         match self.next_line() {
             Some(line) => line,
@@ -391,11 +389,11 @@ impl Boot {
         Qmp::connect(&self.dir.path().join("qmp"))
     }
 
-    /// Waits until the guest is off. Gives all lines that the job has printed.
+    /// Waits for the guest's end. Returns all lines that the job has printed.
     ///
     /// # Panics
     ///
-    /// When the job's exit status is not 0, or the guest hangs.
+    /// If the job's exit status is not 0, or the guest hangs.
     pub fn finish(mut self) -> Vec<String> {
         while self.next_line().is_some() {}
         let status = eventually("the end of QEMU", || self.qemu.try_wait().expect("our child"));
@@ -447,7 +445,7 @@ impl Boot {
 
 impl Drop for Boot {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here, and none is of interest: QEMU may be gone already.
+        // Fails if QEMU has ended.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }

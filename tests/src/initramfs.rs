@@ -1,4 +1,4 @@
-//! A guest's second initramfs: programs and files of a test's own, behind those that all guests have.
+//! A guest's second initramfs: a test's own programs and files, in addition to the common ones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::tool;
 
-/// An archive that the kernel unpacks over what there is (`cpio -H newc`).
+/// An archive that the kernel unpacks after the first one (`cpio -H newc`).
 #[derive(Debug, Default)]
 pub struct Initramfs {
     archive: Vec<u8>,
@@ -21,7 +21,7 @@ const FILE: u32 = 0o10_0644;
 const PROGRAM: u32 = 0o10_0755;
 
 impl Initramfs {
-    /// One without files, whose paths begin at the folder `top` of the guest's.
+    /// An empty archive whose paths are below the guest's folder `top`.
     pub fn new(top: &str) -> Self {
         Self { top: top.into(), ..Self::default() }
     }
@@ -31,11 +31,11 @@ impl Initramfs {
         self.add(Path::new(at), FILE, contents);
     }
 
-    /// Adds a program, without what debuggers read, and the libraries that it asks for.
+    /// Adds a program without its debug information, and its libraries.
     ///
     /// # Panics
     ///
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub fn program(&mut self, at: &str, program: &Path) {
         let stripped = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file");
         let mut strip = Command::new(tool("strip"));
@@ -60,7 +60,7 @@ impl Initramfs {
         self.entry(&at, mode, contents);
     }
 
-    /// An entry of the archive, if there is none of that path.
+    /// Adds an entry, unless the path has one.
     fn entry(&mut self, path: &Path, mode: u32, contents: &[u8]) {
         if !self.known.insert(path.to_owned()) {
             return;
@@ -91,7 +91,7 @@ impl Initramfs {
         self.archive.resize(self.archive.len().next_multiple_of(4), 0);
     }
 
-    /// Writes the archive of the file `before`, and this one behind it.
+    /// Writes the contents of the file `before`, followed by this archive.
     pub(crate) fn write_behind(mut self, before: &Path, to: &Path) {
         self.raw_entry("TRAILER!!!", 0, 0, &[]);
         fs::copy(before, to).expect("space for the initramfs");

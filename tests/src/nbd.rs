@@ -1,4 +1,4 @@
-//! An NBD server for clients that nobody here wrote, and one for bytes that no client sends.
+//! An NBD server for real clients, and a raw client for malformed messages.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{Scratch, ServerCommand, tool};
 
-/// How long an answer may take before it counts as lost.
+/// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// Adds an NBD server on the socket `nbd.sock` in the scratch folder, with more `options`.
@@ -31,26 +31,26 @@ pub fn nbd_uri(scratch: &Scratch, name: &str) -> String {
     format!("nbd+unix:///{name}?socket={}", scratch.path("nbd.sock").display())
 }
 
-/// The same with TLS, by the credentials in a folder.
+/// The URI with TLS and the credentials in a folder.
 pub fn nbds_uri(scratch: &Scratch, name: &str, credentials: &Path) -> String {
     let (socket, credentials) = (scratch.path("nbd.sock"), credentials.display());
     let socket = socket.display();
     format!("nbds+unix://localhost/{name}?socket={socket}&tls-certificates={credentials}")
 }
 
-/// Runs a client to its end, in the scratch folder.
+/// Runs a client to its end in the scratch folder.
 pub fn client(scratch: &Scratch, program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(tool(program));
-    // nbdsh needs Debian's own Python, whatever other there is.
+    // nbdsh needs Debian's Python.
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command.args(arguments).current_dir(scratch.dir()).output().expect("the client runs")
 }
 
-/// Runs a client that has to succeed; gives what it wrote to standard output.
+/// Runs a client that must succeed. Returns its standard output.
 ///
 /// # Panics
 ///
-/// It fails.
+/// If it fails.
 pub fn client_output(scratch: &Scratch, program: &str, arguments: &[&str]) -> String {
     let output = client(scratch, program, arguments);
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
@@ -60,12 +60,12 @@ pub fn client_output(scratch: &Scratch, program: &str, arguments: &[&str]) -> St
 /// Client flags: fixed newstyle handshake, no zeroes.
 const FLAGS: [u8; 4] = 3u32.to_be_bytes();
 
-/// A client that is no client: it sends bytes, and looks at bytes.
+/// A client that sends any bytes, and does not interpret answers.
 #[derive(Debug)]
 pub struct RawNbd(pub UnixStream);
 
 impl RawNbd {
-    /// Connects, without a word.
+    /// Connects without sending anything.
     pub fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).expect("the server listens");
         stream.set_read_timeout(Some(ANSWER)).expect("a time-out");
@@ -88,7 +88,7 @@ impl RawNbd {
         raw
     }
 
-    /// Sends a whole handshake for an export, without waiting for the server's answers.
+    /// Sends the complete handshake for an export without waiting for the server's answers.
     pub fn ask_for(&mut self, name: &str) {
         self.send(&FLAGS);
         self.option(1, name.as_bytes());
@@ -99,7 +99,7 @@ impl RawNbd {
         assert_eq!(&self.take::<18>()[..16], b"NBDMAGICIHAVEOPT");
     }
 
-    /// Receives the answer to the choice of an export.
+    /// Receives the answer to the selection of an export.
     pub fn expect_export(&mut self) {
         let _size_and_flags: [u8; 10] = self.take();
     }
@@ -127,20 +127,20 @@ impl RawNbd {
         self.send(&request(command, cookie, offset, len));
     }
 
-    /// Takes the next bytes.
+    /// Receives the next bytes.
     pub fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         self.0.read_exact(&mut bytes).expect("an answer");
         bytes
     }
 
-    /// Takes a simple reply: its error and its cookie.
+    /// Receives a simple reply: its error and its cookie.
     pub fn reply(&mut self) -> (u32, u64) {
         assert_eq!(self.take(), 0x6744_6698u32.to_be_bytes());
         (u32::from_be_bytes(self.take()), u64::from_be_bytes(self.take()))
     }
 
-    /// Takes the reply to an option, whose data are of no interest: the option and the reply's type.
+    /// Receives the reply to an option: the option and the reply's type. Discards its data.
     pub fn option_reply(&mut self) -> (u32, u32) {
         assert_eq!(self.take(), 0x0003_e889_0455_65a9u64.to_be_bytes());
         let (option, kind) = (u32::from_be_bytes(self.take()), u32::from_be_bytes(self.take()));
@@ -149,7 +149,7 @@ impl RawNbd {
         (option, kind)
     }
 
-    /// Waits until the server has closed the connection; what it sent before is of no interest.
+    /// Waits until the server has closed the connection. Discards what it sends before.
     pub fn wait_for_close(mut self) {
         let mut rest = [0; 4096];
         loop {

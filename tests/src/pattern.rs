@@ -1,12 +1,12 @@
-//! Blocks that say of themselves which block of the disk they are and which writing of it.
+//! Blocks whose contents identify the disk's block and the generation of the write.
 
 /// Size of a block in bytes.
 pub const BLOCK: usize = 4096;
 
 /// The contents of block `index` when it is written for the `generation`th time.
 ///
-/// The first 16 bytes are the two numbers, the rest is noise that they seed: no two blocks are alike in
-/// any of their sectors, and a block of which a part is from elsewhere is found out.
+/// The first 16 bytes are the two numbers, which seed the noise in the rest. No two blocks have an equal sector, so a
+/// block with a part of another one is detected.
 pub fn block(index: u64, generation: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     block[..8].copy_from_slice(&index.to_le_bytes());
@@ -18,11 +18,11 @@ pub fn block(index: u64, generation: u64) -> [u8; BLOCK] {
     block
 }
 
-/// The generation of a block read from place `index` of the disk.
+/// Returns the generation of a block read from place `index` of the disk.
 ///
 /// # Errors
 ///
-/// Says what is wrong with a block that is not what [`block`] made for that place.
+/// Describes what is wrong, if [`block`] did not make the data for that place.
 pub fn generation(index: u64, data: &[u8]) -> Result<u64, String> {
     let field = |at: usize| -> Result<u64, String> {
         let bytes = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());

@@ -20,7 +20,7 @@ pub fn repository() -> &'static Path {
 ///
 /// # Panics
 ///
-/// When it is missing, with a message that names the script.
+/// If it is missing, with a message that names the script.
 pub fn tool(name: &str) -> PathBuf {
     let path = env::var("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -34,23 +34,23 @@ pub fn tool(name: &str) -> PathBuf {
 ///
 /// # Panics
 ///
-/// When it is missing, with a message that names the script.
+/// If it is missing, with a message that names the script.
 pub fn python() -> PathBuf {
     let python = repository().join("target/python/bin/python");
     assert!(python.is_file(), "{} does not exist: run scripts/setup-tests.sh", python.display());
     python
 }
 
-/// A client of the tests' own, by the name of its file.
+/// A client in `tests/clients`, by the name of its file.
 pub fn client(name: &str) -> PathBuf {
     repository().join("tests/clients").join(name)
 }
 
-/// Builds a library that is loaded before libc, from a source beside the [clients](client): what `LD_PRELOAD` is set to.
+/// Builds a library to be loaded before libc, from a source in `tests/clients`. Returns the value for `LD_PRELOAD`.
 ///
 /// # Panics
 ///
-/// When it does not build.
+/// If the build fails.
 pub fn preloaded(scratch: &Scratch, source: &str) -> String {
     let library = scratch.path(source).with_extension("so");
     let mut cc = Command::new(tool("gcc"));
@@ -63,15 +63,15 @@ pub fn preloaded(scratch: &Scratch, source: &str) -> String {
 ///
 /// # Panics
 ///
-/// When it is missing, with a message that names the script.
+/// If it is missing, with a message that names the script.
 pub(crate) fn guest_file(name: &str) -> PathBuf {
     let file = repository().join("target/guest").join(name);
     assert!(file.is_file(), "{} does not exist: run scripts/setup-tests.sh", file.display());
     file
 }
 
-/// Makes `text` the program at `path`. By a process that has nothing else to do: what is open for writing cannot be
-/// executed ("Text file busy"), and what is open here is so in other tests' children, too, until they execute theirs.
+/// Installs `text` as the program at `path`, from a separate process. A file open for writing cannot be executed ("Text
+/// file busy"), and children of other tests inherit files open in this process until they execute their programs.
 pub fn install(path: &Path, text: &str) {
     let script = r#"printf %s "$2" >"$1" && chmod 755 "$1""#;
     let mut shell = Command::new(tool("sh"));
@@ -79,22 +79,21 @@ pub fn install(path: &Path, text: &str) {
     assert!(shell.status().expect("sh runs").success(), "{} is not written", path.display());
 }
 
-/// A command line that starts with `program` and whose process is killed when the thread that started it
-/// ends, however it ends: a test that is killed leaves nothing behind.
+/// A command whose process is killed when the thread that started it ends, in whatever way. A killed test leaves no
+/// process behind.
 pub fn tied_command(program: &Path) -> Command {
     let mut command = Command::new(tool("setpriv"));
     command.args(["--pdeathsig", "KILL"]).arg(program);
     command
 }
 
-/// The daemon under test: `RINGMILL_BIN`, else the workspace's, built now if need be.
+/// The daemon under test: `RINGMILL_BIN`, else the workspace's, which is built if necessary.
 pub fn daemon() -> &'static Path {
     static DAEMON: OnceLock<PathBuf> = OnceLock::new();
     DAEMON.get_or_init(|| env::var_os("RINGMILL_BIN").map_or_else(build_daemon, PathBuf::from))
 }
 
-/// The daemon as it is shipped: `RINGMILL_BIN`, else the workspace's, built in the release profile now
-/// if need be.
+/// The daemon as shipped: `RINGMILL_BIN`, else the workspace's in the release profile, which is built if necessary.
 pub fn release_daemon() -> PathBuf {
     env::var_os("RINGMILL_BIN").map_or_else(|| build_daemon_in("release"), PathBuf::from)
 }
@@ -109,8 +108,8 @@ fn build_daemon() -> PathBuf {
 
 /// Builds `ringmill` into the folder of the running test.
 ///
-/// `cargo test` does not build binaries of other packages, and would test a stale one unnoticed. With
-/// cargo-nextest each test is a process, and the first test of a run builds the daemon.
+/// `cargo test` does not build binaries of other packages, and would test an outdated one. With cargo-nextest each test
+/// is a process, and the first test of a run builds the daemon.
 fn build_daemon_in(profile: &str) -> PathBuf {
     let test = env::current_exe().expect("the path of the running test");
     // <target>/<profile>/deps/<test>
@@ -130,7 +129,7 @@ fn build_daemon_in(profile: &str) -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "ringmill"]).current_dir(repository());
     cargo.arg("--target-dir").arg(target_dir);
-    // What cargo tells this program of its package would have it build anew what depends on such variables.
+    // Cargo's variables for this package would make it rebuild crates that depend on them.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {

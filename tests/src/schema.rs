@@ -1,4 +1,4 @@
-//! What a QMP server says of itself, to hold it to that.
+//! The schema that a QMP server reports, for checks of its answers.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use serde_json::Value;
 pub struct Schema(BTreeMap<String, Value>);
 
 impl Schema {
-    /// Of the entries of that answer.
+    /// Indexes the entries of that answer.
     pub fn new(entries: &Value) -> Self {
         let entries = entries.as_array().expect("a list").iter().cloned();
         Self(entries.map(|entry| (text(&entry, "name").to_owned(), entry)).collect())
     }
 
-    /// What has that name.
+    /// Returns the entry with that name.
     ///
     /// # Panics
     ///
-    /// When nothing has.
+    /// If no entry has the name.
     pub fn get(&self, name: &str) -> &Value {
         self.0.get(name).unwrap_or_else(|| panic!("{name} is not in the schema"))
     }
@@ -30,7 +30,7 @@ impl Schema {
         commands.map(|entry| text(entry, "name"))
     }
 
-    /// What of a command's answer, or of an event, is not as the schema has it.
+    /// Lists the differences of a command's answer, or of an event, from the schema.
     pub fn wrong(&self, name: &str, value: &Value) -> Vec<String> {
         let entry = self.get(name);
         let what = if entry["meta-type"] == "event" { "arg-type" } else { "ret-type" };
@@ -94,7 +94,7 @@ impl Schema {
         }
     }
 
-    /// The members that an object with this value can have.
+    /// The permitted members of an object with this value.
     fn members<'a>(&'a self, entry: &'a Value, value: &Value) -> Vec<&'a Value> {
         let tag = entry["tag"].as_str().map(|tag| &value[tag]);
         let variant = list(entry, "variants").find(|variant| Some(&variant["case"]) == tag);
@@ -104,16 +104,16 @@ impl Schema {
     }
 }
 
-/// A member that is text.
+/// Returns a member that is text.
 ///
 /// # Panics
 ///
-/// When it is not there.
+/// If the member is missing or has another type.
 pub fn text<'a>(entry: &'a Value, member: &str) -> &'a str {
     entry[member].as_str().unwrap_or_else(|| panic!("{entry} has no {member}"))
 }
 
-/// The elements of a member, if it is there.
+/// Returns the elements of a member, or none if it is missing.
 pub fn list<'a>(entry: &'a Value, member: &str) -> impl Iterator<Item = &'a Value> {
     entry[member].as_array().into_iter().flatten()
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_described_is_found() {
+    fn undescribed_members_are_found() {
         let schema = Schema::new(&json!([
             {"name": "q", "meta-type": "command", "ret-type": "[0]"},
             {"name": "[0]", "meta-type": "array", "element-type": "0"},

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use crate::program::{daemon, tied_command};
 use crate::{Image, Scratch, eventually};
 
-/// A storage daemon's command line, in the making.
+/// Builds a storage daemon's command line.
 #[derive(Debug)]
 pub struct ServerCommand<'a> {
     scratch: &'a Scratch,
@@ -36,9 +36,9 @@ pub struct ServerCommand<'a> {
 /// The process of a daemon.
 #[derive(Debug)]
 enum Process {
-    /// The one that was started.
+    /// A child of the test.
     Started(Child),
-    /// One that has taken over from it.
+    /// A process that took over in an upgrade.
     TookOver(Pid),
 }
 
@@ -63,7 +63,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end, whatever that was.
+    /// Waits for its end, with any status.
     fn reap(&mut self) {
         let _ = match self {
             Process::Started(child) => child.wait().is_ok(),
@@ -72,7 +72,7 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has ended by itself.
         let _ = match self {
             Process::Started(child) => child.kill().is_ok(),
             Process::TookOver(pid) => signal::kill(*pid, Signal::SIGKILL).is_ok(),
@@ -89,12 +89,12 @@ pub struct Server {
 }
 
 impl<'a> ServerCommand<'a> {
-    /// A daemon whose sockets, pid file and log are in `scratch`.
+    /// A daemon with its sockets, pid file and log in `scratch`.
     pub fn new(scratch: &'a Scratch) -> Self {
         Self::other_command(scratch, "storage-daemon")
     }
 
-    /// Another of ringmill's commands, for which only the methods without QSD's options are of use.
+    /// Another command of ringmill. Methods that add QSD's options do not apply.
     pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
         let (name, arguments, stdin) = ("daemon", Vec::new(), None);
         let (wrapper, environment, log_level) = (Vec::new(), Vec::new(), Some("info"));
@@ -102,13 +102,13 @@ impl<'a> ServerCommand<'a> {
         Self { scratch, wrapper, environment, name, command, as_qsd, arguments, stdin, log_level }
     }
 
-    /// Names the daemon, which is needed when there are two in a folder.
+    /// Names the daemon, which is necessary for two in one folder.
     pub fn named(mut self, name: &'static str) -> Self {
         self.name = name;
         self
     }
 
-    /// Calls the daemon by the name `qemu-storage-daemon`.
+    /// Runs the daemon under the name `qemu-storage-daemon`.
     pub fn called_qemu_storage_daemon(mut self) -> Self {
         self.as_qsd = true;
         self
@@ -120,7 +120,7 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
-    /// Adds several.
+    /// Adds several arguments.
     pub fn args<const N: usize>(mut self, arguments: [&str; N]) -> Self {
         self.arguments.extend(arguments.map(str::to_owned));
         self
@@ -131,22 +131,22 @@ impl<'a> ServerCommand<'a> {
         self.arg("--object").arg(format!("iothread,id={id}"))
     }
 
-    /// Adds a monitor, on the socket that [`Server::socket`] gives for `id`.
+    /// Adds a monitor on the socket [`Server::socket`] of `id`.
     pub fn monitor(self, id: &str) -> Self {
         let path = socket(self.scratch.dir(), id);
         let chardev = format!("socket,id={id},path={},server=on,wait=off", path.display());
         self.arg("--chardev").arg(chardev).arg("--monitor").arg(format!("chardev={id}"))
     }
 
-    /// Adds `--blockdev` for an image with the `file` driver under a node name, with more `options`.
+    /// Adds `--blockdev` for an image with the `file` driver and a node name, with more `options`.
     pub fn file(self, node: &str, image: &Image, options: &str) -> Self {
         let path = image.path().display();
         let blockdev = format!("driver=file,node-name={node},filename={path}{}", more(options));
         self.arg("--blockdev").arg(blockdev)
     }
 
-    /// Adds `--export` for a node over vhost-user-blk, on the socket that [`Server::socket`] gives for that
-    /// node, with more `options`. Writable unless `options` speaks of that.
+    /// Adds `--export` for a node over vhost-user-blk, on the socket [`Server::socket`] of the node, with more `options`.
+    /// Writable unless `options` has `writable`.
     pub fn export(self, node: &str, options: &str) -> Self {
         let socket = socket(self.scratch.dir(), node);
         let writable = if options.contains("writable=") { "" } else { ",writable=on" };
@@ -157,8 +157,8 @@ impl<'a> ServerCommand<'a> {
         ))
     }
 
-    /// Adds `--export` for `nodes` over vhost-user-scsi as LUN 0 and on, on the socket that
-    /// [`Server::socket`] gives for `id`, with more `options`. Writable unless `options` speaks of that.
+    /// Adds `--export` for `nodes` over vhost-user-scsi as LUN 0 and on, on the socket [`Server::socket`] of `id`, with more
+    /// `options`. Writable unless `options` has `writable`.
     pub fn export_scsi(self, id: &str, nodes: &[&str], options: &str) -> Self {
         let socket = socket(self.scratch.dir(), id);
         let writable = if options.contains("writable=") { "" } else { ",writable=on" };
@@ -171,12 +171,12 @@ impl<'a> ServerCommand<'a> {
         ))
     }
 
-    /// Has the daemon started by `program`, which is given the daemon's command line.
+    /// Starts the daemon by `program`, which receives the daemon's command line.
     pub fn wrapped_by(self, program: impl AsRef<Path>) -> Self {
         self.wrapped_by_with(program, &[])
     }
 
-    /// The same, with arguments of the program's own before the daemon's command line.
+    /// The same, with arguments for the program before the daemon's command line.
     pub fn wrapped_by_with(mut self, program: impl AsRef<Path>, arguments: &[String]) -> Self {
         self.wrapper = vec![program.as_ref().to_str().expect("a path in UTF-8").to_owned()];
         self.wrapper.extend_from_slice(arguments);
@@ -201,12 +201,12 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
-    /// Starts the daemon, and waits until it serves and is confined. Below `info`, the log does not show when
-    /// the daemon is confined; then only serving is waited for.
+    /// Starts the daemon, and waits until it serves and its sandbox is in force. The log shows the sandbox at level `info`;
+    /// at lower levels this waits only until the daemon serves.
     ///
     /// # Panics
     ///
-    /// When it ends instead.
+    /// If it ends instead.
     pub fn start(self) -> Server {
         let speaks = matches!(self.log_level, Some("info" | "debug"));
         let pid_file = self.scratch.path(self.name).with_extension("pid");
@@ -219,7 +219,7 @@ impl<'a> ServerCommand<'a> {
             fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok()
         });
         assert_eq!(pid, server.pid(), "the number in the pid file");
-        // Being confined comes after that, and takes files for a moment; QEMU's daemon has no word about it.
+        // The sandbox comes later, and opens files for a moment. QEMU's daemon logs nothing about it.
         if speaks && daemon().file_name() != Some(OsStr::new("qemu-storage-daemon")) {
             eventually("what the sandbox is", || {
                 if let Some(status) = server.process.try_wait() {
@@ -231,15 +231,15 @@ impl<'a> ServerCommand<'a> {
         server
     }
 
-    /// Starts the daemon with its default log level, and waits until it ends. Returns the status, and the text
-    /// on stdout and stderr.
+    /// Starts the daemon with its default log level, and waits for its end. Returns the status, and the text on stdout and
+    /// stderr.
     pub fn run(self) -> (ExitStatus, String) {
         let mut server = self.logging(None).spawn();
         let status = server.wait();
         (status, server.log())
     }
 
-    /// Starts the daemon and does not wait for anything.
+    /// Starts the daemon without waiting.
     pub fn spawn(self) -> Server {
         let mut daemon = daemon().to_owned();
         if self.as_qsd {
@@ -284,7 +284,7 @@ impl Server {
         self.process.pid().as_raw().cast_unsigned()
     }
 
-    /// What it has written to stdout and stderr.
+    /// Its output on stdout and stderr so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("the daemon's log")
     }
@@ -295,7 +295,7 @@ impl Server {
         signal::kill(Pid::from_raw(pid), signal).expect("the daemon is there");
     }
 
-    /// Waits until it has ended.
+    /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         let pid = self.pid();
         eventually(&format!("the end of the daemon (pid {pid})"), || self.process.try_wait())
@@ -320,22 +320,22 @@ impl Server {
         }
     }
 
-    /// Has it give place to another process, which serves from here on.
+    /// Upgrades the daemon: another process serves from now on.
     ///
     /// # Panics
     ///
-    /// Unless it then exits with 0, and leaves another's number in its pid file.
+    /// Unless the old process exits with 0, and the pid file has another number.
     pub fn upgrade(&mut self) {
         self.upgrade_by(|server| server.signal(Signal::SIGUSR2));
     }
 
-    /// The same, asked for by `ask`.
+    /// Upgrades the daemon by `ask`.
     ///
     /// # Panics
     ///
-    /// As of [`Server::upgrade`].
+    /// As [`Server::upgrade`].
     pub fn upgrade_by(&mut self, ask: impl FnOnce(&Server)) {
-        // Who takes over is a child's child's child, and must be found, and killed, at the end.
+        // The new process is a descendant, which has to be found, and killed at the end.
         prctl::set_child_subreaper(true).expect("this process can adopt");
         let before = self.pid();
         ask(self);
@@ -347,14 +347,14 @@ impl Server {
             (pid != before).then_some(pid)
         });
         let pid = Pid::from_raw(pid.cast_signed());
-        eventually("the end of who has started it, so that it is ours", || {
+        eventually("the end of the spawner, after which this process adopts the daemon", || {
             (waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())
         });
         self.process = Process::TookOver(pid);
     }
 
-    /// Asks it to give place to another process, and ends it with SIGKILL some time afterwards. Gives the
-    /// daemon that has taken over by then; `None`: no process of it is left.
+    /// Starts an upgrade, and kills the daemon with SIGKILL `after` that. Returns the daemon that has taken over by then, or
+    /// `None` if no process is left.
     pub fn kill_in_upgrade(mut self, after: Duration) -> Option<Self> {
         prctl::set_child_subreaper(true).expect("this process can adopt");
         let before = self.pid();
@@ -388,7 +388,7 @@ impl Server {
         }
     }
 
-    /// Returns the ids of the daemon and of the processes that take over from it.
+    /// Returns the ids of the daemon and of the processes started to take over.
     fn processes_left(&self) -> Vec<u32> {
         let dir = self.dir.as_os_str().as_encoded_bytes();
         let is_ours = |pid: &u32| {
@@ -401,24 +401,24 @@ impl Server {
         pids.filter(is_ours).collect()
     }
 
-    /// Ends it with SIGKILL, and removes the pid file that it leaves behind.
+    /// Kills it with SIGKILL, and removes its pid file.
     pub fn kill(mut self) {
         self.process.kill();
         self.wait();
         fs::remove_file(self.log.with_extension("pid")).expect("it was started by its pid file");
     }
 
-    /// How many files it has open.
+    /// Number of its open files.
     pub fn open_files(&self) -> usize {
         self.proc_entries("fd").count()
     }
 
-    /// Whether one of its descriptors has this number.
+    /// Whether it has a descriptor of this number.
     pub fn has_open(&self, number: u32) -> bool {
         Path::new(&format!("/proc/{}/fd/{number}", self.pid())).symlink_metadata().is_ok()
     }
 
-    /// What its files and threads are, for a test that has failed.
+    /// Describes its files and threads, for a failed test.
     pub fn what_is_open(&self) -> String {
         let files = self.proc_entries("fd").filter_map(|path| fs::read_link(path).ok());
         let files = files.map(|path| path.display().to_string());
@@ -426,20 +426,20 @@ impl Server {
         files.chain(threads).map(|line| format!("  {}\n", line.trim_end())).collect()
     }
 
-    /// The process that starts who takes over: its one child.
+    /// Its only child, the process that starts new versions.
     pub fn spawner(&self) -> Option<u32> {
         let pid = self.pid();
         let path = format!("/proc/{pid}/task/{pid}/children");
         fs::read_to_string(path).expect("its children").trim().parse().ok()
     }
 
-    /// What /proc has of its threads, without those that the kernel has for its io_uring, which come and go, and of
-    /// which the last one stays and wakes every 5 s. Until such a one runs, it has the name of who has started it.
+    /// The folders of its threads in /proc, without the kernel's threads for io_uring. Those come and go; the last one stays
+    /// and wakes every 5 s. Such a thread has the name of its creator until it runs.
     pub fn tasks(&self) -> impl Iterator<Item = PathBuf> {
         // linux/sched.h
         const PF_IO_WORKER: u64 = 0x10;
         self.proc_entries("task").filter(|task| {
-            // proc_pid_stat(5): field 9; the second is a name in brackets. Who has ended has none.
+            // proc_pid_stat(5): field 9; the second is a name in brackets. An ended thread has no stat.
             let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
             let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6));
             let flags = flags.and_then(|flags| flags.parse::<u64>().ok());
@@ -447,7 +447,7 @@ impl Server {
         })
     }
 
-    /// How many threads it has, of [`Server::tasks`].
+    /// Number of [`Server::tasks`].
     pub fn threads(&self) -> usize {
         self.tasks().count()
     }
@@ -456,7 +456,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When it has none.
+    /// If it has none.
     pub fn thread(&self, name: &str) -> Pid {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it is there");
         let comm = |task: &Path| fs::read_to_string(task.join("comm")).unwrap_or_default();
@@ -468,14 +468,14 @@ impl Server {
         Pid::from_raw(id.expect("a number in /proc"))
     }
 
-    /// How many times its thread of that name has gone to sleep.
+    /// How often its thread of that name has gone to sleep.
     pub fn sleeps(&self, thread: &str) -> u64 {
         let status = self.proc(&format!("task/{}/status", self.thread(thread)));
         let field = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         field.and_then(|field| field.trim().parse().ok()).expect("a number in /proc")
     }
 
-    /// How many times its threads have run, those of [`Server::tasks`].
+    /// Number of context switches of [`Server::tasks`].
     pub fn context_switches(&self) -> u64 {
         let status = |task: PathBuf| fs::read_to_string(task.join("status")).unwrap_or_default();
         let switches = |status: String| {
@@ -486,12 +486,12 @@ impl Server {
         self.tasks().map(|task| switches(status(task))).sum()
     }
 
-    /// How many mappings it has of memory that front ends share with it.
+    /// Number of its mappings of front ends' shared memory.
     pub fn guest_mappings(&self) -> usize {
         self.proc("maps").lines().filter(|line| line.contains("/memfd:")).count()
     }
 
-    /// How many mappings it has, of whatever.
+    /// Number of all its mappings.
     pub fn mappings(&self) -> usize {
         self.proc("maps").lines().count()
     }
@@ -501,7 +501,7 @@ impl Server {
         self.status_kib("RssAnon:")
     }
 
-    /// The memory that is pinned for it, in KiB: what is pinned twice counts twice.
+    /// Its pinned memory in KiB. Memory pinned twice counts twice.
     pub fn pinned_kib(&self) -> u64 {
         self.status_kib("VmPin:")
     }
@@ -526,14 +526,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here, and none is of interest: the process may be gone already.
+        // Fails if the process has ended.
         self.process.kill();
         self.process.reap();
         let log = self.log();
         if thread::panicking() {
             eprintln!("--- the daemon's log:\n{log}---");
         } else {
-            // Whatever a test is about: the sandbox knows all calls that it takes.
+            // In every test: the sandbox permits all calls that the daemon makes.
             assert!(!log.contains("sandbox: refused"), "--- the daemon's log:\n{log}---");
         }
     }

@@ -1,4 +1,4 @@
-//! A terminal with a program on it, and the text on its screen.
+//! A terminal that runs a program, and the text on its screen.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -27,7 +27,7 @@ struct Screen {
     cells: Vec<Vec<char>>,
     row: usize,
     column: usize,
-    /// An escape sequence or character whose end is not yet read.
+    /// The beginning of an incomplete escape sequence or character.
     rest: Vec<u8>,
 }
 
@@ -92,7 +92,7 @@ impl Terminal {
     ///
     /// # Panics
     ///
-    /// When it does not end.
+    /// If it does not end.
     pub fn wait(&mut self) -> ExitStatus {
         eventually("the program's end", || {
             self.read();

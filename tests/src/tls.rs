@@ -1,4 +1,4 @@
-//! Certificates for TLS, made by GnuTLS' certtool in folders such as QEMU's programs and libnbd read.
+//! Certificates for TLS, made by GnuTLS' certtool, in folders as QEMU's programs and libnbd expect them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,25 +6,25 @@ use std::process::Command;
 
 use crate::{Scratch, tool};
 
-/// An authority, with its key.
+/// A certificate authority with its key.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
     name: &'static str,
 }
 
-/// For how long certificates are good: a line, or two, of certtool's template.
+/// Validity of certificates, in lines of certtool's template.
 pub const NOW: &str = "expiration_days = 2";
-/// No more.
+/// Expired.
 pub const LONG_AGO: &str =
     "activation_date = \"2020-01-01 00:00:00\"\nexpiration_date = \"2021-01-01 00:00:00\"";
 
 const EC: &[&str] = &["--key-type", "ecdsa"];
-/// QEMU 10.0 takes no other for a client.
+/// The only key type that QEMU 10.0 accepts for a client.
 const RSA: &[&str] = &["--key-type", "rsa", "--bits", "2048"];
 
 impl Authority {
-    /// Makes one.
+    /// Makes an authority.
     pub fn new(scratch: &Scratch, name: &'static str) -> Self {
         let authority = Authority { dir: scratch.path(&format!("authority-{name}")), name };
         fs::create_dir(&authority.dir).expect("a folder");
@@ -48,7 +48,7 @@ impl Authority {
         self.path("cert.pem")
     }
 
-    /// A folder of credentials that trusts this authority and has none of its own.
+    /// A folder of credentials that trusts this authority and has no certificate.
     pub fn trusted(&self, folder: &str) -> PathBuf {
         let folder = self.dir.with_file_name(format!("{folder}-of-{}", self.name));
         fs::create_dir(&folder).expect("a folder");
@@ -73,7 +73,7 @@ impl Authority {
         folder
     }
 
-    /// A folder of a client's credentials, by the name of `O=Ringmill,CN=name`.
+    /// A folder of a client's credentials, for the name `O=Ringmill,CN=name`.
     pub fn client(&self, name: &str, valid: &str) -> PathBuf {
         let folder = self.trusted(name);
         let lines = format!("organization = Ringmill\ncn = {name}\ntls_www_client");

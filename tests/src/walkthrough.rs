@@ -1,4 +1,4 @@
-//! Runs the shell blocks of a Markdown page, in order, in a folder of their own.
+//! Runs the shell blocks of a Markdown page, in order, in a new folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{Scratch, eventually};
 /// A fenced block of a Markdown page.
 #[derive(Debug)]
 pub struct Block {
-    /// What follows the opening fence: `sh` for commands.
+    /// The word after the opening fence: `sh` for commands.
     pub language: String,
     /// The lines between the fences.
     pub text: String,
@@ -21,20 +21,20 @@ pub struct Block {
     pub place: String,
 }
 
-/// A folder in which the blocks of one page run. Dropping it kills the daemons whose pid files are in the folder.
+/// The folder for one page's blocks. Dropping it kills the daemons whose pid files are in the folder.
 #[derive(Debug)]
 pub struct Walkthrough {
     scratch: Scratch,
 }
 
-/// Stands in for cargo: the program has been built, for the test itself.
+/// Replaces cargo: the test has built the program already.
 const CARGO: &str = r#"#!/bin/sh
 [ "$*" = "build --release --locked -p ringmill" ] || { echo "cargo $*: not what builds ringmill" >&2; exit 1; }
 mkdir -p target/release
 ln -sf "$RINGMILL" target/release/ringmill
 "#;
 
-/// Stands in for sudo: absolute paths of arguments lead into the folder of the walk-through.
+/// Replaces sudo: absolute paths in arguments are redirected into the folder.
 const SUDO: &str = r#"#!/bin/bash
 exec "${@/#\//$ROOT/}"
 "#;
@@ -43,7 +43,7 @@ exec "${@/#\//$ROOT/}"
 ///
 /// # Panics
 ///
-/// If the page is missing, or a block has no language: the test could not tell commands from output.
+/// If the page is missing, or a block has no language, as commands could not be distinguished from output.
 pub fn blocks(page: &str) -> Vec<Block> {
     let file = repository().join(page);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {error}"));
@@ -72,7 +72,7 @@ pub fn blocks(page: &str) -> Vec<Block> {
 }
 
 impl Walkthrough {
-    /// Makes the folder. `ringmill`, and stand-ins for cargo and sudo, are in `PATH`.
+    /// Makes the folder. `PATH` has `ringmill` and the replacements of cargo and sudo.
     #[expect(clippy::new_without_default, reason = "it is not a value but a folder")]
     pub fn new() -> Self {
         let scratch = Scratch::new();
@@ -84,7 +84,7 @@ impl Walkthrough {
         Self { scratch }
     }
 
-    /// Puts the program into `PATH`, for pages that do not install it themselves.
+    /// Adds the program to `PATH`, for pages without an installation.
     pub fn with_program(self) -> Self {
         let link = self.path("usr/local/bin/ringmill");
         std::os::unix::fs::symlink(daemon(), link).expect("a link");
@@ -128,7 +128,7 @@ impl Walkthrough {
 
     /// Waits until a process that is no child of the test has ended.
     pub fn wait_for_end(&self, pid: Pid) {
-        // A process that nothing has waited for yet has a folder in /proc, and no program.
+        // A zombie has a folder in /proc, but no program.
         let program = format!("/proc/{pid}/exe");
         eventually("the daemon's end", || fs::read_link(&program).err().map(|_| ()));
     }
@@ -146,7 +146,7 @@ impl Walkthrough {
 impl Drop for Walkthrough {
     fn drop(&mut self) {
         for pid in self.daemons() {
-            // The daemon may have ended.
+            // Fails if the daemon has ended.
             let _ = signal::kill(pid, Signal::SIGKILL);
         }
     }

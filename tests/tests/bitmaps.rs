@@ -7,7 +7,7 @@ use common::{Load, MIB, check, create, daemon, wait_for_end};
 use integration::{BlkClient, Image, Qmp, Scratch, eventually};
 use serde_json::{Value, json};
 
-/// What both tell of all bitmaps: by node, without their order.
+/// The bitmaps that both daemons report, by node, regardless of their order.
 fn bitmaps(peers: &mut Peers) -> Vec<Value> {
     let [ours, theirs] = peers.sides().map(|side| {
         let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
@@ -45,7 +45,7 @@ fn peers(scratch: &Scratch) -> Peers {
 }
 
 #[test]
-fn bitmaps_note_what_they_note_in_qemu_storage_daemon() {
+fn bitmaps_record_the_same_as_in_qemu_storage_daemon() {
     let scratch = Scratch::new();
     let mut peers = peers(&scratch);
     let of = |name: &str| json!({"node": "disk", "name": name});
@@ -120,7 +120,7 @@ fn a_transaction_is_carried_out_as_a_whole() {
     peers.execute("transaction", actions);
     let all = bitmaps(&mut peers);
     assert_eq!((count(&all, "a"), count(&all, "c")), (0, 1 << 20));
-    // Each is undone.
+    // The whole transaction is undone.
     peers.io(&["write 2M 64k"]);
     let before = bitmaps(&mut peers);
     let refused = json!({"actions": [
@@ -174,7 +174,7 @@ fn snapshots_of_a_transaction_are_undone() {
         assert_eq!(exports[0]["node-name"], "disk");
         assert_eq!(qmp.execute("query-jobs", json!({})), json!([]));
     }
-    // And carried out: the snapshot and the backup are of one moment.
+    // A transaction that succeeds: the snapshot and the backup have the same moment.
     qmp.execute("transaction", json!({"actions": [bitmap, backup]}));
     wait_for_end(&mut qmp, "j");
     qmp.execute("transaction", json!({"actions": [snapshot("top")]}));
@@ -185,7 +185,7 @@ fn snapshots_of_a_transaction_are_undone() {
     server.stop();
 }
 
-/// A full backup and incremental ones of a disk under load, each to a copy of the one before.
+/// A full backup and incremental ones of a disk under load, each into a copy of the one before.
 #[test]
 fn incremental_backups_add_up_to_the_disk() {
     for granularity in [512, 4096, 1 << 20] {
@@ -213,7 +213,7 @@ fn incremental_backups_add_up_to_the_disk() {
         qmp.execute("transaction", json!({"actions": actions}));
         wait_for_end(&mut qmp, "j");
         load.go_on();
-        // One that is cancelled gives all bits back.
+        // A cancelled backup gives all bits back.
         let slow = backup("incremental", json!({"bitmap": "b", "speed": 65536}));
         qmp.execute("blockdev-backup", slow);
         let busy = qmp.refused("block-dirty-bitmap-clear", json!({"node": "disk", "name": "b"}));

@@ -1,4 +1,4 @@
-//! Injected faults as a client of another make sees them, at different places of the graph.
+//! Injected faults at different places of the graph, as QEMU's client sees them.
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand};
@@ -16,8 +16,8 @@ fn daemon(scratch: &Scratch, image: &Image, rules: &str) -> Server {
     nbd_export(command, "disk", ",writable=on,iothread=io0").start()
 }
 
-/// What qemu-io says of commands, one after the other, each on a connection of its own: QEMU's client
-/// gives a connection up on which reading has failed.
+/// The messages of qemu-io for commands in turn, each on a new connection, as QEMU's client closes a connection on which
+/// a read has failed.
 fn qemu_io(scratch: &Scratch, commands: &[&str]) -> Vec<Option<String>> {
     let uri = nbd_uri(scratch, "disk");
     let run = |command: &&str| {
@@ -33,7 +33,7 @@ const EIO: &str = "Input/output error";
 const ENOSPC: &str = "No space left on device";
 
 #[test]
-fn a_client_sees_what_was_injected_and_nothing_else() {
+fn a_client_sees_exactly_the_injected_errors() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let server = daemon(
@@ -63,7 +63,7 @@ fn faults_under_other_nodes_and_added_while_the_daemon_runs() {
     let server = nbd_server(command, &scratch, "").start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let file = json!({"driver": "file", "filename": path});
-    // Past what opening the image writes.
+    // After the writes that open the image.
     let rule = json!({"event": "flush_to_disk", "state": 2, "iotype": "write", "errno": 28});
     let transition = json!({"event": "flush_to_disk", "state": 1, "new_state": 2});
     let blkdebug = json!({
@@ -92,10 +92,10 @@ fn faults_under_other_nodes_and_added_while_the_daemon_runs() {
     });
     let refused = qmp.refused("blockdev-add", wrong);
     assert!(refused.contains("Parameter 'event' does not accept value 'l2_load'"), "{refused}");
-    // The client has gone; whether that has been noticed, or not.
+    // The daemon may or may not have noticed that the client has disconnected.
     qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
     server.stop();
-    // What was allocated for the write that failed may have leaked; nothing else is wrong.
+    // Clusters allocated for the failed write may have leaked. The image has no other error.
     let check = client(&scratch, "qemu-img", &["check", "-q", path]);
     assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
 }

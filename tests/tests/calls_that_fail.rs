@@ -1,8 +1,8 @@
-//! EAGAIN and EINTR are no errors: every third call and operation of the data path fails with one of them, and no
-//! client ever hears of it.
+//! EAGAIN and EINTR are transient: every third call and operation of the data path fails with one of them, and no client
+//! sees an error.
 //!
-//! By a library that is loaded before libc (`tests/clients/calls_that_fail.c`). A filter of system calls could only have
-//! each of them fail, and sees nothing of what a ring is given to do.
+//! A library that is loaded before libc makes the calls fail (`tests/clients/calls_that_fail.c`). A seccomp filter could
+//! only make all calls fail, and does not see the operations of a ring.
 
 use std::fs;
 
@@ -12,8 +12,8 @@ use integration::{BlkClient, Image, Scratch, ServerCommand, pattern, preloaded, 
 const MIB: u64 = 2;
 const BLOCKS: u64 = MIB * 128;
 
-/// Has an image carried out by `aio`; what of it fails is `named`.
-fn nobody_hears_of_what_fails(aio: &str, named: &[&str]) {
+/// Runs requests on an image with `aio`. The failing calls are `named` in the library's report.
+fn transient_errors_are_invisible(aio: &str, named: &[&str]) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let server = ServerCommand::new(&scratch)
@@ -33,7 +33,7 @@ fn nobody_hears_of_what_fails(aio: &str, named: &[&str]) {
         assert_eq!(pattern::generation(index, &found), Ok(generation));
         if generation.is_multiple_of(8) {
             ok(&mut client, request::FLUSH, &[]);
-            // 8 sectors, from the second half.
+            // 8 sectors in the second half.
             let sector = (BLOCKS + index) * 8;
             let range = [sector.to_le_bytes(), 8u64.to_le_bytes()].concat();
             let kinds = [request::DISCARD, request::WRITE_ZEROES];
@@ -47,7 +47,7 @@ fn nobody_hears_of_what_fails(aio: &str, named: &[&str]) {
         let found = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
         assert!(pattern::generation(index, &found).is_ok_and(|found| found > 0), "block {index}");
     }
-    // What the library has to say as the process ends.
+    // The library's report at the end of the process.
     let log = fs::read_to_string(scratch.path("daemon.log")).expect("the log");
     let failed = log.lines().rev().find_map(|line| line.strip_prefix("failed: "));
     let counts = failed.expect("the library's line").split(", ");
@@ -61,15 +61,15 @@ fn nobody_hears_of_what_fails(aio: &str, named: &[&str]) {
 
 #[test]
 fn of_a_ring() {
-    nobody_hears_of_what_fails("io_uring", &["enter", "operations"]);
+    transient_errors_are_invisible("io_uring", &["enter", "operations"]);
 }
 
 #[test]
 fn of_a_pool_of_threads() {
-    nobody_hears_of_what_fails("threads", &["threads"]);
+    transient_errors_are_invisible("threads", &["threads"]);
 }
 
 #[test]
 fn of_linux_aio() {
-    nobody_hears_of_what_fails("native", &["submit"]);
+    transient_errors_are_invisible("native", &["submit"]);
 }

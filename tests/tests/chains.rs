@@ -1,4 +1,4 @@
-//! `block-stream` and `block-commit`: chains of images become shorter while they are in use.
+//! `block-stream` and `block-commit`: chains of images are shortened while in use.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn snapshot(qmp: &mut Qmp, scratch: &Scratch, below: &str, name: &str) {
     qmp.execute("blockdev-snapshot-sync", snapshot);
 }
 
-/// A disk under load with images above it, as named.
+/// A disk under load with overlays of these names.
 fn chain(scratch: &Scratch, image: &Image, names: &[&str], seed: u64) -> (Server, Qmp, Load) {
     let server = daemon(scratch, image, "");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
@@ -31,7 +31,7 @@ fn chain(scratch: &Scratch, image: &Image, names: &[&str], seed: u64) -> (Server
     (server, qmp, load)
 }
 
-/// What an image of the chain shows.
+/// The disk as seen through an image of the chain.
 fn flat(scratch: &Scratch, name: &str) -> Image {
     let raw = scratch.path("flat.img");
     let (from, to) = (format!("DIR/{name}"), "DIR/flat.img");
@@ -47,11 +47,11 @@ fn backing_of(scratch: &Scratch, name: &str) -> Value {
 }
 
 #[test]
-fn a_stream_makes_an_image_do_without_those_behind_it() {
+fn a_stream_copies_from_all_backing_images() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c"], 1);
-    // An image between, with a limit that is lifted and a pause, then the topmost one.
+    // An intermediate image, with a pause and a limit that is lifted, then the topmost one.
     let stream = json!({"job-id": "s", "device": "b", "base-node": "disk", "speed": 1 << 20});
     qmp.execute("block-stream", stream);
     for name in ["disk", "a", "b"] {
@@ -76,7 +76,7 @@ fn a_stream_makes_an_image_do_without_those_behind_it() {
     for node in ["b", "disk"] {
         qmp.execute("blockdev-del", json!({"node-name": node}));
     }
-    // An image without another one behind it can get one more.
+    // An image without a backing file can get an overlay.
     snapshot(&mut qmp, &scratch, "c", "d");
     load.go_on();
     let log = load.finish();
@@ -127,11 +127,11 @@ fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
 }
 
 #[test]
-fn a_commit_moves_what_images_have_into_one_behind_them() {
+fn a_commit_moves_data_into_a_backing_image() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c", "d"], 3);
-    // Images between, into a raw one and into one of qcow2.
+    // Intermediate images, into a raw image and into a qcow2 image.
     qmp.execute("block-commit", json!({"job-id": "j", "device": "d", "top-node": "a"}));
     wait_for_end(&mut qmp, "j");
     load.go_on();
@@ -143,7 +143,7 @@ fn a_commit_moves_what_images_have_into_one_behind_them() {
         std::fs::remove_file(scratch.path(&format!("{node}.qcow2"))).expect("the image");
     }
     load.go_on();
-    // The topmost image: cancelled when it is ready, then to the end.
+    // The topmost image: first cancelled when ready, then completed.
     for complete in [false, true] {
         let commit = json!({"job-id": "j", "device": "d", "base-node": "b"});
         qmp.execute("block-commit", commit);
@@ -165,7 +165,7 @@ fn a_commit_moves_what_images_have_into_one_behind_them() {
         assert_eq!(exports[0]["node-name"], expected);
     }
     qmp.execute("blockdev-del", json!({"node-name": "d"}));
-    // Down to the file that all began with.
+    // Down to the first image.
     qmp.execute("block-commit", json!({"job-id": "j", "device": "b"}));
     qmp.wait_for("BLOCK_JOB_READY");
     load.go_on();
@@ -178,7 +178,7 @@ fn a_commit_moves_what_images_have_into_one_behind_them() {
     check(&image, &log, log.len());
 }
 
-/// Images whose sizes, cluster sizes and zeroes differ.
+/// Images with different sizes, cluster sizes and zeroes.
 fn make_images(peers: &mut Peers, size_of_b: &str) {
     for arguments in [
         &["create", "-q", "-f", "raw", "DIR/base.raw", "3M"][..],
@@ -215,7 +215,7 @@ fn make_images(peers: &mut Peers, size_of_b: &str) {
     peers.run("qemu-img", &["convert", "-O", "raw", "DIR/c.qcow2", "DIR/expected.raw"]);
 }
 
-/// Each way to make the chain shorter: the command, its arguments, and whether it is to be completed.
+/// Each way to shorten the chain: the command, its arguments, and whether it needs a completion.
 fn ways() -> Vec<(&'static str, Value, bool)> {
     vec![
         ("block-stream", json!({"device": "c"}), false),
@@ -248,7 +248,7 @@ fn add_chain(ask: &mut impl FnMut(&str, Value)) {
 }
 
 #[test]
-fn chains_become_what_they_become_in_qemu_storage_daemon() {
+fn chains_become_the_same_as_in_qemu_storage_daemon() {
     for (command, mut arguments, completes) in ways() {
         let scratch = Scratch::new();
         let mut peers = Peers::new(&scratch);
@@ -270,14 +270,14 @@ fn chains_become_what_they_become_in_qemu_storage_daemon() {
             let facts = ["a", "b", "c"].map(|name| {
                 let node = nodes.iter().find(|node| node["node-name"] == name).expect("a node");
                 let image = &node["image"];
-                // Of a node with other images behind it than it was opened with, QEMU tells options.
+                // For a node whose backing node was replaced, QEMU reports options.
                 let backing = node["backing_file"].as_str().map(|name| match name {
                     name if name.contains("c.qcow2") => "c",
                     name if name.contains("b.qcow2") => "b",
                     name if name.contains("a.qcow2") => "a",
                     _ => "base",
                 });
-                // QEMU may name all options that the base was opened with, where a path says it all.
+                // QEMU may report all options of the base where a path suffices.
                 let named = image["backing-filename"].as_str().map(|name| {
                     let options = name.strip_prefix("json:");
                     let options = options
@@ -293,7 +293,7 @@ fn chains_become_what_they_become_in_qemu_storage_daemon() {
         });
         assert_eq!(ours, theirs, "{command} {arguments}");
         peers.stop();
-        // Whatever the images are now, the topmost one that is left shows the same.
+        // The topmost image that is left has the same contents.
         let top = match completes {
             true if arguments.get("base-node").is_some() => "b.qcow2",
             true => "base.raw",
@@ -309,9 +309,9 @@ fn chains_become_what_they_become_in_qemu_storage_daemon() {
     }
 }
 
-/// An image that is shorter than the one above and the one below it hides what lies below beyond its end.
+/// A backing image that is shorter than its overlay and its base hides the base beyond its end.
 #[test]
-fn what_a_shorter_image_hides_stays_hidden() {
+fn a_shorter_image_hides_its_base_beyond_its_end() {
     let scratch = Scratch::new();
     let mut peers = Peers::new(&scratch);
     make_images(&mut peers, "4M");
@@ -330,7 +330,7 @@ fn what_a_shorter_image_hides_stays_hidden() {
     run("qemu-img", &peers.ours.folder, &compare);
 }
 
-/// Copies of the images that are made once.
+/// Copies of the common images.
 fn copy_images(from: &Path, to: &Path) {
     for name in ["base.raw", "a.qcow2", "b.qcow2", "c.qcow2"] {
         std::fs::copy(from.join(name), to.join(name)).expect("a copy");
@@ -338,14 +338,14 @@ fn copy_images(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_kill_at_any_moment_leaves_a_chain_that_shows_the_same() {
+fn a_kill_at_any_moment_keeps_the_chains_contents() {
     let scratch = Scratch::new();
     let mut peers = Peers::new(&scratch);
     make_images(&mut peers, "5M");
     peers.stop();
     let made = peers.ours.folder.clone();
     for (command, mut arguments, completes) in ways() {
-        // Shortly after the start, somewhere on the way, and at the moment of the event.
+        // Shortly after the start, half-way, and at the moment of the event.
         for moment in ["running", "copying", "BLOCK_JOB_COMPLETED"] {
             let scratch = Scratch::new();
             copy_images(&made, scratch.dir());
@@ -376,7 +376,7 @@ fn a_kill_at_any_moment_leaves_a_chain_that_shows_the_same() {
             let socket = server.socket("qmp");
             server.kill();
             std::fs::remove_file(socket).expect("the socket of the killed daemon");
-            // The next daemon finds what the killed one has left, and opens what the headers name.
+            // The next daemon opens the images that the headers name.
             close_properly(&scratch, "c.qcow2", "");
             for image in ["a.qcow2", "b.qcow2", "c.qcow2"] {
                 close_properly(&scratch, image, ",backing=");
@@ -388,7 +388,7 @@ fn a_kill_at_any_moment_leaves_a_chain_that_shows_the_same() {
     }
 }
 
-/// Opens an image, after a kill, and closes it.
+/// Opens an image after a kill, and closes it.
 fn close_properly(scratch: &Scratch, name: &str, options: &str) {
     let file = scratch.path(name).display().to_string();
     let node = format!("qcow2,node-name=n,file.driver=file,file.filename={file}{options}");

@@ -62,7 +62,7 @@ fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn the_configuration_tells_size_and_limits() {
+fn the_configuration_has_size_and_limits() {
     let disk = disk("", "num-queues=2,logical-block-size=4096");
     let config = disk.client.config().expect("a configuration");
     assert_eq!(u64::from(config.capacity), CAPACITY);
@@ -77,7 +77,7 @@ fn the_configuration_tells_size_and_limits() {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn reads_return_written_data() {
     let mut disk = disk("", "");
     assert_eq!(pattern::generation(5, &disk.client.read(40, pattern::BLOCK)), Ok(0));
     disk.client.write(40, &pattern::block(5, 1));

@@ -1,5 +1,5 @@
-//! Descriptor chains that no driver makes: the device answers with an error or gives the queue up; the daemon
-//! goes on, and the next front end is served.
+//! Malformed descriptor chains: the device answers with an error or breaks the queue. The daemon continues, and serves
+//! the next front end.
 
 use integration::{BlkClient, Image, Request, Scratch, Segment, ServerCommand, pattern, request};
 

@@ -85,7 +85,7 @@ fn an_export_on_no_iothread() {
 }
 
 #[test]
-fn values_that_are_none() {
+fn invalid_values() {
     refused(&["--export", &format!("{EXPORT},num-queues=many")], "num-queues");
     refused(&["--export", &format!("{EXPORT},num-queues=0")], "num-queues");
     refused(&["--export", &format!("{EXPORT},logical-block-size=1000")], "1000");
@@ -94,7 +94,7 @@ fn values_that_are_none() {
 }
 
 #[test]
-fn json_that_is_none() {
+fn invalid_json() {
     refused(&["--blockdev", "{\"driver\": "], "JSON");
 }
 
@@ -175,7 +175,7 @@ fn linux_aio_without_direct_io() {
 
 /// The daemon says what is missing and what to do, before a guest could find out.
 #[test]
-fn linux_aio_that_is_not_to_be_had() {
+fn missing_linux_aio() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (status, log) = ServerCommand::new(&scratch)

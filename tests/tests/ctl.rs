@@ -88,7 +88,7 @@ fn image(scratch: &Scratch) -> std::path::PathBuf {
 }
 
 #[test]
-fn ringmill_is_told_and_asked() {
+fn ctl_works_with_ringmill() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
@@ -107,7 +107,7 @@ fn ringmill_is_told_and_asked() {
 }
 
 #[test]
-fn qemu_storage_daemon_is_told_and_asked() {
+fn ctl_works_with_qemu_storage_daemon() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let socket = scratch.path("qsd.sock");
@@ -190,7 +190,7 @@ fn exports_are_shown_with_luns_and_io_status() {
 }
 
 #[test]
-fn nobody_there_is_an_error() {
+fn a_missing_monitor_is_an_error() {
     let scratch = Scratch::new();
     let nowhere = scratch.path("nowhere");
     let error = refused(&scratch, &nowhere, &["query-version"]);

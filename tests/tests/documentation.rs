@@ -1,4 +1,4 @@
-//! What is made of the tables of options: the reference that is checked in, man pages, completions.
+//! Documents generated from the tables of options: the reference, man pages, completions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use integration::{Scratch, daemon, tool};
 
 const GENERATE: &str = "cargo run -p ringmill -- --generate reference > docs/REFERENCE.md";
 
-/// What `--generate` prints.
+/// The output of `--generate`.
 fn generated(what: &str) -> String {
     let output = run(Command::new(daemon()).args(["--generate", what]));
     String::from_utf8(output.stdout).expect("UTF-8")
@@ -30,7 +30,7 @@ fn folder_with_program(scratch: &Scratch, name: &str) -> PathBuf {
 }
 
 #[test]
-fn the_reference_is_what_the_tables_say() {
+fn the_reference_matches_the_tables() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/REFERENCE.md");
     let written = fs::read_to_string(&file).expect("docs/REFERENCE.md");
     let generated = generated("reference");
@@ -44,14 +44,13 @@ fn the_reference_is_what_the_tables_say() {
 #[test]
 fn the_reference_describes_each_thing() {
     for line in generated("reference").lines().filter(|line| line.starts_with("| `")) {
-        // A row ends in a cell with what it is for.
+        // The last cell of a row is its description.
         let cells: Vec<&str> = line.trim_end_matches(" |").rsplit(" | ").collect();
         assert!(cells.first().is_some_and(|help| help.trim().len() > 3), "{line}");
     }
 }
 
-/// groff and mandoc find nothing in them but that they have no date, so that the same source makes
-/// the same page.
+/// groff and mandoc report only the missing date, which would make equal sources generate different pages.
 #[test]
 fn man_pages_are_well_formed() {
     let scratch = Scratch::new();
@@ -64,7 +63,7 @@ fn man_pages_are_well_formed() {
         let lint = Command::new(tool("mandoc")).args(["-Tlint", "-Wall"]).arg(&file).output();
         let said = lint.expect("mandoc runs").stdout;
         let said = String::from_utf8(said).expect("UTF-8");
-        // What is typed as it is stays in one line, however long it is.
+        // Literal text stays in one line, whatever its length.
         let known = ["missing date", "longer than 80 bytes", "referenced manual not found"];
         let found: Vec<&str> =
             said.lines().filter(|line| !known.iter().any(|known| line.contains(known))).collect();
@@ -72,7 +71,7 @@ fn man_pages_are_well_formed() {
     }
 }
 
-/// What a shell's own completion makes of a line, by a program for the shell.
+/// The completions of a line by a shell, which runs `program`.
 fn completed(shell: &str, program: &str, scratch: &Scratch, line: &str) -> Vec<String> {
     let folder = folder_with_program(scratch, "ringmill");
     let path = std::env::var("PATH").expect("a PATH");
@@ -99,7 +98,7 @@ fn scratch_for(shell: &str) -> Scratch {
 #[test]
 fn bash_completes_command_lines() {
     let scratch = scratch_for("complete-bash");
-    // As readline calls it: the words are cut at = and :, and what comes back replaces the last.
+    // As readline calls it: words are cut at = and :, and a completion replaces the last part.
     let program = "source \"$SCRIPT\"; COMP_LINE=$LINE; COMP_POINT=${#LINE}; _ringmill; \
                    printf '%s\\n' \"${COMPREPLY[@]}\"; complete -p ringmill >&2";
     let completed = |line: &str| completed("bash", program, &scratch, line);
@@ -137,7 +136,7 @@ fn fish_completes_command_lines() {
     );
 }
 
-/// With zsh's own functions for completion in place of those that draw a menu.
+/// With replacements of zsh's own functions, which draw a menu.
 #[test]
 fn zsh_completes_command_lines() {
     let scratch = scratch_for("complete-zsh");

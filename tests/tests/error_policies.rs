@@ -1,4 +1,4 @@
-//! `rerror` and `werror` of an export, as a front end and a monitor's client see them.
+//! `rerror` and `werror` of an export, as front ends and QMP clients see them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -49,7 +49,7 @@ fn resume(qmp: &mut Qmp) {
     qmp.execute("x-block-export-resume", json!({"id": "disk"}));
 }
 
-/// Writes a sector, and does not wait for it.
+/// Writes a sector without waiting for the answer.
 fn begin_write(blk: &mut BlkClient, queue: usize, sector: u64) -> u16 {
     let at = 4096 * sector;
     blk.put(at, &[sector as u8; 512]);
@@ -58,10 +58,10 @@ fn begin_write(blk: &mut BlkClient, queue: usize, sector: u64) -> u16 {
 }
 
 #[test]
-fn requests_are_held_until_somebody_has_made_space() {
+fn requests_are_held_until_space_is_free() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
-    // Both wait long enough for somebody to look, if they were in flight.
+    // Both requests are held longer than the stall limit of requests in flight.
     let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28,\
                  inject-error.0.count=1,inject-error.1.event=none,inject-error.1.iotype=read,\
                  inject-error.1.errno=0,inject-error.1.delay-ns=3000000000";
@@ -78,7 +78,7 @@ fn requests_are_held_until_somebody_has_made_space() {
     assert_eq!(event, expected);
     assert_eq!(io_status(&mut qmp), "nospace");
     assert_eq!(io_status_metric(&scratch), "1");
-    // What comes now waits too, on the other queue's thread as well.
+    // Later requests are held too, also on the other queue's thread.
     let second = begin_write(&mut blk, 0, 2);
     let elsewhere = begin_write(&mut blk, 1, 3);
     let stats = |qmp: &mut Qmp| {
@@ -91,7 +91,7 @@ fn requests_are_held_until_somebody_has_made_space() {
     assert_eq!(image.read(0, 1 << 20), before.read(0, 1 << 20));
     let refused = qmp.refused("x-block-export-resume", json!({"id": "other"}));
     assert_eq!(refused, "Export 'other' is not found");
-    // Longer than what is told of.
+    // Longer than the limit after which slow requests are logged.
     thread::sleep(Duration::from_millis(1500));
     resume(&mut qmp);
     let mut done: Vec<Completion> = Vec::new();
@@ -106,7 +106,7 @@ fn requests_are_held_until_somebody_has_made_space() {
     for sector in 1..4 {
         assert_eq!(image.read(512 * sector, 512), [sector as u8; 512]);
     }
-    // What was held has not been told of as taking long; what does take long, is.
+    // Held requests are not logged as slow. Slow requests are.
     blk.read(0, 512);
     eventually("a line in the log", || server.log().contains(": read of 512 bytes").then_some(()));
     assert!(!server.log().contains(": write of 512 bytes"), "{}", server.log());
@@ -115,7 +115,7 @@ fn requests_are_held_until_somebody_has_made_space() {
 }
 
 #[test]
-fn what_is_held_for_a_front_end_that_goes_is_given_up_and_the_next_is_served() {
+fn held_requests_end_with_their_front_end() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let rules = "inject-error.0.event=none,inject-error.0.iotype=write";
@@ -127,12 +127,12 @@ fn what_is_held_for_a_front_end_that_goes_is_given_up_and_the_next_is_served() {
     assert_eq!(io_status(&mut qmp), "failed");
     drop(blk);
     let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves again");
-    // Until somebody says so, nothing goes on for that one either.
+    // Held requests stay held for the next front end, until `x-block-export-resume`.
     let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
     let id = blk.submit(0, &Request { kind: request::IN, sector: 0, segments });
     resume(&mut qmp);
     assert_eq!(blk.wait(0).expect("a reply"), [Completion { id, status: OK }]);
-    // A daemon that is told to end does not wait for what is held.
+    // A daemon that is asked to quit does not wait for held requests.
     begin_write(&mut blk, 0, 1);
     assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["action"], "stop");
     server.stop();
@@ -174,7 +174,7 @@ fn lines(server: &Server, part: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_fails_and_is_reported_is_logged_once_counted_and_an_event() {
+fn reported_failures_are_logged_once_counted_and_an_event() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28";
@@ -203,7 +203,7 @@ fn what_fails_and_is_reported_is_logged_once_counted_and_an_event() {
 }
 
 #[test]
-fn what_fails_over_nbd_is_told_of_too() {
+fn failures_over_nbd_are_reported_too() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (path, socket) = (image.path().display(), scratch.path("nbd.sock"));
@@ -232,7 +232,7 @@ fn what_fails_over_nbd_is_told_of_too() {
     server.stop();
 }
 
-/// What Linux makes of the sense data, and a write that waits until somebody has made space.
+/// Linux's report of the sense data, and a write that is held until space is free.
 const SCSI: &str = "
     dmesg -c >/dev/null
     if dd if=/dev/sda of=/dev/null bs=512 skip=1024 count=1 iflag=direct 2>/dev/null; then exit 1; fi

@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 use integration::pattern::splitmix64;
 use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern};
 
-/// After so many kills the daemon is looked at for the first time.
+/// Number of kills after which the daemon's resources are first measured.
 const WARM: u64 = 10;
 const MIB: u64 = 8;
 
-/// Has a front end write until it got `acknowledgements` and kills it. Notes in `written` what was acknowledged.
+/// Lets a front end write until it got `acknowledgements`, and kills it. Records acknowledged writes in `written`.
 fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &mut [u64]) {
     let mut writer = Command::new(env!("CARGO_BIN_EXE_pattern-writer"))
         .arg(server.socket("disk"))
@@ -23,7 +23,7 @@ fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &m
     let mut records = vec![0; 16 * acknowledgements as usize];
     output.read_exact(&mut records).expect("the writer writes");
     writer.kill().expect("the writer is our child");
-    // What it had still written to the pipe was acknowledged too.
+    // Writes that it recorded in the pipe were acknowledged too.
     output.read_to_end(&mut records).expect("the rest");
     writer.wait().expect("the writer is our child");
     for record in records.chunks_exact(16) {
@@ -34,8 +34,8 @@ fn write_and_kill(server: &Server, seed: u64, acknowledgements: u64, written: &m
     }
 }
 
-/// Reads the whole disk: every block is whole and at least as new as what was acknowledged. Gives the front end
-/// that has read it, still connected.
+/// Reads the whole disk. Every block is whole and at least as new as its last acknowledged write. Returns the front end,
+/// still connected.
 fn verify(server: &Server, written: &mut [u64]) -> BlkClient {
     let mut client = BlkClient::connect(&server.socket("disk"), 1, 64).expect("a device");
     for mib in 0..MIB {
@@ -47,14 +47,14 @@ fn verify(server: &Server, written: &mut [u64]) -> BlkClient {
                 generation >= *acknowledged,
                 "block {index}: generation {acknowledged} was acknowledged, {generation} is read"
             );
-            // From now on older data is wrong, also where the write was not acknowledged.
+            // Older data is wrong from now on, even if this write was not acknowledged.
             *acknowledged = generation;
         }
     }
     client
 }
 
-/// Has `kills` front ends killed. A pool of threads has between none and `pool` at any time.
+/// Kills `kills` front ends in turn. A thread pool has at most `pool` threads at any time.
 fn front_ends_are_killed(
     kills: u64,
     file_options: &str,
@@ -72,14 +72,14 @@ fn front_ends_are_killed(
     let mut random = 1;
     let (mut open_files, mut threads, mut mappings, mut memory) = (0, 0, 0, 0);
     for kill in 1..=kills {
-        // Now and then at once, while the connection is made.
+        // Sometimes at once, during the connection's setup.
         let acknowledgements = match splitmix64(&mut random) % 400 {
             short if short < 40 => 0,
             some => some,
         };
         write_and_kill(&server, kill, acknowledgements, &mut written);
         let client = verify(&server, &mut written);
-        // Looked at while a front end is connected: with it the daemon has all that it will ever have.
+        // Measured while a front end is connected: the daemon then has all its resources.
         if kill == WARM {
             open_files = server.open_files();
             threads = server.threads();

@@ -253,7 +253,7 @@ fn monitors_add_and_delete_exports() {
 }
 
 #[test]
-fn a_killed_daemon_leaves_a_mount_that_the_next_start_takes_away() {
+fn the_next_start_removes_a_killed_daemons_mount() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, ",writable=on");

@@ -56,13 +56,13 @@ fn linux_uses_it(kernel_options: &'static str, interrupts: &str) {
 
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
-fn linux_uses_it_by_messages() {
+fn linux_uses_the_drive_by_messages() {
     linux_uses_it("", "PCI-MSI");
 }
 
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
-fn linux_uses_it_by_the_interrupt_line() {
+fn linux_uses_the_drive_by_the_interrupt_line() {
     linux_uses_it(" pci=nomsi", "fasteoi");
 }
 

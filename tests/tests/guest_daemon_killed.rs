@@ -1,8 +1,8 @@
-//! The daemon is killed with SIGKILL, again and again, while a guest writes and reads back with checksums. What was
-//! in flight is done by the next daemon: the guest waits, sees no error, and finds each block as it wrote it.
+//! The daemon is killed with SIGKILL repeatedly, while a guest writes and reads back with checksums. The next daemon
+//! completes the requests in flight. The guest waits, sees no error, and finds each block as written.
 //!
-//! `RINGMILL_KILLS` says how often; 20 times when it is not set. `RINGMILL_SEED` says at which instants; a test that
-//! fails prints that of its own.
+//! `RINGMILL_KILLS` sets the number of kills, 20 by default. `RINGMILL_SEED` determines their instants; a failing test
+//! prints its seed.
 
 mod common;
 
@@ -41,11 +41,11 @@ fn the_daemon_is_killed_under_a_growing_qcow2_image() {
     survives_kills(Device::Blk, Format::Qcow2, 2);
 }
 
-/// Until the new process has taken over, a debug build on busy processors.
+/// The time that a debug build on busy processors may take to take over.
 const UPGRADE: Duration = Duration::from_millis(250);
 
 #[test]
-fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
+fn the_daemon_is_killed_during_an_upgrade() {
     let guest = Guest::new().chardev_options("reconnect-ms=10");
     let random = Random::new();
     let kills = times("RINGMILL_KILLS").div_ceil(4);
@@ -55,7 +55,7 @@ fn the_daemon_is_killed_while_it_gives_place_to_another_process() {
         let successor = server.kill_in_upgrade(after);
         println!("{after:?}: {}", successor.is_some());
         match successor {
-            // It goes on serving, or goes the same way.
+            // Half of the successors are kept, the others are killed too.
             Some(successor) if random.below(2) == 0 => successor,
             Some(successor) => {
                 successor.kill();

@@ -1,4 +1,4 @@
-//! The daemon is ended and started again while a guest writes, as an update does it: the guest waits and goes on.
+//! The daemon is ended and started again while a guest writes, as for an update. The guest waits and continues.
 
 use integration::{Guest, Image, Scratch, Server, ServerCommand};
 

@@ -1,7 +1,7 @@
-//! The daemon gives place to another process, again and again, while a guest writes and reads back with
-//! checksums: the guest sees no error, and finds each block as it wrote it.
+//! The daemon is upgraded repeatedly, while a guest writes and reads back with checksums. The guest sees no error, and
+//! finds each block as written.
 //!
-//! `RINGMILL_UPGRADES` says how often; 20 times when it is not set. `RINGMILL_SEED` says at which instants.
+//! `RINGMILL_UPGRADES` sets the number of upgrades, 20 by default. `RINGMILL_SEED` determines their instants.
 
 mod common;
 

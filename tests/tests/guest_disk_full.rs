@@ -1,5 +1,5 @@
-//! A file system runs full under a guest's disk. The guest's requests wait, and go on once there is
-//! space: it sees no error, and finds each block as it wrote it.
+//! A file system becomes full under a guest's disk. The guest's requests wait until space is free. The guest sees no
+//! error, and finds each block as written.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, install};
 use serde_json::json;
 
-/// Writes with checksums and reads all of it back, then shows the disk, and what the kernel thinks of it.
+/// Writes with checksums and reads everything back, then prints the disk's checksum and the kernel's messages.
 fn job(disk: &str) -> String {
     format!(
         "[ -e /dev/vda ] || ln -s /dev/{disk} /dev/vda
@@ -19,7 +19,7 @@ fn job(disk: &str) -> String {
     )
 }
 
-/// What is to be told when there is no space.
+/// Waits for the events of a full disk.
 fn wait_for_stop(qmp: &mut Qmp) {
     let event = qmp.wait_for("BLOCK_IO_ERROR");
     assert_eq!((&event["action"], &event["nospace"]), (&json!("stop"), &json!(true)), "{event}");
@@ -29,8 +29,8 @@ fn resume(qmp: &mut Qmp) {
     qmp.execute("x-block-export-resume", json!({"id": "disk"}));
 }
 
-/// A program that starts another one where a folder is a file system in memory of 24 MiB, with an image of
-/// 32 MiB on it that has no space yet, and 20 MiB of something else.
+/// A program that starts another one with `folder` as a file system in memory of 24 MiB. The file system has a sparse
+/// image of 32 MiB, and another file of 20 MiB.
 fn on_small_file_system(scratch: &Scratch, folder: &str) -> PathBuf {
     let user = if nix::unistd::geteuid().is_root() { "" } else { "-r" };
     let script = format!(
@@ -66,7 +66,7 @@ fn a_disk_is_full_and_space_is_made() {
     let mut guest = guest.boot(&job("vda"));
     guest.expect("begin");
     wait_for_stop(&mut qmp);
-    // Nothing has changed: it stops again, at what it did not get done.
+    // Nothing has changed: the same requests stop the export again.
     resume(&mut qmp);
     wait_for_stop(&mut qmp);
     let ballast = OpenOptions::new().write(true).open(seen("ballast")).expect("ballast");
@@ -80,7 +80,7 @@ fn a_disk_is_full_and_space_is_made() {
     assert_eq!(lines, ["begin".to_owned(), format!("{md5}  -")]);
 }
 
-/// A daemon whose image has no space in its second 4 MiB, or has.
+/// A daemon whose image has no space in its second 4 MiB, if `full`.
 fn serve(scratch: &Scratch, image: &Image, name: &'static str, full: bool, scsi: bool) -> Server {
     let path = image.path().display();
     let rules = "inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28,\
@@ -96,9 +96,9 @@ fn serve(scratch: &Scratch, image: &Image, name: &'static str, full: bool, scsi:
     }
 }
 
-/// While requests are held the machine is stopped and goes on (which stops the rings, and starts them again),
-/// then the daemon is killed; the next one does what was held.
-fn what_is_held_outlives(scsi: bool) {
+/// While requests are held, the machine is paused and resumed, which stops and starts the rings. Then the daemon is
+/// killed. The next daemon completes the held requests.
+fn held_requests_outlive(scsi: bool) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 32);
     let server = serve(&scratch, &image, "first", true, scsi);
@@ -112,7 +112,7 @@ fn what_is_held_outlives(scsi: bool) {
     let mut machine = guest.qmp();
     machine.execute("stop", json!({}));
     machine.execute("cont", json!({}));
-    // It is tried again, by rings that have been started anew.
+    // The restarted rings try the requests again.
     resume(&mut qmp);
     wait_for_stop(&mut qmp);
     drop(qmp);
@@ -124,21 +124,21 @@ fn what_is_held_outlives(scsi: bool) {
 }
 
 #[test]
-fn what_is_held_outlives_the_rings_and_the_daemon() {
-    what_is_held_outlives(false);
+fn held_requests_outlive_the_rings_and_the_daemon() {
+    held_requests_outlive(false);
 }
 
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
-fn what_is_held_outlives_the_rings_and_the_daemon_on_virtio_scsi() {
-    what_is_held_outlives(true);
+fn held_requests_outlive_the_rings_and_the_daemon_on_virtio_scsi() {
+    held_requests_outlive(true);
 }
 
-/// The guest resets the logical unit while its write is held. The reset is answered all the same, and the machine can
-/// be stopped, which stops the control queue first.
+/// The guest resets the logical unit while its write is held. The reset is answered nonetheless, and the machine can be
+/// paused, which stops the control queue first.
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
-fn a_reset_waits_for_nothing_that_is_held() {
+fn a_reset_does_not_wait_for_held_requests() {
     const JOB: &str = "
         dd if=/dev/zero of=/dev/sda bs=4096 seek=1024 count=1 oflag=direct 2>/dev/null &
         read go
@@ -156,7 +156,7 @@ fn a_reset_waits_for_nothing_that_is_held() {
     let mut machine = guest.qmp();
     machine.execute("stop", json!({}));
     machine.execute("cont", json!({}));
-    // The guest has sent it again, and it fails again.
+    // The guest has sent the write again, which fails again.
     resume(&mut qmp);
     wait_for_stop(&mut qmp);
     guest.kill();

@@ -1,4 +1,4 @@
-//! Guests whose drivers use the device otherwise than Linux does by default.
+//! Guests whose drivers use other features of the device than Linux's default.
 
 use integration::{Guest, Image, Scratch, ServerCommand};
 

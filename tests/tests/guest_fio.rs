@@ -1,9 +1,9 @@
-//! fio in a guest: random writes with checksums, verified as they are made and again by a full read-back,
-//! with several queues and I/O threads; then the disk as the guest sees it against the image.
+//! fio in a guest: random writes with checksums over several queues and I/O threads, verified at once and by a full
+//! read-back. Then the guest's view of the disk is compared with the image.
 
 use integration::{Guest, Image, Scratch, ServerCommand};
 
-/// Writes of all sizes from 4 to 64 KiB, from as many jobs as there are queues.
+/// Writes of 4 to 64 KiB, by one job per queue.
 fn job(queues: u32) -> String {
     format!(
         "everywhere() {{

@@ -1,6 +1,6 @@
-//! Memory is plugged into the guest and taken out again under load: the daemon takes up the new memory table
-//! and serves requests whose buffers are in the new memory, while others are in flight. Once the guest has gone
-//! the daemon is as it was before it.
+//! Memory is plugged into the guest and unplugged under load. The daemon takes over the new memory table while requests
+//! are in flight, and serves requests whose buffers are in the new memory. After the guest's end the daemon has the
+//! same resources as before.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::footprint::Alone;
 use integration::{Boot, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
-/// Calls of the jobs: how many blocks of memory are online, and a load that goes on until /tmp/enough exists.
+/// Functions of the jobs: the number of online memory blocks, and a load that runs until /tmp/enough exists.
 const FUNCTIONS: &str = "
     online() { cat /sys/devices/system/memory/memory*/state | grep -cx online; }
     start_load() {
@@ -21,8 +21,8 @@ const FUNCTIONS: &str = "
         wait $load
     }";
 
-/// The guest's first memory is all below 4 GiB, the new memory above, which is where Linux takes its page cache
-/// from first: the buffered copy that follows runs through it.
+/// The guest's first memory is below 4 GiB, the new memory above. Linux allocates its page cache from the upper memory
+/// first, so the buffered copy that follows uses it.
 const PLUG: &str = "
     free() { awk '/zone  *Normal/ { getline; print $3 }' /proc/zoneinfo; }
     echo online_kernel >/sys/devices/system/memory/auto_online_blocks
@@ -38,7 +38,7 @@ const PLUG: &str = "
     stop_load
     md5sum </dev/vda";
 
-/// Memory that is online as movable can be taken offline, which Linux does when it is asked to give it back.
+/// Linux can only offline memory that is online as movable. It does so when asked to unplug the memory.
 const UNPLUG: &str = "
     echo online_movable >/sys/devices/system/memory/auto_online_blocks
     start_load
@@ -58,7 +58,7 @@ struct Machine {
     guest: Boot,
     qmp: Qmp,
     server: Server,
-    /// What the server was before the guest.
+    /// The server's resources before the guest.
     alone: Alone,
     image: Image,
     scratch: Scratch,
@@ -95,7 +95,7 @@ impl Machine {
         self.qmp.execute("object-del", json!({ "id": "more" }));
     }
 
-    /// The disk's contents at the end, as the guest and as the host have them.
+    /// The disk's contents at the end, compared between guest and host.
     fn finish(self) -> (Image, Scratch) {
         let lines = self.guest.finish();
         self.alone.again(&self.server);

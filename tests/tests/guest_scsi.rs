@@ -1,12 +1,12 @@
-//! A guest whose disks are logical units of a virtio-scsi device: what Linux makes of them by itself, and what
-//! sg3_utils, which know the standards, say of them.
+//! A guest whose disks are logical units of virtio-scsi: what Linux detects, and what sg3_utils report, which test
+//! against the standards.
 
 use integration::{Guest, Image, Qmp, Scratch, ServerCommand, eventually, pattern};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
-/// What Linux has found out, and a file system on it.
+/// Prints what Linux has detected, and uses a file system.
 const LINUX: &str = "
     # Linux goes on before it has looked at what there is behind a SCSI controller, and names disks in the order
     # in which it is done with them, which is not that of their LUNs.
@@ -55,7 +55,7 @@ const LINUX: &str = "
     done
     md5sum </dev/$first";
 
-/// One of them without a write cache in the end, also when the daemon that was told of it is killed.
+/// One disk ends without a write cache, also after a kill of the daemon that the guest sent the mode to.
 #[test]
 fn linux_finds_two_disks_and_uses_them() {
     let scratch = Scratch::new();
@@ -90,12 +90,12 @@ fn linux_finds_two_disks_and_uses_them() {
     ];
     assert_eq!(lines, expected);
     assert_eq!(other.md5(), before);
-    // File `a` is given back, and what mke2fs has discarded.
+    // Space of file `a`, and of what mke2fs has discarded, is deallocated.
     assert!(disk.allocated() < 30 * MIB, "{} bytes are allocated", disk.allocated());
 }
 
-/// By default QEMU asks for one queue per processor, and fails if the back end has fewer. It warns about a back
-/// end with a configuration space.
+/// By default QEMU requests one queue per processor, and fails if the back end has fewer. It warns if the back end has a
+/// configuration space.
 #[test]
 fn each_processor_has_a_queue_where_no_number_is_said() {
     let scratch = Scratch::new();
@@ -118,11 +118,11 @@ fn each_processor_has_a_queue_where_no_number_is_said() {
     assert_eq!(guest.line(), "2");
     guest.expect("done");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    // Requests are counted after the guest has got its answers.
+    // Requests are counted after the guest has received their answers.
     eventually("two queues with 16 reads each", || {
         let stats = qmp.execute("x-query-export-stats", json!({}));
         let queues = stats[0]["queues"].as_array().expect("queues");
-        // Statistics leave out queues that were never used.
+        // Statistics omit queues without requests.
         let mut reads = queues.iter().map(|queue| queue["requests"][0]["done"].as_u64());
         (queues.len() == 2 && reads.all(|done| done >= Some(16))).then_some(())
     });
@@ -132,8 +132,7 @@ fn each_processor_has_a_queue_where_no_number_is_said() {
     server.stop();
 }
 
-/// Commands that Linux does not send by itself. Programs of sg3_utils fail when sense data or lengths are not as
-/// they should be.
+/// Commands that Linux does not send by itself. The programs of sg3_utils fail if sense data or lengths are wrong.
 const SG: &str = "
     sg_inq /dev/sda | grep -E 'version=|length=|Vendor|Product|Unit serial' | sed 's/^ *//'
     sg_vpd -p 0xb0 /dev/sda >/dev/null
@@ -197,8 +196,8 @@ fn commands_are_as_the_standards_have_them() {
     }
 }
 
-/// The daemon is ended and started again while the guest writes: it waits, is told of a reset by unit attention,
-/// and goes on.
+/// The daemon is restarted while the guest writes. The guest waits, receives a unit attention for a reset, and
+/// continues.
 #[test]
 fn the_daemon_is_restarted_under_a_write() {
     let scratch = Scratch::new();

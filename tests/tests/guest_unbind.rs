@@ -1,4 +1,4 @@
-//! The guest's driver lets go of the device and takes it again while requests are in flight.
+//! The guest unbinds its driver from the device, with requests in flight, and binds it again.
 
 use integration::{Guest, Image, Scratch, ServerCommand};
 

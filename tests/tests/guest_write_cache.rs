@@ -17,7 +17,7 @@ const JOB: &str = "
     cache
     md5sum </dev/vda";
 
-/// And the daemon that it has told is killed: what comes after it is told by nobody, and the guest does not flush.
+/// The daemon is killed after the guest switched the cache off. The guest neither repeats the mode nor flushes.
 #[test]
 fn the_write_cache_is_switched() {
     let scratch = Scratch::new();
@@ -31,7 +31,7 @@ fn the_write_cache_is_switched() {
     let server = start();
     guest.send("done");
     let lines = guest.finish();
-    // It finds the device as it was left: it does not look before its queues run.
+    // Reads the device's state before any queue runs.
     let next = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
     let config = next.config().expect("a configuration space");
     drop(next);

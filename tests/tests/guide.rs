@@ -1,4 +1,4 @@
-//! The guide: its commands run as they are written. `documents.rs` checks its links.
+//! The guide's commands run as written. `documents.rs` checks its links.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use integration::repository;
 use integration::walkthrough::{Walkthrough, blocks};
 
-/// Where the chapters are.
+/// The folder of the chapters.
 const FOLDER: &str = "docs/guide/src";
-/// How long a chapter may be, in lines.
+/// Maximum lines of a chapter.
 const LONGEST: usize = 300;
 
-/// Runs the commands of a chapter, in order, in a folder of their own.
+/// Runs a chapter's commands, in order, in a new folder.
 fn walk_through(chapter: &str) {
     let walk = Walkthrough::new().with_program();
     let mut runs = 0;
@@ -21,7 +21,7 @@ fn walk_through(chapter: &str) {
                 walk.run(&block);
                 runs += 1;
             }
-            // Commands that take a guest, root or systemd have a prompt.
+            // Commands that need a guest, root or systemd are shown with a prompt.
             "console" => assert!(block.text.starts_with(['$', '#']), "{}", block.place),
             "text" | "yaml" | "toml" | "rust" => {}
             other => panic!("{}: {other} is neither commands nor output", block.place),
@@ -34,7 +34,7 @@ macro_rules! chapters {
     ($($test:ident: $chapter:literal;)*) => {
         $(#[test] fn $test() { walk_through($chapter); })*
 
-        /// The chapters whose commands run.
+        /// The chapters with commands that run.
         const WALKED: &[&str] = &[$($chapter),*];
     };
 }

@@ -1,12 +1,12 @@
-//! An image goes from one daemon to another and back, as in a migration of the guest (`blockdev-set-active`):
-//! never two that write it, nothing lost in between.
+//! Hands an image over between two daemons and back, as in a migration of the guest (`blockdev-set-active`). Never do
+//! both write, and nothing is lost.
 
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, request,
 };
 use serde_json::json;
 
-/// A daemon with a node `disk` on the image, of the daemon's own name on its socket.
+/// A daemon with a node `disk` on the image. The socket has the daemon's name.
 fn serve(scratch: &Scratch, name: &'static str, image: &Image, options: &str) -> Server {
     let (path, active) = (image.path().display(), if options.is_empty() { "" } else { "," });
     let format = image.path().extension().expect("one").to_str().expect("UTF-8");
@@ -40,14 +40,14 @@ fn active(qmp: &mut Qmp) -> Vec<bool> {
     nodes.iter().map(|node| node["active"].as_bool().expect("a flag")).collect()
 }
 
-/// Sectors.
+/// Capacity in sectors.
 fn capacity(client: &BlkClient) -> u64 {
     let capacity = client.config().expect("a configuration").capacity;
     capacity.into()
 }
 
 fn goes_there_and_back(image: &Image) {
-    // Each finds its own socket gone in the end, and no other.
+    // Separate folders, as each daemon expects only its own sockets to be left.
     let (of_here, of_there) = (Scratch::new(), Scratch::new());
     let here = serve(&of_here, "here", image, "");
     let there = serve(&of_there, "there", image, "active=off");
@@ -64,7 +64,7 @@ fn goes_there_and_back(image: &Image) {
     assert_eq!(active(&mut there_qmp), [false; 2]);
     client.write(16, &[2; 4096]);
     here_qmp.execute("block_resize", json!({"node-name": "here", "size": 8 << 20}));
-    // What is asked for too early waits.
+    // A request that comes before the activation waits.
     other.put(0, &[0xee; 4096]);
     let segments = vec![Segment { at: 0, len: 4096, device_writes: true }];
     other.submit(0, &Request { kind: request::IN, sector: 16, segments });
@@ -77,7 +77,7 @@ fn goes_there_and_back(image: &Image) {
     assert_eq!((done.len(), done[0].status), (1, 0));
     assert_eq!(other.get(0, 4096), [2; 4096]);
     assert_eq!(other.read(8, 4096), [1; 4096]);
-    // The size is that of the image now.
+    // The size is that of the image at the activation.
     assert_eq!(capacity(&other), (8 << 20) / 512);
     other.write(8, &[3; 4096]);
     let why = refused(&mut here_qmp, "here");
@@ -85,7 +85,7 @@ fn goes_there_and_back(image: &Image) {
     let why = here_qmp.refused("block_resize", json!({"node-name": "here", "size": 4 << 20}));
     assert!(why.contains("inactive"), "{why}");
 
-    // And back, by all nodes at once.
+    // Back to the first daemon, all nodes at once.
     there_qmp.execute("blockdev-set-active", json!({"active": false}));
     here_qmp.execute("blockdev-set-active", json!({"active": true}));
     assert_eq!((active(&mut here_qmp), active(&mut there_qmp)), (vec![true; 2], vec![false; 2]));
@@ -128,7 +128,7 @@ fn an_export_that_does_not_allow_it_keeps_its_node_active() {
         .export("disk", "")
         .start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    // It has made it active.
+    // The export has activated the node.
     assert_eq!(active(&mut qmp), [true]);
     let off = json!({"node-name": "disk", "active": false});
     let why = qmp.refused("blockdev-set-active", off);

@@ -1,6 +1,5 @@
-//! What goes wrong around the daemon: processes that are stopped, images that have no room, that shrink or whose
-//! device goes, a clock that is set, clients that come and go without end. Expected results:
-//! docs/decisions/0088-host-faults.md.
+//! Faults around the daemon: stopped processes, full and truncated images, lost devices, changes of the clock, many
+//! short-lived clients. docs/decisions/0088-host-faults.md has the expected results.
 
 mod common;
 #[path = "../../crates/block/tests/common/zram.rs"]
@@ -31,7 +30,7 @@ use zram::Zram;
 /// `VIRTIO_BLK_S_IOERR`.
 const IO_ERROR: u8 = 1;
 
-/// A disk of 16 MiB on an image, also over NBD.
+/// A disk of 16 MiB on an image, exported over vhost-user-blk and NBD.
 fn serve(scratch: &Scratch, image: &Image) -> Server {
     let command = ServerCommand::new(scratch).iothread("io0").monitor("qmp");
     let command = command.file("disk", image, "").export("disk", "iothread=io0");
@@ -42,8 +41,8 @@ fn connect(server: &Server) -> BlkClient {
     BlkClient::connect(&server.socket("disk"), 1, 16).expect("the export serves")
 }
 
-/// Waits until so many requests of each of these kinds have failed, and none of others: they are counted once they
-/// have been answered.
+/// Waits until that many requests of each kind have failed, and none of other kinds. They are counted after their
+/// answers.
 fn expect_failed(server: &Server, expected: &[(&str, u64)]) {
     let expected: BTreeMap<String, u64> =
         expected.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect();
@@ -62,7 +61,7 @@ fn expect_failed(server: &Server, expected: &[(&str, u64)]) {
     });
 }
 
-/// Stops a process, and waits until all of its threads are.
+/// Stops a process, and waits until all its threads have stopped.
 fn stop(pid: u32) {
     kill(raw(pid), Signal::SIGSTOP).expect("it is there");
     eventually("all threads to be stopped", || {
@@ -84,9 +83,9 @@ fn raw(pid: u32) -> Pid {
     Pid::from_raw(pid.try_into().expect("a pid"))
 }
 
-/// The guest's requests wait, and so do those who want to connect; nobody sees an error.
+/// Requests and new connections wait. No client sees an error.
 #[test]
-fn a_daemon_that_is_stopped_goes_on_where_it_was() {
+fn a_stopped_daemon_resumes() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let server = serve(&scratch, &image);
@@ -99,7 +98,7 @@ fn a_daemon_that_is_stopped_goes_on_where_it_was() {
         waiting.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         go_on(server.pid());
         let mut greeting = [0; 18];
-        waiting.read_exact(&mut greeting).expect("who waited is greeted");
+        waiting.read_exact(&mut greeting).expect("the waiting client is greeted");
         load.go_on();
     }
     let log = load.finish();
@@ -109,9 +108,10 @@ fn a_daemon_that_is_stopped_goes_on_where_it_was() {
     check(&image, &log, log.len());
 }
 
-/// Its requests in flight are finished; what it does not take waits in its memory. Others lose nothing.
+/// Its requests in flight are completed. Answers that it does not take wait in its memory. Other front ends are not
+/// affected.
 #[test]
-fn a_front_end_that_is_stopped_goes_on_where_it_was() {
+fn a_stopped_front_end_resumes() {
     let scratch = Scratch::new();
     let images = ["one", "two"].map(|name| Image::filled(&scratch, name, MIB));
     let server = ServerCommand::new(&scratch)
@@ -152,14 +152,15 @@ fn a_front_end_that_is_stopped_goes_on_where_it_was() {
     check(&images[0], &log, log.len());
 }
 
-/// The guest gets an I/O error for what has no room, everything else goes on, and so does that once there is.
+/// The guest gets an I/O error for writes without space. All other requests succeed, and so do writes once there is
+/// space.
 #[test]
 fn a_full_file_system() {
     let scratch = Scratch::new();
     let folder = scratch.path("small");
     fs::create_dir(&folder).expect("a folder");
     let (dir, image) = (folder.display(), folder.join("disk.img"));
-    // Mounted for the daemon alone, and gone with it.
+    // Mounted in the daemon's own namespace.
     let script = format!(
         "mount -t tmpfs -o size=2m none {dir} && truncate -s 8M {dir}/disk.img && exec \"$@\""
     );
@@ -182,20 +183,20 @@ fn a_full_file_system() {
     let full = (0..1024).find(|index| write(&mut client, *index) != 0).expect("2 MiB are full");
     assert_eq!(write(&mut client, full), IO_ERROR);
     assert!((256..=512).contains(&full), "{full} blocks of 4 KiB in 2 MiB");
-    // What there is can be read and written over; a hole is read as zeroes; and flushed.
+    // Allocated blocks can be read and overwritten, holes read as zeroes, and flushes succeed.
     for index in 0..full {
         assert_eq!(client.read(index * 8, pattern::BLOCK), block(index), "block {index}");
     }
     assert_eq!(write(&mut client, 0), 0);
     assert_eq!(client.read(full * 8, pattern::BLOCK), [0; pattern::BLOCK]);
     assert_eq!(client.call(request::FLUSH, 0, &[], 0).status, 0);
-    // Who gives space back has some: the first 64 blocks.
+    // A discard frees space: the first 64 blocks.
     let mut range = [0; 16];
     range[8..12].copy_from_slice(&512u32.to_le_bytes());
     assert_eq!(client.call(request::DISCARD, 0, &range, 0).status, 0);
     assert_eq!(write(&mut client, full), 0);
     assert_eq!(client.read(full * 8, pattern::BLOCK), block(full));
-    // 63 blocks are left. What fits in part is no success: the rest finds no room.
+    // 63 blocks are free. A write that fits only in part fails.
     let long: Vec<u8> = (0..16).flat_map(block).collect();
     let at = |nth: u64| (full + 1 + 16 * nth) * 8;
     let statuses = (0..4).map(|nth| client.call(request::OUT, at(nth), &long, 0).status);
@@ -203,16 +204,16 @@ fn a_full_file_system() {
     for nth in 0..3 {
         assert!(client.read(at(nth), long.len()) == long, "long write {nth}");
     }
-    // Two of a block, and the long one.
+    // Two writes of a block, and the long one.
     expect_failed(&server, &[("write", 3)]);
     drop(client);
     alone.again(&server);
     server.stop();
 }
 
-/// What was cut off is read as zeroes, and can be written again: the disk keeps its size.
+/// The truncated part reads as zeroes and can be written again: the disk keeps its size.
 #[test]
-fn an_image_that_is_truncated_under_its_guest() {
+fn an_image_is_truncated_under_its_guest() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image);
@@ -223,7 +224,7 @@ fn an_image_that_is_truncated_under_its_guest() {
     let at = |mib: u64| mib * 2048;
     assert_eq!(pattern::generation(0, &client.read(0, pattern::BLOCK)), Ok(0));
     assert_eq!(client.read(at(2), pattern::BLOCK), [0; pattern::BLOCK]);
-    // Across the end.
+    // Across the file's end.
     let across = client.read(at(1) - 8, 2 * pattern::BLOCK);
     assert_eq!(pattern::generation(255, &across[..pattern::BLOCK]), Ok(0));
     assert_eq!(across[pattern::BLOCK..], [0; pattern::BLOCK]);
@@ -237,10 +238,10 @@ fn an_image_that_is_truncated_under_its_guest() {
     server.stop();
 }
 
-/// A loop device that is detached goes on for those who have it open; one that has lost what is behind it gives
-/// I/O errors. The daemon lives on in both cases.
+/// A detached loop device works as long as it is open. If its backing file has lost data, it gives I/O errors. The daemon
+/// survives both.
 #[test]
-fn a_loop_device_that_goes() {
+fn a_loop_device_is_lost() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let losetup = |arguments: &[&str]| {
@@ -254,7 +255,7 @@ fn a_loop_device_that_goes() {
     }
     let device = String::from_utf8(found.stdout).expect("a path");
     let device = device.trim();
-    // Another test may reuse the device's name: the file is compared, too.
+    // Compare the backing file too, as another test may reuse the device's name.
     let is_attached = || {
         let all = losetup(&["--all", "--output", "NAME,BACK-FILE", "--noheadings"]);
         let all = String::from_utf8(all.stdout).expect("paths");
@@ -289,10 +290,9 @@ fn a_loop_device_that_goes() {
     eventually("the device to be let go", || (!is_attached()).then_some(()));
 }
 
-/// A compressed device in memory that somebody would reset is in use, so the kernel refuses; one without memory left
-/// gives I/O errors for what has no room, until it has some.
+/// A zram device in use cannot be reset: the kernel refuses. Without memory, it gives I/O errors until it has some.
 #[test]
-fn a_zram_device_that_is_reset_and_has_no_memory() {
+fn a_zram_device_is_reset_and_has_no_memory() {
     const RESOURCE_BUSY: i32 = 16;
     let Some(zram) = Zram::new(16 << 20) else { return };
     let set = |attribute: &str, value: &str| {
@@ -312,7 +312,7 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
     let alone = Alone::of(&server);
     let mut client = connect(&server);
     let block = |index: u64| {
-        // Which does not compress.
+        // Incompressible data.
         let mut state = index + 1;
         let next = || {
             state ^= state << 13;
@@ -344,10 +344,10 @@ fn a_zram_device_that_is_reset_and_has_no_memory() {
     server.stop();
 }
 
-/// The time of day is nobody's business here but that of events and certificates. It jumps a day to and fro with
-/// each look at it: by a library that is loaded before libc, since setting the clock would set all others'.
+/// Only events and certificates depend on the time of day. A library loaded before libc moves it by a day, forth and back,
+/// with each query. Setting the machine's clock would affect other tests.
 #[test]
-fn a_clock_that_is_set() {
+fn the_clock_is_set() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let limits = r#"{"qom-type":"throttle-group","id":"tg","limits":{"iops-total":200}}"#;
@@ -368,7 +368,7 @@ fn a_clock_that_is_set() {
     let alone = Alone::of(&server);
     let load = Load::start(connect(&server), 3);
     let mut shaking_hands = RawNbd::greet(&scratch.path("nbd.sock"));
-    // An event has the time of day in it.
+    // An event contains the time of day.
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let mut seconds = || {
         let addr = json!({"type": "unix", "path": scratch.path("more.sock")});
@@ -397,9 +397,9 @@ fn a_clock_that_is_set() {
     check(&image, &log, log.len());
 }
 
-/// Memory may grow by this while 20,000 clients come and go, KiB: what the allocator keeps. 50 bytes for each.
+/// Permitted growth of memory over 20,000 clients, KiB: 50 bytes for each, kept by the allocator.
 const MARGIN_KIB: u64 = 1024;
-/// And the mappings by so many, of the allocator's.
+/// Permitted growth of the number of mappings, which the allocator makes.
 const MARGIN_MAPPINGS: usize = 16;
 
 #[test]
@@ -408,7 +408,7 @@ fn ten_thousand_reconnects_leave_nothing_behind() {
     let node = "null-co,node-name=disk,size=1048576";
     let command = ServerCommand::new(&scratch).iothread("io0").arg("--blockdev").arg(node);
     let command = command.export("disk", "iothread=io0");
-    // Few at a time, else memory depends on how many happen to be on their way out.
+    // A low limit, as memory depends on the number of simultaneous connections.
     let command = nbd_server(command, &scratch, ",max-connections=4");
     let command = nbd_export(command, "disk", ",iothread=io0");
     let begun = Instant::now();
@@ -424,7 +424,7 @@ fn ten_thousand_reconnects_leave_nothing_behind() {
         }
         eventually("all to be as before", || (Footprint::of(&server) == alone).then_some(()));
     };
-    // What the first ones leave behind is kept for those after them.
+    // The first clients allocate memory that later ones reuse.
     come_and_go(500, 50);
     let (memory, mappings) = (server.private_kib(), server.mappings());
     come_and_go(10_000, 300);
@@ -432,7 +432,7 @@ fn ten_thousand_reconnects_leave_nothing_behind() {
     println!("{memory} KiB in {mappings} mappings, then {memory_after} KiB in {mappings_after}");
     assert!(memory_after <= memory + MARGIN_KIB, "{memory} KiB became {memory_after} KiB");
     assert!(mappings_after <= mappings + MARGIN_MAPPINGS, "{mappings} became {mappings_after}");
-    // And the log is not full of them.
+    // The log has not grown with each client.
     let lines = server.log().lines().count();
     let minutes = begun.elapsed().as_secs() as usize / 60 + 1;
     assert!(lines < 50 + 150 * minutes, "{lines} lines in {minutes} minutes");

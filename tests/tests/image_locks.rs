@@ -1,4 +1,4 @@
-//! Image locks, as QEMU has them: who writes an image keeps others out, and is kept out.
+//! Image locks compatible with QEMU: a writer excludes other writers.
 
 #[path = "../../crates/sandbox/tests/common/mod.rs"]
 mod kernel;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use kernel::landlock_of_the_kernel;
 
-/// Fails unless `program`, given the image between its arguments, is refused a lock.
+/// Asserts that `program`, with the image between its arguments, cannot lock the image.
 fn assert_locked_out(image: &Image, program: &str, before: &[&str], after: &[&str]) {
     let mut command = Command::new(tool(program));
     let output = command.args(before).arg(image.path()).args(after).output().expect("it runs");
@@ -39,15 +39,15 @@ fn an_image_is_written_by_one() {
     assert_locked_out(&image, "qemu-io", &["-f", "raw", "-c", "write 0 512"], &[]);
     assert!(image.qemu_img(&["info", "--force-share"]).status.success());
 
-    // And is there for the next one when the daemon has ended.
+    // The lock is released with the daemon's end.
     server.stop();
     let mut resize = Command::new(tool("qemu-img"));
     let resize = resize.args(["resize", "-f", "raw"]).arg(image.path()).arg("2M").output();
     assert!(resize.expect("qemu-img runs").status.success());
 }
 
-/// In its sandbox a daemon may not look for the process that has the image: it is no killed one that leaves
-/// its locks.
+/// A sandboxed daemon cannot search for the process that holds the image. It does not take that process for a killed
+/// daemon whose locks remain.
 #[test]
 fn a_command_is_refused_an_image_of_another_daemon() {
     let scratch = Scratch::new();
@@ -58,7 +58,7 @@ fn a_command_is_refused_an_image_of_another_daemon() {
     let node = json!({"driver": "file", "node-name": "again", "filename": image.path()});
     let why = qmp.refused("blockdev-add", node);
     assert!(why.contains("lock"), "{why}");
-    // Without Landlock it may.
+    // Without Landlock it can search.
     if landlock_of_the_kernel() > 0 {
         assert!(why.contains("not all of /proc may be read"), "{why}");
     }
@@ -78,7 +78,7 @@ fn an_image_that_qemu_writes_is_refused() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("qemu-io runs");
-    // It prompts when the image is open.
+    // The prompt comes once the image is open.
     let mut prompt = BufReader::new(qemu_io.stdout.take().expect("a pipe"));
     prompt.read_until(b'>', &mut Vec::new()).expect("a prompt");
 
@@ -125,8 +125,8 @@ fn locking_can_be_switched_off() {
     let _servers = [start("first", "one"), start("second", "two")];
 }
 
-/// The clients of the images stay connected, and all their requests have been answered. A request on another
-/// disk is never answered. So the daemon has not ended, and has not flushed.
+/// The clients of the images stay connected, with all requests answered. A request on another disk is never answered, so
+/// the daemon does not end, and does not flush.
 #[test]
 fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
     let scratch = Scratch::new();
@@ -150,7 +150,7 @@ fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
     front_end.write(0, &[2; 4096]);
     let mut waits = RawNbd::go(&socket, "never");
     waits.request(0, 8, 0, 512);
-    // An unknown command. Its error shows that the server has taken the request before.
+    // The error for an unknown command shows that the server has taken the request before it.
     waits.request(99, 9, 0, 0);
     assert_eq!(waits.reply().1, 9);
     server.signal(Signal::SIGTERM);

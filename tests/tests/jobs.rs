@@ -170,7 +170,7 @@ fn a_guests_disk_moves() {
 }
 
 #[test]
-fn what_jobs_refuse() {
+fn refused_jobs() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let server = daemon(&scratch, &image, "");

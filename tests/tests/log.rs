@@ -56,7 +56,7 @@ fn nothing_is_said_when_all_is_well() {
 }
 
 #[test]
-fn what_is_asked_for_is_said_before_and_after_an_upgrade() {
+fn requested_messages_are_logged_before_and_after_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let mut server = command(&scratch, &image)
@@ -115,7 +115,7 @@ fn the_variable_stands_for_the_option_which_comes_first() {
 }
 
 #[test]
-fn a_wrong_variable_is_told_of() {
+fn a_wrong_variable_is_reported() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let server = command(&scratch, &image).logging(Some("everything")).spawn();
@@ -126,7 +126,7 @@ fn a_wrong_variable_is_told_of() {
 
 /// systemd.exec(5): `JOURNAL_STREAM` has the device and inode of the journal's stream.
 #[test]
-fn the_journal_is_told_priorities() {
+fn the_journal_gets_priorities() {
     for is_journal in [true, false] {
         let scratch = Scratch::new();
         let image = Image::filled(&scratch, "disk.img", 1);

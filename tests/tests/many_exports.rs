@@ -61,7 +61,7 @@ fn an_export_takes_little_memory() {
 }
 
 #[test]
-fn idle_exports_wake_nobody() {
+fn idle_exports_cause_no_wake_ups() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let server = command(&scratch, &image, EXPORTS).start();
@@ -118,7 +118,7 @@ fn the_soft_limit_of_open_files_is_raised_to_the_hard_one() {
 }
 
 #[test]
-fn too_low_a_hard_limit_is_an_error_that_says_what_to_do() {
+fn too_low_a_hard_limit_is_an_error_with_advice() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     // More than the program's hard limit.

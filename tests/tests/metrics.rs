@@ -1,5 +1,4 @@
-//! What the daemon counts, and whom it tells: Prometheus by HTTP, read by a client and a parser that nobody
-//! here wrote, and QMP.
+//! The daemon's counters over HTTP, read by Prometheus' client and parser, and over QMP.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -15,9 +14,9 @@ use integration::{
 };
 use serde_json::{Value, json};
 
-/// A daemon that tells metrics at `metrics.sock`, and a queue of it that was given known requests.
+/// A daemon with metrics at `metrics.sock`, whose queue has served known requests.
 struct Fixture {
-    /// Goes first, for the server to let it go.
+    /// Dropped first, so that the server can end.
     blk: BlkClient,
     server: Server,
     scratch: Scratch,
@@ -71,11 +70,11 @@ fn curl(socket: &Path, arguments: &[&str]) -> Output {
     command.output().expect("curl runs")
 }
 
-/// The samples of a page, by name and labels, the labels sorted: `name{a="b",c="d"}`.
+/// The samples of a page by name and labels, with sorted labels: `name{a="b",c="d"}`.
 fn samples(socket: &Path) -> BTreeMap<String, f64> {
     let page = curl(socket, &["--header", OPEN_METRICS, "--fail", "http://ringmill/metrics"]);
     assert!(page.status.success(), "{page:?}");
-    // Debian's own Python has the parser.
+    // Debian's Python has the parser.
     let mut parser = Command::new("/usr/bin/python3")
         .arg(client("openmetrics.py"))
         .stdin(Stdio::piped())
@@ -98,13 +97,13 @@ fn samples(socket: &Path) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn a_parser_nobody_here_wrote_reads_what_was_done() {
+fn prometheus_parser_reads_the_counters() {
     let fixture = Fixture::new();
     let queue = |name: &str, operation: &str| {
         let labels = format!("export=\"disk\",iothread=\"io0\",operation=\"{operation}\"");
         format!("ringmill_export_{name}_total{{{labels},queue=\"0\"}}")
     };
-    // The counters follow the answer.
+    // Counters are updated after the answer.
     let page = eventually("the last request in the metrics", || {
         let page = samples(&fixture.metrics());
         (page[&queue("invalid_requests", "other")] == 1.0).then_some(page)
@@ -147,7 +146,7 @@ fn a_parser_nobody_here_wrote_reads_what_was_done() {
     let thread = |name: &str| page[&format!("ringmill_iothread_{name}{{iothread=\"io0\"}}")];
     assert!(thread("iterations_total") > 0.0 && thread("enters_total") > 0.0);
     assert!(thread("cpu_seconds_total") > 0.0);
-    // What a sleep was measured to cost.
+    // The measured cost of a sleep.
     assert!((1e-6..1e-3).contains(&thread("poll_max_seconds")));
     assert!(page["process_resident_memory_bytes{}"] > 1e6);
     assert!(page["process_cpu_seconds_total{}"] > 0.0);
@@ -177,7 +176,7 @@ fn http_is_answered_as_its_standard_says() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_of_and_a_free_one_serves() {
+fn a_taken_address_is_reported_and_a_free_one_serves() {
     let scratch = Scratch::new();
     let reserved = Port::new();
     let port = reserved.number();
@@ -188,7 +187,7 @@ fn an_address_that_is_taken_is_told_of_and_a_free_one_serves() {
     let wanted = format!("--metrics {metrics}: Failed to listen on '127.0.0.1:{port}': ");
     assert!(log.contains(&wanted), "{log}");
     drop(taken);
-    // Another test's child may have it open until it executes its program.
+    // Another test's child may have inherited the port until it executes its program.
     let is_free = || TcpStream::connect(("127.0.0.1", port)).is_err();
     eventually("the port to be free", || is_free().then_some(()));
     let server = ServerCommand::new(&scratch).named("again").arg("--metrics").arg(&metrics).start();
@@ -199,9 +198,9 @@ fn an_address_that_is_taken_is_told_of_and_a_free_one_serves() {
     server.stop();
 }
 
-/// Clients that say nothing, half of something or too much, and do not read, in numbers.
+/// Many clients that send nothing, half a request or too much, and do not read.
 #[test]
-fn hostile_clients_keep_nobody_from_the_metrics_and_cost_little() {
+fn hostile_clients_do_not_block_the_metrics_and_cost_little() {
     let fixture = Fixture::new();
     let socket = fixture.metrics();
     let connect = || UnixStream::connect(&socket).expect("it listens");
@@ -215,13 +214,13 @@ fn hostile_clients_keep_nobody_from_the_metrics_and_cost_little() {
             1 => b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: ",
             2 => b"\0\0\0\0",
             3 => &[b'x'; 64 << 10],
-            // It asks and does not read.
+            // A request whose answer is not read.
             _ => b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         };
         stream.set_write_timeout(Some(PATIENCE)).expect("a time limit");
         match stream.write_all(said) {
             Ok(()) => {}
-            // It was sent away meanwhile.
+            // The daemon has closed the connection.
             Err(error) => assert!(
                 matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset),
                 "{error}"
@@ -229,15 +228,15 @@ fn hostile_clients_keep_nobody_from_the_metrics_and_cost_little() {
         }
         idle.push(stream);
     }
-    // With all of them still there.
+    // While all of them are connected.
     let grown = resident() - before;
     assert!(grown < 16e6, "{grown} bytes more for {} clients", idle.len());
-    // All but the last few were sent away.
+    // All but the last few were closed.
     let mut first = idle.swap_remove(0);
     first.set_read_timeout(Some(PATIENCE)).expect("a time limit");
     assert_eq!(first.read(&mut [0; 1]).map_err(|error| error.kind()), Ok(0));
     drop(idle);
-    // One that dawdles is sent away in time, though nobody else comes.
+    // A slow client is closed at its time limit, even without a new connection.
     let mut slow = connect();
     slow.write_all(b"GET ").expect("it listens");
     slow.set_read_timeout(Some(PATIENCE)).expect("a time limit");
@@ -247,7 +246,7 @@ fn hostile_clients_keep_nobody_from_the_metrics_and_cost_little() {
 }
 
 #[test]
-fn qmp_tells_what_was_done() {
+fn qmp_has_the_counters() {
     let fixture = Fixture::new();
     let mut qmp = Qmp::connect(&fixture.server.socket("qmp"));
     let stats = eventually("the last request in the statistics", || {
@@ -260,7 +259,7 @@ fn qmp_tells_what_was_done() {
     for (name, value) in [
         ("rd_operations", 3),
         ("rd_bytes", 12288),
-        // With the zeroes.
+        // Including the write of zeroes.
         ("wr_operations", 3),
         ("wr_bytes", 1536 + 4096),
         ("flush_operations", 1),
@@ -293,7 +292,7 @@ fn qmp_tells_what_was_done() {
 }
 
 #[test]
-fn latencies_are_counted_by_boundaries_while_that_is_asked_for() {
+fn latencies_are_counted_by_boundaries_while_enabled() {
     const SET: &str = "block-latency-histogram-set";
     let mut fixture = Fixture::new();
     let mut qmp = Qmp::connect(&fixture.server.socket("qmp"));
@@ -316,7 +315,7 @@ fn latencies_are_counted_by_boundaries_while_that_is_asked_for() {
     eventually("a write in the histogram", || {
         (histogram(&mut qmp, "wr")["bins"] == json!([1, 0])).then_some(())
     });
-    // Of one kind only; the others go on.
+    // Only of one kind; the others stay.
     qmp.execute(SET, json!({"id": "disk", "boundaries-read": [7]}));
     assert_eq!(histogram(&mut qmp, "rd"), json!({"boundaries": [7], "bins": [0, 0]}));
     assert_eq!(histogram(&mut qmp, "wr")["bins"], json!([1, 0]));

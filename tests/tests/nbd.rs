@@ -40,7 +40,7 @@ fn nbdcopy_takes_an_image_in_and_out() {
 }
 
 #[test]
-fn nbdinfo_lists_exports_with_what_they_can() {
+fn nbdinfo_lists_exports_and_capabilities() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 3);
     let command = ServerCommand::new(&scratch).file("disk", &image, "read-only=on");
@@ -231,7 +231,7 @@ h.shutdown()
 ";
 
 #[test]
-fn holes_between_data_are_told_as_qemu_s_server_tells_them() {
+fn holes_are_reported_as_by_qemus_server() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 4);
     let file = OpenOptions::new().write(true).open(image.path()).expect("the image");
@@ -410,7 +410,7 @@ fn the_unix_socket_stays_when_the_daemon_ends_and_goes_with_the_server() {
 
 /// A client's socket is closed when its process has ended. The daemon notices later, on another thread.
 #[test]
-fn a_client_that_has_gone_does_not_use_the_export_any_more() {
+fn a_disconnected_client_does_not_use_the_export() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let command =

@@ -1,4 +1,4 @@
-//! NBD clients that break the rules, or dawdle: each harms itself alone, and costs what is bounded.
+//! Hostile and slow NBD clients: each affects only itself, at bounded cost.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -17,20 +17,20 @@ fn serve(scratch: &Scratch, image: &Image, options: &str) -> Server {
     nbd_export(nbd_server(command, scratch, options), "disk", ",writable=on").start()
 }
 
-/// Another client is served as if nothing were.
+/// Asserts that another client is served as usual.
 fn others_are_served(scratch: &Scratch) {
     let size = client_output(scratch, "nbdinfo", &["--size", &nbd_uri(scratch, "disk")]);
     assert_eq!(size.trim(), "4194304");
 }
 
 #[test]
-fn what_is_no_nbd_ends_the_connection_that_it_came_on() {
+fn malformed_messages_end_only_their_connection() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image, "");
     let socket = scratch.path("nbd.sock");
 
-    // Before a handshake, within one, within a message, at each length.
+    // Close before a handshake, within one, and within a message of each length.
     RawNbd::connect(&socket).0.shutdown(Shutdown::Both).expect("a connection");
     for len in 0..4 {
         RawNbd::connect(&socket).send(&[0; 4][..len]);
@@ -57,11 +57,11 @@ fn what_is_no_nbd_ends_the_connection_that_it_came_on() {
     let mut raw = RawNbd::go(&socket, "disk");
     raw.send(&[0xff; 28]);
     raw.wait_for_close();
-    // A payload that is longer than any may be is not waited for.
+    // The server does not wait for a payload above the limit.
     let mut raw = RawNbd::go(&socket, "disk");
     raw.request(WRITE, 1, 0, u32::MAX);
     raw.wait_for_close();
-    // What was asked for before is done all the same.
+    // Requests before the error are still carried out.
     let mut raw = RawNbd::go(&socket, "disk");
     let mut bytes = request(WRITE, 7, 4096, 512).to_vec();
     bytes.extend([7; 512]);
@@ -86,7 +86,7 @@ fn a_payload_of_a_refused_write_is_taken_and_forgotten() {
     let server = serve(&scratch, &image, "");
     let mut raw = RawNbd::go(&scratch.path("nbd.sock"), "disk");
     let mut bytes = request(WRITE, 1, 4 << 20, 1 << 20).to_vec();
-    // It looks like requests.
+    // The bytes look like requests.
     bytes.extend(request(WRITE, 99, 0, 512).iter().cycle().take(1 << 20));
     bytes.extend(request(READ, 2, 0, 4096));
     raw.send(&bytes);
@@ -97,7 +97,7 @@ fn a_payload_of_a_refused_write_is_taken_and_forgotten() {
 }
 
 #[test]
-fn a_handshake_that_takes_too_long_is_ended() {
+fn a_slow_handshake_is_ended() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image, ",handshake-max-seconds=3");
@@ -105,11 +105,11 @@ fn a_handshake_that_takes_too_long_is_ended() {
     let silent = RawNbd::connect(&socket);
     let mut half = RawNbd::greet(&socket);
     half.option_header(7, 100);
-    // One that keeps talking has no more time than others.
+    // Further messages do not extend the time limit.
     let mut busy = RawNbd::greet(&socket);
     let talk =
         thread::spawn(move || while busy.0.write_all(b"IHAVEOPT\0\0\0\x63\0\0\0\0").is_ok() {});
-    // Once it has chosen an export a client may be silent.
+    // After the handshake a client may be silent.
     let mut chosen = RawNbd::go(&socket, "disk");
     silent.wait_for_close();
     half.wait_for_close();
@@ -133,7 +133,7 @@ fn connections_beyond_the_most_wait_for_their_turn() {
             assert_eq!(client.reply(), (0, 1));
         }
     };
-    // Then they have all that they will ever have.
+    // The clients then hold all resources that they can.
     are_served();
     let files = server.open_files();
     let waiting: Vec<_> = (0..20).map(|_| RawNbd::connect(&socket)).collect();
@@ -148,7 +148,7 @@ fn connections_beyond_the_most_wait_for_their_turn() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_replies_waits_for_itself() {
+fn a_client_that_reads_no_replies_blocks_only_itself() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image, "");
@@ -156,31 +156,31 @@ fn a_client_that_does_not_read_its_replies_waits_for_itself() {
     let before = server.private_kib();
     let deaf = RawNbd::go(&socket, "disk");
     let mut sender = deaf.0.try_clone().expect("another descriptor");
-    // More than is ever answered: it ends when the connection does.
+    // More requests than are ever answered: the thread ends with the connection.
     let flood = thread::spawn(move || {
         let requests: Vec<u8> =
             (0..100).flat_map(|cookie| request(READ, cookie, 0, 1 << 20)).collect();
         while sender.write_all(&requests).is_ok() {}
     });
-    // All that it may have: 32 MiB of data in memory.
+    // The limit of memory for data in flight: 32 MiB.
     eventually("the flood", || (server.private_kib() > before + (24 << 10)).then_some(()));
     for _ in 0..5 {
         others_are_served(&scratch);
     }
     assert!(server.private_kib() < before + (40 << 10), "{} KiB", server.private_kib());
-    // And it does not keep the daemon from ending.
+    // The daemon can end nonetheless.
     server.stop();
     drop(deaf);
     flood.join().expect("it was ended");
 }
 
 #[test]
-fn replies_are_those_of_the_requests_however_many_there_are() {
+fn each_of_many_requests_gets_its_reply() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let server = serve(&scratch, &image, "");
     let mut raw = RawNbd::go(&scratch.path("nbd.sock"), "disk");
-    // More than there are slots for, all at once.
+    // More requests than slots, all at once.
     let mut sender = raw.0.try_clone().expect("another descriptor");
     let requests: Vec<u8> =
         (0..1000u64).flat_map(|n| request(READ, n, (n % 1024) * 4096, 4096)).collect();

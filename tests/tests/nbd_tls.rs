@@ -1,4 +1,4 @@
-//! NBD with TLS: the clients of its users with certificates that are good, and with others.
+//! NBD with TLS: real clients, with valid and other certificates.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn serve(scratch: &Scratch, image: &Image, creds: &Path, more: &str, options: &s
     nbd_export(command, "disk", ",writable=on,iothread.0=io0,iothread.1=io1").start()
 }
 
-/// What a QEMU program is told of the export: an object, and the image's options.
+/// The options of a QEMU program for the export: an object, and the image's options.
 fn qemu_image(scratch: &Scratch, creds: &Path) -> (String, String) {
     let object = format!("tls-creds-x509,id=t,endpoint=client,dir={}", creds.display());
     let socket = scratch.path("nbd.sock");
@@ -51,7 +51,7 @@ fn libnbd_s_and_qemu_s_programs_copy_an_image_in_and_out() {
     assert_eq!((&info["TLS"], &info["exports"][0]["can_multi_conn"]), (&true.into(), &true.into()));
     let list = client_output(&scratch, "nbdinfo", &["--list", &nbds_uri(&scratch, "", &alice)]);
     assert!(list.contains("export=\"disk\""), "{list}");
-    // Four connections with 64 requests each.
+    // Four connections with 64 requests in flight each.
     client_output(&scratch, "nbdcopy", &["--flush", text(source.path()), &uri]);
     let (object, image) = qemu_image(&scratch, &alice);
     let compare = ["compare", "--object", &object, "--image-opts", &image];
@@ -127,7 +127,7 @@ for handle in handles:
 ",
         text(&alice)
     );
-    // GnuTLS' own way to turn a version off.
+    // GnuTLS' configuration to disable a version.
     let old = scratch.path("old");
     std::fs::write(&old, "[overrides]\ndisabled-version = tls1.3\n").expect("a file");
     let old = format!("GNUTLS_SYSTEM_PRIORITY_FILE={}", text(&old));
@@ -140,7 +140,7 @@ for handle in handles:
 }
 
 #[test]
-fn nothing_is_told_before_tls() {
+fn nothing_is_revealed_before_tls() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "ca");
     let server_creds = authority.server("server", NOW);
@@ -149,22 +149,22 @@ fn nothing_is_told_before_tls() {
     let socket = scratch.path("nbd.sock");
     let tls_required = 0x8000_0005u32;
     let mut raw = RawNbd::greet(&socket);
-    // List, info, go, structured replies, contexts, and one that nobody knows.
+    // List, info, go, structured replies, contexts, and an unknown option.
     for option in [3, 6, 7, 8, 9, 10, 11, 99] {
         raw.option(option, b"\0\0\0\x04disk\0\0");
         assert_eq!(raw.option_reply(), (option, tls_required));
     }
-    // Export name has no reply.
+    // The option "export name" has no reply.
     raw.option(1, b"disk");
     raw.wait_for_close();
     let plain = client(&scratch, "nbdinfo", &[&nbd_uri(&scratch, "disk")]);
     assert!(!plain.status.success(), "{plain:?}");
-    // A client without a certificate, since none is asked for.
+    // A client without a certificate, as the server does not request one.
     let uri = nbds_uri(&scratch, "disk", &authority.trusted("anybody"));
     assert_eq!(client_output(&scratch, "nbdinfo", &["--size", &uri]).trim(), "1048576");
     server.stop();
 
-    // And the other way round: a server without TLS says that it has none.
+    // A server without TLS refuses a client that requires TLS.
     let command = ServerCommand::new(&scratch).named("plain").file("disk", &image, "read-only=on");
     let server = nbd_export(nbd_server(command, &scratch, ""), "disk", "").start();
     let mut raw = RawNbd::greet(&socket);
@@ -199,7 +199,7 @@ fn an_rsa_key_of_another_size_than_the_library_takes_is_refused_by_its_size() {
 }
 
 #[test]
-fn each_refusal_is_told_to_the_client_and_logged() {
+fn each_refusal_is_sent_to_the_client_and_logged() {
     let scratch = Scratch::new();
     let (authority, other) = (Authority::new(&scratch, "ca"), Authority::new(&scratch, "other"));
     let server_creds = authority.server("server", NOW);
@@ -236,7 +236,7 @@ fn each_refusal_is_told_to_the_client_and_logged() {
     }
     let lines = server.log().lines().filter(|line| line.contains("sent away")).count();
     assert_eq!(lines, 4, "{}", server.log());
-    // One that does not trust the server.
+    // A client that does not trust the server.
     let (object, disk) = qemu_image(&scratch, &other.client("axel", NOW));
     let info = ["info", "--object", &object, "--image-opts", &disk];
     let refused = client(&scratch, "qemu-img", &info);

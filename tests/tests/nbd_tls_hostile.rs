@@ -21,7 +21,7 @@ fn others_are_served(scratch: &Scratch, creds: &Path) {
 }
 
 #[test]
-fn what_breaks_the_rules_ends_the_connection_that_it_came_on() {
+fn malformed_tls_ends_only_its_connection() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "ca");
     let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
@@ -46,7 +46,7 @@ fn what_breaks_the_rules_ends_the_connection_that_it_came_on() {
 }
 
 #[test]
-fn a_handshake_that_takes_too_long_is_ended() {
+fn a_slow_handshake_is_ended() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "ca");
     let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
@@ -68,7 +68,7 @@ fn a_handshake_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_replies_waits_for_itself() {
+fn a_client_that_reads_no_replies_blocks_only_itself() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "ca");
     let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));

@@ -1,5 +1,4 @@
-//! The daemon gives place to another process while NBD clients are connected: they go on over the same
-//! connections.
+//! The daemon is upgraded while NBD clients are connected. The clients continue over the same connections.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,8 +22,8 @@ fn serve(scratch: &Scratch, image: &Image) -> Server {
     nbd_export(nbd_server(command, scratch, ""), "disk", options).start()
 }
 
-/// Writes and reads with many requests in flight, one connection after the other, and checks all it
-/// reads, until there is the file `stop`.
+/// Writes and reads with many requests in flight, one connection after the other, and checks all data, until the file
+/// `stop` exists.
 const LOAD: &str = "
 import os, random
 state, rng, connections = {}, random.Random(1), []
@@ -68,13 +67,13 @@ impl Load {
     fn run(scratch: &Scratch, uri: &str, script: &str) -> Load {
         let uri = format!("uri = {uri:?}");
         let mut command = Command::new(tool("nbdsh"));
-        // nbdsh needs Debian's own Python, whatever other there is.
+        // nbdsh needs Debian's Python.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", &uri, "-c", script]);
         command.current_dir(scratch.dir()).stdin(Stdio::piped()).stdout(Stdio::piped());
         Load(command.spawn().expect("nbdsh can be run"))
     }
 
-    /// Waits until some more has been written and read.
+    /// Waits until more data is written and read.
     fn go_on(&mut self) {
         for _ in 0..3 {
             self.round();
@@ -83,7 +82,7 @@ impl Load {
 
     fn round(&mut self) {
         let mut line = String::new();
-        // It takes no more than the line.
+        // Without read-ahead beyond the line.
         let mut lines = BufReader::with_capacity(1, self.0.stdout.as_mut().expect("a pipe"));
         lines.read_line(&mut line).expect("a line");
         assert_eq!(line, "round\n", "the client has ended");
@@ -98,7 +97,7 @@ impl Load {
 }
 
 #[test]
-fn clients_go_on_over_their_connections() {
+fn clients_continue_over_their_connections() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let mut server = serve(&scratch, &image);
@@ -108,14 +107,14 @@ fn clients_go_on_over_their_connections() {
         server.upgrade();
     }
     load.go_on();
-    // New ones are taken by who serves now.
+    // New connections are accepted by the new process.
     client_output(&scratch, "nbdinfo", &[&nbd_uri(&scratch, "disk")]);
     load.finish(&scratch);
     server.stop();
 }
 
 #[test]
-fn clients_go_on_beside_a_program_that_fails() {
+fn clients_continue_if_the_new_program_fails() {
     for script in [
         "#!/bin/sh\nexit 3\n",
         "#!/usr/bin/python3
@@ -148,9 +147,9 @@ while (kind := to.recv(100)[:1]) != b'Q':
     }
 }
 
-/// Whatever part of a message has come, and whatever the client has not read yet.
+/// Whatever part of a message has arrived, and however much the client has not read.
 #[test]
-fn messages_go_on_at_any_byte() {
+fn messages_continue_at_any_byte() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 16);
     let mut server = serve(&scratch, &image);
@@ -159,17 +158,17 @@ fn messages_go_on_at_any_byte() {
     let len = block.len() as u32;
     let mut message = request(WRITE, 5, 3 * u64::from(len), len).to_vec();
     message.extend_from_slice(&block);
-    // In the middle of a header; behind it; in the payload; behind all of it.
+    // Within the header; after it; within the payload; after the whole message.
     let mut writers = [13, 28, 2000, message.len()].map(|sent| {
         let mut raw = RawNbd::go(&socket, "disk");
         raw.send(&message[..sent]);
         (raw, sent)
     });
-    // One that is refused, in the middle of its payload.
+    // A refused request, within its payload.
     let mut refused = RawNbd::go(&socket, "disk");
     refused.request(WRITE, 9, 1 << 40, 4096);
     refused.send(&[1; 1000]);
-    // Much more than the socket takes, and unread.
+    // Much more data than the socket takes, not read.
     let mut slow = RawNbd::go(&socket, "disk");
     for cookie in 0..12 {
         slow.request(READ, cookie, cookie << 20, 1 << 20);
@@ -195,7 +194,7 @@ fn messages_go_on_at_any_byte() {
         slow.0.read_exact(&mut data).expect("data");
         for (n, block) in data.chunks(pattern::BLOCK).enumerate() {
             let index = (cookie << 20) / pattern::BLOCK as u64 + n as u64;
-            // It may have been read before it was written, or afterwards.
+            // The block may have been read before or after the write.
             let known = if index == 3 { 7 } else { 0 };
             let generation = pattern::generation(index, block);
             assert!(generation == Ok(0) || generation == Ok(known), "block {index}");
@@ -212,7 +211,7 @@ fn messages_go_on_at_any_byte() {
 }
 
 #[test]
-fn who_is_still_to_choose_an_export_is_sent_away() {
+fn clients_in_the_handshake_are_disconnected() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let mut server = serve(&scratch, &image);
@@ -227,10 +226,10 @@ fn who_is_still_to_choose_an_export_is_sent_away() {
     server.stop();
 }
 
-/// Copies into a disk, copies out of one, and verified writes, which cannot end before the daemon has given place
-/// five times: a group holds them back until a monitor lifts its limit. What was held back is not lost.
+/// Copies to a disk, copies from one, and verified writes, all in progress during five upgrades: a throttle group delays
+/// them until its limit is lifted. No delayed request is lost.
 #[test]
-fn programs_of_others_go_on() {
+fn other_programs_continue() {
     const MIB: u64 = 16;
     let scratch = Scratch::new();
     let names = ["out", "in", "fio"];
@@ -257,8 +256,7 @@ fn programs_of_others_go_on() {
     };
     let [out, to, fio] = names.map(|name| nbd_uri(&scratch, name));
     let fio = format!("--uri={fio}");
-    // 16 KiB at once, 1024 requests: 50 seconds as long as there is the limit, but for those that are let go
-    // each time.
+    // 1024 requests of 16 KiB: 50 seconds with the limit, except requests that each upgrade releases.
     let few = ["--requests=2", "--connections=2", "--request-size=16384"];
     let mut clients = [
         run("nbdcopy", &[&few[..], &[&out, "copy.img"]].concat()),

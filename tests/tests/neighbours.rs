@@ -1,4 +1,4 @@
-//! Strangers that break every rule, and their neighbours, who see no error and are served.
+//! Untrusted clients that break every rule, and their neighbours, which see no error and are served.
 
 use hostile::{Attack, Running, Target};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use integration::nbd::{RawNbd, client, nbd_export, nbd_server, nbds_uri};
 use integration::tls::{Authority, NOW};
 use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
 
-/// What an attack has to have done before it counts.
+/// Minimum number of an attack's actions.
 const BLOWS: u64 = 20;
-/// Rounds of a neighbour's under each attack.
+/// Rounds of each neighbour during an attack.
 const ROUNDS: u64 = 30;
 
-/// How long that may take, all of them: less than a second, where nobody else has the processors.
+/// Time limit of all rounds. They take less than a second on an idle machine.
 const LONGEST: Duration = Duration::from_secs(40);
 
 /// The long form: a million connections, kicks, messages.
@@ -20,7 +20,7 @@ fn is_long() -> bool {
     std::env::var_os("RINGMILL_LONG").is_some()
 }
 
-/// Neighbours that write and read while an attack goes on, and wait for each answer, not for ever.
+/// Neighbours that write and read during an attack, with a time limit for each answer.
 struct Neighbours {
     clients: [BlkClient; 2],
     nbd: Option<RawNbd>,
@@ -28,7 +28,7 @@ struct Neighbours {
 }
 
 impl Neighbours {
-    /// Once all that they have sent is there, with descriptors.
+    /// Waits until all set-up messages, with their descriptors, have arrived.
     fn new(mut clients: [BlkClient; 2], nbd: Option<RawNbd>) -> Self {
         for client in &mut clients {
             client.read(0, pattern::BLOCK);
@@ -103,7 +103,7 @@ fn neighbours_of_strangers_are_served() {
         let running = attack.begin(target.clone(), None).expect("a thread");
         neighbours.bear(attack, &running, blows);
         drop(running);
-        // Nothing of it is left, and whoever comes next in its place is served.
+        // No trace of the attack is left, and the next client is served.
         let mut next = connect("strange");
         assert_eq!(next.read(0, pattern::BLOCK).len(), pattern::BLOCK, "{attack:?}");
         drop(next);
@@ -115,7 +115,7 @@ fn neighbours_of_strangers_are_served() {
 }
 
 #[test]
-fn tls_handshakes_without_end_keep_nobody_out() {
+fn endless_tls_handshakes_do_not_block_others() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "ca");
     let (creds, alice) = (authority.server("server", NOW), authority.client("alice", NOW));
@@ -133,7 +133,7 @@ fn tls_handshakes_without_end_keep_nobody_out() {
         .file("disk", &disk, "")
         .export("near", "iothread=io0")
         .export("far", "iothread=io1");
-    // Fewer places than those want who never go on.
+    // Fewer places than hostile handshakes.
     let options = ",tls-creds=tls0,max-connections=8,handshake-max-seconds=1";
     let command = nbd_server(command, &scratch, options);
     let server = nbd_export(command, "disk", ",iothread=io0").start();
@@ -148,7 +148,7 @@ fn tls_handshakes_without_end_keep_nobody_out() {
     let (files, attack) = (server.open_files(), Attack::NbdTls);
     let running = attack.begin(target, None).expect("a thread");
     neighbours.bear(attack, &running, BLOWS);
-    // Who comes with them waits for a place, and gets one; the second that it has then may be too short.
+    // The client waits for a place. The one second that it then has may be too short.
     let uri = nbds_uri(&scratch, "disk", &alice);
     let size = eventually("a place", || {
         let info = client(&scratch, "timeout", &["60", "nbdinfo", "--size", &uri]);

@@ -1,4 +1,4 @@
-//! What commands say of nodes and change in them, beside qemu-storage-daemon.
+//! Commands that report and change nodes, compared with qemu-storage-daemon.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn add(peers: &mut Peers, name: &str, file: &str) {
     peers.execute("blockdev-add", json!({"driver": "qcow2", "node-name": name, "file": file}));
 }
 
-/// What is to be the same of a node: without names that were made up, and with file names that are options parsed.
+/// The comparable facts about a node: without generated names, and with file names that are options parsed.
 fn facts(mut node: Value) -> Value {
     node.as_object_mut().expect("a node").remove("children");
     compare_images(&mut node["image"]);
@@ -33,7 +33,7 @@ fn facts(mut node: Value) -> Value {
 }
 
 fn compare_images(image: &mut Value) {
-    // Releases of QEMU before 10.2 have none.
+    // QEMU reports them since 10.2.
     image.as_object_mut().expect("an image").remove("limits");
     parse(image.get_mut("filename"));
     if image.get("backing-image").is_some() {
@@ -93,7 +93,7 @@ fn a_backing_file_is_named_anew() {
     {
         peers.both("change-backing-file", change(device, image, "new"));
     }
-    // One that fits into the first sector, and others that take turns at the places behind.
+    // One name that fits into the first sector, and others that alternate between the places behind.
     let long = format!("DIR/{}", ["x/"; 200].concat());
     for name in [
         "b",
@@ -104,12 +104,12 @@ fn a_backing_file_is_named_anew() {
         "mid.qcow2",
     ] {
         peers.execute("change-backing-file", change("top", "top", name));
-        // QEMU does not notice that the name is that of the node behind again.
+        // QEMU does not notice that the name is again that of the backing node.
         if name != "mid.qcow2" {
             compare_nodes(&mut peers, &["top"]);
         }
     }
-    // What has changed is not lost when a table moves, which writes a part of the header.
+    // Changed names survive the move of a table, which writes a part of the header.
     peers.serve("top");
     peers.io(&["write -P 7 0 1M"]);
     peers.execute("block-export-del", json!({"id": "e"}));
@@ -144,7 +144,7 @@ fn a_write_threshold_is_reported_once() {
     let expected =
         json!({"node-name": "file", "amount-exceeded": 4096, "write-threshold": 1 << 20});
     assert_eq!(data, expected);
-    // It is gone then, and can be set anew, on a node in use.
+    // The node is gone, and can be added again, under a node in use.
     compare_nodes(&mut peers, &["file", "disk"]);
     peers.execute("block-set-write-threshold", set("disk", 3 << 20));
     peers.io(&["write 3M 64k"]);

@@ -383,7 +383,7 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
 }
 
 #[test]
-fn what_qemu_storage_daemon_refuses_for_a_conflict_is_refused() {
+fn conflicts_are_refused_as_by_qemu_storage_daemon() {
     let seeds = match std::env::var("RINGMILL_PERMISSION_SEEDS") {
         Ok(seeds) => seeds.parse().expect("a number of seeds"),
         Err(_) => 8,

@@ -1,5 +1,5 @@
-//! `pin-memory=on`: the client's memory is registered with io_uring for as long as it is connected, on each
-//! I/O thread that serves it; and where that cannot be, all goes on without.
+//! `pin-memory=on`: the client's memory is registered with io_uring on each I/O thread that serves the client, as long as
+//! it is connected. Where that fails, requests work without.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use integration::{
     request,
 };
 
-/// The client's memory for data; its queues have some more.
+/// The client's memory for data; queues need more.
 const MEMORY_KIB: u64 = 16 << 10;
 
 /// `IORING_OP_*` of reads and writes, ordinary and fixed.
@@ -19,7 +19,7 @@ const WRITE_FIXED: u8 = 5;
 const READV_FIXED: u8 = 60;
 const WRITEV_FIXED: u8 = 61;
 
-/// The operations that the daemon's rings have been given so far.
+/// The operations that the daemon's rings have received so far.
 fn operations(log: &Path) -> Vec<u8> {
     let text = fs::read_to_string(log).expect("the trace log");
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -50,7 +50,7 @@ fn use_disk(client: &mut BlkClient, queue: usize, generation: u64) {
             client.submit(queue, &Request { kind, sector: 0, segments: segments(device_writes) });
             assert_eq!(client.wait(queue).expect("a reply")[0].status, 0);
             if kind == request::OUT {
-                // What is read next must not be what lies there.
+                // So that a read cannot find the right data in the buffer.
                 (0..pieces).for_each(|piece| client.put(at(piece), &vec![0xee; len]));
             }
         }
@@ -75,7 +75,7 @@ fn a_clients_memory_is_pinned_and_used_while_it_is_connected() {
     for connection in 1..=3 {
         let mut client = BlkClient::connect(&server.socket("disk"), 2, 128).expect("a device");
         eventually_pinned(&server, "memory, pinned by two threads", |kib| kib > 2 * MEMORY_KIB);
-        // Both use it from some moment on.
+        // Both I/O threads use the registration after some time.
         let fixed = |opcode: &u8| [READ_FIXED, WRITE_FIXED].contains(opcode);
         for queue in 0..2 {
             eventually("operations on pinned memory", || {
@@ -92,7 +92,7 @@ fn a_clients_memory_is_pinned_and_used_while_it_is_connected() {
         let operations = &operations(&log)[before..];
         let count = |opcode| operations.iter().filter(|&&other| other == opcode).count();
         assert_eq!((count(READ_FIXED), count(WRITE_FIXED)), (20, 20));
-        // Linux has these from 6.15 on.
+        // Available since Linux 6.15.
         let vectored = count(READV_FIXED) + count(WRITEV_FIXED);
         let ordinary: usize = ORDINARY.into_iter().map(count).sum();
         assert!([(40, 0), (0, 40)].contains(&(vectored, ordinary)), "{vectored} {ordinary}");
@@ -106,7 +106,7 @@ fn a_clients_memory_is_pinned_and_used_while_it_is_connected() {
 }
 
 #[test]
-fn nothing_is_pinned_unless_it_is_asked_for() {
+fn nothing_is_pinned_by_default() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let server = ServerCommand::new(&scratch)
@@ -121,7 +121,7 @@ fn nothing_is_pinned_unless_it_is_asked_for() {
 }
 
 #[test]
-fn beyond_the_limit_it_is_said_once_and_requests_go_on() {
+fn beyond_the_limit_one_warning_and_requests_work() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let server = ServerCommand::new(&scratch)

@@ -16,7 +16,7 @@ fn packaged(file: &str) -> PathBuf {
     repository().join("packaging/prometheus").join(file)
 }
 
-/// A program of Debian's package of Prometheus, which `scripts/setup-tests.sh` unpacks.
+/// A program of Debian's Prometheus package, which `scripts/setup-tests.sh` unpacks.
 fn unpacked(name: &str) -> PathBuf {
     let path = repository().join("target/prometheus/usr/bin").join(name);
     assert!(path.is_file(), "{} does not exist: run scripts/setup-tests.sh", path.display());
@@ -34,9 +34,9 @@ fn promtool(arguments: &[&str], input: &[u8]) -> Output {
     child.wait_with_output().expect("promtool ends")
 }
 
-/// A daemon whose disk is throttled, and whose first write of sector 9 finds no space.
+/// A daemon with a throttled disk, whose first write to sector 9 fails with ENOSPC.
 struct Daemon {
-    /// Goes first, so that the daemon need not wait for it.
+    /// Dropped first, so that the daemon need not wait.
     blk: BlkClient,
     server: Server,
     port: Port,
@@ -80,7 +80,7 @@ fn promtool_accepts_page_and_rules() {
     let scratch = Scratch::new();
     let mut daemon = Daemon::start(&scratch);
     daemon.blk.read(0, 4096);
-    // curl sends no header for an empty one.
+    // curl omits an empty header.
     for accept in ["", "*/*", "text/plain;version=0.0.4"] {
         let page = daemon.page(accept);
         let output = promtool(&["check", "metrics"], &page);
@@ -101,7 +101,7 @@ fn promtool_accepts_page_and_rules() {
     daemon.server.stop();
 }
 
-/// Each alert has a unit test in which it fires.
+/// Each alert fires in a unit test.
 #[test]
 fn each_alert_is_tested() {
     let read = |file| fs::read_to_string(packaged(file)).expect("a packaged file");
@@ -111,7 +111,7 @@ fn each_alert_is_tested() {
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() >= 7, "{alerts:?}");
     for alert in alerts {
-        // A list on lines of its own: `exp_alerts: []` says that it does not fire.
+        // A non-empty list: `exp_alerts: []` expects that the alert does not fire.
         let named = format!("- alertname: {alert}\n");
         let mut cases = tests.split(&named).skip(1);
         let fires = cases.any(|case| {
@@ -123,7 +123,7 @@ fn each_alert_is_tested() {
     }
 }
 
-/// A Prometheus that scrapes `daemon` each second. Killed when it is dropped.
+/// A Prometheus that scrapes `daemon` every second. Killed when it is dropped.
 struct Prometheus {
     process: Child,
     port: Port,
@@ -159,7 +159,7 @@ impl Prometheus {
         Prometheus { process, port }
     }
 
-    /// Returns what its API answers; `None` before it listens.
+    /// Returns the answer of its API; `None` before it listens.
     fn ask(&self, path: &str, arguments: &[&str]) -> Option<Value> {
         let url = format!("http://127.0.0.1:{}/api/v1/{path}", self.port.number());
         let output = Command::new(tool("curl"))
@@ -173,7 +173,7 @@ impl Prometheus {
         Some(answer["data"].clone())
     }
 
-    /// Returns the vector that `query` gives.
+    /// Returns the result vector of `query`.
     fn query(&self, query: &str) -> Option<Vec<Value>> {
         let data = self.ask("query", &["--data-urlencode", &format!("query={query}")])?;
         data["result"].as_array().cloned()
@@ -186,7 +186,7 @@ fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with("ringmill_") || word.starts_with("process_"))
 }
 
-/// The expressions of the dashboard and its variables, with the values that Grafana puts in.
+/// The expressions of the dashboard and its variables, with Grafana's values substituted.
 fn expressions() -> Vec<(String, String)> {
     let text = fs::read_to_string(packaged("dashboard.json")).expect("the dashboard");
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
@@ -215,7 +215,7 @@ fn prometheus_reads_the_daemon_and_the_dashboard_has_data() {
     let up = || prometheus.query("up{job=\"ringmill\"} == 1").filter(|list| !list.is_empty());
     eventually("a scrape", up);
 
-    // Each metric of the page is known to Prometheus with its type and help.
+    // Prometheus knows each metric of the page with its type and help.
     let known = prometheus.ask("metadata", &[]).expect("it answers");
     let page = String::from_utf8(daemon.page("*/*")).expect("text");
     for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
@@ -223,7 +223,7 @@ fn prometheus_reads_the_daemon_and_the_dashboard_has_data() {
         let name = name.trim_end_matches("_total").trim_end_matches("_info");
         assert!(known.get(name).is_some(), "{name}");
     }
-    // And each that the dashboard and the rules name is on the page.
+    // The page has each metric that the dashboard and the rules name.
     let named: BTreeSet<&str> = page
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -236,7 +236,7 @@ fn prometheus_reads_the_daemon_and_the_dashboard_has_data() {
         assert!(named.contains(metric), "{metric} is no metric of the daemon");
     }
 
-    // Every panel shows something once requests come in. Those held by the group are among them.
+    // Every panel has data once requests are served, including requests delayed by the group.
     for (title, expression) in &expressions {
         eventually(&format!("data of panel {title}: {expression}"), || {
             for sector in 0..4 {
@@ -260,7 +260,7 @@ fn prometheus_reads_the_daemon_and_the_dashboard_has_data() {
         prometheus.query(held).filter(|list| !list.is_empty())
     });
 
-    // A write that finds no space stops the export, and the packaged rule says so.
+    // A write without space stops the export, and the packaged rule fires.
     let firing = || {
         let alerts = prometheus.ask("alerts", &[])?["alerts"].take();
         let alerts = alerts.as_array().expect("a list").clone();

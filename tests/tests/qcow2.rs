@@ -1,4 +1,4 @@
-//! qcow2 images of a running daemon: under a guest's file system, and when the daemon is killed.
+//! qcow2 images of a running daemon: with a guest's file system, and with a killed daemon.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +17,7 @@ fn qcow2<'a>(command: ServerCommand<'a>, scratch: &Scratch, options: &str) -> Se
     command.arg("--blockdev").arg(blockdev)
 }
 
-/// What `qemu-img check` says: 0 that the image is whole, 3 that it has clusters that nobody uses.
+/// The exit status of `qemu-img check`: 0 for a clean image, 3 for leaked clusters.
 fn check(scratch: &Scratch) -> Option<i32> {
     let output = client(scratch, "qemu-img", &["check", "-f", "qcow2", "disk.qcow2"]);
     println!("{}", String::from_utf8_lossy(&output.stdout));
@@ -75,7 +75,7 @@ fn a_file_system_survives_on_a_chain_of_images() {
         server.stop();
         assert_eq!(check(&scratch), Some(0));
         assert_eq!(lines, output);
-        // The next one begins on top of this one.
+        // The next image gets this one as its backing file.
         fs::rename(scratch.path("disk.qcow2"), scratch.path(below)).expect("a new name");
         create(&["-F", "qcow2", "-b", below, "disk.qcow2"]);
     }
@@ -86,7 +86,7 @@ fn a_file_system_survives_on_a_chain_of_images() {
     assert!(fsck.status.success(), "{fsck:?}");
 }
 
-/// What was answered is there, flushed or not, and the image is whole but for clusters that nobody uses.
+/// All answered writes are there, flushed or not, and the image has at most leaked clusters.
 #[test]
 fn a_daemon_is_killed_under_load() {
     for (seed, options) in [("1", "cluster_size=4k"), ("2", "cluster_size=512"), ("3", "")] {
@@ -131,7 +131,7 @@ fn damaged(scratch: &Scratch) {
 }
 
 #[test]
-fn damage_that_is_found_is_told_once() {
+fn damage_is_reported_once() {
     for read_only in [false, true] {
         let scratch = Scratch::new();
         damaged(&scratch);
@@ -156,7 +156,7 @@ fn damage_that_is_found_is_told_once() {
         let log = server.log();
         let told: Vec<_> = log.lines().filter(|line| line.contains("is damaged")).collect();
         assert!(matches!(&*told, [line] if line.contains("'disk'")), "{log}");
-        // If the image was written to, the last flush fails, too.
+        // The last flush fails too, if the image was written to.
         server.signal(Signal::SIGTERM);
         assert_eq!(server.wait().code(), Some(if read_only { 0 } else { 1 }));
         let corrupt = fs::read(scratch.path("disk.qcow2")).expect("it is there")[79] & 2;
@@ -165,7 +165,7 @@ fn damage_that_is_found_is_told_once() {
 }
 
 #[test]
-fn bitmaps_that_are_lost_are_named() {
+fn lost_bitmaps_are_named() {
     let scratch = Scratch::new();
     client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
     for name in ["daily", "weekly"] {

@@ -1,4 +1,4 @@
-//! QMP: what can be done over it, and clients that misbehave.
+//! QMP: commands, and clients that misbehave.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ fn client(server: &Server) -> Qmp {
     Qmp::connect(&server.socket("qmp"))
 }
 
-/// A connection on which nothing has been said yet.
+/// A connection before the negotiation.
 fn socket(server: &Server) -> UnixStream {
     let stream = UnixStream::connect(server.socket("qmp")).expect("a monitor");
     stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
@@ -59,7 +59,7 @@ fn a_disk_comes_and_goes_while_the_daemon_runs() {
         let mut blk = BlkClient::connect(&server.socket("e"), 1, 16).expect("the export serves");
         blk.write(8, &pattern::block(1, round));
 
-        // Nothing goes that is in use.
+        // Nothing in use can be deleted.
         for (command, arguments) in [
             ("object-del", json!({"id": "io0"})),
             ("blockdev-del", json!({"node-name": "disk"})),
@@ -84,7 +84,7 @@ fn a_disk_comes_and_goes_while_the_daemon_runs() {
 }
 
 #[test]
-fn what_fails_leaves_nothing_behind() {
+fn failed_commands_leave_nothing_behind() {
     let scratch = Scratch::new();
     let server = daemon(&scratch);
     let mut qmp = client(&server);
@@ -100,14 +100,14 @@ fn what_fails_leaves_nothing_behind() {
     let missing = json!({"driver": "file", "filename": "/nonexistent"});
     let nested = json!({"driver": "raw", "node-name": "r", "file": missing});
     qmp.refused("blockdev-add", nested);
-    // The same again, right this time.
+    // The same again, without the error.
     export["addr"] = somewhere;
     qmp.execute("block-export-add", export);
     qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "n"}));
     server.stop();
 }
 
-/// The thread's loop sees it, not only the command that asks for it.
+/// The change reaches the thread's loop, not only the answer of the command.
 #[test]
 fn polling_is_tuned_while_the_thread_runs() {
     let scratch = Scratch::new();
@@ -127,7 +127,7 @@ fn polling_is_tuned_while_the_thread_runs() {
         assert_eq!(qmp.execute("qom-get", property), json!(ns));
     };
     let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("the export serves");
-    // How often the thread goes to sleep over so many requests, with time to do so in between.
+    // How often the thread sleeps during a number of requests, with pauses in between.
     let mut sleeps = || {
         let before = server.sleeps("io0");
         for _ in 0..200 {
@@ -136,7 +136,7 @@ fn polling_is_tuned_while_the_thread_runs() {
         }
         server.sleeps("io0") - before
     };
-    // A thread that others keep from running finds the next request when it does.
+    // A thread without a CPU finds the next request when it runs again, so repeat.
     eventually("sleeps with polling off, and far fewer with polling on", || {
         set(&mut qmp, 0);
         let without = sleeps();
@@ -175,7 +175,7 @@ fn quit_is_answered_and_takes_everything_down() {
     }
 }
 
-/// Each has a conversation of its own, and all that have negotiated are told of events.
+/// Each client has a separate conversation, and all that have negotiated receive events.
 #[test]
 fn several_monitors_at_once() {
     let scratch = Scratch::new();
@@ -306,12 +306,12 @@ fn commands_in_pieces_and_in_heaps() {
     server.stop();
 }
 
-/// Sends as long as the daemon takes it; gives how much that was.
+/// Sends until the daemon takes no more. Returns the number of bytes sent.
 fn flood(stream: &mut UnixStream, text: &[u8], most: usize) -> usize {
     stream.set_nonblocking(true).expect("a socket");
     let mut sent = 0;
     let mut quiet = 0;
-    // Not taken for a while: it does not read on.
+    // Nothing was taken for a while: the daemon has stopped reading.
     while sent < most && quiet < 100 {
         match stream.write(text) {
             Ok(written) => {
@@ -329,7 +329,7 @@ fn flood(stream: &mut UnixStream, text: &[u8], most: usize) -> usize {
     sent
 }
 
-/// What it sends is not read any more once so much is unread at its end; nobody else notices.
+/// The daemon stops reading its commands once too many answers are unread. Other clients are not affected.
 #[test]
 fn a_client_that_never_reads() {
     let scratch = Scratch::new();
@@ -345,7 +345,7 @@ fn a_client_that_never_reads() {
     assert!(after < before + 4096, "{before} KiB before, {after} after");
     two.execute("query-version", json!({}));
 
-    // Events cannot wait: there is an end to those, too.
+    // Events cannot wait, so their number is limited.
     let node = json!({"driver": "null-co", "node-name": "n"});
     two.execute("blockdev-add", node);
     let export = vhost_user_blk(&server, "e", "n", json!({}));
@@ -470,7 +470,7 @@ fn over_tcp_and_by_connecting_to_the_client() {
     server.stop();
 }
 
-/// `wait=on`: the daemon is not ready before its client is there.
+/// `wait=on`: the daemon is not ready before its client has connected.
 #[test]
 fn a_daemon_that_waits_for_its_client() {
     let scratch = Scratch::new();
@@ -493,7 +493,7 @@ fn a_daemon_that_waits_for_its_client() {
     server.signal(nix::sys::signal::Signal::SIGTERM);
     assert!(server.wait().success());
 
-    // A signal ends the wait as well.
+    // A signal also ends the wait.
     let mut server = command(ServerCommand::new(&scratch).named("other"));
     eventually("the socket", || path.exists().then_some(()));
     server.signal(nix::sys::signal::Signal::SIGTERM);
@@ -501,14 +501,14 @@ fn a_daemon_that_waits_for_its_client() {
     assert!(!pid_file.exists() && !path.exists(), "files were left behind");
 }
 
-/// A client that keeps the daemon busy does not keep it from its end.
+/// A client that keeps the daemon busy cannot prevent its end.
 #[test]
 fn the_daemon_ends_with_a_monitor_that_is_busy() {
     let scratch = Scratch::new();
     let server = daemon(&scratch);
     let mut stream = socket(&server);
     let sender = std::thread::spawn(move || {
-        // Until the daemon is gone.
+        // Until the daemon has ended.
         while stream.write_all(&b"{'execute':'qmp_capabilities'}".repeat(100)).is_ok() {}
     });
     eventually("a busy monitor", || server.log().contains("client connected").then_some(()));

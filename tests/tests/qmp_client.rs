@@ -1,4 +1,4 @@
-//! A QMP client that nobody here wrote says the same to qemu-storage-daemon and to ringmill.
+//! QEMU's QMP client has the same dialogue with qemu-storage-daemon and with ringmill.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::process::Stdio;
 use integration::{Image, Scratch, ServerCommand, client, eventually, python, tied_command, tool};
 use serde_json::{Value, json};
 
-/// A command, and where the answer may differ: members, by their paths, in which ringmill says something else
-/// or nothing.
+/// A command, and the paths of members in which ringmill's answer may differ or lack something.
 struct Exchange {
     command: &'static str,
     arguments: Value,
@@ -19,7 +18,7 @@ fn same(command: &'static str, arguments: Value) -> Exchange {
     Exchange { command, arguments, differs: &[] }
 }
 
-/// What is said, with sockets in `dir` and an image there.
+/// The dialogue, with sockets and an image in `dir`.
 fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
     let thread = |id: &str, more: Value| {
         let mut options = json!({"qom-type": "iothread", "id": id});
@@ -85,7 +84,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("qom-list", json!({"path": "/objects/frob"})),
         same("qom-list", json!({"path": "frob"})),
         same("qom-list", json!({"path": ""})),
-        // Without a value of the user's, ours depends on what a sleep costs.
+        // Without a user's value, ringmill's default depends on the measured cost of a sleep.
         Exchange {
             command: "qom-get",
             arguments: qom("/objects/t0", "poll-max-ns"),
@@ -231,7 +230,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("nbd-server-add", json!({"device": "n0", "writable": true})),
         same("nbd-server-add", json!({"device": "n0"})),
         same("nbd-server-add", json!({"device": "n0", "name": "e"})),
-        // Is not writable after all.
+        // Fails, as the node is read-only.
         same("nbd-server-add", json!({"device": "r", "writable": true, "description": "a disk"})),
         same(
             "block-export-add",
@@ -265,7 +264,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
     ]
 }
 
-/// Has the client say it, and gives the answers and the events.
+/// Runs the dialogue with the client. Returns the answers and the events.
 fn hold(socket: &Path, dialogue: &[Exchange]) -> (Vec<Value>, Value) {
     let input: Value =
         dialogue.iter().map(|exchange| json!([exchange.command, exchange.arguments])).collect();
@@ -287,7 +286,7 @@ fn hold(socket: &Path, dialogue: &[Exchange]) -> (Vec<Value>, Value) {
     (answers, said["events"].take())
 }
 
-/// What of QSD's answer ours lacks, or has otherwise, by path. Ours may have more.
+/// Lists what ringmill's answer lacks or has otherwise, by path. Additional members are permitted.
 fn differences(qsd: &Value, ours: &Value, at: &str, found: &mut Vec<String>) {
     match (qsd, ours) {
         (Value::Object(qsd), Value::Object(ours)) => {
@@ -296,7 +295,7 @@ fn differences(qsd: &Value, ours: &Value, at: &str, found: &mut Vec<String>) {
                 differences(value, ours.get(name).unwrap_or(&Value::Null), &at, found);
             }
         }
-        // Lists of things with names are in no order.
+        // Lists of things with names have no order.
         (Value::Array(qsd), Value::Array(ours)) => {
             let key = |value: &Value| {
                 let names = ["node-name", "name", "id"].map(|name| value[name].as_str());
@@ -347,7 +346,7 @@ fn the_same_dialogue_with_qemu_storage_daemon() {
 
     let mut wrong = Vec::new();
     for ((exchange, qsd), ours) in exchanges.iter().zip(&qsd_answers).zip(&our_answers) {
-        // Each has its own folder.
+        // Each daemon has a separate folder.
         let qsd: Value = serde_json::from_str(&qsd.to_string().replace("/theirs/", "/ours/"))
             .expect("JSON still");
         let mut found = Vec::new();

@@ -143,7 +143,7 @@ impl Comparison<'_> {
 }
 
 #[test]
-fn what_ours_takes_and_returns_fits_the_schema_of_qemu_storage_daemon() {
+fn the_schema_is_compatible_with_qemu_storage_daemon() {
     let (scratch, qsd) = (Scratch::new(), Scratch::new());
     let socket = qsd.path("qsd.sock");
     let mut child = tied_command(&tool("qemu-storage-daemon"))

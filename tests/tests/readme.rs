@@ -1,5 +1,4 @@
-//! The README as its readers use it: all of its commands, in order, with a guest on the first disk and a client on the
-//! disk of the recipes.
+//! Runs all commands of the README, in order, with a guest on the first disk and a client on the disk of the recipes.
 
 use std::fs::{self, File};
 use std::process::Child;
@@ -11,11 +10,11 @@ use nix::unistd::Pid;
 
 const PAGE: &str = "README.md";
 
-/// Commands of the README that the walk-through runs in a way of their own.
+/// Commands of the README that the walk-through runs specially.
 const SERVE: &str = "ringmill serve disk.img --size 1G\n";
 const TEST: &str = "scripts/test\n";
 
-/// Runs `ringmill serve` as written, has a guest use the disk by the options that it prints, and ends it by Ctrl-C.
+/// Runs `ringmill serve` as written, runs a guest with the printed options, and ends the command by Ctrl-C.
 fn serve_a_guest(walk: &Walkthrough, said: &Block) {
     let log = walk.path("serve.log");
     let mut command = walk.shell(&format!("exec {SERVE}"));
@@ -47,13 +46,13 @@ struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended.
+        // Fails if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A client of the recipes' disk. It writes after each block, and reads back all that it has written.
+/// A client of the recipes' disk. It writes after each block of commands, and reads back all that it has written.
 struct Client {
     client: BlkClient,
     rounds: u8,
@@ -73,7 +72,7 @@ impl Client {
     }
 }
 
-/// Checks what a recipe promises, beyond the success of its commands.
+/// Checks what a recipe promises, in addition to the success of its commands.
 fn check(walk: &Walkthrough, block: &Block, output: &str, client: Option<&Client>) {
     let has = |command: &str| block.text.contains(command);
     if has("query-block-exports") {
@@ -127,7 +126,7 @@ fn its_commands_run_in_order_under_a_guest_and_a_client() {
             continue;
         }
         if block.text == TEST {
-            // It would run this test.
+            // Running the block would run this test.
             let ci = fs::read_to_string(repository().join(".ci/run")).expect("what CI runs");
             assert!(ci.lines().any(|line| line.ends_with(TEST.trim_end())), "CI runs {TEST}");
             done[1] = true;

@@ -110,7 +110,7 @@ fn all_that_comes(mut stream: UnixStream) -> Vec<u8> {
 }
 
 #[test]
-fn an_error_in_the_last_option_has_let_nobody_in() {
+fn an_error_in_the_last_option_admits_no_client() {
     let scratch = Scratch::new();
     // The file is missing, which shows only when the option is carried out.
     let mut waiting = waiting(&scratch, &["--blockdev", "file,node-name=f,filename=none.img"]);

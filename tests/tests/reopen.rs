@@ -51,7 +51,7 @@ fn options_change_under_a_load() {
 }
 
 #[test]
-fn a_lock_follows_what_a_node_may_do() {
+fn a_lock_follows_the_nodes_permissions() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let server = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "").start();

@@ -94,7 +94,7 @@ fn a_guest_finds_its_scsi_disk_grown() {
 }
 
 #[test]
-fn nbd_clients_see_the_new_size_when_they_come() {
+fn new_nbd_clients_see_the_new_size() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 4);
     let command = ServerCommand::new(&scratch)

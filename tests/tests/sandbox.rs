@@ -1,5 +1,5 @@
-//! The sandbox, on by default: what the threads of a daemon have of it, and what it denies. Which calls each
-//! kind of thread is refused is tried in `crates/sandbox/tests`.
+//! The default sandbox: the state of a daemon's threads, and what is denied. `crates/sandbox/tests` tests the calls of
+//! each kind of thread.
 
 #[path = "../../crates/sandbox/tests/common/mod.rs"]
 mod kernel;
@@ -20,14 +20,14 @@ use untested::untested;
 
 use kernel::landlock_of_the_kernel;
 
-/// A capability that a daemon keeps with a monitor.
+/// A capability that a daemon with a monitor keeps.
 const IPC_LOCK: u64 = 1 << 14;
-/// One that root's daemon keeps.
+/// A capability that root's daemon keeps.
 const DAC_OVERRIDE: u64 = 1 << 1;
-/// With `CAP_NET_BIND_SERVICE`, if root runs it.
+/// The capabilities of root's daemon, with `CAP_NET_BIND_SERVICE`.
 const KEPT: u64 = DAC_OVERRIDE | 1 << 10 | IPC_LOCK;
 
-/// A thread as /proc shows it.
+/// A thread according to /proc.
 struct Thread {
     name: String,
     status: String,
@@ -55,12 +55,12 @@ fn threads(server: &Server) -> Vec<Thread> {
             name: read(task.join("comm")).trim().to_owned(),
             status: read(task.join("status")),
         })
-        // One that has ended meanwhile has no status.
+        // A thread that has ended meanwhile has no status.
         .filter(|thread| !thread.status.is_empty())
         .collect()
 }
 
-/// The line that says what is in force, once it is: sockets are there earlier.
+/// Waits for the log line that reports the sandbox, which comes after the sockets.
 fn in_force(server: &Server) -> String {
     eventually("a line that says what is in force", || {
         let log = server.log();
@@ -68,14 +68,14 @@ fn in_force(server: &Server) -> String {
     })
 }
 
-/// All threads are confined, and there are those with these names. Soon: a pool's thread begins by confining
-/// itself, under the name that its starter had.
+/// Asserts that all threads are confined, and that threads with these names exist. Waits, as a pool's thread confines
+/// itself first, under its creator's name.
 fn are_confined(server: &Server, names: &[&str], kept: u64) {
     let expected: BTreeSet<&str> = names.iter().copied().collect();
     let is_confined = |thread: &Thread| {
         let may_have = match thread.name.as_str() {
             "ringmill" => kept,
-            // Sockets may be others'.
+            // Sockets may belong to other users.
             "nbd-connect" => kept & DAC_OVERRIDE,
             _ => 0,
         };
@@ -108,7 +108,7 @@ fn each_thread_is_confined() {
     client.read(8, pattern::BLOCK);
     let names = ["ringmill", "io", "io0", "io0-pool"];
     are_confined(&server, &names, KEPT);
-    // And what comes later.
+    // And threads started later.
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     qmp.execute("object-add", json!({"qom-type": "iothread", "id": "late", "thread-pool-min": 1}));
     let unix = json!({"type": "unix", "path": scratch.path("nbd.sock")});
@@ -121,9 +121,9 @@ fn each_thread_is_confined() {
     server.stop();
 }
 
-/// By QMP the same is told as by the line.
+/// QMP reports the same as the log line.
 #[test]
-fn what_is_in_force_can_be_asked() {
+fn qmp_reports_the_sandbox() {
     let scratch = Scratch::new();
     let folder = scratch.path("images");
     fs::create_dir(&folder).expect("a folder");
@@ -176,7 +176,7 @@ fn without_a_sandbox_nothing_is_confined() {
     server.stop();
 }
 
-/// It is in force wherever the kernel has it, and else a line says that it is not.
+/// Whether Landlock is in force. If the kernel has it, it must be; otherwise the log says that it is not.
 fn has_landlock(server: &Server) -> bool {
     let log = in_force(server);
     let has = landlock_of_the_kernel() > 0;
@@ -213,7 +213,7 @@ fn a_monitor_s_paths_are_narrowed_by_option() {
         let export =
             json!({"type": "vhost-user-blk", "id": "e", "node-name": "in", "addr": socket});
         qmp.execute("block-export-add", export);
-        // What the command line names can be opened anew.
+        // Files of the command line can be opened again.
         let options = node("disk", image.path());
         qmp.execute("blockdev-reopen", json!({"options": [options]}));
         if !narrows || !has_landlock(&server) {
@@ -231,12 +231,12 @@ fn a_monitor_s_paths_are_narrowed_by_option() {
         }
         drop(qmp);
         server.stop();
-        // The NBD server's socket stays, as qemu-storage-daemon leaves it.
+        // The NBD server's socket stays, as with qemu-storage-daemon.
         assert!(!inside.join("e.sock").exists());
     }
 }
 
-/// An inactive node reads its rules once more when it becomes active.
+/// An inactive node reads its rules again when activated.
 #[test]
 fn rules_of_blkdebug_stay_within_reach() {
     let scratch = Scratch::new();
@@ -251,7 +251,7 @@ fn rules_of_blkdebug_stay_within_reach() {
     if has_landlock(&server) {
         let file = json!({"driver": "file", "node-name": "f", "filename": rules});
         let file = json!({"driver": "raw", "node-name": "r", "file": file});
-        // The path itself is within reach, and what lies beside it is not.
+        // The path itself is permitted; files next to it are not.
         qmp.execute("blockdev-add", file);
         let beside = scratch.path("beside.img");
         fs::write(&beside, [0; 4096]).expect("an image");
@@ -264,7 +264,7 @@ fn rules_of_blkdebug_stay_within_reach() {
     server.stop();
 }
 
-/// Root's daemon opens, listens and becomes somebody.
+/// Root's daemon opens files, listens, and then changes its user.
 #[test]
 fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
     let scratch = Scratch::new();
@@ -274,7 +274,7 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
         command.file("disk", &image, "").export("disk", "").monitor("qmp")
     };
     if !nix::unistd::geteuid().is_root() {
-        // Nobody but root can.
+        // Only root can.
         let (status, log) = command().run();
         assert!(!status.success() && log.contains("setgroups failed"), "{log}");
         return;
@@ -286,11 +286,11 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
         assert_eq!(thread.field("Uid:"), "65533\t65533\t65533\t65533", "{}", thread.name);
         assert_eq!(thread.field("Gid:"), "65532\t65532\t65532\t65532", "{}", thread.name);
         assert_eq!(thread.field("Groups:"), "65532", "{}", thread.name);
-        // A command may ask for memory that is pinned.
+        // A command may request pinned memory.
         let kept = if thread.name == "ringmill" { IPC_LOCK } else { 0 };
         assert_eq!(thread.capabilities() & !kept, 0, "{}", thread.name);
     }
-    // What others may not open, this one may not either.
+    // The daemon may only open what its user may.
     let secret = scratch.path("secret.img");
     fs::write(&secret, [0; 4096]).expect("an image");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -298,22 +298,22 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let node = json!({"driver": "file", "node-name": "s", "filename": secret});
     assert!(qmp.refused("blockdev-add", node).contains("Permission denied"));
-    // Nor is there a process that has kept what was given up.
+    // No other process keeps the dropped privileges.
     assert_eq!(server.spawner(), None);
     let why = qmp.refused("x-upgrade", json!({}));
     assert!(why.contains("with --user"), "{why}");
     drop((client, qmp));
-    // The folder of the sockets is not its own.
+    // The daemon cannot write to the sockets' folder.
     server.kill();
 }
 
-/// Journals of qcow2 images are that user's, of images that were there from the start and of those that came later:
-/// who is killed is followed by one that is given the images by commands, and who ends leaves nothing behind.
+/// Journals of qcow2 images belong to that user, for images of the command line and of commands. After a kill, the next
+/// daemon gets the images by commands. A daemon that ends leaves no journal.
 #[test]
 fn a_daemon_that_becomes_a_user_has_journals() {
     const USER: u32 = 65531;
     if !nix::unistd::geteuid().is_root() {
-        return untested("root", "nobody but root becomes another user");
+        return untested("root", "only root can change the user");
     }
     let scratch = Scratch::new();
     let give = |path: &Path| std::os::unix::fs::chown(path, Some(USER), None).expect("we are root");
@@ -378,7 +378,7 @@ fn a_daemon_that_becomes_a_user_has_journals() {
         assert_eq!(owners(), [USER; 2], "{}", server.log());
         let sockets = names.map(|name| server.socket(name));
         server.kill();
-        // Until the kernel is done with the last of its requests, what it had open stays locked.
+        // Files stay locked until the kernel has finished the killed process's last requests.
         for path in names.map(path) {
             eventually("the image is unlocked", || {
                 let mut info = Command::new(tool("qemu-img"));
@@ -388,7 +388,7 @@ fn a_daemon_that_becomes_a_user_has_journals() {
         }
 
         assert_eq!(owners(), [USER; 2]);
-        // One of them is root's, and in the way.
+        // A socket that belongs to root is in the way.
         sockets.iter().for_each(|socket| fs::remove_file(socket).expect("a socket"));
         let server = command().start();
         in_force(&server);
@@ -405,7 +405,7 @@ fn a_daemon_that_becomes_a_user_has_journals() {
     }
 }
 
-/// The user stays, the groups do not.
+/// Only the groups change, not the user.
 #[test]
 fn a_daemon_takes_another_group_without_another_user() {
     let scratch = Scratch::new();
@@ -427,7 +427,7 @@ fn a_daemon_takes_another_group_without_another_user() {
 }
 
 #[test]
-fn a_user_that_is_not_there_is_an_error() {
+fn a_missing_user_is_an_error() {
     let scratch = Scratch::new();
     for (user, why) in
         [("nobody-here", "there is no user 'nobody-here'"), ("root:none-here", "no group")]
@@ -437,8 +437,8 @@ fn a_user_that_is_not_there_is_an_error() {
     }
 }
 
-/// A program that reads an image over NBD and one that serves it, each confined: the second one leaves and comes
-/// back, to which the first one connects anew, which its I/O threads may not.
+/// A daemon that reads an image over NBD from another one, each in a sandbox. The other one is restarted, and the first
+/// connects again, which its I/O threads may not do themselves.
 #[test]
 fn connections_are_made_anew_from_within() {
     let scratch = Scratch::new();
@@ -456,7 +456,7 @@ fn connections_are_made_anew_from_within() {
     let server = server.iothread("io0").export("far", "writable=off,iothread=io0").start();
     let mut client = BlkClient::connect(&server.socket("far"), 1, 16).expect("a device");
     assert_eq!(pattern::generation(1, &client.read(8, pattern::BLOCK)), Ok(0));
-    // Their sockets are in one folder, which an orderly end expects to be empty.
+    // Their sockets share a folder, which an orderly end expects to be empty.
     first.kill();
     let second = storage();
     assert_eq!(pattern::generation(2, &client.read(16, pattern::BLOCK)), Ok(0));
@@ -470,8 +470,8 @@ fn connections_are_made_anew_from_within() {
     second.kill();
 }
 
-/// Two guests on one I/O thread, whose memory is registered with one ring: an address that is one's memory is
-/// nobody's for the other, and the same address is each one's own.
+/// Two guests on one I/O thread, whose memory is registered with one ring. An address of one guest is no memory of the
+/// other, and an address that both have is each guest's own memory.
 #[test]
 fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
     let scratch = Scratch::new();
@@ -489,7 +489,7 @@ fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
         };
         let mut a = connect_at("a", MEMORY_AT);
         a.put(0, &mark);
-        // The same address: what is read is where it should be, and only there.
+        // The same address in both: data arrives at the right guest, and only there.
         let mut b = connect_at("b", MEMORY_AT);
         let segments = vec![Segment { at: 0, len: pattern::BLOCK, device_writes: true }];
         b.submit(0, &Request { kind: request::IN, sector: 8, segments });
@@ -497,7 +497,7 @@ fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
         assert_eq!(pattern::generation(1, &b.get(0, pattern::BLOCK)), Ok(0));
         assert_eq!(a.get(0, pattern::BLOCK), mark);
         drop(b);
-        // One that is the other's.
+        // An address that only the other guest has.
         let below = MEMORY_AT >> 1;
         let mut b = connect_at("b", below);
         let segments =
@@ -511,7 +511,7 @@ fn a_queue_reaches_its_own_guest_s_memory_and_no_other() {
     }
 }
 
-/// Who takes over has the paths of the first command line, whatever that of its own making is.
+/// The new process has access to the paths of the first command line, whatever its own command line has.
 #[test]
 fn an_upgrade_keeps_the_paths() {
     let scratch = Scratch::new();

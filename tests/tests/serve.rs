@@ -89,7 +89,7 @@ fn info(scratch: &Scratch, image: &str) -> String {
 }
 
 #[test]
-fn a_qcow2_image_is_served_as_what_it_holds() {
+fn a_qcow2_images_contents_are_served() {
     let scratch = Scratch::new();
     create(&scratch, &["-f", "qcow2", "base.qcow2", "16M"]);
     create(&scratch, &["-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", "disk.img"]);
@@ -118,7 +118,7 @@ fn a_qcow2_image_is_served_as_what_it_holds() {
 }
 
 #[test]
-fn an_image_that_is_made_is_what_its_name_says() {
+fn a_new_images_format_follows_its_name() {
     let scratch = Scratch::new();
     for (name, options, format) in [
         ("new.qcow2", &[][..], "qcow2"),

@@ -1,4 +1,4 @@
-//! What a service manager is told.
+//! Messages to a service manager.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde_json::json;
 
-/// The end of a service manager that is told things.
+/// The service manager's side of its notification socket.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
@@ -34,12 +34,12 @@ impl Manager {
         self.path.to_str().expect("UTF-8").to_owned()
     }
 
-    /// What is told next: lines of a name and a value.
+    /// Receives the next message: lines of a name and a value.
     fn next(&self) -> BTreeMap<String, String> {
         self.receive().expect("a word of the daemon's")
     }
 
-    /// `None`: nothing, for as long as is waited.
+    /// Receives the next message; `None` if none arrives in time.
     fn receive(&self) -> Option<BTreeMap<String, String>> {
         let mut buf = [0; 4096];
         let len = match self.socket.recv(&mut buf) {
@@ -51,8 +51,8 @@ impl Manager {
         Some(text.lines().map(|text| line(text).expect("a name and a value")).collect())
     }
 
-    /// That a change begins is told next, with the time, which is after `since`: by that a manager tells what the
-    /// daemon says of this change from what it has said before.
+    /// Expects a message that a reload begins, with a time after `since`. A manager uses the time to ignore messages from before
+    /// the change.
     fn expect_reloading(&self, since: u64) {
         let mut lines = self.next();
         let time = lines.remove("MONOTONIC_USEC").and_then(|time| time.parse().ok());
@@ -62,7 +62,7 @@ impl Manager {
     }
 }
 
-/// CLOCK_MONOTONIC, which is what sd_notify(3) asks for.
+/// CLOCK_MONOTONIC, as sd_notify(3) requires.
 fn now_usec() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
     Duration::from(now).as_micros().try_into().expect("64 bits")
@@ -90,7 +90,7 @@ fn ready_when_every_export_listens_and_stopping_when_it_ends() {
     let pid = server.pid().to_string();
     let ready = [("READY", "1"), ("MAINPID", &pid), ("STATUS", "Serving 1 export")];
     assert_eq!(manager.next(), told(&ready));
-    // No waiting for the socket.
+    // The socket accepts at once.
     BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device").read(0, 4096);
 
     let mut qmp = Qmp::connect(&server.socket("qmp"));
@@ -118,21 +118,21 @@ fn a_live_upgrade_is_a_reload_after_which_another_process_is_the_main_one() {
         server.upgrade();
         let pid = server.pid().to_string();
         manager.expect_reloading(since);
-        // Either may come first, and who is not believed yet is not heard: the other says it as well.
+        // The two processes' messages may come in either order. A manager ignores an unknown process, so both send them.
         let hand_over = told(&[("READY", "1"), ("MAINPID", &pid)]);
         let ready = told(&[("READY", "1"), ("MAINPID", &pid), ("STATUS", "Serving 1 export")]);
         let mut both = [manager.next(), manager.next()];
         both.sort_by_key(BTreeMap::len);
         assert_eq!(both, [hand_over, ready]);
     }
-    // Those who have left did not say that they were stopping: that is told now, and once.
+    // The old process has not reported that it stops. The new one reports its own stop, once.
     server.signal(Signal::SIGTERM);
     assert_eq!(manager.next()["STOPPING"], "1");
     assert!(server.wait().success());
 }
 
 #[test]
-fn a_daemon_is_ready_again_beside_a_program_that_fails() {
+fn a_daemon_is_ready_again_after_a_failed_upgrade() {
     let scratch = Scratch::new();
     let manager = Manager::new(&scratch);
     let command = disk(&scratch).called_qemu_storage_daemon();
@@ -158,7 +158,7 @@ fn a_daemon_in_the_background_says_which_process_it_is() {
     let pid_file = scratch.path("background.pid");
     let command = disk(&scratch).arg("--daemonize").arg("--pidfile");
     let command = command.arg(pid_file.to_str().expect("UTF-8"));
-    // Its watchdog is meant for the process that was called, whose place it takes.
+    // A watchdog for the called process applies to the process that takes its place.
     let mut server = command
         .wrapped_by(env!("CARGO_BIN_EXE_watched"))
         .env("NOTIFY_SOCKET", manager.variable())
@@ -174,7 +174,7 @@ fn a_daemon_in_the_background_says_which_process_it_is() {
     eventually("the end of the daemon", || (!pid_file.exists()).then_some(()));
 }
 
-/// An abstract name, as some managers have.
+/// An abstract socket name, which some managers use.
 #[test]
 fn abstract_names_of_sockets() {
     use std::os::linux::net::SocketAddrExt;
@@ -192,7 +192,7 @@ fn abstract_names_of_sockets() {
 }
 
 #[test]
-fn a_socket_that_is_none_is_an_error() {
+fn an_invalid_socket_is_an_error() {
     let scratch = Scratch::new();
     for name in ["relative", "/nonexistent/notify"] {
         let (status, log) = disk(&scratch).env("NOTIFY_SOCKET", name).run();
@@ -201,7 +201,7 @@ fn a_socket_that_is_none_is_an_error() {
     }
 }
 
-/// The watchdog hears of the daemon while all threads work, and only then.
+/// The watchdog gets messages while all threads work, and only then.
 #[test]
 fn a_stuck_io_thread_is_not_alive() {
     let scratch = Scratch::new();
@@ -219,12 +219,12 @@ fn a_stuck_io_thread_is_not_alive() {
     ptrace::seize(thread, ptrace::Options::empty()).expect("our own child");
     ptrace::interrupt(thread).expect("it is traced");
     waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
-    // What was on its way, and then nothing for many times as long.
+    // Messages sent before may arrive, and then none for many intervals.
     manager.socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a time limit");
     let mut late = 0;
     while manager.receive().is_some() {
         late += 1;
-        assert!(late < 20, "the watchdog is told that a thread works which does not");
+        assert!(late < 20, "the watchdog gets messages although a thread does not respond");
     }
     manager.socket.set_read_timeout(Some(PATIENCE)).expect("a time limit");
     ptrace::detach(thread, None).expect("it is stopped");

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: what is in flight is finished, then the daemon ends.
+//! SIGTERM and SIGINT: requests in flight are completed, then the daemon ends.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use integration::{
 };
 use nix::sys::signal::Signal;
 
-/// A disk whose requests take `latency`, with eight of them in flight.
+/// A disk with this `latency`, with eight requests in flight.
 fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
     let node = |name: &str, latency: Duration| {
         let nanoseconds = latency.as_nanos();
@@ -27,7 +27,7 @@ fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
         let segments = vec![Segment { at: slot * 4096, len: 4096, device_writes: false }];
         client.submit(0, &Request { kind: request::OUT, sector: slot * 8, segments });
     }
-    // The thread that has answered this has seen those: they are not only available, they are in flight.
+    // The thread that answers this request has taken the eight before: they are in flight, not only available.
     let mut quick = BlkClient::connect(&server.socket("quick"), 1, 64).expect("a device");
     quick.read(0, 512);
     (server, client)
@@ -35,7 +35,7 @@ fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
 
 fn finishes(signal: Signal) {
     let scratch = Scratch::new();
-    // From before the requests are made: how long that takes is the machine's affair.
+    // Before the requests are made, whose duration depends on the machine.
     let (start, latency) = (Instant::now(), Duration::from_millis(1500));
     let (mut server, mut client) = slow_disk(&scratch, latency);
     server.signal(signal);
@@ -52,16 +52,16 @@ fn finishes(signal: Signal) {
 }
 
 #[test]
-fn sigterm_finishes_what_is_in_flight() {
+fn sigterm_completes_requests_in_flight() {
     finishes(Signal::SIGTERM);
 }
 
 #[test]
-fn sigint_finishes_what_is_in_flight() {
+fn sigint_completes_requests_in_flight() {
     finishes(Signal::SIGINT);
 }
 
-/// A terminal that goes away, or a service manager, sends a hang-up along with the first signal.
+/// When a terminal closes, or a service manager ends the daemon, SIGHUP comes along with the first signal.
 #[test]
 fn a_hang_up_is_no_second_signal() {
     let scratch = Scratch::new();

@@ -10,7 +10,7 @@ use integration::{BlkClient, Image, Qmp, Scratch, pattern, tool};
 use serde_json::json;
 
 #[test]
-fn what_lies_below_an_image_stays_as_it_is() {
+fn backing_images_are_not_changed() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let server = daemon(&scratch, &image, "");
@@ -83,7 +83,7 @@ fn what_lies_below_an_image_stays_as_it_is() {
 }
 
 #[test]
-fn what_snapshots_refuse() {
+fn refused_snapshots() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk0.img", MIB);
     let server = daemon(&scratch, &image, "");

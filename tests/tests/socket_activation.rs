@@ -1,4 +1,4 @@
-//! Sockets that a service manager has made: who asks for them by which address, and whose they stay.
+//! Sockets made by a service manager: their use by address, and their ownership.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 const GIVE: &str = env!("CARGO_BIN_EXE_give-sockets");
 
-/// Has the daemon given these.
+/// Passes these sockets to the daemon.
 fn given<'a>(command: ServerCommand<'a>, sockets: &[String]) -> ServerCommand<'a> {
     let end = "--".to_owned();
     let arguments: Vec<String> = sockets.iter().cloned().chain([end]).collect();
@@ -25,7 +25,7 @@ fn unix(name: &str, path: &Path) -> String {
     format!("unix:{name}:{}", path.display())
 }
 
-/// `addr.*` of a unix socket.
+/// `addr.*` options of a unix socket.
 fn at(path: &Path) -> String {
     format!("addr.type=unix,addr.path={}", path.display())
 }
@@ -47,7 +47,7 @@ fn page(port: u16) -> String {
 }
 
 #[test]
-fn all_that_listens_asks_for_its_own() {
+fn each_listener_takes_its_socket() {
     let scratch = Scratch::new();
     let [disk_path, nbd, second] =
         ["disk.given", "nbd.given", "other.given"].map(|n| scratch.path(n));
@@ -90,7 +90,7 @@ fn all_that_listens_asks_for_its_own() {
     }
 }
 
-/// The manager has the socket while there is no daemon: who connects then is served by the next one.
+/// The manager keeps the socket while no daemon runs. Connections made meanwhile are served by the next daemon.
 #[test]
 fn a_given_socket_outlives_the_daemon() {
     let scratch = Scratch::new();
@@ -104,7 +104,7 @@ fn a_given_socket_outlives_the_daemon() {
         let stdin = listener.try_clone().expect("another descriptor");
         let waiting = UnixStream::connect(&path).expect("the manager listens");
         let server = command.stdin(stdin).start();
-        // Whoever has waited is in front of us.
+        // The waiting connection is served first.
         drop(waiting);
         BlkClient::connect(&path, 1, 16).expect("a device").read(0, 4096);
         server.stop();
@@ -125,10 +125,10 @@ fn an_export_that_was_deleted_can_be_added_again() {
     assert!(refused.contains("file descriptor 3, disk, "), "{refused}");
     assert!(refused.ends_with(" is used already"), "{refused}");
     for addr in [by_name, by_path] {
-        // The daemon need not have seen that the last front end has gone.
+        // The daemon may not have seen that the last front end has disconnected.
         qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
         qmp.wait_for("BLOCK_EXPORT_DELETED");
-        // Its socket is let go of when the kernel has given up watching it.
+        // The socket is free once the kernel has ended the poll for connections.
         eventually("the socket to be free", || {
             let answer = qmp.ask("block-export-add", export("e", addr.clone()));
             answer.get("return").map(drop)
@@ -140,7 +140,7 @@ fn an_export_that_was_deleted_can_be_added_again() {
 }
 
 #[test]
-fn what_nobody_asks_for_is_told_once() {
+fn unused_sockets_are_reported_once() {
     let scratch = Scratch::new();
     let [path, unused] = ["disk.given", "unused.given"].map(|name| scratch.path(name));
     let sockets = [unix("disk", &path), unix("spare", &unused), "pipe:tube".into()];
@@ -158,7 +158,7 @@ fn what_nobody_asks_for_is_told_once() {
 }
 
 #[test]
-fn what_was_not_given_is_refused() {
+fn missing_sockets_are_refused() {
     let scratch = Scratch::new();
     let by = |fd: &str| disk(&scratch, &format!("addr.type=fd,addr.str={fd}"));
     let pipe = ["pipe:tube".to_owned()];
@@ -173,7 +173,7 @@ fn what_was_not_given_is_refused() {
         assert_eq!(status.code(), Some(1), "{log}");
         assert!(log.contains(words), "{words}: {log}");
     }
-    // Meant for somebody else.
+    // Given to another process.
     let command = by("disk").env("LISTEN_PID", "1").env("LISTEN_FDS", "1");
     let (_, log) = command.env("LISTEN_FDNAMES", "disk").run();
     assert!(log.contains("Unable to parse FD number disk"), "{log}");
@@ -203,7 +203,7 @@ fn systemd_starts_the_daemon_for_the_first_front_end() {
     let arguments = [format!("--listen={}", path.display()), "--fdname=disk".into()];
     let command = disk(&scratch, "addr.type=fd,addr.str=disk");
     let mut server = command.wrapped_by_with(tool("systemd-socket-activate"), &arguments).spawn();
-    // The socket is there before it is listened on.
+    // The socket exists before systemd listens on it.
     let mut client = eventually("a socket", || BlkClient::connect(&path, 1, 16).ok());
     client.read(0, 4096);
     drop(client);

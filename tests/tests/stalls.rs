@@ -1,10 +1,10 @@
-//! A request that takes long is told of in the log, and when it is answered.
+//! The log reports a slow request, and later its completion.
 
 use integration::nbd::{nbd_export, nbd_server, nbd_uri};
 use integration::{BlkClient, Request, Scratch, Segment, ServerCommand, eventually, request, tool};
 use nix::sys::signal::Signal;
 
-/// Whether no thread of a process runs: proc(5), the state in `stat`.
+/// Whether all threads of a process are stopped: proc(5), the state in `stat`.
 fn has_stopped(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     threads.flatten().all(|thread| {
@@ -13,9 +13,9 @@ fn has_stopped(pid: u32) -> bool {
     })
 }
 
-/// The disk is that of another daemon, which stops when it is told to and goes on when it is told to.
+/// The disk is another daemon's export. That daemon is stopped and resumed.
 #[test]
-fn a_request_that_takes_long_is_told_of_and_that_it_was_answered() {
+fn slow_requests_and_their_completion_are_logged() {
     let (scratch, behind) = (Scratch::new(), Scratch::new());
     let back = ServerCommand::new(&behind).arg("--blockdev").arg("null-co,node-name=disk");
     let back = nbd_export(nbd_server(back, &behind, ""), "disk", ",writable=on").start();
@@ -40,7 +40,7 @@ fn a_request_that_takes_long_is_told_of_and_that_it_was_answered() {
     }
 
     back.signal(Signal::SIGSTOP);
-    // Each of its threads stops when it gets to.
+    // Its threads stop one by one.
     eventually("the daemon behind to stop", || has_stopped(back.pid()).then_some(()));
     let segments = vec![Segment { at: 0, len: 1024, device_writes: false }];
     blk.submit(0, &Request { kind: request::OUT, sector: 8, segments });

@@ -69,7 +69,7 @@ fn all(qmp: &mut Qmp) -> [Vec<String>; 3] {
 }
 
 #[test]
-fn what_commands_have_made_is_there_after_each_kill() {
+fn changes_by_commands_survive_each_kill() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
     let image = image.path();
@@ -202,7 +202,7 @@ fn a_shorter_chain_is_there_after_a_kill() {
         fill(&scratch, byte);
         below = name;
     }
-    // An image between goes, then those behind the topmost one, which then becomes the disk that all began with.
+    // An intermediate image is removed, then those below the topmost one. Finally the first image becomes the disk.
     let end = |mut qmp: Qmp, server: Server, byte| {
         qmp.wait_for("BLOCK_JOB_COMPLETED");
         fill(&scratch, byte);
@@ -348,7 +348,7 @@ fn the_command_line_and_commands_are_merged() {
 }
 
 #[test]
-fn what_state_files_refuse() {
+fn refused_state_files() {
     let scratch = Scratch::new();
     let server = start(&scratch);
     let (status, log) = command(&scratch).named("other").run();
@@ -459,8 +459,8 @@ fn a_reopened_node_that_cannot_be_recorded() {
     server.stop();
 }
 
-/// An overlay is used once a power cut cannot remove it any more. A state file whose folder could not be
-/// synced is replaced again by what the daemon has gone back to.
+/// An overlay is used once a power cut cannot remove it any more. If the folder of the state file cannot be synced, the
+/// daemon reverts the change and writes the state file again.
 #[test]
 fn folders_that_cannot_be_synced() {
     let scratch = Scratch::new();
@@ -516,7 +516,7 @@ fn folders_that_cannot_be_synced() {
 }
 
 #[test]
-fn a_daemon_that_takes_over_goes_on_with_the_file() {
+fn a_new_process_continues_the_state_file() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
     let mut server = start(&scratch);
@@ -585,7 +585,7 @@ fn in_the_sandbox_and_in_the_background() {
 fn a_daemon_that_becomes_a_user() {
     const USER: u32 = 65529;
     if !nix::unistd::geteuid().is_root() {
-        return untested("root", "nobody but root becomes another user");
+        return untested("root", "only root can change the user");
     }
     let scratch = Scratch::new();
     let give = |path: &Path, user| chown(path, Some(user), None).expect("we are root");

@@ -1,10 +1,10 @@
-//! `ringmill top`, as programs and people run it.
+//! `ringmill top`, for programs and on a terminal.
 
 use std::process::Command;
 
 use integration::{BlkClient, Image, Scratch, ServerCommand, Terminal, eventually};
 
-/// What `ringmill top` prints with these words behind the socket, and whether it succeeds.
+/// The output of `ringmill top` with these words after the socket, and whether it succeeds.
 fn top(scratch: &Scratch, words: &[&str]) -> (bool, String) {
     let command = ServerCommand::other_command(scratch, "top").named("top");
     let socket = scratch.path("qmp.sock");
@@ -14,7 +14,7 @@ fn top(scratch: &Scratch, words: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn a_view_tells_of_exports_and_threads() {
+fn a_view_has_exports_and_threads() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let server = ServerCommand::new(&scratch)
@@ -25,8 +25,7 @@ fn a_view_tells_of_exports_and_threads() {
         .start();
     assert_eq!(server.socket("qmp"), scratch.path("qmp.sock"));
     let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
-    // A view has what is done between two looks, which are not to be timed: so views go on until
-    // one has something.
+    // A view has the requests since the previous one. Repeat until a view has some.
     let busy = eventually("a view with requests in it", || {
         let looks = std::thread::scope(|scope| {
             let view = scope.spawn(|| top(&scratch, &["--count", "1", "--interval-ms", "300"]));
@@ -115,7 +114,7 @@ fn thirty_exports_are_seen_on_a_small_terminal() {
 }
 
 #[test]
-fn a_monitor_that_is_not_there_is_told_of() {
+fn a_missing_monitor_is_reported() {
     let scratch = Scratch::new();
     let (success, text) = top(&scratch, &["--count", "1"]);
     assert!(!success && text.contains("qmp.sock: connect failed: "), "{text}");

@@ -1,4 +1,4 @@
-//! `--trace`: each event shows in the log when its mechanism runs; patterns, files and errors.
+//! `--trace`: each event is logged when its mechanism runs; patterns, files and errors.
 
 use std::fs;
 use std::path::Path;
@@ -50,7 +50,7 @@ impl Line {
     }
 }
 
-/// The whole lines in the log so far.
+/// The complete lines in the log so far.
 fn lines(path: &Path) -> Vec<Line> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -91,7 +91,7 @@ fn the_way_of_a_request_is_logged() {
     server.stop();
     let lines = lines(&log);
 
-    // Begin and end: one each, of this queue, with what was asked and what came of it.
+    // One begin and one end of this queue, with the request and its result.
     let one = |event: &str| match of(&lines, event)[..] {
         [line] => line,
         ref lines => panic!("{event}: {lines:?}"),
@@ -115,7 +115,7 @@ fn the_way_of_a_request_is_logged() {
         assert!(begin.micros <= end.micros && begin.thread == end.thread, "{begin:?} {end:?}");
     }
 
-    // Between them the image is read, and that by the ring.
+    // Between them the image is read, through the ring.
     let place = |wanted: &Line| lines.iter().position(|line| std::ptr::eq(line, wanted)).unwrap();
     let span = &lines[place(read)..place(ends[0])];
     let (file, done) = (of(span, "file_submit")[0], of(span, "file_complete")[0]);
@@ -134,7 +134,7 @@ fn the_way_of_a_request_is_logged() {
     let ops: Vec<_> = of(&lines, "file_submit").iter().map(|line| line.text("op")).collect();
     assert!(ops.starts_with(&["read", "write", "fdatasync", "fallocate"]), "{ops:?}");
 
-    // Around them kick and signal.
+    // Before and after them: kick and signal.
     let kicks = of(&lines, "virtio_queue_notify");
     assert!(kicks.iter().any(|line| place(line) < place(read) && line.number("polled") == 0));
     assert!(kicks.iter().all(|line| line.text("dev") == "disk"), "{kicks:?}");
@@ -144,7 +144,7 @@ fn the_way_of_a_request_is_logged() {
 }
 
 #[test]
-fn what_nbd_clients_ask_and_get_is_logged() {
+fn nbd_requests_and_replies_are_logged() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let log = scratch.path("trace.log");
@@ -230,8 +230,8 @@ fn the_thread_pool_is_logged() {
     }
 }
 
-/// Has that thread of the daemon's and this one be on CPUs of their own: who polls where its client is to run finds nothing, and
-/// gives polling up.
+/// Pins that thread of the daemon and this one to different CPUs. On one CPU, polling would keep its client from running,
+/// find nothing, and be given up.
 fn apart(server: &Server, name: &str) {
     let only = |cpu: usize, pid: Pid| {
         let mut set = CpuSet::new();
@@ -241,7 +241,7 @@ fn apart(server: &Server, name: &str) {
     let mut cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true));
     let (Some(first), Some(second)) = (cpus.next(), cpus.next()) else { return };
     only(first, server.thread(name));
-    // This thread's.
+    // This thread's CPU.
     only(second, Pid::from_raw(0));
 }
 
@@ -250,7 +250,7 @@ fn busy_polling_is_logged() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let log = scratch.path("trace.log");
-    // A window so large that any interval fits, on a machine however busy.
+    // A window so large that any interval fits, even on a busy machine.
     let server = ServerCommand::new(&scratch)
         .arg("--object")
         .arg("iothread,id=io0,poll-policy=weighted,poll-max-ns=10000000000")
@@ -280,7 +280,7 @@ fn busy_polling_is_logged() {
             all.then_some(lines)
         });
     let added = of(&lines, "poll_add")[0];
-    // POLLIN, or nothing where it looked by itself.
+    // POLLIN, or 0 if the loop found the event by polling.
     assert!(added.number("fd") > 2 && [0, 1].contains(&added.number("revents")), "{added:?}");
     for grown in of(&lines, "poll_grow") {
         assert!(grown.number("old") < grown.number("new"), "{grown:?}");
@@ -355,7 +355,7 @@ fn without_a_file_the_log_goes_to_standard_error() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_patterns_are_refused() {
     let scratch = Scratch::new();
     for command in ["serve", "storage-daemon"] {
         let run = |value: &str| {

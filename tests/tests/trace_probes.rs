@@ -1,4 +1,4 @@
-//! The static probes in the program as it is shipped: what perf, bpftrace and gdb read there.
+//! The static probes in the shipped program: what perf, bpftrace and gdb read.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,14 +75,14 @@ fn each_event_is_a_probe_of_the_release_build() {
             probe.arguments.split(' ').map(|argument| argument.split('@').next().unwrap());
         assert!(sizes.eq(of_note), "{probe:?} {event:?}");
 
-        // Each has a counter of its own, in the part of the file that becomes data.
+        // Each has a separate counter, in the file's data segment.
         assert!(start <= probe.semaphore && probe.semaphore + 2 <= end, "{probe:?}");
         assert!(probe.semaphore.is_multiple_of(2), "{probe:?}");
         let same = probes.iter().filter(|other| other.semaphore == probe.semaphore);
         assert_eq!(same.count(), 1, "{probe:?}");
 
-        // The nop is where the program's segments say, and where perf takes it to be: as far from
-        // the base in the file as in memory.
+        // The nop is at the address that the program's segments give, and at the one that perf computes: the distance from the
+        // base is equal in the file and in memory.
         assert_eq!(probe.base, base_address, "not prelinked");
         let by_segment = segments.iter().find_map(|segment| {
             let inside = probe.nop.checked_sub(segment.p_vaddr(LittleEndian))?;

@@ -1,5 +1,5 @@
-//! The daemon gives place to another process under a client that writes and checks what it reads; and
-//! carries on where no other process takes over.
+//! The daemon is upgraded under a client that writes and checks what it reads. The daemon continues to serve if no other
+//! process takes over.
 
 mod common;
 
@@ -15,11 +15,11 @@ use integration::{
 };
 use serde_json::{Value, json};
 
-/// All that clients are told of what there is.
+/// Everything that QMP reports about nodes, exports and objects.
 fn told(server: &Server) -> Vec<Value> {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let mut exports = qmp.execute("query-block-exports", json!({}));
-    // Their order is that in which they were made, and those on qcow2 images are made last.
+    // Exports are listed in the order of creation, in which those on qcow2 images come last.
     let by_id = |export: &Value| export["id"].as_str().map(str::to_owned);
     exports.as_array_mut().expect("a list").sort_by_key(by_id);
     let nodes = qmp.execute("query-named-block-nodes", json!({}));
@@ -27,7 +27,7 @@ fn told(server: &Server) -> Vec<Value> {
 }
 
 #[test]
-fn what_qmp_has_added_and_taken_away_is_as_it_was() {
+fn changes_by_qmp_survive_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let more = Image::empty(&scratch, "more.img", MIB);
@@ -61,11 +61,11 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
         });
         load.go_on();
         assert_eq!(told(&server), before);
-        // Clients of the monitor come and go.
+        // Clients of the monitor connect and disconnect.
         let open = || eventually("few files", || (server.open_files() <= files).then_some(()));
         open();
         eventually("as many threads", || (server.threads() == threads).then_some(()));
-        // The standard ones and the way to the daemon: no memory, no image, no socket.
+        // The standard descriptors and the channel to the daemon: no memory, no image, no socket.
         let spawner = server.spawner().expect("a spawner");
         let kept = || fs::read_dir(format!("/proc/{spawner}/fd")).expect("its files").count();
         eventually("a spawner that keeps nothing", || (kept() == 4).then_some(()));
@@ -73,7 +73,7 @@ fn what_qmp_has_added_and_taken_away_is_as_it_was() {
             after_one = server.open_files();
         }
     }
-    // The last client of the monitor goes when its end is seen.
+    // The daemon sees the last monitor client's end with a delay.
     eventually("as few files", || (server.open_files() <= after_one).then_some(()));
     drop(other);
     let log = load.finish();
@@ -94,7 +94,7 @@ fn a_list_of_processes_has_the_daemon_once_and_no_zombie() {
     let mut server = ServerCommand::new(&scratch).monitor("qmp").start();
     for _ in 0..2 {
         let spawner = server.spawner().expect("a spawner");
-        // The spawner renames itself a moment after its start.
+        // The spawner changes its name a moment after its start.
         let comm = || fs::read_to_string(format!("/proc/{spawner}/cmdline")).expect("it is there");
         eventually("a name of the spawner's own", || comm().starts_with("spawner\0").then_some(()));
         for (program, pattern) in [("pidof", "ringmill"), ("pgrep", "ringmill")] {
@@ -152,8 +152,8 @@ fn a_qcow2_image_is_whole_after_upgrades_under_load() {
     check(&Image::existing(&raw), &log, log.len());
 }
 
-/// A daemon at whose path there is a program that does not take over.
-fn carries_on_beside(script: &str, why: &str) {
+/// A daemon whose path has a program that does not take over.
+fn continues_after(script: &str, why: &str) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let mut server = ServerCommand::new(&scratch)
@@ -176,10 +176,10 @@ fn carries_on_beside(script: &str, why: &str) {
     load.go_on();
     eventually("the files of before", || (server.open_files() <= files).then_some(()));
     eventually("as many threads", || (server.threads() == threads).then_some(()));
-    // The image is locked as it was.
+    // The image is still locked.
     let locked = image.qemu_img(&["bench", "-f", "raw", "-c", "1", "-w"]);
     assert!(String::from_utf8_lossy(&locked.stderr).contains("lock"), "{locked:?}");
-    // With the right program it works the next time, and what the load's connection is at is right.
+    // With the right program the next upgrade works, and the load finds correct data.
     fs::remove_file(&installed).expect("it is ours");
     std::os::unix::fs::symlink(program(), &installed).expect("a link");
     server.upgrade();
@@ -190,34 +190,34 @@ fn carries_on_beside(script: &str, why: &str) {
 }
 
 #[test]
-fn the_daemon_carries_on_beside_a_program_that_fails() {
-    carries_on_beside("#!/bin/sh\nexit 3\n", "has ended with status 3");
+fn the_daemon_continues_if_the_new_program_fails() {
+    continues_after("#!/bin/sh\nexit 3\n", "has ended with status 3");
 }
 
 #[test]
-fn the_daemon_carries_on_beside_what_is_no_program() {
-    carries_on_beside("\u{7f}ELF, or so it seems", "cannot be started");
+fn the_daemon_continues_if_there_is_no_program() {
+    continues_after("\u{7f}ELF, or so it seems", "cannot be started");
 }
 
 #[test]
-fn the_daemon_carries_on_beside_a_program_that_hangs() {
-    carries_on_beside("#!/bin/sh\nexec sleep 1000\n", "has not been ready within");
+fn the_daemon_continues_if_the_new_program_hangs() {
+    continues_after("#!/bin/sh\nexec sleep 1000\n", "has not been ready within");
 }
 
 #[test]
-fn the_daemon_carries_on_beside_a_program_that_takes_another_document() {
-    // What such a program sends, of which the real one's own test is in `take_over.rs`.
+fn the_daemon_continues_if_the_new_program_needs_another_document() {
+    // The beginning of such a program's message. `take_over.rs` tests the real one's refusal.
     let script = "#!/usr/bin/python3
 import socket
 to = socket.socket(fileno=0)
 to.recv(100)
 to.send(b'Ewhat is handed over is of version 1; this program takes version 2')
 ";
-    carries_on_beside(script, "this program takes version 2");
+    continues_after(script, "this program takes version 2");
 }
 
 #[test]
-fn the_daemon_carries_on_beside_a_program_that_dies_when_all_queues_stand_still() {
+fn the_daemon_continues_if_the_new_program_dies_after_the_stop() {
     let script = "#!/usr/bin/python3
 import socket
 to = socket.socket(fileno=0)
@@ -225,14 +225,13 @@ while (kind := to.recv(100)[:1]) != b'Q':
     if kind == b'G':
         to.send(b'R')
 ";
-    carries_on_beside(script, "has given up");
+    continues_after(script, "has given up");
 }
 
-/// Requests that a group holds back for longer than anybody waits are let go by an upgrade, in their order;
-/// who takes over holds others back.
+/// An upgrade releases, in order, the requests that a group has delayed. The new process delays later ones.
 #[test]
-fn what_a_throttle_group_holds_back_is_done() {
-    // As many as the queue has room for; that many seconds.
+fn throttled_requests_are_released_by_an_upgrade() {
+    // As many requests as the queue holds, which take as many seconds.
     const REQUESTS: u64 = 80;
     let scratch = Scratch::new();
     let mut server = ServerCommand::new(&scratch)
@@ -261,7 +260,7 @@ fn what_a_throttle_group_holds_back_is_done() {
         done
     };
     for _ in 0..2 {
-        // The first may come at once: then the daemon has taken them.
+        // The first answer may come at once, and shows that the daemon has taken the requests.
         let ids = submit(&mut client, REQUESTS);
         let mut done = wait_for(&mut client, 1);
         server.upgrade();
@@ -270,14 +269,14 @@ fn what_a_throttle_group_holds_back_is_done() {
         let begun = Instant::now();
         submit(&mut client, 3);
         wait_for(&mut client, 3);
-        // The group's bucket was empty, which is one request's worth; one more comes each second.
+        // The group's bucket holds one request and was empty; one more is permitted each second.
         assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
     }
     drop(client);
     server.stop();
 }
 
-/// Nothing but the list of processes says who serves then.
+/// Only the list of processes shows which process serves.
 #[test]
 fn a_daemon_is_upgraded_by_its_process_id() {
     let scratch = Scratch::new();

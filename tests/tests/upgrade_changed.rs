@@ -1,5 +1,5 @@
-//! The daemon gives place to another process after monitors have changed what it was made with: who takes over
-//! serves what there is now, and clients are told the same of it.
+//! The daemon is upgraded after QMP commands have changed its configuration. The new process serves the present
+//! configuration, and reports the same to clients.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn connect(server: &Server) -> BlkClient {
     BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves")
 }
 
-/// Without how large files are, and how much room they take: those of qcow2 images grow.
+/// Removes file sizes and allocations, as qcow2 files grow.
 fn without_sizes(told: &mut Value) {
     match told {
         Value::Object(members) => {
@@ -36,7 +36,7 @@ fn without_sizes(told: &mut Value) {
     }
 }
 
-/// All that clients are told of nodes and exports, by name.
+/// Everything that QMP reports about nodes and exports, by name.
 fn told(server: &Server) -> [Value; 2] {
     let mut qmp = monitor(server);
     let sorted = |mut list: Value, key: &str| {
@@ -51,8 +51,8 @@ fn told(server: &Server) -> [Value; 2] {
     ]
 }
 
-/// Has another process take over, which tells the same as the first, twice: what is handed over can be handed
-/// over again.
+/// Upgrades the daemon twice, so that a configuration that was handed over is handed over again. Checks that QMP reports the
+/// same.
 fn upgrades(server: &mut Server, load: &Load) {
     let before = told(server);
     for _ in 0..2 {
@@ -63,14 +63,14 @@ fn upgrades(server: &mut Server, load: &Load) {
     load.go_on();
 }
 
-/// Whether other programs are kept from writing to the image.
+/// Whether other programs cannot write to the image.
 fn is_locked(image: &Path) -> bool {
     let io = Command::new(tool("qemu-io")).args(["-f", "raw", "-c", "quit"]).arg(image).output();
     !io.expect("qemu-io runs").status.success()
 }
 
 #[test]
-fn nodes_that_were_reopened_have_their_other_options() {
+fn reopened_nodes_keep_their_options() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let other = Image::filled(&scratch, "other.img", 1);
@@ -95,7 +95,7 @@ fn nodes_that_were_reopened_have_their_other_options() {
         });
         monitor(server).execute("blockdev-reopen", json!({"options": [file, read]}));
     };
-    // The second time by who has taken over, with locks that the first process took.
+    // The second time by the new process, with locks taken by the first one.
     for direct in [true, false] {
         reopen(&server, direct);
         upgrades(&mut server, &load);
@@ -117,7 +117,7 @@ fn nodes_that_were_reopened_have_their_other_options() {
 }
 
 #[test]
-fn properties_that_were_set_stay() {
+fn changed_properties_survive_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let mut server = ServerCommand::new(&scratch)
@@ -174,7 +174,7 @@ fn qcow2(path: &Path, mib: u64) {
 }
 
 #[test]
-fn images_above_images_and_copies_stay_where_they_are() {
+fn overlays_and_copies_survive_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let mut server = daemon(&scratch, &image, "cache.direct=on");
@@ -188,13 +188,13 @@ fn images_above_images_and_copies_stay_where_they_are() {
     let mut qmp = monitor(&server);
     let add = |qmp: &mut Qmp, name: &str, path: &Path, mib: u64| {
         qcow2(path, mib);
-        // Names that are generated are generated anew.
+        // Generated names are generated again.
         let below = format!("{name}-file");
         let file = json!({"driver": "file", "filename": path, "node-name": below});
         let node = json!({"driver": "qcow2", "node-name": name, "file": file, "backing": null});
         qmp.execute("blockdev-add", node);
     };
-    // One that cannot be put there stays what it is.
+    // A node that does not fit stays as it was.
     add(&mut qmp, "small", &scratch.path("small.qcow2"), MIB / 2);
     let why = qmp.refused("blockdev-snapshot", json!({"node": "top", "overlay": "small"}));
     assert!(why.contains("bytes"), "{why}");
@@ -208,7 +208,7 @@ fn images_above_images_and_copies_stay_where_they_are() {
 
     let flat = scratch.path("flat.img");
     let mut qmp = monitor(&server);
-    // The backing node of a snapshot takes no writes, in the new process as in the old one.
+    // The backing node of a snapshot is read-only, in the new process as in the old one.
     for node in ["disk", "top"] {
         let addr = json!({"type": "unix", "path": scratch.path("behind.sock")});
         let export = json!({"type": "vhost-user-blk", "id": "x", "node-name": node, "addr": addr, "writable": true});
@@ -226,7 +226,7 @@ fn images_above_images_and_copies_stay_where_they_are() {
     drop(qmp);
     upgrades(&mut server, &load);
     assert_eq!(told(&server)[1][0]["node-name"], "flat");
-    // The others are there, and can go.
+    // The other nodes exist, and can be deleted.
     let mut qmp = monitor(&server);
     for node in ["over", "top", "disk", "small"] {
         qmp.execute("blockdev-del", json!({"node-name": node}));
@@ -242,9 +242,9 @@ fn images_above_images_and_copies_stay_where_they_are() {
     }
 }
 
-/// A snapshot of a node that was defined inside another one, which an export over NBD offers by its name.
+/// A snapshot of a node that was defined inside another one and is exported over NBD by its name.
 #[test]
-fn images_within_the_graph_stay_where_they_are() {
+fn nested_nodes_survive_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let path = image.path().display();
@@ -265,7 +265,7 @@ fn images_within_the_graph_stay_where_they_are() {
         (&json!("disk"), &json!("top"))
     );
     let log = load.finish();
-    // Its clients know it by its old name.
+    // The export keeps its old name.
     let copy = scratch.path("copy.img");
     let target = copy.to_str().expect("UTF-8");
     client_output(&scratch, "nbdcopy", &[&nbd_uri(&scratch, "file"), target]);
@@ -274,7 +274,7 @@ fn images_within_the_graph_stay_where_they_are() {
 }
 
 #[test]
-fn nodes_that_are_inactive_stay_so() {
+fn inactive_nodes_stay_inactive() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let over = scratch.path("over.qcow2");
@@ -286,7 +286,7 @@ fn nodes_that_are_inactive_stay_so() {
         .arg(format!("qcow2,node-name=over,file.driver=file,file.filename={}", over.display()))
         .export("disk", "num-queues=2,allow-inactive=on")
         .export("over", "allow-inactive=on");
-    // This one does not say so, but who reads over NBD keeps no node active.
+    // This export does not set allow-inactive, but a read-only NBD export keeps no node active.
     let mut server = nbd_export(nbd_server(command, &scratch, ""), "disk", "").start();
     let mut client = connect(&server);
     let mut other = BlkClient::connect(&server.socket("over"), 1, 16).expect("the export serves");

@@ -1,8 +1,8 @@
-//! The kernel tells of writes that it has lost once, and the next flush goes well. So a daemon that was told gives no place
-//! to another process, which would believe its image whole.
+//! The kernel reports lost writes once, and the next flush succeeds. So a daemon whose flush has failed refuses an upgrade:
+//! the new process would believe the image intact.
 //!
-//! By a library that is loaded before libc (`tests/clients/flushes_that_fail.c`): when a flush fails, and that it does once,
-//! is up to the test.
+//! A library that is loaded before libc (`tests/clients/flushes_that_fail.c`) makes a flush fail once, at a time that the
+//! test decides.
 
 use std::io::{self, PipeWriter, Write};
 use std::process::Command;
@@ -18,7 +18,7 @@ use serde_json::json;
 /// `VIRTIO_BLK_S_IOERR`.
 const IO_ERROR: u8 = 1;
 
-/// A daemon whose flushes wait for a byte, and fail then, until there are no more to come.
+/// A daemon whose flushes wait for a byte and then fail, until the pipe is closed.
 fn with_flushes_that_fail<'a>(scratch: &'a Scratch) -> (ServerCommand<'a>, PipeWriter) {
     let (failures, fail) = io::pipe().expect("a pipe");
     let command = ServerCommand::new(scratch)
@@ -33,9 +33,9 @@ fn times(server: &Server, what: &str) -> usize {
     server.log().matches(what).count()
 }
 
-/// It fails while the other process gets ready, and is known from then on.
+/// The flush fails while the other process starts.
 #[test]
-fn an_image_is_handed_over_no_more_when_a_flush_of_it_has_failed() {
+fn after_a_failed_flush_an_image_is_not_handed_over() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (command, mut fail) = with_flushes_that_fail(&scratch);
@@ -77,12 +77,12 @@ fn an_image_is_handed_over_no_more_when_a_flush_of_it_has_failed() {
     assert!(!server.wait().success(), "not all is flushed");
 }
 
-/// It is the daemon's own, before queues stop, takes longer than that is waited for, and fails.
+/// The daemon's own flush before the queues stop takes longer than the limit, and fails.
 #[test]
-fn a_flush_that_goes_on_is_waited_for() {
+fn an_ongoing_flush_is_awaited() {
     let scratch = Scratch::new();
     let raw = Image::filled(&scratch, "disk.img", 1);
-    // All is allocated: what is written changes no metadata, whose flush would be waited for.
+    // All clusters are allocated: writes change no metadata, whose flush would be awaited.
     let path = scratch.path("disk.qcow2");
     let mut convert = Command::new(tool("qemu-img"));
     convert.args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw.path()).arg(&path);
@@ -96,7 +96,7 @@ fn a_flush_that_goes_on_is_waited_for() {
     client.write(8, &pattern::block(1, 1));
 
     let upgrading = thread::spawn(move || Qmp::connect(&socket).refused("x-upgrade", json!({})));
-    // The first is not waited for any more.
+    // The wait for the first flush has ended.
     eventually("queues to be stopped", || (times(&server, "take long") > 0).then_some(()));
     fail.write_all(b"!").expect("the daemon listens");
     drop(fail);

@@ -1,4 +1,4 @@
-//! For how long an upgrade has guests wait, and what has it wait itself.
+//! How long an upgrade makes guests wait, and what an upgrade waits for.
 
 mod common;
 
@@ -23,14 +23,14 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{MsgFlags, recv, send};
 use serde_json::json;
 
-/// A guest may see no answer for so long, at depth 64.
+/// Maximum time without an answer for a guest at depth 64.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The same of a build for debugging, where other programs may have the processors.
+/// The same for a debug build, on a machine with other load.
 const PAUSE_BUSY: Duration = Duration::from_millis(500);
 
-/// Judges pauses, the shortest first. Of a release build, on a machine without much else to do, nine of ten are, as one
-/// may be the scheduler's (`RINGMILL_LONG`); else the usual one is.
+/// Judges pauses, sorted from the shortest. With `RINGMILL_LONG`, for a release build on an idle machine, nine of ten must be
+/// within the limit, as the scheduler may cause one. Otherwise the median must be.
 fn judge(pauses: &[Duration]) {
     let (judged, most) = match std::env::var_os("RINGMILL_LONG") {
         Some(_) => (pauses.len() * 9 / 10, PAUSE),
@@ -39,9 +39,9 @@ fn judge(pauses: &[Duration]) {
     assert!(pauses[judged] <= most, "{pauses:?}");
 }
 
-/// Upgrades a daemon under a client that keeps 64 requests in flight, a read and a write in turn, each 64 KiB further on
-/// in the `mib` MiB of the disk. Gives for how long the client got no answer each time, the shortest first.
-/// `RINGMILL_UPGRADES` says how often; 5 times when it is not set.
+/// Upgrades a daemon under a client with 64 requests in flight, reads and writes in turn, each 64 KiB further on in the disk of
+/// `mib` MiB. Returns the longest time without an answer in each upgrade, sorted. `RINGMILL_UPGRADES` sets the number of
+/// upgrades, 5 by default.
 fn pauses(mut server: Server, mib: u64) -> Vec<Duration> {
     const DEPTH: u64 = 64;
     let times = std::env::var("RINGMILL_UPGRADES").map_or(5, |n| n.parse().expect("a number"));
@@ -86,10 +86,10 @@ fn pauses(mut server: Server, mib: u64) -> Vec<Duration> {
     };
     for _ in 0..times {
         wait_for(32 * DEPTH);
-        // What was before is not the upgrade's.
+        // Discard gaps from before the upgrade.
         gaps.try_iter().for_each(drop);
         server.upgrade();
-        // All that were in flight may have been answered before the pause; one more comes after it.
+        // All requests in flight may have been answered before the pause; the next answer comes after it.
         wait_for(DEPTH + 1);
         pauses.push(gaps.try_iter().max().unwrap_or_default());
     }
@@ -108,7 +108,7 @@ fn a_client_at_depth_64_waits_a_little() {
     judge(&pauses(daemon(&scratch, &image, "cache.direct=on,aio=io_uring"), MIB));
 }
 
-/// Whose metadata change, and are handed over in its journal.
+/// The image's metadata changes, and is handed over in its journal.
 #[test]
 fn a_client_of_a_growing_qcow2_image_waits_a_little() {
     const LARGE: u64 = 4096;
@@ -125,10 +125,10 @@ fn a_client_of_a_growing_qcow2_image_waits_a_little() {
     judge(&pauses(command.export("disk", "num-queues=2").start(), LARGE));
 }
 
-/// Requests that take 1.5 s, over vhost-user and over NBD, when the queues are to stop: nobody waits until they are done,
-/// neither other exports nor those behind them in the same queue, and they need not be done again.
+/// Requests of 1.5 s, over vhost-user and NBD, are in flight when the queues are to stop. Neither other exports nor later
+/// requests in the same queue wait for them, and they need not be repeated.
 #[test]
-fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
+fn slow_requests_delay_no_others() {
     const SLOW: &str = "image.driver=null-co,inject-error.0.event=read_aio,inject-error.0.sector=0,\
                         inject-error.0.errno=0,inject-error.0.delay-ns=1500000000";
     let scratch = Scratch::new();
@@ -169,7 +169,7 @@ fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
                 behind = Some(client.submit(0, &read(8)));
                 order = client.wait(0).expect("it serves");
             }
-            // On a machine that is busy they may have been too old before it began.
+            // On a busy machine they may have been too old before it began.
             let mut first = Some(upgrading.join().expect("it was run"));
             let done = eventually("requests that are young", || {
                 let done = first.take().unwrap_or_else(|| upgrade(&server.socket("qmp")));
@@ -188,8 +188,8 @@ fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
         assert_eq!(nbd.reply(), (0, round));
         let _data: [u8; 512] = nbd.take();
         load.go_on();
-        // A new process may take so long to get ready that the slow ones are done, or nearly so, and a busy machine
-        // a second for anything.
+        // The new process may take so long to start that the slow requests are done by then. A busy machine may take a second
+        // for anything.
         let ids: Vec<u16> = order.iter().map(|done| done.id).collect();
         if waited < 1000 && behind.is_some_and(|behind| ids == [behind, slow]) {
             let log = load.finish();
@@ -200,9 +200,9 @@ fn requests_that_take_long_for_once_keep_nobody_else_waiting_for_long() {
     panic!("each time those behind a slow request waited for it:\n{}", server.log());
 }
 
-/// Requests that never end, over vhost-user and over NBD, and a front end that never says anything.
+/// Requests that never complete, over vhost-user and NBD, and a front end that never sends a message.
 #[test]
-fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
+fn a_hanging_request_delays_no_others() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let command = ServerCommand::new(&scratch)
@@ -227,7 +227,7 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     nbd.request(0, 1, 0, 512);
     let refused = || {
         let text = refused_upgrade(&server.socket("qmp"));
-        // Its own rings cannot, but the others' go on.
+        // Its own rings cannot be served, but the others are.
         load.go_on();
         text
     };
@@ -235,10 +235,10 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     let of_age = "has a request that has taken ";
     let in_flight = "requests in flight have not ended within 5 s";
     assert!(text.contains(in_flight) || text.contains(of_age), "{text}");
-    // By now it is known that it would be in vain, and nobody waits for it.
+    // The daemon knows by now that an upgrade would fail, and refuses at once.
     let text = refused();
     assert!(text.contains(of_age), "{text}");
-    // Those who hang are served as before: more of their requests are taken, and a client that leaves is let go.
+    // Hanging clients are served as before: the daemon takes more of their requests, and a client can disconnect.
     client.submit(0, &hanging);
     nbd.request(2, 2, 0, 0);
     drop((client, nbd));
@@ -247,7 +247,7 @@ fn a_request_that_hangs_keeps_nobody_else_waiting_for_long() {
     check(&image, &log, log.len());
 }
 
-/// A front end that begins a message and leaves it at that is named, and sent away: the next upgrade works.
+/// A front end that sends a part of a message is named and disconnected: the next upgrade works.
 #[test]
 fn a_front_end_within_a_message_keeps_a_daemon_from_its_next_version_for_seconds_only() {
     let scratch = Scratch::new();
@@ -263,15 +263,15 @@ fn a_front_end_within_a_message_keeps_a_daemon_from_its_next_version_for_seconds
     server.stop();
 }
 
-/// Nor does one that asks and asks, and reads no reply.
+/// So is a front end that sends requests but reads no reply.
 #[test]
-fn a_front_end_that_reads_no_replies_keeps_a_daemon_from_its_next_version_for_seconds_only() {
+fn a_front_end_that_reads_no_replies_delays_one_upgrade() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
     let mut server = daemon(&scratch, &image, "");
     let mut front_end = wire::connect(&server.socket("disk"));
     wire::get_features(&mut front_end);
-    // As many replies as a socket holds, and more, to requests of one write.
+    // More replies than a socket holds, to requests in one write.
     let reply = [0; 20];
     let (socket, _other) = UnixStream::pair().expect("a pair of sockets");
     let send = || send(socket.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT);
@@ -285,7 +285,7 @@ fn a_front_end_that_reads_no_replies_keeps_a_daemon_from_its_next_version_for_se
     });
     let text = refused_upgrade(&server.socket("qmp"));
     assert!(text.contains("the front end of export 'disk' is within a message"), "{text}");
-    // Reading would have it go on.
+    // Reading would unblock the daemon.
     let mut end = [PollFd::new(front_end.as_fd(), PollFlags::empty())];
     let patience = PollTimeout::try_from(PATIENCE).expect("a time");
     assert_eq!(poll(&mut end, patience), Ok(1), "LOST: the end of the connection");
@@ -293,13 +293,13 @@ fn a_front_end_that_reads_no_replies_keeps_a_daemon_from_its_next_version_for_se
     server.stop();
 }
 
-/// The disk of a qcow2 image without a guest answers nobody, the new process neither: the others' guests stand still for no
-/// longer than the limit, and the image is used on.
+/// The disk of a qcow2 image without a guest does not answer, in the new process neither. Other guests wait no longer than the
+/// limit, and the old process continues to use the image.
 #[test]
-fn a_disk_that_hangs_keeps_nobody_else_waiting_for_long() {
+fn a_hanging_disk_delays_no_others() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", MIB);
-    // Room for its clusters comes by NBD, where nothing grows.
+    // The image grows over NBD into a file of fixed size.
     let far = scratch.path("far.qcow2");
     let mut create = Command::new(tool("qemu-img"));
     create.args(["create", "-q", "-f", "qcow2"]).arg(&far).arg("4M");
@@ -342,7 +342,7 @@ fn a_disk_that_hangs_keeps_nobody_else_waiting_for_long() {
         println!("{}", String::from_utf8_lossy(&refused.stderr));
         String::from_utf8_lossy(&refused.stderr).into_owned()
     };
-    // On a machine that is busy, there may be other reasons before.
+    // On a busy machine there may be other reasons before.
     let why = "the new program has not taken over within 5 s; it was killed";
     eventually(why, || refused().contains(why).then_some(()));
     storage.signal(Signal::SIGCONT);

@@ -1,5 +1,4 @@
-//! The bare ring: reads of a file with nothing between them and the kernel. What a server's requests
-//! can cost at least.
+//! The bare ring: reads of a file with nothing between them and the kernel. The minimum cost of a server's request.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +20,7 @@ use vm_memory::mmap::MmapRegion;
 use crate::load::Load;
 use crate::load::offsets::Offsets;
 
-/// What the loop did.
+/// The loop's results.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Done {
     /// Requests per second.
@@ -30,30 +29,28 @@ pub(crate) struct Done {
     pub(crate) cpu: f64,
 }
 
-/// How many requests are submitted at once, and waited for: half of those in flight, so that the
-/// disk has the other half meanwhile. fio's t/io_uring gets the same.
+/// Number of requests submitted and awaited together: half of those in flight, so that the disk has the other half
+/// meanwhile. fio's t/io_uring gets the same.
 pub(crate) fn batch(depth: usize) -> usize {
     (depth / 2).max(1)
 }
 
-/// Reads `path` as `load` says (block size, order, depth) on the calling thread, past the page
-/// cache, with the file and the buffers registered.
+/// Reads `path` according to `load` (block size, order, depth) on the calling thread, with O_DIRECT, a registered file and
+/// registered buffers.
 pub(crate) fn read(path: &Path, load: &Load, run_time: Duration) -> Result<Done> {
     let (file, size) = open(path).with_context(|| format!("opening {}", path.display()))?;
     let block_size = load.block_size as u64;
     ensure!(size >= block_size, "{} is smaller than a block", path.display());
     let mut offsets = Offsets::new(load.order, size / block_size, block_size, 0, 1);
-    // Unmapped when dropped, never used for anything else: should an error leave reads in flight,
-    // they end in pages that only the registration still holds.
+    // Unmapped when dropped. If reads are in flight after an error, they end in pages that only the registration keeps.
     let buffers = shared_memory(load.depth * load.block_size)?;
     let mut ring = set_up(load.depth as u32).context("io_uring_setup")?;
     ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
     let all = libc::iovec { iov_base: buffers.as_ptr().cast(), iov_len: buffers.size() };
-    // SAFETY: `all` is the whole mapping. Registration pins its pages: they stay the kernel's to
-    // write to until the ring is gone, even when the mapping is.
-    unsafe { ring.submitter().register_buffers(&[all]) }.context(
-        "registering the buffers (RLIMIT_MEMLOCK limits them for those who are not root)",
-    )?;
+    // SAFETY: `all` is the whole mapping. Registration pins its pages: the kernel may write to them until the ring is
+    // closed, even after the mapping is gone.
+    unsafe { ring.submitter().register_buffers(&[all]) }
+        .context("registering the buffers (limited by RLIMIT_MEMLOCK, except for root)")?;
 
     let mut free: Vec<usize> = (0..load.depth).collect();
     let mut requests = 0u64;
@@ -61,13 +58,13 @@ pub(crate) fn read(path: &Path, load: &Load, run_time: Duration) -> Result<Done>
     loop {
         let goes_on = begin.elapsed() < run_time;
         while goes_on && let Some(slot) = free.pop() {
-            // SAFETY: `slot` is less than the depth, so that its block lies within the mapping.
+            // SAFETY: `slot` is below the depth, so its block is inside the mapping.
             let buffer = unsafe { buffers.as_ptr().add(slot * load.block_size) };
             let read = opcode::ReadFixed::new(types::Fixed(0), buffer, load.block_size as u32, 0)
                 .offset(offsets.next())
                 .build()
                 .user_data(slot as u64);
-            // SAFETY: the buffer is registered and this slot's own, nobody else reads or writes it.
+            // SAFETY: the buffer is registered and used only by this slot.
             unsafe { ring.submission().push(&read) }.context("the submission queue is full")?;
         }
         let in_flight = load.depth - free.len();
@@ -100,7 +97,7 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// Memory as a guest has it, shared; anonymous memory may consist of huge pages.
+/// Shared memory like a guest's; anonymous memory may consist of huge pages.
 fn shared_memory(size: usize) -> Result<MmapRegion> {
     let file = memfd_create("bench-bare", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
     let file = File::from(file);
@@ -108,14 +105,14 @@ fn shared_memory(size: usize) -> Result<MmapRegion> {
     MmapRegion::from_file(FileOffset::new(file, 0), size).context("mapping the buffers")
 }
 
-/// With the flags that cost least, where the kernel has them (6.6), else without.
+/// Creates a ring with the cheapest flags, if the kernel has them (6.6), else without.
 fn set_up(entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_defer_taskrun().setup_no_sqarray();
     builder.build(entries).or_else(|_| IoUring::new(entries))
 }
 
-/// Of the calling thread.
+/// CPU time of the calling thread.
 pub(crate) fn cpu_time() -> Result<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("reading the CPU time")?;
     Ok(time.into())

@@ -130,7 +130,7 @@ mod tests {
     use crate::peers::rows::load;
 
     #[test]
-    fn echoes_are_counted_and_an_echo_that_fails_is_an_error() {
+    fn echoes_are_counted_and_a_failed_echo_is_an_error() {
         let nowhere = Cpus { client: None, server: None };
         let time = Duration::from_millis(20);
         let directory = std::env::current_exe()

@@ -1,8 +1,8 @@
-//! What is to be reached, and whether it was.
+//! Goals, and whether they are met.
 
 use crate::report::Table;
 
-/// On which side of its limit a figure has to lie.
+/// The side of its limit on which a figure has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
     /// At the limit or below.
@@ -11,16 +11,16 @@ pub(crate) enum Bound {
     AtLeast,
 }
 
-/// A limit, and where the figure that was measured lies.
+/// A limit, and the measured figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Goal {
-    /// What is measured.
+    /// The name of the figure.
     pub(crate) what: String,
     /// The side of the limit it has to be on.
     pub(crate) bound: Bound,
     /// The limit.
     pub(crate) limit: f64,
-    /// The figure; `None` when it was not measured.
+    /// The figure; `None` if it was not measured.
     pub(crate) value: Option<f64>,
     /// Digits after the point, in both.
     pub(crate) digits: usize,

@@ -1,5 +1,4 @@
-//! System calls on the whole way of a request, counted one by one with ptrace(2): guest, kick, queue,
-//! device, block node, ring, completion, signal.
+//! All system calls of a request, counted with ptrace(2): guest, kick, queue, device, block node, ring, completion, signal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +17,7 @@ type Calls = BTreeMap<i64, u64>;
 const WRITE: i64 = libc::SYS_write;
 const ENTER: i64 = libc::SYS_io_uring_enter;
 
-/// The calls of a child that serves so many rounds.
+/// The calls of a child that serves `rounds` rounds.
 fn calls(row: &str, rounds: u64, file: &Path) -> Calls {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bench"))
         .args(["guards", "--serve", row, &rounds.to_string()])
@@ -31,14 +30,14 @@ fn calls(row: &str, rounds: u64, file: &Path) -> Calls {
     ptrace::interrupt(pid).unwrap();
     let mut calls = Calls::new();
     let mut enters = true;
-    // It begins its rounds at a line, which comes once it is traced.
+    // It begins its rounds after a line, which is sent once it is traced.
     let mut stdin = child.stdin.take();
     loop {
         let signal = match waitpid(pid, Some(WaitPidFlag::__WALL)) {
             Ok(WaitStatus::PtraceSyscall(_)) => {
                 if enters {
                     match call(pid) {
-                        // What it waits for the line with: from here on each call counts.
+                        // The read of the line: each call after it counts.
                         (libc::SYS_read, 0) => calls.clear(),
                         (number, _) => *calls.entry(number).or_default() += 1,
                     }
@@ -49,7 +48,7 @@ fn calls(row: &str, rounds: u64, file: &Path) -> Calls {
             Ok(WaitStatus::Stopped(_, signal)) => Some(signal),
             Ok(WaitStatus::Exited(_, status)) => {
                 assert_eq!(status, 0, "{row}: the child's exit status");
-                // It has been waited for already.
+                // Fails if it has ended and was reaped.
                 let _ = child.wait();
                 return calls;
             }
@@ -80,7 +79,7 @@ fn a_round_is_one_kick_one_enter_and_one_signal_however_many_requests_it_has() {
     for (row, enters) in
         [("null depth 1", 0), ("null depth 64", 0), ("file depth 1", 1), ("file depth 64", 1)]
     {
-        // What comes before and after the rounds is in both.
+        // Both counts include the calls before and after the rounds.
         let [short, long] = [ROUNDS, 2 * ROUNDS].map(|rounds| calls(row, rounds, &file));
         let per_run = |call: i64| {
             let [short, long] = [&short, &long].map(|calls| calls.get(&call).copied());

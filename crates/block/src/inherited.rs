@@ -1,5 +1,5 @@
-//! Images that the process before this one had open, and hands over: a node that is opened takes its
-//! descriptor from here. The open file description stays the same, and with it the image's locks.
+//! Open images received from the previous process: a node takes its descriptor from here when it is
+//! opened. The open file description stays the same, and with it the image's locks.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,23 +9,23 @@ use std::sync::{Arc, Weak};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// An image that is open: what one process hands over, and the other makes a node of.
+/// An open image that one process hands over to another.
 #[derive(Debug)]
 pub struct OpenImage<Fd> {
-    /// By which it was opened.
+    /// The path by which it was opened.
     pub path: PathBuf,
-    /// What is read and written.
+    /// The descriptor for I/O.
     pub fd: Fd,
-    /// The descriptor that holds its locks; `None`: that is the same. A node that was opened anew has
-    /// another one, and the locks stay with the first.
+    /// The descriptor that holds the locks; `None`: it is `fd`. After a reopen, I/O uses a new descriptor
+    /// while the locks stay with the first.
     pub lock: Option<Fd>,
 }
 
-/// Images that were handed over and that no node has taken yet.
+/// Received images that no node has taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     images: Vec<OpenImage<OwnedFd>>,
-    /// Another process has them, too.
+    /// The other process still has them.
     shared: bool,
     owned: Arc<AtomicBool>,
 }
@@ -36,25 +36,25 @@ impl Inherited {
         self.shared = true;
     }
 
-    /// Whether another process has images that this one opens, and goes on with them if nothing comes of that.
+    /// Whether the other process still has the images, and continues with them if the handover fails.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Whether those that were handed over belong to this process alone, which may then unlock them.
+    /// Whether the received images belong to this process alone, which may then release their locks.
     pub(crate) fn owned(&self) -> &Arc<AtomicBool> {
         &self.owned
     }
 
-    /// From now on they do, and those that no node has taken are nobody's.
+    /// Makes this process the only owner. Images that no node has taken are closed.
     pub(crate) fn own(&mut self) {
         self.images.clear();
         self.shared = false;
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// The image at `path`, if it is there, open as it is wanted, and what its locks are held by if that
-    /// is another descriptor.
+    /// Takes the image at `path` if it was received and has the wanted access. Returns also the descriptor
+    /// of the locks if that is another one.
     pub(crate) fn take(
         &mut self,
         path: &Path,
@@ -73,7 +73,7 @@ impl Inherited {
         Some((fd.into(), lock))
     }
 
-    /// The file of that name, wherever it lies, if it is there: no other is called so.
+    /// Takes the file of that name in any folder. Names are unique among received files.
     pub(crate) fn take_named(&mut self, name: &str) -> Option<File> {
         let is_it = |image: &OpenImage<_>| image.path.file_name() == Some(name.as_ref());
         let index = self.images.iter().position(is_it)?;
@@ -81,7 +81,7 @@ impl Inherited {
     }
 }
 
-/// The images that are open, for who takes over.
+/// The open images, for a handover.
 #[derive(Debug, Default)]
 pub(crate) struct Images(Vec<Image>);
 
@@ -91,7 +91,7 @@ struct Image {
     name: String,
     path: PathBuf,
     fd: Weak<OwnedFd>,
-    /// What its locks are held by, if there are any.
+    /// The descriptor of the locks, if there are any.
     lock: Weak<OwnedFd>,
     flush_failed: Weak<AtomicBool>,
 }
@@ -113,7 +113,7 @@ impl Images {
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
-        // Of one that was opened anew the first descriptor is still there, for the locks.
+        // After a reopen, the first descriptor remains for the locks.
         let holds_locks_only = |image: &Image| {
             let is_of = |other: &Image| other.lock.ptr_eq(&image.fd) && !other.fd.ptr_eq(&image.fd);
             self.0.iter().any(is_of)
@@ -125,13 +125,13 @@ impl Images {
         })
     }
 
-    /// Whether a flush of that node's has failed.
+    /// The state of failed flushes of that node.
     pub(crate) fn flush_failed(&self, name: &str) -> Option<Arc<AtomicBool>> {
         let mut of_node = self.0.iter().filter(|image| image.name == name);
         of_node.find_map(|image| image.flush_failed.upgrade())
     }
 
-    /// One whose node has had a flush fail.
+    /// Returns an image whose node has had a failed flush.
     pub(crate) fn with_failed_flush(&self) -> Option<&Path> {
         let failed = |image: &&Image| {
             image.flush_failed.upgrade().is_some_and(|failed| failed.load(Ordering::Relaxed))
@@ -140,7 +140,7 @@ impl Images {
     }
 }
 
-/// The way to open once more what `file` is, wherever its name has gone.
+/// A path that opens `file` again, even if its name has changed.
 pub(crate) fn path_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

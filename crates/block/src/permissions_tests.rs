@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn grants_exactly_what_no_two_users_exclude(model in model()) {
+    fn permissions_are_granted_exactly_if_no_users_conflict(model in model()) {
         prop_assert_eq!(model.check().is_err(), model.has_conflict());
     }
 

@@ -1,11 +1,11 @@
-//! A request to a block node, and the promise to answer it exactly once.
+//! A request to a block node, and the obligation to answer it exactly once.
 
 use std::rc::Rc;
 
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
-/// What a request asks for.
+/// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Fill the buffers from the range.
@@ -23,24 +23,24 @@ pub enum Op {
     WriteZeroes {
         /// The space may be given back.
         may_unmap: bool,
-        /// Fail with `EOPNOTSUPP` rather than write zeroes the slow way.
+        /// Fail with `EOPNOTSUPP` instead of writing zeroes as data.
         no_fallback: bool,
-        /// As of a write.
+        /// Force unit access, as in a write.
         fua: bool,
     },
-    /// Tell what is stored in the range: fills the one segment of the buffers with
-    /// [extents](crate::status::Extent), from the range's beginning on, as many as there is room for.
+    /// Report what is stored in the range: fills the one segment of the buffers with
+    /// [extents](crate::status::Extent), from the range's start on, as many as fit.
     BlockStatus,
 }
 
 impl Op {
-    /// Whether it leaves the disk as it is: what a read-only node takes.
+    /// Whether it leaves the disk unchanged, so that a read-only node accepts it.
     pub fn only_reads(&self) -> bool {
         matches!(self, Op::Read | Op::Flush | Op::BlockStatus)
     }
 }
 
-/// One request on its way down; owned by whoever works on it.
+/// A request on its way down the graph, owned by the node that processes it.
 ///
 /// Moves, never copied: it ends in [`Request::complete`].
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request whose answer goes to `to`, under `tag`, the requester's own number for it.
+    /// Creates a request. Its answer goes to `to` with `tag`, the requester's own number.
     #[inline]
     pub fn new(
         op: Op,
@@ -71,12 +71,12 @@ impl Request {
         Request { op, offset, len, bufs, reply: Reply { to: Some(to.clone()), tag } }
     }
 
-    /// A request that owes `reply`: one that was redirected, to be done again.
+    /// Creates a request again for a `reply` that is still owed.
     pub(crate) fn answered_to(reply: Reply, op: Op, offset: u64, len: u64, bufs: IoBufs) -> Self {
         Request { op, offset, len, bufs, reply }
     }
 
-    /// The requester's number for it.
+    /// The requester's number of the request.
     pub(crate) fn tag(&self) -> u32 {
         self.reply.tag()
     }
@@ -88,15 +88,15 @@ impl Request {
         reply.send(result, bufs);
     }
 
-    /// The request without its memory, which goes elsewhere meanwhile.
+    /// The request without its memory, which is used elsewhere meanwhile.
     #[inline]
     pub(crate) fn detach(self) -> (Detached, IoBufs) {
         let Request { op, offset, len, bufs, reply } = self;
         (Detached { op, offset, len, reply }, bufs)
     }
 
-    /// The same request with its answer going to `to` under `tag`, and the answer owed so far.
-    /// This is how a node splits, bounces or watches what passes through it.
+    /// Directs the answer of this request to `to` with `tag`, and returns the original answer.
+    /// A node that splits, bounces or watches requests uses this.
     pub fn redirect(&mut self, to: &Rc<dyn Completion>, tag: u32) -> Reply {
         std::mem::replace(&mut self.reply, Reply { to: Some(to.clone()), tag })
     }
@@ -131,15 +131,15 @@ impl Detached {
     }
 }
 
-/// An answer that is owed. Dropping it unsent is a bug: a debug build says so, a release build
-/// answers `EIO`, since a guest that waits for ever is worse.
+/// An answer that is owed. Dropping it unsent is a bug: a debug build panics, a release build
+/// answers `EIO`, because a guest that waits for ever is worse.
 pub struct Reply {
     to: Option<Rc<dyn Completion>>,
     tag: u32,
 }
 
 impl Reply {
-    /// The requester's number for the request.
+    /// The requester's number of the request.
     pub(crate) fn tag(&self) -> u32 {
         self.tag
     }
@@ -176,12 +176,12 @@ impl std::fmt::Debug for Reply {
     }
 }
 
-/// Who gets the answers of its requests.
+/// Receives the answers of requests.
 ///
 /// Called once per request, on the loop that the request was submitted on, possibly from within
-/// [`Channel::submit`](crate::node::Channel::submit): an implementor holds no borrow of its own
+/// [`Channel::submit`](crate::node::Channel::submit): an implementation holds no borrow of its own
 /// state while it submits. An I/O error keeps its errno; the device maps it to its own status.
 pub trait Completion {
-    /// The request under `tag` is done.
+    /// The request with this tag has ended.
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);
 }

@@ -1,55 +1,55 @@
-//! What is stored where: the answer to [`Op::BlockStatus`](crate::request::Op::BlockStatus), as it
-//! lies in the request's buffers.
+//! Block status: the answer to [`Op::BlockStatus`](crate::request::Op::BlockStatus) in the request's
+//! buffers.
 //!
-//! Each extent is a record of 16 bytes: its length and its state, integers of 64 bits in the machine's
-//! order, as [`IoOp::Extents`](event_loop::IoOp::Extents) leaves them there. The state has the depth in its upper
-//! bytes, such that a node without images behind it leaves zero there. A length of zero ends the list, as does the
-//! end of the buffers.
+//! Each extent is a record of 16 bytes: length and state, 64-bit integers in the machine's byte order, as
+//! [`IoOp::Extents`](event_loop::IoOp::Extents) writes them. The state has the depth in its upper bytes. A node
+//! without backing images leaves zero there. A length of zero ends the list, as does the end of the
+//! buffers.
 
 use event_loop::IoBufs;
 
 /// Bytes of an extent in the buffers.
 pub const EXTENT_LEN: usize = 16;
 
-/// A part of a disk that is the same all over. Extents follow each other without gaps.
+/// A part of a disk with one state. Extents follow each other without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes; not zero.
+    /// Length in bytes; not zero.
     pub len: u64,
-    /// What is there.
+    /// The state of all its bytes.
     pub state: State,
-    /// Which image of the chain it comes from: 1 is the node's own, 2 the one behind it. 0: none has anything there.
+    /// The image of the chain that stores it: 1 is the node itself, 2 its backing image. 0: no image stores it.
     pub depth: u32,
 }
 
 impl Extent {
-    /// An extent that the node has itself.
+    /// An extent that the node stores itself.
     pub const fn own(len: u64, state: State) -> Extent {
         Extent { len, state, depth: 1 }
     }
 }
 
-/// What is stored in an extent.
+/// The state of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Anything.
+    /// Data.
     Data,
-    /// Nothing; it reads as zeroes.
+    /// Not allocated; reads as zeroes.
     Hole,
-    /// Zeroes, which take up their space.
+    /// Allocated; reads as zeroes.
     Zeroes,
 }
 
 const DATA: u64 = 0;
 const HOLE: u64 = 1;
 const ZEROES: u64 = 2;
-/// The bits of the state, and where the depth begins.
+/// Mask of the state; the depth is above it.
 const STATE: u64 = 0xff;
 const DEPTH_AT: u32 = 8;
-/// The depth that is written as zero.
+/// The depth that is stored as zero.
 const OWN: u32 = 1;
 
-/// The extent number `index` of an answer; `None`: there are fewer.
+/// Extent number `index` of an answer; `None`: there are fewer.
 pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
     let (mut len, mut state) = ([0; 8], [0; 8]);
     let at = index.checked_mul(EXTENT_LEN)?;
@@ -73,12 +73,12 @@ pub(crate) fn write_one(bufs: &mut IoBufs, extent: Extent) {
     end_after(bufs, EXTENT_LEN);
 }
 
-/// Ends the list after that many bytes.
+/// Ends the list after this many bytes.
 pub(crate) fn end_after(bufs: &mut IoBufs, bytes: usize) {
     bufs.zero(bytes, EXTENT_LEN);
 }
 
-/// Writes the extent number `index` of an answer. `false`: there is no room.
+/// Writes extent number `index` of an answer. `false`: it does not fit.
 pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
     let Some(at) = index.checked_mul(EXTENT_LEN) else { return false };
     if at + EXTENT_LEN > bufs.len() {
@@ -118,7 +118,7 @@ mod tests {
         end_after(&mut bufs, 3 * EXTENT_LEN);
         let read: Vec<_> = (0..4).map_while(|index| extent(&bufs, index)).collect();
         assert_eq!(read, written);
-        // As the kernel's leave them.
+        // As the kernel's extents leave them.
         bufs.copy_in(8, &HOLE.to_ne_bytes());
         assert_eq!(extent(&bufs, 0), Some(Extent::own(1, State::Hole)));
     }

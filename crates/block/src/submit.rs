@@ -1,4 +1,4 @@
-//! Requests as futures, for tasks whose work is many-step: jobs, formats.
+//! Requests as futures, for tasks with many steps: jobs, formats.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use crate::node::Channel;
 use crate::request::{Completion, Op, Request};
 
-/// One request's answer, and who waits for it.
+/// The answer of a request, and the task that waits for it.
 #[derive(Default)]
 struct Answer {
     answer: Cell<Option<(Result<(), Errno>, IoBufs)>>,
@@ -28,8 +28,8 @@ impl Completion for Answer {
     }
 }
 
-/// Sends a request down the channel and waits for its answer; the memory comes back with it. It is
-/// sent at the first poll. Dropping the future then drops the answer, not the request.
+/// Sends a request down the channel and waits for its answer, which returns the memory. The request is
+/// sent at the first poll. Dropping the future discards the answer, not the request.
 ///
 /// Allocates, so it is not for the data plane.
 pub async fn submit(

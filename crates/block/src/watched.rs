@@ -1,4 +1,4 @@
-//! Writes that a filter sees twice: on their way to the node below, and when they are answered.
+//! Writes that a filter handles twice: on their way to the node below, and when they are answered.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,13 +6,13 @@ use std::rc::Rc;
 use crate::request::{Completion, Reply, Request};
 use crate::slab::Slab;
 
-/// The watched writes under way, by tag.
+/// The watched writes in flight, by tag.
 #[derive(Default)]
 pub(crate) struct WatchedWrites(RefCell<Slab<WatchedWrite>>);
 
 /// A write whose answer goes to the filter first.
 pub(crate) struct WatchedWrite {
-    /// The way to the request's own answer.
+    /// The original answer.
     pub(crate) owed: Reply,
     /// First byte.
     pub(crate) offset: u64,
@@ -21,7 +21,7 @@ pub(crate) struct WatchedWrite {
 }
 
 impl WatchedWrites {
-    /// Sends the answer of a request to `filter`, which calls [`end`](Self::end).
+    /// Directs the answer of a request to `filter`, which calls [`end`](Self::end).
     pub(crate) fn begin(&self, request: &mut Request, filter: Rc<dyn Completion>) {
         let mut writes = self.0.borrow_mut();
         let (offset, len) = (request.offset, request.len);
@@ -29,7 +29,7 @@ impl WatchedWrites {
         writes.insert(WatchedWrite { owed, offset, len });
     }
 
-    /// Returns the write of a tag, which is no longer under way.
+    /// Removes and returns the write with this tag.
     pub(crate) fn end(&self, tag: u32) -> Option<WatchedWrite> {
         self.0.borrow_mut().remove(tag)
     }

@@ -143,7 +143,7 @@ fn an_event_makes_rules_active_until_the_next_that_has_some() {
 }
 
 #[test]
-fn states_count_what_has_come() {
+fn rules_follow_the_state_of_the_node() {
     let transition = |state| SetState { event: Event::WriteAio, state, new_state: state + 1 };
     let mut faulty = faulty("state", |options| {
         options.set_state = vec![transition(1), transition(2)];
@@ -199,7 +199,7 @@ fn rules_end_when_they_have_struck_often_enough() {
 }
 
 #[test]
-fn chance_is_as_likely_as_told_and_the_same_with_the_same_seed() {
+fn random_faults_have_the_given_probability_and_depend_on_the_seed() {
     let results = |seed| {
         let mut faulty = faulty("chance", |options| {
             options.inject_error = vec![rule(|rule| rule.probability_ppm = 250_000)];
@@ -243,7 +243,7 @@ fn requests_are_late_and_then_fail_or_do_not() {
 }
 
 #[test]
-fn answers_come_at_once_only_where_told() {
+fn immediate_answers_come_only_with_the_option() {
     for immediately in [false, true] {
         let mut faulty = with_rules("now", &[rule(|rule| rule.immediately = immediately)]);
         let tag = faulty.rig.submit(Op::Read, 0, 512, memory(512, 0));
@@ -399,7 +399,7 @@ fn small_requests_become_whole_blocks() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_rules_are_refused() {
     let image = TempFile::new(&tmpfs(), "blkdebug-refused", SIZE + 512);
     let open = |change: fn(&mut BlkdebugOptions)| {
         let mut options = options(&image);

@@ -109,7 +109,7 @@ fn a_write_that_gets_nowhere_fails() {
 }
 
 #[test]
-fn what_a_file_has_lost_reads_as_zeroes() {
+fn the_truncated_part_of_a_file_reads_as_zeroes() {
     for direct in [false, true] {
         let mut disk = Disk::new("lost", |o| o.cache.direct = direct);
         std::fs::File::options().write(true).open(&disk.image.0).unwrap().set_len(10_000).unwrap();

@@ -62,7 +62,7 @@ fn linux_aio_requires_direct_io() {
 }
 
 #[test]
-fn what_does_not_fit_the_disk_is_an_error() {
+fn requests_beyond_the_disk_fail() {
     let image = TempFile::new(&disk(), "range", 65536);
     let mut options = blockdev("disk", file(&image.0, None));
     let mut rig = open(&options);

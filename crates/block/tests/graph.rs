@@ -308,7 +308,7 @@ async fn flush(channel: Rc<dyn Channel>) -> Result<(), Errno> {
 }
 
 #[test]
-fn draining_waits_for_what_came_before_and_holds_what_comes_after() {
+fn draining_waits_for_earlier_requests_and_holds_later_ones() {
     let all = OneLoop::new();
     let channel = all.channel();
     let before: Vec<_> = (0..5).map(|_| all.event_loop.spawn(flush(channel.clone()))).collect();
@@ -358,7 +358,7 @@ fn a_drain_from_above_goes_along_to_another_node() {
 }
 
 #[test]
-fn a_channel_that_is_dropped_ends_what_it_holds_and_holds_nobody_up() {
+fn a_dropped_channel_fails_its_held_requests_and_blocks_no_drain() {
     let all = OneLoop::new();
     let (edge, event_loop, channel) = (all.edge.clone(), all.event_loop.clone(), all.channel());
     all.block_on(async move {
@@ -377,7 +377,7 @@ fn a_channel_that_is_dropped_ends_what_it_holds_and_holds_nobody_up() {
 }
 
 #[test]
-fn a_loop_that_has_stopped_holds_nobody_up() {
+fn a_stopped_loop_blocks_no_drain() {
     let control = EventLoop::new(LoopConfig::default()).unwrap();
     let edge = Edge::new(Gate::open());
     let thread = IoThread::spawn(IoThreadConfig::default()).unwrap();

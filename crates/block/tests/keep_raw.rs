@@ -63,7 +63,7 @@ fn a_guest_cannot_write_a_qcow2_header() {
 
 /// Changes the memory of a write between check and write, as a guest may at any time.
 #[test]
-fn what_is_checked_is_what_is_written() {
+fn the_checked_bytes_are_the_written_bytes() {
     let image = TempFile::new(&disk(), "keep-raw-race", 1 << 20);
     let node = NodeRegistry::new().open(&probed(&image.0, true)).unwrap();
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();

@@ -62,7 +62,7 @@ const READ: [&str; 5] = ["-r", "-f", "raw", "-c", "read 0 4k"];
 const WRITE: [&str; 4] = ["-f", "raw", "-c", "write 0 4k"];
 
 #[test]
-fn qemu_tools_are_refused_what_a_served_disk_does_not_share() {
+fn qemu_tools_cannot_take_unshared_permissions() {
     let image = TempFile::new(&disk(), "lock-ours", 65536);
     let nodes = open(&image.0, false).unwrap();
     let (ok, said) = tool("qemu-io", &WRITE, &image.0);
@@ -144,7 +144,7 @@ fn a_second_node_of_ours_is_refused() {
 }
 
 #[test]
-fn locks_are_given_up_where_nobody_is_busy_and_no_format_has_to_write() {
+fn only_idle_nodes_without_pending_metadata_release_their_locks() {
     let [busy, idle, under] = ["busy", "idle", "under"]
         .map(|name| TempFile::new(&disk(), &format!("lock-{name}"), 65536));
     let create = ["create", "-q", "-f", "qcow2", "-o", "size=1M"];

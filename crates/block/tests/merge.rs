@@ -99,7 +99,7 @@ fn requests_that_continue_each_other_are_one_operation() {
 }
 
 #[test]
-fn what_does_not_continue_goes_alone() {
+fn nonadjacent_requests_are_not_merged() {
     let mut disk = Disk::new("merge-not", |_| Verdict::Good);
     let block = |disk: &mut Disk| disk.arena.filled(&[9; BLOCK], 0);
     let (a, b, c, d, e) =
@@ -144,7 +144,7 @@ fn an_operation_has_its_limits() {
 }
 
 #[test]
-fn when_it_is_not_done_at_once_each_request_goes_on_by_itself() {
+fn after_a_short_operation_each_request_continues_separately() {
     for verdict in [
         Verdict::Fail(libc::EIO),
         Verdict::Fail(libc::EAGAIN),

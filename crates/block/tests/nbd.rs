@@ -66,7 +66,7 @@ fn an_image_behind_qemu_nbd() {
 }
 
 #[test]
-fn what_a_server_cannot_do_is_made_up_for() {
+fn missing_server_features_are_emulated() {
     for simple in [&["--no-sr"][..], &[]] {
         let filters = ["--filter=nozero", "--filter=fua", "--filter=noextents", "memory", "1M"];
         let server = NbdServer::nbdkit(&[simple, &filters].concat());
@@ -117,7 +117,7 @@ fn errors_of_a_server_keep_their_number() {
 }
 
 #[test]
-fn opening_says_what_is_wrong() {
+fn errors_of_opening_name_the_reason() {
     let image = TempFile::new(&disk(), "nbd-open", MIB);
     let server = NbdServer::qemu(&image.0, &["-r", "-x", "disk"]);
     let refused = |change: &dyn Fn(&mut BlockdevOptions)| {

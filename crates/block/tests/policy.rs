@@ -1,4 +1,4 @@
-//! Policies on errors: reported, ignored, or held until somebody lets the export go on.
+//! Policies on errors: reported, ignored, or held until a resume.
 
 mod common;
 
@@ -21,11 +21,11 @@ use nix::errno::Errno;
 const WRITE: Op = Op::Write { fua: false };
 const SIZE: usize = 64 << 10;
 
-/// An image whose node fails as rules say, under a policy.
+/// An image whose node fails according to rules, under a policy.
 struct Export {
     image: TempFile,
     rig: Rig,
-    /// The export's own channel; that of `rig` is a queue's.
+    /// The export's own channel; the channel of `rig` is a queue's.
     root: Rc<dyn Channel>,
     policy: Arc<ErrorPolicy>,
     errors: Receiver<IoError>,
@@ -55,7 +55,7 @@ fn at_once(rule: InjectError) -> InjectError {
 }
 
 impl Export {
-    /// What was told since the last time, but for the node's name.
+    /// The errors reported since the last call, without the node's name.
     fn told(&mut self) -> Vec<(bool, OnError, Errno)> {
         let mut told = Vec::new();
         let mut cx = Context::from_waker(Waker::noop());
@@ -108,7 +108,7 @@ fn an_error_is_reported_or_ignored_or_stops_the_export() {
                 true => export.rig.submit(Op::Read, 0, 512, filled(&[7; 512], 0)),
                 false => export.write(0, 0xee),
             };
-            // An error that is reported is the device's to tell of.
+            // An error for the guest is reported by the device.
             let told = (expected != Report).then_some((is_read, expected, errno));
             assert_eq!(export.told(), Vec::from_iter(told));
             match expected {
@@ -141,8 +141,8 @@ fn an_error_is_reported_or_ignored_or_stops_the_export() {
 }
 
 #[test]
-fn what_comes_after_an_error_waits_too_and_all_is_done_in_its_order() {
-    // Twice: what is done again fails once more.
+fn requests_after_an_error_are_held_and_repeated_in_order() {
+    // Twice: the repeated request fails once more.
     let rules = [fail(IoType::Write, Errno::ENOSPC, 2)];
     let mut export = export("order", [OnError::Report, OnError::Enospc], &rules);
     let first = export.write(3, 1);
@@ -167,14 +167,14 @@ fn what_comes_after_an_error_waits_too_and_all_is_done_in_its_order() {
     assert_eq!(export.rig.wait(read).0, Ok(()));
     assert_eq!(export.rig.wait(flush).0, Ok(()));
     assert_eq!(export.rig.channel.in_flight(), 0);
-    // To let go on what goes on does nothing.
+    // A resume of a running export does nothing.
     export.resume();
     let tag = export.write(4, 5);
     assert_eq!(export.rig.wait(tag).0, Ok(()));
 }
 
 #[test]
-fn an_export_stops_on_all_loops_and_goes_on_on_all() {
+fn an_export_stops_and_resumes_on_all_loops() {
     let rules = [at_once(fail(IoType::Write, Errno::EIO, 1))];
     let mut export = export("loops", [OnError::Stop; 2], &rules);
     let queue = export.root.for_queue().unwrap();
@@ -183,11 +183,11 @@ fn an_export_stops_on_all_loops_and_goes_on_on_all() {
     let elsewhere = export.write(1, 2);
     assert!(export.rig.answer(failed).is_none() && export.rig.answer(elsewhere).is_none());
     assert_eq!((before.in_flight(), export.rig.channel.in_flight()), (1, 1));
-    // The export's own flush waits for nobody.
+    // The export's own flush does not wait.
     let of_queue = std::mem::replace(&mut export.rig.channel, export.root.clone());
     assert_eq!(export.rig.op(Op::Flush, 0, 0), Ok(()));
     export.rig.channel = of_queue;
-    // One queue stops: what it holds is given up, the other's is not.
+    // One queue stops: its held requests are given up, those of the other queue are not.
     before.drain_begin();
     assert_eq!(export.rig.answer(failed).unwrap().0, Err(GIVEN_UP));
     assert_eq!(before.in_flight(), 0);
@@ -201,7 +201,7 @@ fn an_export_stops_on_all_loops_and_goes_on_on_all() {
 }
 
 #[test]
-fn what_fails_while_the_queue_stops_is_given_up() {
+fn a_request_that_fails_while_its_queue_stops_is_given_up() {
     let rules = [fail(IoType::Write, Errno::EIO, 0)];
     let mut export = export("stops", [OnError::Stop; 2], &rules);
     let tag = export.write(0, 1);
@@ -210,9 +210,9 @@ fn what_fails_while_the_queue_stops_is_given_up() {
     assert_eq!(export.rig.channel.in_flight(), 0);
 }
 
-/// Those that are held, and those that fail only then.
+/// Requests that are held, and requests that fail later.
 #[test]
-fn what_is_abandoned_is_held_no_longer_and_all_else_is() {
+fn only_abandoned_requests_are_released() {
     let rules = [at_once(fail(IoType::Write, Errno::EIO, 1)), fail(IoType::Read, Errno::EIO, 2)];
     let mut export = export("abandoned", [OnError::Stop; 2], &rules);
     let reads = [0, 0].map(|at| export.rig.submit(Op::Read, at, 512, memory(512, 0)));
@@ -234,7 +234,7 @@ fn what_is_abandoned_is_held_no_longer_and_all_else_is() {
 }
 
 #[test]
-fn errors_that_stop_nothing_are_told_now_and_then() {
+fn ignored_errors_are_reported_at_a_limited_rate() {
     let rules = [at_once(fail(IoType::Read, Errno::EIO, 0))];
     let mut export = export("flood", [OnError::Ignore, OnError::Stop], &rules);
     for _ in 0..100 {
@@ -246,7 +246,7 @@ fn errors_that_stop_nothing_are_told_now_and_then() {
 }
 
 #[test]
-fn what_cannot_be_done_at_all_is_no_error() {
+fn unsupported_operations_are_not_errors() {
     let rules = [at_once(fail(IoType::WriteZeroes, Errno::EOPNOTSUPP, 0))];
     let mut export = export("unsupported", [OnError::Stop; 2], &rules);
     let op = Op::WriteZeroes { may_unmap: false, no_fallback: true, fua: false };

@@ -94,7 +94,7 @@ fn limits_that_change_count_at_once() {
 }
 
 #[test]
-fn what_waits_goes_on_when_somebody_waits_for_the_end() {
+fn a_drain_releases_throttled_requests() {
     let (sim, _group, mut rig) = rig(iops(1));
     let tags: Vec<_> = (0..100).map(|_| read(&mut rig)).collect();
     let before = sim.now_ns();
@@ -114,7 +114,7 @@ fn what_waits_goes_on_when_somebody_waits_for_the_end() {
 }
 
 #[test]
-fn a_loop_that_ends_answers_what_waits() {
+fn the_end_of_a_loop_answers_throttled_requests() {
     let (_sim, _group, mut rig) = rig(iops(1));
     let tags: Vec<_> = (0..10).map(|_| read(&mut rig)).collect();
     rig.event_loop.shut_down().unwrap();

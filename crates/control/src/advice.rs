@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn serve_is_told_of_its_own_options() {
+    fn advice_names_the_options_of_serve() {
         for (advice, own) in [
             (
                 "It is opened for writing: read-only=on or auto-read-only=on asks for less",

@@ -1,15 +1,15 @@
-//! An option of the command line with other values than it was given.
+//! Replaces values of a command line option.
 
 use crate::error::OptionError;
 use crate::value::{Object, Value};
 use crate::{json, keyval};
 
-/// The option, as `--name value` or `--name=value`, with its value changed, which is an object in one of
-/// its two forms: `key=value,…`, whose first key may be the `implied` one, or JSON. It keeps its form.
+/// Returns the option, as `--name value` or `--name=value`, with `change` applied to its value. The value is an object
+/// in either form: `key=value,…`, whose first key may be the `implied` one, or JSON. The form is kept.
 ///
 /// # Errors
 ///
-/// It has no such value.
+/// The value cannot be parsed.
 pub fn amend(
     option: &str,
     implied: &str,
@@ -31,7 +31,7 @@ pub fn amend(
     Ok(format!("{name}{}", pairs.join(",")))
 }
 
-/// Sets a member of an object; of a member that is an object itself those that `value` names.
+/// Sets a member of an object. If the member is an object, only the members named by `value` are set.
 pub fn put_member(object: &mut Object, name: &str, value: Value) {
     match (object.iter_mut().find(|(other, _)| other == name), value) {
         (Some((_, Value::Object(before))), Value::Object(members)) => {

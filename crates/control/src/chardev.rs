@@ -1,4 +1,4 @@
-//! `--chardev` and `--monitor`: where QMP's clients come from.
+//! `--chardev` and `--monitor`: the connections of QMP clients.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,25 +11,25 @@ use crate::shape::{Member, Union, Variant};
 use crate::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
 use crate::value::{Object, Value};
 
-/// `--chardev`: a stream of bytes with a client at its other end.
+/// `--chardev`: a byte stream to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChardevOptions {
     /// `id`: its name.
     pub id: String,
-    /// What it is.
+    /// Its kind.
     pub backend: ChardevBackend,
 }
 
-/// What a character device is.
+/// The kind of a character device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChardevBackend {
     /// `stdio`: standard input and output.
     Stdio,
     /// `socket`, with `server=on`: clients connect.
     Listen {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// `wait`: go on only once there is a client.
+        /// `wait`: the start waits for a client.
         wait: bool,
     },
     /// `socket`, with `server=off`: connected once, at the start.
@@ -37,7 +37,7 @@ pub enum ChardevBackend {
 }
 
 impl fmt::Display for ChardevBackend {
-    /// As QEMU writes it. A listening socket takes several clients, so it is never `disconnected`.
+    /// In QEMU's format. A listening socket takes several clients, so it is never `disconnected`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (addr, server) = match self {
             ChardevBackend::Stdio => return f.write_str("stdio"),
@@ -52,19 +52,19 @@ impl fmt::Display for ChardevBackend {
     }
 }
 
-/// Where a socket is.
+/// The address of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SocketAddr {
     /// `path`: a unix socket, 1 to 107 bytes.
     Unix(PathBuf),
     /// `host` and `port`: TCP.
     Inet {
-        /// A name or an address; empty: all of this machine's.
+        /// A name or an address; empty: all addresses of this machine.
         host: String,
-        /// Its number.
+        /// The port number.
         port: u16,
     },
-    /// `fd`: one that was inherited.
+    /// `fd`: an inherited socket.
     Fd(FdName),
 }
 
@@ -73,11 +73,11 @@ pub enum SocketAddr {
 pub struct MonitorOptions {
     /// `chardev`: the device's name. No two monitors have the same.
     pub chardev: String,
-    /// `pretty`: what is sent is indented.
+    /// `pretty`: output is indented.
     pub pretty: bool,
 }
 
-/// A `--chardev` while it is read.
+/// A `--chardev` being parsed.
 #[derive(Default)]
 struct Draft {
     id: Option<String>,
@@ -89,7 +89,7 @@ struct Draft {
     wait: Option<bool>,
 }
 
-/// What all character devices have.
+/// Options common to all character devices.
 static COMMON: &[Field<Draft>] = &[
     Field {
         name: "id",
@@ -148,11 +148,11 @@ static SOCKET: &[Field<Draft>] = &[
         name: "wait",
         kind: Kind::Bool(|draft, on| put(&mut draft.wait, Some(on))),
         need: Need::Optional("on, with server=on"),
-        help: "go on only once a client has connected",
+        help: "wait until a client has connected",
     },
     Field {
         name: "nodelay",
-        // What is sent is a line at a time, at once.
+        // Accepted without effect: output is sent at once, a line at a time.
         kind: Kind::Bool(|_, _| Ok(())),
         need: Need::Default("off"),
         help: "send at once (TCP); without effect, as that is always done",
@@ -180,7 +180,7 @@ struct Type {
     fields: &'static [Field<Draft>],
 }
 
-/// The kinds there are.
+/// All kinds.
 static TYPES: &[Type] = &[
     Type {
         name: "socket",
@@ -191,7 +191,7 @@ static TYPES: &[Type] = &[
     Type { name: "stdio", help: "standard input and output", example: "stdio,id=c", fields: STDIO },
 ];
 
-/// What a character device may have.
+/// The options of a character device.
 pub(crate) fn options() -> Union {
     let variant = |kind: &Type| Variant {
         name: kind.name,
@@ -297,7 +297,7 @@ static MONITOR: &[Field<MonitorOptions>] = &[
             },
         ]),
         need: Need::Default("control"),
-        help: "what is spoken; only control",
+        help: "the protocol; only control",
     },
     Field {
         name: "pretty",
@@ -307,7 +307,7 @@ static MONITOR: &[Field<MonitorOptions>] = &[
     },
 ];
 
-/// What `--monitor` may have.
+/// The options of `--monitor`.
 pub(crate) fn monitor_members() -> Vec<Member> {
     table::members(MONITOR)
 }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(backend("stdio,id=m"), Ok(ChardevBackend::Stdio));
     }
 
-    /// Each was compared with qemu-storage-daemon 11.1.
+    /// Compared with qemu-storage-daemon 11.1.
     #[test]
     fn errors_are_worded_as_qsd_words_them() {
         for (text, message) in [

@@ -1,4 +1,4 @@
-//! Command lines: which command, which options, which values.
+//! Command lines: commands, options, values.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -20,18 +20,18 @@ use crate::top::{self, TopOptions};
 use crate::upgrade::{self, UpgradeOptions};
 use crate::value::{Dialect, Value};
 
-/// The program's own name, in front of its messages.
+/// The program's name in messages.
 const RINGMILL: &str = "ringmill";
-/// The name that makes it QSD.
+/// The name under which the program acts as QSD.
 const QSD: &str = "qemu-storage-daemon";
 
-/// The first argument with which shells ask what a word can become.
+/// The first argument with which shells request completions.
 const COMPLETE: &str = "--complete";
 
-/// The command by which a daemon starts the one that takes over.
+/// The command with which a daemon starts its successor.
 pub const TAKE_OVER: &str = "take-over";
 
-/// What a command line asks for.
+/// A parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// `ringmill serve IMAGE`.
@@ -46,7 +46,7 @@ pub enum Command {
     Probe(ProbeOptions),
     /// `ringmill upgrade`.
     Upgrade(UpgradeOptions),
-    /// `ringmill take-over`: what a daemon that is upgraded starts. Not for people.
+    /// `ringmill take-over`: started by a daemon during an upgrade. Not for people.
     TakeOver,
     /// Help or version: print it on standard output, with a line end, and exit with 0.
     Print(String),
@@ -56,11 +56,11 @@ pub enum Command {
 pub(crate) struct Subcommand {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What stands after it.
+    /// The words after it.
     pub(crate) usage: &'static str,
     /// What it does, in half a sentence.
     pub(crate) help: &'static str,
-    /// What there is to know of it before its options.
+    /// A description before the options.
     pub(crate) about: &'static str,
     /// Its options.
     pub(crate) options: fn() -> Vec<CliOption>,
@@ -71,15 +71,15 @@ pub(crate) struct Subcommand {
 
 /// An option of a command, with its types erased.
 pub(crate) struct CliOption {
-    /// The option; of one with a structure, the text that help texts have for it.
+    /// The option. If it has a structure, with the text for help.
     pub(crate) member: Member,
-    /// What its text may be.
+    /// The structure of its value.
     pub(crate) structure: Option<Shape>,
-    /// The key of a first pair of it without one.
+    /// The key of the first pair if it is given without a key.
     pub(crate) implied: Option<&'static str>,
 }
 
-/// The commands there are.
+/// All commands.
 pub(crate) static COMMANDS: &[&Subcommand] =
     &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &PROBE];
 
@@ -250,8 +250,8 @@ fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
     fields.iter().map(option).collect()
 }
 
-/// The name in front of messages, from `argv[0]`: `ringmill`, or `qemu-storage-daemon` when the
-/// program is called by that name.
+/// Returns the name in messages, from `argv[0]`: `ringmill`, or `qemu-storage-daemon` if the program is called by that
+/// name.
 pub fn program_name(argv0: &OsStr) -> &'static str {
     let name = Path::new(argv0).file_name();
     if name == Some(OsStr::new(QSD)) { QSD } else { RINGMILL }
@@ -261,7 +261,7 @@ pub fn program_name(argv0: &OsStr) -> &'static str {
 ///
 /// # Errors
 ///
-/// The first thing that is wrong, and what would be right.
+/// The first error, with what would be right.
 pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
     let mut argv = argv.into_iter();
     let argv0 = argv.next().unwrap_or_default();
@@ -271,7 +271,7 @@ pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, U
         let words: Vec<String> = argv.map(|word| word.to_string_lossy().into_owned()).collect();
         return Ok(Command::Print(complete::complete(&words).text()));
     }
-    // From a daemon that is upgraded, whose hand-over is on standard input, whatever its name is.
+    // Started by a daemon during an upgrade, under any program name. The hand-over is on standard input.
     if argv.next_if(|first| first == TAKE_OVER).is_some() {
         return Ok(Command::TakeOver);
     }
@@ -369,8 +369,7 @@ pub fn option_words(option: &str) -> Vec<String> {
     }
 }
 
-/// Reads options of `storage-daemon`, each of which makes something. Does not check whether the options fit
-/// together.
+/// Reads options of `storage-daemon` that define something. Does not check whether the options are consistent.
 pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError> {
     let words = options.iter().flat_map(|option| option_words(option));
     let mut parser = lexopt::Parser::from_args(words);
@@ -476,15 +475,15 @@ fn probe(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     }
 }
 
-/// Whether long options may be shortened as far as they stay unambiguous. QSD's may; ringmill's own
-/// may not, so that a new option never changes the meaning of an old command line.
+/// Whether long options may be abbreviated. QSD's may. Ringmill's own may not, so that a new option never changes the
+/// meaning of an old command line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Exact,
     Abbreviated,
 }
 
-/// An option on the command line, its value not looked at yet.
+/// An option on the command line before its value is parsed.
 struct Given<T: 'static> {
     field: &'static Field<T>,
     /// As it was written, with its value.
@@ -493,7 +492,7 @@ struct Given<T: 'static> {
 }
 
 impl<T> Given<T> {
-    /// Reads the value into `into`, or gives the help that was asked for instead.
+    /// Parses the value into `into`, or returns the help that was requested.
     fn apply(self, into: &mut T) -> Result<Option<String>, OptionError> {
         let field = self.field;
         let text = match (self.value, &field.kind) {
@@ -526,12 +525,12 @@ impl<T> Given<T> {
     }
 }
 
-/// Nothing to print, or an error with the option as it was written in front.
+/// Adds the option as written to an error.
 fn origin(set: table::Set, origin: &str) -> Result<Option<String>, OptionError> {
     set.map(|()| None).map_err(|error| error.of(origin))
 }
 
-/// Takes the text of an object apart.
+/// Parses the text of an object.
 fn structure(
     text: &str,
     syntax: Syntax,
@@ -558,12 +557,12 @@ enum Scanned<T: 'static> {
     Options(Vec<Given<T>>, Vec<OsString>),
 }
 
-/// The options every command has.
+/// An option of every command.
 const HELP: &str = "help";
 const VERSION: &str = "version";
 
-/// Splits a command line into options and other arguments. Help and version count wherever they
-/// stand, before any value is looked at; an unknown option in front of them counts first.
+/// Splits a command line into options and other arguments. Help and version apply at any position, before any value is
+/// parsed. An unknown option before them is an error.
 fn scan<T>(
     table: &'static [Field<T>],
     names: Names,
@@ -619,13 +618,13 @@ fn scan<T>(
     Ok(Scanned::Options(given, arguments))
 }
 
-/// The option of the table that has a letter, too, as in QSD.
+/// The option for a letter, as in QSD.
 fn short<T>(letter: char, table: &[Field<T>]) -> Option<&'static str> {
     let name = if letter == 'T' { "trace" } else { return None };
     table.iter().map(|field| field.name).find(|known| *known == name)
 }
 
-/// The full name of the option that `name` means.
+/// The full name of the option that `name` stands for.
 fn resolve<T>(
     table: &'static [Field<T>],
     names: Names,

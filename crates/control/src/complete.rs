@@ -1,25 +1,25 @@
-//! `--complete`: what a word of a command line can become. The shells' own scripts, which
-//! `--generate complete-bash` and others print, ask for it.
+//! `--complete`: completions of a word of a command line. The shells' scripts, which `--generate complete-bash` and others
+//! print, call it.
 
 use crate::cli::{COMMANDS, CliOption, STORAGE_DAEMON, Subcommand, program_name};
 use crate::keyval;
 use crate::reference::GENERATED;
 use crate::shape::{Shape, Union};
 
-/// What a word can become.
+/// The completions of a word.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Completion {
-    /// The whole word each time, and what it is for.
+    /// Complete words, each with its description.
     candidates: Vec<(String, String)>,
-    /// More can follow in the same word: the shell adds no space.
+    /// The word may continue: the shell adds no space.
     open: bool,
-    /// The name of a file can stand here, after the last `=` or `,` of the word.
+    /// A file name may follow the last `=` or `,` of the word.
     files: bool,
 }
 
 impl Completion {
-    /// As the scripts read it: a candidate and what it is for per line, with a tab between; then `:open`
-    /// and `:files`, where they apply.
+    /// The output for the scripts: one candidate per line, with a tab before its description; then `:open` and `:files`, if
+    /// they apply.
     pub(crate) fn text(&self) -> String {
         let lines = self.candidates.iter().map(|(word, help)| format!("{word}\t{help}"));
         let flags = [(self.open, ":open"), (self.files, ":files")];
@@ -60,7 +60,7 @@ fn first_word(word: &str) -> Completion {
         done.add(word, command.name, command.help);
     }
     if word.starts_with('-') {
-        done.add(word, "--generate", "print a text made from the tables of options");
+        done.add(word, "--generate", "print a generated text");
         common(&mut done, word);
     }
     done
@@ -108,7 +108,7 @@ fn in_command(command: &Subcommand, before: &[String], word: &str) -> Completion
     done
 }
 
-/// A value of an option, of which `text` is there, after `start` in the same word.
+/// Completes an option's value, of which `text` is given, after `start` in the same word.
 fn value(option: &CliOption, before: &[String], start: &str, text: &str) -> Completion {
     let mut done = Completion::default();
     match &option.structure {
@@ -118,7 +118,7 @@ fn value(option: &CliOption, before: &[String], start: &str, text: &str) -> Comp
     done
 }
 
-/// A value without members.
+/// Completes a value without members.
 fn leaf(done: &mut Completion, shape: &Shape, start: &str, text: &str) {
     let mut add = |word: &str, help: &str| {
         if word.starts_with(text) {
@@ -187,14 +187,14 @@ fn structure(
     }
 }
 
-/// A key that can be given.
+/// A key of an object.
 struct Key {
     name: String,
     shape: Shape,
     help: &'static str,
 }
 
-/// The keys of an object below `prefix`, as far as what is `given` decides which there are.
+/// The keys of an object below `prefix`. Keys that depend on a tag are included if `given` has the tag.
 fn spread(shape: &Shape, prefix: &str, given: &[(&str, &str)], keys: &mut Vec<Key>) {
     match shape {
         Shape::Object(members) => {
@@ -244,7 +244,7 @@ fn at(name: &str, shape: &Shape, help: &'static str, given: &[(&str, &str)], key
     }
 }
 
-/// Names that the command line has defined so far, and that a value of `shape` may be.
+/// Names that the command line has defined so far and that fit a value of `shape`.
 fn names(before: &[String], shape: &Shape, key: &str) -> Vec<String> {
     let (option, member) = match shape.meta().as_str() {
         "<node-name>" => ("blockdev", "node-name"),
@@ -272,7 +272,7 @@ fn names(before: &[String], shape: &Shape, key: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// What the last word can become; words are split at blanks.
+    /// The completions of a line's last word; words are split at blanks.
     fn completed(line: &str) -> Completion {
         complete(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
@@ -311,7 +311,7 @@ mod tests {
         );
         let path = completed("qemu-storage-daemon --blockdev file,filename=/sr");
         assert!(path.files && path.open && path.candidates.is_empty());
-        // What is given is not offered again.
+        // Keys already given are not offered again.
         assert_eq!(
             words("qemu-storage-daemon --blockdev raw,offset=512,off"),
             Vec::<String>::new()
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_were_defined() {
+    fn defined_names_are_completed() {
         let before = "ringmill storage-daemon --object iothread,id=io0 --object iothread,id=io1 \
                       --blockdev null-co,node-name=disk0 --chardev stdio,id=c";
         let after = |rest: &str| words(&format!("{before} {rest}"));

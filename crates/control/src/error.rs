@@ -1,16 +1,15 @@
-//! Errors of a whole command line.
+//! Errors of a command line.
 
 use std::fmt;
 
 pub use options::error::OptionError;
 
-/// A command line that cannot be carried out. The program prints it on standard error and exits
-/// with 1.
+/// A refused command line. The program prints it on standard error and exits with 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageError {
-    /// The name in front of the message: `ringmill`, or `qemu-storage-daemon` when called so.
+    /// The name before the message: `ringmill`, or `qemu-storage-daemon` if called so.
     pub program: &'static str,
-    /// What is wrong.
+    /// The error.
     pub error: OptionError,
 }
 

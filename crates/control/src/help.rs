@@ -35,12 +35,9 @@ pub(crate) fn ringmill() -> String {
     text.heading("Options:");
     text.common();
     let generated: Vec<&str> = GENERATED.iter().map(|known| known.name).collect();
-    text.entry(
-        "--generate <what>",
-        &format!("print a text made from the tables of options: {}", generated.join(", ")),
-    );
+    text.entry("--generate <what>", &format!("print a generated text: {}", generated.join(", ")));
     text.line("");
-    text.line("'ringmill <command> --help' tells more of a command. Called by the name");
+    text.line("'ringmill <command> --help' describes a command. Called by the name");
     text.line("qemu-storage-daemon, the program is 'ringmill storage-daemon'.");
     text.done()
 }

@@ -1,8 +1,8 @@
-//! What the user asked for, parsed into types that cannot be wrong.
+//! The user's input, parsed into valid types.
 //!
-//! The syntax, the names and the wording of errors are those of qemu-storage-daemon (QSD), so that
-//! its command lines work unchanged. Everything here is pure: no file is opened, no socket bound,
-//! no thread started, so a command line that is wrong anywhere has no effect at all.
+//! Syntax, names and error messages are those of qemu-storage-daemon (QSD), so that its command lines work unchanged.
+//! This crate is pure: it opens no file, binds no socket and starts no thread. So a command line with an error anywhere
+//! has no effect at all.
 //!
 //! ```text
 //! argv ── cli ──┬─ storage_daemon ── keyval | json ── table ──┬─ blockdev ─┐
@@ -13,9 +13,9 @@
 //!               └─ probe
 //! ```
 //!
-//! Each thing a user can name is one row of `options::table`: its name, its kind, its default and its
-//! help line. Parsing, validation, help texts, QMP's schema, the reference, man pages and shell
-//! completions all read that row.
+//! Each thing that a user can name is one row of `options::table`: its name, its kind, its default and its help line.
+//! Parsing, validation, help texts, QMP's schema, the reference, man pages and shell completions are all derived from
+//! that row.
 
 #![forbid(unsafe_code)]
 

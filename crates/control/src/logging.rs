@@ -87,9 +87,9 @@ pub(crate) trait LogDraft: Sized + 'static {
                 set: |draft| put(&mut draft.log().level, Some(LogLevel::Debug)),
             },
         ]),
-        need: Need::Optional("what the variable RINGMILL_LOG says, else warn"),
-        help: "how much is logged on standard error; given, or with RINGMILL_LOG set, lines have the time \
-               in front",
+        need: Need::Optional("the value of RINGMILL_LOG, else warn"),
+        help: "level of the log on standard error; if given, or if RINGMILL_LOG is set, lines begin with \
+               the time",
     };
 
     const LOG_FORMAT: Field<Self> = Field {

@@ -1,4 +1,4 @@
-//! `--sandbox` and `--user`: what the daemon may do once everything is ready.
+//! `--sandbox` and `--user`: the daemon's privileges after the start.
 
 use std::path::PathBuf;
 
@@ -12,28 +12,28 @@ use crate::value::Object;
 pub struct SandboxOptions {
     /// `mode`.
     pub mode: SandboxMode,
-    /// `paths`: folders and files that can be used beside what the command line names. `None`: with a
-    /// monitor all that there are, without one none.
+    /// `paths`: folders and files that can be accessed in addition to those on the command line. `None`: all if the daemon
+    /// has a monitor, else none.
     pub paths: Option<Vec<PathBuf>>,
-    /// `upgrade=off`: no process is kept that could start another program to take over.
+    /// `upgrade=off`: no process is kept to start a new version.
     pub no_upgrade: bool,
-    /// `--user`: whom the process is to be.
+    /// `--user`: the user that the process changes to.
     pub user: Option<UserOptions>,
 }
 
 /// How strict the sandbox is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SandboxMode {
-    /// What is not needed is refused.
+    /// Unneeded system calls and paths are refused.
     #[default]
     On,
-    /// There is none.
+    /// No sandbox.
     Off,
-    /// System calls that are not known to be needed are carried out and logged by the kernel.
+    /// Unneeded system calls are permitted, and logged by the kernel.
     Log,
 }
 
-/// A user, and maybe a group, by names or numbers.
+/// A user, and optionally a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserOptions {
     /// A name or a number.
@@ -91,7 +91,7 @@ static FIELDS: &[Field<SandboxOptions>] = &[
     },
 ];
 
-/// What reads `--sandbox` and `--user`.
+/// The target of parsing `--sandbox` and `--user`.
 pub(crate) trait SandboxDraft: Sized + 'static {
     fn sandbox(&mut self) -> &mut SandboxOptions;
 
@@ -105,7 +105,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
             read: |draft, given, at| read(draft.sandbox(), given, at),
         },
         need: Need::Optional("on, as far as the kernel allows it"),
-        help: "what the daemon's threads may ask the kernel for, should a stranger take one over",
+        help: "limit what the daemon's threads can do, against attackers that take over a thread",
     };
 
     const USER: Field<Self> = Field {
@@ -130,7 +130,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
     };
 }
 
-/// What `--sandbox` may have.
+/// The members of `--sandbox`.
 fn members() -> Vec<Member> {
     table::members(FIELDS)
 }

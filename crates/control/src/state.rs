@@ -1,10 +1,9 @@
 //! The text of a state file, and how its options are merged with those of the command line.
 //!
-//! The file has two lists of options: the present configuration, and the command line of the last start. The
-//! second list tells changes of the command line from changes by commands of a monitor, as in a three-way
-//! merge:
+//! The file has two lists of options: the present configuration, and the command line of the last start. The second list
+//! distinguishes changes of the command line from changes by a monitor's commands, as in a three-way merge:
 //!
-//! | the command line | commands | result |
+//! | command line | commands | result |
 //! |---|---|---|
 //! | as before | changed or removed an option | as commands left it |
 //! | changed, added or removed an option | did not change it | as the command line has it |

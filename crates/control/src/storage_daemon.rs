@@ -132,7 +132,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
             read: |draft, given, at| draft.step(Action::Metrics(metrics::read(given, at)?)),
         },
         need: Need::Optional(""),
-        help: "tell Prometheus what is done, by HTTP at the path /metrics",
+        help: "serve metrics for Prometheus over HTTP at the path /metrics",
     },
     Field {
         name: "monitor",
@@ -144,7 +144,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
             read: |draft, given, at| draft.step(Action::Monitor(chardev::read_monitor(given, at)?)),
         },
         need: Need::Optional(""),
-        help: "take commands by QMP on a character device",
+        help: "accept QMP commands on a character device",
     },
     Field {
         name: "nbd-server",

@@ -1,4 +1,4 @@
-//! What holds for every row of every table.
+//! Properties of every row of every table.
 
 use crate::cli::COMMANDS;
 use crate::shape::{self, Member, Row, Shape, Union, Variant};
@@ -15,7 +15,7 @@ fn parse(arguments: &[&str]) -> Command {
 
 const NBD_SERVER: &str = "addr.type=unix,addr.path=nbd.sock";
 
-/// What one option creates, last of all after what it needs.
+/// The action of the last option, after options that it needs.
 fn action(option: &str, value: &str) -> Action {
     let node = "null-co,node-name=other";
     let group = "throttle-group,id=slow";
@@ -30,7 +30,7 @@ fn action(option: &str, value: &str) -> Action {
     }
 }
 
-/// Every row that says what counts without it: giving it just that changes nothing.
+/// For each row with a default: giving the default explicitly changes nothing. Returns the number of such rows.
 fn defaults_count(option: &str, minimal: &str, rows: &[Row]) -> usize {
     let without = action(option, minimal);
     let defaults = rows.iter().filter_map(|row| match row.need {
@@ -45,7 +45,7 @@ fn defaults_count(option: &str, minimal: &str, rows: &[Row]) -> usize {
         .count()
 }
 
-/// Whether the row is of TCP addresses only.
+/// Whether the row applies to TCP addresses only.
 fn is_inet(row: &Row) -> bool {
     row.help.contains("(type inet)")
 }
@@ -54,12 +54,12 @@ fn is_inet(row: &Row) -> bool {
 fn left_out_options_count_as_their_defaults() {
     for (option, union, least) in unions() {
         if option == "--chardev" {
-            // It stands for itself in no step after it.
+            // It can be given only once.
             continue;
         }
         for variant in &union.variants {
             let minimal = minimal(option, variant.name);
-            // Those have a tag of their own, or a place in a list.
+            // Those have a tag, or a place in a list.
             let fits = |row: &Row| !is_inet(row) && !row.name.contains('<');
             let rows: Vec<Row> = rows_of(&union, variant).into_iter().filter(fits).collect();
             assert!(defaults_count(option, &minimal, &rows) >= least, "{option} {minimal}");
@@ -87,7 +87,7 @@ fn examples_are_right() {
     for (option, union, _) in unions() {
         for variant in union.variants {
             assert!(variant.example.starts_with(variant.name), "{}", variant.example);
-            // The object of the example is not there already.
+            // The object of the example must not exist already.
             let group: &[&str] =
                 if option == "--object" { &[] } else { &["--object", "throttle-group,id=slow"] };
             let before = ["qemu-storage-daemon"].iter().chain(&there).chain(group);
@@ -114,7 +114,7 @@ fn names<T>(fields: &[Field<T>]) -> Vec<String> {
     shape::rows(&table::members(fields)).into_iter().map(|row| row.name).collect()
 }
 
-/// The options whose values differ by a tag, and how many defaults each of them has at least.
+/// The options whose members depend on a tag, and the minimum number of defaults of each.
 fn unions() -> [(&'static str, Union, usize); 4] {
     [
         ("--blockdev", block::options::node_options(), 7),
@@ -129,7 +129,7 @@ fn rows_of(union: &Union, variant: &Variant) -> Vec<Row> {
     shape::rows(&members)
 }
 
-/// What has to be given of a driver's options: a path, a node, a throttle group, an address.
+/// The required options of a driver: a path, a node, a throttle group, an address.
 fn required(prefix: &str, members: &[Member]) -> String {
     let needed = members.iter().filter(|member| member.need == Need::Required);
     let pair = |member: &Member| {
@@ -149,7 +149,7 @@ fn required(prefix: &str, members: &[Member]) -> String {
     needed.map(pair).collect()
 }
 
-/// The least that an option can say, after what [`action`] puts in front of it.
+/// The minimal value of an option, after the options that [`action`] adds before it.
 fn minimal(option: &str, variant: &str) -> String {
     let rest = match (option, variant) {
         ("--blockdev", driver) => {
@@ -167,7 +167,7 @@ fn minimal(option: &str, variant: &str) -> String {
     format!("{variant},{rest}")
 }
 
-/// `text` has a line that begins with `name`, as a word of its own.
+/// Whether `text` has a line that begins with the word `name`.
 fn names_it(text: &str, name: &str) -> bool {
     text.lines()
         .filter_map(|line| line.trim_start().strip_prefix(name))

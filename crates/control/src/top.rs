@@ -63,7 +63,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
             range: 1..=i64::MAX,
             set: |top, count| put(&mut top.count, Some(count.unsigned_abs())),
         },
-        need: Need::Optional("go on until q is pressed"),
+        need: Need::Optional("runs until q is pressed"),
         help: "end after so many views",
     },
     Field {

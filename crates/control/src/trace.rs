@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_know_is_named() {
+    fn unknown_events_are_named() {
         let message = |text: &str| parse(&[text]).expect_err(text).message;
         assert_eq!(message("foo=bar"), "Invalid parameter 'foo'");
         assert_eq!(message("poll_add,events"), "Expected '=' after parameter 'events'");

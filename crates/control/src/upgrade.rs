@@ -1,4 +1,4 @@
-//! `upgrade`: have a running daemon give place to a newer one.
+//! `upgrade`: replaces a running daemon by a newer version.
 
 use std::ffi::OsString;
 
@@ -13,7 +13,7 @@ pub struct UpgradeOptions {
     pub daemon: UpgradeDaemon,
 }
 
-/// How a daemon is found.
+/// How the daemon is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UpgradeDaemon {
     /// By its process id.
@@ -22,7 +22,7 @@ pub enum UpgradeDaemon {
     At(CtlSocket),
 }
 
-/// The options of the command line: none beside the common ones.
+/// The options of the command line: only the common ones.
 pub(crate) static OPTIONS: &[Field<UpgradeOptions>] = &[];
 
 /// Takes the daemon from the positional arguments.

@@ -1,4 +1,4 @@
-//! Which nodes become active, or inactive, with others, and which cannot.
+//! Which nodes are activated or inactivated with others, and which cannot be.
 
 use control::{Command, Graph, parse_args};
 
@@ -17,14 +17,14 @@ fn graph(options: &[&str]) -> Graph {
 
 fn change(graph: &mut Graph, name: Option<&str>, active: bool) -> Result<Vec<String>, String> {
     let (after, order) = graph.with_active(name, active).map_err(|error| {
-        // Without the advice.
+        // Without the hint.
         error.to_string().lines().next().unwrap_or_default().to_owned()
     })?;
     *graph = after;
     Ok(order)
 }
 
-/// `top` and `side` lie on `base`; `top` has `inner` inside.
+/// `top` and `side` lie on `base`; `inner` is defined inside `top`.
 const NODES: [&str; 6] = [
     "--blockdev",
     "null-co,node-name=base",
@@ -42,7 +42,7 @@ fn nodes_below_go_along_unless_others_need_them() {
     let order = change(&mut graph, Some("side"), false);
     assert_eq!(order, Ok(vec!["side".to_owned(), "base".to_owned()]));
     assert_eq!(change(&mut graph, Some("side"), false), Ok(vec![]));
-    // What it lies on comes first.
+    // Children come first.
     let order = change(&mut graph, Some("top"), true);
     assert_eq!(order, Ok(vec!["base".to_owned(), "top".to_owned()]));
     assert!(graph.is_active("inner").is_ok() && graph.is_active("side").is_err());
@@ -88,7 +88,7 @@ fn exports_keep_their_nodes_active_unless_they_allow_it() {
         let off = change(&mut graph, Some("n"), false);
         let wanted = if kept { Err(refused.to_owned()) } else { Ok(vec!["n".to_owned()]) };
         assert_eq!(off, wanted, "{export}");
-        // Nor does one that lies on it take it along.
+        // A node above it does not inactivate it either.
         let above = ["--blockdev", "raw,node-name=above,file=n,read-only=on"];
         let mut graph = with_more(export, above);
         let off = change(&mut graph, Some("above"), false);

@@ -33,14 +33,14 @@ const MONITOR: [&str; 2] =
 const EXPORT: &str = "--export vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path=/e";
 
 #[test]
-fn a_first_start_makes_what_the_command_line_says_in_its_order() {
+fn a_first_start_carries_out_the_command_line_in_order() {
     let given = steps(&[DISK, MONITOR[0], IO, MONITOR[1], EXPORT]);
     let merged = State::default().merge(&given).expect("nothing to merge");
     assert_eq!((merged.given, merged.kept), (given, vec![]));
 }
 
 #[test]
-fn what_commands_have_left_stays_where_the_command_line_is_the_same() {
+fn an_unchanged_command_line_keeps_changes_by_commands() {
     let more = "--blockdev null-co,node-name=more";
     // The state: node `disk` is removed, node `more` is added, and the export is on `more`.
     let moved = EXPORT.replace("node-name=disk", "node-name=more");
@@ -54,7 +54,7 @@ fn what_commands_have_left_stays_where_the_command_line_is_the_same() {
 
 /// Options with the same meaning in another spelling are no change.
 #[test]
-fn an_option_that_says_the_same_otherwise_is_the_same() {
+fn equal_options_in_other_words_are_no_change() {
     let json = r#"--blockdev {"driver": "null-co", "node-name": "disk"}"#;
     let state = state(&[DISK], &[json]);
     let merged = state.merge(&steps(&[json])).expect("it fits");
@@ -62,7 +62,7 @@ fn an_option_that_says_the_same_otherwise_is_the_same() {
 }
 
 #[test]
-fn what_the_command_line_has_changed_is_changed() {
+fn changes_of_the_command_line_apply() {
     let (added, changed) =
         ("--object iothread,id=new", "--blockdev null-co,node-name=disk,size=1048576");
     let (gone, more) = ("--object iothread,id=gone", "--blockdev null-co,node-name=more");
@@ -77,7 +77,7 @@ fn what_the_command_line_has_changed_is_changed() {
 }
 
 #[test]
-fn what_both_have_changed_is_refused() {
+fn conflicting_changes_are_refused() {
     let on_command_line = "--blockdev null-co,node-name=disk,size=1048576";
     let by_command = "--blockdev null-co,node-name=disk,size=2097152";
     for (before, now, kept, words) in [
@@ -114,7 +114,7 @@ fn an_export_that_a_snapshot_has_moved_does_not_come_back() {
 }
 
 #[test]
-fn what_does_not_fit_together_any_more_is_refused() {
+fn inconsistent_results_are_refused() {
     let state = state(&[DISK], &[DISK, EXPORT]);
     let error = state.merge(&[]).expect_err("the export's node is gone");
     assert!(error.message.contains("Cannot find device='' nor node-name='disk'"), "{error}");
@@ -122,7 +122,7 @@ fn what_does_not_fit_together_any_more_is_refused() {
 }
 
 #[test]
-fn each_comes_after_what_it_refers_to() {
+fn definitions_come_after_their_references() {
     let below = "--blockdev null-co,node-name=below";
     let above = "--blockdev raw,node-name=disk,file=below";
     // A node that commands added lies on `disk`, which the command line splits in two.
@@ -196,7 +196,7 @@ fn sorted(steps: impl IntoIterator<Item = Step>) -> Vec<String> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_as_the_same(line in configurations(), options in configurations()) {
+    fn a_written_file_reads_back_equal(line in configurations(), options in configurations()) {
         let state = State::parse(&State::text(&line, &options)).expect("a state file");
         prop_assert_eq!(configuration(&state.command_line), line);
         prop_assert_eq!(configuration(&state.options), options);

@@ -1,12 +1,12 @@
-//! `blockdev-set-active`: an image is handed over to somebody else, or taken over.
+//! `blockdev-set-active`: gives an image to another process, or takes it back.
 
 use control::ExportOptions;
 
 use super::{Daemon, DaemonError};
 
 impl Daemon {
-    /// `blockdev-set-active`. Exports over vhost-user of nodes that are inactive leave what their guests
-    /// ask for in the queues, where whoever serves them next finds it.
+    /// `blockdev-set-active`. While its node is inactive, a vhost-user export leaves requests in the queues
+    /// for the process that serves them next.
     pub(super) async fn set_active(
         &mut self,
         name: Option<&str>,
@@ -56,7 +56,7 @@ impl Daemon {
         }
     }
 
-    /// As QSD does: an export that does not allow its node to be inactive makes it active.
+    /// Activates the node for an export that does not allow an inactive node, as QSD does.
     pub(super) async fn be_active_for(
         &mut self,
         export: &ExportOptions,

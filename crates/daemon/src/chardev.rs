@@ -1,4 +1,4 @@
-//! Character devices: the streams that monitors' clients are at the other end of.
+//! Character devices: the streams to monitors' clients.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -19,23 +19,23 @@ use super::DaemonError;
 use crate::errno::words;
 use crate::socket_activation::ActivationSockets;
 
-/// Most bytes written at once: what a pipe takes without blocking when it is writable, PIPE_BUF.
+/// Most bytes written at once: PIPE_BUF, which a writable pipe takes without blocking.
 const AT_ONCE: usize = 4096;
 
-/// Where a monitor's clients come from.
+/// The source of a monitor's clients.
 pub(super) enum Chardev {
     /// Clients connect to a listening socket.
     Listening {
         listener: Listener,
-        /// One that has been waited for.
+        /// A first connection that was awaited at the start.
         first: Option<OwnedFd>,
     },
-    /// It is there, once.
+    /// A single stream, which exists from the start.
     Connected(Stream),
 }
 
 impl Chardev {
-    /// Makes it.
+    /// Opens a character device.
     pub(super) async fn open(
         event_loop: &EventLoop,
         options: &ChardevOptions,
@@ -75,7 +75,7 @@ impl Chardev {
 }
 
 impl Chardev {
-    /// The listening socket, if it is one, for who takes over.
+    /// The listening socket, if there is one, for a handover.
     pub(super) fn hand_over(&self) -> io::Result<Option<(OwnedFd, Option<PathBuf>)>> {
         match self {
             Chardev::Listening { listener, .. } => listener.hand_over().map(Some),
@@ -83,7 +83,7 @@ impl Chardev {
         }
     }
 
-    /// Of a listening socket that another process has handed over.
+    /// Creates one from a listening socket of the previous process.
     pub(super) fn taken_over(
         event_loop: &EventLoop,
         fd: OwnedFd,
@@ -94,7 +94,7 @@ impl Chardev {
     }
 }
 
-/// Listens on what another process has handed over.
+/// Listens on a socket of the previous process.
 pub(super) fn taken_over(
     event_loop: &EventLoop,
     fd: OwnedFd,
@@ -103,7 +103,7 @@ pub(super) fn taken_over(
     Listener::new(event_loop, Listen::TakenOver(Arc::new(fd), file)).map_err(DaemonError::new)
 }
 
-/// Listens there, on a socket that was given if there is one for it.
+/// Listens at an address. Uses an inherited socket for that address if there is one.
 pub(super) fn listen(
     event_loop: &EventLoop,
     addr: &SocketAddr,
@@ -122,7 +122,7 @@ pub(super) fn listen(
             if let Some(socket) = given.at_host(host, *port..=*port, |_| true)?.pop() {
                 return Listener::inherited(event_loop, socket).map_err(DaemonError::new);
             }
-            // Both families, where the machine has both.
+            // Both address families, if the machine has both.
             let hosts: &[&str] = if host.is_empty() { &["::", "0.0.0.0"] } else { &[host] };
             let failed = |error: io::Error| {
                 let why = words(&error);
@@ -142,7 +142,7 @@ pub(super) fn listen(
     Listener::new(event_loop, at).map_err(DaemonError::new)
 }
 
-/// Connects. Nothing else is going on yet, so it may take its time.
+/// Connects to an address. May block: the daemon does not serve yet.
 fn connect(addr: &SocketAddr, given: &mut ActivationSockets) -> Result<Arc<OwnedFd>, DaemonError> {
     let failed = |whom: &str, error: io::Error| {
         DaemonError::new(format!("Failed to connect to '{whom}': {}", words(&error)))
@@ -160,8 +160,8 @@ fn connect(addr: &SocketAddr, given: &mut ActivationSockets) -> Result<Arc<Owned
     }
 }
 
-/// A stream to and from a client. It need not be non-blocking, since others have standard input and
-/// output as well, whose calls would be changed with ours: it is asked whether it is ready first.
+/// A stream to and from a client. It may be in blocking mode: standard input and output are shared with
+/// other processes, which a change of mode would affect. So each call first checks for readiness.
 pub(super) struct Stream {
     event_loop: EventLoop,
     input: Arc<OwnedFd>,
@@ -180,12 +180,12 @@ impl Stream {
         Stream { event_loop: event_loop.clone(), input, output, readable }
     }
 
-    /// Whether output goes to another file than input comes from: standard input and output.
+    /// Whether input and output are different files: standard input and output.
     pub(super) fn is_of_two_files(&self) -> bool {
         !Arc::ptr_eq(&self.input, &self.output)
     }
 
-    /// Reads what there is, once there is something. 0: the client will send no more.
+    /// Waits for input and reads it. 0: the end of input.
     pub(super) async fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         loop {
             if !is_ready(self.input.as_fd(), PollFlags::POLLIN)? {
@@ -199,13 +199,13 @@ impl Stream {
         }
     }
 
-    /// Nothing more will be written: the other end is told, where it can be.
+    /// Ends the output. The other end is informed if the stream is a socket.
     pub(super) fn finish(&self) {
-        // What is not connected any more needs no end.
+        // Fails if the connection has ended already.
         let _ = shutdown(self.output.as_raw_fd(), Shutdown::Write);
     }
 
-    /// Writes some of it, once the client takes any.
+    /// Writes a part of the bytes, once the client accepts some.
     pub(super) async fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let bytes = bytes.get(..AT_ONCE).unwrap_or(bytes);
         let mut writable = None;
@@ -226,7 +226,7 @@ impl Stream {
     }
 }
 
-/// Whether a call would not block; also when it would fail.
+/// Whether a call would not block. True also if it would fail.
 fn is_ready(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Errno> {
     match poll(&mut [PollFd::new(fd, events)], PollTimeout::ZERO) {
         Ok(ready) => Ok(ready > 0),

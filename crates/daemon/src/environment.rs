@@ -1,4 +1,4 @@
-//! What a process is born into.
+//! The environment that a process is started in.
 
 use std::env;
 
@@ -9,38 +9,38 @@ use super::DaemonError;
 use crate::service_manager::ServiceManager;
 use crate::socket_activation::ActivationSockets;
 
-/// What the process was started with, beside its command line.
+/// Inherited resources and limits, besides the command line.
 #[derive(Debug, Default)]
 pub struct Environment {
     /// Sockets to listen on.
     pub given: ActivationSockets,
-    /// Who wants to know how it goes.
+    /// The service manager to inform.
     pub manager: Option<ServiceManager>,
-    /// What it may do; `None`: all that its user may.
+    /// The restrictions of the process; `None`: only those of its user.
     pub sandbox: Option<Sandbox>,
 }
 
 impl Environment {
-    /// Those of this process, and of `parent`, which has started it to go on in its place, without a
-    /// sandbox. To be called once, before anything is opened.
+    /// The environment of this process, or of `parent`, if that has started it as its replacement, without a
+    /// sandbox. Called once, before any file is opened.
     ///
     /// # Errors
     ///
-    /// The environment says what is not so.
+    /// The environment contains wrong values.
     pub fn of_environment(parent: Option<Pid>) -> Result<Self, DaemonError> {
         let given = ActivationSockets::of_environment(parent)?;
         let manager = ServiceManager::of_environment(parent)?;
         Ok(Environment { given, manager, sandbox: None })
     }
 
-    /// Those that another process was in, which hands over. Sockets that it was given come with all else.
-    /// `watchdog`: it had to give signs of life.
+    /// The environment of the previous process. Its inherited sockets come with the handover.
+    /// `watchdog`: the previous process was watched.
     ///
     /// # Errors
     ///
     /// As of [`of_environment`](Self::of_environment).
     pub fn taken_over(watchdog: bool) -> Result<Self, DaemonError> {
-        // That of the first in the row.
+        // The variable names the first process in the chain of upgrades.
         let watched = env::var("WATCHDOG_PID").ok().filter(|_| watchdog);
         let watched = watched.and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
         let manager = ServiceManager::of_environment(watched)?;

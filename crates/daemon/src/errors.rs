@@ -16,7 +16,7 @@ use super::export::Running;
 use super::monitor::Clients;
 use super::signal::until;
 
-/// The policy that an export is to have, if any. What it tells goes to the log and to monitors' clients.
+/// Returns the policy of an export, if any. Its reports go to the log and to monitors' clients.
 pub(super) fn policy_of(
     options: &ExportOptions,
     control: &EventLoop,
@@ -37,7 +37,7 @@ pub(super) fn policy_of(
     Some(policy)
 }
 
-/// The node as an export with that policy uses it.
+/// Wraps a node for an export with that policy.
 pub(super) fn under(
     policy: Option<&Arc<ErrorPolicy>>,
     node: Arc<dyn BlockNode>,
@@ -58,7 +58,7 @@ struct Ignored {
 }
 
 impl Ignored {
-    /// Returns the number of unlogged errors if this error is to be logged, else `None`.
+    /// Returns the number of unlogged errors if this error has to be logged, otherwise `None`.
     fn admits(&mut self, error: &IoError, now_ns: u64) -> Option<u64> {
         self.unlogged += error.untold;
         let alike =
@@ -93,7 +93,7 @@ fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now
                     0 => String::new(),
                     n => format!(" ({n} ignored errors since the last such line)"),
                 };
-                log::warn!("{what}; it is ignored, and the guest is told of success{before}");
+                log::warn!("{what}; it is ignored, and the guest sees a success{before}");
             }
             "ignore"
         }
@@ -219,7 +219,7 @@ impl Watch {
         }
     }
 
-    /// Logs the counts of kinds whose interval `is_over`, and forgets these kinds.
+    /// Logs the counts of kinds whose interval `is_over`, and removes these kinds.
     fn count(&mut self, is_over: impl Fn(u64) -> bool) {
         for (failure, _) in self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns)) {
             let (id, unit) = (&self.id, usize::from(failure.unit));

@@ -215,8 +215,8 @@ impl Exports {
         })
     }
 
-    /// Has an export finish what it is at and flush. It has ended when `on_end` is told; what is
-    /// returned completes, whichever way, when it is [forgotten](Self::forget).
+    /// Begins to end an export: it completes its requests and flushes. `on_end` gets a message at the end. The
+    /// returned receiver completes when the export is [forgotten](Self::forget).
     pub(super) fn stop(&mut self, id: &str) -> oneshot::Receiver<()> {
         let (awaited, end) = oneshot::channel();
         if let Some(export) = self.exports.iter_mut().find(|export| export.id == id) {

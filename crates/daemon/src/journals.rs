@@ -1,8 +1,8 @@
-//! Where the daemon keeps, of qcow2 images, what it has answered and not written yet: for the next one, should it
-//! be killed.
+//! The folder for journals of qcow2 images. A journal has changes that are answered and not yet written, for
+//! the next process after a kill.
 //!
-//! That has to be in memory, so that nobody waits for a disk, and outlast the process: the folder that a service
-//! manager has made for the service, or else one of the user's own where POSIX shared memory lies, shm_overview(7).
+//! The folder is in memory, so that no request waits for a disk, and outlives the process. It is the runtime
+//! folder of the service, or a private folder where POSIX shared memory lies, shm_overview(7).
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ use block::NodeRegistry;
 use nix::unistd::Uid;
 use sandbox::Identity;
 
-/// The folder, and the user whose it is.
+/// The folder and its owner.
 pub(crate) struct Home {
     pub(crate) folder: PathBuf,
     user: Uid,
 }
 
 impl Home {
-    /// That of a daemon that becomes somebody before it serves; `None`: it stays who it is.
+    /// The folder of a daemon that changes to `identity` before it serves, or keeps its user.
     pub(crate) fn of(identity: Option<&Identity>) -> Home {
         let user = identity.map_or_else(Uid::effective, |identity| Uid::from_raw(identity.uid));
-        // systemd.exec(5): several are separated by colons.
+        // systemd.exec(5): colons separate several folders.
         let given = std::env::var_os("RUNTIME_DIRECTORY");
         let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());
         let folder = match first {
@@ -30,7 +30,7 @@ impl Home {
         Home { folder, user }
     }
 
-    /// A registry of nodes that keeps its journals there, if it can.
+    /// A registry of nodes with journals in this folder, if possible.
     pub(crate) fn registry(&self) -> NodeRegistry {
         let made = NodeRegistry::new().with_journals_of(&self.folder, self.user.as_raw());
         made.unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
-//! How many files the daemon may have open: each export takes its image, its socket, a connection, and
-//! two descriptors per queue, and the usual soft limit of 1024 is spent on a hundred of them.
+//! The limit of open files: each export needs its image, its socket, a connection, and two descriptors per
+//! queue, and a hundred exports exceed the usual soft limit of 1024.
 
 use std::error::Error;
 use std::io;
@@ -7,8 +7,8 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one. It is that low for the sake of select(2), which nothing
-/// here calls.
+/// Raises the soft limit to the hard one. The soft limit is that low for select(2), which this
+/// program does not use.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match soft < hard {
         true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),
@@ -19,8 +19,8 @@ pub fn raise_limit() {
     }
 }
 
-/// How many connections a server may have at a time that has been allowed `wanted`, 0 for any number: each
-/// takes a descriptor, and with half of them gone there must be some left for front ends and images.
+/// The number of connections that a server may have at a time, for a configured maximum (0: unlimited). Each
+/// needs a descriptor. Half of the descriptors stay available for front ends and images.
 pub(super) fn connections(wanted: u32) -> u32 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     let most = u32::try_from(files / 2).unwrap_or(u32::MAX).max(1);
@@ -33,7 +33,7 @@ pub(super) fn connections(wanted: u32) -> u32 {
     if wanted == 0 { most } else { wanted.min(most) }
 }
 
-/// What to do about an error, if it comes from that limit.
+/// Advice for an error that is caused by the limit.
 pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     let is_limit = |cause: &(dyn Error + 'static)| match cause.downcast_ref::<io::Error>() {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_that_limit_gets_that_advice() {
+    fn only_errors_of_the_limit_get_advice() {
         let error = |errno: Errno| exports::vhost_user::ExportError::Listen {
             socket: "s".into(),
             call: "socket",

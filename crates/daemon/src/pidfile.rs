@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_what_another_put_in_its_place() {
+    fn leaves_a_file_that_has_replaced_it() {
         let directory = Directory::new("leaves");
         let path = directory.0.join("a.pid");
         let pidfile = Pidfile::create(&path).expect("a pid file");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_as_qemu_does() {
+    fn errors_are_worded_as_in_qemu() {
         let missing = Path::new("/nonexistent/a.pid");
         assert_eq!(
             Pidfile::create(missing).expect_err("there is no directory"),

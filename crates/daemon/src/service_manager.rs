@@ -1,7 +1,7 @@
-//! What a service manager is told, sd_notify(3): that the daemon serves, reloads, stops, still lives.
+//! Reports to a service manager, sd_notify(3): ready, reloading, stopping, alive.
 //!
-//! A datagram of lines to the socket that `NOTIFY_SOCKET` names. Nothing is told, and nobody wakes for it,
-//! where the variable is not set.
+//! A report is a datagram to the socket that `NOTIFY_SOCKET` names. Without the variable there are no reports
+//! and no wake-ups for them.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,28 +14,28 @@ use nix::unistd::Pid;
 
 use crate::DaemonError;
 
-/// How long a manager that does not read is waited for: it should not miss what it is told, and no request
+/// How long to wait for a manager that does not read. It should not miss a report, and no request
 /// waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The longest status line, bytes: more is of no use to those who read it.
+/// Longest status line in bytes; a longer one is not useful.
 const MAX_STATUS: usize = 512;
 
-/// The manager that has started this process and wants to know how it goes.
+/// The manager that has started this process and awaits reports.
 #[derive(Debug)]
 pub struct ServiceManager {
     socket: UnixDatagram,
-    /// In microseconds; `None`: no watchdog.
+    /// Interval of the watchdog in microseconds; `None`: no watchdog.
     watchdog_usec: Option<u64>,
 }
 
 impl ServiceManager {
-    /// The one of the environment. A watchdog is asked for from this process, or from `parent`, which has
-    /// started it to go on in its place.
+    /// The manager named by the environment. The watchdog may name this process, or `parent`, if that has
+    /// started this process as its replacement.
     ///
     /// # Errors
     ///
-    /// The variables are wrong, or there is no socket to be had.
+    /// The variables are wrong, or no socket can be created.
     pub(crate) fn of_environment(parent: Option<Pid>) -> Result<Option<Self>, DaemonError> {
         let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Ok(None);
@@ -48,7 +48,7 @@ impl ServiceManager {
         };
         let failed = |error: io::Error| DaemonError::new(format!("NOTIFY_SOCKET: {error}"));
         let socket = UnixDatagram::unbound().map_err(failed)?;
-        // Once and for all: what the daemon may do is less later.
+        // Connected now: a confined daemon cannot connect later.
         address.and_then(|address| socket.connect_addr(&address)).map_err(failed)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
         let ids = [Some(Pid::this()), parent];
@@ -56,20 +56,20 @@ impl ServiceManager {
         Ok(Some(ServiceManager { socket, watchdog_usec }))
     }
 
-    /// How long the manager waits for a sign of life before it ends the daemon, nanoseconds.
+    /// The manager ends the daemon without a sign of life for this long, in nanoseconds.
     pub(crate) fn watchdog_ns(&self) -> Option<u64> {
         self.watchdog_usec.map(|usec| usec.saturating_mul(1000))
     }
 
-    /// Everything that was asked for serves; after [`reloading`](Self::reloading) as well. `status`
-    /// says what.
+    /// Reports that all configured services run, also at the end of [`reloading`](Self::reloading). `status`
+    /// is the status line.
     pub(crate) fn ready(&self, status: &str) {
-        // The manager may have started another process, whose place this one has taken.
+        // The manager may have started an earlier process of a chain of upgrades.
         self.tell(&format!("READY=1\nMAINPID={}\n{}", Pid::this(), status_line(status)));
     }
 
-    /// A change of the whole daemon begins, which [`ready`](Self::ready) ends: by this process or by the
-    /// one that takes its place.
+    /// Reports the beginning of an upgrade. [`ready`](Self::ready) ends it, from this process or the
+    /// next one.
     pub(crate) fn reloading(&self) {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
             now.tv_sec().saturating_mul(1_000_000).saturating_add(now.tv_nsec() / 1000)
@@ -77,30 +77,30 @@ impl ServiceManager {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now}"));
     }
 
-    /// The process `pid` serves from here on, in the place of this one: to be told by this one, which the
-    /// manager believes. That it is ready as well: when the other says so first, it is not believed yet.
+    /// Reports that the process `pid` replaces this one and is ready. This process has to report that, because
+    /// the manager does not accept reports of an unknown process.
     pub(crate) fn hand_over(&self, pid: u32) {
         self.tell(&format!("READY=1\nMAINPID={pid}"));
     }
 
-    /// The daemon ends, in order.
+    /// Reports that the daemon stops.
     pub(crate) fn stopping(&self) {
         self.tell("STOPPING=1\nSTATUS=Finishing the requests in flight");
     }
 
-    /// For people.
+    /// Reports a status line for people.
     pub(crate) fn status(&self, status: &str) {
         self.tell(&status_line(status));
     }
 
-    /// All threads work.
+    /// Reports that all threads respond.
     pub(crate) fn alive(&self) {
         self.tell("WATCHDOG=1");
     }
 
     fn tell(&self, lines: &str) {
         if let Err(error) = self.socket.send(lines.as_bytes()) {
-            // Who is told nothing acts on it: there is no more to be done here.
+            // Nothing more can be done here.
             log::debug!("the service manager cannot be told of {lines:?}: {error}");
         }
     }
@@ -118,7 +118,7 @@ fn status_line(status: &str) -> String {
     line
 }
 
-/// The time of the watchdog, microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
+/// The watchdog's interval in microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
 pub fn watchdog(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_watchdog_it_is() {
+    fn a_watchdog_is_for_the_named_process() {
         let of = |variables: &[(&str, &str)]| {
             let variable = |name: &str| {
                 let found = variables.iter().find(|(other, _)| *other == name);

@@ -1,8 +1,8 @@
-//! Sockets that this process was given when it was started: by a service manager (socket activation,
-//! sd_listen_fds(3)), or by a daemon before it.
+//! Sockets that this process inherits at its start: from a service manager (socket activation,
+//! sd_listen_fds(3)), or from a previous daemon.
 //!
-//! Whoever is about to listen at an address asks here first. A socket that a service manager has given is
-//! never removed: it stays the manager's, who goes on to take connections while no daemon runs.
+//! Code that listens at an address looks here first. The file of such a socket is never removed: the service
+//! manager keeps the socket and accepts connections while no daemon runs.
 
 use std::fmt;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
@@ -23,24 +23,24 @@ use crate::DaemonError;
 /// The first one's number: SD_LISTEN_FDS_START.
 const FIRST: RawFd = 3;
 
-/// Sockets that wait to be asked for, by address, name or number.
+/// Sockets that are not used yet, found by address, name or number.
 #[derive(Debug, Default)]
 pub struct ActivationSockets(Vec<Given>);
 
 #[derive(Debug)]
 struct Given {
-    /// Under which the process was started with it; its own is another.
+    /// Number at the start of the process; the present one differs.
     number: RawFd,
-    /// Of `LISTEN_FDNAMES`.
+    /// Name from `LISTEN_FDNAMES`.
     name: Option<String>,
-    /// `None`: it is no stream socket that listens.
+    /// `None`: not a listening stream socket.
     address: Option<Address>,
-    /// Who listens has it too.
+    /// Shared with the listener that uses it.
     socket: Arc<OwnedFd>,
     asked_for: bool,
 }
 
-/// Where a socket listens.
+/// The address of a listening socket.
 #[derive(Debug, PartialEq, Eq)]
 enum Address {
     Path(PathBuf),
@@ -49,13 +49,13 @@ enum Address {
         /// IPV6_V6ONLY: IPv4 clients cannot connect.
         v6_only: bool,
     },
-    /// Only by name or number: an abstract name, or another family.
+    /// Found only by name or number: an abstract name, or another address family.
     Other,
 }
 
 impl ActivationSockets {
-    /// Those of the environment, if they are meant for this process, or for `parent`, which has started it
-    /// to go on in its place. To be called once, before anything else is opened: their numbers are free
+    /// The sockets named by the environment, if they are for this process, or for `parent`, which has started
+    /// this process as its replacement. Called once, before any file is opened: their numbers are free
     /// from then on.
     ///
     /// # Errors
@@ -74,24 +74,24 @@ impl ActivationSockets {
             else {
                 continue;
             };
-            // What is started from here must not have it, and does not by the copy.
+            // Programs started by this process must not inherit it; the copy is close-on-exec.
             close(number).map_err(|errno| failed(&errno.desc()))?;
             given.add(number, name, socket);
         }
         Ok(given)
     }
 
-    /// Adds one. `number` is under which it can be asked for, beside its name and where it listens.
+    /// Adds a socket. It is found by `number`, by name and by its address.
     pub fn add(&mut self, number: RawFd, name: Option<String>, socket: Arc<OwnedFd>) {
         let address = address_of(&socket);
         self.0.push(Given { number, name, address, socket, asked_for: false });
     }
 
-    /// The one that listens at this path, by whichever of its names.
+    /// Finds the socket that listens at this path or another path of the same file.
     ///
     /// # Errors
     ///
-    /// Somebody listens on it already.
+    /// It is in use already.
     pub fn at_path(&mut self, path: &Path) -> Result<Option<Arc<OwnedFd>>, DaemonError> {
         let is_it = |given: &Given| match &given.address {
             Some(Address::Path(other)) => is_same(path, other),
@@ -100,11 +100,11 @@ impl ActivationSockets {
         self.0.iter_mut().find(|given| is_it(given)).map(Given::take).transpose()
     }
 
-    /// Those that listen on addresses of a host, as options name it, and a port of these.
+    /// Finds the sockets that listen on addresses of a host, as options name it, and a port of these.
     ///
     /// # Errors
     ///
-    /// The host has no address, or somebody listens on one of them already.
+    /// The host has no address, or a socket is in use already.
     pub fn at_host(
         &mut self,
         host: &str,
@@ -129,11 +129,11 @@ impl ActivationSockets {
         taken.map(|given| given.take()).collect()
     }
 
-    /// The one of this name or number that listens, or any other descriptor of this number.
+    /// Finds the listening socket with this name or number, or takes another inherited descriptor.
     ///
     /// # Errors
     ///
-    /// There is none, it does not listen, or somebody listens on it already.
+    /// There is none, it does not listen, or it is in use already.
     pub fn listener(&mut self, fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
         match self.find(fd) {
             Some(given) if given.address.is_none() => Err(DaemonError::new(given)),
@@ -146,11 +146,11 @@ impl ActivationSockets {
         }
     }
 
-    /// The one of this name or number, whatever it is, or any other descriptor of this number.
+    /// Finds the descriptor with this name or number, of any kind, or takes another inherited one.
     ///
     /// # Errors
     ///
-    /// There is none, or somebody has it already.
+    /// There is none, or it is in use already.
     pub fn socket(&mut self, fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
         match self.find(fd) {
             Some(given) => given.take(),
@@ -165,7 +165,7 @@ impl ActivationSockets {
         })
     }
 
-    /// What there is to say of those that nobody has asked for, in one line.
+    /// A line about sockets that are not used.
     pub fn unused(&self) -> Option<String> {
         let unused = self.0.iter().filter(|given| !given.asked_for);
         let names: Vec<_> = unused.map(Given::to_string).collect();
@@ -192,7 +192,7 @@ impl Given {
 
     fn listens_on(&self, wanted: &[SocketAddr]) -> bool {
         let Some(Address::Inet { address, v6_only }) = &self.address else { return false };
-        // One for IPv6 takes IPv4 as well, unless it says otherwise.
+        // An IPv6 socket accepts IPv4 as well, unless it is IPv6-only.
         let all = address.ip().is_unspecified() && address.is_ipv6() && !v6_only;
         wanted
             .iter()
@@ -215,7 +215,7 @@ impl fmt::Display for Given {
     }
 }
 
-/// A descriptor that was inherited without being announced.
+/// Takes a descriptor that was inherited without an announcement in the environment.
 fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     match fd {
         FdName::Number(number) => match Listen::inherited(*number).map_err(DaemonError::new)? {
@@ -229,8 +229,8 @@ fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     }
 }
 
-/// The names of the descriptors that the environment says are given to one of these processes: as many as
-/// it says, which may be more than there can be.
+/// The names of the descriptors that the environment announces for one of these processes. Their number is
+/// that of the environment, which may be more than can exist.
 pub fn announced(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,
@@ -248,7 +248,7 @@ pub fn announced(
     Ok(names.into_iter().chain(iter::repeat(None)).take(count.unsigned_abs() as usize))
 }
 
-/// Where it listens; `None`: it does not, or is no stream socket.
+/// The address of a listening socket; `None`: it does not listen, or is not a stream socket.
 fn address_of(socket: &OwnedFd) -> Option<Address> {
     let listens = getsockopt(socket, sockopt::AcceptConn) == Ok(true);
     let is_stream = getsockopt(socket, sockopt::SockType) == Ok(SockType::Stream);
@@ -265,7 +265,7 @@ fn address_of(socket: &OwnedFd) -> Option<Address> {
     })
 }
 
-/// Whether these are names of one socket.
+/// Whether two paths name the same socket.
 fn is_same(a: &Path, b: &Path) -> bool {
     let id = |path: &Path| -> io::Result<_> {
         let metadata = fs::metadata(path)?;
@@ -283,12 +283,12 @@ mod tests {
             let found = variables.iter().find(|(other, _)| *other == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        // The first of them: there may be very many.
+        // Only the first ones: there may be very many.
         announced(&[Some(Pid::from_raw(7)), None], variable).map(|names| names.take(9).collect())
     }
 
     #[test]
-    fn what_the_environment_announces() {
+    fn the_environment_announces_descriptors() {
         let (pid, fds) = (("LISTEN_PID", "7"), ("LISTEN_FDS", "3"));
         let some = |name: &str| Some(name.to_owned());
         assert_eq!(announced_by(&[]), Ok(vec![]));
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(names("a::c"), Ok(vec![some("a"), None, some("c")]));
         assert_eq!(names("a"), Ok(vec![some("a"), None, None]));
         assert_eq!(names("a:b:c:d"), Ok(vec![some("a"), some("b"), some("c")]));
-        // More than there is memory for: none is taken for those that are not there.
+        // A huge number must not cost memory.
         let many = announced_by(&[pid, ("LISTEN_FDS", "2147483647")]);
         assert_eq!(many, Ok(vec![None; 9]));
         for wrong in ["", "-1", "x", "99999999999"] {

@@ -1,10 +1,10 @@
-//! A process beside the daemon that starts the program that takes over from it, and mounts FUSE exports.
+//! A separate process that starts the new program of an upgrade, and mounts FUSE exports.
 //!
-//! The daemon cannot do that itself: it may be confined, and fork(2) is unsafe where there are threads.
-//! So the spawner is forked off before there are any, waits for the daemon's word, and ends with the
-//! daemon. It shares the pages that the daemon had by then.
+//! The daemon cannot do that itself: it may be confined, and fork(2) is unsafe with threads.
+//! So the spawner is forked before there are threads, waits for requests of the daemon, and ends with the
+//! daemon. It shares the pages that the daemon has at that time.
 //!
-//! The spawner is not confined. It checks what it is asked for: it starts one program, and mounts where the
+//! The spawner is not confined. It checks its requests: it starts one program, and mounts only where the
 //! command line allows it ([`Allowed`]).
 
 #![allow(unsafe_code)]
@@ -37,36 +37,36 @@ use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
 use crate::{Signal as Event, handled_signals, until};
 
-/// What the daemon asks for: start the program, with the hand-over, standard output and standard error
-/// as descriptors;
+/// Request: start the program, with the socket of the handover, standard output and standard error
+/// as descriptors.
 const START: u8 = b'S';
-/// kill it, if it is still there, and say how it ended;
+/// Request: kill the program if it still runs, and report its exit status.
 const END: u8 = b'E';
-/// mount a file: whether it is writable, who reaches it, how many descriptors, the path;
+/// Request: mount a file, with its options and path.
 const MOUNT: u8 = b'M';
-/// unmount it: the path.
+/// Request: unmount the path.
 const UNMOUNT: u8 = b'U';
-/// Longest request and answer, bytes: a path, or a sentence with one.
+/// Longest request and answer in bytes: a path, or a sentence with one.
 const MAX_MESSAGE: usize = 8192;
-/// Name in lists of processes. With its own name, pidof(8) and pgrep(1) find the daemon alone.
+/// Name in lists of processes. With a name of its own, pidof(8) and pgrep(1) find only the daemon.
 const NAME: &str = "spawner";
-/// Longer than starting a program takes.
+/// More time than starting a program takes.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The daemon's way to its spawner, which ends when this is dropped.
+/// The daemon's handle of its spawner, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Spawner {
     socket: Arc<OwnedFd>,
-    /// It owes an answer. One that comes too late would be taken for the next.
+    /// An answer is outstanding. A late answer would be taken for that of the next request.
     owes: Cell<bool>,
     /// Whether it starts programs.
     starts: bool,
-    /// A task has asked, and waits for the answer.
+    /// A task has sent a request and waits for the answer.
     taken: Cell<bool>,
     free: Event,
 }
 
-/// A task's turn to ask.
+/// The exclusive right of a task to send a request.
 struct Turn<'a>(&'a Spawner);
 
 impl Drop for Turn<'_> {
@@ -76,9 +76,9 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Starts it. Without one a daemon serves as well, but cannot be upgraded: that is said. A daemon that
-/// becomes another user, or is told so, has none that starts programs, which would keep what the daemon gives up.
-/// It has one for the mount points on its command line.
+/// Starts the spawner. If that fails, the daemon serves, but cannot be upgraded, and logs that. A daemon that
+/// changes its user, or has upgrades switched off, gets a spawner that starts no programs, since it would keep
+/// privileges that the daemon gives up. That one only mounts the mount points on the command line.
 pub fn start(
     sandbox: &SandboxOptions,
     mountpoints: &[PathBuf],
@@ -99,7 +99,7 @@ pub fn start(
         .ok()
 }
 
-/// The files that a command line's exports are mounted on.
+/// The mount points on a command line.
 pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
     let of = |step: &Step| match &step.action {
         Action::Export(export) => export.kind.needs().mountpoint.map(Path::to_owned),
@@ -113,26 +113,26 @@ pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
     steps.iter().filter_map(of).collect()
 }
 
-/// Whether commands of a monitor may come.
+/// Whether a command line has a monitor.
 pub fn has_monitor(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step.action, Action::Monitor(_)))
 }
 
 impl Spawner {
-    /// Forks it off. To be called while the process has one thread.
+    /// Forks the spawner. Called while the process has one thread.
     ///
     /// # Errors
     ///
     /// As of socketpair(2) and fork(2).
     fn start(starts: bool, allowed: &Allowed) -> io::Result<Self> {
-        // Now: the daemon leaves its directory.
+        // Before the daemon changes its working directory.
         let program = if starts { Some(Program::of_this_process()?) } else { None };
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-        // What is sent to all processes of a group is not for the spawner, which ends with the daemon.
+        // Signals to the whole process group must not end the spawner, which ends with the daemon.
         let before = handled_signals().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        // SAFETY: the process has a single thread, so the child is as whole as its parent. It never
-        // returns from `serve`.
+        // SAFETY: the process has a single thread, so the child is complete. It never returns from
+        // `serve`.
         let forked = unsafe { fork() };
         if !matches!(forked, Ok(ForkResult::Child)) {
             before.thread_set_mask()?;
@@ -154,7 +154,7 @@ impl Spawner {
             ForkResult::Child => {
                 close_all_but(&theirs);
                 let code = i32::from(serve(&theirs, program.as_ref(), allowed).is_err());
-                // SAFETY: no destructor or exit handler of the daemon's is this process' to run.
+                // SAFETY: the daemon's destructors and exit handlers must not run in this process.
                 unsafe { libc::_exit(code) }
             }
         }
@@ -221,8 +221,8 @@ impl Spawner {
         }
     }
 
-    /// Starts the program that takes over, with its end of the hand-over as standard input. Gives its
-    /// process id.
+    /// Starts the program of an upgrade, with its end of the handover as standard input. Returns its
+    /// process ID.
     ///
     /// # Errors
     ///
@@ -239,20 +239,20 @@ impl Spawner {
         }
     }
 
-    /// Has the program ended that was started last.
+    /// Ends the program that was started last.
     ///
     /// # Errors
     ///
-    /// The spawner is gone, or owes an answer.
+    /// The spawner has ended, or an answer is outstanding.
     pub(crate) fn end(&self) -> io::Result<()> {
         self.ask(&[END], &[])
     }
 
-    /// How it has ended, by itself or not.
+    /// The exit status of that program.
     ///
     /// # Errors
     ///
-    /// The spawner is gone, or takes too long.
+    /// The spawner has ended, or takes too long.
     pub(crate) async fn ended(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
         let [status, _] = self.answered(event_loop, || self.answer()).await?;
         Ok(ExitStatus::from_raw(status))
@@ -289,7 +289,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Receives the answer to a mount, which is there.
+    /// Receives the answer to a mount, which has arrived.
     fn received(&self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         let mut answer = vec![0; MAX_MESSAGE];
         let received = receive(self.socket.as_fd(), &mut answer)?;
@@ -298,7 +298,7 @@ impl Spawner {
         Ok((answer, received.fds))
     }
 
-    /// Receives what it owes, which is there.
+    /// Receives an outstanding answer, which has arrived.
     fn answer(&self) -> io::Result<[i32; 2]> {
         let mut answer = [0; 8];
         let len = receive(self.socket.as_fd(), &mut answer)?.len;
@@ -320,18 +320,18 @@ fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, message)
 }
 
-/// Closes all descriptors but the standard ones and this: none of the daemon's is the spawner's to keep.
-/// Before Linux 5.9 they stay, until the spawner ends.
+/// Closes all descriptors except the standard ones and this one. Before Linux 5.9 the daemon's descriptors
+/// stay open until the spawner ends.
 fn close_all_but(socket: &OwnedFd) {
     let socket = socket.as_raw_fd().cast_unsigned();
     for (first, last) in [(3, socket.saturating_sub(1)), (socket.saturating_add(1), u32::MAX)] {
-        // SAFETY: takes numbers only. Whoever owns one of these descriptors here belongs to the
-        // daemon's part of the program, which does not run in this process, and is never dropped.
+        // SAFETY: takes numbers only. Rust owners of these descriptors belong to the daemon's code, which
+        // does not run in this process, and are never dropped.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }
 
-/// Overwrites the command line of this process, as far as there is room.
+/// Overwrites the command line of this process, limited to its length.
 fn set_command_line(line: &[u8]) -> io::Result<()> {
     // proc_pid_stat(5): the second field is a name in brackets; 48 and 49 are arg_start and arg_end.
     let stat = fs::read_to_string("/proc/self/stat")?;
@@ -348,7 +348,7 @@ fn set_command_line(line: &[u8]) -> io::Result<()> {
     File::options().write(true).open("/proc/self/mem")?.write_all_at(&new, start)
 }
 
-/// The spawner's life.
+/// The main loop of the spawner.
 fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::Result<()> {
     // The daemon ignores SIGCHLD. The spawner must not: it waits for its own child.
     // SAFETY: no handler is installed.
@@ -356,7 +356,7 @@ fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::
     prctl::set_name(&CString::new(NAME)?)?;
     // A failure matters only to lists of processes.
     let _ = set_command_line(NAME.as_bytes());
-    // The daemon's terminal, or whoever reads its output, sees the daemon's end, not this one's.
+    // The daemon's terminal, or the reader of its output, has to see the end of the daemon, not of the spawner.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&null)?;
     dup2_stdout(&null)?;
@@ -388,7 +388,7 @@ fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::
             },
             ([END], _) => match child.take() {
                 Some(mut child) => {
-                    // One that has ended by itself cannot be killed.
+                    // Fails if the program has ended by itself.
                     let _ = child.kill();
                     [child.wait()?.into_raw(), 0]
                 }
@@ -401,10 +401,10 @@ fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::
     }
 }
 
-/// First byte of an answer: it is done; then, of a mount, whether others reach the file. Else a sentence follows.
+/// First byte of a successful answer; for a mount, access of other users follows. Otherwise a sentence follows.
 const MOUNTED: u8 = b'+';
 
-/// Mounts or unmounts, and answers.
+/// Carries out a mount or unmount, and answers.
 fn place(socket: &OwnedFd, request: &[u8], allowed: &Allowed) -> io::Result<()> {
     let path = |path: &[u8]| PathBuf::from(OsStr::from_bytes(path));
     let done = match request {
@@ -432,21 +432,21 @@ fn place(socket: &OwnedFd, request: &[u8], allowed: &Allowed) -> io::Result<()> 
     Ok(())
 }
 
-/// What is started.
+/// The program to start.
 struct Program {
     path: PathBuf,
     name: OsString,
-    /// Those of this process: nobody reads them, but they say in a list of processes what it is.
+    /// Arguments of this process. The program ignores them, but lists of processes show them.
     arguments: Vec<OsString>,
 }
 
 impl Program {
-    /// The program at the path by which this process was started: by then it may be another version.
+    /// The program at the path by which this process was started; the file may be a new version by then.
     fn of_this_process() -> io::Result<Self> {
         let mut arguments = env::args_os();
         let name = arguments.next().unwrap_or_default();
         let mut arguments: Vec<OsString> = arguments.collect();
-        // Of a process that has taken over itself, those that the first had.
+        // After an upgrade, the arguments of the first process.
         if arguments.first().is_some_and(|first| first == TAKE_OVER) {
             arguments.remove(0);
         }
@@ -468,7 +468,7 @@ impl Program {
     }
 }
 
-/// Where the shell has found the program of that name; `None`: nowhere.
+/// The path of a program that the shell found in PATH; `None`: not found.
 fn find(name: &Path) -> Option<PathBuf> {
     if name.as_os_str().as_encoded_bytes().contains(&b'/') {
         return std::path::absolute(name).ok().filter(|path| path.exists());

@@ -1,34 +1,34 @@
-//! Requests that take long: a line in the log when one does, and another when it is answered.
+//! Slow requests: a line in the log when a request takes long, and another when it is answered.
 //!
-//! Nothing of it is on the way of a request. A task of the control loop looks at the counters now and
-//! then; of an export with requests in flight it asks the I/O threads which ones these are.
+//! Requests do not pay for it. A task of the control loop reads the counters now and then. For an export
+//! with requests in flight it asks the I/O threads for a list of them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use stats::InFlight;
 
-/// Lines that one look adds to the log for an export; the rest is counted.
+/// Most lines per check and export; further requests are counted.
 const MAX_LINES: usize = 4;
 
-/// The shortest and longest time between two looks, nanoseconds.
+/// The shortest and longest time between two checks, in nanoseconds.
 const MIN_PAUSE_NS: u64 = 20_000_000;
 const MAX_PAUSE_NS: u64 = 2_500_000_000;
 
-/// What tells a request from all others of its export: its queue or connection, its number there, and
-/// when it was taken.
+/// Identifies a request of an export: queue or connection, its number there, and its arrival
+/// time.
 type Key = (u64, u64, u64);
 
-/// What is known of an export's requests that take long.
+/// The slow requests of an export.
 pub(super) struct Stalls {
     /// `stall-timeout-ms`.
     limit_ns: u64,
-    /// What queues are called.
+    /// The word for queues in log lines.
     queue: &'static str,
     told: RefCell<BTreeMap<Key, InFlight>>,
-    /// When the I/O threads were asked, while they have not answered.
+    /// Time of the question to the I/O threads, until they have answered.
     asked_ns: Cell<Option<u64>>,
-    /// That they do not answer was told.
+    /// A missing answer was reported.
     told_of_silence: Cell<bool>,
 }
 
@@ -49,32 +49,32 @@ impl Stalls {
         self.limit_ns
     }
 
-    /// How long to wait for the next look, nanoseconds.
+    /// Time until the next check in nanoseconds.
     pub(super) fn pause_ns(&self) -> u64 {
         (self.limit_ns / 4).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS)
     }
 
-    /// Whether the I/O threads are to be asked for what is in flight: something is, or was.
+    /// Whether the I/O threads have to be asked: something is, or was, in flight.
     pub(super) fn must_ask(&self, in_flight: bool) -> bool {
         self.asked_ns.get().is_none() && (in_flight || !self.told.borrow().is_empty())
     }
 
-    /// They are asked.
+    /// Records a question.
     pub(super) fn ask(&self, now_ns: u64) {
         self.asked_ns.set(Some(now_ns));
     }
 
-    /// What is to be told of I/O threads that have not answered.
+    /// A line about I/O threads that have not answered.
     pub(super) fn silence(&self, now_ns: u64) -> Option<String> {
         let waited = now_ns.saturating_sub(self.asked_ns.get()?);
         let tell = waited >= self.limit_ns && !self.told_of_silence.replace(true);
         tell.then(|| {
             let waited = Seconds(waited);
-            format!("an I/O thread does nothing else than what it has been at for {waited}")
+            format!("an I/O thread has not answered for {waited}: it is busy or blocked")
         })
     }
 
-    /// They have answered: these are in flight. What is to be told.
+    /// Records the answer: the requests in flight. Returns log lines.
     pub(super) fn look(&self, in_flight: &[(u64, InFlight)], now_ns: u64) -> Vec<String> {
         self.asked_ns.set(None);
         self.told_of_silence.set(false);
@@ -120,7 +120,7 @@ impl Stalls {
     }
 }
 
-/// Nanoseconds, written as seconds.
+/// Nanoseconds, printed as seconds.
 struct Seconds(u64);
 
 impl std::fmt::Display for Seconds {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_told_of_once_and_when_it_is_answered() {
+    fn a_slow_request_is_reported_once_and_again_at_its_answer() {
         let stalls = Stalls::new(10 * SECOND, "vhost-user-blk");
         let look = |list: &[_], now: u64| stalls.look(list, now * SECOND);
         let (first, second) = (request(1, 100), request(2, 104));
@@ -152,7 +152,7 @@ mod tests {
         let told = format!("{what} takes longer than 10.000 s: 11.000 s so far");
         assert_eq!(look(&[first, second], 111), [told]);
         assert_eq!(look(&[first, second], 112), [""; 0]);
-        // Another one in the same place is not the same.
+        // Another request in the same place.
         let again = request(1, 113);
         let answered = format!("{what} was answered, within 14.000 s");
         let told = format!("{what} takes longer than 10.000 s: 10.000 s so far");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_counted_and_a_thread_that_does_not_answer_is_told_of() {
+    fn excess_lines_are_counted_and_a_silent_thread_is_reported() {
         let stalls = Stalls::new(SECOND, "nbd");
         let list: Vec<_> = (0..100).map(|id| request(id, 1)).collect();
         let lines = stalls.look(&list, 5 * SECOND);

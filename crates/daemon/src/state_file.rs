@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_file_stays_as_it_is() {
+    fn other_files_are_not_overwritten() {
         let directory = directory("damaged");
         let path = directory.join("a.state");
         let whole = State::text(&[], &["--object iothread,id=a".to_owned()]);

@@ -1,11 +1,11 @@
-//! When it is this process that serves the clients of monitors and metrics.
+//! Whether this process serves the clients of monitors and metrics.
 
 use std::cell::Cell;
 
 use super::signal::Signal;
 
-/// From when on, and until when, clients are taken. Between two processes of an upgrade each client comes to
-/// the one that serves.
+/// The period in which clients are accepted. During an upgrade, each client goes to the process that
+/// serves.
 #[derive(Default)]
 pub(super) struct Turn {
     phase: Cell<Phase>,
@@ -38,18 +38,18 @@ impl Turn {
         self.changed.notify();
     }
 
-    /// Whether this process has not begun to serve.
+    /// Whether the period has not begun.
     pub(super) fn is_not_yet(&self) -> bool {
         self.phase.get() == Phase::NotYet
     }
 
-    /// Waits until it has begun.
+    /// Waits for the beginning of the period.
     pub(super) async fn begun(&self) {
         self.changed.until(|| (self.phase.get() != Phase::NotYet).then_some(())).await;
     }
 
-    /// What the future gives, unless it is over: then nothing ever. Who waits keeps what it has, such as a
-    /// listening socket, whose file belongs to the other process.
+    /// The result of the future. Pending for ever after the end of the period: the waiting task keeps what it
+    /// owns, such as a listening socket, whose file belongs to the other process.
     pub(super) async fn unless_over<T>(&self, future: impl Future<Output = T>) -> T {
         let over = self.changed.until(|| (self.phase.get() == Phase::Over).then_some(()));
         match super::until(over, future).await {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_taken_before_it_has_begun_nor_after_its_end() {
+    fn clients_are_accepted_only_between_begin_and_end() {
         let control = EventLoop::new(LoopConfig::default()).unwrap();
         let ended = control.block_on(async {
             let turn = Turn::default();

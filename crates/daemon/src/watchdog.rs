@@ -1,4 +1,4 @@
-//! Signs of life for a service manager that has asked for them.
+//! Signs of life for a service manager with a watchdog.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,9 +7,9 @@ use event_loop::{EventLoop, LoopHandle, oneshot};
 
 use crate::service_manager::ServiceManager;
 
-/// Tells the manager that the daemon lives, twice within `limit_ns`, for as long as this loop turns and all of
-/// the `threads` have answered. One that is stuck in a system call, or turns without end, is waited for: the
-/// manager hears nothing more, and ends the daemon.
+/// Reports twice within `limit_ns` that the daemon is alive, if this loop runs and all `threads` have
+/// answered. It waits for a thread that is stuck in a system call or an endless loop. Then the reports stop, and
+/// the manager ends the daemon.
 pub(super) async fn watch(
     event_loop: EventLoop,
     threads: Rc<RefCell<Vec<LoopHandle>>>,
@@ -21,13 +21,13 @@ pub(super) async fn watch(
         let mut asked = Vec::new();
         threads.borrow_mut().retain(|thread| {
             let (answer, answered) = oneshot::channel();
-            // One that cannot be asked has ended, which others have seen.
+            // A thread that cannot be asked has ended, which is handled elsewhere.
             let is_there = thread.spawn(move |_| answer.send(())).is_ok();
             asked.extend(is_there.then_some(answered));
             is_there
         });
         for answered in asked {
-            // So has one that goes without an answer.
+            // So has a thread that ends without an answer.
             let _ = answered.await;
         }
         manager.alive();

@@ -1,5 +1,4 @@
-//! What a virtio-blk device has told its driver to be on stable storage is there when the power is cut
-//! right then (virtio 1.2, 5.2.6.2: when a write is stable).
+//! Data that virtio-blk has reported as stable survives an immediate power cut (virtio 1.2, 5.2.6.2).
 
 mod rig;
 
@@ -14,7 +13,7 @@ const SIZE: u64 = 1 << 20;
 /// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_BLK_F_CONFIG_WCE`.
 const F_FLUSH: u64 = 1 << 9;
 const F_CONFIG_WCE: u64 = 1 << 11;
-/// Of the toggle, in the configuration space.
+/// Offset of `writeback` in the configuration space.
 const WRITEBACK: u32 = 32;
 
 struct Machine {
@@ -29,7 +28,7 @@ impl Machine {
         Machine { disk, rig }
     }
 
-    /// Writes `byte` all over 8 KiB from sector 24 on; whether a power cut leaves it.
+    /// Writes 8 KiB of `byte` at sector 24. Returns whether a power cut keeps the data.
     fn write(&mut self, byte: u8) -> bool {
         assert_eq!(self.rig.request(OUT, 24, &[byte; 8192], 0), OK);
         self.has(byte)
@@ -45,13 +44,13 @@ impl Machine {
 }
 
 #[test]
-fn what_is_flushed_is_there() {
+fn flushed_data_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         assert!(!machine.write(1), "{format:?}: a cache that keeps nothing back tests nothing");
         assert_eq!(machine.rig.request(FLUSH, 0, &[], 0), OK);
         assert!(machine.has(1), "{format:?}");
-        // Zeroes over it, with the space kept and given back.
+        // Write zeroes over it, with the space kept and deallocated.
         for unmap in [0, 1] {
             machine.write(1);
             assert_eq!(machine.rig.request(FLUSH, 0, &[], 0), OK);
@@ -64,7 +63,7 @@ fn what_is_flushed_is_there() {
 }
 
 #[test]
-fn a_flush_is_good_for_all_that_was_answered_before_it() {
+fn a_flush_covers_all_requests_answered_before() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         for sector in 0..8 {
@@ -72,7 +71,7 @@ fn a_flush_is_good_for_all_that_was_answered_before_it() {
         }
         machine.rig.publish();
         machine.rig.reap(8);
-        // Others go on beside it.
+        // Other requests run in parallel.
         machine.rig.add(FLUSH, 0, &[], 0);
         machine.rig.add(OUT, 100, &[9; 512], 0);
         machine.rig.publish();
@@ -85,7 +84,7 @@ fn a_flush_is_good_for_all_that_was_answered_before_it() {
 }
 
 #[test]
-fn with_the_cache_off_each_write_is_there() {
+fn with_the_cache_off_each_write_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
@@ -100,7 +99,7 @@ fn with_the_cache_off_each_write_is_there() {
     }
 }
 
-/// It begins in write-through mode, and a driver that knows nothing of the toggle stays there.
+/// The device starts in write-through mode, and stays there with a driver that does not change it.
 #[test]
 fn a_device_without_a_write_cache() {
     for format in Format::ALL {
@@ -113,7 +112,7 @@ fn a_device_without_a_write_cache() {
 }
 
 #[test]
-fn a_driver_that_does_not_know_to_flush_need_not() {
+fn a_driver_without_flush_gets_write_through() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         machine.without(F_FLUSH | F_CONFIG_WCE);
@@ -123,10 +122,10 @@ fn a_driver_that_does_not_know_to_flush_need_not() {
     }
 }
 
-/// A daemon is killed, and the next one is given what it has kept. Its driver negotiates anew and says
-/// nothing of the write cache.
+/// A daemon is killed, and the next one receives the record. The driver negotiates again without setting the
+/// write cache mode.
 #[test]
-fn with_the_cache_off_each_write_is_there_after_a_restart() {
+fn with_the_cache_off_each_write_survives_after_a_restart() {
     let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
     let memory = Arc::new(region.map().unwrap());
     let record = || CacheRecord::new(memory.clone(), 0);
@@ -142,14 +141,14 @@ fn with_the_cache_off_each_write_is_there_after_a_restart() {
         let mut machine = Machine::new(format, |_| {});
         assert!(machine.rig.device.keep_write_cache(record()));
         assert!(!machine.write(2), "{format:?}: on again");
-        // Nothing lasts longer than the driver.
+        // The end of the driver ends its choice.
         machine.rig.device.write_config(WRITEBACK, &[0]).unwrap();
         machine.rig.device.reset();
         machine.rig.device.write_cache_is_known();
         let mut machine = Machine::new(format, |_| {});
         assert!(machine.rig.device.keep_write_cache(record()));
         assert!(!machine.write(3), "{format:?}: reset");
-        // What the operator asks for stays.
+        // The operator's choice stays.
         let mut machine = Machine::new(format, |config| config.writethrough = true);
         assert!(machine.rig.device.keep_write_cache(record()));
         assert!(machine.write(4), "{format:?}: by the configuration");

@@ -1,4 +1,4 @@
-//! What becomes of requests whose loop ends under them, as that of an I/O thread does whose ring fails.
+//! Requests whose loop ends, as an I/O thread's loop does after a failure of its ring.
 
 mod rig;
 
@@ -16,7 +16,7 @@ use rig::{IOERR, OUT, Rig, STATUS_AT, null_options};
 
 const ENTRIES: u16 = 64;
 
-/// A disk that does one request in a second: those behind the first wait for a timer.
+/// A disk limited to one request per second: those behind the first wait for a timer.
 fn slow_node() -> Arc<dyn BlockNode> {
     let iops_total = Limit { average: 1, ..Limit::default() };
     let limits = ThrottleLimits { iops_total, ..ThrottleLimits::default() };
@@ -40,7 +40,7 @@ fn new_loop() -> EventLoop {
 }
 
 #[test]
-fn what_is_held_back_is_left_in_the_record() {
+fn unstarted_requests_are_left_in_the_record() {
     let memory = memory_of_record();
     let mut rig = Rig::on_with(new_loop(), &slow_node(), ENTRIES, |_| {}, Some(record(&memory)));
     rig.add(OUT, 0, &[1; 512], 0);
@@ -53,7 +53,7 @@ fn what_is_held_back_is_left_in_the_record() {
 }
 
 #[test]
-fn what_is_held_back_fails_without_a_record() {
+fn unstarted_requests_fail_without_a_record() {
     let mut rig = Rig::on(new_loop(), &slow_node(), ENTRIES, |_| {});
     rig.add(OUT, 0, &[1; 512], 0);
     let (held, slot) = rig.add(OUT, 8, &[2; 512], 0);

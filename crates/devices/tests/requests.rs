@@ -1,4 +1,4 @@
-//! Each request, and each wrong request, gets the answer that the specification names.
+//! Valid and invalid requests get the answers that the specification requires.
 
 mod rig;
 
@@ -91,7 +91,7 @@ fn a_read_only_disk_takes_no_writes() {
 }
 
 #[test]
-fn what_the_device_does_not_know_is_unsupported() {
+fn unknown_requests_are_unsupported() {
     let mut rig = null(8);
     for unknown in [2, 3, 5, 9, 10, 12, 14, 15, 0x8000_0000, u32::MAX] {
         assert_eq!(rig.request(unknown, 0, &[], 512), UNSUPP, "type {unknown}");
@@ -115,7 +115,7 @@ fn ranges_with_wrong_flags_counts_or_bounds_are_refused() {
     assert_eq!(rig.request(DISCARD, 0, &bad_second, 0), IOERR);
 }
 
-/// What else is on the loop has its turn in between, and nobody kicks again.
+/// Other sources of the loop run between two turns, without another kick.
 #[test]
 fn a_ring_of_large_requests_is_taken_bit_by_bit() {
     let mut rig = null(256);
@@ -135,7 +135,7 @@ fn a_ring_of_large_requests_is_taken_bit_by_bit() {
     assert!(turns >= 3, "{turns}");
 }
 
-/// The most requests that are taken in a turn, of those that are published, and how many turns there are.
+/// The maximum number of requests taken per turn, and the number of turns.
 fn turns(rig: &mut Rig, count: u64) -> (u64, u32) {
     rig.publish();
     let (mut most, mut turns) = (0, 0);
@@ -149,7 +149,7 @@ fn turns(rig: &mut Rig, count: u64) -> (u64, u32) {
     (most, turns)
 }
 
-/// Each of its descriptors is to be read, checked and translated.
+/// Each descriptor has a cost, as it has to be read, checked and translated.
 #[test]
 fn a_ring_of_requests_in_crumbs_is_taken_bit_by_bit() {
     let mut rig = null(64);
@@ -179,7 +179,7 @@ fn a_ring_of_discards_is_taken_bit_by_bit() {
     }
 }
 
-/// What most requests are has its turns as long as before.
+/// Common requests fill a whole turn.
 #[test]
 fn a_ring_of_ordinary_requests_is_taken_at_once() {
     let mut rig = null(1024);

@@ -1,4 +1,4 @@
-//! What virtio-scsi tells those who look. A process of its own: the log is the process's.
+//! Trace events of virtio-scsi. A test binary of its own, as the log is process-wide.
 #![allow(dead_code, unreachable_pub, reason = "it uses a part of the rig")]
 
 #[path = "scsi/rig.rs"]
@@ -16,11 +16,11 @@ fn commands_and_task_management_begin_and_end_in_the_log() {
     let mut rig = Rig::new();
     assert_eq!(log_events("virtio_scsi_*"), 5);
     rig.command(1, &[0x28, 0, 0, 0, 0, 8, 0, 0, 8, 0], &[], 4096).good();
-    // A command that there is not.
+    // A command that does not exist.
     assert_eq!(rig.command(0, &[0xff], &[], 0).code(), (5, 0x20, 0));
-    // No such logical unit.
+    // A logical unit that does not exist.
     assert_ne!(rig.command(9, &[0], &[], 0).status, 0);
-    // LOGICAL UNIT RESET of 0, for which the tag means nothing.
+    // LOGICAL UNIT RESET of unit 0, which ignores the tag.
     let mut reset = vec![0; 24];
     reset[4] = 5;
     reset[8..11].copy_from_slice(&[1, 0, 0x40]);

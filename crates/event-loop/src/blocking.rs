@@ -1,4 +1,4 @@
-//! Operations carried out by blocking system calls, on pool threads.
+//! Operations carried out with blocking system calls, on pool threads.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ const BLKZEROOUT: libc::Ioctl = 0x127f;
 /// Bytes of a record of [`IoOp::Extents`].
 const RECORD: usize = 16;
 
-/// An operation for another thread: the slot on the loop keeps file and memory.
+/// An operation for a pool thread. The slot on the loop keeps file and memory alive.
 pub(crate) struct BlockingOp {
     fd: RawFd,
     op: IoOp,
@@ -22,8 +22,8 @@ pub(crate) struct BlockingOp {
     count: i32,
 }
 
-// SAFETY: the pointers lead to memory that the loop's slot owns until the operation's completion,
-// which comes after `run`; nobody else touches the segments' description meanwhile.
+// SAFETY: the pointers lead to memory that the loop's slot owns until the operation's completion, which
+// comes after `run`. Nothing else accesses the description of the segments meanwhile.
 unsafe impl Send for BlockingOp {}
 
 impl BlockingOp {
@@ -38,14 +38,14 @@ impl BlockingOp {
         }
     }
 
-    /// An operation that fails and does no harm.
+    /// An operation that fails without an effect.
     #[cfg(test)]
     pub(crate) fn nothing() -> Self {
         let op = IoOp::Fsync { data_only: true };
         BlockingOp { fd: -1, op, segments: std::ptr::null(), count: 0 }
     }
 
-    /// Does it. A count, or a negated errno.
+    /// Carries out the operation. Returns a count, or a negated errno.
     pub(crate) fn run(&self) -> i32 {
         loop {
             let result = match self.call() {
@@ -71,7 +71,7 @@ impl BlockingOp {
         let end = offset.saturating_add(len);
         let (mut at, mut done) = (offset, 0);
         while at < end && done < records {
-            // Beyond the end of the file, and where no more data are, there is ENXIO.
+            // ENXIO: beyond the end of the file, or no more data.
             let next = match seek(at, libc::SEEK_DATA) {
                 -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
                 -1 => at,
@@ -88,8 +88,8 @@ impl BlockingOp {
                 }
             };
             let record: [u64; 2] = [until - at, hole];
-            // SAFETY: record `done` lies inside the segment, which is writable, see `new`; it may
-            // lie anywhere, hence by bytes.
+            // SAFETY: record `done` lies inside the segment, which is writable, see `new`. It may be unaligned,
+            // hence the copy of bytes.
             unsafe {
                 let place = segment.iov_base.cast::<u8>().add(done * RECORD);
                 std::ptr::copy_nonoverlapping(record.as_ptr().cast::<u8>(), place, RECORD);
@@ -105,8 +105,8 @@ impl BlockingOp {
         if let IoOp::Extents { offset, len } = self.op {
             return self.extents(offset, len);
         }
-        // SAFETY: the descriptor and the memory of the segments stay valid, see `new`; each call
-        // gets what its manual page asks for.
+        // SAFETY: the descriptor and the memory of the segments stay valid, see `new`. Each call gets the
+        // arguments that its manual page requires.
         unsafe {
             match self.op {
                 IoOp::Read { offset } => {
@@ -121,7 +121,7 @@ impl BlockingOp {
                 IoOp::Fallocate { mode, offset, len } => {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
-                // Above.
+                // Handled above.
                 IoOp::Extents { .. } => 0,
                 IoOp::BlkDiscard { offset, len } => {
                     libc::ioctl(self.fd, BLKDISCARD, &[offset, len]) as isize

@@ -1,9 +1,8 @@
-//! Memory of an I/O operation, and who keeps it alive (contract E8).
+//! The memory of an I/O operation, with its owner (contract E8).
 //!
-//! An operation reads from or writes to a list of segments that somebody owns: a guest's memory, a
-//! bounce buffer, a `Vec`. [`IoBufs`] carries both, so that whoever holds it may hand it to the
-//! kernel: while an operation is in flight its `IoBufs` live in the loop's slot, and they come back
-//! with the completion.
+//! An operation reads from or writes to a list of segments: a guest's memory, a bounce buffer, a `Vec`.
+//! [`IoBufs`] carries the segments and an owner that keeps them mapped, so it can be handed to the kernel.
+//! While an operation is in flight, its `IoBufs` is in the loop's slot. It comes back with the completion.
 
 #![allow(unsafe_code)]
 
@@ -15,29 +14,29 @@ use crate::registered::Place;
 
 /// The memory of one I/O operation: a scatter-gather list and the owner that keeps it mapped.
 ///
-/// The list keeps its capacity when it is cleared, so a preallocated request slot that gets its
-/// `IoBufs` back with every completion allocates nothing in steady state.
+/// The list keeps its capacity when cleared. So a preallocated request slot, which gets its `IoBufs` back
+/// with every completion, allocates nothing in steady state.
 #[derive(Default)]
 pub struct IoBufs {
     iov: Vec<libc::iovec>,
     len: usize,
     owner: Option<Rc<dyn Any>>,
-    /// The place in a ring's table that all segments lie in, if they do.
+    /// The ring's table entry that contains all segments, if one does.
     place: Option<Place>,
 }
 
 impl IoBufs {
-    /// No memory at all, as flush and discard have it. Does not allocate.
+    /// Returns an empty list, as for a flush or discard. Does not allocate.
     pub const fn new() -> Self {
         IoBufs { iov: Vec::new(), len: 0, owner: None, place: None }
     }
 
-    /// An empty list with room for `segments` segments.
+    /// Returns an empty list with room for `segments` segments.
     pub fn with_capacity(segments: usize) -> Self {
         IoBufs { iov: Vec::with_capacity(segments), ..IoBufs::new() }
     }
 
-    /// Forgets segments and owner, keeps the list's capacity.
+    /// Removes segments and owner, and keeps the list's capacity.
     pub fn clear(&mut self) {
         self.iov.clear();
         self.len = 0;
@@ -45,40 +44,40 @@ impl IoBufs {
         self.place = None;
     }
 
-    /// Names the owner of all segments pushed from here on.
+    /// Sets the owner of the segments pushed from here on.
     ///
     /// # Panics
     ///
-    /// In debug builds, when there are segments already: they may be somebody else's.
+    /// In debug builds, if the list has segments, which may have another owner.
     pub fn set_owner(&mut self, owner: Rc<dyn Any>) {
         debug_assert!(self.iov.is_empty(), "an owner is named before its segments");
         self.owner = Some(owner);
     }
 
-    /// The owner of the segments, if one was named.
+    /// Returns the owner of the segments, if it was set.
     pub fn owner(&self) -> Option<&Rc<dyn Any>> {
         self.owner.as_ref()
     }
 
-    /// Appends a segment, merging it with the last one where the two are adjacent.
+    /// Appends a segment. Merges it with the last one if the two are adjacent.
     ///
     /// # Safety
     ///
-    /// `base..base + len` must stay mapped, readable and (if the operation writes to memory)
-    /// writable for as long as the owner lives, and no Rust reference to that memory may exist
-    /// while the `IoBufs` does, unless the memory is only read through both.
+    /// `base..base + len` must stay mapped, readable and (if the operation writes to memory) writable for as
+    /// long as the owner lives. No Rust reference to that memory may exist while the `IoBufs` does, unless
+    /// both only read the memory.
     pub unsafe fn push(&mut self, base: *mut u8, len: usize) {
-        // SAFETY: the caller's promise; no place is named.
+        // SAFETY: the caller's promise; no table entry is named.
         unsafe { self.push_registered(base, len, None) };
     }
 
-    /// The same of memory that has a `place` in a ring's table: an operation on that ring, with all
-    /// of its memory in one place, names it by that.
+    /// Appends a segment of registered memory, with its entry in a ring's table. If one entry contains all
+    /// segments of an operation on that ring, the operation uses the entry.
     ///
     /// # Safety
     ///
-    /// As of [`push`](Self::push). The owner keeps the [`LoopMemory`](crate::LoopMemory) that the
-    /// place is of, and `base..base + len` are the bytes that the place was asked for.
+    /// As for [`push`](Self::push). The owner keeps the [`LoopMemory`](crate::LoopMemory) of the place alive,
+    /// and the place was looked up for `base..base + len`.
     #[inline]
     pub unsafe fn push_registered(&mut self, base: *mut u8, len: usize, place: Option<Place>) {
         if len == 0 {
@@ -95,7 +94,7 @@ impl IoBufs {
         self.iov.push(libc::iovec { iov_base: base.cast(), iov_len: len });
     }
 
-    /// Before a segment in this place is appended.
+    /// Updates `place` before a segment in this entry is appended.
     #[inline]
     fn join_place(&mut self, place: Option<Place>) {
         if self.iov.is_empty() {
@@ -105,37 +104,37 @@ impl IoBufs {
         }
     }
 
-    /// Bytes in all segments together.
+    /// Returns the number of bytes in all segments.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the list has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The place in a ring's table that all of it lies in.
+    /// The ring's table entry that contains all segments.
     #[inline]
     pub(crate) fn place(&self) -> Option<Place> {
         self.place
     }
 
-    /// The segments, as system calls take them.
+    /// Returns the segments, as system calls take them.
     pub fn iovecs(&self) -> &[libc::iovec] {
         &self.iov
     }
 
-    /// Whether every segment's address and length is a multiple of `align`, a power of two (bytes),
-    /// as `O_DIRECT` wants it (open(2)).
+    /// Returns whether every segment's address and length is a multiple of `align` bytes, a power of two, as
+    /// `O_DIRECT` requires (open(2)).
     pub fn is_aligned(&self, align: usize) -> bool {
         debug_assert!(align.is_power_of_two());
         let bits = self.iov.iter().fold(0, |bits, v| bits | v.iov_base as usize | v.iov_len);
         bits & (align - 1) == 0
     }
 
-    /// Drops the first `n` bytes of the list: what a short transfer has done already.
-    /// More than [`len`](Self::len) empties it.
+    /// Drops the first `n` bytes of the list, as after a short transfer. Empties the list if `n` exceeds
+    /// [`len`](Self::len).
     pub fn advance(&mut self, n: usize) {
         let mut left = n.min(self.len);
         self.len -= left;
@@ -153,32 +152,32 @@ impl IoBufs {
         self.iov.drain(..whole);
     }
 
-    /// Copies the list's bytes from `offset` on out to `dst`; returns how many there were.
+    /// Copies bytes from `offset` on to `dst`. Returns the number of bytes copied.
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> usize {
         let mut done = 0;
         self.for_each(offset, dst.len(), |base, len| {
-            // SAFETY: `for_each` stays inside a segment, which is mapped as `push` was promised;
-            // `dst[done..]` has at least `len` bytes left, and nobody holds a reference into the
-            // segment, so the two do not overlap.
+            // SAFETY: `for_each` stays inside a segment, which is mapped by the promise of `push`.
+            // `dst[done..]` has at least `len` bytes left. No reference into the segment exists, so the
+            // two do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(base, dst[done..].as_mut_ptr(), len) };
             done += len;
         });
         done
     }
 
-    /// Copies `src` over the list's bytes from `offset` on; returns how many bytes fitted.
+    /// Copies `src` to the bytes from `offset` on. Returns the number of bytes copied.
     pub fn copy_in(&mut self, offset: usize, src: &[u8]) -> usize {
         let mut done = 0;
         self.for_each(offset, src.len(), |base, len| {
-            // SAFETY: as in `copy_out`, the other way round; the segment is writable, as `push`
-            // was promised for operations that write to memory.
+            // SAFETY: as in `copy_out`, in the other direction. The segment is writable by the promise of
+            // `push` for operations that write to memory.
             unsafe { std::ptr::copy_nonoverlapping(src[done..].as_ptr(), base, len) };
             done += len;
         });
         done
     }
 
-    /// Writes `len` zeroes from `offset` on, as reads past the end of an image give them.
+    /// Writes `len` zeroes from `offset` on, as for a read past the end of an image.
     pub fn zero(&mut self, offset: usize, len: usize) {
         self.for_each(offset, len, |base, len| {
             // SAFETY: `for_each` stays inside a writable, mapped segment.
@@ -186,14 +185,14 @@ impl IoBufs {
         });
     }
 
-    /// Whether some of the owner's memory was taken away ([`lost`](crate::lost)): what was copied out
-    /// of it so far may be zeroes that nobody wrote. One load as long as nobody has lost any.
+    /// Returns whether some of the owner's memory was taken away ([`lost`](crate::lost)). Data copied out so
+    /// far may then be zeroes. Costs one load until the first loss in the process.
     #[inline]
     pub fn is_lost(&self) -> bool {
         crate::lost::losses() != 0 && self.owner.as_deref().is_some_and(crate::lost::has_lost)
     }
 
-    /// Whether all bytes are zero, and were written so: what `detect-zeroes` asks of a write.
+    /// Returns whether all bytes are zero and none was lost, for `detect-zeroes`.
     pub fn is_zero(&self) -> bool {
         let mut zero = true;
         self.for_each(0, self.len, |base, len| {
@@ -201,8 +200,8 @@ impl IoBufs {
             let mut at = 0;
             while zero && at < len {
                 let n = chunk.len().min(len - at);
-                // SAFETY: `at + n <= len`, inside the segment; `chunk` is ours alone. The guest may
-                // change the bytes meanwhile, hence the copy before they are looked at.
+                // SAFETY: `at + n <= len`, inside the segment, and `chunk` is exclusively ours. The guest
+                // may change the bytes meanwhile, hence the copy before the comparison.
                 unsafe { std::ptr::copy_nonoverlapping(base.add(at), chunk.as_mut_ptr(), n) };
                 zero = chunk[..n].iter().all(|&b| b == 0);
                 at += n;
@@ -211,9 +210,9 @@ impl IoBufs {
         zero && !self.is_lost()
     }
 
-    /// Makes this list a part of `whole`: its bytes from `offset` on, at most `len` of them and in at
-    /// most `max_segments` segments. Both then share the memory and its owner. Returns how many
-    /// bytes it is. Keeps the list's capacity.
+    /// Makes this list a part of `whole`: its bytes from `offset` on, at most `len` of them and at most
+    /// `max_segments` segments. Both then share memory and owner. Returns the number of bytes. Keeps the
+    /// list's capacity.
     pub fn set_part(
         &mut self,
         whole: &IoBufs,
@@ -233,7 +232,7 @@ impl IoBufs {
         self.len
     }
 
-    /// Whether all segments of both lists have one owner.
+    /// Returns whether all segments of both lists have the same owner.
     #[inline]
     pub fn has_owner_of(&self, other: &IoBufs) -> bool {
         match (&self.owner, &other.owner) {
@@ -242,8 +241,8 @@ impl IoBufs {
         }
     }
 
-    /// Appends all segments of `other`; both then share its memory. `false`, and nothing is appended,
-    /// when this list has segments of another owner.
+    /// Appends all segments of `other`; both then share the memory. Returns `false`, and appends nothing, if
+    /// this list has segments of another owner.
     pub fn append_shared(&mut self, other: &IoBufs) -> bool {
         if self.iov.is_empty() {
             self.owner.clone_from(&other.owner);
@@ -258,7 +257,7 @@ impl IoBufs {
         true
     }
 
-    /// Appends all segments of `other`, whoever owns them: this list then keeps both owners.
+    /// Appends all segments of `other`. The list then keeps both owners.
     pub fn append(&mut self, other: &IoBufs) {
         if other.is_empty() || self.append_shared(other) {
             return;
@@ -270,8 +269,8 @@ impl IoBufs {
         self.len += other.len;
     }
 
-    /// Appends a part of `whole`: its bytes from `offset` on, at most `len`. Returns how many there
-    /// were. Of another owner's memory than what is in the list already, nothing is appended.
+    /// Appends a part of `whole`: its bytes from `offset` on, at most `len`. Returns the number of bytes.
+    /// Appends nothing if this list has segments of another owner.
     pub fn append_part(&mut self, whole: &IoBufs, offset: usize, len: usize) -> usize {
         if self.iov.is_empty() {
             self.owner.clone_from(&whole.owner);
@@ -281,22 +280,22 @@ impl IoBufs {
         }
         let before = self.len;
         whole.for_each(offset, len, |base, len| {
-            // SAFETY: the segment is of `whole`, whose owner keeps it, as it keeps this list's.
+            // SAFETY: the segment belongs to `whole`, whose owner is also this list's.
             unsafe { self.push(base, len) };
         });
         self.len - before
     }
 
-    /// Copies `len` bytes of this list from `offset` on over `dst`'s from `dst_offset` on; returns
-    /// how many there were in both.
+    /// Copies `len` bytes from `offset` on to `dst` from `dst_offset` on. Returns the number of bytes copied,
+    /// which is limited by both lists.
     pub fn copy_to(&self, offset: usize, dst: &mut IoBufs, dst_offset: usize, len: usize) -> usize {
         let mut done = 0;
         self.for_each(offset, len, |src, len| {
             let at = done;
             dst.for_each(dst_offset + at, len, |base, len| {
-                // SAFETY: `for_each` stays inside segments, mapped and (in `dst`) writable as `push`
-                // was promised; `src + (done - at)` has `len` bytes left, since `dst` was asked for
-                // no more than the segment's. A guest may have both lists share bytes, hence `copy`.
+                // SAFETY: `for_each` stays inside segments, mapped and (in `dst`) writable by the promise of
+                // `push`. `src + (done - at)` has `len` bytes left, since `dst` was asked for no more than
+                // the segment has. The lists may overlap, hence `copy`.
                 unsafe { std::ptr::copy(src.add(done - at), base, len) };
                 done += len;
             });
@@ -304,7 +303,7 @@ impl IoBufs {
         done
     }
 
-    /// Calls `f` with each piece of the byte range `offset..offset + len`, cut to what is there.
+    /// Calls `f` with each piece of the byte range `offset..offset + len`, cut at the end of the list.
     pub(crate) fn for_each(
         &self,
         mut offset: usize,
@@ -334,29 +333,28 @@ impl fmt::Debug for IoBufs {
     }
 }
 
-/// A buffer of our own with the alignment `O_DIRECT` wants, zeroed at first.
+/// A zeroed buffer with the alignment that `O_DIRECT` requires.
 ///
-/// While its [`IoBufs`] exist the memory belongs to the operation; [`IoBufs::copy_out`] and
-/// [`IoBufs::copy_in`] reach its bytes.
+/// The memory belongs to its [`IoBufs`]. Access it with [`IoBufs::copy_out`] and [`IoBufs::copy_in`].
 pub struct AlignedBuf {
     base: *mut u8,
     layout: std::alloc::Layout,
 }
 
-/// From here on memory is worth not being touched before it is used, bytes. Miri takes its time for each.
+/// From this size on, bytes, a buffer is not touched before its use. Smaller for Miri, which is slow.
 const LARGE: usize = if cfg!(miri) { 1 << 13 } else { 1 << 20 };
-/// What any allocation is aligned to, bytes.
+/// The alignment of every allocation, bytes.
 const ALIGNED: usize = 16;
 
 impl AlignedBuf {
-    /// `IoBufs` over `len` fresh zeroed bytes aligned to `align`, a power of two.
-    /// `None` when the memory cannot be had or `align` is no power of two.
+    /// Returns `len` zeroed bytes aligned to `align` bytes, a power of two. Returns `None` if the allocation
+    /// fails or `align` is not a power of two.
     pub fn io_bufs(len: usize, align: usize) -> Option<IoBufs> {
         if len == 0 {
             return Some(IoBufs::new());
         }
-        // Fresh pages are zero, and take up memory once they are used, but the allocator writes zeroes
-        // where it is asked for more than its own alignment: of much memory, it is not.
+        // Fresh pages are zero and occupy memory only once touched. If a request exceeds the allocator's own
+        // alignment, the allocator writes zeroes itself. So align large buffers here.
         let large = len >= LARGE;
         let (size, own) = if large { (len.checked_add(align)?, ALIGNED) } else { (len, align) };
         if !align.is_power_of_two() {
@@ -371,9 +369,9 @@ impl AlignedBuf {
         let mut bufs = IoBufs::with_capacity(1);
         bufs.set_owner(Rc::new(AlignedBuf { base, layout }));
         let lead = if large { base.align_offset(align) } else { 0 };
-        // Of bytes, and up to a power of two, there always is one, smaller than `align`.
+        // `align_offset` of a byte pointer always succeeds, with less than `align`.
         debug_assert!(lead < align);
-        // SAFETY: the allocation is `lead + len` bytes or more, lives as long as the owner, and no
+        // SAFETY: the allocation has `lead + len` bytes or more and lives as long as the owner. No
         // reference to it is ever made.
         unsafe { bufs.push(base.add(lead.min(size - len)), len) };
         Some(bufs)
@@ -394,12 +392,12 @@ mod tests {
     use super::*;
 
     fn two_segments() -> (Rc<[Cell<u8>; 64]>, IoBufs) {
-        // Written to while there are references to it.
+        // Written through raw pointers while references to the array exist.
         let memory = Rc::new([const { Cell::new(0) }; 64]);
         let base = memory.as_ptr().cast_mut().cast();
         let mut bufs = IoBufs::with_capacity(2);
         bufs.set_owner(memory.clone());
-        // SAFETY: inside the array, which the owner keeps; the test looks at it through `bufs`.
+        // SAFETY: inside the array, which the owner keeps; the test accesses it through `bufs`.
         unsafe {
             bufs.push(base, 8);
             bufs.push(base.wrapping_add(32), 8);
@@ -426,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_shares_memory_and_is_cut_to_what_there_is() {
+    fn a_part_shares_memory_and_is_cut_to_the_list() {
         let (memory, bufs) = two_segments();
         let mut part = IoBufs::new();
         assert_eq!(part.set_part(&bufs, 6, 100, 10), 10);

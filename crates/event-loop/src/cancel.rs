@@ -1,4 +1,4 @@
-//! Calling operations back.
+//! Cancellation of operations.
 
 use crate::event_loop::EventLoop;
 use crate::op::{Engine, LoopFile};
@@ -6,11 +6,11 @@ use crate::ring::RingOp;
 use crate::slots::{InFlight, UserData};
 
 impl EventLoop {
-    /// Tries to call back what the ring has in flight on a file. What still waits, as reads of a socket
-    /// do, completes with `-ECANCELED` and has moved nothing; what is being done completes as if nothing
-    /// had been, or with `-EINTR`. What a pool thread or Linux AIO does goes on.
+    /// Tries to cancel the ring's operations in flight on a file. An operation that still waits, such as a
+    /// read of a socket, completes with `-ECANCELED` and has moved nothing. An operation in progress
+    /// completes normally or with `-EINTR`. Operations of pool threads and Linux AIO are not cancelled.
     ///
-    /// For the control plane: it looks at every operation that is in flight.
+    /// For the control plane: the cost is proportional to all operations in flight.
     pub fn cancel(&self, file: &LoopFile) {
         let is_of_file = |op: &InFlight| op.engine == Engine::Uring && op.file.is_same(file);
         let ids = self.0.slots.borrow().ids_of(is_of_file);

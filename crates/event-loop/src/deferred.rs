@@ -34,19 +34,19 @@ use std::rc::Rc;
 /// # Ok::<(), event_loop::SetupError>(())
 /// ```
 pub trait DeferredCall {
-    /// Does it, on the loop's thread and with no borrow of the loop held. May defer again, itself
-    /// included: then it runs once more in the same section.
+    /// Runs the call on the loop's thread, with no borrow of the loop held. It may defer calls, itself
+    /// included: they run in the same section.
     fn run(&self);
 
-    /// Whether it is collected already: a cell that the implementor holds for the loop, false at
-    /// first. One cell serves one loop.
+    /// Returns a flag that the implementor keeps for the loop: whether the call is collected. Initially
+    /// false. One flag serves one loop.
     fn queued(&self) -> &Cell<bool>;
 }
 
-/// A loop's collection.
+/// A loop's collected calls.
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// Nothing is collected, each call is made at once: for measuring.
+    /// Nothing is collected and each call runs at once, for measurements.
     no_batching: bool,
     depth: Cell<u32>,
     calls: RefCell<Vec<Rc<dyn DeferredCall>>>,
@@ -59,7 +59,7 @@ impl Deferred {
         Deferred { no_batching, ..Deferred::default() }
     }
 
-    /// Collects `call`, or, outside any section, runs it at once.
+    /// Collects `call`, or runs it at once outside of a section.
     pub(crate) fn defer(&self, call: &Rc<dyn DeferredCall>) {
         if self.no_batching || self.depth.get() == 0 {
             call.run();
@@ -76,8 +76,8 @@ impl Deferred {
         self.depth.set(self.depth.get() + 1);
     }
 
-    /// Leaves a section; the outermost runs what was collected, in the order it was first deferred,
-    /// until nothing new is.
+    /// Leaves a section. The outermost section runs the collected calls in the order of their first
+    /// deferral, until none are left.
     pub(crate) fn leave(&self) {
         if self.depth.get() == 1 {
             while !self.calls.borrow().is_empty() {

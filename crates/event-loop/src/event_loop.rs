@@ -1,4 +1,4 @@
-//! The loop's parts and what callers ask of it. How it turns is in [`crate::iteration`].
+//! The loop's state and its public interface. Iterations are in [`crate::iteration`].
 
 #![allow(unsafe_code)]
 
@@ -31,32 +31,32 @@ use crate::thread_pool::{Job, ThreadBirth, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 use crate::trace;
 
-/// Completions taken from the ring at once, and thus per iteration (contract E11).
+/// Maximum completions taken from the ring per iteration (contract E11).
 pub(crate) const REAP_BATCH: usize = 256;
 
 /// How to create a loop.
 #[derive(Debug, Clone)]
 pub struct LoopConfig {
-    /// Shows in logs and thread names, of which the kernel keeps 15 bytes.
+    /// Name for logs and the thread, of which the kernel keeps 15 bytes.
     pub name: String,
     /// io_uring with which flags, or epoll.
     pub ring: RingChoice,
-    /// Operations handed to the kernel with one system call at most (QEMU's `aio-max-batch`): by the
-    /// ring, where more wait for the next one, and by Linux AIO. 1 to 32768.
+    /// Maximum operations per system call of the ring and of Linux AIO (QEMU's `aio-max-batch`): 1 to 32768.
+    /// More operations wait for the next call.
     pub entries: u32,
-    /// Completions that find room in the ring before the kernel sets them aside, which costs it
-    /// memory and the loop a call to fetch them: from `entries` to 65536. 0: eight times `entries`,
-    /// at least 1024.
+    /// Size of the ring's completion queue: from `entries` to 65536. When the queue is full, the kernel
+    /// allocates memory for further completions, and the loop needs a call to fetch them. 0: eight times
+    /// `entries`, at least 1024.
     pub completions: u32,
-    /// The threads for what would block. Its maximum is also the most that the kernel may have for
-    /// what blocks in the ring: of those for files and of those for all else, on the CPUs of the
-    /// loop's thread. The kernel's own limit, four per CPU for files, stays where it is lower.
+    /// Threads for operations that would block. Its maximum also limits the kernel's own threads for the
+    /// ring (io-wq), separately for files and for everything else, on the CPUs of the loop's thread. A
+    /// lower limit of the kernel, four per CPU for files, remains in force.
     pub thread_pool: ThreadPoolConfig,
     /// What each of these threads does before its first job.
     pub pool_birth: ThreadBirth,
     /// Adaptive polling.
     pub poll: PollParams,
-    /// What to leave out: for measuring only.
+    /// Mechanisms to switch off, for measurements.
     #[doc(hidden)]
     pub ablation: Ablation,
 }
@@ -78,8 +78,7 @@ impl Default for LoopConfig {
 
 /// One thread's event loop.
 ///
-/// A handle to it: clones share the loop. It never leaves its thread; other threads use a
-/// [`LoopHandle`].
+/// Clones share the loop. It never leaves its thread; other threads use a [`LoopHandle`].
 #[derive(Clone)]
 pub struct EventLoop(pub(crate) Rc<Inner>);
 
@@ -89,7 +88,7 @@ pub(crate) struct Inner {
     does_file_io: bool,
     vectored_fixed: bool,
     pub(crate) clock: Box<dyn Clock>,
-    /// The time of this iteration, once somebody has asked for it.
+    /// The time of this iteration, once it was read.
     now: Cell<Option<u64>>,
     pub(crate) slots: RefCell<Slots>,
     /// Operations that found the submission queue full, in order (contract E7).
@@ -103,9 +102,9 @@ pub(crate) struct Inner {
     pub(crate) pool: RefCell<Option<ThreadPool>>,
     pool_config: ThreadPoolConfig,
     pool_birth: ThreadBirth,
-    /// Operations for the thread pool, given to it all at once.
+    /// Operations for the thread pool, submitted together.
     pub(crate) pool_jobs: RefCell<Vec<Job>>,
-    /// Operations with the thread pool, or for it.
+    /// Number of operations in the thread pool or queued for it.
     pub(crate) with_pool: Cell<usize>,
     /// Linux AIO, once it has been used.
     pub(crate) aio: OnceCell<LinuxAio>,
@@ -116,26 +115,27 @@ pub(crate) struct Inner {
     pub(crate) reaped: RefCell<Vec<Completion>>,
     /// Messages taken from the inbox and not dispatched yet.
     pub(crate) messages: RefCell<VecDeque<Message>>,
-    /// Completions that no ring will bring: of operations that were refused, or not to be had, and
-    /// those that a callback's panic has left behind.
+    /// Completions from outside the ring: of refused operations, and those that a panicking callback left
+    /// undispatched.
     pub(crate) refused: RefCell<VecDeque<Completion>>,
-    /// By id, which is never used again: a message on its way must not run somebody else's.
+    /// By id. Ids are never reused, so a late message cannot run another bottom half.
     pub(crate) bottom_halves: RefCell<HashMap<u64, Rc<dyn Fn()>>>,
     pub(crate) next_bottom_half: Cell<u64>,
-    /// The loop is to stop.
+    /// The loop has been asked to stop.
     pub(crate) stopping: Cell<bool>,
-    /// It is letting go of everything, or has; nothing new is begun.
+    /// The loop is shutting down or has shut down. Nothing new begins.
     pub(crate) closing: Cell<bool>,
-    /// An iteration is under way.
+    /// An iteration is in progress.
     pub(crate) turning: Cell<bool>,
-    /// The caller turns the loop: by [`EventLoop::run_once`], or inside a foreign loop. It may do so at any later time.
+    /// The caller runs the iterations, by [`EventLoop::run_once`] or inside a foreign loop, and may do so
+    /// again at any time.
     pub(crate) is_embedded: Cell<bool>,
-    /// The errno with which the loop's own wake-up poll failed, or what brings Linux AIO's
-    /// completions: it would be deaf.
+    /// The errno with which the wake-up poll, or the poll for Linux AIO's completions, failed permanently.
+    /// The loop would miss events.
     pub(crate) deaf: Cell<Option<i32>>,
 }
 
-/// Room for operations that a loop begins with, and most it can be asked for: io_uring's own.
+/// Maximum of [`LoopConfig::entries`]: io_uring's own.
 const MAX_ENTRIES: u32 = 32768;
 
 impl EventLoop {
@@ -143,19 +143,19 @@ impl EventLoop {
     ///
     /// # Errors
     ///
-    /// Names the system call and its errno. Where io_uring is not to be had the loop runs on epoll,
-    /// which is no error: see [`EventLoop::ring`].
+    /// Names the system call and its errno. A missing io_uring is no error: the loop then uses epoll, see
+    /// [`EventLoop::ring`].
     pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let workers = config.thread_pool.max.clamp(1, ThreadPoolConfig::MOST) as u32;
         let (ring, chosen) = setup::set_up(config.ring, entries, config.completions, workers)?;
-        // Without io_uring requests cost more, which an operator may want to know.
+        // Without io_uring, requests cost more, so log at a level that operators see.
         let level = if chosen.flags.is_some() { Level::Debug } else { Level::Info };
         log::log!(level, "{}: {chosen}", config.name);
         Self::with_ring(config, ring, chosen, Box::new(MonotonicClock::new()))
     }
 
-    /// Creates a loop over a ring and a clock of the caller's: a simulation.
+    /// Creates a loop with a ring and a clock of the caller, as for a simulation.
     ///
     /// # Errors
     ///
@@ -214,34 +214,34 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    /// The way in from other threads.
+    /// Returns the handle for other threads.
     pub fn handle(&self) -> LoopHandle {
         LoopHandle::new(self.0.shared.clone())
     }
 
-    /// What this loop runs on, and why not on more.
+    /// Returns the ring that the loop uses, and why not a better one.
     pub fn ring(&self) -> &Chosen {
         &self.0.chosen
     }
 
-    /// Whether file I/O can go through a ring, [`Engine::Uring`]; on epoll it goes to the thread pool.
+    /// Returns whether file I/O can use a ring, [`Engine::Uring`]. On epoll it uses the thread pool.
     pub fn has_io_uring(&self) -> bool {
         self.0.does_file_io
     }
 
-    /// What the loop has done so far.
+    /// Returns the loop's counters.
     pub fn stats(&self) -> &LoopStats {
         &self.0.shared.stats
     }
 
-    /// Whether [`LoopHandle::stop`] has been taken note of: an embedder calls
-    /// [`shut_down`](Self::shut_down) then.
+    /// Returns whether [`LoopHandle::stop`] has taken effect. An embedder then calls
+    /// [`shut_down`](Self::shut_down).
     pub fn is_stopping(&self) -> bool {
         self.0.stopping.get()
     }
 
-    /// Loop time: monotonic, nanoseconds since about the creation of the process's first loop, the
-    /// same throughout one iteration's callbacks. All deadlines are in it.
+    /// Returns loop time: monotonic nanoseconds since about the creation of the process's first loop. The
+    /// time is the same in all callbacks of an iteration. All deadlines are in loop time.
     pub fn now_ns(&self) -> u64 {
         self.0.now.get().unwrap_or_else(|| {
             let now = self.0.clock.now_ns();
@@ -262,9 +262,9 @@ impl EventLoop {
 
     // ---- operations ----------------------------------------------------------------------------
 
-    /// Makes an open file usable on this loop: registered with the ring (io_uring_register(2)), where
-    /// that has room for it, else it goes by its descriptor. It stays open, and keeps its place, until
-    /// the last clone is dropped and what is in flight on it is done.
+    /// Registers an open file with the ring, if the ring's table has room (io_uring_register(2)); otherwise
+    /// operations use its descriptor. The file stays open, and keeps its table entry, until the last clone
+    /// is dropped and no operation on it is in flight.
     pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
         let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
@@ -273,13 +273,13 @@ impl EventLoop {
         LoopFile(Rc::new(FileInner { fd, fixed, is_socket, no_aio_fsync }))
     }
 
-    /// Starts an operation. `target` gets the completion under `token`, and `bufs` back.
+    /// Starts an operation. `target` receives the completion under `token`, and gets `bufs` back.
     ///
-    /// Submitted before the loop waits next. What the engine cannot do goes to the thread pool, and
-    /// so does all that was meant for a ring the loop does not have; where [`Engine::Native`] is not
-    /// to be had, the completion says why. The loop keeps file and memory until the completion,
-    /// whatever the caller drops (contract E8). A loop that has begun to
-    /// [shut down](Self::shut_down) answers `-ECANCELED`; an offset beyond 2^63 - 1 gets `-EINVAL`.
+    /// The operation is submitted before the loop next waits. The thread pool carries out what `engine`
+    /// cannot do, and what was meant for io_uring on a loop without. If [`Engine::Native`] is unavailable,
+    /// the completion has the errno. The loop keeps file and memory until the completion, whatever the
+    /// caller drops (contract E8). Once the loop is [shutting down](Self::shut_down), operations complete
+    /// with `-ECANCELED`. An offset beyond 2^63 - 1 completes with `-EINVAL`.
     pub fn submit(
         &self,
         file: &LoopFile,
@@ -292,7 +292,7 @@ impl EventLoop {
         let by_ring = engine == Engine::Uring && self.0.does_file_io || file.is_socket_for(op);
         let refused = match op {
             _ if self.0.closing.get() => Some(libc::ECANCELED),
-            // -1 would mean the file's own position, preadv2(2).
+            // preadv2(2) takes -1 for the file's own position.
             IoOp::Read { offset } | IoOp::Write { offset, .. } if offset > i64::MAX as u64 => {
                 Some(libc::EINVAL)
             }
@@ -307,19 +307,19 @@ impl EventLoop {
         }
         let mut slots = self.0.slots.borrow_mut();
         let (id, in_flight) = slots.insert(in_flight(Engine::Uring));
-        // On another loop a registered file goes by its descriptor.
+        // A file registered with another loop is used by its descriptor.
         let fixed = in_flight.file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
         let buffer = self.registered_place(&in_flight.bufs);
         let ring_op = in_flight.ring_op(fixed.map(FixedFile::index), buffer);
         drop(slots);
         match ring_op {
             Some(op) => self.push(op, UserData::Op(id)),
-            // There is none for it.
+            // This ring has no entry for the operation.
             None => self.hand_over(id, Ok(Engine::Threads)),
         }
     }
 
-    /// [`submit`](Self::submit), of what the ring does not get.
+    /// The part of [`submit`](Self::submit) for operations that do not use the ring.
     #[inline(never)]
     fn submit_elsewhere(&self, mut in_flight: InFlight, refused: Option<i32>) {
         let engine = match (refused, in_flight.engine) {
@@ -332,7 +332,7 @@ impl EventLoop {
         self.hand_over(id, engine);
     }
 
-    /// Gives what is in its slot to Linux AIO or the thread pool, or an errno to whoever submitted it.
+    /// Hands the operation in slot `id` over to Linux AIO or the thread pool, or completes it with an errno.
     #[cold]
     fn hand_over(&self, id: SlotId, engine: Result<Engine, i32>) {
         self.stats().submitted.add(1);
@@ -344,7 +344,7 @@ impl EventLoop {
         self.0.shared.notify();
     }
 
-    /// The place in this ring's table that an operation's memory has, if it is of use.
+    /// The entry of the operation's memory in this ring's table, if the operation can use it.
     #[inline]
     fn registered_place(&self, bufs: &IoBufs) -> Option<u16> {
         let place = bufs.place()?;
@@ -356,14 +356,14 @@ impl EventLoop {
         (of_use && place.ring == self.ring_id()).then_some(place.index)
     }
 
-    /// Completes an operation with an error, in the next iteration.
+    /// Completes an operation with an error in the next iteration.
     pub(crate) fn refuse(&self, user_data: u64, errno: i32) {
         let completion = Completion { user_data, result: -errno, more: false };
         self.0.refused.borrow_mut().push_back(completion);
         self.0.shared.notify();
     }
 
-    /// Queues a ring operation; where the queue is full, for later.
+    /// Queues a ring operation, in the backlog if the ring's queue is full.
     #[inline(always)]
     pub(crate) fn push(&self, op: RingOp, user_data: UserData) {
         self.stats().submitted.add(1);
@@ -376,15 +376,15 @@ impl EventLoop {
         ));
         let user_data = user_data.pack();
         let mut backlog = self.0.backlog.borrow_mut();
-        // SAFETY: what `op` points to is owned by its slot (`slots.rs`), or by its handler's entry,
-        // until the completion was reaped.
+        // SAFETY: the memory and descriptors of `op` are owned by its slot (`slots.rs`), or by its handler's
+        // entry, until the completion is reaped.
         if !backlog.is_empty() || !unsafe { self.0.ring.borrow_mut().push(&op, user_data) } {
             backlog.push_back((op, user_data));
         }
         self.0.shared.notify();
     }
 
-    /// Moves operations that found the queue full into it, oldest first.
+    /// Moves operations from the backlog to the ring's queue, oldest first.
     pub(crate) fn refill(&self) {
         let mut backlog = self.0.backlog.borrow_mut();
         let mut ring = self.0.ring.borrow_mut();
@@ -397,7 +397,7 @@ impl EventLoop {
         }
     }
 
-    /// Queues an operation that is in its slot for the thread pool.
+    /// Queues the operation in slot `id` for the thread pool.
     pub(crate) fn submit_to_pool(&self, id: SlotId) {
         let mut slots = self.0.slots.borrow_mut();
         let Some(in_flight) = slots.get_mut(id) else { return };
@@ -409,7 +409,7 @@ impl EventLoop {
         self.0.with_pool.set(self.0.with_pool.get() + 1);
     }
 
-    /// Gives the thread pool what is queued for it.
+    /// Submits the queued operations to the thread pool.
     pub(crate) fn start_jobs(&self) {
         let mut jobs = self.0.pool_jobs.borrow_mut();
         if jobs.is_empty() {
@@ -437,23 +437,23 @@ impl EventLoop {
         }))
     }
 
-    /// Operations that were submitted and whose completion has not come, armed polls included.
+    /// Returns the number of operations in flight, armed polls included.
     pub fn in_flight(&self) -> u64 {
         self.stats().submitted.get() - self.stats().completed.get()
     }
 
     // ---- timers, handlers, deferred calls ------------------------------------------------------
 
-    /// Completes under `token`, with result 0 and no memory, when [`now_ns`](Self::now_ns) has
-    /// reached `deadline_ns`; never before the next iteration. A loop that shuts down completes it
-    /// with `-ECANCELED`.
+    /// Completes under `token`, with result 0 and no memory, once [`now_ns`](Self::now_ns) has reached
+    /// `deadline_ns`, but not before the next iteration. Completes with `-ECANCELED` when the loop shuts
+    /// down.
     pub fn submit_timer(&self, deadline_ns: u64, target: &Rc<dyn IoTarget>, token: u32) -> TimerId {
         self.0.shared.notify();
         self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
     }
 
-    /// Calls `call` once, at `deadline_ns`, loop time; one that has passed is for the next iteration.
-    /// A loop that shuts down drops it.
+    /// Calls `call` once at `deadline_ns`, loop time. If the deadline has passed, the call is made in the
+    /// next iteration. A loop that shuts down drops `call`.
     pub fn add_timer(&self, deadline_ns: u64, call: impl FnOnce() + 'static) -> TimerId {
         struct Once<F>(Cell<Option<F>>);
         impl<F: FnOnce()> IoTarget for Once<F> {
@@ -469,7 +469,7 @@ impl EventLoop {
         self.submit_timer(deadline_ns, &target, 0)
     }
 
-    /// Cancels a timer; nobody is told. `false`: it has run, or was cancelled before.
+    /// Cancels a timer, without a completion. Returns `false` if it has run or was cancelled before.
     pub fn cancel_timer(&self, id: TimerId) -> bool {
         let timer = self.0.timers.borrow_mut().cancel(id);
         timer.is_some()
@@ -489,8 +489,8 @@ impl EventLoop {
         self.0.handlers.borrow_mut().add(fd, events, trigger, handler)
     }
 
-    /// Watches a descriptor no more. The handler is not called again, not even for what has
-    /// fired already; its memory goes as soon as a call of it that is under way returns.
+    /// Stops watching a descriptor. The handler is not called again, not even for events that have fired.
+    /// Its memory is freed when a call in progress returns.
     pub fn remove_handler(&self, id: HandlerId) {
         let removed = self.0.handlers.borrow_mut().remove(id);
         if let Some((entry, armed)) = removed {
@@ -507,22 +507,22 @@ impl EventLoop {
         }
     }
 
-    /// Calls a handler in the next iteration, event or not, as if it had returned
+    /// Calls a handler in the next iteration, with or without an event, as if it had returned
     /// [`Progress::More`](crate::Progress::More).
     pub fn call_again(&self, id: HandlerId) {
         self.0.handlers.borrow_mut().list_ready(id.0);
         self.0.shared.notify();
     }
 
-    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. Callbacks run in
-    /// one: each handler in its own, all completions of an iteration in one, and so all messages,
-    /// all timers, all tasks.
+    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. Each handler's callback
+    /// runs in a section. So do all completions of an iteration together, all messages, all timers, and all
+    /// tasks.
     pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
         self.0.deferred.defer(call);
     }
 
-    /// Runs `body` as a section: what it defers is made at its end, or at that of the section around
-    /// it. The loop cannot be turned from within (contract E10).
+    /// Runs `body` as a section. Calls deferred in it run at its end, or at the end of the outermost section
+    /// around it. An iteration cannot run within a section (contract E10).
     pub fn section<R>(&self, body: impl FnOnce() -> R) -> R {
         self.0.deferred.enter();
         let result = body();
@@ -537,9 +537,9 @@ impl EventLoop {
         self.stats().poll_window_ns.set(window);
     }
 
-    /// A descriptor that becomes readable when the loop has something to do, for a foreign loop that
-    /// calls [`prepare`](Self::prepare) before it waits. `None` with DEFER_TASKRUN, which shows on no
-    /// descriptor: a loop to be embedded is created without, as it is by default.
+    /// Returns a descriptor that becomes readable when the loop has something to do. A foreign loop watches
+    /// it after [`prepare`](Self::prepare). `None` with DEFER_TASKRUN, which signals no descriptor. The
+    /// default flags do not include it.
     pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
         let raw = self.0.ring.borrow().pollable_fd()?;
         self.0.is_embedded.set(true);
@@ -559,7 +559,7 @@ impl EventLoop {
     }
 }
 
-/// A file's place in the ring's table; given back when dropped.
+/// A file's entry in the ring's table, removed when dropped.
 pub(crate) struct FixedFile {
     index: u32,
     inner: Weak<Inner>,

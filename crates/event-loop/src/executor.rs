@@ -1,8 +1,8 @@
-//! What runs a loop's tasks: their slots, their wakers, the list of those that are ready.
+//! Runs a loop's tasks: their slots, their wakers, the ready list.
 //!
-//! In steady state a task costs one allocation, its own: slots are used again, and so are wakers,
-//! once nobody outside holds on to one. A wake-up from the loop's own thread, while the loop turns,
-//! goes straight to the list; from elsewhere it is a message.
+//! In steady state a task costs one allocation, its own. Slots are reused, and so are wakers that nothing
+//! else holds. A wake-up on the loop's own thread during an iteration appends to the ready list. Other
+//! wake-ups send a message.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,12 +15,12 @@ use crate::flag::Flag;
 use crate::handle::{Message, Shared};
 use crate::slots::{GENERATION_MASK, SlotId};
 
-/// What a slot runs.
+/// A task in a slot.
 pub(crate) trait Task {
-    /// Goes on with it. `true`: it is done.
+    /// Polls the task. Returns `true` if it is done.
     fn poll(&self, cx: &mut Context<'_>) -> bool;
 
-    /// Drops it unfinished.
+    /// Drops the task unfinished.
     fn cancel(&self);
 }
 
@@ -37,16 +37,16 @@ struct Slots {
 }
 
 struct Slot {
-    /// Of the wakers: it changes when somebody outside still holds those before.
+    /// Generation of the wakers. It changes if something outside still holds the old ones.
     generation: u32,
-    /// They stay for the next task. Behind a pointer, since they are borrowed while the table may
-    /// grow, and moving them to and fro costs as much as all else.
+    /// Kept for the slot's next task. Behind a pointer, since they are borrowed while the table may grow,
+    /// and copying them would cost as much as the rest.
     wakers: Option<Rc<Wakers>>,
-    /// None: the slot is free, or its task is being polled.
+    /// `None` if the slot is free or its task is being polled.
     task: Option<Rc<dyn Task>>,
 }
 
-/// The same waker twice: as the loop uses it, and as futures do.
+/// The same waker in two forms: for the loop, and for futures.
 struct Wakers {
     own: Arc<TaskWaker>,
     given: Waker,
@@ -59,21 +59,21 @@ struct ReadyList {
 }
 
 thread_local! {
-    /// The list of the loop that turns on this thread.
+    /// The ready list of the loop that runs an iteration on this thread.
     static TURNING: Cell<Option<Rc<ReadyList>>> = const { Cell::new(None) };
 }
 
-/// Until it is dropped, wake-ups on this thread go straight to a loop's list.
+/// While this exists, wake-ups on this thread append to the loop's ready list.
 pub(crate) struct Turning(Option<Rc<ReadyList>>);
 
 impl Drop for Turning {
     fn drop(&mut self) {
-        // A thread that is ending turns no loop.
+        // Fails on a thread that is ending, which runs no iteration.
         let _ = TURNING.try_with(|turning| turning.set(self.0.take()));
     }
 }
 
-/// Runs `call` as if no loop turned on this thread: what a simulation has happen outside.
+/// Runs `call` as if no loop ran on this thread, for a simulation's outside events.
 #[cfg(any(test, feature = "sim"))]
 pub fn elsewhere(call: impl FnOnce()) {
     let _turning = Turning(TURNING.take());
@@ -83,9 +83,9 @@ pub fn elsewhere(call: impl FnOnce()) {
 /// Wakes a task from any thread.
 pub(crate) struct TaskWaker {
     id: SlotId,
-    /// A message for it is on its way.
+    /// A wake-up message is in the inbox.
     woken: Flag,
-    /// Stands in the ready list. Only the loop's thread uses it: atomic for the language's sake.
+    /// The task is in the ready list. Used only by the loop's thread; atomic so that the type is `Sync`.
     listed: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -97,14 +97,14 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.wake_here() && self.woken.raise() {
-            // A loop that is gone has dropped the task.
+            // Fails if the loop has ended, which has dropped the task.
             let _ = self.shared.send(Message::WakeTask(self.clone()));
         }
     }
 }
 
 impl TaskWaker {
-    /// On the thread that turns its loop, lists the task. `false`: this is another.
+    /// Appends the task to the ready list, if its loop runs on this thread. Returns `false` otherwise.
     fn wake_here(&self) -> bool {
         let wake = |turning: &Cell<Option<Rc<ReadyList>>>| {
             let list = turning.take();
@@ -130,7 +130,7 @@ impl ReadyList {
     }
 }
 
-/// Polls in an iteration, if not more tasks than that were ready as it began (contract E11).
+/// Maximum polls per iteration, unless more tasks were ready at its beginning (contract E11).
 const MAX_POLLS: usize = 64;
 
 impl Tasks {
@@ -141,7 +141,7 @@ impl Tasks {
         }
     }
 
-    /// The loop begins to turn on this thread.
+    /// Directs wake-ups on this thread to the ready list.
     pub(crate) fn begin_turn(&self) -> Turning {
         Turning(TURNING.replace(Some(self.ready.clone())))
     }
@@ -150,14 +150,14 @@ impl Tasks {
         !self.ready.list.borrow().is_empty()
     }
 
-    /// A waker's message has come.
+    /// Handles a waker's message.
     pub(crate) fn make_ready(&self, waker: &TaskWaker) {
-        // Before the task runs, so that a wake-up meanwhile counts.
+        // Lowered before the poll, so that a wake-up during the poll counts.
         waker.woken.lower();
         self.ready.push(waker);
     }
 
-    /// Takes in a task, which is ready.
+    /// Adds a task, which is ready.
     pub(crate) fn add(&self, task: Rc<dyn Task>) {
         let mut slots = self.slots.borrow_mut();
         let Slots { slots, free } = &mut *slots;
@@ -182,8 +182,8 @@ impl Tasks {
         Rc::new(Wakers { given: own.clone().into(), own })
     }
 
-    /// Polls tasks that are ready: as many as there are now, or up to [`MAX_POLLS`] if more become
-    /// ready meanwhile; what is left is for the next iteration.
+    /// Polls ready tasks: all that are ready now, or up to [`MAX_POLLS`] if more become ready meanwhile. The
+    /// rest is polled in the next iteration.
     pub(crate) fn run_ready(&self) {
         let now = self.ready.list.borrow().len();
         if now == 0 {
@@ -212,11 +212,11 @@ impl Tasks {
             }
             slots.free.push(id.index);
         }
-        // Outside of the borrow: what the task drops may be anybody's.
+        // Outside of the borrow, as the task's drop may run any code.
         drop(task);
     }
 
-    /// Drops all tasks. `false`: there was none.
+    /// Drops all tasks. Returns `false` if there were none.
     pub(crate) fn clear(&self) -> bool {
         self.ready.list.borrow_mut().clear();
         // Dropping a future may wake or spawn others: outside the borrow.
@@ -243,26 +243,26 @@ impl Drop for Tasks {
 }
 
 impl Slots {
-    /// The task that stood in the list, to be polled. None: it had ended before.
+    /// Takes the task of a list entry, to poll it. `None` if the task has ended.
     fn take(&mut self, id: SlotId) -> Option<(Rc<dyn Task>, Rc<Wakers>)> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
         }
         let wakers = slot.wakers.clone()?;
-        // Before the task runs, so that a wake-up meanwhile counts; and without one, or the slot's
-        // next task could not be listed.
+        // Cleared before the poll, so that a wake-up during the poll counts. Also cleared for an ended task,
+        // as the slot's next task could not be listed otherwise.
         wakers.own.listed.store(false, Ordering::Relaxed);
         Some((slot.task.take()?, wakers))
     }
 }
 
 impl Wakers {
-    /// Nobody else can wake the task any more, nor is a message on its way: the next one of the slot
-    /// may have them.
+    /// Whether nothing else holds these wakers, and no message for them is in the inbox. The slot's next
+    /// task may then reuse them.
     fn are_ours_alone(&self) -> bool {
         let alone = Arc::strong_count(&self.own) == 2;
-        // Pairs with the release with which the last other one was dropped.
+        // Pairs with the release of the last other holder's drop.
         fence(Ordering::Acquire);
         alone
     }

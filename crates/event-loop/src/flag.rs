@@ -1,13 +1,12 @@
-//! A request that is pending at most once: what a bottom half or a task's waker raises.
+//! A request that is pending at most once, as for a bottom half or a task's waker.
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// Whether something is asked for and has not begun yet.
+/// Whether a request is pending that has not begun.
 ///
-/// Whoever raises it publishes what it wrote before; whoever lowers it sees all of that. That holds
-/// for those who found it raised already, too, and is why lowering is a read-modify-write: a plain
-/// store would not look at what it overwrites, and might even take effect after the reads that
-/// follow it.
+/// A thread that raises the flag publishes what it wrote before, even if the flag was already raised.
+/// Lowering the flag makes all of that visible. So lowering is a read-modify-write: a plain store would not
+/// read the value that it overwrites, and could take effect after the reads that follow it.
 pub(crate) struct Flag(AtomicBool);
 
 impl Flag {
@@ -15,18 +14,18 @@ impl Flag {
         Flag(AtomicBool::new(raised))
     }
 
-    /// `true`: it was not raised before, so the one who asks has to pass the request on.
+    /// Raises the flag. Returns `true` if it was not raised, in which case the caller passes the request on.
     pub(crate) fn raise(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Before doing what was asked for: from here on it can be asked for anew.
+    /// Lowers the flag, before the request is carried out. From then on it can be raised again.
     pub(crate) fn lower(&self) {
         self.0.swap(false, Ordering::AcqRel);
     }
 }
 
-/// For how to run it see `inbox.rs`.
+/// `inbox.rs` explains how to run these models.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;
@@ -34,8 +33,8 @@ mod model {
 
     use super::*;
 
-    /// Two threads count and raise the flag; the one that really raised it asks for a run. With a store
-    /// in `lower` this fails: a run misses the count of a thread that relied on it.
+    /// Two threads count and raise the flag. The one that changed it requests a run. With a plain store in
+    /// `lower` the model fails: the run misses the count of the other thread.
     #[test]
     fn loom_a_raised_flag_is_never_lowered_unseen() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! One list of segments over the memory of several owners.
+//! Lists of segments with several owners.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use crate::buf::IoBufs;
 
-/// Makes lists of parts of other lists, whoever owns their memory: for an operation on a socket that
-/// sends a header of one's own and a guest's data after it, or receives them.
+/// Makes lists from parts of other lists with different owners. For example, a socket operation that sends
+/// a header followed by a guest's data, or receives them.
 ///
-/// Made once, it is used for one list after the other, and allocates nothing as long as each is
+/// One `Gather` serves one list after the other. It allocates nothing if each list is
 /// [released](Self::release) before the next one begins.
 ///
 /// ```
@@ -34,29 +34,29 @@ pub struct Gather {
     owners: Rc<Owners>,
 }
 
-/// Who owns the memory of a list. A list that has this for its owner keeps them all.
+/// The owners of a list's memory. The list has this for its owner.
 #[derive(Default)]
 struct Owners(RefCell<Vec<Rc<dyn Any>>>);
 
 impl Gather {
-    /// With room for that many owners from the start.
+    /// Returns a `Gather` with room for `owners` owners.
     pub fn with_capacity(owners: usize) -> Self {
         Gather { owners: Rc::new(Owners(RefCell::new(Vec::with_capacity(owners)))) }
     }
 
-    /// Empties `list`, and makes it one that parts can be appended to. Keeps its capacity.
+    /// Empties `list` and prepares it for appended parts. Keeps its capacity.
     pub fn begin(&mut self, list: &mut IoBufs) {
         self.release(list);
         if Rc::strong_count(&self.owners) > 1 {
-            // A list from before is in use still.
+            // The previous list is still in use.
             self.owners = Rc::default();
         }
         list.set_owner(self.owners.clone());
     }
 
-    /// Appends a part of `whole` to a list that was [begun](Self::begin) here, the last one: the
-    /// bytes from `offset` on, at most `len`, in at most `max_segments` segments. Both then share
-    /// the memory. Returns how many bytes there were.
+    /// Appends a part of `whole` to the list most recently [begun](Self::begin): the bytes from `offset` on,
+    /// at most `len`, in at most `max_segments` segments. Both then share the memory. Returns the number of
+    /// bytes.
     pub fn append(
         &mut self,
         list: &mut IoBufs,
@@ -79,8 +79,8 @@ impl Gather {
         let (before, mut segments) = (list.len(), 0);
         whole.for_each(offset, len, |base, len| {
             if segments < max_segments {
-                // SAFETY: the segment is of `whole`, whose owner keeps it and is one of the list's
-                // owners from now on: they are let go only once no list has them.
+                // SAFETY: the segment belongs to `whole`, whose owner is one of the list's owners from now on.
+                // Owners are dropped only once no list has them.
                 unsafe { list.push(base, len) };
                 segments += 1;
             }
@@ -88,11 +88,11 @@ impl Gather {
         list.len() - before
     }
 
-    /// Empties `list` and lets its memory go. Keeps its capacity.
+    /// Empties `list` and drops its owners. Keeps its capacity.
     pub fn release(&mut self, list: &mut IoBufs) {
         list.clear();
         if Rc::strong_count(&self.owners) == 1 {
-            // Outside the borrow: what is dropped is somebody else's.
+            // Outside of the borrow, as the drop of an owner may run any code.
             let mut owners = self.owners.0.take();
             owners.clear();
             self.owners.0.replace(owners);
@@ -118,7 +118,7 @@ mod tests {
         }
         drop(memory);
         assert_eq!(are_alive(), 3);
-        // Another list shares it, and so the first one's end frees nothing.
+        // A second list shares the owners, so the end of the first frees nothing.
         let mut part = IoBufs::new();
         part.set_part(&list, 0, 16, 1);
         let mut next = IoBufs::new();

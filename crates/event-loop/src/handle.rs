@@ -1,4 +1,4 @@
-//! The way into a loop from other threads.
+//! Access to a loop from other threads.
 
 use std::fmt;
 use std::io;
@@ -12,9 +12,9 @@ use crate::flag::Flag;
 use crate::inbox::{Inbox, Pushed};
 use crate::stats::LoopStats;
 
-/// What other threads ask of a loop.
+/// A message to a loop.
 pub(crate) enum Message {
-    /// Run this on the loop.
+    /// Run this closure on the loop.
     Call(Box<dyn FnOnce(&EventLoop) + Send>),
     /// A bottom half was scheduled.
     BottomHalf(u64, Arc<Flag>),
@@ -22,7 +22,7 @@ pub(crate) enum Message {
     WakeTask(Arc<crate::executor::TaskWaker>),
     /// A pool thread has finished an operation.
     PoolResult {
-        /// The operation's.
+        /// The `user_data` of the operation.
         user_data: u64,
         /// A count, or a negated errno.
         result: i32,
@@ -31,13 +31,13 @@ pub(crate) enum Message {
     Stop,
 }
 
-/// What a loop shares with its handles.
+/// State shared by a loop and its handles.
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) inbox: Inbox<Message>,
-    /// Watched edge-triggered and never read: a write is an event, whatever the counter says.
+    /// Watched edge-triggered and never read: each write is an event, whatever the counter.
     wake: EventFd,
-    /// A sleeping loop is not woken: see [`Ablation::no_wake`](crate::Ablation::no_wake).
+    /// Do not wake a sleeping loop: see [`Ablation::no_wake`](crate::Ablation::no_wake).
     no_wake: bool,
     pub(crate) stats: LoopStats,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(name: &str, no_wake: bool) -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        // A thread cannot be named with a NUL in it.
+        // Thread names cannot contain NUL.
         let name = name.replace('\0', "");
         Ok(Shared { name, inbox: Inbox::new(), wake, no_wake, stats: LoopStats::default() })
     }
@@ -54,8 +54,8 @@ impl Shared {
         self.wake.as_fd()
     }
 
-    /// Sends a message and wakes the loop if it sleeps, or has announced that it will: the only system
-    /// call, made at most once per announcement (contract E1).
+    /// Sends a message, and wakes the loop if it sleeps or has announced a sleep. The wake-up is the only
+    /// system call, made at most once per announcement (contract E1).
     pub(crate) fn send(&self, message: Message) -> Result<(), LoopGone> {
         match self.inbox.push(message) {
             Ok(Pushed::Done) => Ok(()),
@@ -69,8 +69,8 @@ impl Shared {
         }
     }
 
-    /// Wakes the loop if a foreign one sleeps for it: called on its own thread by what has given
-    /// it something to do. Within an iteration it does nothing, at the price of a load.
+    /// Ends a foreign loop's sleep, after new work was added on its own thread. Within an iteration this
+    /// costs only a load.
     pub(crate) fn notify(&self) {
         if self.inbox.interrupt_sleep() && !self.no_wake {
             self.wake();
@@ -78,12 +78,12 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // The counter cannot overflow: it would take 2^64 wake-ups.
+        // The counter cannot overflow, which would take 2^64 wake-ups.
         let _ = self.wake.write(1);
         self.stats.wakes.add_from_any_thread(1);
     }
 
-    /// [`send`](Self::send), of what a loop is told even when it is otherwise not woken.
+    /// As [`send`](Self::send), but also wakes a loop with `no_wake`.
     fn send_for_sure(&self, message: Message) -> Result<(), LoopGone> {
         self.send(message)?;
         if self.no_wake {
@@ -93,10 +93,10 @@ impl Shared {
     }
 }
 
-/// A loop as other threads see it: cheap to clone, may be sent anywhere.
+/// A handle to a loop for other threads. Cheap to clone; `Send` and `Sync`.
 ///
-/// Whatever is handed over takes effect without waiting for any other event; if the loop is awake
-/// without a system call, if it sleeps with exactly one (contract E1).
+/// Work handed over takes effect without waiting for any other event. It costs no system call if the loop
+/// is awake, and exactly one if it sleeps (contract E1).
 #[derive(Clone)]
 pub struct LoopHandle {
     shared: Arc<Shared>,
@@ -111,35 +111,35 @@ impl LoopHandle {
     ///
     /// # Errors
     ///
-    /// The loop is gone, and `call` was dropped.
+    /// The loop has ended, and `call` was dropped.
     pub fn spawn(&self, call: impl FnOnce(&EventLoop) + Send + 'static) -> Result<(), LoopGone> {
         self.shared.send(Message::Call(Box::new(call)))
     }
 
-    /// Stops the loop: it finishes what is in flight, and [`EventLoop::run`] returns
-    /// (contract E12). Stopping twice is stopping once.
+    /// Stops the loop: it finishes operations in flight, and [`EventLoop::run`] returns (contract E12). A
+    /// second stop has no effect.
     pub fn stop(&self) {
-        // A loop that is gone has stopped.
+        // Fails if the loop has ended.
         let _ = self.shared.send_for_sure(Message::Stop);
     }
 
-    /// What the loop has done so far.
+    /// Returns the loop's counters.
     pub fn stats(&self) -> &LoopStats {
         &self.shared.stats
     }
 
-    /// The loop's name.
+    /// Returns the loop's name.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Whether both are handles of one loop.
+    /// Returns whether both handles belong to one loop.
     pub fn is_same(&self, other: &LoopHandle) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     pub(crate) fn send_pool_result(&self, user_data: u64, result: i32) {
-        // A loop waits for its pool before it goes, so this is never refused.
+        // Cannot fail: the loop waits for its pool before it ends.
         let _ = self.shared.send_for_sure(Message::PoolResult { user_data, result });
     }
 
@@ -154,7 +154,7 @@ impl fmt::Debug for LoopHandle {
     }
 }
 
-/// The loop has stopped and takes nothing any more.
+/// The loop has ended and accepts nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoopGone;
 

@@ -9,7 +9,7 @@ use crate::polling::policy::SourceState;
 use crate::ring::{RingOp, is_transient};
 use crate::slots::{GENERATION_MASK, SlotId, UserData};
 
-/// A source of events: a file descriptor and, optionally, a way to look for events without one.
+/// A source of events: a file descriptor and, optionally, a check for events without a system call.
 ///
 /// ```
 /// use std::cell::Cell;
@@ -44,52 +44,51 @@ use crate::slots::{GENERATION_MASK, SlotId, UserData};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// All calls come from the loop's thread with no borrow of the loop held; a handler may add and
-/// remove handlers, itself included.
+/// All calls are made on the loop's thread with no borrow of the loop held. A handler may add and remove
+/// handlers, itself included.
 pub trait Handler {
-    /// The descriptor fired (`events`: `POLL*` bits), or a poll found something (`events` is 0).
+    /// Called when the descriptor fired (`events`: `POLL*` bits) or a poll found an event (`events` is 0).
     fn ready(&self, events: u32) -> Progress;
 
-    /// Whether the loop may ask [`poll`](Self::poll) instead of waiting for the descriptor.
+    /// Returns whether the loop may call [`poll`](Self::poll) instead of waiting for the descriptor.
     fn can_poll(&self) -> bool {
         false
     }
 
-    /// Looks for an event without a system call. `true` makes the loop call
-    /// [`ready`](Self::ready).
+    /// Checks for an event without a system call. If `true`, the loop calls [`ready`](Self::ready).
     fn poll(&self) -> bool {
         false
     }
 
-    /// The loop will ask [`poll`](Self::poll) from now on: the other side need not signal.
+    /// Called when polling begins: the other side need not signal any more.
     fn poll_begin(&self) {}
 
-    /// The loop is about to sleep: the other side must signal. The loop asks
-    /// [`poll`](Self::poll) once more afterwards, since an event may have raced.
+    /// Called before the loop sleeps: the other side must signal again. The loop then calls
+    /// [`poll`](Self::poll) once more, since an event may have raced.
     fn poll_end(&self) {}
 }
 
-/// What a handler left undone.
+/// Whether a handler has work left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing: call again when there is an event.
+    /// None: call again when an event arrives.
     Done,
-    /// It stopped for the sake of the others (contract E11): call again in the next iteration,
-    /// event or not.
+    /// The handler stopped early for the loop's other sources (contract E11): call again in the next
+    /// iteration, with or without an event.
     More,
 }
 
 /// When a descriptor fires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
-    /// Each time it becomes ready anew, as an eventfd does with each write: it need not be read.
-    /// One system call arms it for ever.
+    /// Each time it becomes ready. An eventfd becomes ready with each write, and need not be read. Armed
+    /// once.
     Edge,
-    /// For as long as it is ready. Armed anew after each callback, with the call that waits.
+    /// As long as it is ready. Armed again after each callback, with the call that waits.
     Level,
 }
 
-/// Names a handler of a loop. Stays unique when its place is used again.
+/// Identifies a handler of a loop. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandlerId(pub(crate) SlotId);
 
@@ -100,9 +99,9 @@ pub(crate) struct Entry {
     events: u32,
     trigger: Trigger,
     armed: Cell<bool>,
-    /// Events that came and were not dispatched yet.
+    /// Events that are not dispatched yet.
     pub(crate) fired: Cell<u32>,
-    /// Whether it stands in the ready list.
+    /// The handler is in the ready list.
     pub(crate) listed: Cell<bool>,
     pub(crate) source: Source,
 }
@@ -112,21 +111,21 @@ impl Entry {
         self.fd.as_raw_fd()
     }
 
-    /// What tells it from others in a trace: an address.
+    /// Identifies the handler in trace events: an address.
     pub(crate) fn trace_node(&self) -> u64 {
         std::ptr::from_ref(self).addr() as u64
     }
 }
 
-/// What adaptive polling keeps per source.
+/// State of adaptive polling per source.
 #[derive(Default)]
 pub(crate) struct Source {
     pub(crate) state: Cell<SourceState>,
-    /// Had an event in this iteration.
+    /// The source had an event in this iteration.
     pub(crate) had_event: Cell<bool>,
-    /// When it last had one, loop time.
+    /// Time of its last event, loop time.
     pub(crate) last_event_ns: Cell<u64>,
-    /// Is in the polling set.
+    /// The source is in the polling set.
     pub(crate) in_set: Cell<bool>,
 }
 
@@ -135,14 +134,14 @@ pub(crate) struct Source {
 pub(crate) struct Handlers {
     slots: Vec<(u32, Option<Rc<Entry>>)>,
     free: Vec<u32>,
-    /// Descriptors of removed handlers whose polls have not ended: one that is queued, and not yet
-    /// with the kernel, must not find another file by that number.
+    /// Descriptors of removed handlers with a poll that has not ended. A queued poll that the kernel has not
+    /// seen must not find another file under that number.
     leaving: Vec<(SlotId, Arc<OwnedFd>)>,
-    /// To be armed, or armed anew, with the next system call.
+    /// Handlers to be armed with the next system call.
     to_arm: Vec<SlotId>,
-    /// Fired, in order.
+    /// Handlers that fired, in order.
     pub(crate) ready: Vec<SlotId>,
-    /// Being polled before the loop sleeps.
+    /// The polling set.
     pub(crate) polling: Vec<SlotId>,
 }
 
@@ -182,8 +181,8 @@ impl Handlers {
         }
     }
 
-    /// Takes a handler out. Events still on their way find a newer generation and are ignored.
-    /// Returns it, for its callback may be what is running, and whether a poll must be stopped.
+    /// Removes a handler. Pending events have an older generation and are ignored. Returns the handler,
+    /// since its callback may be running, and whether a poll must be stopped.
     pub(crate) fn remove(&mut self, id: HandlerId) -> Option<(Rc<Entry>, bool)> {
         self.get(id.0)?;
         let (generation, slot) = &mut self.slots[id.0.index as usize];
@@ -198,7 +197,7 @@ impl Handlers {
         Some((entry, armed))
     }
 
-    /// The polls to be armed now.
+    /// Takes the next poll to be armed.
     pub(crate) fn take_arming(&mut self) -> Option<(RingOp, UserData)> {
         while let Some(id) = self.to_arm.pop() {
             if let Some(entry) = self.get(id)
@@ -215,12 +214,12 @@ impl Handlers {
         None
     }
 
-    /// Whether something waits to be armed.
+    /// Whether a poll is to be armed.
     pub(crate) fn must_arm(&self) -> bool {
         !self.to_arm.is_empty()
     }
 
-    /// A poll completed with `result`, a mask or a negated errno; `more` events will follow.
+    /// Handles the completion of a poll: `result` is a mask or a negated errno, `more` events follow.
     pub(crate) fn fired(&mut self, id: SlotId, result: i32, more: bool) {
         let Some(entry) = self.get(id) else {
             if !more {
@@ -230,7 +229,7 @@ impl Handlers {
         };
         if !more {
             entry.armed.set(false);
-            // Out of memory for a moment, say: a handler must not go deaf for that.
+            // A transient error such as ENOMEM: arm the poll again, so that the handler misses no event.
             if result >= 0 || is_transient(-result) {
                 self.to_arm.push(id);
             }
@@ -239,7 +238,7 @@ impl Handlers {
         if result < 0 && is_transient(-result) {
             return;
         }
-        // A poll that cannot be had shows as an error on the descriptor.
+        // A descriptor that cannot be polled shows as an error.
         let events = u32::try_from(result).unwrap_or(libc::POLLERR as u32);
         entry.fired.set(entry.fired.get() | events);
         if !entry.listed.replace(true) {
@@ -247,7 +246,7 @@ impl Handlers {
         }
     }
 
-    /// Lists a handler as ready without its descriptor: a poll found something, or it has more.
+    /// Appends a handler to the ready list without an event of its descriptor.
     pub(crate) fn list_ready(&mut self, id: SlotId) {
         if let Some(entry) = self.get(id)
             && !entry.listed.replace(true)
@@ -256,7 +255,7 @@ impl Handlers {
         }
     }
 
-    /// All handlers, for shutting down.
+    /// Ids of all handlers, for shutting down.
     pub(crate) fn ids(&self) -> Vec<HandlerId> {
         self.slots
             .iter()

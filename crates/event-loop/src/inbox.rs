@@ -1,40 +1,39 @@
-//! What other threads want of a loop, and how a sleeping loop learns of it (contract E1).
+//! Messages from other threads, and the wake-up of a sleeping loop (contract E1).
 //!
-//! The hand-shake: a sender first puts its message into the queue, then looks at the loop's state;
-//! the loop first announces that it will sleep, then looks whether there is a message. Both sides
-//! have a full fence between the two steps, so at least one of them sees the other: either the loop
-//! finds the message, or the sender finds the announcement and wakes it, once. A loop that gets no
-//! messages takes no lock, however often it sleeps. Model-checked with loom, below.
+//! The hand-shake: a sender first queues its message, then reads the loop's state. The loop first announces
+//! its sleep, then checks the queue. Both have a full fence between the two steps, so at least one sees the
+//! other. Either the loop finds the message, or the sender finds the announcement and wakes the loop, once.
+//! A loop without messages takes no lock, however often it sleeps. Model-checked with loom, below.
 
 use std::collections::VecDeque;
 
 use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock_checked as lock};
 
-/// The loop runs and will look at its inbox before it sleeps.
+/// The loop is awake and checks its inbox before it sleeps.
 const AWAKE: u32 = 0;
-/// The loop sleeps or is about to; whoever sends wakes it.
+/// The loop sleeps or is about to; the next sender wakes it.
 const ASLEEP: u32 = 1;
-/// Somebody has woken it already.
+/// A sender has woken the loop.
 const WOKEN: u32 = 2;
 
 /// A loop's queue of messages from other threads.
 pub(crate) struct Inbox<T> {
     queue: Mutex<Queue<T>>,
     state: AtomicU32,
-    /// Whether the queue has something: written under the lock, read by the loop without it.
+    /// Whether the queue has messages: written under the lock, read by the loop without it.
     pending: AtomicU32,
 }
 
 struct Queue<T> {
     messages: VecDeque<T>,
-    /// The loop is gone; nothing is taken any more.
+    /// The loop has ended; messages are refused.
     closed: bool,
 }
 
-/// What a sender has to do after [`Inbox::push`].
+/// What the sender has to do after [`Inbox::push`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// Nothing: the loop is awake or has been woken.
+    /// Nothing: the loop is awake or was woken.
     Done,
     /// Wake the loop.
     WakeIt,
@@ -49,7 +48,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Puts a message in. Gives it back when the loop is gone.
+    /// Queues a message. Gives it back if the loop has ended.
     pub(crate) fn push(&self, message: T) -> Result<Pushed, T> {
         {
             let mut queue = lock(&self.queue);
@@ -60,24 +59,24 @@ impl<T> Inbox<T> {
             self.pending.store(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        // A locked instruction only for a loop that sleeps.
+        // A locked instruction only if the loop sleeps.
         Ok(if self.interrupt_sleep() { Pushed::WakeIt } else { Pushed::Done })
     }
 
-    /// Whether there is something to [`take`](Self::take). No lock, no system call; what a sender
-    /// is just putting in may be missed until the loop announces its sleep.
+    /// Whether messages are ready to [`take`](Self::take). No lock, no system call. A message that is just
+    /// being queued may be missed until the loop announces its sleep.
     pub(crate) fn has_messages(&self) -> bool {
         self.pending.load(Ordering::Relaxed) != 0
     }
 
-    /// Swaps all messages into `into`, which is empty.
+    /// Swaps all messages into `into`, which must be empty.
     pub(crate) fn take(&self, into: &mut VecDeque<T>) {
         let mut queue = lock(&self.queue);
         std::mem::swap(&mut queue.messages, into);
         self.pending.store(0, Ordering::Relaxed);
     }
 
-    /// Announces that the loop will sleep. `false`: there are messages, it must not.
+    /// Announces that the loop will sleep. Returns `false` if messages are queued and it must not sleep.
     pub(crate) fn begin_sleep(&self) -> bool {
         self.state.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -88,20 +87,20 @@ impl<T> Inbox<T> {
         empty
     }
 
-    /// Ends an announced sleep, if there is one: for a message, or since the loop's own thread has
-    /// given it something to do while a foreign loop sleeps for it. `true`: wake it.
+    /// Ends an announced sleep, if any, for a message or for work added on the loop's own thread while a
+    /// foreign loop sleeps. Returns `true` if the caller must wake the loop.
     pub(crate) fn interrupt_sleep(&self) -> bool {
         let (from, to) = (ASLEEP, WOKEN);
         self.state.load(Ordering::Relaxed) == from
             && self.state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The loop is awake again.
+    /// Ends the sleep on the loop's side.
     pub(crate) fn end_sleep(&self) {
         self.state.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Takes no more messages; returns those that are there, to be dropped outside the lock.
+    /// Refuses messages from now on. Returns the queued ones, to be dropped outside of the lock.
     pub(crate) fn close(&self) -> VecDeque<T> {
         let mut queue = lock(&self.queue);
         queue.closed = true;
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_is_awake_is_not_woken_and_one_that_sleeps_is_woken_once() {
+    fn an_awake_loop_is_not_woken_and_a_sleeping_one_once() {
         let inbox = Inbox::new();
         assert_eq!(inbox.push(1), Ok(Pushed::Done));
         assert!(!inbox.begin_sleep(), "it has a message");
@@ -138,11 +137,11 @@ mod tests {
     }
 }
 
-/// To be run by `RUSTFLAGS="--cfg loom" cargo test -p event-loop --lib --release loom_`. The
-/// models were seen to fail with the hand-shake weakened: the announcement after the look at the
-/// queue, or either fence left out (a message is slept on); a load and a store for the
-/// compare-exchange (two wake-ups for one sleep); a wake-up for each message; an inbox that closes but
-/// goes on taking.
+/// Run with `RUSTFLAGS="--cfg loom" cargo test -p event-loop --lib --release loom_`.
+///
+/// The models were seen to fail with a weakened hand-shake: an announcement after the check of the queue,
+/// or either fence left out (a message is missed); a load and a store in place of the compare-exchange (two
+/// wake-ups for one sleep); a wake-up for each message; an inbox that closes but accepts messages.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;
@@ -152,7 +151,7 @@ mod model {
     use super::*;
     use crate::flag::Flag;
 
-    /// An eventfd as the loop uses it: each write ends a sleep, now or to come.
+    /// The wake-up eventfd: each write ends a sleep, now or later.
     #[derive(Default)]
     struct Wake(AtomicUsize);
 
@@ -173,15 +172,15 @@ mod model {
         }
     }
 
-    /// All courses of events with at most three preemptions: what two threads can do to one another
-    /// needs no more, and all of them take hours.
+    /// Checks all interleavings with at most three preemptions. More preemptions add no interaction between
+    /// two threads, and an unbounded check takes hours.
     fn check(model: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(model);
     }
 
-    /// Two senders, one loop, which sleeps whenever it may and sleeps on when nobody wakes it.
+    /// Two senders, and a loop that sleeps whenever it may, until it is woken.
     #[test]
     fn loom_no_message_is_slept_on_and_one_sleep_costs_one_wake() {
         check(|| {
@@ -202,7 +201,7 @@ mod model {
                 }
                 announced += 1;
                 if inbox.begin_sleep() {
-                    // If the wake-up was lost, this never ends, which loom reports.
+                    // After a lost wake-up this never ends, which loom reports.
                     while wake.0.load(Ordering::SeqCst) == woken {
                         thread::yield_now();
                     }
@@ -212,14 +211,13 @@ mod model {
             }
             senders.into_iter().for_each(|sender| sender.join().unwrap());
             let wakes = wake.0.load(Ordering::SeqCst);
-            // A loop that announced its sleep and then found a message was woken for nothing at most
-            // once.
+            // A loop that announced its sleep and then found a message is woken at most once without need.
             assert!(wakes <= announced, "{wakes} wake-ups for {announced} sleeps announced");
             assert!(wakes <= 2);
         });
     }
 
-    /// The loop sleeps and stays asleep: of two senders exactly one wakes it.
+    /// The loop sleeps all the time: exactly one of two senders wakes it.
     #[test]
     fn loom_of_two_senders_exactly_one_wakes_a_sleeping_loop() {
         check(|| {
@@ -236,9 +234,9 @@ mod model {
         });
     }
 
-    /// The loop is awake all the time: nobody makes a system call.
+    /// The loop is awake all the time: no thread makes a system call.
     #[test]
-    fn loom_a_loop_that_is_awake_is_not_woken() {
+    fn loom_an_awake_loop_is_not_woken() {
         check(|| {
             let shared = Arc::new((Inbox::new(), Wake::default()));
             let sender = {
@@ -256,7 +254,7 @@ mod model {
         });
     }
 
-    /// Closing against sending: a message is either refused or handed to whoever closes.
+    /// Closing against sending: a message is either refused or returned by `close`.
     #[test]
     fn loom_close_loses_no_message() {
         check(|| {
@@ -265,7 +263,7 @@ mod model {
                 let shared = shared.clone();
                 thread::spawn(move || send(&shared.0, &shared.1, 1))
             };
-            // The loop may be on its way to sleep and back as it closes.
+            // The loop may be about to sleep when it closes.
             let slept = shared.0.begin_sleep();
             let left = shared.0.close().len();
             shared.0.end_sleep();
@@ -275,9 +273,9 @@ mod model {
         });
     }
 
-    /// Two threads schedule one bottom half, as a task's waker is called and as timers and handlers are
-    /// changed from outside: by a message, and none where one is on its way already. The loop sleeps
-    /// whenever it may; the last run sees what both have written.
+    /// Two threads schedule one bottom half, as for a task's waker or for changes of timers and handlers.
+    /// They send one message while none is queued. The loop sleeps whenever it may. The last run sees the
+    /// writes of both.
     #[test]
     fn loom_no_bottom_half_is_slept_on_and_none_runs_unscheduled() {
         check(|| {

@@ -19,38 +19,38 @@ use crate::scheduling::Scheduling;
 /// How to start an I/O thread.
 #[derive(Debug, Clone, Default)]
 pub struct IoThreadConfig {
-    /// The loop; its name is the thread's.
+    /// The loop, whose name is also the thread's.
     pub event_loop: LoopConfig,
-    /// CPUs the thread may run on; empty means as its creator. The threads of its loop's pool take
-    /// after it in this, and in their scheduling.
+    /// CPUs of the thread; empty for those of its creator. The threads of the loop's pool inherit CPUs and
+    /// scheduling.
     pub cpus: Vec<usize>,
-    /// How the thread is scheduled; `None` means as its creator.
+    /// Scheduling of the thread; `None` for that of its creator.
     pub scheduling: Option<Scheduling>,
 }
 
-/// A thread that runs an event loop. Dropping it stops and joins it (but on that very thread, where
-/// it only stops).
+/// A thread that runs an event loop. Dropping it stops and joins the thread. Dropped on that very thread,
+/// it only stops.
 pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// Until it has been asked for.
+    /// `None` once it was taken.
     end: Option<oneshot::Receiver<ThreadEnd>>,
 }
 
-/// Why an I/O thread's loop turns no more.
+/// Why an I/O thread's loop has ended.
 #[derive(Debug)]
 pub enum ThreadEnd {
     /// It was stopped.
     Stopped,
-    /// It failed: what it served hangs from here on.
+    /// The loop failed. What it served gets no answers any more.
     Failed {
         /// The system call, or the operation on the ring, that failed.
         call: &'static str,
-        /// Why.
+        /// The error of that call.
         error: io::Error,
     },
-    /// One of its callbacks panicked.
+    /// A callback of the loop panicked.
     Panicked,
 }
 
@@ -64,21 +64,21 @@ impl fmt::Display for ThreadEnd {
     }
 }
 
-/// An I/O thread could not be started. No thread is left behind.
+/// Why an I/O thread could not be started. No thread is left behind.
 #[derive(Debug)]
 pub enum SpawnError {
-    /// The thread itself, by clone(2).
+    /// Creating the thread failed, clone(2).
     Thread(io::Error),
-    /// Its CPU affinity, by sched_setaffinity(2).
+    /// Setting its CPU affinity failed, sched_setaffinity(2).
     Affinity(io::Error),
-    /// Its scheduling.
+    /// Setting its scheduling failed.
     Scheduling {
         /// The system call that failed.
         call: &'static str,
-        /// Why.
+        /// The error of that call.
         error: io::Error,
     },
-    /// Its loop.
+    /// Creating its loop failed.
     Loop(SetupError),
 }
 
@@ -112,28 +112,28 @@ impl std::error::Error for SpawnError {
 }
 
 impl IoThread {
-    /// Starts a thread and waits until its loop stands.
+    /// Starts a thread and waits until its loop is created.
     ///
     /// # Errors
     ///
-    /// The loop is created on the thread itself, as io_uring's SINGLE_ISSUER wants it; failure
-    /// comes back here, with the name of the call and the errno, and the thread is gone.
+    /// Names the system call and the errno. The loop is created on the thread itself, as SINGLE_ISSUER
+    /// requires. If that fails, the error is returned here and the thread has ended.
     pub fn spawn(config: IoThreadConfig) -> Result<IoThread, SpawnError> {
         Self::spawn_with(config, |_| {})
     }
 
-    /// The same; `prepare` is called on the thread, before the loop turns for the first time.
+    /// Starts a thread as [`spawn`](Self::spawn) does, and calls `prepare` on it before the first iteration.
     ///
     /// # Errors
     ///
-    /// As [`spawn`](Self::spawn).
+    /// Those of [`spawn`](Self::spawn).
     pub fn spawn_with(
         config: IoThreadConfig,
         prepare: impl FnOnce(&EventLoop) + Send + 'static,
     ) -> Result<IoThread, SpawnError> {
         let (born, birth) = mpsc::sync_channel(1);
         let (ended, end) = oneshot::channel();
-        // A NUL cannot be in a name; the kernel cuts it to 15 bytes.
+        // Thread names cannot contain NUL; the kernel cuts them to 15 bytes.
         let name = config.event_loop.name.replace('\0', "");
         let thread = std::thread::Builder::new()
             .name(name)
@@ -151,7 +151,7 @@ impl IoThread {
                 }
                 drop(born);
                 let result = event_loop.turn_until_stopped();
-                // Now, not after the shutting down, which may wait for a disk.
+                // Sent before the loop shuts down, which may wait for a disk.
                 ended.send(match &result {
                     Ok(()) => ThreadEnd::Stopped,
                     Err(error) => {
@@ -187,24 +187,24 @@ impl IoThread {
             let failed = |(call, error)| SpawnError::Scheduling { call, error };
             scheduling.apply().map_err(failed)?;
         }
-        // Where that is refused, timers are late by what the kernel adds, as everywhere.
+        // If refused, timers are late by the kernel's default slack.
         let _ = set_timerslack(1);
         EventLoop::new(config.event_loop).map_err(SpawnError::Loop)
     }
 
-    /// The way into its loop.
+    /// Returns the handle of its loop.
     pub fn handle(&self) -> &LoopHandle {
         &self.handle
     }
 
-    /// What its loop runs on, and why not on more.
+    /// Returns the ring that its loop uses, and why not a better one.
     pub fn ring(&self) -> &Chosen {
         &self.ring
     }
 
-    /// Completes when the loop turns no more: stopped, or failed and then before anything that it
-    /// holds is let go of. To be asked for once: what it gives the second time never completes.
-    /// Where nobody asks, a failure shows only when the thread is [stopped](Self::stop).
+    /// Completes when the loop has ended: stopped, or failed, in which case it still holds its memory. Only
+    /// the first future ever completes. Without a call of this, a failure shows only when the thread is
+    /// [stopped](Self::stop).
     pub fn end(&mut self) -> impl Future<Output = ThreadEnd> + 'static + use<> {
         let end = self.end.take();
         async move {
@@ -219,7 +219,7 @@ impl IoThread {
     ///
     /// # Errors
     ///
-    /// What the loop ended with.
+    /// The error that ended the loop.
     pub fn stop(mut self) -> io::Result<()> {
         self.join()
     }
@@ -228,14 +228,14 @@ impl IoThread {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         self.handle.stop();
         if thread.thread().id() == std::thread::current().id() {
-            // Dropped by its own loop: it cannot wait for itself, and ends after this iteration.
+            // Dropped on its own loop's thread, which cannot join itself: it ends after this iteration.
             return Ok(());
         }
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the I/O thread panicked")))
     }
 }
 
-/// The same error for somebody else.
+/// A copy of an error, as `io::Error` is not `Clone`.
 fn copy(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(errno) => io::Error::from_raw_os_error(errno),

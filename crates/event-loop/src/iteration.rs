@@ -1,8 +1,7 @@
-//! How the loop turns: prepare, wait, dispatch.
+//! Iterations of the loop: prepare, wait, dispatch.
 //!
-//! One iteration makes at most one system call for the ring (contract E6): what was queued, polls to
-//! be armed included, is submitted by the call that waits. While the loop polls, an iteration either
-//! submits or spins, never both.
+//! An iteration makes at most one system call for the ring (contract E6): the call that waits also submits
+//! all queued operations and polls. While the loop polls, an iteration either submits or spins, never both.
 
 use std::cell::Cell;
 use std::io;
@@ -18,7 +17,7 @@ use crate::trace;
 /// Messages dispatched per iteration (contract E11).
 const MESSAGE_BATCH: usize = 256;
 
-/// An iteration under way, see [`EventLoop::begin_turn`].
+/// An iteration in progress, see [`EventLoop::begin_turn`].
 pub(crate) struct Turn<'a>(&'a Cell<bool>, #[expect(dead_code, reason = "its drop")] Turning);
 
 impl Drop for Turn<'_> {
@@ -27,7 +26,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Completions that have been taken and not dispatched yet.
+/// Completions taken from the ring and not dispatched.
 pub(crate) struct Reaped<'a> {
     event_loop: &'a EventLoop,
     pub(crate) list: Vec<Completion>,
@@ -35,12 +34,12 @@ pub(crate) struct Reaped<'a> {
 }
 
 impl<'a> Reaped<'a> {
-    /// None; the list has room for a batch.
+    /// An empty list with room for a batch.
     pub(crate) fn new(event_loop: &'a EventLoop) -> Self {
         Reaped { event_loop, list: event_loop.0.reaped.take(), dispatched: 0 }
     }
 
-    /// Dispatches them in order, each after `trace` has seen it.
+    /// Dispatches them in order, each after a call of `trace`.
     #[inline]
     pub(crate) fn dispatch(mut self, trace: impl Fn(Completion)) {
         while let Some(completion) = self.list.get(self.dispatched).copied() {
@@ -52,8 +51,7 @@ impl<'a> Reaped<'a> {
 }
 
 impl Drop for Reaped<'_> {
-    /// What is left when a callback has panicked must not be waited for again: the kernel has
-    /// forgotten it.
+    /// Keeps undispatched completions after a callback's panic: the kernel does not report them again.
     fn drop(&mut self) {
         let inner = &self.event_loop.0;
         if self.dispatched < self.list.len() {
@@ -65,19 +63,19 @@ impl Drop for Reaped<'_> {
 }
 
 impl EventLoop {
-    /// Turns until [`stop`](crate::LoopHandle::stop), then finishes or cancels what is in flight and
-    /// lets go of everything the loop holds (contract E12).
+    /// Runs until [`stop`](crate::LoopHandle::stop), then finishes or cancels operations in flight and drops
+    /// everything that the loop holds (contract E12).
     ///
     /// # Errors
     ///
-    /// The ring failed for good; everything has been let go of as far as that was possible.
+    /// The ring failed permanently. Everything that the kernel does not use was dropped.
     pub fn run(&self) -> io::Result<()> {
         let result = self.turn_until_stopped();
         let shut_down = self.shut_down();
         result.and(shut_down)
     }
 
-    /// The first half of [`run`](Self::run).
+    /// Runs until a stop, without shutting down.
     pub(crate) fn turn_until_stopped(&self) -> io::Result<()> {
         while !self.0.stopping.get() {
             self.iterate(true)?;
@@ -85,7 +83,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// What it was that failed when an iteration did.
+    /// The system call or operation whose failure ended an iteration.
     pub(crate) fn failed_call(&self) -> &'static str {
         match (self.0.deaf.get(), &self.ring().flags) {
             (Some(_), _) => "watching for wake-ups and completions",
@@ -94,19 +92,19 @@ impl EventLoop {
         }
     }
 
-    /// One iteration: waits for events, if `may_wait`, and dispatches them.
+    /// Runs one iteration: waits for events, if `may_wait`, and dispatches them.
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2) or epoll_pwait2(2) that do not pass by themselves, and of what tells
-    /// the loop of wake-ups and of Linux AIO's completions;
-    /// [`Deadlock`](io::ErrorKind::Deadlock) from within a callback of the same loop, or a section.
+    /// Permanent errors of io_uring_enter(2) or epoll_pwait2(2), and of the polls for wake-ups and Linux
+    /// AIO's completions. [`Deadlock`](io::ErrorKind::Deadlock) within a callback of the same loop, or
+    /// within a section.
     pub fn run_once(&self, may_wait: bool) -> io::Result<()> {
         self.0.is_embedded.set(true);
         self.iterate(may_wait)
     }
 
-    /// [`run_once`](Self::run_once) by the loop itself, until what its caller waits for.
+    /// As [`run_once`](Self::run_once), for the loop's own use.
     pub(crate) fn iterate(&self, may_wait: bool) -> io::Result<()> {
         let _turn = self.begin_turn()?;
         self.stats().iterations.add(1);
@@ -119,8 +117,8 @@ impl EventLoop {
         self.check_hearing()
     }
 
-    /// An iteration within an iteration would reap what the outer one is about to dispatch, and a
-    /// section must end before the loop can sleep (contract E10).
+    /// Begins an iteration. Fails within another one, which it would take completions from, and within a
+    /// section, which must end before the loop can sleep (contract E10).
     pub(crate) fn begin_turn(&self) -> io::Result<Turn<'_>> {
         if !self.can_turn() {
             let why = "the event loop was turned from within one of its own callbacks or sections";
@@ -135,7 +133,7 @@ impl EventLoop {
         !self.0.deferred.in_section() && !self.0.turning.get()
     }
 
-    /// When the nearest timer is due, loop time.
+    /// The deadline of the nearest timer, loop time.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.0.timers.borrow_mut().next_deadline()
     }
@@ -147,18 +145,18 @@ impl EventLoop {
         }
     }
 
-    /// The first half: submit, and poll, sleep or neither.
+    /// First half of an iteration: submits, then polls, sleeps or neither.
     fn wait(&self, may_wait: bool) -> io::Result<()> {
         self.arm_and_refill();
         self.poll_wait_begins();
-        // In polling mode nobody signals, so each iteration asks, however busy it is (E11).
+        // Sources in the polling set do not signal, so each iteration checks them, even a busy one (E11).
         let mut has_work = self.poll_once();
         has_work |= !may_wait || self.has_work_now();
         if has_work {
             return self.enter_if_needed();
         }
         if self.0.poller.wants_to_poll() {
-            // What is queued goes out first; the iteration after this one polls.
+            // Queued operations are submitted first; the next iteration polls.
             if self.0.ring.borrow_mut().queued() > 0 {
                 return self.enter(Wait::No);
             }
@@ -169,7 +167,7 @@ impl EventLoop {
         if self.poll_end() {
             return self.enter_if_needed();
         }
-        // The callbacks of `poll_end` may have left something to do.
+        // Callbacks of `poll_end` may have queued operations.
         self.arm_and_refill();
         if self.has_work_now() {
             return self.enter_if_needed();
@@ -187,7 +185,7 @@ impl EventLoop {
         self.sleep(wait)
     }
 
-    /// Enters without waiting when there is something to submit or to fetch.
+    /// Enters the ring without waiting if operations are queued or completions must be fetched.
     fn enter_if_needed(&self) -> io::Result<()> {
         let needed = {
             let mut ring = self.0.ring.borrow_mut();
@@ -196,7 +194,7 @@ impl EventLoop {
         if needed { self.enter(Wait::No) } else { Ok(()) }
     }
 
-    /// Enters without waiting when there is something to submit.
+    /// Enters the ring without waiting if operations are queued.
     fn submit_queued(&self) -> io::Result<()> {
         let queued = self.0.ring.borrow_mut().queued();
         if queued > 0 { self.enter(Wait::No) } else { Ok(()) }
@@ -222,7 +220,7 @@ impl EventLoop {
         }
     }
 
-    /// Whether there is something to do without waiting.
+    /// Whether work can be done without waiting.
     fn has_work_now(&self) -> bool {
         !self.0.handlers.borrow().ready.is_empty()
             || !self.0.refused.borrow().is_empty()
@@ -237,10 +235,9 @@ impl EventLoop {
         self.0.shared.inbox.has_messages() || !self.0.messages.borrow().is_empty()
     }
 
-    /// The second half: everything that has happened. Each source gets a bounded turn (contract E11):
-    /// what comes in meanwhile is for the next iteration. Each turn is a section of deferred calls,
-    /// all completions together one: a batch's results go out before the next source's batch is
-    /// begun.
+    /// Second half of an iteration: dispatches all events. The turn of each source is bounded (contract
+    /// E11); what arrives meanwhile is for the next iteration. A turn is one section of deferred calls, so
+    /// the results of a batch are published before the next source's batch begins.
     pub(crate) fn dispatch_all(&self) {
         let polled = self.0.poller.has_begun();
         let events_at = if polled { self.fresh_now_ns() } else { 0 };
@@ -280,7 +277,7 @@ impl EventLoop {
             return self.dispatch_own(completion);
         };
         debug_assert!(!more, "operations complete once");
-        // One that comes twice finds nobody, and counts for nothing.
+        // A duplicate completion finds its slot empty or reused, and is ignored.
         let done = self.0.slots.borrow_mut().remove(id);
         if let Some(InFlight { target, token, bufs, file: _file, .. }) = done {
             self.stats().completed.add(1);
@@ -289,7 +286,7 @@ impl EventLoop {
         }
     }
 
-    /// A completion of what the loop itself has submitted.
+    /// Dispatches a completion of the loop's own operations.
     #[inline(never)]
     fn dispatch_own(&self, completion: Completion) {
         let Completion { user_data, result, more } = completion;
@@ -298,7 +295,7 @@ impl EventLoop {
         }
         match UserData::unpack(user_data) {
             UserData::Poll(id) => self.0.handlers.borrow_mut().fired(id, result, more),
-            // The inbox is looked at in every iteration.
+            // The inbox is checked in every iteration.
             UserData::Wake => {
                 if !more && !self.0.stopping.get() {
                     if result < 0 && !is_transient(-result) {
@@ -317,7 +314,7 @@ impl EventLoop {
         for turn in 0..turns {
             let id = self.0.handlers.borrow().ready.get(turn).copied();
             let Some(id) = id else { break };
-            // Removed by an earlier callback: not called (contract E9).
+            // An earlier callback may have removed it (contract E9).
             let entry = self.0.handlers.borrow().get(id).cloned();
             let Some(entry) = entry else { continue };
             entry.listed.set(false);
@@ -353,7 +350,7 @@ impl EventLoop {
 
     fn dispatch_message(&self, message: Message) {
         match message {
-            // Nothing new is begun any more.
+            // Shutting down: nothing new begins.
             Message::Call(_) | Message::BottomHalf(..) | Message::WakeTask(_)
                 if self.0.closing.get() => {}
             Message::Call(call) => call(self),
@@ -382,25 +379,25 @@ impl EventLoop {
 
     // ---- inside a foreign loop -----------------------------------------------------------------
 
-    /// Inside a foreign loop: submits what is queued and says how long that loop may wait at most,
-    /// in nanoseconds (`None`: for ever), for [`pollable_fd`](Self::pollable_fd) to become readable
-    /// (contract E2). [`check`](Self::check) comes after the wait.
+    /// Submits queued operations before a foreign loop waits. Returns how long that loop may wait for
+    /// [`pollable_fd`](Self::pollable_fd), in nanoseconds; `None` for ever (contract E2). Call
+    /// [`check`](Self::check) after the wait.
     ///
-    /// What is asked of the loop between the two on its own thread, as other tasks of an executor
-    /// do while this one waits, makes the descriptor readable as well.
+    /// Between the two calls, other code on the thread may use the loop, such as other tasks of an executor.
+    /// New work makes the descriptor readable as well.
     ///
     /// # Errors
     ///
-    /// As of [`run_once`](Self::run_once).
+    /// Those of [`run_once`](Self::run_once).
     pub fn prepare(&self) -> io::Result<Option<u64>> {
         self.0.is_embedded.set(true);
         let _turn = self.begin_turn()?;
         self.check_hearing()?;
         self.stats().iterations.add(1);
-        // `check` was left out, as GLib does when something of a higher priority is ready.
+        // `check` may have been skipped, as by GLib if a source of a higher priority is ready.
         self.0.shared.inbox.end_sleep();
         self.forget_now();
-        // A foreign loop does not poll for us, should this one have begun to.
+        // Polling mode ends here, as a foreign loop does not poll.
         let raced = self.poll_end();
         self.arm_and_refill();
         self.submit_queued()?;
@@ -415,25 +412,24 @@ impl EventLoop {
         Ok(deadline.map(|deadline| deadline.saturating_sub(self.fresh_now_ns())))
     }
 
-    /// Inside a foreign loop: whether there is something to [`dispatch`](Self::dispatch). Looks at
-    /// the completion ring itself: completions may have been posted while
-    /// [`prepare`](Self::prepare) submitted, and then the descriptor shows nothing new; flagged task
-    /// work counts as well.
+    /// Returns whether there is something to [`dispatch`](Self::dispatch) inside a foreign loop. Checks the
+    /// completion ring itself: the descriptor does not signal completions posted while
+    /// [`prepare`](Self::prepare) submitted. Flagged task work counts too.
     pub fn check(&self) -> bool {
         self.0.shared.inbox.end_sleep();
         self.forget_now();
         let deadline = self.next_deadline();
         let due = deadline.is_some_and(|deadline| deadline <= self.now_ns());
-        // Only a call tells what epoll has; that it failed is for `dispatch` to find out.
+        // epoll's events show only by a system call. If it fails, `dispatch` returns the error.
         let blind = !self.has_io_uring() && self.enter(Wait::No).is_err();
         due || blind || self.has_work_now() || self.0.ring.borrow_mut().ready() != Ready::Nothing
     }
 
-    /// Inside a foreign loop: runs what has come.
+    /// Dispatches events inside a foreign loop.
     ///
     /// # Errors
     ///
-    /// As of [`run_once`](Self::run_once).
+    /// Those of [`run_once`](Self::run_once).
     pub fn dispatch(&self) -> io::Result<()> {
         let _turn = self.begin_turn()?;
         self.forget_now();

@@ -1,6 +1,8 @@
-//! Memory that somebody else can take away: a guest's, whose front end may shrink the file that it is
-//! a mapping of. Who maps such memory replaces it when that happens (the program goes on), and says
-//! so here; who copies out of memory that may be a guest's asks [`IoBufs::is_lost`] afterwards.
+//! Detection of memory that another process takes away.
+//!
+//! A guest's memory is a mapping of a file that its front end may shrink. The code that maps such memory
+//! replaces lost pages, so that the program survives, and reports the loss here. Code that copies out of
+//! memory that may be a guest's calls [`IoBufs::is_lost`] afterwards.
 //!
 //! [`IoBufs::is_lost`]: crate::IoBufs::is_lost
 
@@ -8,29 +10,29 @@ use std::any::Any;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How often memory was lost since the process began.
+/// Number of losses in this process.
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
-/// Tells of an owner of memory whether some of it was lost.
+/// Returns whether an owner of memory has lost some of it.
 static ASK: OnceLock<fn(&dyn Any) -> bool> = OnceLock::new();
 
-/// Says how to find out whether an owner of [`IoBufs`](crate::IoBufs) has lost memory. The first who
-/// says it is asked.
+/// Sets the function that returns whether an owner of [`IoBufs`](crate::IoBufs) has lost memory. Only the
+/// first call takes effect.
 pub fn ask_by(ask: fn(&dyn Any) -> bool) {
     ASK.get_or_init(|| ask);
 }
 
-/// Says that memory was lost, before anybody goes on with what is in its place. Async-signal-safe.
+/// Records a loss of memory. Call before the lost pages can be read as something else. Async-signal-safe.
 pub fn lost() {
     LOSSES.fetch_add(1, Ordering::Release);
 }
 
-/// How often memory was lost since the process began.
+/// Returns the number of losses in this process.
 #[inline]
 pub fn losses() -> usize {
     LOSSES.load(Ordering::Acquire)
 }
 
-/// Whether this owner has lost memory.
+/// Whether `owner` has lost memory.
 #[cold]
 pub(crate) fn has_lost(owner: &dyn Any) -> bool {
     ASK.get().is_some_and(|ask| ask(owner))

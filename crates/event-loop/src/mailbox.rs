@@ -1,4 +1,4 @@
-//! Jobs for a task on another loop, in order: what [`oneshot`](crate::oneshot) is to one value.
+//! An ordered channel to a task on another loop. [`oneshot`](crate::oneshot) is the channel for one value.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -14,13 +14,13 @@ struct State<T> {
     open: bool,
 }
 
-/// The end that sends, from any thread. Dropping it ends the receiver.
+/// The sending end, for any thread. Dropping it ends the receiver.
 pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
-/// The end that receives, in a task.
+/// The receiving end, for a task.
 pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-/// A pair of ends.
+/// Creates a channel.
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = State { queue: VecDeque::new(), waker: None, open: true };
     let state = Arc::new(Mutex::new(state));
@@ -32,7 +32,7 @@ impl<T> Sender<T> {
     ///
     /// # Errors
     ///
-    /// The receiver is gone, with its loop.
+    /// The receiver was dropped, with its loop.
     pub fn send(&self, value: T) -> Result<(), LoopGone> {
         let waker = {
             let mut state = lock(&self.0);
@@ -63,7 +63,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Waits for the next value; `None`: the sender is gone, and all was received.
+    /// Waits for the next value. Returns `None` once the sender was dropped and all values are received.
     pub async fn receive(&mut self) -> Option<T> {
         poll_fn(|cx| {
             let mut state = lock(&self.0);
@@ -87,7 +87,7 @@ impl<T> Drop for Receiver<T> {
             state.open = false;
             std::mem::take(&mut state.queue)
         };
-        // Outside the lock: a job that is dropped tells whoever waits for it.
+        // Outside of the lock, as the drop of a value may run any code.
         drop(queue);
     }
 }

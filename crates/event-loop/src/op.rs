@@ -1,4 +1,4 @@
-//! I/O operations as the layers above name them.
+//! I/O operations and their targets.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,9 +11,9 @@ use crate::buf::IoBufs;
 
 /// An operation on a [`LoopFile`].
 ///
-/// Sockets are read and written as by recv(2) and send(2), whatever their offset: a read completes
-/// with the first bytes that come, however long that takes and even if the socket is non-blocking,
-/// and with 0 at the end. No [`Engine`] makes a difference to that, nor is a thread waiting.
+/// On a socket, reads and writes are recv(2) and send(2), and offsets are ignored. A read completes with the
+/// first bytes that arrive, even if the socket is non-blocking, and with 0 at the end of the stream. The
+/// [`Engine`] makes no difference, and no thread waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoOp {
     /// Fill the buffers from byte `offset` on, preadv(2). The result counts bytes; it may be short.
@@ -42,25 +42,25 @@ pub enum IoOp {
         /// Bytes.
         len: u64,
     },
-    /// Tell data from holes in a range, by lseek(2) with `SEEK_DATA` and `SEEK_HOLE`: fills the one
-    /// segment of the buffers with records of 16 bytes, each two integers of 64 bits in the machine's
-    /// order: how many bytes, and 0 for data or 1 for a hole. They follow each other from `offset`
-    /// on, up to the range's end or as far as there is room. The result counts bytes of records.
-    /// A file system that knows of no holes has data only. Always by a pool thread.
+    /// Finds data and holes in a range, by lseek(2) with `SEEK_DATA` and `SEEK_HOLE`. Fills the only segment
+    /// of the buffers with records of 16 bytes. A record has two native-endian 64-bit integers: a length in
+    /// bytes, and 0 for data or 1 for a hole. Records are contiguous from `offset` on, up to the range's end
+    /// or as far as the segment has room. The result counts bytes of records. A file system without holes
+    /// reports only data. Always carried out by a pool thread.
     Extents {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// The `BLKDISCARD` ioctl of block devices. Always by a pool thread: it blocks.
+    /// The `BLKDISCARD` ioctl of block devices. Blocks, so always carried out by a pool thread.
     BlkDiscard {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// The `BLKZEROOUT` ioctl of block devices. Always by a pool thread: it blocks.
+    /// The `BLKZEROOUT` ioctl of block devices. Blocks, so always carried out by a pool thread.
     BlkZeroOut {
         /// First byte.
         offset: u64,
@@ -69,13 +69,13 @@ pub enum IoOp {
     },
 }
 
-/// Who carries out an operation.
+/// The mechanism that carries out an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The loop's ring.
     Uring,
-    /// Linux AIO, for files opened with `O_DIRECT`: on others the loop waits for the disk as it
-    /// submits. What there is no command for goes to the thread pool.
+    /// Linux AIO, for files opened with `O_DIRECT`. With other files the loop blocks at submission.
+    /// Operations without a Linux AIO command use the thread pool.
     Native,
     /// The loop's thread pool, with blocking system calls.
     Threads,
@@ -87,10 +87,10 @@ pub struct LoopFile(pub(crate) Rc<FileInner>);
 
 pub(crate) struct FileInner {
     pub(crate) fd: Arc<OwnedFd>,
-    /// Index in the ring's table of registered files, and who gives it back.
+    /// The file's entry in the ring's table, released when dropped.
     pub(crate) fixed: Option<crate::event_loop::FixedFile>,
     pub(crate) is_socket: bool,
-    /// Linux AIO has refused to sync it, as it does on every file before Linux 4.18.
+    /// Linux AIO has refused to sync this file, as it does for all files before Linux 4.18.
     pub(crate) no_aio_fsync: Cell<bool>,
 }
 
@@ -99,23 +99,23 @@ impl LoopFile {
         self.0.fd.as_raw_fd()
     }
 
-    /// Whether both are clones of one.
+    /// Returns whether both are clones of one file.
     pub(crate) fn is_same(&self, other: &LoopFile) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Sends to a socket what it takes now; bytes. Nothing is in flight afterwards, and no completion
-    /// comes: for what a socket nearly always takes, such as replies. The rest is an
-    /// [`IoOp::Write`], which waits for room.
+    /// Sends to a socket at once and returns the number of bytes taken. Nothing is in flight afterwards, and
+    /// no completion comes. For messages that a socket nearly always takes, such as replies. Send the rest
+    /// by an [`IoOp::Write`], which waits for room.
     ///
     /// # Errors
     ///
-    /// sendmsg(2) with `MSG_DONTWAIT`: `EAGAIN` when it takes nothing now, `ENOTSOCK` for other files.
+    /// sendmsg(2) with `MSG_DONTWAIT`: `EAGAIN` if the socket takes nothing now, `ENOTSOCK` for other files.
     pub fn send_now(&self, bufs: &IoBufs) -> io::Result<usize> {
         crate::ring::send_now(self.0.fd.as_fd(), bufs)
     }
 
-    /// Whether `op` reads or writes a socket, which is any ring's: a thread that does it could not
+    /// Whether `op` reads or writes a socket. Any ring carries that out, as a blocked pool thread could not
     /// be stopped.
     #[inline]
     pub(crate) fn is_socket_for(&self, op: IoOp) -> bool {
@@ -156,10 +156,10 @@ pub fn count(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.wrapping_neg()))
 }
 
-/// Who gets the completions of its operations and timers.
+/// Receives the completions of its operations and timers.
 ///
-/// Nothing is allocated per operation: a target that serves many keeps them in slots of its own, and
-/// the token says which.
+/// Nothing is allocated per operation: a target with many operations keeps them in its own slots, and the
+/// token identifies the slot.
 ///
 /// ```
 /// use std::cell::RefCell;
@@ -193,10 +193,10 @@ pub fn count(result: i32) -> io::Result<usize> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Called on the loop's thread, once per operation, never from within the call that submitted it,
-/// with no borrow of the loop held: an implementor may submit, add and remove as it likes.
+/// Called on the loop's thread, once per operation, with no borrow of the loop held, and never within the
+/// call that submitted the operation. An implementor may submit, add and remove freely.
 pub trait IoTarget {
-    /// The operation submitted under `token` is done: `result` is what the system call of the same
-    /// name would return, a count or a negated errno: see [`count`]. The memory comes back in `bufs`.
+    /// Called when the operation submitted under `token` is done. `result` is the system call's return value,
+    /// a count or a negated errno: see [`count`]. The memory is returned in `bufs`.
     fn complete(&self, token: u32, result: i32, bufs: IoBufs);
 }

@@ -1,16 +1,16 @@
 //! Memory that is registered with a loop's ring: the "fixed buffers" of io_uring_register(2).
 //!
-//! The kernel looks its pages up and pins them once, not for every operation. What that costs:
-//! pinned pages stay in memory, they count towards `RLIMIT_MEMLOCK` unless the process has
-//! `CAP_IPC_LOCK`, and what replaces a page in the mapping (a hole punched in the file, and written
-//! to again) is not what operations see from then on.
+//! The kernel looks up and pins the pages once instead of for every operation. The costs: pinned pages stay
+//! in memory, and count towards `RLIMIT_MEMLOCK` unless the process has `CAP_IPC_LOCK`. If a page of the
+//! mapping is replaced, as by punching a hole in the file and writing again, operations still use the old
+//! page.
 //!
-//! An operation names the memory by an index into the ring's table, which the kernel looks up when
-//! the operation is submitted: later than [`submit`](EventLoop::submit), by as much as the queue is
-//! full. So an index must not be given to other memory meanwhile. It is not, because an index is
-//! only given back when its [`LoopMemory`] has been dropped, and that is kept by the owner of each
-//! [`IoBufs`](crate::IoBufs) that names it ([`IoBufs::push_registered`](crate::IoBufs::push_registered)),
-//! which the loop keeps in the operation's slot from `submit` to the completion.
+//! An operation names the memory by an index into the ring's table. The kernel looks the index up when the
+//! operation is submitted, which may be later than [`submit`](EventLoop::submit) if the queue is full. So an
+//! index must not be reused meanwhile. An index is released when its [`LoopMemory`] is dropped. The owner of
+//! each [`IoBufs`](crate::IoBufs) that names the index keeps the `LoopMemory`
+//! ([`IoBufs::push_registered`](crate::IoBufs::push_registered)), and the loop keeps the `IoBufs` in the
+//! operation's slot from `submit` to the completion.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,41 +22,41 @@ use std::rc::{Rc, Weak};
 
 use crate::event_loop::{EventLoop, Inner};
 
-/// Bytes registered at once, and so for how long the loop is held up: pinning takes about 1.1 ms for
-/// 64 MiB of pages that are there and mapped. The kernel would take up to 1 GiB.
+/// Bytes registered per iteration, which bounds the delay of the loop: pinning 64 MiB of present, mapped
+/// pages takes about 1.1 ms. The kernel's maximum is 1 GiB.
 const PIECE: usize = 1 << PIECE_SHIFT;
 const PIECE_SHIFT: u32 = 26;
 
 /// Memory registered with one loop. Clones share it.
 ///
-/// It is given back when the last clone is dropped, all at once, or piece by piece by
-/// [`unregister`](Self::unregister).
+/// Dropping the last clone unregisters all of it at once. [`unregister`](Self::unregister) does so piece by
+/// piece.
 #[derive(Clone)]
 pub struct LoopMemory(Rc<Registered>);
 
 struct Registered {
     inner: Weak<Inner>,
-    /// First place in the ring's table.
+    /// First index in the ring's table.
     first: u32,
-    /// Places taken from there on.
+    /// Number of indices from there on.
     taken: Cell<u32>,
-    /// Keeps the memory mapped. Goes last.
+    /// Keeps the memory mapped. Dropped last.
     _owner: Rc<dyn Any>,
 }
 
-/// Which places in which ring's table some registered memory has: what a translation of addresses
-/// remembers of a [`LoopMemory`].
+/// Maps offsets in registered memory to indices of a ring's table. Kept by address translations in place of
+/// a [`LoopMemory`].
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
     ring: RingId,
     first: u16,
 }
 
-/// A loop's ring, told from others by an address that is not used again as long as memory is
-/// registered with it. Never dereferenced.
+/// Identifies a ring by an address that is not reused while memory is registered with the ring. Never
+/// dereferenced.
 pub(crate) type RingId = NonNull<()>;
 
-/// A place in a ring's table of registered memory.
+/// An index into a ring's table of registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub(crate) ring: RingId,
@@ -64,12 +64,11 @@ pub struct Place {
 }
 
 impl Places {
-    /// The place of `len` bytes from `offset` on in the registered memory; `None` where they lie in
-    /// two.
+    /// The place of `len` bytes from `offset` on. Returns `None` if they span two pieces.
     #[inline]
     pub fn at(self, offset: u64, len: usize) -> Option<Place> {
         let last = offset.wrapping_add(len as u64).wrapping_sub(1);
-        // The ring has no more places than fit 16 bits.
+        // The ring's table has fewer than 2^16 indices.
         let index = self.first.wrapping_add((offset >> PIECE_SHIFT) as u16);
         (offset >> PIECE_SHIFT == last >> PIECE_SHIFT).then_some(Place { ring: self.ring, index })
     }
@@ -77,22 +76,22 @@ impl Places {
 
 impl EventLoop {
     /// Registers `len` bytes from `base` on with this loop's ring, for operations with
-    /// [`IoBufs::push_registered`](crate::IoBufs::push_registered). `owner` keeps them mapped,
-    /// readable and writable.
+    /// [`IoBufs::push_registered`](crate::IoBufs::push_registered). `owner` keeps them mapped, readable and
+    /// writable.
     ///
-    /// 64 MiB are registered per iteration. Pages that are not there, or not mapped yet, take far
-    /// longer than others: madvise(2), `MADV_POPULATE_WRITE`, on another thread before this.
-    /// Dropping the future undoes what has been done.
+    /// Registers 64 MiB per iteration. Pages that are not present or not mapped take far longer. Populate
+    /// them on another thread before, with madvise(2) and `MADV_POPULATE_WRITE`. Dropping the future
+    /// unregisters what was registered.
     ///
     /// # Errors
     ///
-    /// Nothing is registered then, and all operations go on without.
+    /// Nothing is registered then, and operations work without.
     ///
     /// - [`Unsupported`](io::ErrorKind::Unsupported): the loop does not run on io_uring.
     /// - `EINVAL`: Linux before 5.19.
     /// - `ENOMEM`: more than `RLIMIT_MEMLOCK` lets this user pin, or no memory.
-    /// - `EFAULT`: not mapped, or a file's on a file system that needs to know of writes.
-    /// - `ENOSPC`: all 16384 places of 64 MiB are taken.
+    /// - `EFAULT`: not mapped, or a file on a file system that must be notified of writes.
+    /// - `ENOSPC`: all 16384 indices of 64 MiB are taken.
     pub fn register_memory(
         &self,
         owner: Rc<dyn Any>,
@@ -131,14 +130,14 @@ impl EventLoop {
 }
 
 impl LoopMemory {
-    /// What to find an operation's place by.
+    /// Returns the map from offsets to places.
     pub fn places(&self) -> Places {
         let ring = NonNull::new(self.0.inner.as_ptr().cast_mut().cast());
         Places { ring: ring.unwrap_or(NonNull::dangling()), first: self.0.first as u16 }
     }
 
-    /// Gives the memory back, 64 MiB per iteration, if nobody else has it any more: operations that
-    /// are in flight in it, for one.
+    /// Unregisters the memory, 64 MiB per iteration, if no other clone exists. Operations in flight hold
+    /// clones.
     pub async fn unregister(self) {
         let Ok(registered) = Rc::try_unwrap(self.0) else { return };
         while registered.release_last() {
@@ -149,11 +148,11 @@ impl LoopMemory {
 }
 
 impl Registered {
-    /// Gives the last place back. `false`: there is none left.
+    /// Releases the last index. Returns `false` if none is left.
     fn release_last(&self) -> bool {
         let Some(left) = self.taken.get().checked_sub(1) else { return false };
         self.taken.set(left);
-        // A loop that is gone has closed its ring. None of its callbacks runs while it uses that.
+        // If the loop has ended, its ring is closed. None of its callbacks runs during the borrow.
         if let Some(inner) = self.inner.upgrade()
             && let Ok(mut ring) = inner.ring.try_borrow_mut()
         {

@@ -1,4 +1,4 @@
-//! How a loop ends (contract E12), and what becomes of memory that is in flight then (contract E8).
+//! The end of a loop (contract E12), and of memory in flight then (contract E8).
 
 #![allow(unsafe_code)]
 
@@ -10,19 +10,18 @@ use crate::op::Engine;
 use crate::ring::{RingOp, Wait};
 use crate::slots::{Slots, UserData};
 
-/// Rounds of letting go: what is dropped may leave something behind in its turn, but not for ever.
+/// Maximum rounds of dropping: what is dropped may leave new work behind, but not for ever.
 const ROUNDS: u32 = 16;
 
 impl EventLoop {
-    /// Lets go of everything: handlers and tasks are dropped, operations in flight are cancelled
-    /// where that is possible and waited for, timers complete with `-ECANCELED` (those of
-    /// [`add_timer`](Self::add_timer) are dropped), and so does what is submitted from here on.
-    /// [`run`](Self::run) ends with it; a loop that is turned otherwise needs it where tasks or
-    /// targets hold on to the loop in their turn.
+    /// Shuts the loop down: drops handlers and tasks, cancels operations in flight where possible, and waits
+    /// for them. Timers complete with `-ECANCELED` (those of [`add_timer`](Self::add_timer) are dropped). So
+    /// does everything submitted from now on. [`run`](Self::run) ends with this. A loop that runs otherwise
+    /// needs it if tasks or targets hold the loop.
     ///
     /// # Errors
     ///
-    /// As of [`run_once`](Self::run_once); memory in flight is not freed then.
+    /// Those of [`run_once`](Self::run_once); memory in flight is not freed then.
     pub fn shut_down(&self) -> io::Result<()> {
         let turn = self.begin_turn()?;
         self.0.stopping.set(true);
@@ -40,7 +39,8 @@ impl EventLoop {
         result
     }
 
-    /// Whether it has begun to [shut down](Self::shut_down): what completes with `-ECANCELED` then may not have been done.
+    /// Returns whether the loop is [shutting down](Self::shut_down). Operations that complete with
+    /// `-ECANCELED` may then not have been carried out.
     pub fn is_shut_down(&self) -> bool {
         self.0.closing.get()
     }
@@ -66,7 +66,7 @@ impl EventLoop {
         }
     }
 
-    /// Waits for what is in flight.
+    /// Waits for operations in flight.
     fn drain(&self) -> io::Result<()> {
         let in_flight = self.0.slots.borrow().ids();
         for id in in_flight {
@@ -79,15 +79,15 @@ impl EventLoop {
             let with_aio = self.with_aio();
             let refused = self.0.refused.borrow().len() as u64;
             if self.in_flight() > with_pool + with_aio + refused {
-                // What has not been submitted yet may be what ends the rest.
+                // Operations still in the backlog may include the cancellations of others.
                 let more = refused > 0 || !self.0.backlog.borrow().is_empty();
                 self.enter(if more { Wait::No } else { Wait::Forever })?;
             } else if with_aio > 0 {
-                // Nothing of it can be cancelled; the eventfd that announces it is watched no more.
+                // They cannot be cancelled, and their eventfd is not watched any more.
                 self.wait_for_aio()?;
             } else {
-                // Only pool threads are left, and the wake-up poll is gone: they answer by the
-                // inbox, and closing the pool waits for them.
+                // Only pool threads are left. They answer by the inbox, whose wake-up poll has ended. Closing
+                // the pool waits for them.
                 self.close_pool();
             }
             self.dispatch_all();
@@ -97,11 +97,11 @@ impl EventLoop {
 }
 
 impl Drop for Inner {
-    /// Memory in slots may still be written to: it is freed once its operations are done, or, if
-    /// what carries them out fails, never (contract E8).
+    /// Frees memory in slots once its operations are done. If the ring fails, the memory is leaked, as the
+    /// kernel may still write to it (contract E8).
     fn drop(&mut self) {
         drop(self.pool.take());
-        // Waits for what the kernel has of it.
+        // Waits for the operations of Linux AIO.
         let aio_ended = self.aio.take().is_none_or(LinuxAio::end);
         drop(self.shared.inbox.close());
         let slots = self.slots.get_mut();
@@ -117,7 +117,7 @@ impl Drop for Inner {
             if engine == Some(Engine::Native) && !aio_ended {
                 std::mem::forget(slots.remove(id));
             } else if engine != Some(Engine::Uring) {
-                // Pool threads have been joined above, and AIO has ended; what they did is done.
+                // Pool threads are joined and AIO has ended, so these operations are done.
                 drop(slots.remove(id));
             } else {
                 let cancel = RingOp::Cancel { user_data: UserData::Op(id).pack() };
@@ -127,7 +127,7 @@ impl Drop for Inner {
         let mut reaped = Vec::with_capacity(REAP_BATCH);
         while slots.in_flight() > 0 {
             while let Some((op, user_data)) = backlog.front() {
-                // SAFETY: what `op` points to is in its slot still.
+                // SAFETY: the memory and descriptors of `op` are still in its slot.
                 if !unsafe { ring.push(op, *user_data) } {
                     break;
                 }

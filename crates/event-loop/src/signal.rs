@@ -1,4 +1,4 @@
-//! Signals to eventfds that others have, too.
+//! Signals to eventfds that other processes share.
 
 #![allow(unsafe_code)]
 
@@ -15,15 +15,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::linux_aio::Signals;
 
-/// The way to signal an eventfd of a stranger's, who may have filled its counter: a write(2) would
-/// then wait until somebody reads it, and with it the loop.
+/// Signals an eventfd of an untrusted process without blocking. The process may have filled the counter: a
+/// write(2) would then block the loop until the counter is read.
 ///
-/// Whether it waits is a flag of the description that both sides have, and setting it would change
-/// how the other side reads. So an eventfd that does not wait is written to, and one that does is
-/// registered with a ring of its own (io_uring_register(2), `IORING_REGISTER_EVENTFD`), which has the
-/// kernel add to it: that never waits, and leaves a counter that is full as it is. Where there is no
-/// io_uring, Linux AIO does the same (`IOCB_FLAG_RESFD`). A stranger that changes the flag later can still
-/// make a write wait.
+/// Whether a write blocks is a flag of the open file description, which both sides share. Changing the flag
+/// would change the other side's reads. So a non-blocking eventfd is written to, and a blocking one is
+/// registered with its own ring (io_uring_register(2), `IORING_REGISTER_EVENTFD`). The kernel's increment
+/// never blocks, and leaves a full counter unchanged. Without io_uring, Linux AIO does the same
+/// (`IOCB_FLAG_RESFD`). If the other side changes the flag later, a write may still block.
 #[derive(Debug)]
 pub struct Signal {
     fd: Arc<OwnedFd>,
@@ -31,13 +30,13 @@ pub struct Signal {
 }
 
 enum Way {
-    /// It does not wait.
+    /// The eventfd is non-blocking.
     Write,
-    /// What completes in this ring adds to it.
+    /// Each completion of this ring signals the eventfd.
     Ring(Box<RefCell<IoUring>>),
-    /// What completes by Linux AIO does.
+    /// Each completion of Linux AIO does.
     LinuxAio(Box<Signals>),
-    /// There is neither: it is written to if it is not full.
+    /// Neither is available: write if the counter is not full.
     Look,
 }
 
@@ -59,7 +58,7 @@ impl std::fmt::Debug for Way {
 }
 
 impl Signal {
-    /// The way to signal this eventfd.
+    /// Returns a `Signal` for this eventfd.
     pub fn new(fd: Arc<OwnedFd>) -> Self {
         let flags = fcntl(fd.as_fd(), FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
         let way = match flags {
@@ -72,12 +71,12 @@ impl Signal {
         Signal { fd, way }
     }
 
-    /// Adds one to its counter, unless that is full: then its reader has something to wake for. One
-    /// system call, or two where there are neither rings nor Linux AIO.
+    /// Adds one to the counter, unless it is full, in which case the reader has an event already. Makes one
+    /// system call, or two without io_uring and Linux AIO.
     pub fn send(&self) {
         let sent = match &self.way {
             Way::Write => {
-                // It is the other side's loss when it has taken away what it waits for.
+                // A failure is the other side's doing and loss.
                 let _ = nix::unistd::write(&self.fd, &1u64.to_ne_bytes());
                 return;
             }
@@ -91,8 +90,8 @@ impl Signal {
     }
 }
 
-/// Adds one to the counter of an eventfd unless it is full. Whoever fills it between the two calls has
-/// the second one wait.
+/// Adds one to an eventfd's counter unless it is full. If the counter is filled between the two calls, the
+/// write blocks.
 fn signal_if_not_full(fd: &OwnedFd) {
     let mut ready = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
     if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
@@ -100,7 +99,7 @@ fn signal_if_not_full(fd: &OwnedFd) {
     }
 }
 
-/// A ring that can do nothing but signal: no other operation, nothing registered any more.
+/// A ring restricted to signalling: no other operation and no further registration.
 fn ring_of(fd: &OwnedFd) -> io::Result<IoUring> {
     let ring = IoUring::builder().setup_r_disabled().dontfork().build(1)?;
     let submitter = ring.submitter();
@@ -110,13 +109,13 @@ fn ring_of(fd: &OwnedFd) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// Has an operation complete that does nothing. `false`: it could not be submitted.
+/// Completes an operation without an effect. Returns `false` if it could not be submitted.
 fn complete_one(ring: &mut IoUring) -> bool {
-    // Of earlier ones nothing is wanted but their places.
+    // Discard the completions of earlier signals.
     ring.completion().for_each(drop);
     // SAFETY: the entry names no memory.
     //
-    // There is no room when an earlier one could not be submitted: then that one goes now.
+    // Fails if an earlier entry could not be submitted, which is then submitted now.
     let _ = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
     loop {
         match ring.submit() {
@@ -158,9 +157,9 @@ mod tests {
         }
     }
 
-    /// Without its own way to signal, this waits for a reader that does not come.
+    /// A plain write would block here, as the counter is never read.
     #[test]
-    fn a_full_counter_holds_nobody_up() {
+    fn a_full_counter_blocks_no_signal() {
         for flags in [EfdFlags::empty(), EfdFlags::EFD_NONBLOCK] {
             for way in [None, Some(Way::without_a_ring as fn() -> Way), Some(|| Way::Look)] {
                 let (reader, fd) = eventfd(flags);
@@ -181,14 +180,14 @@ mod tests {
         }
     }
 
-    /// A look before a write has a gap; this has none.
+    /// A check before a write leaves a gap; this does not.
     #[test]
     fn without_a_ring_linux_aio_signals() {
         assert!(matches!(Way::without_a_ring(), Way::LinuxAio(_)));
         let (reader, fd) = eventfd(EfdFlags::empty());
         let signals = Signals::new().unwrap();
         reader.write(u64::MAX - 1).unwrap();
-        // As if somebody had filled it since it was looked at.
+        // As if the counter was filled after the check.
         assert!(signals.send(&fd));
         assert_eq!(reader.read(), Ok(u64::MAX));
         assert!(signals.send(&fd));

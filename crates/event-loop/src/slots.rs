@@ -1,4 +1,4 @@
-//! Slots of operations in flight: they own the memory and the file until the completion (E8).
+//! Slots of operations in flight. They own memory and file until the completion (E8).
 
 #![allow(unsafe_code)]
 
@@ -19,9 +19,9 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// The operation for the ring. Its pointers are good for as long as this stays in its slot: the
-    /// segments and their description are on the heap, so the slot itself may move.
-    /// `fixed` is the file's place in this ring's table, `buffer` the memory's.
+    /// The operation in the ring's terms. Its pointers are valid while this is in its slot. Segments and
+    /// their description are on the heap, so the slot itself may move. `fixed` is the file's index in this
+    /// ring's table, `buffer` the memory's.
     #[inline]
     pub(crate) fn ring_op(&self, fixed: Option<u32>, buffer: Option<u16>) -> Option<RingOp> {
         let file = match fixed {
@@ -60,8 +60,7 @@ impl InFlight {
     }
 }
 
-/// The table of slots. It grows when all are taken and never shrinks: in steady state it does not
-/// allocate.
+/// The table of slots. It grows when full and never shrinks, so it does not allocate in steady state.
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -72,7 +71,7 @@ struct Slot {
     content: Option<InFlight>,
 }
 
-/// A slot's number and generation, as it travels in `user_data`.
+/// A slot's number and generation, as encoded in `user_data`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotId {
     pub(crate) index: u32,
@@ -113,8 +112,7 @@ impl Slots {
         if slot.generation == id.generation { slot.content.as_mut() } else { None }
     }
 
-    /// Takes an operation out: its completion has come. `None` for a completion that belongs to
-    /// nobody.
+    /// Takes an operation out at its completion. `None` if the completion belongs to no operation in flight.
     #[inline]
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<InFlight> {
         let slot = self.slots.get_mut(id.index as usize)?;
@@ -135,7 +133,7 @@ impl Slots {
         self.ids_of(|_| true)
     }
 
-    /// Of the operations that `wanted` holds of.
+    /// Ids of the operations for which `wanted` returns true.
     pub(crate) fn ids_of(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<SlotId> {
         self.slots
             .iter()
@@ -146,10 +144,10 @@ impl Slots {
     }
 }
 
-/// Bits of a generation that `user_data` has room for.
+/// Bits of a generation that fit into `user_data`.
 pub(crate) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
-/// What a completion is for, packed into the 64 bits of `user_data`.
+/// The meaning of a completion, encoded in the 64 bits of `user_data`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UserData {
     /// An operation in a slot.
@@ -158,7 +156,7 @@ pub(crate) enum UserData {
     Poll(SlotId),
     /// The loop's own wake-up descriptor.
     Wake,
-    /// A cancellation or removal, whose own outcome does not matter.
+    /// A cancellation or removal, whose own result is ignored.
     Ignored,
 }
 

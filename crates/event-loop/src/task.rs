@@ -1,4 +1,4 @@
-//! Tasks: futures on the loop, for what takes many steps or is rare.
+//! Tasks: futures on the loop, for rare work or work with many steps.
 
 #![allow(unsafe_code)]
 
@@ -16,8 +16,7 @@ use crate::handle::LoopGone;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile, count};
 use crate::timers::TimerId;
 
-/// Lets the loop's other tasks, and what else it has to do, have their turn (contract E11): for a task
-/// that always finds more to do.
+/// Yields to the loop's other tasks and sources (contract E11), for a task that always finds more to do.
 pub async fn take_turns() {
     let mut yielded = false;
     poll_fn(|cx| {
@@ -30,28 +29,27 @@ pub async fn take_turns() {
     .await;
 }
 
-/// A task's result, for another task to wait for. Dropping it lets the task run on by itself.
+/// A task's result, awaited by another task. Dropping the handle does not end the task.
 pub struct JoinHandle<T>(Rc<dyn Join<T>>);
 
-/// A task with its future, then its result, in one place. It stands behind an `Rc` from its birth
-/// to its end, and nothing moves it out from there.
+/// A task: first its future, then its result, in one allocation. It stays in an `Rc` and is never moved out.
 struct Spawned<F: Future> {
     stage: RefCell<Stage<F>>,
     joiner: Cell<Option<Waker>>,
-    /// Nobody wants the result any more.
+    /// The handle was dropped.
     detached: Cell<bool>,
 }
 
 enum Stage<F: Future> {
     Running(F),
     Done(F::Output),
-    /// The result was taken, or there will be none.
+    /// The result was taken, or the task was dropped unfinished.
     Over,
 }
 
 impl<F: Future> Spawned<F> {
     fn leave(&self, stage: Stage<F>) {
-        // In place, never moved: the future was pinned.
+        // Assigned in place, as the future is pinned.
         *self.stage.borrow_mut() = stage;
         if let Some(joiner) = self.joiner.take() {
             joiner.wake();
@@ -64,8 +62,8 @@ impl<F: Future> Task for Spawned<F> {
         let result = {
             let mut stage = self.stage.borrow_mut();
             let Stage::Running(future) = &mut *stage else { return true };
-            // SAFETY: the future lies in an `Rc` that nobody takes it out of, and is dropped in
-            // place: `leave` and this type's own drop are all that ends it.
+            // SAFETY: the future is in an `Rc` that it is never moved out of. `leave` and this type's
+            // drop, which drop it in place, are the only ends.
             unsafe { Pin::new_unchecked(future) }.poll(cx)
         };
         match result {
@@ -81,7 +79,7 @@ impl<F: Future> Task for Spawned<F> {
     }
 }
 
-/// The side of a task that its handle sees.
+/// A task from its handle's side.
 trait Join<T> {
     fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<T, LoopGone>>;
     fn detach(&self);
@@ -89,7 +87,7 @@ trait Join<T> {
 
 impl<F: Future> Join<F::Output> for Spawned<F> {
     fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, LoopGone>> {
-        // A task that waits for itself waits for ever.
+        // The task is awaiting itself: pending for ever.
         let Ok(mut stage) = self.stage.try_borrow_mut() else { return Poll::Pending };
         if let Stage::Running(_) = &*stage {
             drop(stage);
@@ -105,7 +103,7 @@ impl<F: Future> Join<F::Output> for Spawned<F> {
 
     fn detach(&self) {
         self.detached.set(true);
-        // Within its own poll, or its future's drop, it is not done yet.
+        // Borrowed while the future is polled or dropped: not done.
         let done = match self.stage.try_borrow_mut() {
             Ok(mut stage) if matches!(*stage, Stage::Done(_)) => {
                 std::mem::replace(&mut *stage, Stage::Over)
@@ -117,8 +115,7 @@ impl<F: Future> Join<F::Output> for Spawned<F> {
 }
 
 impl<T> Future for JoinHandle<T> {
-    /// `Err`: the loop has stopped, and dropped the task unfinished. (Also when asked again after
-    /// the result.)
+    /// `Err`: the loop has stopped and dropped the task unfinished, or the result was taken before.
     type Output = Result<T, LoopGone>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -133,10 +130,9 @@ impl<T> Drop for JoinHandle<T> {
 }
 
 impl EventLoop {
-    /// Runs a future on this loop, from the next iteration on. It is dropped unfinished when the
-    /// loop stops. Its waker may be called on any thread. A future that never waits keeps the loop
-    /// from everything else: it is to return now and then (contract E11). The handle may be
-    /// dropped; the task runs on.
+    /// Runs a future on this loop, from the next iteration on. The future is dropped unfinished when the loop
+    /// stops. Its waker may be called on any thread. A future that never waits blocks the loop, so it has to
+    /// return from time to time (contract E11). Dropping the handle does not end the task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let task = Rc::new(Spawned {
             stage: RefCell::new(Stage::Running(future)),
@@ -150,15 +146,15 @@ impl EventLoop {
 
     /// Starts an operation and returns a future of its result and its memory.
     ///
-    /// The result is a count, of bytes for operations that transfer some, or the operation's errno. Dropping the future
-    /// detaches: the loop keeps the memory until the operation is done (contract E8).
+    /// The result is a count, of bytes for operations that transfer some, or the operation's errno. Dropping
+    /// the future detaches it: the loop keeps the memory until the operation is done (contract E8).
     ///
     /// # Panics
     ///
-    /// The future, if it would wait for ever: it is polled outside of the loop's iterations, and nothing turns the loop.
-    /// These turn it: [`block_on`](Self::block_on) and [`run`](Self::run) while they run; from their first call on
-    /// [`run_once`](Self::run_once), [`prepare`](Self::prepare), [`pollable_fd`](Self::pollable_fd) and the
-    /// adapters for foreign loops.
+    /// The future panics if it is polled outside of the loop's iterations and nothing runs the loop, as it
+    /// would wait for ever. [`block_on`](Self::block_on) and [`run`](Self::run) run the loop during their
+    /// calls. The adapters for foreign loops do so from their first call on, like
+    /// [`run_once`](Self::run_once), [`prepare`](Self::prepare) and [`pollable_fd`](Self::pollable_fd).
     pub fn operate(
         &self,
         file: &LoopFile,
@@ -169,7 +165,7 @@ impl EventLoop {
         let state = Rc::new(Outcome::default());
         let target: Rc<dyn IoTarget> = state.clone();
         self.submit(file, op, engine, bufs, &target, 0);
-        // A task of the loop must not keep the loop.
+        // A weak reference, as a task of the loop must not keep the loop alive.
         let inner = Rc::downgrade(&self.0);
         poll_fn(move |cx| {
             let outcome = state.poll(cx);
@@ -178,12 +174,12 @@ impl EventLoop {
         })
     }
 
-    /// Completes at `deadline_ns`, loop time, or when the loop shuts down. Dropping the future cancels
-    /// the timer.
+    /// Completes at `deadline_ns`, loop time, or when the loop shuts down. Dropping the future cancels the
+    /// timer.
     ///
     /// # Panics
     ///
-    /// The future, as that of [`operate`](Self::operate).
+    /// The future panics as that of [`operate`](Self::operate).
     pub fn sleep_until(&self, deadline_ns: u64) -> impl Future<Output = ()> + use<> {
         struct Cancel(EventLoop, TimerId);
         impl Drop for Cancel {
@@ -204,12 +200,11 @@ impl EventLoop {
         }
     }
 
-    /// Runs the loop until `future` is done: for tests and for programs without a `run` of their
-    /// own.
+    /// Runs the loop until `future` is done. For tests, and for programs that do not call `run`.
     ///
     /// # Errors
     ///
-    /// As of [`run_once`](Self::run_once); also when the loop is stopped before `future` is done.
+    /// Those of [`run_once`](Self::run_once); also if the loop is stopped before `future` is done.
     pub fn block_on<T: 'static>(
         &self,
         future: impl Future<Output = T> + 'static,
@@ -232,7 +227,8 @@ impl EventLoop {
     }
 }
 
-/// Panics if `outcome` is pending and nothing turns the loop: nothing would wake the task. `None`: the loop was dropped.
+/// Panics if `outcome` is pending and nothing runs the loop, as nothing would wake the task. `None`: the
+/// loop was dropped.
 fn assert_turns<T>(event_loop: Option<&Inner>, outcome: &Poll<T>) {
     let turns = event_loop.is_some_and(|inner| inner.turning.get() || inner.is_embedded.get());
     assert!(
@@ -243,7 +239,7 @@ fn assert_turns<T>(event_loop: Option<&Inner>, outcome: &Poll<T>) {
     );
 }
 
-/// The completion of an operation that a task waits for.
+/// The completion of an operation awaited by a task.
 #[derive(Default)]
 struct Outcome {
     result: RefCell<Option<(i32, IoBufs)>>,
@@ -253,7 +249,7 @@ struct Outcome {
 impl IoTarget for Outcome {
     fn complete(&self, _token: u32, result: i32, bufs: IoBufs) {
         self.result.replace(Some((result, bufs)));
-        // Somebody else's waker may do anything: not within the borrow.
+        // Outside of the borrow, as the waker may run any code.
         let waker = self.waker.take();
         if let Some(waker) = waker {
             waker.wake();

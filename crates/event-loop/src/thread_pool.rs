@@ -1,5 +1,5 @@
-//! Threads for what would block the loop: `aio=threads`, and all file I/O where there is no
-//! io_uring. Started on demand, retired when idle.
+//! Threads for operations that would block the loop: `aio=threads`, and all file I/O without io_uring.
+//! Started on demand, retired when idle.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,18 +14,18 @@ use crate::sync::lock;
 /// How many threads a loop's pool has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPoolConfig {
-    /// Threads that are there from the loop's beginning to its end: QEMU's `thread-pool-min`. No
-    /// more than `max`; if that leaves more than [`MOST`](Self::MOST), they are refused.
+    /// Number of threads kept from the loop's creation to its end: QEMU's `thread-pool-min`. Limited by
+    /// `max`. More than [`MOST`](Self::MOST) are refused.
     pub min: usize,
-    /// Most threads, at least 1: QEMU's `thread-pool-max`. No more than [`MOST`](Self::MOST)
-    /// whatever this says.
+    /// Maximum number of threads, at least 1: QEMU's `thread-pool-max`. Larger values mean
+    /// [`MOST`](Self::MOST).
     pub max: usize,
 }
 
 impl ThreadPoolConfig {
-    /// Most threads that a loop's pool ever has. Each takes four of the memory maps that a
-    /// process may have (`vm.max_map_count`, 65530 by default), and a thread of the standard
-    /// library that gets none as it starts aborts the process.
+    /// Maximum threads of a loop's pool. Each takes four of the process's memory maps (`vm.max_map_count`,
+    /// 65530 by default). A thread of the standard library that cannot map its stack guard aborts the
+    /// process.
     pub const MOST: usize = 1024;
 }
 
@@ -35,18 +35,18 @@ impl Default for ThreadPoolConfig {
     }
 }
 
-/// What a thread does first, such as giving up what it needs no more. In a pool, threads that another one of
-/// the pool has started do without: they take after it.
+/// What a thread does first, such as dropping privileges. Threads that a pool thread starts inherit the
+/// result and skip this.
 #[derive(Clone, Default)]
 pub struct ThreadBirth(Option<Arc<dyn Fn() + Send + Sync>>);
 
 impl ThreadBirth {
-    /// Calls this on each thread.
+    /// Calls `on_thread` on each thread.
     pub fn new(on_thread: impl Fn() + Send + Sync + 'static) -> Self {
         ThreadBirth(Some(Arc::new(on_thread)))
     }
 
-    /// To be called on the thread.
+    /// Runs the call, on the thread.
     pub fn call(&self) {
         if let Some(on_thread) = &self.0 {
             on_thread();
@@ -65,23 +65,23 @@ thread_local! {
     static WITHOUT_THREADS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// From here on pools of this thread's loops carry out a job as it is submitted, and have no threads: in
-/// a simulation nothing happens but by its own doing.
+/// Makes pools of this thread's loops carry out each job at its submission, without threads, for a
+/// simulation.
 #[cfg(any(test, feature = "sim"))]
 pub fn without_threads() {
     WITHOUT_THREADS.set(true);
 }
 
-/// How long an idle thread beyond the minimum stays.
+/// How long an idle thread beyond the minimum is kept.
 const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(10) };
 
-/// A job: an operation, and what to do with its result.
+/// A job: an operation, and the `user_data` of its result.
 pub(crate) struct Job {
     pub(crate) op: BlockingOp,
     pub(crate) user_data: u64,
 }
 
-/// A pool of threads that carry out jobs in the order they were given, several at once.
+/// A pool of threads that carry out jobs in parallel, begun in the order of submission.
 pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
 }
@@ -99,7 +99,7 @@ struct Shared {
 struct State {
     jobs: VecDeque<Job>,
     idle: usize,
-    /// Threads that have been started and do not run yet.
+    /// Threads started that do not run yet.
     starting: usize,
     /// Threads that have not retired.
     alive: usize,
@@ -108,7 +108,7 @@ struct State {
 }
 
 impl ThreadPool {
-    /// A pool without threads yet. `done` gets each job's `user_data` and result, on a pool thread.
+    /// A pool without threads. A pool thread calls `done` with each job's `user_data` and result.
     pub(crate) fn new(
         name: &str,
         config: ThreadPoolConfig,
@@ -127,7 +127,7 @@ impl ThreadPool {
         }
     }
 
-    /// Starts the threads that stay. The error says which of them could not be started.
+    /// Starts the permanent threads. The error names the thread that could not be started.
     pub(crate) fn start_minimum(&self) -> io::Result<()> {
         let ThreadPoolConfig { min, max } = self.shared.config;
         let failed = |kind, why: String| Err(io::Error::new(kind, why));
@@ -147,8 +147,8 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Takes jobs over, with one lock, and without a system call where all threads are busy. Fails,
-    /// and leaves them, only when there is no thread at all and none can be started.
+    /// Takes jobs with one lock, and without a system call if all threads are busy. Fails, and leaves the
+    /// jobs, only if the pool has no thread and none can be started.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) -> io::Result<()> {
         #[cfg(any(test, feature = "sim"))]
         if WITHOUT_THREADS.get() {
@@ -169,22 +169,21 @@ impl ThreadPool {
             jobs.extend(lock(&self.shared.state).jobs.drain(..));
             return Err(error);
         }
-        // Where no more threads can be had, those that there are do the work.
+        // If no more threads can be started, the existing ones do the work.
         Ok(())
     }
 }
 
 impl State {
-    /// Counts a thread that the caller starts once it has let go of the lock: clone(2) takes long,
-    /// and the loop must not wait for it where another thread makes the call.
+    /// Counts a thread that the caller starts after it has released the lock. clone(2) takes long, and the
+    /// loop must not wait for another thread's call.
     fn reserve(&mut self) {
         self.starting += 1;
         self.alive += 1;
     }
 
-    /// Reserves a thread if there are more jobs than threads that will take one: those idle or just
-    /// starting. That thread starts the next: a burst of jobs does not hold up the loop with the
-    /// starting of as many threads.
+    /// Reserves a thread if jobs outnumber the threads that are idle or starting. Each new thread starts the
+    /// next one, so a burst of jobs costs the loop one start.
     fn reserve_if_short(&mut self, config: &ThreadPoolConfig) -> bool {
         let is_short = self.jobs.len() > self.idle + self.starting;
         let max = config.max.min(ThreadPoolConfig::MOST);
@@ -197,8 +196,7 @@ impl State {
 }
 
 impl Shared {
-    /// Starts a thread that has been [reserved](State::reserve); the lock is not held. `birth`: what
-    /// it does first.
+    /// Starts a [reserved](State::reserve) thread, without the lock held. `birth` runs first on it.
     fn start_reserved(self: &Arc<Self>, birth: &ThreadBirth) -> io::Result<()> {
         let (shared, birth) = (self.clone(), birth.clone());
         let builder = std::thread::Builder::new().name(self.name.clone());
@@ -223,7 +221,7 @@ impl Shared {
 
     fn work(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        // Itself counts as starting still: it will take a job.
+        // This thread still counts as starting, as it will take a job.
         if state.reserve_if_short(&self.config) {
             drop(state);
             let _ = self.start_reserved(&ThreadBirth::default());
@@ -253,8 +251,8 @@ impl Shared {
         }
     }
 
-    /// Waits for work: for ever if this thread is one of those that stay, else no longer than for
-    /// [`IDLE`], and then the answer is true.
+    /// Waits for work. A permanent thread waits for ever. Other threads wait at most [`IDLE`], and then
+    /// return true.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, stays: bool) -> (MutexGuard<'a, State>, bool) {
         if stays {
             let state = self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -276,8 +274,8 @@ impl Drop for ThreadPool {
                 return;
             }
             for thread in threads {
-                // It may have started another one meanwhile, which is in the list by now. A panic
-                // of a pool thread was reported by the panic hook.
+                // It may have started another thread, which is in the list by now. The panic hook has reported
+                // a panic.
                 let _ = thread.join();
             }
         }
@@ -307,7 +305,7 @@ mod tests {
         (0..count).map(job).collect()
     }
 
-    /// Each burst needs all the threads there may be; in between, those that stay, stay.
+    /// Each burst needs the maximum of threads. The permanent ones remain in between.
     #[test]
     fn threads_are_started_on_demand_and_retired_when_idle() {
         let (all, min) = (8, 2);
@@ -324,7 +322,7 @@ mod tests {
             let mut burst = jobs(all as u64);
             pool.submit(&mut burst).unwrap();
             assert!(burst.is_empty());
-            // Nobody passes before eight threads have a job each; by now they may be retiring.
+            // Passed once eight threads have a job each; by now they may be retiring.
             together.wait();
             assert!(alive(&pool) <= all);
             until("the idle threads to retire", || alive(&pool) == min);
@@ -361,7 +359,7 @@ mod tests {
         assert_eq!(alive(&pool), 0);
     }
 
-    /// A pool that goes while its threads start each other leaves none behind.
+    /// Dropping a pool whose threads are starting each other joins all of them.
     #[test]
     fn dropping_a_pool_joins_threads_that_others_are_starting() {
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Timers: a heap of deadlines; the nearest one rides on the call that waits (contract E6).
+//! Timers: a heap of deadlines. The nearest one is the timeout of the call that waits (contract E6).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -7,21 +7,21 @@ use std::rc::Rc;
 use crate::buf::IoBufs;
 use crate::op::IoTarget;
 
-/// Names a timer. Unique for the life of the loop.
+/// Identifies a timer. Unique for the life of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimerId {
-    /// Age: what is added later is larger.
+    /// Order of creation: later timers have larger numbers.
     serial: u64,
     index: u32,
 }
 
 /// A loop's timers.
 pub(crate) struct Timers {
-    /// By deadline, then by age. Cancelled ones stay until their time comes or there are too many.
+    /// By deadline, then by age. Cancelled timers stay until their deadline, or until too many accumulate.
     heap: BinaryHeap<Reverse<(u64, TimerId)>>,
-    /// What is due in this iteration, out of the heap.
+    /// Timers of this iteration, removed from the heap.
     due: VecDeque<TimerId>,
-    /// A place is free again when its timer stands neither in the heap nor in `due`.
+    /// A slot is free once its timer is neither in the heap nor in `due`.
     slots: Vec<Option<Timer>>,
     free: Vec<u32>,
     next_serial: u64,
@@ -37,18 +37,18 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Tells its target that the time will not come.
+    /// Completes the timer with `-ECANCELED`.
     pub(crate) fn cancel(self) {
         self.target.complete(self.token, -libc::ECANCELED, IoBufs::new());
     }
 }
 
-/// Cancelled timers that may stay in the heap before it is tidied up.
+/// Maximum cancelled timers in the heap before it is cleaned.
 const MAX_DEAD: usize = 64;
 
 impl Default for Timers {
-    /// Room for as many as cancelled ones may pile up, and as many live ones: how many there are at
-    /// once is chance, and those of steady state are not to allocate whenever chance has it.
+    /// Reserves room for the maximum of cancelled timers and as many live ones. Their number fluctuates at
+    /// random, and steady state must not allocate.
     fn default() -> Self {
         const ROOM: usize = 2 * MAX_DEAD;
         Timers {
@@ -76,7 +76,7 @@ impl Timers {
         id
     }
 
-    /// Cancels a timer. `None`: it has run.
+    /// Cancels a timer. `None` if it has run.
     pub(crate) fn cancel(&mut self, id: TimerId) -> Option<Timer> {
         if !is_live(&self.slots, id) {
             return None;
@@ -89,7 +89,7 @@ impl Timers {
         Some(timer)
     }
 
-    /// Timers that are cancelled long before their time, as timeouts are, must not pile up.
+    /// Removes cancelled timers from the heap. Timeouts are mostly cancelled long before their deadline.
     fn tidy_up(&mut self) {
         if self.dead > MAX_DEAD && self.dead > self.heap.len() / 2 {
             let Timers { heap, slots, free, .. } = self;
@@ -117,8 +117,8 @@ impl Timers {
         None
     }
 
-    /// Lists the timers that are due, for [`take_due`](Self::take_due). One that a callback adds
-    /// meanwhile waits for the next iteration, however near its deadline (contract E11).
+    /// Lists the timers that are due, for [`take_due`](Self::take_due). A timer added by a callback waits for
+    /// the next iteration, whatever its deadline (contract E11).
     pub(crate) fn list_due(&mut self, now: u64) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let Some(Reverse((_, id))) = self.heap.pop() else { return };
@@ -129,7 +129,7 @@ impl Timers {
         }
     }
 
-    /// The next of those listed, unless it was cancelled since.
+    /// Takes the next listed timer that was not cancelled since.
     pub(crate) fn take_due(&mut self) -> Option<(Rc<dyn IoTarget>, u32)> {
         while let Some(id) = self.due.pop_front() {
             self.free.push(id.index);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_by_deadline_then_by_age() {
+    fn timers_come_by_deadline_then_by_age() {
         let mut timers = Timers::default();
         for (deadline, token) in [(20, 0), (10, 1), (10, 2), (30, 3)] {
             timers.add(deadline, Rc::new(Nobody), token);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_is_due_can_still_be_cancelled_and_an_id_is_never_used_again() {
+    fn a_due_timer_can_be_cancelled_and_ids_are_unique() {
         let mut timers = Timers::default();
         let ids = [0, 1].map(|token| timers.add(5, Rc::new(Nobody), token));
         timers.list_due(5);

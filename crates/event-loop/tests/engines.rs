@@ -1,5 +1,5 @@
-//! The engines behind one interface: what io_uring, Linux AIO and the thread pool promise alike, and
-//! what is particular to each.
+//! The engines behind one interface: the promises that io_uring, Linux AIO and the thread pool share, and
+//! the particularities of each.
 
 mod common;
 
@@ -22,8 +22,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const ENGINES: [Engine; 3] = [Engine::Uring, Engine::Native, Engine::Threads];
 const BLOCK: usize = 4096;
 
-/// A file opened with `O_DIRECT` that has no name any more: `blocks` blocks, each filled with its
-/// number.
+/// An unlinked file opened with `O_DIRECT`, with `blocks` blocks, each filled with its number.
 fn direct_file(blocks: u32) -> Arc<OwnedFd> {
     let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path =
@@ -44,7 +43,7 @@ fn read(n: u32) -> IoOp {
     IoOp::Read { offset: u64::from(n) * BLOCK as u64 }
 }
 
-/// Counts completions, and defers a call at each.
+/// Counts completions, and defers a call for each.
 struct Device {
     event_loop: EventLoop,
     call: Rc<dyn DeferredCall>,
@@ -73,7 +72,7 @@ impl DeferredCall for Signal {
     }
 }
 
-/// Completions that are there when a turn begins are one batch, whoever brings them (F3).
+/// Completions available when a turn begins are one batch, with every engine (F3).
 #[test]
 fn completions_that_are_reaped_together_defer_once() {
     const READS: u32 = 32;
@@ -90,13 +89,13 @@ fn completions_that_are_reaped_together_defer_once() {
                 completed: Cell::new(0),
             });
             let target: Rc<dyn IoTarget> = device.clone();
-            // Read from the page cache: done by the time that io_uring_enter or io_submit returns.
+            // Reads from the page cache are done when io_uring_enter or io_submit returns.
             let fd = tempfile(&[1; BLOCK]);
             let file = event_loop.register_file(fd.clone());
             for token in 0..READS {
                 event_loop.submit(&file, read(0), engine, block(), &target, token);
             }
-            // The pool's one thread answers in order: the reads before this.
+            // The only pool thread answers in order: the reads before this.
             let len = 2 * BLOCK as u64;
             let grow = IoOp::Fallocate { mode: 0, offset: 0, len };
             event_loop.submit(&file, grow, Engine::Threads, IoBufs::new(), &target, READS);
@@ -109,7 +108,7 @@ fn completions_that_are_reaped_together_defer_once() {
             assert!(wakes <= 1, "{name}, {engine:?}: woken {wakes} times");
             assert!(event_loop.check(), "{name}, {engine:?}");
             event_loop.dispatch().unwrap();
-            // On epoll the reads, and everywhere the last one, may come in a batch of their own.
+            // On epoll the reads, and everywhere the last one, may be in a separate batch.
             let own = engine != Engine::Threads && (engine == Engine::Native || name != "epoll");
             let completed = device.completed.get();
             assert!(completed >= READS, "{name}, {engine:?}: {completed} at once");
@@ -120,8 +119,7 @@ fn completions_that_are_reaped_together_defer_once() {
     }
 }
 
-/// Depth 64 over a file of 32 blocks: what is read is what is there, and nothing is lost or counted
-/// twice (E7).
+/// Depth 64 over a file of 32 blocks: reads return the file's contents, and each completes once (E7).
 #[test]
 fn e7_every_engine_reads_and_writes_and_counts() {
     struct Check {
@@ -170,7 +168,7 @@ fn e7_every_engine_reads_and_writes_and_counts() {
             event_loop.submit(&file, grow, engine, IoBufs::new(), &target, 2);
             turn_until(&event_loop, name, || results.len() == 3);
             assert!(results.0.borrow().iter().all(|(_, result)| *result == 0), "{engine:?}");
-            // The loop's wake-up poll, and Linux AIO's.
+            // The loop's wake-up poll, and the poll for Linux AIO.
             let polls = 1 + u64::from(engine != Engine::Uring);
             assert!(event_loop.in_flight() <= polls, "{name}, {engine:?}");
         }
@@ -181,11 +179,11 @@ fn e7_every_engine_reads_and_writes_and_counts() {
     }
 }
 
-/// More than the context has room for, in batches of at most `entries`.
+/// More operations than the context has room for, in batches of at most `entries`.
 #[test]
 fn e7_native_operations_beyond_the_contexts_capacity_wait_for_room() {
     for (name, ring) in rings() {
-        // From the page cache, more completes at once than a turn dispatches.
+        // From the page cache, more operations complete at once than a turn dispatches.
         for file in [direct_file(32), tempfile(&[1; 32 * BLOCK])] {
             let event_loop = EventLoop::new(LoopConfig { entries: 32, ..config(ring) }).unwrap();
             let file = event_loop.register_file(file);
@@ -203,7 +201,7 @@ fn e7_native_operations_beyond_the_contexts_capacity_wait_for_room() {
     }
 }
 
-/// io_submit stops at an operation it refuses: that one fails, the others go on, in order.
+/// io_submit stops at an operation that it refuses: that one fails, the others are submitted in order.
 #[test]
 fn e7_a_refused_native_operation_fails_alone() {
     for (name, event_loop) in loops() {
@@ -227,9 +225,9 @@ fn e7_a_refused_native_operation_fails_alone() {
     }
 }
 
-/// /dev/zero cannot be synced, not by Linux AIO and not otherwise; a file that can still is.
+/// /dev/zero cannot be synced by any engine. A regular file still can.
 #[test]
-fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
+fn the_thread_pool_does_syncs_that_linux_aio_refuses() {
     for (name, event_loop) in loops() {
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let zero = event_loop.register_file(Arc::new(zero.into()));
@@ -240,7 +238,7 @@ fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
             event_loop.submit(file, sync, Engine::Native, IoBufs::new(), &target, token);
             let native = event_loop.stats().aio_submits.get();
             turn_until(&event_loop, name, || results.len() == token as usize + 1);
-            // Also for the file whose turn is after the refusal.
+            // Also for a file submitted after the refusal.
             assert!(event_loop.stats().aio_submits.get() > native, "{name}, {token}");
         }
         assert_eq!(*results.0.borrow(), [(0, -libc::EINVAL), (1, 0)], "{name}");
@@ -248,7 +246,7 @@ fn a_sync_that_linux_aio_refuses_is_the_thread_pools() {
 }
 
 #[test]
-fn e8_native_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
+fn e8_native_memory_outlives_the_loop_while_in_flight() {
     for (name, ring) in rings() {
         for submitted in [false, true] {
             let event_loop = EventLoop::new(config(ring)).unwrap();
@@ -275,9 +273,9 @@ fn e8_native_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
     }
 }
 
-/// A callback's panic ends the I/O thread, though it leaves completions behind that nobody dispatches.
+/// A callback's panic ends the I/O thread even if undispatched completions are left.
 #[test]
-fn a_panic_among_completions_is_what_the_thread_ends_with() {
+fn a_panic_among_completions_ends_the_thread() {
     struct Panic;
     impl IoTarget for Panic {
         fn complete(&self, _token: u32, _result: i32, _bufs: IoBufs) {
@@ -304,7 +302,7 @@ fn a_panic_among_completions_is_what_the_thread_ends_with() {
     }
 }
 
-/// Inside a foreign loop: the completion shows on the descriptor (E2).
+/// Inside a foreign loop, the completion makes the descriptor readable (E2).
 #[test]
 fn e2_native_completions_wake_a_foreign_loop() {
     for choice in [RingChoice::Ladder(RingFlags::BEST), RingChoice::Epoll] {
@@ -333,10 +331,10 @@ fn e2_native_completions_wake_a_foreign_loop() {
     }
 }
 
-/// All that an iteration gives the pool takes its lock once.
+/// All pool jobs of an iteration take the pool's lock once.
 #[test]
 fn jobs_of_an_iteration_take_one_lock() {
-    // All are there from the beginning: starting one takes the lock again.
+    // All threads exist from the beginning, as starting one takes the lock again.
     let thread_pool = ThreadPoolConfig { min: 4, max: 4 };
     let config = LoopConfig { thread_pool, ..config(RingChoice::default()) };
     let event_loop = EventLoop::new(config).unwrap();
@@ -354,9 +352,9 @@ fn jobs_of_an_iteration_take_one_lock() {
     }
 }
 
-/// The kernel has none, or none to give: an error that names the call.
+/// Linux AIO missing or exhausted: an error that names the call.
 #[test]
-fn linux_aio_that_is_not_to_be_had_is_an_error() {
+fn missing_linux_aio_is_an_error() {
     for errno in [libc::ENOSYS, libc::EAGAIN] {
         denied(&[libc::SYS_io_setup], errno, || {
             let event_loop = EventLoop::new(config(RingChoice::default())).unwrap();

@@ -1,5 +1,5 @@
-//! E10: deferred calls at the end of the section, before any sleep. E11: nobody starves anybody.
-//! E13: hostile values end in errors.
+//! E10: deferred calls run at the end of the section, before any sleep. E11: no source starves another.
+//! E13: hostile values cause errors.
 
 mod common;
 
@@ -14,7 +14,7 @@ use event_loop::{
     ThreadPoolConfig, Trigger,
 };
 
-/// A deferred call that notes at which sleep of the loop it ran.
+/// A deferred call that records after how many sleeps it ran.
 struct Signal {
     event_loop: EventLoop,
     queued: Cell<bool>,
@@ -114,10 +114,10 @@ fn e10_every_callback_runs_in_a_section_that_ends_with_its_iteration() {
         event_loop.bottom_half(twice()).schedule();
         event_loop.run_once(true).unwrap();
         assert_eq!(ran(), 4, "{name}: messages");
-        // Outside, at once.
+        // Outside of a section it runs at once.
         event_loop.defer(&call);
         assert_eq!(ran(), 5, "{name}");
-        // The handler holds the loop, which holds it.
+        // Handler and loop hold each other.
         event_loop.shut_down().unwrap();
     }
 }
@@ -144,7 +144,7 @@ fn e10_a_loop_does_not_turn_within_a_section_or_a_callback() {
 
 // ---- E11 ---------------------------------------------------------------------------------------
 
-/// Floods a loop from one side and sees whether all others get their share within some iterations.
+/// Checks that all other sources are served within some iterations of a loop that one source floods.
 fn others_get_on(event_loop: &EventLoop, what: &str) {
     let (fd, count) = (eventfd(), Count::new());
     event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
@@ -177,9 +177,9 @@ fn others_get_on(event_loop: &EventLoop, what: &str) {
 }
 
 #[test]
-fn e11_a_flood_from_any_side_starves_nobody() {
+fn e11_no_flood_starves_other_sources() {
     for (name, event_loop) in loops() {
-        // A handler that always has more.
+        // A handler that always has more work.
         let busy = Count::new();
         busy.then(|| Progress::More);
         let fd = eventfd();
@@ -198,7 +198,7 @@ fn e11_a_flood_from_any_side_starves_nobody() {
         assert!(busy.calls.get() > 1);
     }
     for (name, event_loop) in loops() {
-        // A timer that adds itself again, always the first in the row.
+        // A timer that adds itself again and is always the first due.
         fn again(event_loop: &EventLoop) {
             let on_loop = event_loop.clone();
             event_loop.add_timer(0, move || again(&on_loop));
@@ -208,7 +208,7 @@ fn e11_a_flood_from_any_side_starves_nobody() {
         event_loop.shut_down().unwrap();
     }
     for (name, event_loop) in loops() {
-        // A message that sends itself again, a hundred times over.
+        // A hundred messages that send themselves again.
         fn again(event_loop: &EventLoop) {
             event_loop.handle().spawn(again).unwrap();
         }
@@ -247,7 +247,7 @@ fn e11_a_heap_of_messages_is_taken_in_portions() {
     }
 }
 
-/// In polling mode a source does not signal: a loop that is busy otherwise must still ask it.
+/// In polling mode a source does not signal, so a busy loop must still check it.
 #[test]
 fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
     struct Queue {
@@ -279,7 +279,7 @@ fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
         Rc::new(Queue { available: Cell::new(0), served: Cell::new(0), polling: Cell::new(false) });
     let fd = eventfd();
     event_loop.add_handler(fd.clone(), 1, Trigger::Edge, queue.clone());
-    // Until it is polled.
+    // Run until the source is polled.
     for _ in 0..100 {
         if queue.polling.get() {
             break;
@@ -291,7 +291,7 @@ fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
         event_loop.run_once(true).unwrap();
     }
     assert!(queue.polling.get(), "it was never polled");
-    // From here on a task keeps the loop from ever having nothing to do.
+    // From here on a task always has work.
     event_loop.spawn(std::future::poll_fn(|cx| {
         cx.waker().wake_by_ref();
         std::task::Poll::<()>::Pending
@@ -310,7 +310,7 @@ fn e11_a_polled_source_is_asked_however_busy_the_loop_is() {
 // ---- E13 ---------------------------------------------------------------------------------------
 
 #[test]
-fn e13_configurations_that_make_no_sense() {
+fn e13_nonsensical_configurations() {
     for entries in [0, 1, 5, u32::MAX] {
         for (_, ring) in rings() {
             let thread_pool = ThreadPoolConfig { min: usize::MAX, max: 0 };
@@ -356,7 +356,7 @@ fn e13_configurations_that_make_no_sense() {
 }
 
 #[test]
-fn e13_operations_that_make_no_sense() {
+fn e13_nonsensical_operations() {
     for (name, event_loop) in loops() {
         let fd = tempfile(b"content");
         let file = event_loop.register_file(fd.clone());
@@ -382,7 +382,7 @@ fn e13_operations_that_make_no_sense() {
                 assert!(run(op, engine, IoBufs::new()) < 0, "{name}: no block device");
             }
             assert_eq!(run(IoOp::Read { offset: 0 }, engine, IoBufs::new()), 0, "{name}: nothing");
-            // More segments than the kernel takes.
+            // More segments than the kernel's limit.
             let whole = AlignedBuf::io_bufs(4096, 4096).unwrap();
             let mut bufs = IoBufs::new();
             bufs.set_owner(Rc::new(()));
@@ -403,7 +403,7 @@ fn e13_operations_that_make_no_sense() {
     }
 }
 
-/// Index 0 of one loop's table is not index 0 of another's.
+/// Index 0 in one loop's table is another file than index 0 in another's.
 #[test]
 fn e13_a_file_registered_elsewhere_is_still_the_same_file() {
     for flags in [RingFlags::BEST, RingFlags::PLAIN] {
@@ -421,7 +421,7 @@ fn e13_a_file_registered_elsewhere_is_still_the_same_file() {
 }
 
 #[test]
-fn e13_timers_and_handlers_that_make_no_sense() {
+fn e13_nonsensical_timers_and_handlers() {
     for (name, event_loop) in loops() {
         let fired = Rc::new(Cell::new(0));
         let count = || {
@@ -433,13 +433,13 @@ fn e13_timers_and_handlers_that_make_no_sense() {
         turn_until(&event_loop, name, || fired.get() == 1);
         assert!(!event_loop.cancel_timer(id) && event_loop.cancel_timer(far), "{name}");
         assert!(!event_loop.cancel_timer(far), "{name}");
-        // Nothing to wait for on a file: epoll says so, io_uring calls it ready.
+        // A regular file cannot be polled: epoll fails, io_uring reports it ready.
         let handler = Count::new();
         let id = event_loop.add_handler(tempfile(b"x"), 1, Trigger::Edge, handler.clone());
         turn_until(&event_loop, name, || handler.calls.get() > 0);
         event_loop.remove_handler(id);
         event_loop.remove_handler(id);
-        // Two handlers of one descriptor, for different events, both work.
+        // Two handlers of one descriptor for different events both work.
         let (reader, writer) = nix::unistd::pipe().unwrap();
         let writer = std::sync::Arc::new(writer);
         let handlers = [Count::new(), Count::new()];

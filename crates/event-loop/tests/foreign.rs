@@ -1,4 +1,4 @@
-//! E2: inside a foreign loop, here poll(2), nothing waits for a descriptor event that will not come.
+//! E2: inside a foreign loop, here poll(2), no completion waits for a descriptor event that will not come.
 
 mod common;
 
@@ -15,9 +15,9 @@ fn turn(event_loop: &EventLoop) -> bool {
     let wait = event_loop.prepare().unwrap();
     let fd = event_loop.pollable_fd();
     let mut fds = fd.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect::<Vec<_>>();
-    // Where no descriptor shows anything (DEFER_TASKRUN), the foreign loop has other traffic.
+    // Without a pollable descriptor (DEFER_TASKRUN), the foreign loop has other traffic.
     let longest = if fds.is_empty() { 1 } else { LOST.as_millis() as u64 };
-    // A deadline of the loop's own is kept to the millisecond that poll(2) knows, rounded up.
+    // A deadline has poll(2)'s resolution of a millisecond, rounded up.
     let timeout = wait.map_or(longest, |ns| ns.div_ceil(1_000_000).min(longest));
     let fired = poll(&mut fds, PollTimeout::try_from(timeout).unwrap()).unwrap();
     assert!(fired > 0 || wait.is_some() || fds.is_empty(), "slept on something that had come");
@@ -56,10 +56,9 @@ fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
     }
 }
 
-/// Of what came in after `prepare` had looked, and before anybody polled the descriptor, only `check`
-/// can know.
+/// Only `check` can find what arrives after `prepare` and before the descriptor is polled.
 #[test]
-fn e2_check_sees_what_came_after_prepare_though_no_descriptor_was_looked_at() {
+fn e2_check_sees_events_after_prepare_without_the_descriptor() {
     for (name, event_loop) in loops() {
         let (fd, count) = (eventfd(), Count::new());
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
@@ -82,7 +81,7 @@ fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
         let (fd, count) = (eventfd(), Count::new());
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
         for n in 1..=50 {
-            // From here, before the wait; and from another thread, during it.
+            // Sent from this thread before the wait, or from another thread during it.
             if n % 2 == 0 {
                 signal(&fd);
                 turn_until(&event_loop, || count.calls.get() == n);
@@ -119,7 +118,7 @@ fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
 }
 
 #[test]
-fn e2_a_loop_that_no_descriptor_shows_says_so() {
+fn e2_a_loop_without_a_descriptor_has_none() {
     let shown = |flags| {
         let event_loop = EventLoop::new(config(RingChoice::Exactly(flags))).unwrap();
         event_loop.pollable_fd().is_some()
@@ -127,14 +126,14 @@ fn e2_a_loop_that_no_descriptor_shows_says_so() {
     assert!(shown(RingFlags::BEST) && !shown(RingFlags::DEFERRING));
 }
 
-/// The foreign loop must be able to sleep, too.
+/// The foreign loop must be able to sleep.
 #[test]
 fn e2_with_nothing_to_do_the_foreign_loop_sleeps() {
     for (name, event_loop) in embeddable_loops() {
         let count = Count::new();
         let fd = eventfd();
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
-        // Once armed, an event that comes later costs one sleep, not many short turns.
+        // Once armed, a later event costs one sleep, not many short ones.
         event_loop.prepare().unwrap();
         event_loop.check();
         event_loop.dispatch().unwrap();

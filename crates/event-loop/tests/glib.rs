@@ -325,7 +325,7 @@ fn e12_stopping_ends_the_source_and_nothing_stays_behind() {
 }
 
 #[test]
-fn a_source_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
+fn a_dropped_source_leaves_its_loop_usable() {
     let _alone = alone();
     for Attached { name, event_loop, context, source, ended } in attached() {
         // By the loop's own callback, within its dispatch.
@@ -351,7 +351,7 @@ fn a_source_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
 }
 
 #[test]
-fn what_cannot_be_attached_says_why() {
+fn failed_attachments_have_a_reason() {
     let _alone = alone();
     let context = MainContext::new();
     let refused = |event_loop: &EventLoop, context: &MainContext| {

@@ -1,4 +1,5 @@
-//! E4: birth on the loop's own thread, or an error and no thread. E5: the ladder, down to epoll.
+//! E4: a loop is created on its thread, or the thread ends with an error. E5: the ladder of rings, down to
+//! epoll.
 //!
 //! Seccomp filters are put on threads of the test, never on the whole program.
 
@@ -15,7 +16,7 @@ use event_loop::{
     RingFlags, Scheduling, SpawnError, ThreadEnd, ThreadPoolConfig, Trigger,
 };
 
-/// Threads are counted: one test at a time.
+/// The tests count threads, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn threads_named(name: &str) -> usize {
@@ -34,7 +35,7 @@ fn born(name: &str, ring: RingChoice, cpus: Vec<usize>) -> Result<IoThread, Spaw
 }
 
 #[test]
-fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
+fn e4_a_failed_loop_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     let best = RingChoice::Exactly(RingFlags::BEST);
     for errno in [libc::ENOMEM, libc::EPERM] {
@@ -46,7 +47,7 @@ fn e4_a_thread_whose_loop_cannot_be_had_returns_the_error_and_is_gone() {
         let text = error.to_string();
         let why = std::io::Error::from_raw_os_error(errno).to_string();
         assert!(text.contains("io_uring_setup") && text.contains(&why), "{text}");
-        // It was joined, and so is out of the list as soon as the kernel has got round to it.
+        // The joined thread leaves the list with a delay.
         spin_until("the thread's end", || threads_named("stillborn") == 0);
     }
     let error = denied(&[libc::SYS_eventfd2], libc::EMFILE, || {
@@ -70,7 +71,7 @@ fn scheduled(scheduling: Scheduling) -> Result<IoThread, SpawnError> {
 /// Class, real-time priority and niceness of the calling thread, proc_pid_stat(5).
 fn current_scheduling() -> [i32; 3] {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    // The third field follows the name, which may hold anything.
+    // The third field follows the name, which may contain any characters.
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     [41, 40, 19].map(|field: usize| fields[field - 3].parse().unwrap())
 }
@@ -90,7 +91,7 @@ fn e4_scheduling_comes_from_the_options() {
     for (scheduling, [class, priority, nice]) in real_time.into_iter().chain(for_all) {
         let thread = match scheduled(scheduling) {
             Ok(thread) => thread,
-            // Not everybody may.
+            // Without privileges it is refused.
             Err(SpawnError::Scheduling { call: "sched_setscheduler", error })
                 if priority > 0 && error.raw_os_error() == Some(libc::EPERM) =>
             {
@@ -108,7 +109,7 @@ fn e4_scheduling_comes_from_the_options() {
 }
 
 #[test]
-fn e4_scheduling_that_is_not_to_be_had_is_an_error_and_leaves_no_thread() {
+fn e4_failed_scheduling_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     for (scheduling, name, number) in [
         (Scheduling::Fifo { priority: 0 }, "sched_setscheduler", libc::SYS_sched_setscheduler),
@@ -153,7 +154,7 @@ fn e4_name_and_cpus_come_from_the_options() {
     thread.stop().unwrap();
 }
 
-/// What a loop must still be able to do at the foot of the ladder.
+/// Checks what a loop must do on any ring.
 fn works(event_loop: &EventLoop) {
     let file = event_loop.register_file(tempfile(b"hello"));
     let on_loop = event_loop.clone();
@@ -175,7 +176,7 @@ fn works(event_loop: &EventLoop) {
 fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
     let _alone = lock(&ALONE);
     let errnos = [libc::EPERM, libc::ENOSYS, libc::EACCES];
-    // Rings may be had and yet not be entered.
+    // Creating rings may be permitted and entering them denied.
     let calls = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter];
     for (errno, call) in errnos.into_iter().flat_map(|errno| calls.map(|call| (errno, call))) {
         denied(&[call], errno, || {
@@ -190,8 +191,8 @@ fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
     }
 }
 
-/// A filter that lets rings be used but nothing registered costs the restrictions and the table of
-/// files, not the ring.
+/// Under a filter that permits rings but no registration, the ring works without restrictions and table of
+/// files.
 #[test]
 fn e5_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
     let _alone = lock(&ALONE);
@@ -232,7 +233,7 @@ fn e5_every_rung_works() {
         assert_eq!(flags.is_none(), name == "epoll", "{name}");
         works(&event_loop);
     }
-    // Flags that do not go together: DEFER_TASKRUN wants SINGLE_ISSUER.
+    // Incompatible flags: DEFER_TASKRUN requires SINGLE_ISSUER.
     let odd = RingFlags { single_issuer: false, ..RingFlags::DEFERRING };
     let odd = LoopConfig { ring: RingChoice::Ladder(odd), ..LoopConfig::default() };
     let event_loop = EventLoop::new(odd).unwrap();
@@ -240,7 +241,7 @@ fn e5_every_rung_works() {
     works(&event_loop);
 }
 
-/// Waits for it, as another thread's task would.
+/// Waits for the thread's end, as another thread's task would.
 fn end_of(thread: &mut IoThread) -> ThreadEnd {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
@@ -258,9 +259,9 @@ fn end_of(thread: &mut IoThread) -> ThreadEnd {
     }
 }
 
-/// Somebody else is told at once, not when the thread is stopped.
+/// Other threads learn of the failure at once, not when the thread is stopped.
 #[test]
-fn e13_the_end_of_an_io_thread_is_told() {
+fn e13_the_end_of_an_io_thread_is_reported() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = || IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
@@ -301,7 +302,7 @@ fn e4_a_pool_whose_threads_cannot_be_started_is_an_error() {
     });
 }
 
-/// The CPUs of each of the kernel's threads behind the rings of `thread`.
+/// The CPUs of each kernel thread (io-wq) of `thread`'s ring.
 fn kernel_threads(thread: nix::unistd::Pid) -> Vec<String> {
     let name = format!("iou-wrk-{thread}");
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -315,7 +316,7 @@ fn kernel_threads(thread: nix::unistd::Pid) -> Vec<String> {
     tasks.filter_map(status).filter_map(cpus).collect()
 }
 
-/// Each of a burst of fsyncs wants a kernel thread of its own. They stay for some seconds.
+/// Each of a burst of fsyncs occupies a kernel thread, which remains for some seconds.
 #[test]
 fn e4_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
     let _alone = lock(&ALONE);
@@ -358,7 +359,7 @@ fn e4_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
     }
 }
 
-/// As many as the table has places are registered; the others go by their descriptors.
+/// Files are registered up to the size of the table; others use their descriptors.
 #[test]
 fn more_files_than_a_ring_can_register_are_all_served() {
     let _alone = lock(&ALONE);
@@ -383,7 +384,7 @@ fn more_files_than_a_ring_can_register_are_all_served() {
     for (index, file) in files.iter().enumerate() {
         assert_eq!(&read(file), [b"one", b"two"][index % 2], "file {index} of {fixed}");
     }
-    // A place that is given back is taken again.
+    // A released index is reused.
     drop(files);
     let file = event_loop.register_file(fds[0].clone());
     assert!(is_fixed(&file) && &read(&file) == b"one");

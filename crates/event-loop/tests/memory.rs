@@ -12,12 +12,12 @@ use event_loop::{
     AlignedBuf, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, LoopConfig, Progress, Trigger,
 };
 
-/// Memory whose life can be watched: alive for as long as `Rc`s to it.
+/// Memory whose life is visible as the count of its `Rc`.
 fn watched() -> (Rc<[u8; 64]>, IoBufs) {
     let memory = Rc::new([0u8; 64]);
     let mut bufs = IoBufs::with_capacity(1);
     bufs.set_owner(memory.clone());
-    // SAFETY: inside the array, which the owner keeps; the test does not look at it.
+    // SAFETY: inside the array, which the owner keeps; the test does not access it.
     #[allow(unsafe_code)]
     unsafe {
         bufs.push(memory.as_ptr().cast_mut(), 64);
@@ -42,7 +42,7 @@ fn e8_memory_outlives_a_dropped_future_and_a_dropped_file() {
 }
 
 #[test]
-fn e8_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
+fn e8_memory_outlives_the_loop_while_in_flight() {
     for seed in 0..20 {
         let faults = Faults { late_cancel: 50, entries: 2, ..Faults::default() };
         let (sim, event_loop) = simulated(seed, faults);
@@ -63,7 +63,7 @@ fn e8_memory_outlives_the_loop_until_what_is_in_flight_has_ended() {
     }
 }
 
-/// For real: reads of a pipe that nobody writes to.
+/// Real reads of a pipe that gets no data.
 #[test]
 fn e8_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
     for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
@@ -82,7 +82,7 @@ fn e8_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
     }
 }
 
-/// A pool thread reads; the future goes; the data still has a place to go to.
+/// A pool thread reads and the future is dropped: the memory stays valid.
 #[test]
 fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
     for (name, event_loop) in loops() {
@@ -94,9 +94,9 @@ fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
     }
 }
 
-/// The same place is used again: the second completion is not taken for the first.
+/// A slot is reused: a second completion for the old operation is ignored.
 #[test]
-fn e8_slots_are_told_apart_when_they_are_used_again() {
+fn e8_reused_slots_ignore_old_completions() {
     let (sim, event_loop) = simulated(3, Faults::default());
     let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
     for n in 0..1000 {
@@ -121,7 +121,7 @@ impl Drop for Dropped {
     }
 }
 
-/// Two of these on two descriptors remove whom they are told to, once.
+/// Two handlers on two descriptors. Each removes the listed handlers once.
 struct Remover {
     event_loop: EventLoop,
     calls: Cell<u32>,
@@ -157,7 +157,7 @@ fn removers(event_loop: &EventLoop) -> ([Rc<Remover>; 2], [HandlerId; 2], Rc<Cel
     (handlers, ids, drops)
 }
 
-/// Turns until all that a removal sets off has come in.
+/// Runs until all effects of a removal have arrived.
 fn settle(event_loop: &EventLoop, in_flight: u64) {
     turn_until(event_loop, "the end of the polls", || event_loop.in_flight() <= in_flight);
     event_loop.run_once(false).unwrap();
@@ -171,7 +171,7 @@ fn e9_removal_while_the_poll_is_in_flight() {
         let (fd, count) = (eventfd(), Count::new());
         for trigger in [Trigger::Edge, Trigger::Level] {
             let id = event_loop.add_handler(fd.clone(), 1, trigger, count.clone());
-            // Once not armed at all, then armed.
+            // Remove a handler that is not armed, and one that is.
             for armed in [false, true] {
                 if armed {
                     event_loop.run_once(false).unwrap();
@@ -195,7 +195,7 @@ fn e9_removal_from_inside_its_own_callback() {
         let before = event_loop.in_flight();
         let (handlers, ids, drops) = removers(&event_loop);
         for (handler, id) in handlers.iter().zip(ids) {
-            // Twice: the second finds nothing.
+            // The second removal has no effect.
             *handler.remove.borrow_mut() = vec![id, id];
         }
         let calls = handlers.each_ref().map(Rc::downgrade);
@@ -215,7 +215,7 @@ fn e9_removal_from_inside_another_callback_of_the_same_iteration() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
         let (handlers, ids, drops) = removers(&event_loop);
-        // Both have fired; whoever comes first removes both.
+        // Both have fired; the first one called removes both.
         for handler in &handlers {
             *handler.remove.borrow_mut() = ids.to_vec();
         }
@@ -250,7 +250,7 @@ fn e9_removal_from_another_thread() {
     }
 }
 
-/// The poll has fired and its task work has not run: IORING_OP_POLL_REMOVE would give up here.
+/// The poll has fired and its task work has not run: IORING_OP_POLL_REMOVE would fail here.
 #[test]
 fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
     for (name, event_loop) in loops() {
@@ -268,7 +268,7 @@ fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
     }
 }
 
-/// Events on their way to a handler are not delivered to the one that has taken its place.
+/// Pending events of a removed handler are not delivered to the handler that reuses its slot.
 #[test]
 fn e9_a_place_used_again_inherits_nothing() {
     for (name, event_loop) in loops() {
@@ -296,7 +296,7 @@ fn e9_a_place_used_again_inherits_nothing() {
     }
 }
 
-/// A handler found by polling removes another that is polled in the same round.
+/// A handler found by polling removes another one polled in the same round.
 #[test]
 fn e9_a_removed_handler_is_not_polled_either() {
     struct Polled {
@@ -359,15 +359,15 @@ fn e9_a_removed_handler_is_not_polled_either() {
             || after[1] > before[1] && after[0] == before[0],
         "{before:?}, then {after:?}: the removed one was polled"
     );
-    // The handlers hold the loop, which holds them.
+    // Handlers and loop hold each other.
     event_loop.shut_down().unwrap();
 }
 
-/// A poll that has not reached the kernel yet names its descriptor by number.
+/// A queued poll names its descriptor by number until the kernel has seen it.
 #[test]
 fn e9_a_removed_handlers_descriptor_stays_open_until_its_poll_has_ended() {
     for (name, ring) in rings() {
-        // All but the first poll wait for room in the queue.
+        // All but the first poll wait in the backlog.
         let event_loop = EventLoop::new(LoopConfig { entries: 1, ..config(ring) }).unwrap();
         let add = |_| {
             let fd = eventfd();

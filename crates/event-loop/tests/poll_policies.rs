@@ -119,7 +119,7 @@ fn another_policy_begins_anew() {
 /// A guest that waits for its answers and sleeps when they do not come at once: what is in between its answer
 /// and its next request holds its own wake-up.
 #[test]
-fn two_that_put_each_other_to_sleep_are_found_out() {
+fn loops_that_put_each_other_to_sleep_are_detected() {
     let mut both = Loop::new(PollPolicy::Measured);
     let (mut asleep, mut polled) = (true, 0);
     for wait in 0..2_000 {

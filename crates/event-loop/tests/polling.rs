@@ -1,5 +1,5 @@
-//! Adaptive polling as the loop does it, in virtual time. The policy by itself is tested where it
-//! stands, and in `properties.rs`.
+//! Adaptive polling by the loop, in virtual time. The policies themselves are tested in their files and in
+//! `properties.rs`.
 
 mod common;
 
@@ -17,23 +17,23 @@ use event_loop::{
 
 type Race = Box<dyn Fn(&Queue)>;
 
-/// A virtqueue's part in polling: it signals unless it is polled.
+/// A virtqueue as a polled source: it signals unless it is polled.
 struct Queue {
     fd: Arc<OwnedFd>,
     available: Cell<u32>,
     served: Cell<u32>,
-    /// How often its descriptor brought it.
+    /// How often it was served after an event of its descriptor.
     by_fd: Cell<u32>,
     polls: Cell<u32>,
     polled: Cell<bool>,
     begun: Cell<u32>,
     ended: Cell<u32>,
-    /// Runs within `poll_end`: the guest races.
+    /// Runs within `poll_end`, as a guest that races.
     race: RefCell<Option<Race>>,
 }
 
 impl Queue {
-    /// The guest's part.
+    /// Adds a request as the guest does.
     fn add(&self) {
         self.available.set(self.available.get() + 1);
         if !self.polled.get() {
@@ -97,7 +97,7 @@ fn rig() -> (Sim, EventLoop, Watchdog) {
     (sim, event_loop, Watchdog::new("polling"))
 }
 
-/// Turns until the queue has been served once more, adding a request `after` ns from now.
+/// Adds a request `after` ns from now, and runs until it is served.
 fn request(sim: &Sim, event_loop: &EventLoop, queue: &Rc<Queue>, after: u64) {
     let served = queue.served.get();
     let adder = queue.clone();
@@ -107,7 +107,7 @@ fn request(sim: &Sim, event_loop: &EventLoop, queue: &Rc<Queue>, after: u64) {
     }
 }
 
-/// Requests at this pace until the queue is polled.
+/// Adds requests at this pace until the queue is polled.
 fn warm_up(sim: &Sim, event_loop: &EventLoop, queue: &Rc<Queue>) {
     for _ in 0..50 {
         request(sim, event_loop, queue, 3_000);
@@ -115,7 +115,7 @@ fn warm_up(sim: &Sim, event_loop: &EventLoop, queue: &Rc<Queue>) {
     assert!(queue.polled.get() && event_loop.stats().poll_window_ns.get() > 0);
 }
 
-/// Completions of the ring at this pace, one after the other.
+/// Completes ring operations at this pace, one after the other.
 fn pace(sim: &Sim, event_loop: &EventLoop, ns: u64) {
     sim.script(move |_| Verdict::Delay(ns));
     let file = event_loop.register_file(sim.file(&[1; 512]).unwrap());
@@ -126,7 +126,7 @@ fn pace(sim: &Sim, event_loop: &EventLoop, ns: u64) {
     }
 }
 
-/// Sleeps the loop until `ns` have passed.
+/// Lets the loop sleep until `ns` have passed.
 fn idle(sim: &Sim, event_loop: &EventLoop, ns: u64) {
     let woken = Rc::new(Cell::new(false));
     let flag = woken.clone();
@@ -144,7 +144,7 @@ fn a_polled_source_is_served_without_its_descriptor() {
     let (by_fd, hits) = (queue.by_fd.get(), event_loop.stats().poll_hits.get());
     for n in 1..=20 {
         let before = queue.served.get();
-        // While it is polled, so without a signal.
+        // The queue is polled, so this request comes without a signal.
         assert!(queue.polled.get());
         queue.add();
         event_loop.run_once(true).unwrap();
@@ -158,7 +158,7 @@ fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
     let (sim, event_loop, _watchdog) = rig();
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
-    // A quiet spell: the loop gives up, and sleeps.
+    // Without requests, the loop stops polling and sleeps.
     idle(&sim, &event_loop, 1_000_000);
     assert!(!queue.polled.get() && queue.ended.get() > 0);
     assert!(event_loop.stats().poll_misses.get() > 0 && event_loop.stats().sleeps.get() > 0);
@@ -169,8 +169,8 @@ fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
     }
     assert_eq!(queue.by_fd.get(), by_fd + 1, "asleep, it is the descriptor that brings it");
 
-    // The guest adds a request just before it could know that it has to signal again: only the look
-    // after `poll_end` finds it.
+    // The guest adds a request just before it sees that it has to signal again. Only the check after
+    // `poll_end` finds the request.
     warm_up(&sim, &event_loop, &queue);
     *queue.race.borrow_mut() = Some(Box::new(|queue| queue.available.set(1)));
     let (served, sleeps) = (queue.served.get(), event_loop.stats().sleeps.get());
@@ -181,7 +181,7 @@ fn leaving_polling_mode_tells_the_source_and_looks_once_more() {
     queue.race.take();
 }
 
-/// Hundreds of queues that are used now and then are not all looked at for the sake of one that is busy.
+/// Hundreds of rarely used queues are not polled along with a busy one.
 #[test]
 fn in_a_crowd_a_source_leaves_the_set_soon() {
     let (sim, event_loop, _watchdog) = rig();
@@ -199,7 +199,7 @@ fn in_a_crowd_a_source_leaves_the_set_soon() {
     }
     assert!(busy.polled.get());
     assert_eq!(polled(), 0);
-    // They are served as before, and a few of them may stay.
+    // The rarely used queues are served as before; a few may stay in the set.
     let few = &others[..10];
     few.iter().for_each(|other| other.add());
     for _ in 0..1_000 {
@@ -218,7 +218,7 @@ fn a_source_leaves_the_set_after_seven_seconds_without_an_event() {
     let began = sim.now_ns();
     assert!(quiet.polls.get() > 0 && quiet.polled.get());
     let mut polls = quiet.polls.get();
-    // The busy one keeps the loop going, and polling.
+    // The busy queue keeps the loop polling.
     while sim.now_ns() < began + 6_800_000_000 {
         idle(&sim, &event_loop, 100_000_000);
         warm_up(&sim, &event_loop, &busy);
@@ -231,7 +231,7 @@ fn a_source_leaves_the_set_after_seven_seconds_without_an_event() {
     polls = quiet.polls.get();
     warm_up(&sim, &event_loop, &busy);
     assert_eq!((quiet.polls.get(), quiet.polled.get()), (polls, false), "it has left");
-    // Its descriptor still brings it, and back into the set.
+    // An event of its descriptor is served, and brings the source back into the set.
     let served = quiet.served.get();
     quiet.add();
     while quiet.served.get() == served {
@@ -268,7 +268,7 @@ fn parameters_change_while_the_loop_runs() {
     let queue = queue(&event_loop);
     warm_up(&sim, &event_loop, &queue);
     let window = || event_loop.stats().poll_window_ns.get();
-    // Off: the source is told before the next sleep, and then no clock is read.
+    // Polling off: the source is informed before the next sleep, and the clock is not read any more.
     event_loop.set_poll_params(PollParams { max_ns: 0, ..PollParams::of(PollPolicy::Weighted) });
     assert_eq!(window(), 0);
     queue.add();
@@ -282,11 +282,11 @@ fn parameters_change_while_the_loop_runs() {
             event_loop.run_once(true).unwrap();
         }
     }
-    // The first of these may be found while it is still polled; before it sleeps that ends.
+    // The first of these may be found by the last poll.
     signal(&queue.fd);
     event_loop.run_once(true).unwrap();
     assert_eq!((sim.clock_reads(), queue.polled.get()), (reads, false));
-    // A smaller maximum holds at once; a larger one lets the window grow again.
+    // A smaller maximum takes effect at once; a larger one lets the window grow again.
     event_loop.set_poll_params(PollParams::of(PollPolicy::Weighted));
     warm_up(&sim, &event_loop, &queue);
     event_loop
@@ -311,7 +311,7 @@ fn the_window_follows_the_pace_of_the_events() {
     let misses = event_loop.stats().poll_misses.get();
     pace(500);
     assert_eq!(event_loop.stats().poll_misses.get(), misses, "each found within the window");
-    // Too slow to poll for: the loop sleeps.
+    // Too slow to be polled for: the loop sleeps.
     let sleeps = event_loop.stats().sleeps.get();
     pace(50_000_000);
     assert!(event_loop.stats().sleeps.get() >= sleeps + 200);

@@ -1,4 +1,4 @@
-//! E6: one system call per iteration, deadlines to the nanosecond. E7: full rings lose nothing.
+//! E6: one system call per iteration, deadlines to the nanosecond. E7: full queues lose nothing.
 
 mod common;
 
@@ -11,7 +11,7 @@ use event_loop::{
     AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig, LoopFile, Progress, Trigger,
 };
 
-/// Files, timers, descriptors of both kinds and messages, all at once, until each has had its share.
+/// Files, timers, descriptors of both triggers and messages at once, until each was served often enough.
 fn mixed_load(event_loop: &EventLoop, what: &str) {
     struct Again {
         event_loop: EventLoop,
@@ -46,7 +46,7 @@ fn mixed_load(event_loop: &EventLoop, what: &str) {
     event_loop.add_handler(level_fd.clone(), 1, Trigger::Level, level.clone());
     let (fd, calls) = (level_fd.clone(), level.clone());
     level.then(move || {
-        // Read every other time only: in between it stays ready.
+        // Read every second time only, so that it stays ready in between.
         if calls.calls.get() % 2 == 0 {
             nix::unistd::read(&*fd, &mut [0; 8]).unwrap();
         }
@@ -76,7 +76,7 @@ fn mixed_load(event_loop: &EventLoop, what: &str) {
     let enters = stats.enters.get() - before.1;
     assert!(enters <= iterations, "{what}: {enters} calls in {iterations} iterations");
     assert!(stats.sleeps.get() <= stats.enters.get());
-    // What is on the loop holds it, and this one's callback itself.
+    // Callbacks and loop hold each other.
     event_loop.shut_down().unwrap();
     level.then(|| Progress::Done);
 }
@@ -93,7 +93,7 @@ fn e6_an_iteration_makes_at_most_one_call() {
 }
 
 #[test]
-fn e6_what_an_iteration_queues_goes_out_with_the_call_that_waits() {
+fn e6_the_waiting_call_submits_all_queued_operations() {
     for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
         let file = event_loop.register_file(tempfile(&[3; 65536]));
         let (results, target) = Results::new();
@@ -123,13 +123,13 @@ fn e6_deadlines_are_kept_to_the_nanosecond() {
         let late = sim.now_ns() - deadline;
         assert!(late < 100, "{late} ns late, readings of the clock included");
     }
-    // For real: the best of some tries is nearer than any timeout in milliseconds could be.
+    // On real rings: the best of several tries is nearer than a timeout in milliseconds could be.
     for (name, event_loop) in loops() {
         let best = (0..20)
             .map(|_| {
                 let deadline = event_loop.now_ns() + 150_000;
                 event_loop.block_on(event_loop.sleep_until(deadline)).unwrap();
-                // Of the iteration in which it fired.
+                // The time of the iteration in which it fired.
                 event_loop.now_ns() - deadline
             })
             .min();
@@ -137,7 +137,7 @@ fn e6_deadlines_are_kept_to_the_nanosecond() {
     }
 }
 
-/// Submits `ops` reads at once and watches the books as they complete. `polls`: armed for good.
+/// Submits `ops` reads at once and checks the counters as they complete. `polls`: polls that stay armed.
 fn flood(event_loop: &EventLoop, what: &str, ops: u32, seed: u64) {
     let content: Vec<u8> = (0..65536u32).map(|n| (n / 512) as u8 ^ seed as u8).collect();
     let file = event_loop.register_file(tempfile(&content));
@@ -218,17 +218,17 @@ fn e7_more_events_at_once_than_the_completion_queue_holds() {
             event_loop.run_once(false).unwrap();
         }
         for round in 1..=3 {
-            // One write fires them all: the queue has room for 64.
+            // One write fires all of them: the queue has room for 64.
             signal(&fd);
             let all = || handlers.iter().all(|handler| handler.calls.get() >= round);
             turn_until(&event_loop, name, all);
         }
-        // Polls that ended for want of room have been armed anew, and nothing else is left.
+        // Polls that ended for lack of room were armed again, and nothing else is left.
         for _ in 0..200 {
             event_loop.run_once(false).unwrap();
         }
         assert_eq!(event_loop.in_flight(), HANDLERS as u64 + 1, "{name}");
-        // And the loop comes to rest.
+        // The loop becomes idle.
         let calls = || handlers.iter().map(|handler| handler.calls.get()).sum::<u32>();
         let before = calls();
         for _ in 0..10 {
@@ -266,7 +266,7 @@ fn e7_signals_do_not_disturb() {
             });
             let before = CAUGHT.load(Ordering::Relaxed);
             flood(&event_loop, name, 500, 1);
-            // Asleep, too: a deadline is neither missed nor early.
+            // The loop sleeps: a deadline is neither missed nor early.
             while CAUGHT.load(Ordering::Relaxed) < before + 100 {
                 let at = event_loop.now_ns() + 200_000;
                 event_loop.block_on(event_loop.sleep_until(at)).unwrap();

@@ -1,4 +1,4 @@
-//! The simulated ring itself: what it promises to the tests of the crates above.
+//! The simulated ring's promises to tests of the crates above.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn run(event_loop: &EventLoop, fd: &Arc<OwnedFd>, op: IoOp, bufs: IoBufs) -> i32
     raw(event_loop.block_on(event_loop.operate(&file, op, Engine::Uring, bufs)).unwrap().0)
 }
 
-/// The order in which the completions of twenty writes come, and what they leave in the file.
+/// The order of completions of twenty writes, and the contents that they leave.
 fn course(seed: u64) -> (Vec<(u32, i32)>, Vec<u8>, u64) {
     let faults = Faults { short: 30, fail: 10, late: 10, ..Faults::rough() };
     let (sim, event_loop) = simulated(seed, faults);
@@ -107,7 +107,7 @@ fn only_what_was_synced_survives_a_power_cut() {
     assert_eq!(contents(&fd).len(), 2560);
 }
 
-/// What a hundred power cuts leave: the first byte of each sector, each course once.
+/// The results of a hundred power cuts as the first byte of each sector, without duplicates.
 fn cuts(cut: impl Fn(u64) -> Vec<u8>) -> BTreeSet<Vec<u8>> {
     let firsts = |left: Vec<u8>| left.chunks(512).map(|sector| sector[0]).collect();
     (0..300).map(|seed| firsts(cut(seed))).collect()
@@ -134,7 +134,7 @@ fn a_power_cut_keeps_drops_or_tears_what_is_not_flushed_in_any_order() {
     assert_eq!(run(&event_loop, &fd, punch, IoBufs::new()), 0);
     let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
     assert_eq!(left, [[0, 0], [0, 3], [2, 0], [2, 3]].map(Vec::from).into(), "old or zeroes");
-    // A sector does not go back behind what was written through the cache.
+    // A sector never goes back to before a write through the cache.
     write(0, 512, 4);
     let dsync = IoOp::Write { offset: 0, dsync: true };
     assert_eq!(run(&event_loop, &fd, dsync, filled(5, 512)), 512);
@@ -172,7 +172,7 @@ fn a_flush_covers_what_had_completed_when_it_was_submitted() {
 }
 
 #[test]
-fn what_a_failed_flush_has_lost_no_later_one_brings_back() {
+fn later_flushes_do_not_cover_a_failed_one() {
     let (sim, event_loop) = simulated(1, Faults::default());
     let fd = sim.file(&[1; 512]).unwrap();
     let write = |byte| {
@@ -196,7 +196,7 @@ fn a_power_cut_takes_changes_of_size_back_too() {
     let (sim, event_loop) = simulated(1, Faults::default());
     let fd = sim.file(&[1; 1024]).unwrap();
     nix::unistd::ftruncate(&fd, 512).unwrap();
-    // Noticed when the next operation comes, or somebody asks.
+    // The change is noticed with the next operation or query.
     assert_eq!(sim.durable(&fd).unwrap(), [1; 1024]);
     nix::unistd::ftruncate(&fd, 1536).unwrap();
     let write = IoOp::Write { offset: 1536, dsync: false };
@@ -207,14 +207,14 @@ fn a_power_cut_takes_changes_of_size_back_too() {
     for expected in expected {
         assert!(left.contains(expected), "{expected:?} in {left:?}");
     }
-    // A write through the cache needs its file that long.
+    // A write through the cache makes the file's size stable too.
     let dsync = IoOp::Write { offset: 512, dsync: true };
     assert_eq!(run(&event_loop, &fd, dsync, filled(3, 512)), 512);
     let left = cuts(|seed| sim.cut(&fd, seed).unwrap());
     assert!(left.iter().all(|left| left[1] == 3), "{left:?}");
 }
 
-/// Several worlds, and descriptors that somebody else has opened.
+/// Several worlds, and descriptors opened elsewhere.
 #[test]
 fn worlds_share_a_storage() {
     let sim = Sim::new(1, Faults::default());
@@ -263,7 +263,7 @@ fn descriptors_fire_for_real_and_for_nothing_and_polls_end_and_are_armed_again()
         event_loop.run_once(false).unwrap();
     }
     assert!(count.calls.get() > before, "without a signal");
-    // From another thread, which wakes the loop for real.
+    // A message from another thread wakes the loop for real.
     sim.set_faults(Faults::default());
     while event_loop.stats().sleeps.get() == 0 {
         event_loop.add_timer(sim.now_ns() + 1_000_000, || {});

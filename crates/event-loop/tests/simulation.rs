@@ -1,9 +1,9 @@
-//! The whole loop over a simulated ring, with virtual time and seeded faults: a million ring operations
-//! per seed, and with them timers, handlers, tasks, bottom halves, messages and wake-ups from
-//! outside. Nothing is lost, nothing comes twice, nothing early (E1, E6 to E11).
+//! The whole loop on a simulated ring, with virtual time and seeded faults. A seed runs a million ring
+//! operations, along with timers, handlers, tasks, bottom halves, messages and wake-ups from outside.
+//! Nothing is lost, duplicated or early (E1, E6 to E11).
 //!
-//! A failure prints its seed: `EVENT_LOOP_SEED=n cargo test -p event-loop --test simulation` runs the
-//! same course again. `EVENT_LOOP_OPERATIONS=n` makes it longer or shorter.
+//! A failure prints its seed. `EVENT_LOOP_SEED=n cargo test -p event-loop --test simulation` repeats the
+//! run. `EVENT_LOOP_OPERATIONS=n` changes its length.
 
 mod common;
 
@@ -22,26 +22,26 @@ use event_loop::{
 };
 use nix::libc;
 
-/// Bytes in the file, which hold their [`pattern`] all the time.
+/// Bytes in the file, which always has its [`pattern`].
 const FILE: u64 = 1 << 14;
-/// Longest read or write.
+/// Maximum length of a read or write.
 const LONGEST: u64 = 2048;
-/// Most file operations under way at once.
+/// Maximum file operations in flight.
 const DEPTH: usize = 64;
-/// What operations may fail with.
+/// Errnos of failing operations.
 const ERRNOS: [i32; 5] = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::EIO, libc::ENOSPC];
-/// Latest that a timer may be noticed, virtual time: what an iteration or two take.
+/// Maximum delay of a timer, virtual time: the duration of one or two iterations.
 const LATEST_NS: u64 = 100_000;
 
-/// Latest that a message may be run, virtual time: in the iteration it came in, or the next.
+/// Maximum delay of a message, virtual time: it runs in the iteration in which it came, or the next.
 const PROMPT_NS: u64 = 10_000;
 
-/// Never what the simulation scribbles.
+/// Differs from the garbage that the simulation writes.
 fn pattern(offset: u64) -> u8 {
     (offset % 151) as u8
 }
 
-/// Four worlds: rough; with failures; with polling; with room for hardly anything.
+/// Four worlds: rough; with failures; with polling; with small queues.
 fn world(seed: u64) -> (Faults, LoopConfig) {
     let rough = Faults {
         latency_ns: (0, 1_000),
@@ -61,9 +61,9 @@ fn world(seed: u64) -> (Faults, LoopConfig) {
     (faults, LoopConfig { poll, ..LoopConfig::default() })
 }
 
-/// What is asked of the loop, and what has come of it.
+/// The load on the loop, and its expected results.
 struct Load {
-    /// For the watchdog.
+    /// Name for the watchdog.
     name: String,
     event_loop: EventLoop,
     sim: Sim,
@@ -74,7 +74,7 @@ struct Load {
     operations: RefCell<Vec<Option<(IoOp, usize)>>>,
     in_flight: Cell<usize>,
     completed: Cell<u64>,
-    /// By deadline, then age: the number of the iteration in which it was added, and its name.
+    /// By deadline, then age: the number of the iteration in which the timer was added, and its id.
     timers: RefCell<BTreeMap<(u64, u32), (u64, TimerId)>>,
     next_timer: Cell<u32>,
     timer_target: RefCell<Option<Rc<dyn IoTarget>>>,
@@ -83,13 +83,13 @@ struct Load {
     batch: RefCell<Option<Rc<Batch>>>,
     tasks: Cell<u32>,
     bottom_half: RefCell<Option<BottomHalf>>,
-    /// Counted before the bottom half is scheduled, and the count that it saw last.
+    /// Incremented before the bottom half is scheduled, and the value that it saw last.
     asked: Arc<AtomicU64>,
     seen: Arc<AtomicU64>,
-    /// Messages sent, and run in that order.
+    /// Number of messages sent and, in the same order, run.
     sent: Arc<AtomicU64>,
     got: Arc<AtomicU64>,
-    /// Things to happen outside that have not happened yet.
+    /// Outside events still to happen.
     outside: Rc<Cell<u32>>,
 }
 
@@ -212,7 +212,7 @@ impl Load {
         }
     }
 
-    /// A task that reads, sleeps, and waits for somebody outside; or gives up half-way.
+    /// Spawns a task that reads, sleeps, and waits for an outside event, or is dropped half-way.
     fn spawn(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let (op, bufs) = self.pick_operation();
@@ -236,7 +236,7 @@ impl Load {
         });
     }
 
-    /// Has something happen while the loop looks the other way.
+    /// Schedules an outside event.
     fn outside(&self, in_ns: u64, call: impl FnOnce() + 'static) {
         self.outside.set(self.outside.get() + 1);
         let left = self.outside.clone();
@@ -351,7 +351,7 @@ impl Load {
             let chunk = submitted() + 20_000;
             let _watchdog = Watchdog::new(&self.name);
             while submitted() < chunk.min(operations) {
-                // Mostly busy, and now and then so idle that the loop sleeps.
+                // Mostly busy, and sometimes so idle that the loop sleeps.
                 let busy = self.iteration.get() % 2048 < 1024;
                 let acts = if busy { self.roll(24) } else { self.roll(2) };
                 (0..acts).for_each(|_| self.act());
@@ -365,7 +365,7 @@ impl Load {
         while !self.is_quiet() {
             self.turn(true);
         }
-        // Nothing but the polls stays behind.
+        // Only the polls stay in flight.
         self.sim.set_faults(Faults { completions: 1024, ..Faults::default() });
         let polls = self.handlers.borrow().len() as u64 + 1;
         while self.event_loop.in_flight() != polls || self.sim.in_flight() > 0 {
@@ -409,7 +409,7 @@ impl IoTarget for Timers {
         let of_token = timers.iter().find(|((_, other), _)| *other == token);
         let key = *of_token.expect("it has not run and was not cancelled").0;
         assert!(key.0 <= now, "early by {} ns", key.0 - now);
-        // Those added in this very iteration may have to wait for the next.
+        // Timers added in this very iteration may wait for the next.
         let earlier = timers.range(..key).find(|(_, (added, _))| *added < this);
         assert_eq!(earlier, None, "before {key:?}");
         let (added, _) = timers.remove(&key).unwrap();
@@ -447,7 +447,7 @@ struct Watch {
     fd: Arc<OwnedFd>,
     trigger: Trigger,
     can_poll: bool,
-    /// And not called since.
+    /// Signalled and not called since.
     signalled: Rc<Cell<bool>>,
     polled: Cell<bool>,
     removed: Cell<bool>,
@@ -464,7 +464,7 @@ impl Handler for Watch {
         let Some(load) = self.load.upgrade() else { return Progress::Done };
         match load.roll(16) {
             0 => load.act(),
-            // Itself, maybe.
+            // May exchange this handler itself.
             1 => load.exchange_handler(),
             2 if !self.removed.get() => {
                 self.signalled.set(true);
@@ -484,11 +484,11 @@ impl Handler for Watch {
     }
 
     fn poll_begin(&self) {
-        assert!(!self.polled.replace(true), "told twice");
+        assert!(!self.polled.replace(true), "poll_begin was called twice");
     }
 
     fn poll_end(&self) {
-        assert!(self.polled.replace(false), "told twice");
+        assert!(self.polled.replace(false), "poll_end was called twice");
     }
 }
 
@@ -499,7 +499,7 @@ fn in_pieces(len: usize) -> IoBufs {
     let base = whole.iovecs()[0].iov_base.cast::<u8>();
     let (half, mut pieces) = (len / 2, IoBufs::new());
     pieces.set_owner(whole.owner().unwrap().clone());
-    // SAFETY: both are parts of `whole`, whose owner goes along.
+    // SAFETY: both are parts of `whole`, whose owner is kept.
     unsafe {
         pieces.push(base, half);
         pieces.push(base.add(half + 1), len - half);
@@ -519,7 +519,7 @@ impl Random {
     }
 }
 
-/// Says how to run the same course again, if it fails.
+/// Prints how to repeat the run, if it fails.
 struct Replay(u64);
 
 impl Drop for Replay {
@@ -558,7 +558,7 @@ fn a_million_operations_per_seed_lose_nothing_and_double_nothing() {
     });
 }
 
-/// The same seed gives the same course, else it could not be run again.
+/// A seed determines the run, as a failure could not be repeated otherwise.
 #[test]
 fn a_seed_gives_the_same_course_each_time() {
     let course = |seed| {

@@ -1,8 +1,8 @@
-//! A soak: loops are made and torn down, I/O threads started and stopped, handlers added and removed, pool
-//! threads started and retired, timers run, by several threads at once, until the time is up. Then
-//! descriptors, threads and memory are as they were (E12).
+//! A soak test. Several threads create and drop loops, start and stop I/O threads, add and remove handlers,
+//! start and retire pool threads, and run timers, until the time is up. Descriptors, threads and memory are
+//! then as before (E12).
 //!
-//! Some seconds as a test. For long:
+//! Runs for some seconds by default. For a long run:
 //! `EVENT_LOOP_SOAK=3600 cargo test --release -p event-loop --test soak -- --nocapture`
 
 mod common;
@@ -47,7 +47,7 @@ fn entries(of: &str) -> usize {
     std::fs::read_dir(of).unwrap().count()
 }
 
-/// Descriptors, threads, bytes.
+/// Number of descriptors, threads, bytes.
 fn held() -> (usize, usize, isize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"), LIVE.load(Relaxed))
 }
@@ -61,7 +61,7 @@ fn configs() -> impl Iterator<Item = LoopConfig> {
     configs.cycle()
 }
 
-/// A loop on this thread: some of everything, run or dropped half-way.
+/// A loop on this thread with work of every kind, run to the end or dropped half-way.
 fn one_loop(config: LoopConfig, round: u64) {
     let event_loop = EventLoop::new(config).unwrap();
     let file = event_loop.register_file(tempfile(&[7; 4096]));
@@ -83,7 +83,7 @@ fn one_loop(config: LoopConfig, round: u64) {
         event_loop.remove_handler(id);
     }
     if round.is_multiple_of(4) {
-        // Dropped with everything under way.
+        // Dropped with everything in flight.
         return;
     }
     let on_loop = event_loop.clone();
@@ -95,7 +95,7 @@ fn one_loop(config: LoopConfig, round: u64) {
     event_loop.run().unwrap();
 }
 
-/// An I/O thread that is given work from here, and stopped or dropped with some of it under way.
+/// An I/O thread with work from here, stopped or dropped with some of it in flight.
 fn one_thread(event_loop: LoopConfig, round: u64) {
     let config = IoThreadConfig { event_loop, ..IoThreadConfig::default() };
     let thread = IoThread::spawn(config).unwrap();
@@ -114,7 +114,7 @@ fn one_thread(event_loop: LoopConfig, round: u64) {
             told.await.unwrap();
             bottom_half.schedule();
         });
-        // What nobody waits for.
+        // Work whose result is not awaited.
         let (reader, _writer) = pipe();
         let reader = event_loop.register_file(reader);
         let target: Rc<dyn IoTarget> = Rc::new(Results::default());
@@ -159,7 +159,7 @@ fn soak(length: Duration) -> u64 {
     rounds.load(Relaxed)
 }
 
-/// A pool thread beyond the minimum retires after ten seconds without work, and can be started again.
+/// Lets pool threads beyond the minimum retire after ten seconds without work, and starts them again.
 fn retire_pool_threads() {
     let thread_pool = ThreadPoolConfig { min: 1, max: 4 };
     let config = LoopConfig { thread_pool, ..config(RingChoice::Epoll) };
@@ -190,7 +190,7 @@ fn retire_pool_threads() {
     work();
 }
 
-/// Not by `println`, whose capture would count as memory held.
+/// Prints a line. `println` would allocate its captured output, which counts as a leak.
 fn say(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -198,12 +198,12 @@ fn say(text: std::fmt::Arguments<'_>) {
 #[test]
 fn e12_a_soak_ends_as_it_began() {
     let seconds = std::env::var("EVENT_LOOP_SOAK").map_or(8, |text| text.parse().unwrap());
-    // What the standard library sets up once, and each thread's share of it.
+    // Initialises lazy state of the standard library, and of each thread.
     let threads = entries("/proc/self/task");
     soak(Duration::ZERO);
     spin_until("the threads' end", || entries("/proc/self/task") == threads);
     let ended = |before: (usize, usize, isize)| {
-        // A joined thread leaves the list, and frees its last bytes, a moment later.
+        // A joined thread leaves the list, and frees its last bytes, with a delay.
         spin_until("fds, threads and memory back to where they were", || {
             let now = held();
             now.0 <= before.0 && now.1 <= before.1 && now.2 <= before.2

@@ -1,4 +1,4 @@
-//! Reading and writing sockets: on every ring, with every engine, by no thread.
+//! Reads and writes of sockets on every ring, with every engine, without pool threads.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +52,7 @@ fn two_segments() -> IoBufs {
     let base = memory.as_ptr().cast::<u8>().cast_mut();
     let mut bufs = IoBufs::with_capacity(2);
     bufs.set_owner(memory);
-    // SAFETY: both lie in `memory`, which the list owns, and nobody else refers to it.
+    // SAFETY: both are in `memory`, which the list owns, and no other reference to it exists.
     unsafe {
         bufs.push(base, 4);
         bufs.push(base.add(32), 4);
@@ -100,7 +100,7 @@ fn bytes_go_both_ways_until_the_end() {
         drop(theirs);
         assert_eq!(run(event_loop, &ours, READ, engine, filled(0, 8)), 0, "{name}: the end");
         let result = run(event_loop, &ours, WRITE, engine, filled(0, 8));
-        assert_eq!(result, -libc::EPIPE, "{name}, {engine:?}: nobody reads");
+        assert_eq!(result, -libc::EPIPE, "{name}, {engine:?}: the reader is closed");
     });
 }
 
@@ -122,14 +122,14 @@ fn several_segments_are_read_and_written_as_one() {
     });
 }
 
-/// Also of a non-blocking socket; and a read and a write of the same one at once.
+/// Also for a non-blocking socket; and a read and a write of the same socket at once.
 #[test]
 fn an_operation_waits_until_the_socket_is_ready() {
     let _watchdog = Watchdog::new("an operation that waits");
     each(|name, event_loop, engine| {
         for non_blocking in [false, true] {
             let (mut theirs, ours) = pair(non_blocking);
-            // Filled up.
+            // Fill the socket's buffer.
             theirs.set_nonblocking(true).unwrap();
             let full = filled(1, 1 << 20);
             let (results, target) = Results::new();
@@ -150,7 +150,7 @@ fn an_operation_waits_until_the_socket_is_ready() {
                 }
                 last
             };
-            // The kernel may do it as soon as there is room.
+            // The kernel may complete it as soon as there is room.
             take_all();
             turn_until(event_loop, "the write", || results.len() == 2);
             assert_eq!(results.0.borrow()[1], (1, 1), "{name}, {engine:?}");
@@ -160,7 +160,7 @@ fn an_operation_waits_until_the_socket_is_ready() {
 }
 
 #[test]
-fn e12_what_waits_for_a_socket_ends_with_the_loop() {
+fn e12_socket_waits_end_with_the_loop() {
     let _watchdog = Watchdog::new("the end");
     each(|name, event_loop, engine| {
         let (_theirs, ours) = pair(false);
@@ -178,7 +178,7 @@ fn e12_what_waits_for_a_socket_ends_with_the_loop() {
 }
 
 #[test]
-fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
+fn socket_waits_can_be_cancelled_without_loss() {
     let _watchdog = Watchdog::new("what was called back");
     each(|name, event_loop, engine| {
         let (mut theirs, ours) = pair(false);
@@ -196,7 +196,7 @@ fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
         turn_until(event_loop, "the end of the read", || results.len() == 1);
         assert_eq!(results.0.take(), [(0, -libc::ECANCELED)], "{name}, {engine:?}");
         theirs.write_all(b"still there").unwrap();
-        // None is in flight.
+        // Nothing is in flight.
         event_loop.cancel(&ours);
         read(&ours, 2);
         turn_until(event_loop, "a read", || results.len() == 1);
@@ -205,7 +205,7 @@ fn what_waits_for_a_socket_can_be_called_back_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_is_sent_now_is_taken_now_or_refused() {
+fn send_now_takes_data_at_once_or_refuses() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let (mut theirs, ours) = pair(false);
     let ours = event_loop.register_file(ours);
@@ -216,7 +216,7 @@ fn what_is_sent_now_is_taken_now_or_refused() {
         theirs.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes[8..], b"xxxxx");
     }
-    // Until it is full: nothing waits.
+    // Until the socket is full: nothing blocks.
     let refused =
         std::iter::repeat_with(|| ours.send_now(&filled(1, 1 << 16))).find_map(Result::err);
     assert_eq!(refused.unwrap().raw_os_error(), Some(libc::EAGAIN));
@@ -228,9 +228,9 @@ fn what_is_sent_now_is_taken_now_or_refused() {
     assert_eq!(no_socket.raw_os_error(), Some(libc::ENOTSOCK));
 }
 
-/// What embeds the loop may not have turned SIGPIPE off, as Rust's own programs have.
+/// The embedding program may not ignore SIGPIPE, as Rust programs do.
 #[test]
-fn a_send_to_nobody_is_an_error_and_no_signal() {
+fn a_send_without_a_reader_is_an_error_and_no_signal() {
     static RAISED: AtomicBool = AtomicBool::new(false);
     extern "C" fn raised(_: i32) {
         RAISED.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! E12: stop from any thread, whatever is under way; nothing stays behind.
+//! E12: stop from any thread, with anything in flight; nothing is left behind.
 
 mod common;
 
@@ -15,14 +15,14 @@ use event_loop::{
     LoopGone, Trigger, oneshot,
 };
 
-/// Descriptors and threads are counted: one test at a time.
+/// The tests count descriptors and threads, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn entries(of: &str) -> usize {
     std::fs::read_dir(of).unwrap().count()
 }
 
-/// Gives the loop some of everything that can be under way.
+/// Gives the loop work of every kind.
 fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>, native: bool) {
     struct Counter(Arc<AtomicU32>);
     impl IoTarget for Counter {
@@ -32,7 +32,7 @@ fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>, native: bool) {
     }
     let target: Rc<dyn IoTarget> = Rc::new(Counter(completions.clone()));
     let bufs = || AlignedBuf::io_bufs(4096, 4096).unwrap();
-    // Reads that never end by themselves, as long as somebody might write.
+    // Reads that never complete, as the write end stays open.
     let (reader, writer) = pipe();
     let reader = event_loop.register_file(reader);
     let read = IoOp::Read { offset: 0 };
@@ -56,7 +56,7 @@ fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>, native: bool) {
         signal(&fd);
         event_loop.add_handler(fd, 1, trigger, Count::new());
     }
-    // Tasks and callbacks that hold on to the loop and to the pipe's other end.
+    // Tasks and callbacks that hold the loop and the pipe's other end.
     let on_loop = event_loop.clone();
     event_loop.spawn(async move {
         let _ = on_loop.operate(&reader, read, Engine::Threads, IoBufs::new()).await;
@@ -79,7 +79,7 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
             let completions = Arc::new(AtomicU32::new(0));
             let (occupied, is_occupied) = mpsc::channel();
             let there = completions.clone();
-            // Not each time: the kernel takes its time over io_destroy.
+            // Only sometimes, as io_destroy is slow.
             let native = round % 8 == 0;
             let work = move |event_loop: &EventLoop| {
                 occupy(event_loop, &there, native);
@@ -88,7 +88,7 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
             thread.handle().spawn(work).unwrap();
             is_occupied.recv_timeout(LOST).unwrap();
             match round % 3 {
-                // From here; from a third thread; by dropping it.
+                // Stop it here, from a third thread, or by dropping it.
                 0 => thread.stop().unwrap(),
                 1 => {
                     let handle = thread.handle().clone();
@@ -101,26 +101,26 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
             let expected = 9 + uring + if native { 4 } else { 0 };
             assert_eq!(completions.load(Ordering::Relaxed), expected, "{name}: each once");
             if round < 5 {
-                // Until everything has been started once that stays.
+                // Warm up until all permanent threads are started.
                 continue;
             }
             let now = || (entries("/proc/self/fd"), entries("/proc/self/task"));
             let counts = *counts.get_or_insert_with(now);
-            // A joined thread leaves the list a moment later.
+            // A joined thread leaves the list with a delay.
             spin_until("fds and threads back to where they were", || now() <= counts);
         }
     }
 }
 
 #[test]
-fn e12_what_waits_for_a_stopped_loop_is_told() {
+fn e12_waits_for_a_stopped_loop_end() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
         let thread = IoThread::spawn(config).unwrap();
         let handle = thread.handle().clone();
         let (sender, receiver) = oneshot::channel::<()>();
-        // It will be asked for when the loop has stopped already: its message is dropped.
+        // Scheduled after the loop's end: its message is dropped.
         let never = move |event_loop: &EventLoop| {
             event_loop.handle().stop();
             let on_loop = event_loop.clone();
@@ -154,7 +154,7 @@ fn e12_a_dropped_loop_takes_its_messages_along() {
 }
 
 #[test]
-fn e12_targets_that_go_on_and_on_do_not_keep_a_loop_from_stopping() {
+fn e12_endless_targets_do_not_prevent_a_stop() {
     let _alone = lock(&ALONE);
     struct Again {
         event_loop: EventLoop,
@@ -227,7 +227,7 @@ fn e12_stopping_ends_block_on() {
     }
 }
 
-/// The last owner of a thread may sit on that thread.
+/// The last owner of a thread may be on that thread.
 #[test]
 fn e12_a_thread_dropped_by_its_own_loop_ends() {
     let _alone = lock(&ALONE);

@@ -1,4 +1,4 @@
-//! Tasks: results for those who wait, and wakers that outlive what they were made for.
+//! Tasks: results for their awaiters, and wakers that outlive their task.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -47,7 +47,7 @@ fn a_task_runs_on_without_its_handle_and_its_result_is_dropped_at_once() {
             event_loop.run_once(false).unwrap();
         } else {
             event_loop.run_once(false).unwrap();
-            assert_eq!(dropped.get(), before, "somebody may still ask for the result");
+            assert_eq!(dropped.get(), before, "the handle may still be awaited");
             drop(handle);
         }
         assert_eq!(dropped.get(), before + 1);
@@ -55,7 +55,7 @@ fn a_task_runs_on_without_its_handle_and_its_result_is_dropped_at_once() {
 }
 
 #[test]
-fn who_waits_for_a_task_of_a_loop_that_stops_is_told() {
+fn awaiting_a_task_of_a_stopped_loop_fails() {
     let event_loop = new_loop();
     let handle = event_loop.spawn(std::future::pending::<()>());
     event_loop.run_once(false).unwrap();
@@ -64,7 +64,7 @@ fn who_waits_for_a_task_of_a_loop_that_stops_is_told() {
     assert_eq!(other.block_on(handle).unwrap(), Err(LoopGone));
 }
 
-/// Keeps its waker and is done when polled again.
+/// Stores its waker, and is done when polled again.
 fn park(kept: &Rc<RefCell<Option<Waker>>>) -> impl Future<Output = ()> + use<> {
     let kept = kept.clone();
     poll_fn(move |cx| match kept.replace(Some(cx.waker().clone())) {
@@ -74,7 +74,7 @@ fn park(kept: &Rc<RefCell<Option<Waker>>>) -> impl Future<Output = ()> + use<> {
 }
 
 #[test]
-fn a_waker_kept_from_an_earlier_task_of_a_slot_wakes_nobody_else() {
+fn an_old_waker_wakes_no_later_task() {
     let event_loop = new_loop();
     let kept = Rc::new(RefCell::new(None));
     let handle = event_loop.spawn(park(&kept));
@@ -82,7 +82,7 @@ fn a_waker_kept_from_an_earlier_task_of_a_slot_wakes_nobody_else() {
     kept.borrow().as_ref().unwrap().wake_by_ref();
     event_loop.block_on(handle).unwrap().unwrap();
     let old = kept.take().unwrap();
-    // All slots that are free now are taken again.
+    // Reuse all free slots.
     let polls = Rc::new(Cell::new(0));
     for _ in 0..4 {
         let polls = polls.clone();
@@ -141,7 +141,7 @@ fn a_task_is_woken_again_by_either_way_after_each_poll() {
     event_loop.shut_down().unwrap();
 }
 
-/// A wake-up that comes too late for its task is not taken for one of the next task's.
+/// A late wake-up of an ended task does not reach the slot's next task.
 #[test]
 fn a_task_that_wakes_itself_as_it_ends_does_not_keep_the_next_from_running() {
     let event_loop = new_loop();

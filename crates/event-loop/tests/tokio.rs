@@ -1,4 +1,4 @@
-//! E2 with Tokio: a loop as a task of a real runtime, with other tasks beside it.
+//! E2 with Tokio: a loop as a task of a real runtime, alongside other tasks.
 
 mod common;
 
@@ -19,7 +19,7 @@ use tokio::net::UnixDatagram;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 
-/// Descriptors are counted: one test at a time.
+/// The tests count descriptors, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -30,7 +30,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Runs `body` in a runtime of its own, beside the loop.
+/// Runs `body` in a new runtime, alongside the loop.
 fn beside<F: Future<Output = ()>>(
     name: &str,
     event_loop: &EventLoop,
@@ -51,14 +51,14 @@ async fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Lets the loop's task go to sleep: no wake-up is under way, and it has nothing to do.
+/// Lets the loop's task fall asleep: no wake-up is pending, and it has no work.
 async fn until_it_sleeps(event_loop: &EventLoop) {
     let iterations = || event_loop.stats().iterations.get();
     let mut before = u64::MAX;
     until(|| std::mem::replace(&mut before, iterations()) == iterations()).await;
 }
 
-/// The operations come from a task of Tokio's, while the loop's own waits for its descriptor.
+/// Tokio's tasks submit the operations, while the loop's task waits for its descriptor.
 #[test]
 fn e2_file_reads_complete_with_nothing_else_waking_the_runtime() {
     let _alone = alone();
@@ -90,8 +90,8 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_runtime() {
     }
 }
 
-/// More completions than one iteration takes, all of them there before the loop waits: those that are
-/// left are not announced again.
+/// More completions than an iteration takes, all present before the loop waits. The rest is not signalled
+/// again.
 #[test]
 fn e2_completions_that_no_event_announces_are_seen() {
     let _alone = alone();
@@ -113,7 +113,7 @@ fn e2_completions_that_no_event_announces_are_seen() {
     }
 }
 
-/// More descriptors at once than one epoll_pwait2(2) tells of.
+/// More ready descriptors than one epoll_pwait2(2) returns.
 #[test]
 fn e2_events_that_no_event_announces_are_seen() {
     let _alone = alone();
@@ -136,9 +136,9 @@ fn e2_events_that_no_event_announces_are_seen() {
     }
 }
 
-/// Whatever a task of Tokio's asks of the loop, while that waits.
+/// Tokio's tasks use the loop while its task waits.
 #[test]
-fn e2_what_other_tasks_ask_of_a_loop_that_waits_takes_effect() {
+fn e2_other_tasks_can_use_a_waiting_loop() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let on_loop = event_loop.clone();
@@ -181,7 +181,7 @@ fn e2_what_other_tasks_ask_of_a_loop_that_waits_takes_effect() {
                 until(|| done.get() == 10 * n + 3).await;
                 on_loop.delete_bottom_half(&bottom_half);
 
-                // The loop's futures in a task of Tokio's.
+                // The loop's futures in a task of Tokio.
                 let (reader, writer) = pipe();
                 let readiness = Readiness::new(&on_loop, reader, 1);
                 until_it_sleeps(&on_loop).await;
@@ -219,7 +219,7 @@ fn e1_another_thread_wakes_a_runtime_that_sleeps_with_one_call() {
                     give.send(sender).unwrap();
                     go.send(()).unwrap();
                     receiver.await.unwrap();
-                    // Counted by the other thread, after the fact.
+                    // The other thread counts the wake-up after making it.
                     spin_until(name, || stats.stats().wakes.get() > wakes);
                     assert_eq!(stats.stats().wakes.get(), wakes + 1, "{name}");
                 }
@@ -254,13 +254,13 @@ fn timers_are_never_early_and_wait_without_spinning() {
 fn e11_the_loop_and_tokios_own_tasks_take_turns() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
-        // Never done: by itself, it would keep the loop from ever waiting.
+        // Always ready: alone, it would keep the loop from ever waiting.
         let (count, fd) = (Count::new(), eventfd());
         count.then(|| Progress::More);
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
         signal(&fd);
         beside(name, &event_loop, |_| async move {
-            // Neither is this task.
+            // A Tokio task that is always ready.
             let busy = spawn_local(async { until(|| false).await });
             let (here, there) = UnixDatagram::pair().unwrap();
             let echo = spawn_local(async move {
@@ -300,7 +300,7 @@ fn two_loops_run_in_one_runtime() {
                 here.spawn(async move { to.spawn(send).unwrap() });
                 assert_eq!(receiver.await, Ok(n));
             }
-            // One goes, the other stays.
+            // One loop ends, the other continues.
             first.handle().stop();
             running.await.unwrap().unwrap();
             second.sleep_until(second.now_ns() + 1000).await;
@@ -320,7 +320,7 @@ fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
         let stats = event_loop.handle();
         beside(name, &event_loop.clone(), |running| async move {
             if event_loop.has_io_uring() {
-                // A read that never ends by itself.
+                // A read that never completes.
                 let (bufs, read) =
                     (AlignedBuf::io_bufs(4096, 4096).unwrap(), IoOp::Read { offset: 0 });
                 let read = event_loop.operate(&reader, read, Engine::Uring, bufs);
@@ -331,7 +331,7 @@ fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
             let handle = event_loop.handle();
             let stopper = std::thread::spawn(move || handle.stop());
             running.await.unwrap().unwrap();
-            // Its handle holds a descriptor.
+            // The handle holds a descriptor.
             stopper.join().unwrap();
             assert_eq!(event_loop.in_flight(), 0);
         });
@@ -341,7 +341,7 @@ fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
 }
 
 #[test]
-fn a_task_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
+fn a_dropped_task_leaves_its_loop_usable() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let (fd, count) = (eventfd(), Count::new());
@@ -367,7 +367,7 @@ fn a_task_that_is_dropped_leaves_its_loop_to_be_turned_otherwise() {
 }
 
 #[test]
-fn a_loop_that_no_descriptor_shows_says_why() {
+fn a_loop_without_a_descriptor_is_an_error() {
     let _alone = alone();
     let deferring = EventLoop::new(config(RingChoice::Exactly(RingFlags::DEFERRING))).unwrap();
     let error = runtime().block_on(foreign::tokio::run(&deferring)).unwrap_err();

@@ -1,5 +1,5 @@
-//! E1: what other threads hand over takes effect at once, at the least cost. E3: nobody else enters the
-//! ring.
+//! E1: work from other threads takes effect at once, at the least cost. E3: only the loop's thread enters
+//! the ring.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn threads() -> impl Iterator<Item = (&'static str, IoThread)> {
     })
 }
 
-/// Waits until the loop has gone to sleep once more than `before`.
+/// Waits until the loop has slept more than `before` times.
 fn wait_for_sleep(thread: &IoThread, before: u64) {
     spin_until("sleep", || thread.handle().stats().sleeps.get() > before);
 }
@@ -35,7 +35,7 @@ fn e1_waking_a_sleeping_loop_costs_one_call_each_time() {
             let (sleeps, wakes) = (stats.sleeps.get(), stats.wakes.get());
             let done = done.clone();
             thread.handle().spawn(move |_| done.send(n).unwrap()).unwrap();
-            assert_eq!(is_done.recv_timeout(LOST), Ok(n), "{name}: nobody woke it");
+            assert_eq!(is_done.recv_timeout(LOST), Ok(n), "{name}: the loop was not woken");
             wait_for_sleep(&thread, sleeps);
             assert_eq!(stats.wakes.get(), wakes + 1, "{name}");
         }
@@ -134,7 +134,7 @@ fn e1_requests_timers_handlers_and_tasks_take_effect_on_a_sleeping_loop() {
         thread.handle().spawn(task).unwrap();
         expect("task");
 
-        // A bottom half, made there and scheduled here.
+        // A bottom half, made on the loop and scheduled here.
         let (tell, (give, take)) = (done.clone(), mpsc::channel());
         let make = move |on_loop: &EventLoop| {
             give.send(on_loop.bottom_half(move || tell.send("bottom half").unwrap())).unwrap();
@@ -177,9 +177,9 @@ fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
     }
 }
 
-/// What the wake-up is worth: left out, a message waits for the loop's next event.
+/// Without the wake-up, a message waits for the loop's next event.
 #[test]
-fn e1_left_out_a_sleeping_loop_finds_messages_when_something_else_wakes_it() {
+fn e1_without_the_wake_up_messages_wait_for_another_event() {
     for (name, ring) in rings() {
         let ablation = Ablation { no_wake: true, ..Ablation::default() };
         let config = LoopConfig { ablation, ..config(ring) };
@@ -205,7 +205,7 @@ fn e1_left_out_a_sleeping_loop_finds_messages_when_something_else_wakes_it() {
         signal(&fd);
         let order = [(); 2].map(|()| is_told.recv_timeout(LOST).unwrap());
         assert_eq!(order, ["event", "message"], "{name}");
-        // Stopping is not left out.
+        // A stop wakes the loop nonetheless.
         spin_until("sleep", || handle.stats().sleeps.get() > 1);
         let _watchdog = Watchdog::new(name);
         handle.stop();
@@ -213,7 +213,7 @@ fn e1_left_out_a_sleeping_loop_finds_messages_when_something_else_wakes_it() {
     }
 }
 
-/// Nor is what the loop's own thread pool has done.
+/// So does a result of the loop's thread pool.
 #[test]
 fn e1_left_out_the_thread_pool_still_wakes_its_loop() {
     let ablation = Ablation { no_wake: true, ..Ablation::default() };
@@ -227,8 +227,8 @@ fn e1_left_out_the_thread_pool_still_wakes_its_loop() {
     }
 }
 
-/// A bottom half scheduled while it is about to run must see, or be run again for, everything that
-/// was written before: each schedule is preceded by a count.
+/// A bottom half scheduled while it is about to run must see all earlier writes, or run again. Each schedule
+/// is preceded by a count.
 #[test]
 fn e1_a_bottom_half_is_never_scheduled_in_vain() {
     for (name, thread) in threads() {
@@ -258,7 +258,7 @@ macro_rules! assert_not_send {
             }
             impl<T: ?Sized> AmbiguousIfSend<()> for T {}
             impl<T: ?Sized + Send> AmbiguousIfSend<u8> for T {}
-            // Does not compile where the type is `Send`: which of the two is it?
+            // Fails to compile, as ambiguous, if the type is `Send`.
             let _ = <$type as AmbiguousIfSend<_>>::item;
         };
     };
@@ -270,7 +270,7 @@ fn e3_neither_loop_nor_ring_can_leave_its_thread() {
     assert_not_send!(Box<dyn Ring>);
     assert_not_send!(LoopFile);
     assert_not_send!(IoBufs);
-    // While the way in can.
+    // The handle can be sent.
     fn is_send<T: Send + Sync>() {}
     is_send::<event_loop::LoopHandle>();
     is_send::<event_loop::BottomHalf>();

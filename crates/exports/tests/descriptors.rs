@@ -30,7 +30,7 @@ fn fuse() -> Option<Fuse> {
 
 /// What a file that hangs comes along with, and how many of it.
 #[test]
-fn whoever_closes_a_file_that_hangs_is_no_thread_of_others() {
+fn a_hanging_close_blocks_no_other_thread() {
     let Some(fuse) = fuse() else { return };
     let event = nix::sys::eventfd::EventFd::new().unwrap();
     for (request, payload, count) in [

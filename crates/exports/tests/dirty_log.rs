@@ -394,7 +394,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_virtio_blk_writes_is_marked(
+    fn writes_of_virtio_blk_are_logged(
         rounds in rounds(blk_requests()),
         cuts in prop::collection::vec(any::<u32>(), 40),
         size in prop_oneof![Just(64u16), Just(256)],
@@ -403,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn what_virtio_scsi_writes_is_marked(
+    fn writes_of_virtio_scsi_are_logged(
         rounds in rounds(scsi_requests()),
         cuts in prop::collection::vec(any::<u32>(), 40),
         size in prop_oneof![Just(64u16), Just(256)],
@@ -422,7 +422,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_in_flight_when_logging_begins_is_marked_and_nothing_after_its_end() {
+fn requests_in_flight_at_the_start_of_logging_are_logged_and_none_after_its_end() {
     // Memory for the log comes first with QEMU, or last when a device starts during a migration.
     for base_first in [true, false] {
         let daemon = daemon();
@@ -473,7 +473,7 @@ fn what_is_in_flight_when_logging_begins_is_marked_and_nothing_after_its_end() {
 }
 
 #[test]
-fn whoever_waits_for_marks_is_told() {
+fn the_log_eventfd_is_signalled() {
     let daemon = daemon();
     let mut vmm = Vmm::new(&daemon, 0, 1, 64);
     vmm.enable(true);

@@ -270,7 +270,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
 }
 
 #[test]
-fn memory_goes_only_when_its_requests_are_done() {
+fn memory_is_unmapped_only_after_its_requests() {
     let daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     vmm.front_end.add_mem_region(&vmm.guest.region()).unwrap();
@@ -293,7 +293,7 @@ fn memory_goes_only_when_its_requests_are_done() {
 }
 
 #[test]
-fn wrong_requests_are_refused_and_the_session_goes_on() {
+fn wrong_requests_are_refused_and_the_session_continues() {
     let daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     let features = vmm.front_end.get_features().unwrap();
@@ -359,7 +359,7 @@ fn a_front_end_that_vanishes_in_flight_is_followed_by_the_next() {
 }
 
 #[test]
-fn stopping_the_export_finishes_what_is_in_flight_and_flushes() {
+fn stopping_the_export_finishes_requests_in_flight_and_flushes() {
     let mut daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     vmm.start();
@@ -395,7 +395,7 @@ fn a_queue_that_is_full_when_it_starts_is_served_on() {
 }
 
 #[test]
-fn what_a_daemon_leaves_in_flight_is_done_by_the_next() {
+fn the_next_daemon_finishes_requests_in_flight() {
     let first = Daemon::new();
     first.disk.close_gate();
     let mut vmm = Vmm::new(&first, 1);
@@ -419,7 +419,7 @@ fn what_a_daemon_leaves_in_flight_is_done_by_the_next() {
 
 /// As it connects again, Cloud Hypervisor has a queue begin where its guest is.
 #[test]
-fn what_is_offered_while_there_is_no_daemon_is_done_by_the_next() {
+fn the_next_daemon_carries_out_requests_made_without_a_daemon() {
     let mut first = Daemon::new();
     let mut vmm = Vmm::new(&first, 1);
     let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
@@ -487,7 +487,7 @@ fn writeback(vmm: &mut Vmm) -> u8 {
 
 /// A front end that reconnects to another daemon hands over its memory, and says nothing of the mode.
 #[test]
-fn the_write_cache_mode_comes_with_what_is_in_flight() {
+fn the_write_cache_mode_is_kept_with_the_in_flight_record() {
     let daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     let (inflight, file) = vmm.front_end.get_inflight_fd(&inflight_of(1)).unwrap();
@@ -533,7 +533,7 @@ fn tempfile() -> std::fs::File {
 }
 
 #[test]
-fn a_front_end_that_takes_its_memory_away_loses_its_queues_and_nobody_else_anything() {
+fn shrinking_its_memory_costs_a_front_end_only_its_own_queues() {
     let daemon = Daemon::with(Options { num_queues: 2, ..Options::default() });
     let neighbour = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 2);

@@ -138,7 +138,7 @@ fn requests_take_neither_allocations_nor_locks() {
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_and_what_is_no_request_is_not() {
+fn invalid_requests_are_answered_with_an_error_and_malformed_ones_are_not() {
     let mut rig = Rig::new(true);
     let errno = |errno: Errno| -(errno as i32);
     // Of another inode, longer than the data, cut short, unknown.
@@ -169,7 +169,7 @@ fn a_kernel_from_before_the_protocol_is_refused() {
 }
 
 #[test]
-fn a_stop_finishes_what_is_under_way_and_lets_go_of_the_device() {
+fn a_stop_finishes_requests_in_flight_and_closes_the_device() {
     let mut rig = Rig::new(true);
     let sent = rig.send(READ, 1, &range(0, 4096), &[]);
     let export = rig.export.take().unwrap();

@@ -34,7 +34,7 @@ fn done_by(export: &VhostUserExport) -> [u64; 2] {
 }
 
 #[test]
-fn a_queue_goes_on_where_its_front_end_was_told_that_it_stopped() {
+fn a_queue_continues_at_the_base_reported_to_the_front_end() {
     let daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     begin_behind_flushes(&mut vmm);
@@ -61,7 +61,7 @@ fn hand_over(daemon: &mut Daemon) -> VhostUserExport {
 }
 
 #[test]
-fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
+fn a_queue_continues_where_the_previous_process_stopped_it() {
     let mut daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     begin_behind_flushes(&mut vmm);
@@ -74,7 +74,7 @@ fn a_queue_goes_on_where_the_process_before_has_stopped_it() {
 
 /// Its memory was taken away by mistake, and comes back when another process serves it; there is no record.
 #[test]
-fn a_queue_without_memory_goes_on_where_the_process_before_has_stopped_it() {
+fn a_queue_without_memory_continues_where_the_previous_process_stopped_it() {
     let mut daemon = Daemon::new();
     let mut vmm = Vmm::new(&daemon, 1);
     let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;

@@ -55,7 +55,7 @@ fn start(front_end: &mut Frontend, guest: &Guest) {
 }
 
 #[test]
-fn a_front_end_is_told_and_its_guest_reaches_what_is_new() {
+fn a_front_end_learns_of_a_new_size_and_its_guest_can_use_it() {
     let daemon = Daemon::new();
     let mut front_end = Frontend::from_stream(connect(&daemon.socket()), 1);
     let features = front_end.get_features().unwrap();
@@ -86,7 +86,7 @@ fn a_front_end_is_told_and_its_guest_reaches_what_is_new() {
 }
 
 #[test]
-fn who_does_not_listen_is_served_as_before_and_who_comes_later_sees_the_new_size() {
+fn a_resize_does_not_need_the_front_ends_support() {
     let daemon = Daemon::new();
     let read_capacity = |stream: &mut UnixStream| {
         let payload: Vec<u8> = [0u32, 8, 0].into_iter().flat_map(u32::to_ne_bytes).collect();

@@ -163,7 +163,7 @@ fn bytes_that_are_no_messages_end_the_connection() {
 }
 
 #[test]
-fn who_is_refused_too_often_is_sent_away() {
+fn a_front_end_with_too_many_refused_requests_is_disconnected() {
     let daemon = Daemon::new();
     let mut stream = with_reply_ack(daemon.connect());
     let bytes = raw_message(4711, NEED_REPLY, &[]);
@@ -245,7 +245,7 @@ fn a_ring_without_kick_and_call_is_polled() {
 }
 
 #[test]
-fn a_socket_that_nobody_answers_on_is_replaced_and_removed_in_the_end() {
+fn a_stale_socket_is_replaced_and_removed_at_the_end() {
     let mut daemon = Daemon::new();
     daemon.stop().unwrap();
     assert!(!daemon.socket().exists());
@@ -301,7 +301,7 @@ fn an_inherited_listening_socket_is_served_and_its_file_kept() {
 }
 
 #[test]
-fn what_is_no_listening_unix_stream_socket_is_refused() {
+fn only_listening_unix_stream_sockets_are_accepted() {
     let daemon = Daemon::new();
     let dir = Dir::new();
     let unix = |kind| {

@@ -176,7 +176,7 @@ fn nothing_of_the_configuration_space_is_offered_by_a_device_without_one() {
 }
 
 #[test]
-fn changes_are_told_to_front_ends_that_read_the_configuration_space() {
+fn front_ends_that_read_the_configuration_space_learn_of_changes() {
     let (mut session, _) = session();
     let socket = || Message::SetBackendReqFd(UnixStream::pair().unwrap().0.into());
     done(&mut session, Message::SetProtocolFeatures(protocol_features::BACKEND_REQ));
@@ -311,7 +311,7 @@ fn a_ring_that_runs_can_be_disabled_stopped_and_not_changed() {
 }
 
 #[test]
-fn a_ring_is_known_to_have_stopped_where_the_front_end_was_told() {
+fn a_stopped_ring_remembers_its_reported_base() {
     let (mut session, _) = session();
     let index = 0;
     let began_at = |session: &mut Session, base| {
@@ -435,7 +435,7 @@ fn only_unix_stream_sockets_are_ways_back() {
 }
 
 #[test]
-fn config_space_ends_in_zeroes_and_takes_what_the_device_takes() {
+fn reads_beyond_the_configuration_space_are_zero_and_writes_are_checked() {
     let (mut session, device) = session();
     let mut read =
         |offset, size| match replied(&mut session, Message::GetConfig { offset, size, flags: 5 }) {

@@ -1,4 +1,4 @@
-//! Access from a thread that has no view: one that passes by, as a vCPU does with its doorbell.
+//! Access from a thread without a view, such as a vCPU's thread at a doorbell.
 
 #![allow(unsafe_code)]
 
@@ -6,23 +6,23 @@ use crate::access;
 use crate::error::AccessError;
 use crate::memory::GuestMemory;
 
-/// A piece of a range: where it is mapped, and which bytes of the range it is.
+/// A piece of a range: its mapped address, and the bytes of the range that it has.
 type Piece = (*mut u8, std::ops::Range<usize>);
 
-/// These look the region up each time, so an I/O thread uses a [`MemoryView`](crate::MemoryView).
-/// Meant for headers and tables. What is written is not logged ([`DirtyLog`](crate::DirtyLog)).
+/// Each call looks up the region, so I/O threads use a [`MemoryView`](crate::MemoryView) instead. For headers and
+/// tables. Writes are not logged ([`DirtyLog`](crate::DirtyLog)).
 impl GuestMemory {
     /// Copies guest memory from `addr` on to `dst`.
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when part of the range is not memory; `dst` is half written then.
+    /// [`AccessError`] when part of the range is not memory; `dst` is then partly written.
     pub fn read_bytes(&self, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         let mut done = 0;
         while done < dst.len() {
             let (host, range) = self.piece(addr, done, dst.len())?;
             done = range.end;
-            // SAFETY: `piece` gives as many mapped bytes as the range has; guest memory is never part
+            // SAFETY: `piece` returns as many mapped bytes as the range has. Guest memory is never part
             // of a Rust object such as `dst`.
             unsafe { access::copy_from(host, &mut dst[range]) };
         }
@@ -33,19 +33,19 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when part of the range is not memory; what comes before is written then.
+    /// [`AccessError`] when part of the range is not memory; the bytes before that part are then written.
     pub fn write_bytes(&self, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         let mut done = 0;
         while done < src.len() {
             let (host, range) = self.piece(addr, done, src.len())?;
             done = range.end;
-            // SAFETY: as in `read_bytes`, the other way round.
+            // SAFETY: as in `read_bytes`, in the other direction.
             unsafe { access::copy_to(&src[range], host) };
         }
         Ok(())
     }
 
-    /// The first piece of what is left of a range of `len` bytes, once `done` of them are done.
+    /// The next piece of a range of `len` bytes, of which `done` are done.
     fn piece(&self, addr: u64, done: usize, len: usize) -> Result<Piece, AccessError> {
         let left = len - done;
         let end = AccessError { addr, len: len as u64 };

@@ -1,4 +1,4 @@
-//! Errors of setting up memory ([`Error`]) and of accesses ([`AccessError`]).
+//! Errors of the set-up of memory ([`Error`]) and of accesses ([`AccessError`]).
 
 use std::fmt;
 use std::io;
@@ -29,8 +29,7 @@ pub enum Error {
         /// The file's size.
         file_size: u64,
     },
-    /// Another process, or another machine, brings the pages of its file, and could have an I/O thread wait
-    /// for them.
+    /// Another process or machine supplies the pages of the region's file. An access could block an I/O thread.
     Elsewhere {
         /// Its guest-physical address.
         guest_addr: u64,
@@ -41,41 +40,41 @@ pub enum Error {
         guest_addr: u64,
         /// Its size.
         size: u64,
-        /// Which system call.
+        /// The system call.
         call: &'static str,
-        /// Why.
+        /// Its error.
         source: io::Error,
     },
     /// Two regions claim the same addresses.
     Overlap {
-        /// Guest-physical address of the one.
+        /// Guest-physical address of one region.
         first: u64,
-        /// Guest-physical address of the other.
+        /// Guest-physical address of the other region.
         second: u64,
-        /// Whose addresses they share: the guest's or the front end's.
+        /// The address space in which they overlap: the guest's or the front end's.
         what: &'static str,
     },
-    /// There is no such region to remove.
+    /// The region to remove does not exist.
     NoSuchRegion {
-        /// The guest-physical address asked for.
+        /// Its guest-physical address.
         guest_addr: u64,
-        /// The front end's address asked for.
+        /// Its address in the front end.
         user_addr: u64,
-        /// The size asked for.
+        /// Its size.
         size: u64,
     },
-    /// A ring does not lie inside one region.
+    /// A ring is not inside one region.
     RingOutside {
         /// Its address in the front end's address space.
         user_addr: u64,
         /// Its length.
         len: u64,
     },
-    /// A ring is not aligned as virtio wants it.
+    /// A ring is not aligned as virtio requires.
     RingMisaligned {
         /// Its address in the front end's address space.
         user_addr: u64,
-        /// The alignment wanted.
+        /// The required alignment.
         align: u64,
     },
 }
@@ -135,12 +134,12 @@ impl std::error::Error for Error {
     }
 }
 
-/// A range of guest addresses that is not, or not wholly, memory.
+/// A range of guest addresses that is not entirely memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessError {
-    /// Where the part begins that is not memory.
+    /// The first address that is not memory.
     pub addr: u64,
-    /// Bytes from there on that were asked for.
+    /// Bytes of the range from there on.
     pub len: u64,
 }
 

@@ -1,19 +1,18 @@
-//! A guest's memory, as a vhost-user front end hands it over: regions, translation, access.
+//! A guest's memory as received from a vhost-user front end: regions, translation, access.
 //!
 //! The control plane maps each region it gets ([`Region::map`]) and keeps the set in a
 //! [`GuestMemory`], immutable and shared by `Arc`; adding or removing a region makes a new set.
-//! Each I/O thread looks at the set through a [`MemoryView`] of its own, which remembers the
-//! regions it last hit, so that translating an address is a subtraction and a comparison. A mapping lives
-//! until its last user drops: a set, a view, a ring, an operation in flight
-//! ([`IoBufs`](event_loop::IoBufs) own their view).
+//! Each I/O thread accesses the set through its own [`MemoryView`], which remembers recently used regions. So most
+//! translations are a subtraction and a comparison. A mapping lives until its last user is dropped: a set, a view, a
+//! ring, or an operation in flight ([`IoBufs`](event_loop::IoBufs) own their view).
 //!
-//! The guest may write its memory at any time. So there is never a Rust reference to it: volatile accesses copy
-//! it, or the kernel gets it as segments. Each value is read once and then checked.
+//! The guest may write its memory at any time, so no Rust reference to it exists. Volatile accesses copy it, or the
+//! kernel gets it as segments. Each value is read once and then checked.
 //!
-//! While a guest is migrated, what is written to its memory through a view is marked in a [`DirtyLog`].
+//! During a migration, writes through a view are recorded in a [`DirtyLog`].
 //!
-//! [`Region::map`] refuses regions that reach past their file's end. A front end that shrinks the file
-//! later affects its own guest alone: see [`losses`].
+//! [`Region::map`] refuses regions that extend past their file's end. A front end that shrinks the file later affects
+//! only its own guest: see [`losses`].
 
 mod access;
 mod any_thread;

@@ -11,15 +11,15 @@ use std::ptr::NonNull;
 
 use libc::c_void;
 
-/// Readable and writable memory that this value alone owns.
+/// Readable and writable memory owned by this value.
 pub(crate) struct Mapping {
     at: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the value alone, and munmap may be called from any thread.
+// SAFETY: the value owns the mapping, and munmap may be called from any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: the methods that take `&self` hand out an address and a number.
+// SAFETY: the methods that take `&self` return an address and a number.
 unsafe impl Sync for Mapping {}
 
 /// The properties of a file system that mappings depend on.
@@ -76,7 +76,7 @@ mod calls {
             if offset > self.len || len > self.len - offset {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            // SAFETY: the range is inside the mapping, which is whole pages and nobody else's.
+            // SAFETY: the range is inside the mapping, which consists of whole pages that this value owns.
             let result = unsafe { libc::madvise(self.at.as_ptr().byte_add(offset), len, advice) };
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         }
@@ -84,14 +84,13 @@ mod calls {
 
     impl Drop for Mapping {
         fn drop(&mut self) {
-            // SAFETY: mapped in `new` with this length, unmapped once; whoever uses an address of it
-            // holds the value.
+            // SAFETY: mapped in `new` with this length, unmapped once. Users of its addresses hold the value.
             unsafe { libc::munmap(self.at.as_ptr(), self.len) };
         }
     }
 
-    /// File systems whose pages another process or machine supplies, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph.
-    /// overlayfs may have any of them below.
+    /// File systems whose pages another process or machine supplies, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph. Also
+    /// overlayfs, whose lower layers may be any of these.
     const ELSEWHERE: [libc::__fsword_t; 7] =
         [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x794c_7630];
 
@@ -119,7 +118,7 @@ mod calls {
 
     use super::*;
 
-    /// Bytes.
+    /// Page size, bytes.
     const PAGE: usize = 4096;
 
     fn layout(len: usize) -> io::Result<Layout> {
@@ -162,7 +161,7 @@ pub(crate) use calls::file_system;
 ///
 /// # Errors
 ///
-/// As of fstatfs(2).
+/// Those of fstatfs(2).
 pub fn is_elsewhere(fd: &OwnedFd) -> io::Result<bool> {
     Ok(file_system(fd)?.is_elsewhere)
 }

@@ -1,4 +1,4 @@
-//! One region: what the front end describes, and its mapping.
+//! A region: its description by the front end, and its mapping.
 
 #![allow(unsafe_code)]
 
@@ -16,45 +16,45 @@ use crate::mapping::{FileSystem, Mapping, file_system};
 /// All numbers are bytes.
 #[derive(Debug)]
 pub struct Region {
-    /// Where the guest sees it.
+    /// Guest-physical address.
     pub guest_addr: u64,
-    /// How long it is.
+    /// Size.
     pub size: u64,
-    /// Where the front end has it mapped; ring addresses are given in this address space.
+    /// Address in the front end's address space, in which ring addresses are given.
     pub user_addr: u64,
-    /// Where it begins in the file. Need not be a multiple of the page size.
+    /// Offset in the file. Need not be a multiple of the page size.
     pub mmap_offset: u64,
     /// The file: a memfd, a file on tmpfs or hugetlbfs, or a device. Kept while it is mapped.
     pub fd: OwnedFd,
 }
 
-/// A region mapped into our address space, readable and writable; unmapped on drop.
+/// A region mapped into this process, readable and writable; unmapped on drop.
 pub struct MappedRegion {
     guest_addr: u64,
     size: u64,
     user_addr: u64,
     /// The region's first byte: inside the mapping, which begins at a page boundary.
     host: NonNull<u8>,
-    /// Dropped before the mapping, whose addresses may be reused then.
+    /// Dropped before the mapping, as the kernel may then reuse its addresses.
     watched: Watched,
     mapping: Mapping,
     mmap_offset: u64,
     file: OwnedFd,
 }
 
-// SAFETY: `host` is an address in the mapping, which belongs to the value alone.
+// SAFETY: `host` is an address in the mapping, which the value owns.
 unsafe impl Send for MappedRegion {}
-// SAFETY: the methods that take `&self` hand out addresses and numbers; the memory itself is
-// reached by volatile and atomic accesses only, as the guest writes it at the same time anyhow.
+// SAFETY: the methods that take `&self` return addresses and numbers. The memory itself is accessed only by
+// volatile and atomic operations, as the guest writes it at the same time.
 unsafe impl Sync for MappedRegion {}
 
 impl Region {
-    /// Maps the region, shared with the front end and left out of core dumps.
+    /// Maps the region, shared with the front end and excluded from core dumps.
     ///
     /// # Errors
     ///
-    /// When it is empty, its addresses overflow, it reaches past the end of its file, another process or
-    /// machine brings the file's pages, or the kernel refuses: the error says which.
+    /// The region is empty, its addresses overflow, it extends past the end of its file, another process or machine
+    /// supplies the file's pages, or the kernel refuses.
     pub fn map(self) -> Result<MappedRegion, Error> {
         let Region { guest_addr, size, user_addr, mmap_offset, ref fd } = self;
         if size == 0 {
@@ -73,7 +73,7 @@ impl Region {
             return Err(Error::BeyondFile { guest_addr, end, file_size });
         }
 
-        // mmap wants an offset, and munmap a length, in units of the file's pages.
+        // mmap takes an offset, and munmap a length, in units of the file's pages.
         let FileSystem { page, is_elsewhere } = file_system(fd).map_err(|e| os("fstatfs", e))?;
         if is_elsewhere {
             return Err(Error::Elsewhere { guest_addr });
@@ -88,7 +88,7 @@ impl Region {
             libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
         let mapping = Mapping::new(fd, mapping_len, offset).map_err(|e| os("mmap", e))?;
-        // A core file should not contain the guest's memory: it is private and large. A failure is ignored.
+        // Guest memory is private and large, so core files omit it. A failure is ignored.
         let _ = mapping.advise(0, mapping_len, libc::MADV_DONTDUMP);
 
         // SAFETY: `lead < page <= mapping_len`.
@@ -107,45 +107,43 @@ impl Region {
     }
 }
 
-/// What [`MappedRegion::populate`] rounds to, bytes: no less than a page, huge or not, of the usual
-/// sizes.
+/// Granularity of [`MappedRegion::populate`], bytes: at least the size of a page, huge or not, of the usual sizes.
 const POPULATED_UNIT: u64 = 2 << 20;
 
 impl MappedRegion {
-    /// Where the guest sees it.
+    /// Returns its guest-physical address.
     pub fn guest_addr(&self) -> u64 {
         self.guest_addr
     }
 
-    /// Where the front end has it.
+    /// Returns its address in the front end's address space.
     pub fn user_addr(&self) -> u64 {
         self.user_addr
     }
 
-    /// Where it begins in its file, bytes.
+    /// Returns its offset in the file, bytes.
     pub fn mmap_offset(&self) -> u64 {
         self.mmap_offset
     }
 
-    /// The file, for a hand-over to another process.
+    /// Returns the file, for a hand-over to another process.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// How long it is, in bytes; not 0.
+    /// Returns its size in bytes; not 0.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Has the pages of `len` bytes from `offset` on, or of what there is of them, in memory and
-    /// mapped writable, as if each had been written to: madvise(2), `MADV_POPULATE_WRITE`. Takes
-    /// about a second per GiB that the guest has not used yet.
+    /// Populates the pages of up to `len` bytes from `offset` on, and maps them writable, as if each had been written to:
+    /// madvise(2), `MADV_POPULATE_WRITE`. Takes about a second per GiB that the guest has not used yet.
     ///
     /// # Errors
     ///
-    /// `EINVAL` before Linux 5.14; `ENOMEM`, `EFAULT`: not all of it can be had.
+    /// `EINVAL` before Linux 5.14. `ENOMEM`, `EFAULT`: some pages are unavailable.
     pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
-        // The mapping's own offsets. It begins, and ends, at a page boundary of the file's.
+        // Offsets in the mapping, which begins and ends at a page boundary of the file.
         let lead = self.host.addr().get() - self.mapping.at().addr().get();
         let page = POPULATED_UNIT as usize;
         let from = (lead + offset.min(self.size) as usize) / page * page;
@@ -163,17 +161,17 @@ impl MappedRegion {
         self.watched.is_lost()
     }
 
-    /// Its first byte in our address space; valid for [`size`](Self::size) bytes while it lives.
+    /// Returns the address of its first byte in this process, valid for [`size`](Self::size) bytes while the value lives.
     pub fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// The byte at `offset` from the region's first one, for what is not a guest's: shared with other
-    /// processes that have mapped the file. `None`: the region ends before it.
+    /// Returns the byte at `offset` of the region, for memory shared with other processes rather than with a guest.
+    /// `None`: beyond the region's end.
     pub fn byte(&self, offset: u64) -> Option<&AtomicU8> {
         let offset = usize::try_from(offset).ok().filter(|_| offset < self.size)?;
-        // SAFETY: inside the region, so mapped as long as `self` is borrowed; a byte needs no alignment;
-        // whatever else reaches this memory does so by volatile and atomic accesses (see `Sync`).
+        // SAFETY: inside the region, so mapped as long as `self` is borrowed. A byte needs no alignment. All other
+        // accesses to this memory are volatile or atomic (see `Sync`).
         Some(unsafe { AtomicU8::from_ptr(self.host.add(offset).as_ptr()) })
     }
 }

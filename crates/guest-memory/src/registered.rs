@@ -10,9 +10,9 @@ use event_loop::{EventLoop, LoopMemory};
 
 use crate::region::MappedRegion;
 
-/// A region registered with a loop, for views of that loop's thread
-/// ([`MemoryView::with_logging`](crate::MemoryView::with_logging)). Clones share it; views, and
-/// so operations in flight, keep it.
+/// A region registered with a loop, for views on that loop's thread
+/// ([`MemoryView::with_logging`](crate::MemoryView::with_logging)). Clones share it. Views, and so operations in
+/// flight, keep it.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
     region: Arc<MappedRegion>,
@@ -26,7 +26,7 @@ impl RegisteredRegion {
         region: Arc<MappedRegion>,
     ) -> impl Future<Output = io::Result<Self>> + use<> {
         let owner: Rc<dyn Any> = Rc::new(region.clone());
-        // What is mapped fits `usize`.
+        // A mapped length fits `usize`.
         let len = region.size() as usize;
         let registering = event_loop.register_memory(owner, region.host(), len);
         async move { Ok(RegisteredRegion { memory: registering.await?, region }) }
@@ -41,7 +41,7 @@ impl RegisteredRegion {
         &self.memory
     }
 
-    /// Gives it back: see [`LoopMemory::unregister`].
+    /// Unregisters the region: see [`LoopMemory::unregister`].
     pub async fn unregister(self) {
         self.memory.unregister().await;
     }

@@ -16,26 +16,25 @@ use crate::memory::GuestMemory;
 use crate::region::MappedRegion;
 use crate::registered::RegisteredRegion;
 
-/// One thread's view of a [`GuestMemory`], kept in an `Rc`: translation that remembers the
-/// regions it last hit, copies, and segments for the kernel. Addresses are guest-physical, lengths bytes.
+/// One thread's view of a [`GuestMemory`], kept in an `Rc`. It translates addresses, copies, and makes segments for the
+/// kernel. It remembers recently used regions. Addresses are guest-physical, lengths are in bytes.
 ///
-/// Ranges may run from one region into the next where both touch. An error leaves a copy or a list
-/// half done.
+/// A range may span adjacent regions. After an error, a copy or a list may be partly done.
 pub struct MemoryView {
     memory: Arc<GuestMemory>,
-    /// What of it is registered with the thread's loop: by the regions' order.
+    /// Registrations with the thread's loop, in the order of the regions.
     registered: Box<[Option<LoopMemory>]>,
     logging: Logging,
     hits: [Cell<Hit>; HITS],
-    /// The hit to be replaced next.
+    /// Index of the hit to be replaced next.
     oldest: Cell<usize>,
 }
 
-/// Regions remembered: a guest has memory below and above 4 GiB, and a client of libblkio one region
-/// for its rings and headers and others for its data. Each request touches two of them in turn.
+/// Number of remembered regions. A guest has memory below and above 4 GiB. A client of libblkio has one region for its
+/// rings and headers, and others for its data. Each request uses two of them alternately.
 const HITS: usize = 4;
 
-/// A region of an earlier hit, copied out so that the next hit follows no pointer.
+/// A remembered region, copied so that a hit follows no pointer.
 #[derive(Clone, Copy)]
 struct Hit {
     guest_addr: u64,
@@ -45,13 +44,13 @@ struct Hit {
 }
 
 impl MemoryView {
-    /// A view of `memory`.
+    /// Returns a view of `memory`.
     pub fn new(memory: Arc<GuestMemory>) -> Rc<Self> {
         Self::with_logging(memory, &[], Logging::new())
     }
 
-    /// A view of `memory`, for a loop that `registered` is registered with: segments in its regions
-    /// say so, see [`IoBufs::push_registered`]. Writes through it are logged when `logging` says so.
+    /// Returns a view of `memory` for a loop with which `registered` is registered. Segments in those regions use the
+    /// registration, see [`IoBufs::push_registered`]. `logging` decides whether writes through the view are logged.
     pub fn with_logging(
         memory: Arc<GuestMemory>,
         registered: &[RegisteredRegion],
@@ -67,18 +66,18 @@ impl MemoryView {
         Rc::new(MemoryView { memory, registered, logging, hits, oldest: Cell::new(0) })
     }
 
-    /// The memory looked at.
+    /// Returns the memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// Whether, and where, writes through this view are logged.
+    /// Returns whether, and where, writes through this view are logged.
     #[inline]
     pub fn logging(&self) -> &Logging {
         &self.logging
     }
 
-    /// Whether some of the memory, or of the log, was taken away by the front end: which, if so.
+    /// Returns which part of the memory or of the log the front end has taken away, if any.
     pub fn lost(&self) -> Option<String> {
         if let Some(region) = self.memory.lost_region() {
             return Some(format!("the memory at {:#x} was taken away", region.guest_addr()));
@@ -86,8 +85,8 @@ impl MemoryView {
         self.logging.is_lost().then(|| "the log of a migration was taken away".into())
     }
 
-    /// Marks what an operation has written to `bufs`, `len` bytes in segments of this view's, if writes
-    /// are logged. To be called when it has ended, well or not, and before the driver is told.
+    /// Marks what an operation wrote to `bufs`, `len` bytes in segments of this view, if writes are logged. Call this when
+    /// the operation has ended, with or without success, before the driver learns of it.
     #[inline]
     pub fn mark_bufs(&self, bufs: &IoBufs, len: u64) {
         if self.logging.is_on() {
@@ -100,7 +99,7 @@ impl MemoryView {
         let mut marked = 0;
         for segment in bufs.iovecs() {
             let (mut host, mut left) = (segment.iov_base as usize, segment.iov_len);
-            // A segment goes on in the next region where both are mapped side by side.
+            // A segment may span regions that are mapped adjacently.
             while left > 0 {
                 let offset_in = |region: &Arc<MappedRegion>| {
                     let offset = host.checked_sub(region.host().as_ptr() as usize)? as u64;
@@ -116,7 +115,7 @@ impl MemoryView {
             }
         }
         if marked != len {
-            // Not what the operation was given. Where it has written is not known, so anywhere.
+            // The list differs from the operation's. As the written place is unknown, mark everything.
             debug_assert!(false, "{marked} of {len} bytes came back");
             for region in self.memory.regions() {
                 self.logging.mark(region.guest_addr(), region.size());
@@ -124,13 +123,12 @@ impl MemoryView {
         }
     }
 
-    /// Appends `addr..addr + len` to `bufs` as segments. An empty list becomes owned by this view,
-    /// which keeps the memory mapped while the operation is in flight. Allocates only when the list
-    /// grows beyond its capacity.
+    /// Appends `addr..addr + len` to `bufs` as segments. The view becomes the owner of an empty list, and keeps the memory
+    /// mapped while the operation is in flight. Allocates only when the list exceeds its capacity.
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when part of the range is not memory; `bufs` may then hold a part of it.
+    /// [`AccessError`] when part of the range is not memory; `bufs` may then have a part of the range.
     ///
     /// # Panics
     ///
@@ -151,10 +149,9 @@ impl MemoryView {
         }
         self.pieces(addr, len, |host, len, hit, offset| {
             let place = hit.places.and_then(|places| places.at(offset, len));
-            // SAFETY: `pieces` gives addresses inside a region of `self.memory`, mapped readable and
-            // writable; the list's owner is `self`, which keeps it, and what is registered of it. No
-            // reference to guest memory is made anywhere. `places` are those of the whole region,
-            // from its first byte on.
+            // SAFETY: `pieces` returns addresses inside a region of `self.memory`, mapped readable and writable. The
+            // list's owner is `self`, which keeps the memory and its registration. No reference to guest memory exists.
+            // `places` are those of the whole region, from its first byte on.
             unsafe { bufs.push_registered(host, len, place) };
         })
     }
@@ -169,8 +166,8 @@ impl MemoryView {
         let mut rest = &mut *dst;
         self.pieces(addr, rest.len(), |host, len, _, _| {
             let (piece, tail) = std::mem::take(&mut rest).split_at_mut(len);
-            // SAFETY: `pieces` gives `len` mapped bytes of guest memory, which is never part of a
-            // Rust object such as `dst`.
+            // SAFETY: `pieces` returns `len` mapped bytes of guest memory, which is never part of a Rust object
+            // such as `dst`.
             unsafe { access::copy_from(host, piece) };
             rest = tail;
         })
@@ -186,7 +183,7 @@ impl MemoryView {
         let mut rest = src;
         let copied = self.pieces(addr, rest.len(), |host, len, _, _| {
             let (piece, tail) = rest.split_at(len);
-            // SAFETY: as in `read_bytes`, the other way round.
+            // SAFETY: as in `read_bytes`, in the other direction.
             unsafe { access::copy_to(piece, host) };
             rest = tail;
         });
@@ -198,12 +195,12 @@ impl MemoryView {
     ///
     /// # Errors
     ///
-    /// As [`read_bytes`](Self::read_bytes); so for all that read.
+    /// As for [`read_bytes`](Self::read_bytes); also for the other reading functions.
     #[inline]
     pub fn read_array<const N: usize>(&self, addr: u64) -> Result<[u8; N], AccessError> {
         let mut bytes = [0; N];
         match self.one_piece(addr, N) {
-            // SAFETY: `one_piece` gives `N` mapped bytes of guest memory, of which `bytes` is no part.
+            // SAFETY: `one_piece` returns `N` mapped bytes of guest memory, which do not overlap `bytes`.
             Some(host) => unsafe { access::copy_from(host, &mut bytes) },
             None => self.read_bytes(addr, &mut bytes)?,
         }
@@ -216,7 +213,7 @@ impl MemoryView {
         self.read_array(addr).map(u8::from_le_bytes)
     }
 
-    /// Reads a little-endian word of 16 bits; any alignment, like all that follow.
+    /// Reads a little-endian word of 16 bits; with any alignment, as the functions below.
     #[inline]
     pub fn read_u16(&self, addr: u64) -> Result<u16, AccessError> {
         self.read_array(addr).map(u16::from_le_bytes)
@@ -242,7 +239,7 @@ impl MemoryView {
     #[inline]
     pub fn write_u8(&self, addr: u64, value: u8) -> Result<(), AccessError> {
         match self.one_piece(addr, 1) {
-            // SAFETY: `one_piece` gives one mapped byte of guest memory.
+            // SAFETY: `one_piece` returns one mapped byte of guest memory.
             Some(host) => unsafe { access::copy_to(&[value], host) },
             None => return self.write_bytes(addr, &[value]),
         }
@@ -250,9 +247,8 @@ impl MemoryView {
         Ok(())
     }
 
-    /// Fetches the cache line at `addr` into the cache, if it lies in a region of an earlier hit: to
-    /// be read, or, `for_writing`, to be written as well. The CPU goes on meanwhile; an address that
-    /// is not memory does nothing.
+    /// Prefetches the cache line at `addr` for reading, or `for_writing`, if it is in a remembered region. Does not wait.
+    /// Has no effect on an address that is not memory.
     #[inline]
     pub fn prefetch(&self, addr: u64, for_writing: bool) {
         if let Some(host) = self.one_piece(addr, 1) {
@@ -260,14 +256,14 @@ impl MemoryView {
         }
     }
 
-    /// Where `addr` lies, if in a region of an earlier hit.
+    /// The mapped address of `addr`, if it is in a remembered region.
     #[inline]
     fn hit(&self, addr: u64) -> Option<Hit> {
         self.hits.iter().map(Cell::get).find(|hit| addr.wrapping_sub(hit.guest_addr) < hit.size)
     }
 
-    /// Where the range is mapped, if it lies in the region of an earlier hit: for accesses of a fixed
-    /// size, which then are a few instructions.
+    /// The mapped address of the range, if it is in one remembered region. For accesses of a fixed size, which then take a
+    /// few instructions.
     #[inline]
     fn one_piece(&self, addr: u64, len: usize) -> Option<*mut u8> {
         let hit = self.hit(addr)?;
@@ -275,8 +271,8 @@ impl MemoryView {
         (len as u64 <= hit.size - offset).then(|| hit.host.wrapping_add(offset as usize))
     }
 
-    /// Calls `f` with each piece of the range, in order: a host address and how many bytes are
-    /// mapped there one after the other, at least 1; and the region, and the offset in it.
+    /// Calls `f` with each piece of the range, in order: a host address, the number of adjacent mapped bytes, at least 1,
+    /// the region, and the offset in the region.
     #[inline]
     fn pieces(
         &self,
@@ -294,13 +290,13 @@ impl MemoryView {
             let n = len.min(there);
             f(hit.host.wrapping_add(offset as usize), n, &hit, offset);
             len -= n;
-            // A region's end fits 64 bits (`Region::map`), so this does not wrap.
+            // Cannot wrap: a region's end fits 64 bits (`Region::map`).
             addr += n as u64;
         }
         Ok(())
     }
 
-    /// Finds the region of `addr` and remembers it.
+    /// Looks up the region of `addr` and remembers it.
     #[cold]
     fn miss(&self, addr: u64, len: usize) -> Result<Hit, AccessError> {
         let Some((index, region)) = self.memory.indexed_region_at(addr) else {

@@ -1,4 +1,4 @@
-//! A front end that shrinks a file which it has handed over harms nobody else.
+//! A front end that shrinks its file affects only its own guest.
 
 #![allow(unsafe_code)]
 
@@ -28,19 +28,19 @@ fn memory_that_is_taken_away_is_replaced() {
     view.write_bytes(SIZE - 2, &[1, 2, 3, 4]).unwrap();
     let before = losses();
     ftruncate(&file, 0).unwrap();
-    assert!(!taken.is_lost(), "nobody has looked yet");
+    assert!(!taken.is_lost(), "no access has found the loss yet");
     let mut bytes = [9; 4];
     view.read_bytes(SIZE - 2, &mut bytes).unwrap();
     assert_eq!(bytes, [0, 0, 3, 4], "zeroes, and the next region is as it was");
     assert!(taken.is_lost() && !stays.is_lost() && !other_guest.is_lost());
     assert_eq!(view.memory().lost_region().map(MappedRegion::guest_addr), Some(0));
     assert!(losses() > before);
-    // It is memory all the same, wherever an address of it was kept.
+    // The memory is still accessible through all kept addresses.
     view.write_bytes(0, &[7]).unwrap();
     assert_eq!(view.read_u8(0).unwrap(), 7);
     assert_eq!(ring.len(), 64);
     drop((view, ring, taken));
-    // Its place in the table is taken by another, which is not lost.
+    // Another mapping reuses its index in the table and is not lost.
     let (_, next) = region(0);
     assert!(!next.is_lost());
 }
@@ -70,7 +70,7 @@ fn memory_that_many_use_is_taken_away_at_once() {
     assert!(memory.lost_region().is_some());
 }
 
-/// What faults elsewhere still ends the process.
+/// Faults outside of guest memory still end the process.
 #[test]
 fn other_bus_errors_are_not_swallowed() {
     const CHILD: &str = "RINGMILL_TEST_BUS_ERROR";
@@ -93,7 +93,7 @@ fn fault_elsewhere() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap};
     let file = memfd_create("empty", MFdFlags::empty()).unwrap();
     let len = std::num::NonZeroUsize::new(4096).unwrap();
-    // SAFETY: a new mapping, of which nothing else is; the read of it is the fault that is wanted.
+    // SAFETY: a new mapping without other users; the read of it causes the intended fault.
     unsafe {
         let page = mmap(None, len, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0).unwrap();
         page.cast::<u8>().read_volatile();

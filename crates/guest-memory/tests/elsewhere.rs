@@ -1,4 +1,4 @@
-//! Memory in a file whose pages another process brings, when it likes.
+//! Memory in a file whose pages another process supplies at any time.
 
 use std::fs::OpenOptions;
 

@@ -1,7 +1,6 @@
-//! Regions registered with a loop's ring: that operations use it, when it is undone, and that all goes on
-//! where it cannot be had.
+//! Regions registered with a loop's ring: operations use the registration, it is undone, and operations work without.
 
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "locks in tests are not counted")]
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -19,7 +18,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 const PAGE: u64 = 4096;
-/// What is registered at once, and has one place in the ring's table.
+/// Bytes registered at once, with one index in the ring's table.
 const PIECE: u64 = 64 << 20;
 
 /// `IORING_OP_*`.
@@ -30,13 +29,13 @@ const READ: u8 = 22;
 const READV_FIXED: u8 = 60;
 const WRITEV_FIXED: u8 = 61;
 
-/// The trace log, limits and the count of pinned pages are the process's: one test at a time.
+/// The trace log, limits and the count of pinned pages are process-wide: the tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Each ring that registers memory: the last takes no operation that a loop does not need.
+/// Rings that register memory: the last one is restricted to the loop's operations.
 fn loops() -> [EventLoop; 3] {
     const { assert!(RingFlags::BEST.restricted) };
     let deferring = RingFlags { task_run: TaskRun::Defer, ..RingFlags::BEST };
@@ -48,7 +47,7 @@ fn event_loop(ring: RingChoice) -> EventLoop {
     EventLoop::new(LoopConfig { ring, ..LoopConfig::default() }).unwrap()
 }
 
-/// The operations, but for polls, that loops of this process have been given since it was asked last.
+/// The operations, except polls, submitted to loops of this process since the last call.
 fn operations() -> Vec<u8> {
     static LOG: OnceLock<(OwnedFd, Mutex<usize>)> = OnceLock::new();
     let (log, seen) = LOG.get_or_init(|| {
@@ -69,7 +68,7 @@ fn operations() -> Vec<u8> {
         rest.split_once(' ').unwrap().0.parse::<u8>().unwrap()
     };
     let text = std::str::from_utf8(&text[..len]).unwrap();
-    // POLL_ADD and ASYNC_CANCEL are the loop's own.
+    // POLL_ADD and ASYNC_CANCEL belong to the loop itself.
     text.lines().map(opcode).filter(|code| ![6, 14].contains(code)).collect()
 }
 
@@ -80,7 +79,7 @@ fn pinned_kib() -> u64 {
     field.trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
 
-/// Turns a loop until `done`.
+/// Runs a loop until `done`.
 fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -111,7 +110,7 @@ fn segments(view: &Rc<MemoryView>, list: &[(u64, u64)]) -> IoBufs {
     bufs
 }
 
-/// A file without a name with these bytes.
+/// An unlinked file with these bytes.
 fn file(bytes: &[u8]) -> Arc<OwnedFd> {
     use std::io::Write;
     static NEXT: Mutex<u32> = Mutex::new(0);
@@ -128,7 +127,7 @@ fn pattern(len: u64) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
 }
 
-/// Returns a result as the kernel gives it: a count or a negated errno.
+/// Converts a result to the kernel's form: a count or a negated errno.
 fn raw(result: std::io::Result<usize>) -> i32 {
     match result {
         Ok(count) => count as i32,
@@ -148,11 +147,11 @@ fn bytes_at(view: &MemoryView, addr: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn operations_name_the_memory_by_its_place_where_it_has_one() {
+fn operations_use_the_registered_index() {
     let _alone = alone();
     let data = pattern(4 * PAGE);
     let fd = file(&data);
-    // Into the third place, of which there is but a part.
+    // The third piece is a partial one.
     let region = region(2 * PIECE + 8 * PAGE);
     for event_loop in loops() {
         let registered = [register(&event_loop, &region).unwrap()];
@@ -176,7 +175,7 @@ fn operations_name_the_memory_by_its_place_where_it_has_one() {
                 ],
                 READV_FIXED,
             ),
-            // In two places.
+            // In two pieces.
             (&[(PIECE - PAGE, 4 * PAGE)], READ),
             (&[(PIECE - 4 * PAGE, PAGE), (PIECE + PAGE, 3 * PAGE)], READV),
             (&[(PIECE + PAGE, PAGE), (0, 3 * PAGE)], READV),
@@ -212,10 +211,10 @@ fn operations_name_the_memory_by_its_place_where_it_has_one() {
     }
 }
 
-/// What the option that pins memory warns of, and the proof that the kernel uses what was registered: a
-/// hole is punched, which gives the mapping another page and leaves operations with the old one.
+/// The effect that the option for pinned memory warns of, and the proof that the kernel uses the registration: punching a
+/// hole gives the mapping another page, while operations use the old one.
 #[test]
-fn what_is_discarded_is_lost_to_operations() {
+fn discarded_pages_are_lost_to_operations() {
     let _alone = alone();
     for event_loop in loops() {
         let description = memfd_region(0, 2 * PAGE).unwrap();
@@ -233,7 +232,7 @@ fn what_is_discarded_is_lost_to_operations() {
     }
 }
 
-/// Where in the table it is, as it says itself.
+/// The registration's first index in the table.
 fn first_place(registered: &RegisteredRegion) -> u32 {
     let text = format!("{registered:?}");
     let text = text.split_once("places from ").expect("its places").1;
@@ -253,13 +252,13 @@ fn a_place_is_not_used_again_before_the_last_operation_that_names_it() {
         let place = first_place(&registered);
         let bufs = segments(&view(&region, std::slice::from_ref(&registered)), &[(8, 16)]);
         operations();
-        // Queued, and not submitted: the kernel has not looked at the place yet.
+        // Queued and not submitted: the kernel has not looked up the index yet.
         let read = event_loop.operate(&file, IoOp::Read { offset: 0 }, Engine::Uring, bufs);
         assert_eq!(operations(), [READ_FIXED]);
         drop(registered);
         let other = register(&event_loop, &other).unwrap();
         assert_ne!(first_place(&other), place);
-        // Submitted by now: in flight, until somebody writes.
+        // Submitted now: in flight, until the pipe is written to.
         event_loop.run_once(false).unwrap();
         event_loop.block_on(other.unregister()).unwrap();
         turn_until(&event_loop, "the operation's pages alone", || pinned_kib() == pinned + 16);
@@ -273,7 +272,7 @@ fn a_place_is_not_used_again_before_the_last_operation_that_names_it() {
 }
 
 #[test]
-fn memory_is_unpinned_whichever_way_it_goes() {
+fn memory_is_unpinned_in_every_case() {
     let _alone = alone();
     let before = pinned_kib();
     let region = region(2 * PIECE + PAGE);
@@ -292,7 +291,7 @@ fn memory_is_unpinned_whichever_way_it_goes() {
         drop((view, kept));
         unpinned("with the last view");
 
-        // Dropped half way. The futures of a loop that nothing turns panic.
+        // Dropped half-way. Futures of a loop that is not running panic.
         event_loop.run_once(false).unwrap();
         let mut half = Box::pin(RegisteredRegion::new(&event_loop, region.clone()));
         let waker = std::task::Waker::noop();
@@ -302,7 +301,7 @@ fn memory_is_unpinned_whichever_way_it_goes() {
         unpinned("half way");
         assert_eq!(first_place(&register(&event_loop, &region).unwrap()), 0, "no place is lost");
     }
-    // With the loop; what is left of the registration knows nothing of it.
+    // Dropped with the loop; the rest of the registration does not use the loop.
     let [event_loop, ..] = loops();
     let registered = register(&event_loop, &region).unwrap();
     drop(event_loop);
@@ -317,7 +316,7 @@ fn memory_is_unpinned_whichever_way_it_goes() {
     drop(registered);
 }
 
-/// One thread, two loops: a place in one ring's table means nothing to the other.
+/// One thread, two loops: an index of one ring's table has no meaning for the other.
 #[test]
 fn another_loop_takes_no_notice() {
     let _alone = alone();
@@ -368,7 +367,7 @@ fn drop_ipc_lock() {
 }
 
 #[test]
-fn what_the_limit_forbids_is_not_registered_and_leaves_nothing_behind() {
+fn registration_beyond_the_limit_leaves_nothing_behind() {
     let _alone = alone();
     let before = pinned_kib();
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();

@@ -35,7 +35,7 @@ fn typed_reads_are_little_endian_at_any_alignment() {
 }
 
 #[test]
-fn error_names_what_is_not_memory() {
+fn errors_name_addresses_outside_of_memory() {
     let view = view();
     let error = view.read_bytes(3 * PAGE - 8, &mut [0; 16]);
     assert_eq!(error, Err(AccessError { addr: 3 * PAGE, len: 8 }));

@@ -113,7 +113,7 @@ fn client_hello() -> Vec<u8> {
         extension(10, &[0, 2, 0, 0x1d]),
         // signature_algorithms: ECDSA over P-256, Ed25519, RSA-PSS, each with SHA-256 or what is its own.
         extension(13, &[0, 6, 4, 3, 8, 7, 8, 4]),
-        // key_share: a point of the curve. Whose it is nobody asks.
+        // key_share: an arbitrary point of the curve.
         extension(51, &[&[0, 36, 0, 0x1d, 0, 32][..], &[9; 32]].concat()),
     ];
     let extensions = extensions.concat();

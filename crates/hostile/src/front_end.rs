@@ -212,7 +212,7 @@ pub(crate) fn rubbish(target: &Target, go_on: &GoOn) -> io::Result<()> {
             let at = next() % (2 * QUEUE - 8);
             front_end.memory.write_all_at(&next().to_le_bytes(), at)?;
         }
-        // An index not far away has its entries looked at.
+        // A near index makes the device read the entries.
         front_end.offered = front_end.offered.wrapping_add(next() as u16 % ENTRIES);
         for queue in [0, QUEUE] {
             let index = front_end.offered.to_le_bytes();

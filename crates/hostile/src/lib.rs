@@ -1,7 +1,7 @@
-//! Front ends and clients that break every rule: what a neighbour of theirs must not notice.
+//! Front ends and clients that violate every rule, while other clients must not notice.
 //!
-//! An [`Attack`] goes on in a thread of its own, round after round, until its [`Running`] is dropped.
-//! Whatever the daemon does to it (refuse, close, leave it alone) it takes, and tries again.
+//! An [`Attack`] runs on its own thread, round after round, until its [`Running`] is dropped.
+//! After any reaction of the daemon (a refusal, a close, none) it tries again.
 
 #![forbid(unsafe_code)]
 
@@ -18,10 +18,10 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// How long a stranger waits for what does not come.
+/// How long an attacker waits for an answer that may not come.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Where it attacks.
+/// The targets of an attack.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// The socket of a vhost-user-blk export with two queues or more, the attacker's own.
@@ -37,7 +37,7 @@ pub struct Target {
 
 macro_rules! attacks {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $round:path, $by:ident;)*) => {
-        /// What a stranger does.
+        /// A kind of attack.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Attack { $($(#[$doc])* $name),* }
 
@@ -60,7 +60,7 @@ macro_rules! attacks {
                 self == Attack::NbdTls
             }
 
-            /// Until it is broken off by the daemon, or has done all that it does.
+            /// Runs until the daemon ends the connection, or the round is complete.
             fn round(self, target: &Target, go_on: &GoOn) -> io::Result<()> {
                 match self { $(Attack::$name => $round(target, go_on)),* }
             }
@@ -107,17 +107,17 @@ attacks! {
     QmpDeaf = "QMP: answers unread", clients::qmp_deaf, control;
 }
 
-/// Whether an attack is to go on.
+/// Whether an attack has to continue.
 pub(crate) struct GoOn(Arc<Shared>);
 
 impl GoOn {
-    /// Counts a blow that was dealt; whether there is to be another.
+    /// Counts a blow. Returns whether to continue.
     fn blow(&self) -> bool {
         self.0.blows.fetch_add(1, Ordering::Relaxed);
         self.is_wanted()
     }
 
-    /// Whether there is to be another.
+    /// Whether to continue.
     fn is_wanted(&self) -> bool {
         !self.0.stop.load(Ordering::Relaxed)
     }
@@ -137,23 +137,23 @@ pub struct Running {
 }
 
 impl Attack {
-    /// Begins, on that CPU if one is given.
+    /// Starts the attack, on that CPU if one is given.
     ///
     /// # Errors
     ///
-    /// There is no thread to be had.
+    /// There is no thread.
     pub fn begin(self, target: Target, cpu: Option<usize>) -> io::Result<Running> {
         let shared = Arc::new(Shared::default());
         let go_on = GoOn(shared.clone());
         let thread = std::thread::Builder::new().name("stranger".into()).spawn(move || {
             if let Some(cpu) = cpu {
                 let mut set = CpuSet::new();
-                // A CPU that is not there leaves it where it is.
+                // If the CPU does not exist, the thread stays where it is.
                 let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
             }
             while go_on.is_wanted() {
                 if self.round(&target, &go_on).is_err() {
-                    // Nobody may be listening for a moment.
+                    // The daemon may not listen for a moment.
                     std::thread::sleep(Duration::from_micros(100));
                 }
             }
@@ -163,7 +163,7 @@ impl Attack {
 }
 
 impl Running {
-    /// What it has done so far: kicks, messages, connections.
+    /// The number of blows so far: kicks, messages, connections.
     pub fn blows(&self) -> u64 {
         self.shared.blows.load(Ordering::Relaxed)
     }

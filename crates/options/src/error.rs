@@ -1,21 +1,21 @@
-//! Errors about options: QSD's sentence first, then what would have been right.
+//! Errors about options: QSD's sentence, followed by a correction.
 
 use std::fmt;
 
 /// Why an option, or a value in it, is refused.
 ///
-/// Printed as one line in QSD's wording and, where there is more to say, a second line with what is
-/// known: the accepted values, the parameters, the names defined so far.
+/// Printed as one line in QSD's wording, and a second line with a hint if there is one: the accepted values,
+/// the parameters, the names defined so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionError {
-    /// What is wrong, in QSD's words where QSD has the case.
+    /// The error, in QSD's words where QSD has the same error.
     pub message: String,
-    /// What would be right.
+    /// A correction.
     pub hint: Option<String>,
 }
 
 impl OptionError {
-    /// An error with nothing to add.
+    /// An error without a hint.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), hint: None }
     }
@@ -26,12 +26,12 @@ impl OptionError {
         self
     }
 
-    /// A value, or a parameter, that QSD takes and ringmill does not take yet.
+    /// A value or parameter of QSD that ringmill does not support yet.
     pub fn not_yet(what: impl fmt::Display) -> Self {
         Self::new(format!("{what} is not supported by ringmill yet"))
     }
 
-    /// Puts the option it is about in front, as QSD does: `--blockdev foo: …`.
+    /// Puts the option in front, as QSD does: `--blockdev foo: …`.
     pub fn of(mut self, option: &str) -> Self {
         self.message = format!("{option}: {}", self.message);
         self

@@ -1,15 +1,15 @@
-//! What values may be, with no Rust type in it: for help texts, reference pages, schemas and shells.
+//! The possible values of options without Rust types: for help texts, reference pages, schemas and shells.
 //!
-//! The tables that options are read by give their shapes; see [`Field::member`](crate::table::Field).
+//! The tables of options produce the shapes; see [`Field::member`](crate::table::Field).
 
 use std::ops::RangeInclusive;
 
 use crate::table::Need;
 
-/// What a value may be.
+/// The possible values of an option.
 #[derive(Debug, Clone)]
 pub enum Shape {
-    /// Nothing: naming the option is all.
+    /// No value: only the name is given.
     Flag,
     /// `on` or `off`; in JSON, `true` or `false`.
     Bool,
@@ -17,7 +17,7 @@ pub enum Shape {
     Int(RangeInclusive<i64>),
     /// A number of bytes.
     Size,
-    /// Text; how help texts write it: `<id>`.
+    /// Text, with its placeholder in help texts: `<id>`.
     Text(&'static str),
     /// A path.
     Path,
@@ -25,16 +25,16 @@ pub enum Shape {
     Any,
     /// One of these words.
     Words(Vec<Word>),
-    /// Any number of these; in `key=value` text, `name.0=…,name.1=…`. With what is to be said of one,
-    /// in which `<n>` is its number; empty when that is what is said of all.
+    /// A list of these; in `key=value` text, `name.0=…,name.1=…`. The text is the help of one item, in
+    /// which `<n>` is its number; empty if the list's help is enough.
     List(Box<Shape>, &'static str),
     /// An object with these members.
     Object(Vec<Member>),
-    /// An object that has further members by what one of them says.
+    /// An object whose further members depend on one of them.
     Union(Union),
-    /// One of these, which JSON tells apart by its types.
+    /// One of these, distinguished by their JSON types.
     Either(Vec<Shape>),
-    /// What has a name, and can lie in itself.
+    /// A named union, which may contain itself.
     Named(&'static str, fn() -> Union),
 }
 
@@ -43,46 +43,46 @@ pub enum Shape {
 pub struct Member {
     /// Its name.
     pub name: &'static str,
-    /// What it may be.
+    /// Its possible values.
     pub shape: Shape,
-    /// Whether it must be there, and what counts when it is not.
+    /// Whether it is required, and the default.
     pub need: Need,
-    /// What it is for, in one sentence.
+    /// Its meaning in one sentence.
     pub help: &'static str,
 }
 
-/// A word that may be said, and what it means.
+/// An accepted word and its meaning.
 #[derive(Debug, Clone, Copy)]
 pub struct Word {
     /// The word.
     pub name: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
 }
 
-/// An object that has further members by what its member `tag` says.
+/// An object whose further members depend on the member `tag`.
 #[derive(Debug, Clone)]
 pub struct Union {
-    /// The member's name.
+    /// Name of the tag.
     pub tag: &'static str,
-    /// What it is for.
+    /// Meaning of the tag.
     pub help: &'static str,
-    /// The members that are always there, `tag` aside.
+    /// Members of all variants, without `tag`.
     pub common: Vec<Member>,
-    /// What may be said, and the members that it brings along.
+    /// The variants.
     pub variants: Vec<Variant>,
 }
 
-/// A word that a tag may say.
+/// A value of the tag.
 #[derive(Debug, Clone)]
 pub struct Variant {
     /// The word.
     pub name: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
-    /// The whole object, as `key=value` text; empty where what it lies in has an example.
+    /// An example of the whole object as `key=value` text; empty if the surrounding object has an example.
     pub example: &'static str,
-    /// The members that it brings along.
+    /// The members of this variant.
     pub members: Vec<Member>,
 }
 
@@ -91,23 +91,23 @@ pub struct Variant {
 pub struct Row {
     /// The full name: `cache.direct`.
     pub name: String,
-    /// What it takes: `on|off`.
+    /// The placeholder of its value: `on|off`.
     pub value: String,
-    /// Whether it must be there.
+    /// Whether it is required, and the default.
     pub need: Need,
-    /// What it is for.
+    /// Its meaning.
     pub help: String,
-    /// What it may be.
+    /// Its possible values.
     pub shape: Shape,
 }
 
-/// The lines for members, those of groups and structures spread out.
+/// The lines for members; groups and structures are expanded.
 pub fn rows(members: &[Member]) -> Vec<Row> {
     members.iter().flat_map(Member::rows).collect()
 }
 
 impl Member {
-    /// The lines for this one.
+    /// The lines for this member.
     pub fn rows(&self) -> Vec<Row> {
         let value = self.shape.meta();
         let own = (!value.is_empty() || matches!(self.shape, Shape::Flag)).then(|| Row {
@@ -120,7 +120,7 @@ impl Member {
         let below = self.shape.below().into_iter();
         let below = below.map(|row| Row {
             name: format!("{}.{}", self.name, row.name),
-            // One of a list that nothing more is to be said of.
+            // An item of a list without a help of its own.
             help: if row.help.is_empty() { self.help.to_owned() } else { row.help },
             ..row
         });
@@ -129,7 +129,7 @@ impl Member {
 }
 
 impl Union {
-    /// Whether one of its objects can have a member of that name.
+    /// Whether one of its objects can have a member with that name.
     pub fn has(&self, name: &str) -> bool {
         let variants = self.variants.iter().flat_map(|variant| &variant.members);
         name == self.tag || self.common.iter().chain(variants).any(|member| member.name == name)
@@ -144,7 +144,7 @@ impl Union {
 }
 
 impl Shape {
-    /// Whether an object of it can have a member of that name.
+    /// Whether an object of this union can have a member with that name.
     pub fn has(&self, name: &str) -> bool {
         match self {
             Self::Object(members) => members.iter().any(|member| member.name == name),
@@ -153,12 +153,12 @@ impl Shape {
         }
     }
 
-    /// Whether it is an object, whichever.
+    /// Whether all values are objects.
     pub fn is_object(&self) -> bool {
         matches!(self, Self::Object(_) | Self::Union(_) | Self::Named(..))
     }
 
-    /// How help texts write it; empty for what is written member by member only.
+    /// The placeholder in help texts; empty for shapes that are only given member by member.
     pub fn meta(&self) -> String {
         match self {
             Self::Flag | Self::List(..) | Self::Object(_) | Self::Union(_) | Self::Named(..) => {
@@ -178,7 +178,7 @@ impl Shape {
         }
     }
 
-    /// The lines for what lies below it, with names as they are there.
+    /// The lines for its members, with relative names.
     fn below(&self) -> Vec<Row> {
         match self {
             Self::Object(members) => rows(members),

@@ -1,9 +1,9 @@
-//! The tables options are described in, and the reader that follows them.
+//! Tables that describe options, and the reader that uses them.
 //!
-//! A [`Field`] is one row: everything there is to know of one option, once. The reader takes values
-//! out of an object row by row, converts each as its [`Kind`] says and hands it to the row's
-//! setter, whose argument type the kind fixes; what is left over afterwards is unknown. A
-//! [`Member`] is the same row with its types erased.
+//! A [`Field`] is one row: everything about one option, stated once. The reader takes values
+//! out of an object row by row, converts each according to its [`Kind`], and gives it to the row's
+//! setter, whose argument type depends on the kind. Values that are left over are unknown options. A
+//! [`Member`] is the same row without Rust types.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -15,41 +15,41 @@ use crate::value::{Dialect, Object, Value};
 
 /// One option of a `T`: a row of its table.
 pub struct Field<T: 'static> {
-    /// The name, as it is written.
+    /// The name as written.
     pub name: &'static str,
-    /// What it takes, and where that goes.
+    /// Its type and setter.
     pub kind: Kind<T>,
-    /// Whether it must be there, and what counts when it is not.
+    /// Whether it is required, and the default.
     pub need: Need,
-    /// What it is for, in one sentence.
+    /// Its meaning in one sentence.
     pub help: &'static str,
 }
 
 /// Whether an option must be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// It must.
+    /// Required.
     Required,
-    /// It counts as this value when it is left out.
+    /// Optional, with this default.
     Default(&'static str),
-    /// It may be left out, with the effect told here.
+    /// Optional; the text is the effect of leaving it out.
     Optional(&'static str),
 }
 
-/// What a setter may say: fine, or why not.
+/// The result of a setter.
 pub type Set = Result<(), OptionError>;
 
-/// What an option takes, with the setter that receives it.
+/// The type of an option, with the setter that receives its value.
 pub enum Kind<T: 'static> {
-    /// Nothing: naming the option is all. For command lines only.
+    /// No value: only the name is given. For command lines only.
     Flag(fn(&mut T)),
     /// `on` or `off`.
     Bool(fn(&mut T, bool) -> Set),
     /// An integer in `range`.
     Int {
-        /// What is allowed.
+        /// The allowed range.
         range: RangeInclusive<i64>,
-        /// Receives it.
+        /// The setter.
         set: fn(&mut T, i64) -> Set,
     },
     /// A number of bytes, with or without a suffix (`4k`): QAPI's type `size`. Many sizes of QSD are of
@@ -57,9 +57,9 @@ pub enum Kind<T: 'static> {
     Bytes(fn(&mut T, u64) -> Set),
     /// Text.
     Text {
-        /// How help texts write it: `<id>`.
+        /// The placeholder in help texts: `<id>`.
         meta: &'static str,
-        /// Receives it.
+        /// The setter.
         set: fn(&mut T, String) -> Set,
     },
     /// A path, passed on as it is.
@@ -70,30 +70,30 @@ pub enum Kind<T: 'static> {
     Group(&'static [Field<T>]),
     /// An object written as text: `file,node-name=n,…`. For command lines only.
     Structure {
-        /// How help texts write it.
+        /// The placeholder in help texts.
         meta: &'static str,
-        /// How it is written.
+        /// Its syntax.
         syntax: Syntax,
         /// The key of a first pair without one.
         implied: Option<&'static str>,
-        /// What it may be.
+        /// Its possible values.
         shape: fn() -> Shape,
-        /// Reads it.
+        /// The setter, which parses the object.
         read: fn(&mut T, Object, &Context) -> Set,
     },
-    /// Something with a structure of its own, or of several shapes.
+    /// A value with its own structure, or of several shapes.
     Nested {
-        /// What it may be.
+        /// Its possible values.
         shape: fn() -> Shape,
-        /// Reads it.
+        /// The setter, which parses the value.
         read: fn(&mut T, Value, &Context) -> Set,
     },
-    /// An option of QSD that ringmill does not support, or not with every value. It is read, to give a
-    /// clear error or to accept a value without effect. No schema, help text or list has it.
+    /// An option of QSD that ringmill does not support, or not with every value. It is parsed for a
+    /// clear error, or because a value has no effect. It is in no schema, help text or list.
     Unoffered(fn(&mut T, Value, &str, &Context) -> Set),
 }
 
-/// How the text of an object is written.
+/// The syntax of an object as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syntax {
     /// `key=value,…`, or JSON.
@@ -107,15 +107,15 @@ pub enum Syntax {
 pub struct Choice<T: 'static> {
     /// The word.
     pub name: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
-    /// Carries it out; may refuse.
+    /// The setter; it may refuse.
     pub set: fn(&mut T) -> Set,
 }
 
 impl<T> Choice<T> {
-    /// Makes a word that QSD accepts, and ringmill refuses at least in some cases. No schema, help text or
-    /// list has the word, as with [`Kind::Unoffered`].
+    /// Creates a word that QSD accepts, and ringmill refuses at least in some cases. It is in no schema, help
+    /// text or list, as with [`Kind::Unoffered`].
     pub const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
         Choice { name, help: UNOFFERED, set }
     }
@@ -128,14 +128,14 @@ impl<T> Choice<T> {
 /// Help text that marks a word as not offered.
 const UNOFFERED: &str = "";
 
-/// Where the reader is.
+/// The reader's position.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// How the value was written.
     pub dialect: Dialect,
-    /// The names above, each with its dot: `cache.`.
+    /// The names of the surrounding objects, each with its dot: `cache.`.
     pub prefix: String,
-    /// How many names are above.
+    /// The number of surrounding objects.
     pub depth: usize,
 }
 
@@ -162,7 +162,7 @@ impl Context {
     }
 }
 
-/// Reads the options of `fields` out of `object`, and leaves what it does not know.
+/// Takes the options of `fields` out of `object`, and leaves all others.
 pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
     for field in fields {
         match take(object, field.name) {
@@ -173,9 +173,9 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
     Ok(())
 }
 
-/// A table whose `T` is erased: what an object may have, and what comes of it.
+/// A table with `T` erased: the possible members of an object, and the value built from them.
 pub trait Reads<Out>: Sync {
-    /// Reads an object. `beside` are the members that were taken out of it before; `whom` is the object
+    /// Reads an object. `beside` are the members that were taken out of it before; `whom` names the object
     /// in errors.
     fn read(
         &self,
@@ -185,15 +185,15 @@ pub trait Reads<Out>: Sync {
         whom: &str,
     ) -> Result<Out, OptionError>;
 
-    /// What the object may have.
+    /// The possible members of the object.
     fn members(&self) -> Vec<Member>;
 }
 
-/// A table, and what is made of what was read by it.
+/// A table, and the function that builds a value from its options.
 pub struct Table<T: 'static, Out> {
     /// The options.
     pub fields: &'static [Field<T>],
-    /// Makes something of them, or says why they do not go together.
+    /// Builds the value, or refuses options that contradict each other.
     pub build: fn(T) -> Result<Out, OptionError>,
 }
 
@@ -217,18 +217,18 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
     }
 }
 
-/// Takes a member out of an object.
+/// Removes a member from an object.
 pub fn take(object: &mut Object, name: &str) -> Option<Value> {
     let place = object.iter().position(|(member, _)| member == name)?;
     Some(object.remove(place).1)
 }
 
-/// A member of an object, left where it is.
+/// A member of an object, which stays in it.
 pub fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
     object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
-/// Refuses what [`read`] left over. `known` are the names that would have been right, for `whom`.
+/// Refuses the members that [`read`] left over. `known` are the possible names of `whom`.
 pub fn refuse_rest<'a>(
     object: &Object,
     at: &Context,
@@ -244,8 +244,8 @@ pub fn refuse_rest<'a>(
     Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name))).hint(hint))
 }
 
-/// Takes apart a value whose member `type`, one of `types`, says what else it has. Whether it is one of
-/// them is for the caller to find out.
+/// Takes the member `type` out of a value whose other members depend on it. The caller checks whether the
+/// type is one of `types`.
 pub fn take_type(
     value: Value,
     at: &Context,
@@ -263,7 +263,7 @@ pub fn take_type(
     }
 }
 
-/// Reads the rest of such a value of type `kind`, which has these members and no others.
+/// Reads the other members of such a value of type `kind`, and refuses further ones.
 pub fn read_typed<T: Default>(
     fields: &[Field<T>],
     mut object: Object,
@@ -277,7 +277,7 @@ pub fn read_typed<T: Default>(
     Ok(draft)
 }
 
-/// Reads a list of objects of such members, each of which begins as `start` makes it.
+/// Reads a list of objects with such members. `start` creates each item.
 pub fn read_list<T>(
     fields: &[Field<T>],
     value: Value,
@@ -308,13 +308,13 @@ pub fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
         .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
 }
 
-/// A parameter that must be there and is not.
+/// The error for a missing required parameter.
 pub fn missing(full_name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{full_name}' is missing"))
 }
 
-/// A word that is none of those known. QSD names the parameter without what it lies in; the hint
-/// names it in full.
+/// The error for an unknown word. QSD names the parameter without the surrounding objects; the hint
+/// has its full name.
 pub fn not_accepted<'a>(
     name: &str,
     at: &Context,
@@ -329,7 +329,7 @@ pub fn not_accepted<'a>(
     ))
 }
 
-/// What a table says with its types erased.
+/// The members of a table without Rust types.
 pub fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
     offered(fields).map(Field::member).collect()
 }
@@ -343,7 +343,7 @@ fn offered<T>(fields: &[Field<T>]) -> impl Iterator<Item = &Field<T>> {
     fields.iter().filter(|field| !matches!(field.kind, Kind::Unoffered(_)))
 }
 
-/// Puts a value where it belongs: for setters that have nothing to check.
+/// Stores a value, for setters without checks.
 pub fn put<V>(into: &mut V, value: V) -> Set {
     *into = value;
     Ok(())
@@ -372,12 +372,12 @@ pub fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionErr
     }
 }
 
-/// A value of the wrong shape.
+/// The error for a value of the wrong type.
 pub fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
 }
 
-/// The text of a scalar. `expected` is what JSON should have had instead of a list or an object.
+/// The text of a scalar. `expected` names the right type in the error for a list or an object.
 pub fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
     match (value, at.dialect) {
         (Value::Text(text), _) => Ok(text),
@@ -400,7 +400,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// Converts `value` and hands it over.
+    /// Converts `value` and calls the setter.
     pub fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
         let name = at.full(self.name);
         match &self.kind {
@@ -470,14 +470,14 @@ impl<T> Field<T> {
                 let known = names(fields);
                 refuse_rest(&object, &below, &format!("'{name}'"), known)
             }
-            // The command line takes its text apart.
+            // Only command lines have text to parse.
             Kind::Structure { .. } => Err(wrong_type(&name, "text")),
             Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
             Kind::Unoffered(read) => read(into, value, &name, at),
         }
     }
 
-    /// Makes an option that is read but not offered.
+    /// Creates an option that is read but not offered.
     pub const fn unoffered(
         name: &'static str,
         read: fn(&mut T, Value, &str, &Context) -> Set,
@@ -485,13 +485,13 @@ impl<T> Field<T> {
         Field { name, kind: Kind::Unoffered(read), need: Need::Optional(""), help: "" }
     }
 
-    /// This row with its types erased.
+    /// This row without Rust types.
     pub fn member(&self) -> Member {
         Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
 }
 
-/// A size: suffixed, or any integer as QSD writes them elsewhere.
+/// A size with a suffix, or an integer in any of QSD's other notations.
 fn bytes(text: &str) -> Option<i64> {
     scalar::integer(text).or_else(|| scalar::size(text).and_then(|size| i64::try_from(size).ok()))
 }
@@ -505,13 +505,13 @@ fn mismatch(value: Value, full_name: &str, expected: &str, at: &Context) -> Opti
     }
 }
 
-/// A number that is not in its range.
+/// The error for a number out of range.
 pub fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
     OptionError::new(format!("{name} value must be in range [{}, {}]", range.start(), range.end()))
 }
 
 impl<T> Kind<T> {
-    /// What the option takes.
+    /// The possible values of the option.
     pub fn shape(&self) -> Shape {
         match self {
             Self::Flag(_) => Shape::Flag,

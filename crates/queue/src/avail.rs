@@ -1,4 +1,4 @@
-//! The available half of a queue: what the driver offers, and whether it shall kick.
+//! The available half of a queue: chains from the driver, and whether the driver has to kick.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -9,14 +9,14 @@ use crate::error::QueueError;
 use crate::pause::pause;
 use crate::ring::Rings;
 
-/// Where the device is in the available ring.
+/// The device's position in the available ring.
 #[derive(Debug)]
 pub(crate) struct AvailHalf {
     /// The entry to pop next.
     next: Cell<u16>,
-    /// The available index when it was last read: entries before it need no further look.
+    /// The available index when last read: entries before it are known to be filled.
     seen: Cell<u16>,
-    /// The entry that the driver was told to kick at; `None` while kicks are suppressed.
+    /// The entry at which the driver is asked to kick; `None` while kicks are suppressed.
     armed: Cell<Option<u16>>,
     event_idx: bool,
 }
@@ -41,7 +41,7 @@ impl AvailHalf {
         rings.avail_idx() != self.next.get()
     }
 
-    /// How many entries the driver says are to be popped.
+    /// Number of entries that the driver offers.
     pub(crate) fn offered(&self, rings: &Rings) -> u16 {
         rings.avail_idx().wrapping_sub(self.next.get())
     }
@@ -52,7 +52,7 @@ impl AvailHalf {
         self.seen.get()
     }
 
-    /// The head of the next chain, if there is one.
+    /// Returns the head of the next chain, if there is one.
     #[inline]
     pub(crate) fn pop(&self, rings: &Rings) -> Result<Option<u16>, QueueError> {
         let next = self.next.get();
@@ -75,9 +75,8 @@ impl AvailHalf {
             return;
         }
         if self.event_idx {
-            // The driver kicks when it makes the entry at the event available. The one before the
-            // next is behind it: it comes again after a whole turn of the index, for one kick too
-            // many.
+            // The driver kicks when it makes the entry at the event available. The entry before the next one comes
+            // again only after a whole turn of the index, with one kick too many.
             rings.set_avail_event(self.next.get().wrapping_sub(1));
         } else {
             rings.set_used_flags(VRING_USED_F_NO_NOTIFY as u16);
@@ -96,8 +95,8 @@ impl AvailHalf {
         }
         self.armed.set(Some(next));
         pause();
-        // The driver writes its index, then looks whether to kick; we say so, then look at its
-        // index. With a full fence on both sides at least one sees the other (2.7.10).
+        // The driver writes its index, then checks whether to kick. The device requests kicks, then reads the index.
+        // With a full fence on both sides at least one sees the other (2.7.10).
         fence(Ordering::SeqCst);
         self.has_work(rings)
     }

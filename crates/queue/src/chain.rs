@@ -7,22 +7,21 @@ use crate::error::QueueError;
 use crate::ring::{Descriptor, Rings};
 use crate::segments::{Segment, Segments};
 
-/// Most buffers a chain may have, whatever the queue's size.
+/// Maximum number of buffers in a chain, whatever the queue's size.
 ///
-/// The specification allows as many as the queue has descriptors. Linux goes by `seg_max` when it
-/// has indirect tables and may well make a longer chain on a small queue, which every device
-/// accepts; this bound is what other devices in the field have, and what one preadv2(2) takes.
+/// The specification permits as many as the queue has descriptors. With indirect tables, Linux observes `seg_max`
+/// instead and may make a longer chain on a small queue, which all devices accept. This limit is that of other devices,
+/// and of one preadv2(2).
 pub const MAX_SEGMENTS: usize = 1024;
 
 /// A descriptor chain: first the buffers that the device reads, then those that it writes.
 ///
-/// Made once and filled again and again by [`Queue::pop`](crate::Queue::pop), which allocates
-/// nothing.
+/// Reusable: [`Queue::pop`](crate::Queue::pop) fills it without allocating.
 #[derive(Debug)]
 pub struct Chain {
     head: u16,
     segments: Vec<Segment>,
-    /// How many of the segments are readable.
+    /// Number of readable segments.
     readable: usize,
     readable_len: u32,
     writable_len: u32,
@@ -46,7 +45,7 @@ impl Chain {
         }
     }
 
-    /// The first descriptor, by which [`Queue::add_used`](crate::Queue::add_used) gives it back.
+    /// Returns the first descriptor, which identifies the chain for [`Queue::add_used`](crate::Queue::add_used).
     pub fn head(&self) -> u16 {
         self.head
     }
@@ -75,7 +74,7 @@ impl Chain {
 
     /// Bytes in all buffers.
     pub fn total_len(&self) -> u32 {
-        // What push() has bounded.
+        // Limited by push().
         self.readable_len.saturating_add(self.writable_len)
     }
 
@@ -85,7 +84,7 @@ impl Chain {
         self.segments.len() as u32
     }
 
-    /// Forgets everything.
+    /// Empties the chain.
     fn reset(&mut self, head: u16) {
         self.head = head;
         self.segments.clear();
@@ -105,7 +104,7 @@ impl Chain {
         self.reset(head);
         let size = rings.size();
         let mut index = head;
-        // A chain visits no descriptor twice, so one longer than the table is a loop.
+        // A chain has no descriptor twice, so one longer than the table is a loop.
         for _ in 0..size {
             if index >= size {
                 return Err(QueueError::Index { index, table: size });
@@ -126,7 +125,7 @@ impl Chain {
         Err(QueueError::TooLong { head })
     }
 
-    /// Reads on in the indirect table that `table` describes (2.7.5.3).
+    /// Continues in the indirect table that `table` describes (2.7.5.3).
     fn read_indirect(&mut self, table: Descriptor, memory: &MemoryView) -> Result<(), QueueError> {
         let head = self.head;
         let entry = Descriptor::SIZE as u32;

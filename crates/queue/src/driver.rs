@@ -1,4 +1,4 @@
-//! The driver's side of a split queue: for tests and load generators.
+//! The driver side of a split queue, for tests and load generators.
 
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
@@ -15,7 +15,7 @@ use crate::ring::{Descriptor, Rings};
 use crate::segments::Segment;
 use crate::used::event_passed;
 
-/// A chain that the device gave back.
+/// A chain in the used ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
     /// The chain's first descriptor.
@@ -32,16 +32,16 @@ pub struct Driver {
     rings: Rings,
     /// Free descriptors.
     free: Vec<u16>,
-    /// For each descriptor of a chain that is on its way, the next one.
+    /// For each descriptor of a chain in flight, the next one.
     next: Vec<Option<u16>>,
     avail_idx: u16,
-    /// The available index when the device was last considered for a kick.
+    /// The available index when the need for a kick was last checked.
     published: u16,
     used_idx: u16,
 }
 
 impl Driver {
-    /// A multiple of what a queue's rings are aligned to here, more than virtio asks for.
+    /// The alignment of rings here, which exceeds virtio's.
     const ALIGN: u64 = 64;
 
     /// Bytes of guest memory that the rings of a queue of `size` entries take.
@@ -57,13 +57,12 @@ impl Driver {
         [0, avail.next_multiple_of(2), used]
     }
 
-    /// A driver with its rings at guest address `base`, a multiple of 64, [`rings_len`] bytes, which
-    /// it zeroes. INDIRECT_DESC is on; a test that wants it off changes its copy of the
-    /// [`config`](Self::config).
+    /// Returns a driver with its rings at guest address `base`, a multiple of 64. Zeroes [`rings_len`] bytes there.
+    /// INDIRECT_DESC is on; a test can turn it off in its copy of the [`config`](Self::config).
     ///
     /// # Errors
     ///
-    /// As [`Queue::new`](crate::Queue::new).
+    /// Those of [`Queue::new`](crate::Queue::new).
     ///
     /// [`rings_len`]: Self::rings_len
     pub fn new(
@@ -98,7 +97,7 @@ impl Driver {
         })
     }
 
-    /// Makes the rings' indices begin at `index` instead of 0; before the device is set up.
+    /// Makes the rings' indices begin at `index` instead of 0. Call this before the device's set-up.
     #[must_use]
     pub fn starting_at(mut self, index: u16) -> Self {
         self.config.next_avail = index;
@@ -109,7 +108,7 @@ impl Driver {
         self
     }
 
-    /// How the device is to set the queue up.
+    /// Returns the device's configuration of the queue.
     pub fn config(&self) -> QueueConfig {
         self.config
     }
@@ -138,7 +137,7 @@ impl Driver {
         Some(head)
     }
 
-    /// The same by an indirect table, written to guest address `table`: 16 bytes for each buffer.
+    /// The same with an indirect table at guest address `table`: 16 bytes per buffer.
     ///
     /// # Errors
     ///
@@ -164,23 +163,23 @@ impl Driver {
         Ok(Some(head))
     }
 
-    /// Writes a descriptor as it is, for tests of what a driver must not do.
+    /// Writes any descriptor, for tests of malformed chains.
     pub fn set_descriptor(&mut self, index: u16, desc: Descriptor) {
         self.rings.set_descriptor(index, desc);
     }
 
-    /// Puts a head into the available ring as it is, not yet published.
+    /// Adds any head to the available ring, without publishing it.
     pub fn offer(&mut self, head: u16) {
         self.rings.set_avail_entry(self.avail_idx, head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Moves the available index without anything offered, not yet published.
+    /// Moves the available index without adding entries or publishing it.
     pub fn skip(&mut self, entries: u16) {
         self.avail_idx = self.avail_idx.wrapping_add(entries);
     }
 
-    /// Shows the device what was added; `true` when it wants a kick.
+    /// Publishes the added chains. Returns `true` if the device requests a kick.
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.avail_idx, std::mem::replace(&mut self.published, self.avail_idx));
         self.rings.set_avail_idx(new);
@@ -192,11 +191,11 @@ impl Driver {
         }
     }
 
-    /// The next chain that the device gave back, if any. Its descriptors are free again.
+    /// Returns the next used chain, if any, and frees its descriptors.
     ///
     /// # Panics
     ///
-    /// When the device gives back something that is no chain.
+    /// If the device returns a head without a chain.
     pub fn reap(&mut self) -> Option<Used> {
         if !self.has_used() {
             return None;
@@ -212,22 +211,22 @@ impl Driver {
         Some(Used { head, written })
     }
 
-    /// The index of the available ring that the device sees.
+    /// Returns the published index of the available ring.
     pub fn available(&self) -> u16 {
         self.published
     }
 
-    /// The index of the used ring, as the device has written it.
+    /// Returns the used index, as the device has written it.
     pub fn device_used(&self) -> u16 {
         self.rings.used_idx()
     }
 
-    /// Whether there is a chain to [`reap`](Self::reap): one look at the used index.
+    /// Returns whether a chain is ready to [`reap`](Self::reap), with one read of the used index.
     pub fn has_used(&self) -> bool {
         self.rings.used_idx() != self.used_idx
     }
 
-    /// Asks the device for a signal at the next chain given back; `true` when there is one already.
+    /// Requests a signal for the next used chain. Returns `true` if a used chain is ready already.
     pub fn enable_signals(&mut self) -> bool {
         if self.config.event_idx {
             self.rings.set_used_event(self.used_idx);
@@ -241,9 +240,9 @@ impl Driver {
     /// Asks the device not to signal.
     pub fn suppress_signals(&mut self) {
         if self.config.event_idx {
-            // Where the used index cannot come to before the driver has taken what there is: no queue
-            // has more entries. Just behind it would not do, as the device may be about to look
-            // whether what the driver has already taken passes the event.
+            // An event that the used index cannot pass before the driver has taken all chains, as no queue
+            // has more entries. The index just before would be wrong: the device may still check whether
+            // chains that the driver has already taken pass the event.
             self.rings.set_used_event(self.used_idx.wrapping_add(1 << 15));
         } else {
             self.rings.set_avail_flags(VRING_AVAIL_F_NO_INTERRUPT as u16);

@@ -1,5 +1,4 @@
-//! What can be wrong with a queue ([`QueueError`]) and with the buffers of a chain
-//! ([`SegmentsError`]).
+//! Errors of a queue ([`QueueError`]) and of the buffers of a chain ([`SegmentsError`]).
 
 use std::fmt;
 
@@ -12,22 +11,23 @@ pub enum QueueError {
     Size(u16),
     /// A ring is misaligned or not in one memory region (2.7).
     Ring(guest_memory::Error),
-    /// The queue broke earlier; that error said why.
+    /// The queue broke earlier with another error.
     Broken,
     /// The available index is further ahead than the queue has entries (2.7.6).
     AvailJump {
         /// The available index found.
         index: u16,
         /// The entry to be popped next.
+        /// The next entry to pop.
         next: u16,
     },
-    /// The driver offers a chain while the device still has as many as the queue has descriptors.
+    /// The driver offers a chain while as many are in flight as the queue has entries.
     TooManyInFlight,
     /// The available ring or a descriptor names a descriptor that does not exist.
     Index {
         /// The number of the descriptor.
         index: u16,
-        /// How many there are in the table.
+        /// Number of descriptors in the table.
         table: u16,
     },
     /// A chain is a loop, or has more than [`MAX_SEGMENTS`](crate::MAX_SEGMENTS) descriptors.
@@ -35,12 +35,12 @@ pub enum QueueError {
         /// The chain's first descriptor.
         head: u16,
     },
-    /// A chain has more than `u32::MAX` bytes (2.7.5 allows one more; no used length could say so).
+    /// A chain has more than `u32::MAX` bytes. 2.7.5 permits one more, which a used length could not express.
     TooManyBytes {
         /// The chain's first descriptor.
         head: u16,
     },
-    /// A buffer is empty, or its end does not fit the address space.
+    /// A buffer is empty, or its end overflows the address space.
     Buffer {
         /// The buffer's guest address.
         addr: u64,
@@ -70,7 +70,7 @@ pub enum QueueError {
     IndirectAccess {
         /// The chain's first descriptor.
         head: u16,
-        /// Where it is not.
+        /// The part outside of memory.
         source: AccessError,
     },
 }
@@ -130,14 +130,14 @@ impl std::error::Error for QueueError {
     }
 }
 
-/// Why bytes of a chain could not be had.
+/// Why bytes of a chain are not accessible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentsError {
     /// The chain has fewer bytes.
     Short {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u32,
-        /// Bytes there are.
+        /// Bytes available.
         len: u32,
     },
     /// They are not in guest memory.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | take a descriptor chain from the available ring | [`Queue::pop`] fills a [`Chain`] |
 //! | put a chain into the used ring, in any order | [`Queue::add_used`] |
-//! | publish the used ring with one store | [`Queue::publish`] tells whether to signal |
+//! | publish the used ring with one store | [`Queue::publish`] returns whether to signal |
 //!
 //! All methods take `&self`, so a completion can be handled while a batch is popped.
 //!

@@ -1,7 +1,7 @@
-//! Where others get in between: guests, which write into the same rings, and death.
+//! Points at which other parties may act: guests, which write into the same rings, and a kill.
 //!
-//! The order of two stores matters only to somebody who looks between them. In a simulation on one
-//! thread nobody would, so each such place is announced. Without the feature `sim` that is nothing.
+//! The order of two stores matters only if it can be observed in between. In a simulation on one thread it could not
+//! be, so each such point calls [`pause`]. Without the feature `sim` the call does nothing.
 
 #[cfg(feature = "sim")]
 use std::cell::Cell;
@@ -11,13 +11,13 @@ thread_local! {
     static CALL: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Has this thread call `call` at each of the places.
+/// Makes this thread call `call` at each point.
 #[cfg(feature = "sim")]
 pub fn on_pause(call: fn()) {
     CALL.set(Some(call));
 }
 
-/// One of the places.
+/// A point.
 #[inline(always)]
 pub(crate) fn pause() {
     #[cfg(feature = "sim")]

@@ -1,4 +1,4 @@
-//! A split virtqueue: the two halves, the rings and the memory they work on.
+//! A split virtqueue: both halves, the rings and their memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::pause::pause;
 use crate::ring::{Rings, used_ring_len};
 use crate::used::UsedHalf;
 
-/// How a queue is set up. The addresses are the front end's, as SET_VRING_ADDR gives them.
+/// Configuration of a queue. Addresses are in the front end's address space, as in SET_VRING_ADDR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Entries: a power of two from 1 to 32768.
@@ -29,17 +29,17 @@ pub struct QueueConfig {
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
-    /// The entry of the available ring to begin with (SET_VRING_BASE), where no record of what is in
-    /// flight [knows better](Queue::with_inflight).
+    /// The initial position in the available ring (SET_VRING_BASE), unless a [record](Queue::with_inflight) of requests
+    /// in flight has the position.
     pub next_avail: u16,
-    /// Its number in the device, for trace points.
+    /// The queue's number in the device, for trace points.
     pub index: u16,
 }
 
-/// A split virtqueue, the device's side. See the [crate's description](crate).
+/// The device side of a split virtqueue. See the [crate's description](crate).
 ///
-/// At no time are there more chains popped and not yet given back than the queue has entries:
-/// [`pop`](Self::pop) refuses them. A device may so preallocate [`size`](Self::size) requests.
+/// At most as many chains are in flight as the queue has entries: [`pop`](Self::pop) refuses more. So a device may
+/// preallocate [`size`](Self::size) requests.
 ///
 /// Processing, in a loop that sleeps until the driver kicks:
 ///
@@ -64,13 +64,13 @@ pub struct Queue {
     used: UsedHalf,
     lookahead: Lookahead,
     inflight: Option<Inflight>,
-    /// Guest address under which writes to the used ring are logged, if they are to be.
+    /// Guest address at which writes to the used ring are logged, if they are.
     used_log: Cell<Option<u64>>,
     in_flight: Cell<u16>,
     broken: Cell<bool>,
 }
 
-/// What changes when the guest's memory does.
+/// State that depends on the guest's memory.
 #[derive(Debug)]
 struct Mapped {
     memory: Rc<MemoryView>,
@@ -85,8 +85,8 @@ impl Mapped {
 }
 
 impl Queue {
-    /// Sets the queue up, kicks enabled. It goes on in the used ring where that ring's index is,
-    /// so that a queue that served before can be resumed. There may be work already.
+    /// Sets the queue up with kicks enabled. The used ring continues at its own index, so a queue that was served before
+    /// can be resumed. Chains may be available already.
     ///
     /// # Errors
     ///
@@ -95,16 +95,14 @@ impl Queue {
         Self::with_inflight(memory, config, None)
     }
 
-    /// The same with a record of what is in flight, `inflight`. Chains that are in it are popped again,
-    /// in their order, before others. If a queue had the record before, `config.next_avail` counts for
-    /// nothing: the next entry of the available ring is the one behind those and all that are used. A
-    /// front end that reconnects may take the driver's available index for it (Cloud Hypervisor does),
-    /// which is behind what was offered while nobody served the queue.
+    /// Sets the queue up with a record of requests in flight. Chains in `inflight` are popped again, in their order,
+    /// before others. If the record was used before, `config.next_avail` is ignored: the next available entry follows
+    /// the recorded and the used chains. A reconnecting front end may send the driver's available index as the position
+    /// (Cloud Hypervisor does), which would skip chains offered while no back end was connected.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`QueueError::Size`] also when the record has room for fewer entries than
-    /// the queue has.
+    /// Those of [`new`](Self::new); [`QueueError::Size`] also if the record has fewer entries than the queue.
     pub fn with_inflight(
         memory: Rc<MemoryView>,
         mut config: QueueConfig,
@@ -121,7 +119,7 @@ impl Queue {
                 config.next_avail = next_avail;
             }
         }
-        // A device that served before may have left its kicks suppressed.
+        // A previous device may have left kicks suppressed.
         rings.set_used_flags(0);
         let avail = AvailHalf::new(config.next_avail, config.event_idx);
         avail.enable_kicks(rings);
@@ -139,13 +137,12 @@ impl Queue {
         })
     }
 
-    /// Goes on with the rings and buffers found in `memory` (memory was plugged or unplugged).
-    /// Chains popped before keep the memory that they were translated with.
+    /// Continues in `memory` after memory was plugged or unplugged. Chains popped before keep the memory that they were
+    /// translated with.
     ///
     /// # Errors
     ///
-    /// [`QueueError::Ring`] when a ring is not in `memory`; the queue then is broken, and still has
-    /// its old memory.
+    /// [`QueueError::Ring`] if a ring is not in `memory`; the queue is then broken and keeps its old memory.
     pub fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {
         match Mapped::new(memory, &self.config) {
             Ok(mapped) => {
@@ -159,14 +156,14 @@ impl Queue {
         }
     }
 
-    /// Has writes to the used ring logged, by a view that [logs](guest_memory::Logging), as if it began
-    /// at guest address `addr` (VHOST_VRING_F_LOG); or not. What was written before is marked as well.
+    /// Starts or stops logging writes to the used ring, by a view that [logs](guest_memory::Logging), as if the ring began
+    /// at guest address `addr` (VHOST_VRING_F_LOG). Earlier writes are marked as well.
     pub fn set_used_log(&self, addr: Option<u64>) {
         self.used_log.set(addr);
         self.mark_used();
     }
 
-    /// Marks the used ring, all of it: it has a page or two.
+    /// Marks the whole used ring, which has a page or two.
     #[inline]
     fn mark_used(&self) {
         if let Some(addr) = self.used_log.get() {
@@ -175,48 +172,48 @@ impl Queue {
         }
     }
 
-    /// The end of a batch: see [`Logging::tell`](guest_memory::Logging::tell).
+    /// Ends a batch of log entries: see [`Logging::tell`](guest_memory::Logging::tell).
     #[inline]
     pub fn tell_of_marks(&self) {
         self.state.borrow().memory.logging().tell();
     }
 
-    /// The memory that the buffers of chains popped now are in.
+    /// Returns the memory in which buffers are now looked up.
     pub fn memory(&self) -> Rc<MemoryView> {
         Rc::clone(&self.state.borrow().memory)
     }
 
-    /// How the queue was set up.
+    /// Returns the queue's configuration.
     pub fn config(&self) -> &QueueConfig {
         &self.config
     }
 
-    /// How many entries it has.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.config.size
     }
 
-    /// Whether there is a chain to pop: one look at the available index, for a busy-polling loop.
-    /// A broken queue has none.
+    /// Returns whether a chain is available, with one read of the available index, for a busy-polling loop. Always `false`
+    /// for a broken queue.
     #[inline]
     pub fn has_work(&self) -> bool {
         !self.broken.get()
             && (self.avail.has_work(&self.state.borrow().rings) || self.has_more_to_redo())
     }
 
-    /// How many chains there are to pop. A driver that breaks the rules has more than the queue has
-    /// entries, which [`pop`](Self::pop) finds out.
+    /// Returns the number of available chains. If the driver breaks the rules, the number may exceed the queue's size,
+    /// which [`pop`](Self::pop) detects.
     pub fn offered(&self) -> u32 {
         let to_redo = self.inflight.as_ref().map_or(0, Inflight::more_to_redo);
         to_redo + u32::from(self.avail.offered(&self.state.borrow().rings))
     }
 
-    /// Takes the next chain; `false` when the driver offers none. Allocates nothing.
+    /// Takes the next chain; returns `false` if none is available. Allocates nothing.
     ///
     /// # Errors
     ///
-    /// When the driver breaks the rules: the error says which. The queue then is broken: it pops no
-    /// more, but gives back what was popped before.
+    /// The driver has broken the rules. The queue is then broken: it pops no more chains, but accepts those in flight
+    /// in [`add_used`](Self::add_used).
     #[inline]
     pub fn pop(&self, chain: &mut Chain) -> Result<bool, QueueError> {
         if self.broken.get() {
@@ -261,9 +258,8 @@ impl Queue {
         self.inflight.as_ref().is_some_and(Inflight::has_more_to_redo)
     }
 
-    /// Gives back the chain popped as `head`, of which the device wrote `written` bytes. The driver
-    /// sees it when it is [published](Self::publish) at the latest; long batches are shown to it as
-    /// they grow.
+    /// Puts the chain popped as `head` into the used ring, with `written` bytes written by the device. The driver sees it
+    /// at the latest with [`publish`](Self::publish). Long batches are published in parts.
     #[inline]
     pub fn add_used(&self, head: u16, written: u32) {
         debug_assert!(self.in_flight.get() > 0, "a chain is given back once");
@@ -271,9 +267,9 @@ impl Queue {
         self.used.add(&self.state.borrow().rings, self.inflight.as_ref(), head, written);
     }
 
-    /// Leaves the chain popped as `head` as it is: in the record of what is in flight, from which the
-    /// next that serves the queue does it again. For a queue that pops no more. `false`: it has to be
-    /// given back, as there is no record.
+    /// Leaves the chain popped as `head` in the record of requests in flight, from which the next back end repeats it. For
+    /// a queue that pops no more chains. Returns `false` without a record: the chain must then be added to the used
+    /// ring.
     pub fn leave(&self, head: u16) -> bool {
         debug_assert!(head < self.config.size && self.in_flight.get() > 0);
         if self.inflight.is_none() {
@@ -283,8 +279,7 @@ impl Queue {
         true
     }
 
-    /// Shows the driver all chains given back so far; `true` when it wants a signal for those since
-    /// the last time. Once per batch.
+    /// Publishes the used ring. Returns `true` if the driver requests a signal. Call this once per batch.
     #[inline]
     #[must_use = "the driver waits for the signal"]
     pub fn publish(&self) -> bool {
@@ -293,16 +288,16 @@ impl Queue {
         wanted
     }
 
-    /// Asks the driver not to kick, as long as the queue is polled. It may still do so.
+    /// Asks the driver not to kick while the queue is polled. Kicks may still come.
     #[inline]
     pub fn suppress_kicks(&self) {
         self.avail.suppress_kicks(&self.state.borrow().rings);
         self.mark_used();
     }
 
-    /// Asks the driver to kick when it offers the next chain: to be called each time before waiting
-    /// for a kick, since with EVENT_IDX the request is for one kick. `true` when chains were offered
-    /// before the driver could see it, for which no kick may come: pop them, then call this again.
+    /// Asks the driver to kick for the next chain. Call this each time before waiting, since with EVENT_IDX the request is
+    /// for one kick. Returns `true` if chains were added before the driver could see the request, for which no kick may
+    /// come: pop them, then call this again.
     #[inline]
     #[must_use = "no kick may come for what is there already"]
     pub fn enable_kicks(&self) -> bool {
@@ -311,29 +306,28 @@ impl Queue {
         (more || self.has_more_to_redo()) && !self.broken.get()
     }
 
-    /// The entry of the available ring to pop next (GET_VRING_BASE). What is in flight, and will be
-    /// done again by whoever comes next, lies before it.
+    /// Returns the next available entry to pop (GET_VRING_BASE). Chains in flight, which the next back end repeats, come
+    /// before it.
     pub fn next_avail(&self) -> u16 {
         self.avail.next()
     }
 
-    /// The used index that the driver sees.
+    /// Returns the published used index.
     pub fn used_idx(&self) -> u16 {
         self.used.published()
     }
 
-    /// How many chains were popped and not given back yet; at most [`size`](Self::size).
+    /// Returns the number of chains in flight; at most [`size`](Self::size).
     pub fn in_flight(&self) -> u16 {
         self.in_flight.get()
     }
 
-    /// Whether the queue pops no more, because its driver broke the rules.
+    /// Returns whether the queue is broken, as its driver has broken the rules.
     pub fn is_broken(&self) -> bool {
         self.broken.get()
     }
 
-    /// Breaks the queue: a device does so when a request is malformed in a way that leaves no room
-    /// for a status.
+    /// Breaks the queue. A device does so for a malformed request without room for a status.
     pub fn mark_broken(&self) {
         self.broken.set(true);
     }

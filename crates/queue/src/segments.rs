@@ -1,4 +1,4 @@
-//! The buffers of a chain, as a device looks at them: one run of bytes, however it is cut up.
+//! The buffers of a chain as one run of bytes, regardless of their boundaries.
 
 use std::rc::Rc;
 
@@ -7,17 +7,17 @@ use guest_memory::{AccessError, MemoryView};
 
 use crate::error::SegmentsError;
 
-/// One buffer of a chain. Not empty, and its end fits 64 bits; whether it is memory shows on access.
+/// A buffer of a chain. Not empty, and its end fits 64 bits. Whether it is memory is checked on access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Guest address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u32,
 }
 
-/// A run of bytes in the buffers of a chain; the driver may cut them up as it likes
-/// (VIRTIO_F_ANY_LAYOUT). A small value; taking it apart copies nothing.
+/// A run of bytes in the buffers of a chain, which the driver may split in any way (VIRTIO_F_ANY_LAYOUT). A small value;
+/// splitting it copies no data.
 ///
 /// ```
 /// # use queue::{Chain, SegmentsError}; use guest_memory::MemoryView;
@@ -28,11 +28,11 @@ pub struct Segment {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Segments<'a> {
-    /// The segments that have bytes of the run; empty when the run is.
+    /// The segments that have bytes of the run; empty if the run is.
     list: &'a [Segment],
-    /// Bytes of the first segment before the run; less than it has.
+    /// Bytes of the first segment before the run; less than its length.
     skip: u32,
-    /// Bytes of the last segment behind the run; less than it has.
+    /// Bytes of the last segment after the run; less than its length.
     cut: u32,
     /// Bytes in the run.
     len: u32,
@@ -61,8 +61,8 @@ impl<'a> Segments<'a> {
     pub fn iter(self) -> impl Iterator<Item = Segment> + use<'a> {
         let (mut skip, mut left) = (u64::from(self.skip), self.len);
         self.list.iter().map(move |s| {
-            // The list holds `skip + len + cut` bytes, so only the first is cut in front and only
-            // the last behind, and nothing underflows.
+            // The list has `skip + len + cut` bytes, so only the first and the last segment are partial, and nothing
+            // underflows.
             let len = (s.len - skip as u32).min(left);
             let piece = Segment { addr: s.addr + skip, len };
             skip = 0;
@@ -71,14 +71,14 @@ impl<'a> Segments<'a> {
         })
     }
 
-    /// The first `at` bytes, and the rest. `None` when there are fewer.
+    /// Returns the first `at` bytes, and the rest. `None` if there are fewer.
     #[inline]
     pub fn split_at(self, at: u32) -> Option<(Self, Self)> {
         let rest = self.len.checked_sub(at)?;
         if rest == 0 {
             return Some((self, Self::EMPTY));
         }
-        // Bytes from the start of the segment looked at to the split.
+        // Bytes from the start of the current segment to the split.
         let mut from = u64::from(self.skip) + u64::from(at);
         for (i, s) in self.list.iter().enumerate() {
             if from >= u64::from(s.len) {
@@ -101,7 +101,7 @@ impl<'a> Segments<'a> {
         None
     }
 
-    /// All bytes but the last, and the guest address of the last. `None` when there are none.
+    /// Returns all bytes but the last, and the guest address of the last. `None` if the run is empty.
     #[inline]
     pub fn split_last(self) -> Option<(Self, u64)> {
         let (last, before) = self.list.split_last()?;
@@ -123,7 +123,7 @@ impl<'a> Segments<'a> {
     ///
     /// # Errors
     ///
-    /// [`SegmentsError`] when there are fewer, or they are not in memory.
+    /// [`SegmentsError`] if there are fewer, or they are not in memory.
     #[inline]
     pub fn split_array<const N: usize>(
         self,
@@ -139,11 +139,11 @@ impl<'a> Segments<'a> {
         Ok((bytes, rest))
     }
 
-    /// Copies to `dst` as many bytes as there are in both; returns how many.
+    /// Copies bytes to `dst`, as many as both have. Returns their number.
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when they are not all in memory; `dst` then holds a part of them.
+    /// [`AccessError`] if they are not all in memory; `dst` then has a part of them.
     #[inline]
     pub fn read(self, memory: &MemoryView, dst: &mut [u8]) -> Result<usize, AccessError> {
         let mut done = 0;
@@ -156,11 +156,11 @@ impl<'a> Segments<'a> {
         Ok(done)
     }
 
-    /// Copies from `src` as many bytes as there are in both; returns how many.
+    /// Copies bytes from `src`, as many as both have. Returns their number.
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when they are not all in memory; a part of them may then be written.
+    /// [`AccessError`] if they are not all in memory; a part of them may then be written.
     #[inline]
     pub fn write(self, memory: &MemoryView, src: &[u8]) -> Result<usize, AccessError> {
         let mut done = 0;
@@ -177,7 +177,7 @@ impl<'a> Segments<'a> {
     ///
     /// # Errors
     ///
-    /// [`AccessError`] when they are not all in memory; `bufs` may then hold a part of them.
+    /// [`AccessError`] if they are not all in memory; `bufs` may then have a part of them.
     #[inline]
     pub fn push_iovecs(
         self,

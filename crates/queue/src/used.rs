@@ -1,4 +1,4 @@
-//! The used half of a queue: what the device gives back, and whether the driver wants a signal.
+//! The used half of a queue: chains to the driver, and whether the driver requests a signal.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -9,20 +9,20 @@ use crate::inflight::Inflight;
 use crate::pause::pause;
 use crate::ring::Rings;
 
-/// Entries added after which the driver is shown them, in a batch that goes on: if it is awake, it works
-/// on the first chains while the device works on the last.
+/// Number of entries after which an ongoing batch is published. A driver that is awake then works on the first chains
+/// while the device works on the last.
 pub(crate) const SHOWN_AT_ONCE: u16 = 4;
 
-/// Where the device is in the used ring.
+/// The device's position in the used ring.
 #[derive(Debug)]
 pub(crate) struct UsedHalf {
     /// The entry to write next.
     next: Cell<u16>,
-    /// The used index that the driver sees.
+    /// The published used index.
     published: Cell<u16>,
-    /// Something was shown since the driver was last considered for a signal,
+    /// Entries were published since the need for a signal was last checked.
     fresh: Cell<bool>,
-    /// and passed the entry at which it asked for one. At first it gets one in any case.
+    /// Those entries passed the one at which the driver requested a signal. Initially true: the first batch is signalled.
     passed: Cell<bool>,
     event_idx: bool,
 }
@@ -58,8 +58,8 @@ impl UsedHalf {
         }
     }
 
-    /// Shows what was added, and looks whether that passes the driver's event. A driver that is awake
-    /// moves the event while a batch goes on: whether the whole batch passes it says nothing.
+    /// Publishes the added entries, and checks whether they pass the driver's event. A driver that is awake moves the
+    /// event during a batch, so a check of the whole batch would be wrong.
     #[inline]
     fn show(&self, rings: &Rings, inflight: Option<&Inflight>) {
         let new = self.next.get();
@@ -76,8 +76,8 @@ impl UsedHalf {
         pause();
         self.fresh.set(true);
         if self.event_idx {
-            // The driver says where it wants a signal, then looks at the used index; we write the
-            // index, then look where. With a full fence on both sides at least one sees the other.
+            // The driver writes its event, then reads the used index. The device writes the index, then reads the event. With
+            // a full fence on both sides at least one sees the other.
             fence(Ordering::SeqCst);
             if event_passed(rings.used_event(), new, old) {
                 self.passed.set(true);

@@ -1,4 +1,4 @@
-//! Requests in flight outlive the process: another queue over the same memory does them again.
+//! Requests in flight outlive the process: another queue on the same memory repeats them.
 
 mod common;
 
@@ -21,21 +21,21 @@ const USED_IDX: u64 = 14;
 const ENTRIES: u64 = 16;
 const ENTRY: u64 = 16;
 
-/// A guest whose back ends die.
+/// A guest whose back ends are killed.
 struct Guest {
     memory: Rc<MemoryView>,
     driver: Driver,
     config: QueueConfig,
     record: Arc<GuestMemory>,
-    /// The same, for looking at.
+    /// A view of the record, for checks.
     record_view: Rc<MemoryView>,
     queue: Queue,
     chain: Chain,
-    /// Heads in the hands of the back end, in the order in which it took them first.
+    /// Heads in flight, in the order in which a back end first took them.
     in_flight: Vec<u16>,
     /// Heads offered and never taken.
     offered: VecDeque<u16>,
-    /// Heads given back that the driver has not been shown: at most three.
+    /// Heads in the used ring that are not published: at most three.
     unseen: Vec<u16>,
 }
 
@@ -103,25 +103,25 @@ impl Guest {
         self.seen();
     }
 
-    /// The driver takes exactly those that were shown.
+    /// Checks that the driver takes exactly the published chains.
     fn seen(&mut self) {
         let shown: Vec<u16> = std::iter::from_fn(|| self.driver.reap()).map(|u| u.head).collect();
         assert_eq!(shown, std::mem::take(&mut self.unseen));
     }
 
-    /// The queue begins there, with a new record.
+    /// Starts the queue at `next_avail` with a new record.
     fn begin_at(&mut self, next_avail: u16) {
         let config = QueueConfig { next_avail, ..self.config };
         self.record_view.write_bytes(0, &vec![0; Inflight::region_len(SIZE)]).unwrap();
         self.queue = start(&self.memory, config, &self.record);
     }
 
-    /// Whoever reconnects tells of `base`.
+    /// Kills the back end. The next one gets the position `base` from the front end.
     fn die(&mut self, order: &[u16], base: u16) {
         let config = QueueConfig { next_avail: base, ..self.config };
         let next_avail = self.queue.next_avail();
         self.queue = start(&self.memory, config, &self.record);
-        assert_eq!(self.queue.next_avail(), next_avail, "told of {base}");
+        assert_eq!(self.queue.next_avail(), next_avail, "with base {base}");
         self.unseen.clear();
         self.in_flight.clear();
         assert_eq!(self.queue.has_work(), !order.is_empty() || !self.offered.is_empty());
@@ -140,7 +140,7 @@ impl Guest {
     }
 }
 
-/// What a front end that reconnects takes for the entry to go on with.
+/// The position that a reconnecting front end sends.
 #[derive(Debug, Clone, Copy)]
 enum Base {
     /// The used index, as QEMU does.
@@ -161,9 +161,9 @@ enum Step {
     Answer(usize),
     Publish,
     Die(Base),
-    /// After the driver was shown a batch, before that was written down.
+    /// A kill after a batch was published, before that was recorded.
     DieWithinShowing(Base),
-    /// GET_VRING_BASE, and another start: what is in flight is left, or answered.
+    /// GET_VRING_BASE, and another start: requests in flight are left, or answered.
     Stop {
         leaves: bool,
         base: Base,
@@ -189,7 +189,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..200),
     ) {
         let mut guest = Guest::new(first);
-        // In which order the back end first took what it has, whatever was answered since.
+        // The order in which requests were first taken, whatever was answered since.
         let mut taken: Vec<u16> = Vec::new();
         for step in steps {
             match step {
@@ -230,7 +230,7 @@ proptest! {
             }
             taken = still_owed(&taken, &guest);
         }
-        // All that is left comes to its end.
+        // Complete everything that is left.
         while guest.queue.has_work() {
             guest.take();
         }
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-/// Those taken that the driver has not been shown as used, in the order in which they were taken.
+/// Taken chains that are not published, in the order in which they were taken.
 fn still_owed(taken: &[u16], guest: &Guest) -> Vec<u16> {
     let owed = |head: &&u16| guest.in_flight.contains(head) || guest.unseen.contains(head);
     taken.iter().filter(owed).copied().collect()
@@ -274,9 +274,9 @@ fn a_new_record_knows_of_no_entry() {
     assert_eq!((guest.pop(), guest.pop()), (guest.offered.pop_back(), None));
 }
 
-/// One that began behind entries that nobody pops any more, and is stopped and started where it was.
+/// A queue that began behind entries that are never popped is stopped and started at its position.
 #[test]
-fn a_queue_that_was_stopped_goes_on_where_it_was() {
+fn a_stopped_queue_resumes_at_its_position() {
     let mut guest = Guest::new(7);
     guest.offer();
     guest.offer();
@@ -315,7 +315,7 @@ fn a_record_of_other_rings_has_nothing_in_flight() {
 }
 
 #[test]
-fn a_record_that_makes_no_sense_harms_only_its_queue() {
+fn a_corrupt_record_harms_only_its_queue() {
     for byte in [0x01, 0x7f, 0xff] {
         let mut guest = Guest::new(0);
         guest.offer();
@@ -324,7 +324,7 @@ fn a_record_that_makes_no_sense_harms_only_its_queue() {
         guest.record_view.write_bytes(VERSION, &1u16.to_le_bytes()).unwrap();
         guest.record_view.write_bytes(USED_IDX, &u16::MAX.to_le_bytes()).unwrap();
         guest.queue = start(&guest.memory, guest.config, &guest.record);
-        // All entries but one are in flight by that, most of them chains that there are not.
+        // The record then has all entries but one in flight, most of them nonexistent chains.
         let mut chain = Chain::new();
         for _ in 0..=SIZE {
             if guest.queue.pop(&mut chain).is_err() {

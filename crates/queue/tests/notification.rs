@@ -116,7 +116,7 @@ fn signals_by_event_idx() {
 }
 
 #[test]
-fn what_is_shown_early_is_seen_and_still_signalled_once() {
+fn early_publication_is_signalled_once() {
     for event_idx in [false, true] {
         let mut pair = Setup { event_idx, ..Setup::default() }.build();
         let _ = pair.queue.publish();

@@ -1,13 +1,12 @@
-//! The same guest memory looked at by this queue and by rust-vmm's `virtio-queue`: both see the same
-//! chains, and both refuse the same ones.
+//! This queue and rust-vmm's `virtio-queue` on the same guest memory find the same chains and refuse the same ones.
 //!
-//! The oracle says nothing when it refuses: its iterator over a chain's descriptors just ends. So a
-//! chain is one that it accepts when the last descriptor it shows has no successor.
+//! The oracle does not report refusals: its iterator over a chain's descriptors just ends. So the oracle accepts a chain
+//! if the last descriptor returned has no successor.
 //!
 //! This queue refuses more than the oracle; nothing else may differ:
 //!
-//! - [`QueueError::Buffer`]: an empty buffer, or one that ends beyond 64 bits. The oracle leaves
-//!   that to whoever uses the buffer; a device could only fail then.
+//! - [`QueueError::Buffer`]: an empty buffer, or one that ends beyond 64 bits. The oracle leaves the check to users of
+//!   the buffer; a device could then only fail.
 //! - [`QueueError::ReadableAfterWritable`]: the oracle hands out descriptors one by one, so order
 //!   is not its concern.
 //! - [`QueueError::Indirect`]: the oracle does not know whether INDIRECT_DESC was negotiated, and
@@ -37,7 +36,7 @@ const INDIRECT: u16 = 4;
 
 /// Bytes of guest memory, from address 0 on.
 const MEMORY: u64 = 0x10000;
-/// Where the rings are: each on a page of its own, none at 0, which the oracle takes for "not set".
+/// Addresses of the rings, each on a separate page. Not 0, which the oracle takes for "not set".
 const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 /// Where indirect tables are.
 const TABLES: [u64; 3] = [0x4000, 0x5008, MEMORY - 64];
@@ -50,7 +49,7 @@ struct Both {
     oracle_memory: GuestMemoryMmap,
 }
 
-/// A chain as both can describe it: the head, and (address, length, writable) of each buffer.
+/// A chain in common terms: the head, and (address, length, writable) of each buffer.
 type Seen = (u16, Vec<(u64, u32, bool)>);
 
 impl Both {
@@ -101,7 +100,7 @@ impl Both {
         Ok(Some((chain.head(), readable.chain(writable).collect())))
     }
 
-    /// `Err` when the oracle refuses the index; `Ok(Some(None))` when it refuses the chain.
+    /// `Err` if the oracle refuses the index; `Ok(Some(None))` if it refuses the chain.
     fn pop_oracle(&mut self) -> Result<Option<Option<Seen>>, virtio_queue::Error> {
         let Some(chain) = self.oracle.iter(&self.oracle_memory)?.next() else { return Ok(None) };
         let head = chain.head_index();
@@ -173,7 +172,7 @@ proptest! {
         write(RINGS[1] + 2, &start.wrapping_add(offered).to_le_bytes());
 
         let mut chain = Chain::new();
-        // One more than may be offered: the last finds the ring empty.
+        // One more than offered: the last pop finds the ring empty.
         for _ in 0..=size {
             let ours = both.pop_ours(&mut chain);
             let oracle = both.pop_oracle();
@@ -205,7 +204,7 @@ proptest! {
         }
     }
 
-    /// Chains as a driver makes them are accepted by both.
+    /// Both accept chains as drivers make them.
     #[test]
     fn valid_chains(
         chains in prop::collection::vec(
@@ -247,7 +246,7 @@ proptest! {
         }
     }
 
-    /// The used ring and the decision to signal, after the first, which this queue always gives.
+    /// Used rings are equal, and so are the decisions to signal, after the first, which this queue always does.
     #[test]
     fn used_ring_and_signals(
         start in any::<u16>(),
@@ -288,7 +287,7 @@ proptest! {
             let ring = |both: &Both| both.memory.read_array::<{ 4 + 8 * 8 }>(used).unwrap();
             prop_assert_eq!(ring(&ours), ring(&theirs));
 
-            // And where both want the next kick.
+            // Both request the next kick at the same entry.
             let raced = ours.ours.enable_kicks();
             let Both { oracle, oracle_memory, .. } = &mut theirs;
             prop_assert_eq!(raced, oracle.enable_notification(oracle_memory).unwrap());

@@ -185,7 +185,7 @@ fn any_layout_is_the_same_request() {
 }
 
 #[test]
-fn buffers_that_are_short_or_no_memory_show_on_access() {
+fn short_and_unmapped_buffers_fail_on_access() {
     let mut pair = Setup::default().build();
     pair.driver.add(&[segment(DATA, 15)], &[segment(MEMORY - 1, 2)]).unwrap();
     pair.driver.publish();

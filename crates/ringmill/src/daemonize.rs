@@ -1,9 +1,9 @@
-//! `--daemonize`: to the background, once everything is ready.
+//! `--daemonize`: continues in the background once everything is ready.
 //!
-//! fork(2) keeps only the calling thread and is unsafe in a program with several, so the program
-//! starts itself anew instead, with the same arguments: the child gets a session of its own and a
-//! pipe as its standard output, on which it says when it is ready. Until then it has the parent's
-//! standard error, so its errors are seen; the parent then exits with the child's code.
+//! fork(2) keeps only the calling thread and is unsafe in a program with several. So the program
+//! starts itself again with the same arguments. The child gets its own session and a
+//! pipe as standard output, through which it reports that it is ready. Until then it has the parent's
+//! standard error, so its errors are visible. The parent exits with the child's code.
 
 use std::env;
 use std::ffi::{CString, OsString};
@@ -16,33 +16,33 @@ use std::process::{Command, Stdio};
 use nix::sys::prctl;
 use nix::unistd::{self, Pid};
 
-/// Tells a process that it is the child of the process with this id. The id is compared, so that a
-/// variable left in somebody's environment does no harm.
+/// Tells a process that it is the child of the process with this ID. The ID is compared, so that a
+/// variable in an inherited environment does no harm.
 const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 
 /// Which of the two processes this is.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// The one that was called. All is done: exit with this code.
+    /// The process that was called. It has to exit with this code.
     Parent(u8),
     /// The one in the background: set everything up, then [`leave`](Daemon::leave)
     /// and say [`ready`](Leaving::ready).
     Child(Daemon),
 }
 
-/// The process in the background, while its parent waits for it.
+/// The background process while its parent waits for it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     parent: Pid,
 }
 
-/// The same, on its way.
+/// The background process after it has left its working directory.
 #[derive(Debug)]
 pub(crate) struct Leaving {
     null: File,
 }
 
-/// Splits the process in two. To be called before anything is set up, and before there are threads
+/// Splits the process in two. Called before anything is set up and before there are threads,
 /// whose work the child would repeat.
 ///
 /// # Errors
@@ -80,12 +80,12 @@ pub(crate) fn split() -> io::Result<Role> {
 }
 
 impl Daemon {
-    /// The process that was called. What its environment says to it is meant for this one.
+    /// The process that was called. Variables of the environment that name it are meant for this process.
     pub(crate) fn parent(&self) -> Pid {
         self.parent
     }
 
-    /// Lets go of the directory, and opens what is to take the terminal's place.
+    /// Leaves the working directory, and opens the replacement of the terminal.
     ///
     /// # Errors
     ///
@@ -98,11 +98,11 @@ impl Daemon {
 }
 
 impl Leaving {
-    /// Everything is ready: lets the parent go, and lets go of its terminal.
+    /// Reports that everything is ready, which ends the parent, and closes the terminal.
     ///
     /// # Errors
     ///
-    /// There is no standard output or error to be replaced.
+    /// Standard output or error cannot be replaced.
     pub(crate) fn ready(self) -> io::Result<()> {
         // Fails where the parent was killed meanwhile, which is no reason to stop.
         let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());

@@ -1,4 +1,4 @@
-//! `ringmill upgrade`: asks a daemon to give place to a newer one, and says how it went.
+//! `ringmill upgrade`: asks a daemon to be replaced by a newer one, and reports the result.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -18,14 +18,14 @@ use serde_json::Map;
 use crate::ctl::client::Client;
 use daemon::DaemonError;
 
-/// Longer than a daemon tries.
+/// Longer than the time limit of a daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longer than who serves then takes to write its pid file.
+/// Time limit for the new process to write its pid file after that.
 const WRITES: Duration = Duration::from_secs(30);
-/// How often is looked whether it is gone.
+/// Interval of checks for the end of the old process.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Does it; gives what is to be printed.
+/// Performs the upgrade. Returns the text to print.
 pub(crate) fn run(options: &UpgradeOptions) -> Result<String, DaemonError> {
     match &options.daemon {
         UpgradeDaemon::Pid(pid) => by_signal(*pid, None),
@@ -50,8 +50,8 @@ fn pid_in(pidfile: &Path) -> Result<i32, DaemonError> {
     pid.ok_or_else(|| of(&"neither a pid file nor a monitor's socket"))
 }
 
-/// A daemon holds its pid file locked. In one that was left behind there is the id of a process that is
-/// gone, or is somebody else by now.
+/// Checks that the pid file is locked, as a running daemon does. A stale pid file has the ID of a process that
+/// has ended, or of an unrelated process.
 fn check_is_locked(pidfile: &Path, pid: i32) -> Result<(), DaemonError> {
     let of = |why: &str| DaemonError::new(format!("{}: {why}", pidfile.display()));
     let file = File::open(pidfile).map_err(|error| of(&error.to_string()))?;
@@ -72,8 +72,8 @@ fn check_is_locked(pidfile: &Path, pid: i32) -> Result<(), DaemonError> {
     }
 }
 
-/// SIGUSR2 ends a process that knows nothing of it. One that is hidden from us, as services are by systemd's
-/// `ProtectProc=` or `PrivateUsers=`, is a daemon if a pid file says so that somebody has locked.
+/// Checks that SIGUSR2 does not kill the process. If /proc hides it, as systemd does for services with
+/// `ProtectProc=` or `PrivateUsers=`, a locked pid file is the proof.
 fn check_takes_signal(pid: i32, is_in_locked_file: bool) -> Result<(), DaemonError> {
     let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
         Err(error) if error.kind() == ErrorKind::NotFound && is_in_locked_file => return Ok(()),
@@ -88,8 +88,8 @@ fn check_takes_signal(pid: i32, is_in_locked_file: bool) -> Result<(), DaemonErr
     }
 }
 
-/// Whether, by its `/proc/PID/status`, a process has SIGUSR2 blocked, as a daemon has that takes it from a
-/// signalfd, or handles it.
+/// Whether, according to its `/proc/PID/status`, a process blocks SIGUSR2, as a daemon with a
+/// signalfd does, or handles it.
 fn takes_signal(status: &str) -> bool {
     let bit = 1_u64 << (Signal::SIGUSR2 as u32 - 1);
     let has = |name: &str| {
@@ -107,7 +107,7 @@ fn by_monitor(socket: &CtlSocket) -> Result<String, DaemonError> {
     Ok(format!("Process {pid} serves now; guests waited for {} ms.", pause_us.div_ceil(1000)))
 }
 
-/// The daemon says nothing; but it ends, unless it goes on.
+/// Upgrades by signal. The daemon does not answer, but it ends after a success.
 fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     let process = Pid::from_raw(pid);
     let failed = |errno: Errno| {
@@ -128,7 +128,7 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     let deadline = Instant::now() + WRITES;
     loop {
         let serving = match pidfile {
-            // Who serves now writes it before anything else.
+            // The new process writes its ID before anything else.
             Some(pidfile) => pid_in(pidfile).ok().filter(|new| *new != pid),
             None => successors.serving(),
         };
@@ -143,10 +143,10 @@ fn by_signal(pid: i32, pidfile: Option<&Path>) -> Result<String, DaemonError> {
     }
 }
 
-/// The processes that a daemon starts to be taken over from, by their command line, which is its own.
+/// Finds the processes that a daemon starts as replacements, by their command line.
 struct Successors {
     command_line: Vec<u8>,
-    /// Others may have the same.
+    /// Earlier processes with the same command line.
     before: Vec<i32>,
 }
 
@@ -158,7 +158,7 @@ impl Successors {
         Successors { command_line, before }
     }
 
-    /// The one that serves by now.
+    /// The new process, if it serves.
     fn serving(&self) -> Option<i32> {
         let mut all = with_command_line(&self.command_line);
         all.retain(|pid| !self.before.contains(pid));
@@ -169,7 +169,7 @@ impl Successors {
     }
 }
 
-/// The command line of who takes over from a daemon with this one, as /proc shows both.
+/// The command line of a replacement for a daemon with this one, as shown in /proc.
 fn successors_line(daemon: &[u8]) -> Vec<u8> {
     let mut words: Vec<&[u8]> = daemon.split(|byte| *byte == 0).collect();
     if words.get(1).is_none_or(|first| *first != TAKE_OVER.as_bytes()) {
@@ -185,7 +185,7 @@ fn with_command_line(line: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-/// Whether all that is left of a process is its parent's to take.
+/// Whether a process is a zombie or gone.
 fn has_ended(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_wait_for_the_signal_does_not_get_it() {
+    fn a_process_that_sigusr2_would_kill_gets_no_signal() {
         assert!(takes_signal("Name:\tx\nSigBlk:\t0000000000004803\nSigCgt:\t0000000000000000\n"));
         assert!(takes_signal("SigBlk:\t0000000000000000\nSigCgt:\t0000000000000800\n"));
         assert!(!takes_signal("SigBlk:\t0000000000004003\nSigIgn:\t0000000000000800\n"));
@@ -206,21 +206,21 @@ mod tests {
         let pid = i32::try_from(stranger.id()).unwrap();
         let refused = by_signal(pid, None).unwrap_err().to_string();
         assert!(refused.contains("does not wait for SIGUSR2"), "{refused}");
-        // Whoever was ended by it would not be ended by this one.
+        // A SIGUSR2 would have killed it before.
         stranger.kill().unwrap();
         let status = stranger.wait().unwrap();
         assert!(status.to_string().contains("SIGKILL"), "{status}");
     }
 
     #[test]
-    fn who_takes_over_has_the_command_line_of_the_first() {
+    fn a_replacement_has_the_command_line_of_the_daemon() {
         let line = b"ringmill\0take-over\0serve\0disk.img\0";
         assert_eq!(successors_line(b"ringmill\0serve\0disk.img\0"), line);
         assert_eq!(successors_line(line), line);
     }
 
     #[test]
-    fn a_pid_file_that_was_left_behind_names_nobody() {
+    fn a_stale_pid_file_is_refused() {
         let path = std::env::temp_dir().join(format!("upgrade-{}.pid", std::process::id()));
         let pidfile = daemon::pidfile::Pidfile::create(&path).unwrap();
         assert!(check_is_locked(&path, 1).is_ok());

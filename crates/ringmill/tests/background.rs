@@ -50,7 +50,7 @@ impl Daemon {
     }
 
     fn of(scratch: &Scratch, command: &mut Command) -> Self {
-        // Standard output and error are pipes: `output` also waits until the daemon has let go.
+        // Standard output and error are pipes: `output` waits until the daemon has closed them, too.
         let output =
             command.args(["--daemonize", "--pidfile", "a.pid"]).output().expect("it starts");
         assert!(output.status.success(), "{}", stderr(&output));

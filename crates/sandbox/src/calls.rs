@@ -405,7 +405,7 @@ pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) static DEADLY_HERE: &[(&str, c_long)] = &[];
 
-/// Answered with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
+/// Calls that fail with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
 pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3];
 
 #[cfg(test)]
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deadly_or_missing_is_allowed_to_nobody() {
+    fn dangerous_and_unknown_calls_are_never_allowed() {
         for who in [START, CONTROL, IO, POOL] {
             for (name, number) in DEADLY.iter().chain(DEADLY_HERE).chain(MISSING) {
                 assert!(!numbers(who).contains(number), "{name}: {who:?}");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thread_may_do_less_than_the_one_that_starts_it() {
+    fn threads_may_do_less_than_their_creators() {
         for (who, starter) in [(CONTROL, START), (IO, CONTROL), (POOL, IO)] {
             let wider = numbers(starter);
             assert!(numbers(who).iter().all(|number| wider.contains(number)), "{who:?}");

@@ -184,7 +184,7 @@ fn is(identity: &Identity) -> Result<bool, Failed> {
     let mut groups = vec![0; GROUPS];
     // SAFETY: these take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: getgroups(2) writes at most as many numbers as it is told, which live across the call.
+    // SAFETY: getgroups(2) writes at most the given number of ids, to memory that lives across the call.
     let count = unsafe { libc::getgroups(GROUPS as c_int, groups.as_mut_ptr()) };
     check("getgroups", count.into())?;
     let set = |groups: &[u32], gid| groups.iter().copied().chain([gid]).collect::<BTreeSet<_>>();
@@ -194,8 +194,8 @@ fn is(identity: &Identity) -> Result<bool, Failed> {
 
 fn become_(identity: &Identity) -> Result<(), Failed> {
     let Identity { uid, gid, groups } = identity;
-    // SAFETY: setgroups(2) reads as many numbers as it is told, which live across the call; the others
-    // take numbers. Groups first: another user may not change them.
+    // SAFETY: setgroups(2) reads the given number of ids, from memory that lives across the call; the others take
+    // numbers. Groups first: the new user may not change them.
     unsafe {
         let result = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
         check("setgroups", result)?;

@@ -101,11 +101,11 @@ fn a_pool_s_thread_reaches_nothing() {
 }
 
 #[test]
-fn a_helper_reaches_nothing_that_was_not_named() {
+fn a_helper_reaches_only_named_paths() {
     reaches_nothing("helper", Sandbox::helper_thread);
 }
 
 #[test]
-fn the_control_thread_reaches_nothing_that_was_not_named() {
+fn the_control_thread_reaches_only_named_paths() {
     reaches_nothing("control", |sandbox| sandbox.serve(true).map(drop));
 }

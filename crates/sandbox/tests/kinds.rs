@@ -1,5 +1,5 @@
-//! System calls that injected code would try, on each kind of thread. Each call runs in a process of its own,
-//! since some calls end the process.
+//! System calls that injected code would try, on each kind of thread. Each call runs in a separate process, since some
+//! calls end the process.
 
 #![allow(unsafe_code)]
 
@@ -173,7 +173,7 @@ fn map(protection: c_int) -> c_long {
     if at == libc::MAP_FAILED { -1 } else { 0 }
 }
 
-/// To the socket of the parent process, outside the sandbox.
+/// Connects to the socket of the parent process, outside of the sandbox.
 fn connect_to_us() -> c_long {
     let name = env::args().nth(5).expect("a name");
     let address = SocketAddr::from_abstract_name(name).expect("a short name");
@@ -184,7 +184,7 @@ fn connect_to_us() -> c_long {
     }
 }
 
-/// In a process of its own: confines a thread as that kind and makes the call.
+/// Confines a thread as that kind and makes the call, in a separate process.
 fn attempt(mode: Mode, kind: &str, number: usize) -> End {
     let proc = Beneath { path: "/proc".into(), purpose: Purpose::Read };
     let reach = Reach { files: Some(vec![proc]), connect: Some(Vec::new()) };
@@ -260,7 +260,7 @@ fn main() {
     }
     let socket = format!("ringmill-kinds-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&socket).expect("a short name");
-    let _listener = UnixListener::bind_addr(&address).expect("nobody else has it");
+    let _listener = UnixListener::bind_addr(&address).expect("an unused address");
     // Without Landlock, or with an early version, the control thread can do more.
     let version = landlock_of_the_kernel();
     let mut wrong = 0;

@@ -1,15 +1,15 @@
-//! What has happened, how often: a fault or a state that never comes up proves nothing.
+//! Counters of what has happened in a run: a fault or state that never occurs is not tested.
 
 use std::cell::Cell;
 
 macro_rules! counters {
     ($($name:ident $text:literal),* $(,)?) => {
-        /// What is counted.
+        /// Counters of a run.
         #[derive(Debug, Default)]
         pub(crate) struct Coverage { $(pub(crate) $name: Count),* }
 
         impl Coverage {
-            /// All counters, with what they count.
+            /// Returns all counters with their descriptions.
             pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($text, self.$name.get())),*]
             }
@@ -34,7 +34,7 @@ counters! {
     kicks "kicks",
     spurious_kicks "kicks for nothing",
     kick_fds "kick eventfds replaced",
-    lost_kicks "kicks that nobody gets, of queues that are stopped, get another eventfd, or have no daemon",
+    lost_kicks "lost kicks: queue stopped, eventfd replaced, or no daemon",
     disabled_kicks "kicks of a disabled queue",
     unseen_kicks "kicks that a daemon has not seen before it was killed",
     suppressed "requests offered without a kick, as the queue was being served",
@@ -58,10 +58,10 @@ counters! {
     kills "daemons killed",
     cuts "power cuts",
     torn "sectors that a power cut could take back",
-    recovered "qcow2 images whose journal a killed daemon has left",
+    recovered "qcow2 images recovered from the journal of a killed daemon",
     redone "requests under way as a daemon was killed",
-    behind "queues told to begin behind requests that were not answered",
-    lost "guests that began anew, as nobody knew what was in flight",
+    behind "queues started behind unanswered requests",
+    lost "guests restarted because no record of requests in flight was left",
     forgotten "requests forgotten in a reset",
     ahci_commands "AHCI commands",
     ahci_queued "queued",
@@ -93,7 +93,7 @@ counters! {
     nbd_unanswered "NBD requests left unanswered",
 }
 
-/// One of them.
+/// One counter.
 #[derive(Debug, Default)]
 pub(crate) struct Count(Cell<u64>);
 

@@ -1,5 +1,5 @@
-//! A daemon: production loops, nodes and exports, put together as the program does it, with a machine's
-//! actors in place of threads.
+//! A daemon: production loops, nodes and exports, assembled as in the program, with actors in place of
+//! threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -32,28 +32,28 @@ use crate::{client, guest};
 /// The name of the throttle group.
 const GROUP: &str = "group";
 
-/// What a daemon is like.
+/// The configuration of a daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) io_threads: usize,
-    /// Of the I/O threads' rings.
+    /// Faults of the I/O threads' rings.
     pub(crate) faults: Faults,
     pub(crate) poll_max_ns: u64,
-    /// Operations that a loop submits at once.
+    /// Maximum operations per submission of a loop.
     pub(crate) entries: u32,
     pub(crate) preempt: u64,
     pub(crate) discard: Discard,
-    /// How long it lives until it is killed, at most, nanoseconds; 0: it is not.
+    /// Maximum time until the daemon is killed, nanoseconds; 0 for no kill.
     pub(crate) life_ns: u64,
-    /// Its death is a power cut, once in so many times; 0 for never.
+    /// One kill in `power_cuts` is a power cut; 0 for never.
     pub(crate) power_cuts: u64,
-    /// It keeps journals of qcow2 images.
+    /// The daemon keeps journals of qcow2 images.
     pub(crate) journals: bool,
-    /// All disks keep to the limits of a group, which change.
+    /// All disks are in a throttle group, whose limits change.
     pub(crate) throttled: bool,
 }
 
-/// A disk and where it is offered.
+/// A disk and its export.
 pub(crate) struct Disk {
     pub(crate) image: Image,
     pub(crate) offered: Offered,
@@ -61,7 +61,7 @@ pub(crate) struct Disk {
     pub(crate) throttled: bool,
 }
 
-/// How a disk is offered.
+/// The export of a disk.
 #[derive(Clone)]
 pub(crate) enum Offered {
     VhostUser {
@@ -70,13 +70,13 @@ pub(crate) enum Offered {
         queues: u16,
     },
     Nbd,
-    /// To a guest with this memory.
+    /// A controller in the VMM's process, with this guest memory.
     Ahci {
         memory: Arc<GuestMemory>,
     },
 }
 
-/// A loop on an actor.
+/// A loop and the actor that runs it.
 pub(crate) struct Loop {
     pub(crate) actor: ActorId,
     pub(crate) ring: MachineRing,
@@ -106,43 +106,43 @@ impl Loop {
         Loop { actor, ring, event_loop, handle, wakes: Cell::new(0) }
     }
 
-    /// Something may have happened to one of its descriptors.
+    /// Has the loop check its descriptors.
     pub(crate) fn poke(&self, machine: &Machine) {
         self.ring.sim.look_at_descriptors();
         machine.wake(self.actor);
     }
 
-    /// Whether somebody has woken it since the last time.
+    /// Returns whether the loop was woken since the last call.
     pub(crate) fn was_woken(&self) -> bool {
         let wakes = self.handle.stats().wakes.get();
         self.wakes.replace(wakes) != wakes
     }
 }
 
-/// A daemon that runs.
+/// A running daemon.
 pub(crate) struct Daemon {
     machine: Machine,
-    /// The control loop, then those of the I/O threads.
+    /// The control loop, then the loops of the I/O threads.
     pub(crate) loops: Vec<Loop>,
     nodes: NodeRegistry,
     group: Arc<ThrottleGroup>,
     started: mpsc::Receiver<VhostUserExport>,
     exports: Vec<VhostUserExport>,
-    /// Once it has been started.
+    /// The NBD server, once it is being started.
     nbd: Option<JoinHandle<Nbd>>,
     /// By disk.
     controllers: BTreeMap<usize, Controller>,
     drives: Vec<AhciDrive>,
 }
 
-/// A drive, where its loop has put it, and that loop.
+/// The loop of an AHCI drive, and the drive, once that loop has made it.
 type AhciDrive = (EventLoop, Rc<RefCell<Option<Rc<Drive>>>>);
 
-/// What is offered over NBD.
+/// The NBD server and its exports.
 type Nbd = (NbdServer, Vec<NbdExport>);
 
 impl Daemon {
-    /// Starts one. An error: an image cannot be opened.
+    /// Starts a daemon. Fails if an image cannot be opened.
     pub(crate) fn start(
         machine: &Machine,
         plan: &Plan,
@@ -151,7 +151,7 @@ impl Daemon {
         storage: &Storage,
         journals: &Journals,
     ) -> Result<Self, String> {
-        // The control loop's operations do not fail: there are none but polls.
+        // The control loop has only polls, which do not fail.
         let polls = Faults { fail: 0, ..plan.faults.clone() };
         let mut loops = vec![Loop::new(machine, "control loop", plan, polls, storage)];
         for n in 0..plan.io_threads {
@@ -218,7 +218,7 @@ impl Daemon {
                             VhostUserExport::scsi(control, config, vec![node]).await
                         }
                     };
-                    // Nobody waits for it any more if the daemon was killed.
+                    // Fails if the daemon was killed and the receiver dropped.
                     let _ = sender.send(export.expect("an export"));
                 });
             };
@@ -230,12 +230,12 @@ impl Daemon {
         Ok(Daemon { machine, loops, nodes, group, started, exports, nbd, controllers, drives })
     }
 
-    /// Changes the limits that throttled disks keep to.
+    /// Changes the limits of the throttle group.
     pub(crate) fn set_limits(&self, limits: ThrottleLimits) {
         self.group.set_limits(limits).expect("limits that make sense");
     }
 
-    /// Begins to give a disk another size; `done`: whether that is done, once it is over.
+    /// Begins a resize. Once it has ended, `done` has whether it succeeded.
     pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) {
         let control = &self.loops[0].event_loop;
         let resized = self.nodes.resize(&format!("disk{disk}"), size, control);
@@ -246,36 +246,35 @@ impl Daemon {
         self.wake_control();
     }
 
-    /// Has the control loop look at a task that was spawned on it while it may be asleep, as nobody does on a
-    /// real one.
+    /// Wakes the control loop after a spawn from outside of it. A spawn does not wake its own loop, as a real
+    /// loop's tasks are spawned on its thread.
     fn wake_control(&self) {
         self.loops[0].handle.spawn(|_| ()).expect("the loop is there");
     }
 
-    /// The AHCI controller that a disk is behind.
+    /// The AHCI controller of a disk.
     pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
         self.controllers.get(&disk).cloned()
     }
 
-    /// Operations on files that are under way.
+    /// Number of file operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.loops.iter().map(|l| l.ring.sim.in_flight()).sum()
     }
 
-    /// What the rings have done to their loops, added up.
+    /// What the rings have done, summed over the loops.
     pub(crate) fn happened(&self) -> Happened {
         let all = self.loops.iter().map(|l| l.ring.sim.happened());
         all.fold(Happened::default(), |sum, one| sum.and(&one))
     }
 
-    /// The loop that serves a queue.
+    /// The loop of a queue.
     pub(crate) fn loop_of(&self, queue: u16) -> &Loop {
         let io = &self.loops[1..];
         &io[usize::from(queue) % io.len()]
     }
 
-    /// Begins to end it as the program does when it is told to quit: exports, then loops. Tells whether all
-    /// could be flushed.
+    /// Begins an orderly end as on `quit`: exports, then loops. The receiver gets whether all flushes succeeded.
     pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<bool> {
         self.exports.extend(self.started.try_iter());
         let exports = std::mem::take(&mut self.exports);
@@ -307,24 +306,24 @@ impl Daemon {
         self.loops.iter().for_each(|l| l.handle.stop());
     }
 
-    /// Kills it, where each of its loops stands. What it has under way is carried out or not; nothing
-    /// is told to anybody. Its descriptors and mappings are the caller's to close.
+    /// Kills the daemon with its loops wherever they are. Operations in flight are carried out or not, and none is
+    /// completed. The caller closes descriptors and removes mappings.
     pub(crate) fn kill(self) {
         for l in &self.loops {
             l.ring.sim.kill();
             self.machine.kill(l.actor);
         }
-        // What it had in memory stays where it is, as nobody is left to let go of it in order.
+        // A killed process drops nothing: leak what it had in memory.
         std::mem::forget(self);
     }
 
-    /// Whether all its loops have ended.
+    /// Whether all loops have ended.
     pub(crate) fn has_ended(&self) -> bool {
         !self.loops.iter().any(|l| self.machine.is_there(l.actor))
     }
 }
 
-/// Begins to listen for clients of NBD, and then to offer disks to them.
+/// Begins to start the NBD server and its exports.
 fn start_nbd(
     control: &EventLoop,
     socket: &Socket,
@@ -348,7 +347,7 @@ fn start_nbd(
     })
 }
 
-/// Puts a controller before a disk, and a drive on a loop.
+/// Makes a controller for a disk, and a drive on a loop.
 fn attach(
     event_loop: &EventLoop,
     memory: &Arc<GuestMemory>,
@@ -373,7 +372,7 @@ fn attach(
     (controller, (event_loop.clone(), drive))
 }
 
-/// Takes a drive away, on its loop; tells when nothing of it is under way.
+/// Detaches a drive on its loop. The receiver completes once the drive has no command in flight.
 fn detach((event_loop, drive): AhciDrive) -> oneshot::Receiver<()> {
     let (done, detached) = oneshot::channel();
     event_loop.spawn(async move {
@@ -385,7 +384,7 @@ fn detach((event_loop, drive): AhciDrive) -> oneshot::Receiver<()> {
     detached
 }
 
-/// A disk's node: its format over `file`, as images are given to the program.
+/// The options of a disk's node: its format over `file`.
 fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
     let of = |name: Option<&str>, driver| BlockdevOptions {
         discard: disk.discard,

@@ -1,11 +1,11 @@
-//! Whose descriptors are whose: a daemon that is killed loses all of its own, and guests keep theirs.
+//! Ownership of descriptors: a killed daemon loses all of its own, and guests keep theirs.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
-/// The descriptors that are not the daemon's.
+/// The descriptors that do not belong to the daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Fds(RefCell<BTreeSet<RawFd>>);
 
@@ -14,16 +14,16 @@ impl Fds {
         self.0.borrow_mut().insert(fd);
     }
 
-    /// Keeps all that are open now.
+    /// Marks all open descriptors as not the daemon's.
     pub(crate) fn keep_all(&self) {
         self.0.borrow_mut().extend(open());
     }
 
-    /// Closes what is not kept, as the kernel does for a process that is killed.
+    /// Closes the daemon's descriptors, as the kernel does for a killed process.
     pub(crate) fn close_others(&self) {
         let kept = self.0.borrow();
         for fd in open().filter(|fd| !kept.contains(fd)) {
-            // One of them was that of the list, which is gone.
+            // The list includes the descriptor of the directory itself, which is closed by now.
             let _ = nix::unistd::close(fd);
         }
     }
@@ -40,7 +40,7 @@ fn open() -> impl Iterator<Item = RawFd> {
     all.into_iter()
 }
 
-/// A descriptor of a guest's.
+/// A descriptor that belongs to a guest.
 #[derive(Debug)]
 pub(crate) struct Kept {
     fd: OwnedFd,

@@ -12,11 +12,11 @@ use crate::fds::{Fds, Kept};
 use crate::model::SECTOR;
 use crate::oracle;
 
-/// What a disk is stored as.
+/// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Raw,
-    /// With clusters of so many bytes.
+    /// With this cluster size, bytes.
     Qcow2(u32),
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// A disk of zeroes.
+    /// Makes an image that reads as zeroes.
     pub(crate) fn new(fds: &Rc<Fds>, format: Format, sectors: u32) -> Self {
         let file = memfd_create(c"sim-disk", MFdFlags::MFD_CLOEXEC).expect("a memfd");
         let size = u64::from(sectors) * SECTOR as u64;
@@ -51,12 +51,12 @@ impl Image {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd().as_raw_fd()))
     }
 
-    /// Whether a daemon keeps something in memory that it has answered, until it is flushed.
+    /// Whether answered writes may be only in the daemon's memory until a flush.
     pub(crate) fn keeps_back(&self) -> bool {
         self.format != Format::Raw
     }
 
-    /// What is on the disk, by nothing but the file. An image that is damaged is an error.
+    /// Returns the contents of the disk, read from the file alone. Fails if the image is damaged.
     pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
         let bytes = std::fs::read(self.path()).expect("the image");
         match self.format {
@@ -65,13 +65,13 @@ impl Image {
         }
     }
 
-    /// All that the file contains is stable.
+    /// Marks the file's contents as stable.
     pub(crate) fn is_stable(&self, storage: &Storage) {
         let bytes = std::fs::read(self.path()).expect("the image");
         storage.restore(self.fd(), bytes).expect("an image on the storage");
     }
 
-    /// The power is cut: the file is what its storage has kept.
+    /// Cuts the power: the file then has what its storage kept.
     pub(crate) fn cut(&self, storage: &Storage, seed: u64) {
         let left = storage.cut(self.fd(), seed).expect("an image on the storage");
         storage.restore(self.fd(), left).expect("memory");

@@ -1,9 +1,9 @@
-//! One thread on which everything happens: actors, each with a stack of its own, and virtual time.
+//! One thread that runs everything: actors, each with its own stack, in virtual time.
 //!
-//! An actor is a loop of the daemon's, which runs [`EventLoop::run`](event_loop::EventLoop::run) as in
-//! production, or something of a guest's. It goes on until it waits; which of those that can go on is
-//! next is up to the seed. When none can, time leaps to what the next one waits for. An actor
-//! that waits for ever and is never woken is a lost wake-up.
+//! An actor is a loop of the daemon, which runs [`EventLoop::run`](event_loop::EventLoop::run) as in
+//! production, or a part of a guest. An actor runs until it waits. The seed then picks one of the actors that
+//! are ready. When none is ready, time advances to the earliest deadline. An actor that waits without a
+//! deadline and is never woken reveals a lost wake-up.
 
 #![allow(unsafe_code)]
 
@@ -16,20 +16,20 @@ use event_loop::ring::sim::elsewhere;
 
 use crate::random::Random;
 
-/// Waiting until somebody wakes it.
+/// The deadline of an actor that waits for a wake-up only.
 pub(crate) const FOREVER: u64 = u64::MAX;
 
-/// Bytes of an actor's stack; pages that it never needs are none.
+/// Length of an actor's stack, bytes. Untouched pages need no memory.
 const STACK: usize = 1 << 20;
 
 type Routine = Coroutine<(), u64, (), DefaultStack>;
 
 thread_local! {
-    /// The machine on this thread, for code that knows nothing of it.
+    /// The machine of this thread, for code without a reference to it.
     static PAUSING: Cell<Option<(Machine, u64)>> = const { Cell::new(None) };
 }
 
-/// The machine. Clones are handles to the same.
+/// The machine. Clones are handles to the same machine.
 #[derive(Clone)]
 pub(crate) struct Machine(Rc<Inner>);
 
@@ -37,9 +37,9 @@ struct Inner {
     now_ns: Cell<u64>,
     random: Random,
     actors: RefCell<Vec<Option<Actor>>>,
-    /// The one that runs, if one does.
+    /// The index of the running actor.
     current: Cell<Option<usize>>,
-    /// Places of actors that can go on, reused between steps.
+    /// Indices of ready actors; reused between steps.
     ready: RefCell<Vec<usize>>,
     steps: Cell<u64>,
     trace: Cell<u64>,
@@ -48,25 +48,25 @@ struct Inner {
 
 struct Actor {
     name: String,
-    /// `None` while it runs.
+    /// `None` while the actor runs.
     routine: Option<Routine>,
-    /// On its own stack; null before its first step.
+    /// A pointer into the actor's stack; null before its first step.
     yielder: Rc<Cell<*const Yielder<(), u64>>>,
     until: u64,
-    /// The step in which it last went on.
+    /// The step in which the actor last ran.
     ran: u64,
 }
 
-/// Names an actor.
+/// Identifies an actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ActorId(usize);
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// An actor went on.
+    /// This actor ran.
     Ran(ActorId),
-    /// Nobody can go on before then; [`FOREVER`]: unless something wakes one.
+    /// No actor is ready before this time; [`FOREVER`]: every actor waits for a wake-up.
     Idle(u64),
 }
 
@@ -97,30 +97,30 @@ impl Machine {
         &self.0.random
     }
 
-    /// Steps taken so far.
+    /// Number of steps so far.
     pub(crate) fn steps(&self) -> u64 {
         self.0.steps.get()
     }
 
-    /// What has happened so far, in 64 bits.
+    /// A hash of everything that has happened so far.
     pub(crate) fn trace(&self) -> u64 {
         self.0.trace.get()
     }
 
-    /// Adds to [`trace`](Self::trace).
+    /// Adds `what` to the hash of [`trace`](Self::trace).
     pub(crate) fn note(&self, what: u64) {
         let mixed = (self.0.trace.get() ^ what).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0.trace.set(mixed ^ (mixed >> 29));
     }
 
-    /// Says what happens, if somebody wants to read it.
+    /// Prints what happens, in verbose runs.
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
         if self.0.verbose {
             println!("{:>12} ns, step {}: {}", self.now_ns(), self.steps(), what());
         }
     }
 
-    /// A new actor, to go on at once.
+    /// Adds an actor, which is ready at once.
     pub(crate) fn spawn(&self, name: String, body: impl FnOnce() + 'static) -> ActorId {
         let yielder = Rc::new(Cell::new(std::ptr::null()));
         let place = yielder.clone();
@@ -140,66 +140,64 @@ impl Machine {
         ActorId(index)
     }
 
-    /// The step in which it last went on; 0: in none yet, or it is gone.
+    /// The step in which an actor last ran; 0 if it has not run or has ended.
     pub(crate) fn last_step(&self, id: ActorId) -> u64 {
         self.0.actors.borrow()[id.0].as_ref().map_or(0, |actor| actor.ran)
     }
 
-    /// Whether it has not ended.
+    /// Whether an actor has not ended.
     pub(crate) fn is_there(&self, id: ActorId) -> bool {
         self.0.actors.borrow()[id.0].is_some()
     }
 
-    /// Takes an actor away where it stands, with all that is on its stack: nothing of it is dropped,
-    /// as when a process is killed.
+    /// Ends an actor wherever it is. Nothing on its stack is dropped, as with a killed process.
     pub(crate) fn kill(&self, id: ActorId) {
         let actor = self.0.actors.borrow_mut()[id.0].take();
         if let Some(mut routine) = actor.and_then(|actor| actor.routine) {
-            // SAFETY: what is on its stack is referred to by nobody else any more: other actors of the
-            // same daemon are killed along with it, and guests never have references into a daemon.
+            // SAFETY: nothing outside this stack refers to it any more: the other actors of the same daemon are
+            // killed along with it, and guests never have references into a daemon.
             unsafe { routine.force_reset() };
         }
     }
 
-    /// Has an actor that waits go on.
+    /// Wakes an actor.
     pub(crate) fn wake(&self, id: ActorId) {
         if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
             actor.until = 0;
         }
     }
 
-    /// Has it go on then, if it would wait longer.
+    /// Wakes an actor at `ns` at the latest.
     pub(crate) fn wake_at(&self, id: ActorId, ns: u64) {
         if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
             actor.until = actor.until.min(ns);
         }
     }
 
-    /// The actor that calls waits until then, or until it is woken.
+    /// Suspends the calling actor until `ns`, or until it is woken.
     pub(crate) fn wait_until(&self, ns: u64) {
         let current = self.0.current.get().expect("only actors wait");
         let yielder = {
             let actors = self.0.actors.borrow();
             actors[current].as_ref().expect("it runs").yielder.get()
         };
-        // SAFETY: it lies on the stack that this runs on, since its actor is the one that runs.
+        // SAFETY: the yielder is on the current stack, since its actor is the one that runs.
         elsewhere(|| unsafe { (*yielder).suspend(ns) });
     }
 
-    /// The actor that calls waits that long, or until it is woken.
+    /// Suspends the calling actor for `ns`, or until it is woken.
     pub(crate) fn sleep(&self, ns: u64) {
         self.wait_until(self.now_ns() + ns);
     }
 
-    /// Others may go on before the actor that calls, if one runs: once in `n` times.
+    /// Lets other actors run before the caller, once in `n` times.
     pub(crate) fn preempt(&self, n: u64) {
         if self.0.current.get().is_some() && self.0.random.one_in(n) {
             self.wait_until(0);
         }
     }
 
-    /// From here on code that announces where others may get in between has them do so, once in `n`
-    /// times: [`queue::pause`].
+    /// Makes [`queue::pause`] points switch to other actors, once in `n` times.
     pub(crate) fn pause_in_queues(&self, n: u64) {
         PAUSING.set(Some((self.clone(), n)));
         queue::pause::on_pause(|| {
@@ -211,7 +209,7 @@ impl Machine {
         });
     }
 
-    /// Has one actor go on that can.
+    /// Runs one of the ready actors.
     pub(crate) fn step(&self) -> Step {
         let now = self.now_ns();
         let (index, mut routine) = {
@@ -256,7 +254,7 @@ impl Machine {
         Step::Ran(ActorId(index))
     }
 
-    /// The actors that there are and what they wait for, for a report.
+    /// Describes all actors and what they wait for, for a report.
     pub(crate) fn actors(&self) -> String {
         let actors = self.0.actors.borrow();
         let of = |actor: &Actor| match actor.until {

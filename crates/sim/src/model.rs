@@ -1,29 +1,28 @@
-//! What a disk may hold: for each sector, which writes may be the last.
+//! The model of a disk: for each sector, the writes of which it may have the contents.
 //!
-//! A write is *in place* from when it is offered: until it is answered a read may see it or not. Once
-//! it is answered as done it supersedes all that had ended before it was offered. Of writes under way at
-//! the same time any may be the last; of one that failed, or was lost with its device, any part may be
-//! there.
+//! A write is a candidate from when it is offered. Until it is answered, a read may see it or not. Once
+//! answered with success, it supersedes all writes that had ended before it was offered. Of concurrent writes,
+//! each may be the last. A write that failed, or was lost with its device, may be there in part.
 //!
-//! Each word of a sector says which write it is of, so all bytes are checked. A sector with one
-//! candidate must be that, whole; with several each byte may be of another.
+//! Each word of a sector encodes its write, so all bytes are checked. A sector with one candidate must be
+//! that write as a whole. With several candidates, each byte may be of another.
 //!
-//! Where what was not flushed can be lost, with the power or with a daemon that kept it in memory, what
-//! a write supersedes is kept until a flush is answered that was offered later, or a write that is
-//! stable once it is answered. When something *is* lost, all that was kept may be the last again.
+//! If unflushed data can be lost, by a power cut or with a daemon that had it in memory, superseded writes are
+//! kept. A flush that was offered later, or a stable write, drops them when it is answered. After a loss,
+//! every kept write is a candidate again.
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
 /// Words of a sector.
 const WORDS: usize = SECTOR / 8;
 
-/// A write's number on its disk; 0 is what was there first. All words are 0 where it is even.
+/// The number of a write on its disk; 0 for the initial contents. Even numbers are writes of zeroes.
 pub(crate) type Version = u32;
 
-/// When something happened: a count of all events of a disk.
+/// A point in time, as a count of a disk's events.
 type Moment = u64;
 
-/// Not yet.
+/// A moment that has not come.
 const NEVER: Moment = u64::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -34,49 +33,49 @@ struct Write {
 
 #[derive(Debug)]
 struct Sector {
-    /// That may be the last, in the order they were offered. Never empty.
+    /// Candidates, in the order they were offered. Never empty.
     writes: Vec<Write>,
-    /// That were superseded while a read was under way, and when.
+    /// Writes superseded while a read was in flight, and when.
     ghosts: Vec<(Version, Moment)>,
-    /// Reads under way.
+    /// Number of reads in flight.
     readers: u32,
-    /// That were superseded, and may come back.
+    /// Superseded writes that a loss may bring back.
     unflushed: Vec<Unflushed>,
 }
 
-/// A write that was superseded by one that may be lost.
+/// A write superseded by one that may be lost.
 #[derive(Debug, Clone, Copy)]
 struct Unflushed {
     write: Write,
     superseded: Moment,
 }
 
-/// A disk as its guest knows it.
+/// A disk as its user knows it.
 #[derive(Debug)]
 pub(crate) struct Model {
     sectors: Vec<Sector>,
     now: Moment,
     versions: Version,
-    /// What is not flushed may be lost.
+    /// Unflushed data may be lost.
     volatile: bool,
-    /// Sectors with something unflushed.
+    /// Sectors with unflushed writes.
     unflushed: Vec<u32>,
-    /// Sectors that the disk has for certain, and when it got more.
+    /// The disk's size in sectors that no loss can reduce, and when it last grew.
     stable_sectors: u32,
     grown: Moment,
 }
 
-/// A write or read under way.
+/// A write or read in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket {
     pub(crate) first: u32,
     pub(crate) count: u32,
-    /// Of a write.
+    /// For writes.
     pub(crate) version: Version,
     offered: Moment,
 }
 
-/// What a sector should have held.
+/// A sector with unexpected contents, and its candidates.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) sector: u32,
@@ -103,11 +102,11 @@ impl std::fmt::Display for Wrong {
     }
 }
 
-/// Odd, so that multiplying by it can be undone.
+/// Odd, so that the multiplication is invertible.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 const GATHER: u64 = {
-    // Newton's iteration; five of them are enough for 64 bits.
+    // Newton's iteration; five steps suffice for 64 bits.
     let mut inverse = SCATTER;
     let mut i = 0;
     while i < 5 {
@@ -124,7 +123,7 @@ fn word(version: Version, sector: u32, word: usize) -> u64 {
     (u64::from(version) << 32 | u64::from(sector) << 6 | word as u64).wrapping_mul(SCATTER)
 }
 
-/// The write, sector and word that a word is of.
+/// Returns the write, sector and word that a word encodes.
 fn explain(found: u64) -> Option<(Version, u32, usize)> {
     if found == 0 {
         return Some((0, 0, 0));
@@ -134,7 +133,7 @@ fn explain(found: u64) -> Option<(Version, u32, usize)> {
     (sector < 1 << 20 && version < 1 << 28).then_some((version, sector, at))
 }
 
-/// What a write puts into a sector.
+/// Fills a sector with the contents of a write.
 pub(crate) fn fill(version: Version, sector: u32, bytes: &mut [u8]) {
     for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
         chunk.copy_from_slice(&word(version, sector, at).to_le_bytes());
@@ -148,12 +147,12 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn holds(version: Version, sector: u32, bytes: &[u8]) -> bool {
-    // Without an early end, so that it is done in parallel.
+    // Without an early exit, so that the compiler vectorises the loop.
     (0..WORDS).fold(0, |wrong, at| wrong | (word_at(bytes, at) ^ word(version, sector, at))) == 0
 }
 
 impl Model {
-    /// A disk of zeroes. `volatile`: what is not flushed may be [lost](Self::lose).
+    /// A disk of zeroes. `volatile`: unflushed data may be [lost](Self::lose).
     pub(crate) fn new(sectors: u32, volatile: bool) -> Self {
         let mut model = Model {
             sectors: Vec::new(),
@@ -172,7 +171,7 @@ impl Model {
         self.sectors.len() as u32
     }
 
-    /// There are more sectors now, of zeroes.
+    /// Grows the disk by sectors of zeroes.
     pub(crate) fn grow(&mut self, sectors: u32) {
         self.now += 1;
         self.grown = self.now;
@@ -190,7 +189,7 @@ impl Model {
         self.sectors.resize_with(sectors as usize, sector);
     }
 
-    /// A read is offered.
+    /// Records that a read is offered.
     pub(crate) fn begin_read(&mut self, first: u32, count: u32) -> Ticket {
         self.now += 1;
         for sector in self.range(first, count) {
@@ -199,13 +198,13 @@ impl Model {
         Ticket { first, count, version: 0, offered: self.now }
     }
 
-    /// A read was answered with these bytes; `None`: it failed, or was lost.
+    /// Checks the bytes that a read returned; `None` if it failed or was lost.
     pub(crate) fn end_read(&mut self, ticket: &Ticket, bytes: Option<&[u8]>) -> Result<(), Wrong> {
         self.end_look(ticket, |at| bytes.map(|bytes| &bytes[at as usize * SECTOR..][..SECTOR]))
     }
 
-    /// What is where was asked for as by a [read](Self::begin_read), and the answer has these sectors,
-    /// counted from the first, as zeroes.
+    /// Checks a block status answer, which was offered with [`begin_read`](Self::begin_read) and reports these
+    /// sectors, counted from the first, as zeroes.
     pub(crate) fn end_status(
         &mut self,
         ticket: &Ticket,
@@ -236,10 +235,10 @@ impl Model {
         result
     }
 
-    /// A write is offered; of zeroes, maybe.
+    /// Records that a write is offered, perhaps of zeroes.
     pub(crate) fn begin_write(&mut self, first: u32, count: u32, zeroes: bool) -> Ticket {
         self.now += 1;
-        // Odd numbers have words of their own, even ones are zeroes.
+        // Odd numbers have words of their own; even numbers are zeroes.
         self.versions += 2;
         let version = self.versions | u32::from(!zeroes);
         let offered = self.now;
@@ -249,15 +248,15 @@ impl Model {
         Ticket { first, count, version, offered }
     }
 
-    /// A write has ended. `done`: it was answered so. Otherwise it may have been done in part. `stable`:
-    /// and what was done is not lost any more.
+    /// Records the end of a write. `done`: with success; otherwise it may be there in part. `stable`: the data
+    /// cannot be lost any more.
     pub(crate) fn end_write(&mut self, ticket: &Ticket, done: bool, stable: bool) {
         self.now += 1;
         let (now, keep) = (self.now, self.volatile && !stable);
         for number in ticket.first..ticket.first + ticket.count {
             let sector = &mut self.sectors[number as usize];
             let Some(write) = sector.writes.iter_mut().find(|w| w.version == ticket.version) else {
-                // Superseded, which ended it.
+                // Superseded already.
                 continue;
             };
             write.ended = now;
@@ -275,13 +274,13 @@ impl Model {
         }
     }
 
-    /// A flush is offered.
+    /// Records that a flush is offered.
     pub(crate) fn begin_flush(&mut self) -> Ticket {
         self.now += 1;
         Ticket { first: 0, count: 0, version: 0, offered: self.now }
     }
 
-    /// A flush was answered, as done.
+    /// Records that a flush succeeded.
     pub(crate) fn flushed(&mut self, ticket: &Ticket) {
         let Model { sectors, unflushed, .. } = self;
         unflushed.retain(|number| {
@@ -294,8 +293,7 @@ impl Model {
         }
     }
 
-    /// What was not flushed may be lost, and `bytes` is what is left of the disk. `anew`: the guest begins
-    /// anew, with that and nothing under way.
+    /// Loses unflushed data: the disk now has `bytes`. `anew`: the guest restarts with nothing in flight.
     pub(crate) fn lose(&mut self, bytes: &[u8], anew: bool) -> Result<(), String> {
         for number in std::mem::take(&mut self.unflushed) {
             if let Some(Sector { writes, unflushed, .. }) = self.sectors.get_mut(number as usize) {
@@ -315,19 +313,19 @@ impl Model {
             self.check(number, bytes).map_err(|wrong| wrong.to_string())?;
             let writes = &mut self.sectors[number as usize].writes;
             if anew && writes.iter().any(|write| holds(write.version, number, bytes)) {
-                // Nothing else will ever show.
+                // With the guest restarted, only what is there now can be read.
                 writes.retain(|write| holds(write.version, number, bytes));
             }
         }
         Ok(())
     }
 
-    /// Whether a sector may hold these bytes now, with no request under way.
+    /// Whether a sector may have these bytes now, with no request in flight.
     pub(crate) fn check(&self, sector: u32, bytes: &[u8]) -> Result<(), Wrong> {
         self.sectors[sector as usize].check(sector, self.now, bytes)
     }
 
-    /// Whether a disk may hold these bytes now, with no request under way.
+    /// Whether the disk may have these bytes now, with no request in flight.
     pub(crate) fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
         let mut sectors = (0..self.sectors()).zip(bytes.chunks_exact(SECTOR));
         let checked = sectors.try_for_each(|(sector, bytes)| self.check(sector, bytes));
@@ -340,7 +338,7 @@ impl Model {
 }
 
 impl Sector {
-    /// Whatever had ended before this moment is not the last. `keep`: it may come back.
+    /// Removes writes that had ended before `offered` from the candidates. `keep`: a loss may bring them back.
     fn supersede(&mut self, offered: Moment, now: Moment, keep: bool) {
         let Sector { writes, ghosts, readers, unflushed } = self;
         writes.retain(|write| {
@@ -355,7 +353,7 @@ impl Sector {
         });
     }
 
-    /// Checks what a read that was offered then has found.
+    /// Checks the contents that a read found, which was offered at `offered`.
     fn check(&self, number: u32, offered: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         let last = self.writes.last().map_or(0, |write| write.version);
         if holds(last, number, bytes) {
@@ -368,7 +366,7 @@ impl Sector {
         for at in 0..WORDS {
             let found = word_at(bytes, at);
             let of = |version: &Version| word(*version, number, at);
-            // A transfer that stops short may stop within a word.
+            // A short transfer may end within a word.
             let is_mixed = |byte: u32| {
                 allowed.iter().any(|version| (of(version) ^ found) >> (byte * 8) & 0xff == 0)
             };
@@ -398,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_is_there_and_nothing_else() {
+    fn answered_writes_are_the_only_contents() {
         let mut model = Model::new(8, false);
         assert!(read(&mut model, 0) && !read(&mut model, 3));
         let write = model.begin_write(3, 1, false);
@@ -408,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_under_way_may_find_what_was_there_when_it_began() {
+    fn a_read_may_find_the_contents_of_when_it_began() {
         let mut model = Model::new(8, false);
         let write = model.begin_write(3, 1, false);
         let during = model.begin_read(3, 1);
@@ -434,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_failed_may_be_there_until_another_is_done() {
+    fn a_failed_write_is_a_candidate_until_the_next_success() {
         let mut model = Model::new(8, false);
         let failed = model.begin_write(3, 1, false);
         model.end_write(&failed, false, false);
@@ -450,29 +448,29 @@ mod tests {
         write.version
     }
 
-    /// Whether a sector may be left so, of a disk that is zeroes otherwise.
-    fn may_be_left(model: &mut Model, version: Version) -> bool {
+    /// Whether a sector may have these contents after a loss.
+    fn may_remain(model: &mut Model, version: Version) -> bool {
         let mut bytes = vec![0; 8 * SECTOR];
         bytes[3 * SECTOR..4 * SECTOR].copy_from_slice(&sector(version));
         model.lose(&bytes, false).is_ok()
     }
 
     #[test]
-    fn what_was_superseded_comes_back_unless_it_was_flushed_since() {
+    fn a_loss_brings_back_superseded_unflushed_writes() {
         let mut model = Model::new(8, true);
         let (a, early) = (written(&mut model, false), model.begin_flush());
         let b = written(&mut model, false);
         model.flushed(&early);
         assert!(!read(&mut model, a));
-        // The flush was offered before the second was answered, and so makes stable the first alone.
-        assert!([a, b].iter().all(|left| may_be_left(&mut model, *left)));
-        assert!(!may_be_left(&mut model, 0));
+        // The flush was offered before the second answer, so only the first write is stable.
+        assert!([a, b].iter().all(|left| may_remain(&mut model, *left)));
+        assert!(!may_remain(&mut model, 0));
         let c = written(&mut model, false);
         let flush = model.begin_flush();
         model.flushed(&flush);
         assert!(
-            may_be_left(&mut model, c)
-                && ![0, a, b].iter().any(|left| may_be_left(&mut model, *left))
+            may_remain(&mut model, c)
+                && ![0, a, b].iter().any(|left| may_remain(&mut model, *left))
         );
     }
 
@@ -481,12 +479,12 @@ mod tests {
         let mut model = Model::new(8, true);
         let (a, b) = (written(&mut model, false), written(&mut model, true));
         assert!(
-            may_be_left(&mut model, b) && ![0, a].iter().any(|left| may_be_left(&mut model, *left))
+            may_remain(&mut model, b) && ![0, a].iter().any(|left| may_remain(&mut model, *left))
         );
     }
 
     #[test]
-    fn what_is_left_is_what_a_guest_that_begins_anew_has() {
+    fn a_restarted_guest_has_what_the_loss_left() {
         let mut model = Model::new(8, true);
         let a = written(&mut model, false);
         model.lose(&[0; 8 * SECTOR], true).unwrap();
@@ -498,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn words_tell_where_they_are_from() {
+    fn words_encode_their_write_and_place() {
         assert_eq!(explain(word(7, 4095, 63)), Some((7, 4095, 63)));
         assert_eq!(explain(0xa5a5_a5a5_a5a5_a5a5), None);
     }

@@ -2,22 +2,22 @@
 
 use lexopt::prelude::*;
 
-/// What is to be done.
+/// The options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
     /// The first seed.
     pub(crate) first: u64,
-    /// How many.
+    /// Number of seeds.
     pub(crate) seeds: u64,
-    /// Requests of each, if not as many as usual.
+    /// Requests per seed, if not the default.
     pub(crate) requests: Option<u64>,
-    /// Requests that are to be answered in all, or it is a failure.
+    /// Minimum number of answered requests over all seeds. Fewer is a failure.
     pub(crate) at_least: u64,
-    /// Say what happens.
+    /// Print every event.
     pub(crate) verbose: bool,
-    /// Processes at the same time.
+    /// Number of worker processes.
     pub(crate) jobs: usize,
-    /// This is one of those: runs its seeds one after the other, and reports to the one that asked.
+    /// This process is a worker: it runs its seeds in turn and reports to its parent.
     pub(crate) worker: bool,
 }
 
@@ -37,7 +37,7 @@ Simulates the daemon, seed by seed, and checks all that its guests get.
 ";
 
 impl Options {
-    /// Reads the process's arguments; `None`: help was asked for.
+    /// Parses the process's arguments. Returns `None` for `--help`.
     pub(crate) fn from_args() -> Result<Option<Options>, lexopt::Error> {
         let mut options = Options {
             first: 1,

@@ -1,4 +1,4 @@
-//! What a seed's run is made of: each its own mixture, so that some have much of one thing and none of
+//! The mixture of a seed's run. Mixtures differ much, so that some have many faults of one kind and none of
 //! another.
 
 use block::options::Discard;
@@ -26,8 +26,8 @@ impl Plan {
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Of sixteen, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD. AHCI is what
-        // two of each other sixteen have, and VMMs that replace kick eventfds five.
+        // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD. Of every other 16,
+        // two have AHCI, and five have VMMs that replace kick eventfds.
         let is_odd = seed / 16 % 2 == 1;
         match seed % 16 {
             0 => {
@@ -62,22 +62,22 @@ impl Plan {
         plan
     }
 
-    /// Power cuts.
+    /// Adds power cuts.
     fn cut_power(&mut self, random: &Random) {
         let daemon = &mut self.daemon;
         daemon.life_ns = random.pick(&[1_000_000, 20_000_000]);
-        // A daemon that is killed with a flush that has failed leaves a next one, to which flushes tell
-        // nothing of that: what was to be written is lost all the same, as Linux has it.
+        // A failed flush is reported once, to the daemon that issued it. If that daemon is killed, flushes of the next
+        // daemon succeed although data is lost, as on Linux.
         let hard = daemon.faults.fail > 0 && daemon.faults.errnos != TRANSIENT;
         daemon.power_cuts = if hard { 1 } else { random.pick(&[1, 2]) };
     }
 
-    /// Guests with AHCI controllers in place of others.
+    /// Replaces guests by guests with AHCI.
     fn attach_ahci(&mut self, random: &Random) {
         self.ahci_guests = self.guests.drain(..).map(|_| ahci::Plan::new(random)).collect();
     }
 
-    /// Clients of NBD in place of guests: of all, mostly.
+    /// Replaces most or all guests by NBD clients.
     fn serve_nbd(&mut self, random: &Random) {
         let guests = self.guests.len() as u64;
         let stay = if random.one_in(4) { random.below(guests) } else { 0 };
@@ -85,18 +85,18 @@ impl Plan {
         self.clients = (stay..guests).map(|_| client::Plan::new(random)).collect();
     }
 
-    /// Images in a format.
+    /// Sets the format of the images.
     fn format(&mut self, random: &Random) {
         for guest in &mut self.guests {
             guest.format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
-            // First writes to the clusters of a table follow each other.
+            // First writes to the clusters of one table are serialised.
             guest.patience_ns *= 10;
         }
         self.daemon.journals = !random.one_in(4);
     }
 }
 
-/// Errors that pass by themselves: no guest ever hears of them.
+/// Transient errors, which guests never see.
 const TRANSIENT: &[i32] = &[libc::EAGAIN, libc::EINTR];
 const HARD: &[i32] = &[libc::EIO, libc::ENOSPC];
 const ALL: &[i32] = &[libc::EAGAIN, libc::EINTR, libc::EIO];

@@ -1,21 +1,21 @@
-//! What runs came to, added up: also over the border of a process, as lines.
+//! Sums the results of runs, also of worker processes, whose reports are lines of text.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::world::Outcome;
 
-/// Lines of a report that count something begin so.
+/// Prefix of a report line with a counter.
 const COUNT: &str = "count";
 const RUN: &str = "run";
 
-/// The sum of some runs.
+/// The sum of several runs.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     runs: u64,
     steps: u64,
     virtual_ns: u128,
-    /// By what is counted, in the order of the counters.
+    /// Descriptions of counters, in their order.
     counts: Vec<String>,
     sums: BTreeMap<String, u64>,
 }
@@ -41,7 +41,7 @@ impl Report {
         *self.sums.entry(what.to_owned()).or_default() += n;
     }
 
-    /// A run as lines, for [`read`](Self::read).
+    /// Prints a run for [`read`](Self::read).
     pub(crate) fn print(outcome: &Outcome) {
         println!("{RUN}\t{}\t{}\t{:016x}", outcome.steps, outcome.virtual_ns, outcome.trace);
         for (what, n) in &outcome.counted {
@@ -49,7 +49,7 @@ impl Report {
         }
     }
 
-    /// Adds what lines say.
+    /// Adds a worker's report.
     pub(crate) fn read(&mut self, lines: &str) {
         for line in lines.lines() {
             let fields: Vec<_> = line.split('\t').collect();
@@ -63,17 +63,17 @@ impl Report {
         }
     }
 
-    /// Seeds that were run to their ends.
+    /// Number of seeds that were run to the end.
     pub(crate) fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub(crate) fn requests(&self) -> u64 {
         self.counts.first().map_or(0, |what| self.sums[what])
     }
 
-    /// What has not happened at all.
+    /// Descriptions of counters that are zero.
     pub(crate) fn missing(&self) -> Vec<&str> {
         self.counts.iter().filter(|what| self.sums[*what] == 0).map(String::as_str).collect()
     }

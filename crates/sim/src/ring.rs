@@ -1,4 +1,4 @@
-//! The ring of a loop that is not alone: while it waits, others go on.
+//! A simulated ring that lets other actors run while its loop waits.
 
 #![allow(unsafe_code)]
 
@@ -11,12 +11,12 @@ use event_loop::{Clock, CpuShare};
 
 use crate::machine::{FOREVER, Machine};
 
-/// How often others may get in between, once in so many times.
+/// How often a ring yields to other actors: once in this many times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Preemption {
-    /// At a call of the ring's that submits, waits, or looks for completions.
+    /// At a call that submits, waits, or checks for completions.
     pub(crate) calls: u64,
-    /// As an operation is queued; 0 for never.
+    /// At the queueing of an operation; 0 for never.
     pub(crate) pushes: u64,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct MachineRing {
     pub(crate) sim: Sim,
     ring: Sim,
     preemption: Preemption,
-    /// Nanoseconds that a reading of the clock takes.
+    /// Duration of a clock reading, nanoseconds.
     clock_step_ns: u64,
 }
 
@@ -47,7 +47,7 @@ impl MachineRing {
         MachineRing { machine: machine.clone(), sim, ring, preemption, clock_step_ns }
     }
 
-    /// Its time is the machine's.
+    /// Sets the ring's time to the machine's.
     fn catch_up(&self) {
         let behind = self.machine.now_ns() - self.sim.now_ns();
         if behind > 0 {

@@ -1,43 +1,41 @@
-//! Who uses a disk: a guest, or a client of NBD.
+//! The user of a disk: a guest, or an NBD client.
 
 use std::rc::Rc;
 
-/// The one user of a disk, who knows what it may hold.
+/// The only user of a disk, which knows its permitted contents.
 pub(crate) trait User {
-    /// Puts its actors to work.
+    /// Starts the user's actors.
     fn start(self: Rc<Self>);
 
-    /// Whether it has had all its answers and has gone.
+    /// Whether the user has received all answers and has disconnected.
     fn is_done(&self) -> bool;
 
-    /// Sectors of its disk, as far as it knows.
+    /// Sectors of the disk, as the user knows it.
     fn sectors(&self) -> u32;
 
-    /// It is told that there are more.
+    /// Informs the user of a larger disk.
     fn grow(&self, sectors: u32);
 
-    /// Requests offered and not answered.
+    /// Number of requests in flight.
     fn in_flight(&self) -> u64;
 
-    /// How many of its queues were kicked after the step in which, by `ran`, their loops last ran.
+    /// Number of queues with a kick after the step in which their loop last ran, which `ran` returns.
     fn unseen_kicks(&self, _ran: &dyn Fn(u16) -> u64) -> u64 {
         0
     }
 
-    /// The daemon was killed: one that is in its process dies with it, and begins anew with the next.
+    /// Informs the user of the daemon's kill. A user inside the daemon's process restarts.
     fn daemon_died(&self) {}
 
-    /// Whether its disk may hold this.
+    /// Whether the disk may have these contents.
     fn check_disk(&self, bytes: &[u8]) -> Result<(), String>;
 
-    /// What was not flushed may be lost, and this is what is left of its disk. `anew`: it dies of that,
-    /// too, and begins anew.
+    /// Informs the user of lost unflushed data, and of the disk's contents. `anew`: the user restarts.
     fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String>;
 
-    /// Wakes those of its actors that sleep and have something to see. `sockets`: the daemon may have
-    /// done something to its own.
+    /// Wakes sleeping actors that have an event. `sockets`: the daemon may have used its sockets.
     fn look(&self, sockets: bool);
 
-    /// No request has been under way for too long.
+    /// Fails the run if a request has been in flight for too long.
     fn check_patience(&self);
 }

@@ -1,4 +1,4 @@
-//! A run: a machine, a daemon, guests, and who tells them of one another.
+//! A run: the machine, a daemon and its users, and what passes events between them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -23,45 +23,45 @@ use crate::operator;
 use crate::random::Random;
 use crate::user::User;
 
-/// Everything there is.
+/// The state of a run.
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) machine: Machine,
     pub(crate) coverage: Coverage,
     pub(crate) fds: Rc<Fds>,
-    /// Of NBD.
+    /// The socket of the NBD server.
     nbd_socket: Rc<Socket>,
     daemon: RefCell<Option<Daemon>>,
     users: RefCell<Vec<Rc<dyn User>>>,
-    /// Addresses of mappings that are not the daemon's.
+    /// Addresses of mappings that do not belong to the daemon.
     mappings: RefCell<BTreeSet<usize>>,
     plan: daemon::Plan,
     disks: Vec<Disk>,
-    /// With the images, if the power may be cut.
+    /// The storage of the images. Cuts of the power act on it.
     storage: Storage,
     journals: Journals,
-    /// What rings of daemons that were killed have done.
+    /// What the rings of killed daemons have done.
     past: RefCell<Happened>,
     kills: Cell<u64>,
     cuts: Cell<u64>,
-    /// A daemon was killed since users were last asked to look.
+    /// The daemon was killed since the last check of the users.
     died: Cell<bool>,
-    /// How often loops had read or written a socket then.
+    /// Number of socket reads and writes of all loops at that check.
     transfers: Cell<u64>,
     over: Cell<bool>,
-    /// When requests are looked at again that have been waiting.
+    /// Time of the next check for requests in flight for too long.
     look_at_ns: Cell<u64>,
-    /// Requests that were answered when it was last one more, and when that was.
+    /// Number of answered requests, and when it last changed.
     answered: Cell<(u64, u64)>,
 }
 
-/// How often that is done, nanoseconds.
+/// Interval of that check, nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long no guest at all may be answered, nanoseconds.
+/// Maximum time without any answer, nanoseconds.
 const STUCK_NS: u64 = 60_000_000_000;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     pub(crate) trace: u64,
@@ -70,22 +70,22 @@ pub(crate) struct Outcome {
     pub(crate) counted: Vec<(&'static str, u64)>,
 }
 
-/// What all of a seed's run is made of.
+/// The mixture of a seed's run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) daemon: daemon::Plan,
-    /// Who has the first disks.
+    /// Users of the first disks.
     pub(crate) guests: Vec<guest::Plan>,
-    /// Who has those after them.
+    /// Users of the next disks.
     pub(crate) clients: Vec<client::Plan>,
-    /// Who has the last.
+    /// Users of the last disks.
     pub(crate) ahci_guests: Vec<ahci::Plan>,
     pub(crate) requests: u64,
-    /// Others get in between where code announces that they may, once in so many times.
+    /// How often [`queue::pause`] points switch to other actors: once in this many times.
     pub(crate) pause: u64,
 }
 
-/// Does a seed's run.
+/// Runs a seed.
 pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let machine = Machine::new(seed, verbose);
     machine.pause_in_queues(plan.pause);
@@ -109,7 +109,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let storage = Storage::new();
     if plan.daemon.power_cuts > 0 {
         images.iter().for_each(|image| storage.add(image.fd()).expect("an image"));
-        // Those that the storage has.
+        // The descriptors of the storage.
         fds.keep_all();
     }
     let disks: Vec<_> = (images.iter().zip(offered))
@@ -157,7 +157,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         let guest = AhciGuest::new(&world, number, guest.clone(), memory.clone(), each);
         world.users.borrow_mut().push(guest);
     }
-    // Their memory.
+    // The mappings of guest memory.
     world.fds.keep_all();
     world.start_daemon();
     world.users.borrow().iter().for_each(|user| user.clone().start());
@@ -165,20 +165,20 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let fate = world.machine.spawn("fate".into(), move || fate.kill_now_and_then());
     let operated = world.clone();
     let operator = world.machine.spawn("operator".into(), move || operator::run(&operated));
-    world.go_on_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
+    world.run_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
     world.over.set(true);
-    world.go_on_until("there is a daemon", || {
+    world.run_until("there is a daemon", || {
         [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
         ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
     });
     let stopped = world.with_daemon(|daemon| daemon.begin_stop());
     let flushed = Cell::new(None);
-    world.go_on_until("the exports end", || {
+    world.run_until("the exports end", || {
         flushed.set(stopped.try_recv().ok());
         flushed.get().is_some()
     });
     world.with_daemon(|daemon| daemon.stop_loops());
-    world.go_on_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
+    world.run_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
     world.check_nothing_is_left();
     if flushed.get() == Some(false) && !world.has_failed() {
         world.fail("not all could be flushed, and no operation has failed");
@@ -215,7 +215,7 @@ impl World {
         body(self.daemon.borrow_mut().as_mut().expect("a daemon"))
     }
 
-    /// A queue was kicked.
+    /// Wakes the loop of a kicked queue.
     pub(crate) fn poke_queue(&self, _guest: usize, queue: u16) {
         if let Some(daemon) = &*self.daemon.borrow() {
             daemon.loop_of(queue).poke(&self.machine);
@@ -226,28 +226,28 @@ impl World {
         self.daemon.borrow().is_some()
     }
 
-    /// Something has come to a socket.
+    /// Wakes the control loop, as its socket has input.
     pub(crate) fn poke_control(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
             daemon.loops[0].poke(&self.machine);
         }
     }
 
-    /// Something has happened to a socket that any of the loops may have.
+    /// Wakes all loops, as any of them may own the socket that was used.
     pub(crate) fn poke_all(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_those(&daemon.loops);
+            self.poke_all_of(&daemon.loops);
         }
     }
 
-    /// The same, of the I/O loops.
+    /// Wakes the I/O loops for the same reason.
     pub(crate) fn poke_io(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_those(&daemon.loops[1..]);
+            self.poke_all_of(&daemon.loops[1..]);
         }
     }
 
-    fn poke_those(&self, loops: &[Loop]) {
+    fn poke_all_of(&self, loops: &[Loop]) {
         let concerned = loops.iter().filter(|l| l.ring.sim.has_events());
         concerned.for_each(|l| l.poke(&self.machine));
     }
@@ -259,7 +259,7 @@ impl World {
         }
     }
 
-    /// The AHCI controller that a disk is behind, if there is a daemon.
+    /// The AHCI controller of a disk, if a daemon runs.
     pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
         self.daemon.borrow().as_ref().and_then(|daemon| daemon.controller(disk))
     }
@@ -276,7 +276,7 @@ impl World {
         actor.is_some_and(|actor| self.machine.is_there(actor))
     }
 
-    /// All have what they want.
+    /// Whether all users are done.
     pub(crate) fn is_over(&self) -> bool {
         self.over.get()
     }
@@ -285,24 +285,24 @@ impl World {
         self.disks.len()
     }
 
-    /// Sectors of a disk, as far as its user knows.
+    /// Sectors of a disk, as its user knows it.
     pub(crate) fn sectors(&self, disk: usize) -> u32 {
         self.users.borrow()[disk].sectors()
     }
 
-    /// Tells a disk's user that it is larger.
+    /// Informs a disk's user of a larger disk.
     pub(crate) fn grow(&self, disk: usize, sectors: u32) {
         self.users.borrow()[disk].grow(sectors);
     }
 
-    /// Changes the limits that disks keep to. `false`: there is no daemon, or there are none.
+    /// Changes the limits of the throttle group. Returns `false` without a daemon or a group.
     pub(crate) fn set_limits(&self, limits: ThrottleLimits) -> bool {
         let daemon = self.daemon.borrow();
         daemon.iter().for_each(|daemon| daemon.set_limits(limits));
         self.plan.throttled && daemon.is_some()
     }
 
-    /// Begins to give a disk another size. `false`: there is no daemon.
+    /// Begins to resize a disk. Returns `false` without a daemon.
     pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) -> bool {
         let daemon = self.daemon.borrow();
         daemon.iter().for_each(|daemon| daemon.resize(disk, size, done.clone()));
@@ -317,8 +317,7 @@ impl World {
         };
         if filled > 0 {
             self.coverage.recovered.add(filled as u64);
-            // What was in journals was written and flushed as the images were opened, which no ring of ours has
-            // seen.
+            // The recovery of the images wrote and flushed outside of the simulated rings.
             let images = self.disks.iter().filter(|disk| disk.image.format != Format::Raw);
             if self.plan.power_cuts > 0 {
                 images.for_each(|disk| disk.image.is_stable(&self.storage));
@@ -330,7 +329,7 @@ impl World {
         };
     }
 
-    /// The life of daemons.
+    /// Kills and restarts daemons.
     fn kill_now_and_then(&self) {
         let (random, mut life_ns) = (self.random(), self.plan.life_ns);
         while life_ns > 0 && !self.over.get() {
@@ -339,16 +338,15 @@ impl World {
                 return;
             }
             self.kill(random.one_in(self.plan.power_cuts));
-            // In the end they live long enough to get something done.
+            // Lives become longer, so that the run ends.
             life_ns += life_ns / 8;
             self.machine.sleep(random.pick(&[0, 10_000, 500_000]));
             self.start_daemon();
         }
     }
 
-    /// The daemon is killed, as by SIGKILL: its loops stand still wherever they are, and the kernel
-    /// closes what it had open and unmaps what it had mapped. `cut`: by a power cut, which takes the
-    /// guests along and what was not flushed.
+    /// Kills the daemon as by SIGKILL: its loops end wherever they are, and its descriptors and mappings are
+    /// removed. `cut`: by a power cut, which also kills the guests and loses unflushed data.
     fn kill(&self, cut: bool) {
         let Some(daemon) = self.daemon.take() else { return };
         self.machine.say(|| if cut { "the power is cut" } else { "the daemon is killed" }.into());
@@ -381,7 +379,7 @@ impl World {
             }
             let checked = match (image.contents(), cut) {
                 (Ok(bytes), true) => user.lose(&bytes, true),
-                // Whole, and what it lacks is in a journal.
+                // The image is consistent; its journal has what is missing.
                 (contents, _) => contents.map(drop),
             };
             if let Err(wrong) = checked {
@@ -390,17 +388,17 @@ impl World {
         }
     }
 
-    /// How many power cuts there were so far.
+    /// Number of power cuts so far.
     pub(crate) fn cuts(&self) -> u64 {
         self.cuts.get()
     }
 
-    /// Whether something may be lost that was answered and not flushed.
+    /// Whether answered but unflushed data may be lost.
     pub(crate) fn is_volatile(&self, image: usize) -> bool {
         self.plan.power_cuts > 0 || self.disks[image].image.keeps_back()
     }
 
-    /// How many daemons were killed so far.
+    /// Number of killed daemons so far.
     pub(crate) fn kills(&self) -> u64 {
         self.kills.get()
     }
@@ -410,12 +408,12 @@ impl World {
         self.daemon.borrow().iter().fold(past, |sum, daemon| sum.and(&daemon.happened()))
     }
 
-    /// Whether an operation has failed for good so far.
+    /// Whether an operation has failed permanently so far.
     pub(crate) fn has_failed(&self) -> bool {
         self.happened().failed > 0
     }
 
-    /// A daemon that has ended in order has nothing under way.
+    /// Fails the run if a daemon that has ended in order has operations in flight.
     fn check_nothing_is_left(&self) {
         for (number, user) in self.users.borrow().iter().enumerate() {
             let left = user.in_flight();
@@ -429,30 +427,30 @@ impl World {
         }
     }
 
-    fn go_on_until(&self, what: &str, condition: impl Fn() -> bool) {
-        // What was asked of the loops between steps.
+    fn run_until(&self, what: &str, condition: impl Fn() -> bool) {
+        // Effects of calls to the loops between steps.
         self.after_step(None);
         while !condition() {
             match self.machine.step() {
                 Step::Ran(actor) => self.after_step(Some(actor)),
                 Step::Idle(FOREVER) => {
                     let actors = self.machine.actors();
-                    self.fail(&format!("nobody will ever go on, and not yet {what}:\n{actors}"));
+                    self.fail(&format!("every actor waits for ever before \"{what}\":\n{actors}"));
                 }
                 Step::Idle(next) => {
                     self.machine.advance_to(next);
                     if next >= self.look_at_ns.get() {
                         self.look_at_ns.set(next + LOOK_NS);
                         self.users.borrow().iter().for_each(|user| user.check_patience());
-                        self.check_somebody_gets_on(next);
+                        self.check_progress(next);
                     }
                 }
             }
         }
     }
 
-    /// A driver that nobody wakes may have nothing in flight for which it could lose its patience.
-    fn check_somebody_gets_on(&self, now: u64) {
+    /// Fails the run if no request is answered for long. A driver that was never woken may have none in flight.
+    fn check_progress(&self, now: u64) {
         let (answered, (before, since)) = (self.coverage.requests.get(), self.answered.get());
         if answered != before {
             self.answered.set((answered, now));
@@ -466,7 +464,7 @@ impl World {
         let transfers = socket_transfers();
         let mut sockets = self.died.take() | (self.transfers.replace(transfers) != transfers);
         if let Some(daemon) = &*self.daemon.borrow() {
-            // Where hands are shaken, and where it is known first that a connection has ended.
+            // The control loop negotiates, and is the first to learn of a closed connection.
             sockets |= actor == Some(daemon.loops[0].actor);
             for l in &daemon.loops {
                 if l.was_woken() {
@@ -477,7 +475,7 @@ impl World {
         self.users.borrow().iter().for_each(|user| user.look(sockets));
     }
 
-    /// It is wrong: says what, and how to see it again.
+    /// Fails the run with `what`, and prints how to repeat it.
     pub(crate) fn fail(&self, what: &str) -> ! {
         let (seed, steps, now) = (self.seed, self.machine.steps(), self.machine.now_ns());
         panic!("seed {seed}, step {steps}, at {now} ns: {what}\nto see it again: --seed {seed}");

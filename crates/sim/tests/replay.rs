@@ -1,8 +1,8 @@
-//! A seed is a course of events: the same each time, and no other's.
+//! A seed determines the course of events.
 
 use std::process::Command;
 
-/// What is printed of a seed's run, the hash of all that happened included.
+/// Returns the output of a seed's run, with the hash of all events.
 fn run(seed: u64) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
     let output =
@@ -13,9 +13,9 @@ fn run(seed: u64) -> String {
     text
 }
 
-/// A failure is replayed alone, and was found after other seeds in the same process.
+/// Earlier seeds in the same process do not change a run: a failure is replayed alone.
 #[test]
-fn what_was_run_before_in_the_same_process_makes_no_difference() {
+fn earlier_seeds_do_not_change_a_run() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));
     command.args(["--worker", "--first", "1", "--seeds", "8", "--requests", "3000"]);
     let output = command.output().unwrap();
@@ -29,7 +29,7 @@ fn what_was_run_before_in_the_same_process_makes_no_difference() {
 }
 
 #[test]
-fn a_seed_takes_the_same_course_each_time_and_others_take_others() {
+fn a_seed_determines_the_trace() {
     let runs: Vec<_> = (1..=8).map(run).collect();
     for (seed, first) in (1..).zip(&runs) {
         assert_eq!(run(seed), *first, "seed {seed}");

@@ -1,4 +1,4 @@
-//! Latencies counted by boundaries that somebody has asked for (`block-latency-histogram-set`).
+//! Latency histograms with boundaries set by the user (`block-latency-histogram-set`).
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use event_loop::Counter;
 
 use crate::queue::Kind;
 
-/// Where the latencies of a queue's reads, writes and flushes are counted.
+/// Histograms of a queue's reads, writes and flushes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BinsOf {
     read: Option<Arc<BinCounters>>,
@@ -15,7 +15,7 @@ pub(crate) struct BinsOf {
 }
 
 impl BinsOf {
-    /// New counters of a kind, or none.
+    /// Replaces the histogram of a kind, or removes it.
     pub(crate) fn set(&mut self, kind: Kind, boundaries: Option<Vec<u64>>) {
         let counters = boundaries.map(|boundaries| Arc::new(BinCounters::new(boundaries)));
         match kind {
@@ -39,7 +39,7 @@ impl BinsOf {
 #[derive(Debug)]
 pub(crate) struct BinCounters {
     boundaries: Vec<u64>,
-    /// One more than there are boundaries.
+    /// One more than boundaries.
     counts: Vec<Counter>,
 }
 
@@ -49,7 +49,7 @@ impl BinCounters {
         BinCounters { boundaries, counts }
     }
 
-    /// Only the queue's thread may.
+    /// Adds `count` latencies. Only the queue's thread may call this.
     pub(crate) fn add(&self, latency_ns: u64, count: u64) {
         let bin = self.boundaries.partition_point(|boundary| *boundary <= latency_ns);
         if let Some(counter) = self.counts.get(bin) {
@@ -63,18 +63,18 @@ impl BinCounters {
     }
 }
 
-/// Latencies, counted: bin `i` has those from boundary `i - 1`, or 0, to below boundary `i`, the last
-/// all from the last boundary on.
+/// A latency histogram. Bin `i` counts latencies from boundary `i - 1`, or 0, to below boundary `i`. The last bin
+/// counts all from the last boundary on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bins {
-    /// Nanoseconds, rising.
+    /// Boundaries in nanoseconds, ascending.
     pub boundaries: Vec<u64>,
-    /// One more than there are boundaries.
+    /// Counts, one more than boundaries.
     pub counts: Vec<u64>,
 }
 
 impl Bins {
-    /// Those of both, if they have the same boundaries.
+    /// Adds `other`, if it has the same boundaries.
     pub(crate) fn add(&mut self, other: &Bins) {
         if self.boundaries == other.boundaries {
             for (mine, other) in self.counts.iter_mut().zip(&other.counts) {

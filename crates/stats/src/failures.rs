@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_alike_is_counted_and_memory_is_bounded() {
+    fn equal_failures_are_counted_in_bounded_memory() {
         let (failures, _told) = Failures::new();
         for n in 0..48 {
             failures.add(0, Kind::Write, 4096 * n, Errno::ENOSPC);

@@ -15,14 +15,14 @@ pub use queue::{Batch, Kind, KindNumbers, QueueNumbers, QueueStats};
 pub struct InFlight {
     /// Unique within its queue until the queue is started again.
     pub id: u64,
-    /// What it is counted as.
+    /// The kind under which the request is counted.
     pub kind: Kind,
-    /// The logical unit that it is for, where there are any.
+    /// The logical unit, for devices with several.
     pub lun: Option<u16>,
-    /// Its first byte.
+    /// First byte on the disk.
     pub offset: u64,
-    /// Bytes; 0 of a flush.
+    /// Length, bytes; 0 for a flush.
     pub len: u64,
-    /// Loop time at which it was taken, nanoseconds.
+    /// Loop time at which the request was taken, nanoseconds.
     pub started_ns: u64,
 }

@@ -1,5 +1,5 @@
-//! What a queue, or the connections of a thread, have done: gathered per batch, published once per
-//! batch, readable from any thread.
+//! Counters of a queue, or of a thread's connections. They are collected and published per batch, and are
+//! readable from any thread.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use crate::bins::{Bins, BinsOf};
 use crate::failures::Failures;
 
-/// What a request is counted as.
+/// The kind under which a request is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A read.
@@ -21,11 +21,11 @@ pub enum Kind {
     Write,
     /// A flush.
     Flush,
-    /// A discard, of however many ranges.
+    /// A discard of one or more ranges.
     Discard,
-    /// A write of zeroes, of however many ranges.
+    /// A write of zeroes to one or more ranges.
     WriteZeroes,
-    /// Anything else that a client may ask for.
+    /// Any other request.
     Other,
 }
 
@@ -34,7 +34,7 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes, Kind::Other];
 
-    /// What it is called in statistics.
+    /// The kind's name in statistics.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Read => "read",
@@ -47,14 +47,14 @@ impl Kind {
     }
 }
 
-/// What a queue has done since the export was created. Only its thread writes; the counters of two
-/// queues share no cache line, nor two that are fetched as a pair.
+/// Counters of a queue since the export was created. Only the queue's thread writes them. The counters of two
+/// queues share neither a cache line nor a pair of lines that is prefetched together.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
     /// By [`Kind`].
     kinds: [KindStats; Kind::ALL.len()],
-    /// Requests taken: those not answered yet included.
+    /// Requests taken, including those in flight.
     pub taken: Counter,
     /// Batches of answers published.
     pub batches: Counter,
@@ -62,7 +62,7 @@ pub struct QueueStats {
     pub signals: Counter,
     /// When the last batch was published, loop time.
     answered_at_ns: Counter,
-    /// Latencies by boundaries that somebody has asked for, and how often those were changed.
+    /// Histograms set by the user, and how often they were changed.
     bins: Mutex<BinsOf>,
     bins_version: AtomicU32,
     /// Receives failures. Unset: failures are not reported.
@@ -76,16 +76,16 @@ struct KindStats {
     invalid: Counter,
     bytes: Counter,
     total_ns: Counter,
-    /// Made for the first request of the kind, as most queues see two or three kinds.
+    /// Allocated with the first request of the kind, as most queues see two or three kinds.
     latencies: OnceLock<Box<LatencyCounters>>,
 }
 
-/// What a queue had done at a moment, or what several had done together.
+/// A snapshot of a queue's counters, or the sum of several.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueNumbers {
     /// By [`Kind`], in the order of [`Kind::ALL`].
     pub kinds: [KindNumbers; Kind::ALL.len()],
-    /// Requests taken: those not answered yet included.
+    /// Requests taken, including those in flight.
     pub taken: u64,
     /// Batches of answers published.
     pub batches: u64,
@@ -95,7 +95,7 @@ pub struct QueueNumbers {
     pub answered_at_ns: u64,
 }
 
-/// What was done with requests of one kind.
+/// Counters of one kind of request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KindNumbers {
     /// Requests answered with success.
@@ -104,22 +104,22 @@ pub struct KindNumbers {
     pub failed: u64,
     /// Requests refused without an attempt.
     pub invalid: u64,
-    /// Bytes of those that succeeded; of flushes none.
+    /// Bytes of successful requests; 0 for flushes.
     pub bytes: u64,
-    /// Nanoseconds from the batch a request was taken in to the batch it was answered in, all
-    /// requests together but for the refused.
+    /// Sum of the latencies of all requests except refused ones, nanoseconds. A latency is the time from the
+    /// batch that took the request to the batch that answered it.
     pub total_ns: u64,
-    /// The same, one by one.
+    /// The distribution of these latencies.
     pub latencies: Latencies,
-    /// The same, counted by the boundaries that somebody has asked for.
+    /// The histogram set by the user.
     pub bins: Option<Bins>,
 }
 
 impl QueueStats {
-    /// The numbers now.
+    /// Takes a snapshot.
     pub fn get(&self) -> QueueNumbers {
         let bins = lock(&self.bins).clone();
-        // Answers are read first: what is in flight may seem more than it is, but not negative.
+        // Read answers first: requests in flight may seem too many, but not negative.
         let kinds = Kind::ALL.map(|kind| {
             let stats = self.kind(kind);
             KindNumbers {
@@ -146,8 +146,8 @@ impl QueueStats {
         let _ = self.failures.set(failures);
     }
 
-    /// Reports a request, or a part of one, that the node has failed. `unit`: the logical unit for
-    /// virtio-scsi, else 0.
+    /// Reports a request, or a part of one, that failed in the block layer. `unit`: the logical unit of virtio-scsi,
+    /// else 0.
     #[cold]
     pub fn node_failed(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
         if let Some(failures) = self.failures.get() {
@@ -155,12 +155,12 @@ impl QueueStats {
         }
     }
 
-    /// Requests of a kind that were answered with success.
+    /// Requests of a kind answered with success.
     pub fn done(&self, kind: Kind) -> u64 {
         self.kind(kind).done.get()
     }
 
-    /// Requests that were taken and not answered yet.
+    /// Requests in flight.
     pub fn in_flight(&self) -> u64 {
         let answered = |kind: &KindStats| kind.done.get() + kind.failed.get() + kind.invalid.get();
         let answered = self.kinds.iter().map(answered).sum();
@@ -172,8 +172,8 @@ impl QueueStats {
         self.kinds.iter().map(|kind| kind.failed.get() + kind.invalid.get()).sum()
     }
 
-    /// Has the latencies of reads, writes or flushes counted by these boundaries, nanoseconds and
-    /// rising, from now on, beginning at zero; `None`: no more.
+    /// Starts a histogram of reads, writes or flushes with these boundaries, ascending, in nanoseconds. `None`
+    /// removes it.
     pub fn count_in_bins(&self, kind: Kind, boundaries: Option<Vec<u64>>) {
         lock(&self.bins).set(kind, boundaries);
         self.bins_version.fetch_add(1, Ordering::Relaxed);
@@ -185,18 +185,18 @@ impl QueueStats {
 }
 
 impl QueueNumbers {
-    /// Those of one kind.
+    /// The counters of one kind.
     pub fn kind(&self, kind: Kind) -> &KindNumbers {
         &self.kinds[kind as usize]
     }
 
-    /// Requests that were taken and not answered yet.
+    /// Requests in flight.
     pub fn in_flight(&self) -> u64 {
         let answered = |kind: &KindNumbers| kind.done + kind.failed + kind.invalid;
         self.taken.saturating_sub(self.kinds.iter().map(answered).sum())
     }
 
-    /// Those of both.
+    /// Adds the counters of `other`.
     pub fn add(&mut self, other: &QueueNumbers) {
         for (mine, other) in self.kinds.iter_mut().zip(&other.kinds) {
             mine.add(other);
@@ -209,7 +209,7 @@ impl QueueNumbers {
 }
 
 impl KindNumbers {
-    /// Those of both.
+    /// Adds the counters of `other`.
     pub fn add(&mut self, other: &KindNumbers) {
         self.done += other.done;
         self.failed += other.failed;
@@ -224,22 +224,22 @@ impl KindNumbers {
     }
 }
 
-/// The answers of the batch under way. Requests that were taken together are answered together as a
-/// rule, so those of one kind and one latency are counted as one.
+/// Counters of the current batch. Requests taken together are mostly answered together, so requests of one kind
+/// and latency are counted at once, as a run.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// By [`Kind`].
     runs: [Run; Kind::ALL.len()],
-    /// A bit for each kind whose run was begun.
+    /// A bit for each kind with a run.
     begun: Cell<u8>,
-    /// When the last run was begun, loop time.
+    /// When the last run began, loop time.
     at_ns: Cell<u64>,
-    /// Where latencies are counted by somebody's boundaries, and which version of them that is.
+    /// The user's histograms, and their version.
     bins: RefCell<BinsOf>,
     bins_version: Cell<u32>,
 }
 
-/// Requests of one kind and latency.
+/// Requests of the same kind and latency.
 #[derive(Debug)]
 struct Run {
     latency_ns: Cell<u64>,
@@ -247,7 +247,7 @@ struct Run {
     count: Cell<u64>,
 }
 
-/// No latency: that of a run that was not begun.
+/// The latency of a kind without a run.
 const NOT_BEGUN: u64 = u64::MAX;
 
 impl Default for Run {
@@ -257,7 +257,7 @@ impl Default for Run {
 }
 
 impl Batch {
-    /// A request was carried out. Times are loop times.
+    /// Counts a successful request. Times are loop times.
     #[inline(always)]
     pub fn done(&self, stats: &QueueStats, kind: Kind, bytes: u64, started_ns: u64, now_ns: u64) {
         let run = &self.runs[kind as usize];
@@ -275,7 +275,7 @@ impl Batch {
         run.count.update(|count| count + 1);
     }
 
-    /// A request was tried and failed. Times are loop times.
+    /// Counts a failed request. Times are loop times.
     #[cold]
     pub fn failed(&self, stats: &QueueStats, kind: Kind, started_ns: u64, now_ns: u64) {
         stats.kind(kind).failed.add(1);
@@ -283,19 +283,19 @@ impl Batch {
         self.took(stats, kind, now_ns.saturating_sub(started_ns), 1);
     }
 
-    /// A request was refused.
+    /// Counts a refused request.
     #[cold]
     pub fn invalid(&self, stats: &QueueStats, kind: Kind) {
         stats.kind(kind).invalid.add(1);
     }
 
-    /// A request was given up, unanswered: it counts where it is done.
+    /// Drops an unanswered request. The next process that serves the queue counts it.
     #[cold]
     pub fn left(&self, stats: &QueueStats) {
         stats.taken.set(stats.taken.get().saturating_sub(1));
     }
 
-    /// Adds the batch to the counters.
+    /// Publishes the batch.
     #[inline]
     pub fn publish(&self, stats: &QueueStats, signalled: bool) {
         let mut begun = self.begun.take();
@@ -308,13 +308,13 @@ impl Batch {
         stats.answered_at_ns.set(self.at_ns.get());
     }
 
-    /// The next requests of a kind have another latency than those before.
+    /// Ends the run of a kind and begins one with another latency.
     #[inline(never)]
     fn end_run_early(&self, stats: &QueueStats, kind: Kind) {
         self.end_run(stats, kind);
     }
 
-    /// Adds the requests of a run to the counters.
+    /// Adds a run to the counters.
     #[inline]
     fn end_run(&self, stats: &QueueStats, kind: Kind) {
         let run = &self.runs[kind as usize];
@@ -327,7 +327,7 @@ impl Batch {
         }
     }
 
-    /// So many requests took so long.
+    /// Adds `count` requests of one latency.
     #[inline]
     fn took(&self, stats: &QueueStats, kind: Kind, latency_ns: u64, count: u64) {
         let of_kind = stats.kind(kind);
@@ -339,7 +339,7 @@ impl Batch {
         }
     }
 
-    /// Somebody has asked for boundaries at some time.
+    /// Adds latencies to the user's histograms.
     #[cold]
     fn count_in_bins(
         &self,
@@ -372,7 +372,7 @@ mod tests {
         let last_line = |stats| first_line(stats) + (size_of::<QueueStats>() - 1) / LINES;
         for (n, one) in stats.iter().enumerate() {
             assert!((&raw const **one).addr().is_multiple_of(LINES));
-            // The counts of the `Arc` as well: they lie before the value.
+            // Include the counts of the `Arc`, which precede the value.
             let counts = |stats| first_line(stats) - 1;
             for other in &stats[n + 1..] {
                 assert!(last_line(one) < counts(other) || last_line(other) < counts(one));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn bins_count_from_when_they_are_asked_for_until_they_are_not() {
+    fn bins_count_while_enabled() {
         let (stats, batch) = (QueueStats::default(), Batch::default());
         let done = |latency| {
             batch.done(&stats, Kind::Read, 0, 0, latency);

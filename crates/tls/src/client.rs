@@ -18,7 +18,7 @@ use crate::credentials::{Endpoint, X509};
 use crate::error::{CredentialsError, SessionError};
 use crate::session::{Client, Session};
 
-/// The name that rustls wants where none is verified.
+/// The name for rustls where no name is verified.
 const NO_NAME: &str = "localhost";
 
 /// Makes sessions with a server.
@@ -88,7 +88,7 @@ impl Connector {
 struct Identities(Vec<Arc<CertifiedKey>>);
 
 impl ResolvesClientCert for Identities {
-    /// Picks the first certificate whose signature scheme the server supports.
+    /// Returns the first certificate whose signature scheme the server supports.
     fn resolve(
         &self,
         _authorities: &[&[u8]],

@@ -4,7 +4,7 @@
 //! - [`Authorization`]: the clients that an `authz-*` object allows.
 //! - [`Acceptor`]: makes a [`Session`] per client from both.
 //! - [`Connector`]: makes a [`Session`] with a server.
-//! - [`Session`]: ciphertext in, plaintext out, and the other way round. Its memory is bounded.
+//! - [`Session`]: converts between ciphertext and plaintext in both directions. Its memory is bounded.
 //! - [`Secure`]: a session between the memory of a socket's operations and that of a protocol.
 //!
 //! rustls implements the protocol, with the cryptography of ring.

@@ -18,10 +18,10 @@ const MAX_WORDS: usize = 4096;
 
 /// The protocol that gets decrypted bytes.
 pub trait Sink {
-    /// Puts the memory for the next bytes into `place`: at least one byte, or none is wanted.
+    /// Sets `place` to the memory for the next bytes: at least one byte, or empty if no bytes are wanted.
     fn input_memory(&mut self, place: &mut IoBufs);
 
-    /// Tells that `bytes` bytes are in the memory just given.
+    /// Reports that `bytes` bytes are in that memory.
     fn received(&mut self, bytes: usize, place: &mut IoBufs);
 }
 
@@ -76,7 +76,7 @@ impl<S: Side> Secure<S> {
         bufs.append_part(&self.received, 0, room.min(RECEIVE));
     }
 
-    /// Tells that so many bytes are in the memory just given.
+    /// Reports that `bytes` bytes are in that memory.
     pub fn received(&mut self, bytes: usize) {
         let input = self.session.input();
         let room = input.len().min(bytes);
@@ -106,7 +106,7 @@ impl<S: Side> Secure<S> {
 
     // ---- out -----------------------------------------------------------------------------------
 
-    /// Returns whether TLS has messages of its own to send.
+    /// Returns whether TLS has protocol messages to send.
     pub fn has_words(&self) -> bool {
         !self.words.is_empty()
     }

@@ -96,7 +96,7 @@ impl Acceptor {
         Ok(Acceptor { provider, identities, verifier, authorization })
     }
 
-    /// Returns a session for a client whose next byte is TLS.
+    /// Returns a session for a client whose next byte belongs to TLS.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Acceptor {
 struct Identities(Vec<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for Identities {
-    /// Picks the first certificate whose signature scheme the client supports.
+    /// Returns the first certificate whose signature scheme the client supports.
     fn resolve(&self, client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let fits = |identity: &&Arc<CertifiedKey>| {
             identity.key.choose_scheme(client.signature_schemes()).is_some()

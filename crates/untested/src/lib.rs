@@ -1,25 +1,25 @@
-//! What a test could not try on this machine, as it takes something that not every machine has: a test that did not
-//! run must not look like one that passed.
+//! Reports a part of a test that cannot run on this machine, because it needs something that not every machine has.
+//! Otherwise a test that did not run would look like one that passed.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Write};
 
-/// The variable that says what may be left out, as names with commas between them. Not set: anything, and a line
-/// says so.
+/// The variable with the names of parts that may be left out, separated by commas. If it is not set, every part
+/// may, and a line reports that.
 pub const ALLOWED: &str = "RINGMILL_UNTESTED";
 
-/// The variable that names a file to which the lines go, for `scripts/test` to show: cargo-nextest shows nothing that a
-/// passing test writes.
+/// The variable that names a file for these lines, for `scripts/test` to show: cargo-nextest shows no output of
+/// passing tests.
 pub const FILE: &str = "RINGMILL_UNTESTED_FILE";
 
-/// Says that the calling test leaves something out, where the tests' results are shown. `what` is a word, of which
-/// [`ALLOWED`] may have some; `why` says what it takes and why that is not to be had.
+/// Reports that the calling test leaves a part out. `what` is a word that [`ALLOWED`] may contain; `why` says what
+/// the part needs and why that is missing.
 ///
 /// # Panics
 ///
-/// If this may not be left out, or nobody would see that it is: under cargo-nextest, neither variable being set.
+/// If this part may not be left out, or if the report would be lost: under cargo-nextest without either variable.
 pub fn untested(what: &str, why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
@@ -55,7 +55,7 @@ mod tests {
     use super::{may_be_left_out, tell};
 
     #[test]
-    fn what_is_left_out_is_kept_in_the_file_line_by_line() {
+    fn untested_parts_are_recorded_line_by_line() {
         let path = std::env::temp_dir().join(format!("untested-{}", std::process::id()));
         for line in ["one\n", "two\n"] {
             tell(line, Some(path.as_os_str()));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_is_a_failure_once_there_is_a_list() {
+    fn unlisted_untested_parts_are_failures() {
         for (allowed, expected) in
             [(None, true), (Some(""), false), (Some("loop,kvm"), true), (Some("kvm2,loop"), false)]
         {

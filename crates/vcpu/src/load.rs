@@ -1,5 +1,4 @@
-//! A virtio-blk device under load: each job is a queue with a driver thread of its own, which keeps
-//! `depth` requests in flight.
+//! A virtio-blk device under load. Each job is a queue and a driver thread, which keeps `depth` requests in flight.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -11,40 +10,40 @@ use crate::clock::thread_cpu;
 use crate::machine::{Machine, SplitMix64};
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk, take_count};
 
-/// How a driver learns of answers.
+/// How a driver waits for answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It sleeps until it is signalled, as a guest waits for its interrupt.
+    /// It sleeps until a signal, as a guest waits for its interrupt.
     Signal,
-    /// It asks to be signalled and watches the used ring meanwhile: a vCPU that runs when its
-    /// interrupt comes, and so takes answers at once.
+    /// It requests signals and polls the used ring meanwhile: a vCPU that runs when its interrupt comes, and so takes
+    /// answers at once.
     Running,
-    /// It watches the used ring and asks for no signals.
+    /// It polls the used ring and requests no signals.
     Poll,
 }
 
 /// A load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadConfig {
-    /// Queues, each with a thread of its own; 1 or more.
+    /// Number of queues, each with a thread; 1 or more.
     pub jobs: u16,
     /// Requests that each job keeps in flight.
     pub depth: u16,
     /// Bytes per request, a multiple of 512.
     pub size: u32,
-    /// What they do. Writes overwrite the disk.
+    /// The kind of request. Writes overwrite the disk.
     pub op: Op,
     /// How the drivers wait.
     pub wait: Wait,
     /// Whether VIRTIO_F_EVENT_IDX is negotiated.
     pub event_idx: bool,
-    /// How long the load runs before anything counts.
+    /// Duration before the measurement.
     pub warm_up: Duration,
-    /// How long it is measured.
+    /// Duration of the measurement.
     pub measured: Duration,
 }
 
-/// What was measured, all jobs together.
+/// The measurements of all jobs together.
 #[derive(Debug, Clone)]
 pub struct LoadResult {
     /// Requests answered.
@@ -65,12 +64,12 @@ pub struct LoadResult {
     pub driver_cpu: Duration,
     /// From a request's submission to its answer, nanoseconds.
     pub latencies: Histogram<u64>,
-    /// Signals and batches from the first request to the last, warm-up included. Those above are
-    /// counted by two threads, whose measured times begin and end a little apart.
+    /// Signals and batches from the first request to the last, warm-up included. The counts above come from two threads,
+    /// whose measurements begin and end at slightly different times.
     pub in_all: InAll,
 }
 
-/// What was counted over a whole load.
+/// Counts over a whole load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InAll {
     /// Signals that the device sent.
@@ -79,9 +78,9 @@ pub struct InAll {
     pub batches: u64,
 }
 
-/// How long what is in flight may take once the load has ended.
+/// Time limit for requests in flight at the end of the load.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
-/// How long a driver sleeps at most before it looks whether the load has ended.
+/// Maximum sleep of a driver before it checks for the end of the load.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 impl LoadConfig {
@@ -90,7 +89,7 @@ impl LoadConfig {
         QueueArea { base: one.end() * u64::from(job), ..one }
     }
 
-    /// Bytes of guest memory that the machine must have.
+    /// Returns the bytes of guest memory that the machine must have.
     pub fn memory(&self) -> u64 {
         self.area(self.jobs).base
     }
@@ -99,7 +98,7 @@ impl LoadConfig {
     ///
     /// # Errors
     ///
-    /// The machine lacks memory, the disk is smaller than a request, or a request fails.
+    /// The machine has too little memory, the disk is smaller than a request, or a request fails.
     pub fn run(&self, machine: &Machine) -> Result<LoadResult> {
         ensure!(self.jobs > 0 && self.depth > 0, "a load has jobs and a depth");
         ensure!(self.size > 0 && self.size.is_multiple_of(512), "{} bytes?", self.size);
@@ -117,9 +116,9 @@ impl LoadConfig {
                 let thread = scope.spawn(move || {
                     let queue = GuestQueue::new(&memory, self.area(job), self.event_idx)?;
                     setups.send((job, queue.setup()))?;
-                    // Whoever collects them must not wait for one more.
+                    // So that the receiver does not wait for another one.
                     drop(setups);
-                    // Nobody says go when another job could not begin.
+                    // The sender is dropped if another job failed to start.
                     let begin = gone.recv().context("the load was not begun")?;
                     Job::new(self, queue, begin, blocks, job.into()).run()
                 });
@@ -139,7 +138,7 @@ impl LoadConfig {
             let mut threads = Vec::new();
             for (go, thread) in jobs {
                 if device.is_some() {
-                    // A thread that has failed meanwhile says so when it is joined.
+                    // Fails if the thread has ended with an error, which its join returns.
                     let _ = go.send(begin);
                 }
                 threads.push(thread);
@@ -151,13 +150,13 @@ impl LoadConfig {
                 result.add(&job)?;
             }
             let stats = device.as_ref().map(|device| device.stats().to_vec());
-            // It had to stay until the drivers had their answers.
+            // The device must exist until the drivers have their answers.
             drop(device);
             for stats in stats.iter().flatten() {
                 result.in_all.batches += stats.batches.get();
             }
             for call in calls {
-                // A signal for the last answers, which the driver has seen before it came.
+                // A late signal, for answers that the driver had found before.
                 result.in_all.signals += take_count(&call)?;
             }
             let observed = observed.context("a driver thread did not begin")??;
@@ -168,7 +167,7 @@ impl LoadConfig {
         })
     }
 
-    /// What the device's side did while the load was measured.
+    /// The device side's counters during the measurement.
     fn observe(&self, machine: &Machine, device: &VirtioBlk, begin: Instant) -> Result<Observed> {
         sleep_until(begin + self.warm_up);
         let before = Observed::read(machine, device)?;
@@ -210,11 +209,11 @@ struct Job<'a> {
     begin: Instant,
     blocks: u64,
     random: SplitMix64,
-    /// When the request in each slot was submitted.
+    /// Submission time of the request in each slot.
     started: Vec<Instant>,
 }
 
-/// What one job did while it was measured.
+/// One job's measurements.
 struct JobResult {
     requests: u64,
     kicks: u64,
@@ -222,7 +221,7 @@ struct JobResult {
     elapsed: Duration,
     cpu: Duration,
     latencies: Histogram<u64>,
-    /// Warm-up and end included.
+    /// Including warm-up and end.
     all_signals: u64,
 }
 
@@ -241,7 +240,7 @@ impl<'a> Job<'a> {
     fn run(mut self) -> Result<JobResult> {
         self.run_until(self.begin + self.config.warm_up, None)?;
         let mut latencies = histogram()?;
-        // A vCPU that sleeps takes its signals as they come.
+        // A sleeping vCPU takes its signals as they come.
         self.queue.take_signals()?;
         let (start, cpu) = (Instant::now(), thread_cpu());
         let (kicks, signals) = (self.queue.kicks(), self.queue.signals());
@@ -262,7 +261,7 @@ impl<'a> Job<'a> {
         Ok(result)
     }
 
-    /// Keeps `depth` requests in flight; how many were answered.
+    /// Keeps `depth` requests in flight. Returns the number of answers.
     fn run_until(
         &mut self,
         end: Instant,
@@ -285,7 +284,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Waits for answers, until `end`, and takes all that are there.
+    /// Waits for answers until `end`, and takes all available ones.
     fn take_answers(
         &mut self,
         end: Instant,

@@ -1,4 +1,4 @@
-//! What a guest needs to run: memory, I/O threads, a disk.
+//! The environment of a guest: memory, I/O threads, a disk.
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -13,7 +13,7 @@ use guest_memory::{GuestMemory, MemoryView, test_util};
 
 use crate::clock::thread_cpu;
 
-/// What a machine is made of.
+/// Configuration of a machine.
 #[derive(Debug, Clone)]
 pub struct MachineConfig {
     /// Bytes of guest memory, from guest address 0 on.
@@ -26,8 +26,8 @@ pub struct MachineConfig {
 
 /// Guest memory in one memfd, I/O threads that run their loops, and an opened block node.
 ///
-/// Devices are put on the I/O threads by closures ([`LoopHandle::spawn`]); vCPUs are threads of the
-/// caller's. Dropping it stops the I/O threads, so devices go first.
+/// Devices start on the I/O threads by closures ([`LoopHandle::spawn`]). vCPUs are threads of the caller. Dropping the
+/// machine stops the I/O threads, so drop devices first.
 pub struct Machine {
     io_threads: Vec<IoThread>,
     memory: Arc<GuestMemory>,
@@ -35,22 +35,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Gets it all ready.
+    /// Makes a machine.
     ///
     /// # Errors
     ///
-    /// What could not be had: the memory, a thread, or the disk.
+    /// The memory, a thread, or the disk is unavailable.
     pub fn new(config: MachineConfig) -> Result<Machine> {
         Self::with(config, |_| {})
     }
 
-    /// The same, with a timer on each loop that fires again and again, `every` so often. It is there
-    /// before the loop first sleeps: a loop that is
-    /// [not woken](event_loop::Ablation::no_wake) has to wake from something.
+    /// Makes a machine with a periodic timer on each loop. The timer exists before the loop first sleeps, as a loop that
+    /// is [not woken](event_loop::Ablation::no_wake) needs an event.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn with_timer(config: MachineConfig, every: Duration) -> Result<Machine> {
         let every = every.as_nanos() as u64;
         Self::with(config, move |event_loop| {
@@ -93,12 +92,12 @@ impl Machine {
         &self.io_threads
     }
 
-    /// The loop that queue, port or device number `index` is served by: the threads take turns.
+    /// Returns the loop that serves queue, port or device number `index`: the threads alternate.
     pub fn loop_of(&self, index: usize) -> &LoopHandle {
         self.io_threads[index % self.io_threads.len()].handle()
     }
 
-    /// CPU time that the I/O threads have used so far, user and system, all of them together.
+    /// Returns the CPU time that the I/O threads have used so far, user and system.
     ///
     /// # Errors
     ///
@@ -108,12 +107,11 @@ impl Machine {
         times.sum()
     }
 
-    /// Fills guest memory from `addr` on with bytes that neither a node that looks for zeroes nor a
-    /// disk that compresses makes anything of.
+    /// Fills guest memory from `addr` on with random bytes, which are neither zeroes nor compressible.
     ///
     /// # Errors
     ///
-    /// Part of the range is no memory.
+    /// Part of the range is not memory.
     pub fn fill(&self, addr: u64, len: u64) -> Result<()> {
         let view = MemoryView::new(self.memory.clone());
         let mut random = SplitMix64::new(addr);
@@ -135,7 +133,7 @@ impl Machine {
 ///
 /// # Errors
 ///
-/// The loop has stopped.
+/// The loop has ended.
 pub fn on_loop<R: Send + 'static>(
     handle: &LoopHandle,
     job: impl FnOnce(&EventLoop) -> R + Send + 'static,
@@ -147,14 +145,14 @@ pub fn on_loop<R: Send + 'static>(
     receiver.recv().map_err(|_| anyhow!("the event loop stopped on the way"))
 }
 
-/// A device's part on one loop. Dropping it ends that part and waits until nothing is in flight.
+/// A device's part on one loop. Dropping it ends the part and waits until nothing is in flight.
 pub(crate) struct OnLoop {
     stop: Option<oneshot::Sender<()>>,
     stopped: mpsc::Receiver<()>,
 }
 
 impl OnLoop {
-    /// Begins it on the loop; what `begin` returns ends it.
+    /// Starts the part on the loop. The future that `begin` returns ends it.
     pub(crate) fn start<E: Future<Output = ()> + 'static>(
         handle: &LoopHandle,
         begin: impl FnOnce(&EventLoop) -> Result<E> + Send + 'static,
@@ -179,23 +177,22 @@ impl Drop for OnLoop {
         if let Some(stop) = self.stop.take() {
             stop.send(());
         }
-        // A loop that is gone has let go of the device.
+        // Fails if the loop has ended, which has dropped the device.
         let _ = self.stopped.recv();
     }
 }
 
-/// A disk whose requests are answered at once, and which leaves what is read as it is.
+/// A disk that answers requests at once, without writing to the memory of reads.
 pub fn null_co(size: u64) -> BlockdevOptions {
     let null = NullOptions { size, latency_ns: 0, read_zeroes: false };
     options(Cache::default(), Driver::null_co(null))
 }
 
-/// A disk that is a regular file or a block device, opened with `O_DIRECT`, its I/O by io_uring if
-/// the loop has it.
+/// A disk on a regular file or a block device, opened with `O_DIRECT`. Its I/O uses io_uring if the loop has it.
 ///
 /// # Errors
 ///
-/// It is not there.
+/// `path` does not exist.
 pub fn direct(path: &Path) -> Result<BlockdevOptions> {
     use std::os::unix::fs::FileTypeExt;
     let kind = std::fs::metadata(path).with_context(|| path.display().to_string())?.file_type();

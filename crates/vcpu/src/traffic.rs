@@ -1,4 +1,4 @@
-//! Other traffic: something on a loop that is not what is being measured, and keeps it awake.
+//! Other traffic: periodic events that keep a loop awake.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -16,19 +16,19 @@ use nix::unistd::Pid;
 
 use crate::machine::on_loop;
 
-/// An eventfd that a loop watches and a thread writes to, time and again. Dropping it ends the
-/// thread; the loop goes on watching an eventfd that nobody writes to.
+/// An eventfd that a loop watches and a thread writes to periodically. Dropping it ends the thread. The loop continues to
+/// watch the eventfd.
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Traffic {
-    /// Events on the loop `every` so often, made on one of `cpus`; empty means as the caller.
+    /// Causes events on the loop with the period `every`, from one of `cpus`; empty for those of the caller.
     ///
     /// # Errors
     ///
-    /// There is no eventfd, thread or CPU to be had, or the loop is gone.
+    /// An eventfd, thread or CPU is unavailable, or the loop has ended.
     pub fn start(handle: &LoopHandle, every: Duration, cpus: &[usize]) -> Result<Traffic> {
         struct Nothing;
         impl Handler for Nothing {
@@ -45,19 +45,19 @@ impl Traffic {
         })?;
         let mut set = CpuSet::new();
         for &cpu in cpus {
-            set.set(cpu).with_context(|| format!("there is no CPU {cpu}"))?;
+            set.set(cpu).with_context(|| format!("CPU {cpu} does not exist"))?;
         }
         let bound = !cpus.is_empty();
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
         let thread = std::thread::Builder::new().name("traffic".into()).spawn(move || {
             if bound {
-                // Where it may not be bound, neither may the loop's thread, which says so.
+                // If binding is denied here, it fails for the loop's thread too, which reports it.
                 let _ = sched_setaffinity(Pid::from_raw(0), &set);
             }
             while !stopping.load(Ordering::Relaxed) {
                 std::thread::sleep(every);
-                // A full counter is an event too; it does not get there.
+                // A full counter is an event too, but is never reached.
                 let _ = nix::unistd::write(&fd, &1u64.to_ne_bytes());
             }
         });

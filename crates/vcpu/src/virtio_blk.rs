@@ -1,7 +1,7 @@
-//! A virtio-blk device on the machine's I/O threads, and the driver's side of its queues.
+//! A virtio-blk device on the machine's I/O threads, and the driver side of its queues.
 //!
-//! As with a real guest, the driver lays out a queue in guest memory first ([`GuestQueue::new`], on
-//! the thread that plays the vCPU) and then tells the device ([`VirtioBlk::start`]).
+//! As with a real guest, the driver first lays out a queue in guest memory ([`GuestQueue::new`], on the thread that acts
+//! as the vCPU), and then starts the device ([`VirtioBlk::start`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -24,31 +24,31 @@ use stats::QueueStats;
 
 use crate::machine::{Machine, OnLoop};
 
-/// What a request does: virtio 1.3, section 5.2.6, VIRTIO_BLK_T_IN and _OUT.
+/// The type of a request: virtio 1.3, section 5.2.6, VIRTIO_BLK_T_IN and _OUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Read from the disk.
     Read,
-    /// Write to it.
+    /// Write to the disk.
     Write,
 }
 
 /// VIRTIO_BLK_S_OK.
 const STATUS_OK: u8 = 0;
 
-/// What the device is told of a queue.
+/// Set-up of a queue for the device.
 #[derive(Debug, Clone)]
 pub struct QueueSetup {
-    /// Where its rings are, and what was negotiated.
+    /// Its rings, and the negotiated features.
     pub config: QueueConfig,
-    /// The driver's kicks.
+    /// The kick eventfd.
     pub kick: Arc<OwnedFd>,
-    /// The device's signals.
+    /// The call eventfd.
     pub call: Arc<OwnedFd>,
 }
 
-/// A virtio-blk device at work. Queue i is served by I/O thread i, counted round. Dropping it stops
-/// the queues and waits until nothing is in flight.
+/// A running virtio-blk device: I/O thread i, modulo their number, serves queue i. Dropping it stops the queues and waits
+/// until nothing is in flight.
 pub struct VirtioBlk {
     stats: Vec<Arc<QueueStats>>,
     on_loops: Vec<OnLoop>,
@@ -64,11 +64,11 @@ impl VirtioBlk {
         Self::start_with(machine, machine.disk(), queues)
     }
 
-    /// Starts one with a disk of its own.
+    /// Starts a device on another disk.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start).
+    /// Those of [`start`](Self::start).
     pub fn start_with(
         machine: &Machine,
         disk: &Arc<dyn BlockNode>,
@@ -89,13 +89,13 @@ impl VirtioBlk {
         Ok(started)
     }
 
-    /// What each queue has done.
+    /// Returns the counters of each queue.
     pub fn stats(&self) -> &[Arc<QueueStats>] {
         &self.stats
     }
 }
 
-/// A device on a disk of this geometry, all its features negotiated.
+/// A device on a disk of this geometry, with all its features negotiated.
 pub(crate) fn device(geometry: Geometry, num_queues: u16) -> Result<Device> {
     let device = Device::new(DeviceConfig {
         geometry,
@@ -145,25 +145,25 @@ fn start_queues(
     })
 }
 
-/// Where a queue and its requests are in guest memory.
+/// The memory of a queue and its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueArea {
     /// The first byte, a multiple of 4096.
     pub base: u64,
-    /// Requests in flight at most; 1 to 32768.
+    /// Maximum requests in flight; 1 to 32768.
     pub depth: u16,
     /// Bytes of the largest request.
     pub request_size: u32,
 }
 
 impl QueueArea {
-    /// Where a request's status byte is, from its header on.
+    /// Offset of a request's status byte from its header.
     pub const STATUS_AT: u64 = 64;
-    /// And where the table of its descriptors and its data are.
+    /// Offset of its descriptor table, which its data follows.
     const TABLE_AT: u64 = 128;
     const DATA_AT: u64 = 4096;
 
-    /// Entries of the virtqueue: each request is one, its three descriptors being indirect.
+    /// Entries of the virtqueue: one per request, whose three descriptors are indirect.
     fn queue_size(&self) -> u16 {
         self.depth.next_power_of_two()
     }
@@ -172,39 +172,38 @@ impl QueueArea {
         self.base + Driver::rings_len(self.queue_size()).next_multiple_of(4096)
     }
 
-    /// A slot's first byte: its request's header (virtio 1.3, section 5.2.6), the status byte behind it at
-    /// [`STATUS_AT`](Self::STATUS_AT).
+    /// Returns the address of a slot, which begins with its request's header (virtio 1.3, section 5.2.6). The status byte
+    /// is at [`STATUS_AT`](Self::STATUS_AT).
     pub fn slot(&self, slot: u16) -> u64 {
         let size = Self::DATA_AT + u64::from(self.request_size).next_multiple_of(4096);
         self.slots() + u64::from(slot) * size
     }
 
-    /// The first byte behind it.
+    /// Returns the first address after the area.
     pub fn end(&self) -> u64 {
         self.slot(self.depth)
     }
 }
 
-/// The driver's side of a queue, on the thread that plays a vCPU.
+/// The driver side of a queue, on the thread that acts as a vCPU.
 ///
-/// Requests have one data buffer and go by indirect descriptors, as Linux's driver has it with
-/// VIRTIO_F_INDIRECT_DESC.
+/// Requests have one data buffer and use indirect descriptors, as in Linux's driver with VIRTIO_F_INDIRECT_DESC.
 pub struct GuestQueue {
     memory: Rc<MemoryView>,
     driver: Driver,
     area: QueueArea,
     setup: QueueSetup,
     free: Vec<u16>,
-    /// The slot of each chain on its way, by the chain's head.
+    /// The slot of each chain in flight, by the chain's head.
     slot_of: Vec<u16>,
     kicks: u64,
     signals: u64,
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// What [`GuestQueue::submit`] gave.
+    /// The slot that [`GuestQueue::submit`] returned.
     pub slot: u16,
     /// Whether its status is VIRTIO_BLK_S_OK.
     pub ok: bool,
@@ -215,7 +214,7 @@ impl GuestQueue {
     ///
     /// # Errors
     ///
-    /// The area is not in memory, or an eventfd cannot be had.
+    /// The area is not in memory, or eventfd(2) fails.
     pub fn new(memory: &Arc<GuestMemory>, area: QueueArea, event_idx: bool) -> Result<GuestQueue> {
         ensure!(area.depth > 0, "a queue has a depth");
         let memory = MemoryView::new(memory.clone());
@@ -235,13 +234,13 @@ impl GuestQueue {
         })
     }
 
-    /// What the device is to be told.
+    /// Returns the set-up for the device.
     pub fn setup(&self) -> QueueSetup {
         self.setup.clone()
     }
 
-    /// Puts a request of `len` bytes, at most [`QueueArea::request_size`], into the queue, not yet
-    /// shown to the device: see [`kick`](Self::kick). Returns its slot, `None` when all are in flight.
+    /// Adds a request of `len` bytes, at most [`QueueArea::request_size`], to the queue. [`kick`](Self::kick) publishes it.
+    /// Returns its slot, or `None` if all are in flight.
     ///
     /// # Errors
     ///
@@ -269,7 +268,7 @@ impl GuestQueue {
         Ok(Some(slot))
     }
 
-    /// Shows the device what was submitted, and kicks it if it wants to be kicked.
+    /// Publishes submitted requests, and kicks the device if it requests that.
     ///
     /// # Errors
     ///
@@ -295,18 +294,18 @@ impl GuestQueue {
         Ok(Some(Done { slot, ok: status == STATUS_OK }))
     }
 
-    /// Asks the device for no signals, as a driver does while it takes answers or polls.
+    /// Suppresses signals, as a driver does while it takes answers or polls.
     pub fn suppress_signals(&mut self) {
         self.driver.suppress_signals();
     }
 
-    /// Asks for a signal at the next answer; `true` when there is one already.
+    /// Requests a signal for the next answer. Returns `true` if an answer is available already.
     pub fn enable_signals(&mut self) -> bool {
         self.driver.enable_signals()
     }
 
-    /// Asks for a signal and sleeps until it comes, unless there is an answer already; at most
-    /// `limit`. Returns whether it was signalled.
+    /// Requests a signal and sleeps until it comes, at most `limit`, unless an answer is available. Returns whether a
+    /// signal came.
     ///
     /// # Errors
     ///
@@ -323,7 +322,7 @@ impl GuestQueue {
         self.take_signals().map(|signals| signals > 0)
     }
 
-    /// Takes the signals off the eventfd; how many there were.
+    /// Resets the call eventfd. Returns the number of signals.
     ///
     /// # Errors
     ///
@@ -349,11 +348,11 @@ impl GuestQueue {
         self.signals
     }
 
-    /// The data of a slot, for a test to look at.
+    /// Returns the data of a slot.
     ///
     /// # Errors
     ///
-    /// `len` reaches beyond guest memory.
+    /// `len` extends beyond guest memory.
     pub fn data(&self, slot: u16, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.memory.read_bytes(self.area.slot(slot) + QueueArea::DATA_AT, &mut bytes)?;
@@ -361,7 +360,7 @@ impl GuestQueue {
     }
 }
 
-/// Takes what has been added to an eventfd off it.
+/// Resets an eventfd and returns its count.
 pub(crate) fn take_count(eventfd: &OwnedFd) -> Result<u64> {
     let mut count = [0; 8];
     match nix::unistd::read(eventfd, &mut count) {

@@ -9,7 +9,7 @@ use vcpu::machine::{Machine, MachineConfig, direct, null_co};
 const AREA: PortArea = PortArea { base: 0x10000, request_size: 128 << 10 };
 
 #[test]
-fn it_comes_up_and_tells_who_it_is() {
+fn the_drive_comes_up_and_identifies_itself() {
     let machine = Machine::new(MachineConfig {
         memory: AREA.end(),
         io_threads: vec![IoThreadConfig::default()],

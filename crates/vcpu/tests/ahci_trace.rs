@@ -1,4 +1,4 @@
-//! What a command tells those who look. A process of its own: the log is the process's.
+//! Trace events of a command. A test binary of its own, as the log is process-wide.
 
 use std::fs::{self, File};
 

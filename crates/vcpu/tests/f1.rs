@@ -1,7 +1,6 @@
 //! F1 in small: a queued request must never wait for an unrelated wake-up.
 //!
-//! The bounds are wide enough for a machine that is busy with other things: what is told apart is
-//! a wait for the timer, most of a second, from none.
+//! The bounds tolerate a busy machine: a wait for the timer takes most of a second.
 
 mod common;
 
@@ -15,8 +14,8 @@ use event_loop::sync::lock;
 use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
 use vcpu::machine::SplitMix64;
 
-/// The loop's only other event, and what a batch that waits for it waits at least: the rest is for the
-/// work on the batch before, which takes 20 ms where nothing disturbs it.
+/// Period of the loop's only other event, and the minimum wait for it, less the work on the previous batch, which takes
+/// 20 ms on an idle machine.
 const TIMER: Duration = Duration::from_secs(1);
 const STALL: Duration = Duration::from_millis(250);
 
@@ -44,7 +43,7 @@ fn run(name: &str, mib: u64, variant: Variant, vcpu: VcpuKind) -> F1Result {
     assert_eq!(result.waits.len() as u64, config.requests());
     let expected = std::fs::read(&path).unwrap();
     let last = expected.len() - result.last_batch.len();
-    assert!(result.last_batch == expected[last..], "the last batch read something else");
+    assert!(result.last_batch == expected[last..], "the last batch has wrong data");
     std::fs::remove_file(&path).unwrap();
     println!("{variant}, {vcpu:?}: {:?}, longest wait {:?}", result.elapsed, result.longest_wait());
     result
@@ -60,7 +59,7 @@ fn median(result: &F1Result) -> Duration {
 fn nothing_waits_with_virtio_blk() {
     let result = run("f1-virtio", 4, Variant::VirtioBlk, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
-    // A device that looks at its queue just then needs none.
+    // A device that checks its queue at that moment needs no kick.
     assert!(result.doorbells <= 2, "more than one kick per batch: {}", result.doorbells);
 }
 
@@ -77,7 +76,7 @@ fn without_the_wake_up_requests_wait_for_the_timer() {
 }
 
 #[test]
-fn other_traffic_hides_that_nobody_wakes_the_loop() {
+fn other_traffic_hides_the_missing_wake_up() {
     let result = run("f1-busy", 4, Variant::AhciWithoutWakeBusy, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
 }

@@ -1,4 +1,4 @@
-//! The vCPU of KVM's and the program on it, where it is not all about time.
+//! The KVM vCPU and its program, apart from timing.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -36,7 +36,7 @@ fn machine() -> Machine {
     .unwrap()
 }
 
-/// A queue with one request of the guest's laid out, and what makes the guest's program send it.
+/// A queue with one request, and the parameters with which the guest's program sends it.
 fn queue(machine: &Machine, vcpu: &Vcpu) -> (GuestQueue, Params) {
     let mut queue = GuestQueue::new(machine.memory(), AREA, true).unwrap();
     queue.submit(Op::Read, 0, AREA.request_size).unwrap();
@@ -118,7 +118,7 @@ fn an_access_to_nothing_is_an_error_needs_kvm() {
     // Mapped for the program, but neither memory nor registers.
     let error = vcpu.run(Params { doorbell: MMIO_BASE / 2, ..params }, &Nothing).unwrap_err();
     assert!(error.to_string().contains("0x20000000"), "{error}");
-    // Not even mapped: the vCPU has nobody to tell.
+    // Not mapped at all: the vCPU cannot handle the fault.
     let mut vcpu = Vcpu::new(machine.memory()).unwrap();
     let error = vcpu.run(Params { doorbell: 2 * MMIO_BASE, ..params }, &Nothing).unwrap_err();
     assert!(error.to_string().contains("must not"), "{error}");

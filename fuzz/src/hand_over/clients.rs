@@ -1,5 +1,5 @@
-//! An NBD server is handed over: what it listens on, and a client with what it has half sent and what it
-//! has not been sent yet.
+//! An upgrade of an NBD server: its listening sockets, and a client with half-sent requests and unsent
+//! replies.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -32,7 +32,7 @@ const FDS: u8 = 16;
 
 pub(super) struct Clients {
     before: nbd_server::World,
-    /// A file that whoever takes over may remove.
+    /// A file that the new server may remove.
     file: PathBuf,
 }
 
@@ -48,7 +48,7 @@ impl Clients {
         clients
     }
 
-    /// Whether somebody goes on.
+    /// Returns whether a server continues.
     pub(super) fn play(&self, how: u8, input: &mut Input<'_>) -> bool {
         let before = &self.before;
         let mut client = Client::connect(before);
@@ -85,7 +85,7 @@ impl Clients {
         is_served
     }
 
-    /// Another server goes on with what the document says. Whether it does.
+    /// Another server continues with the document. Returns whether it does.
     fn take_over(
         &self,
         how: u8,
@@ -156,8 +156,8 @@ impl Clients {
     }
 }
 
-/// Puts another connection into the place of the client's, which the server that hands over would close, as
-/// both are in one process. What is on its way goes with it.
+/// Replaces the client's connection. The old server would close it, as both servers are in one process. Data in
+/// flight is moved along.
 fn moved(client: &mut Client<'_>, saved: SavedClient) -> SavedClient {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     ours.set_nonblocking(true).expect("a socket");

@@ -1,5 +1,5 @@
-//! `deny-linux-aio PROGRAM [ARGUMENT...]`: runs a program in a process in which io_setup fails with
-//! EAGAIN, as on a host whose fs.aio-max-nr is used up.
+//! `deny-linux-aio PROGRAM [ARGUMENT...]`: runs a program whose io_setup calls fail with EAGAIN, as on a host
+//! that has used up fs.aio-max-nr.
 
 #![forbid(unsafe_code)]
 

@@ -41,7 +41,7 @@ pub fn upgrade(of: &Path) -> Output {
     Command::new(program()).arg("upgrade").arg(of).output().expect("ringmill can be run")
 }
 
-/// The same, refused: what it says.
+/// `ringmill upgrade` that is refused. Returns the message.
 pub fn refused_upgrade(of: &Path) -> String {
     let refused = upgrade(of);
     assert!(!refused.status.success(), "{refused:?}");
@@ -55,7 +55,7 @@ pub fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
     );
 }
 
-/// Makes a file by a job, and a node of it.
+/// Makes a file by a job, and adds a node of it.
 pub fn create(qmp: &mut Qmp, node: &str, path: &Path, size: u64) {
     let options = json!({"driver": "file", "filename": path, "size": size});
     qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
@@ -69,19 +69,18 @@ pub fn wait_for_status(qmp: &mut Qmp, id: &str, status: &str) {
     while qmp.wait_for("JOB_STATUS_CHANGE") != json!({"id": id, "status": status}) {}
 }
 
-/// Ended without an error.
+/// Waits until a job has ended without an error.
 pub fn wait_for_end(qmp: &mut Qmp, id: &str) {
     let data = qmp.wait_for("BLOCK_JOB_COMPLETED");
     assert_eq!((&data["device"], data.get("error")), (&json!(id), None), "{data}");
 }
 
-/// A client that writes and checks what it reads, until it is told to stop.
+/// A client that writes, and checks what it reads, until stopped.
 pub struct Load {
     stop: Arc<AtomicBool>,
     /// Number of blocks written, earlier loads included.
     pub written: Arc<AtomicU64>,
-    /// Returns the blocks written, in order, earlier loads first. A block's generation is its place in the list
-    /// plus one.
+    /// Returns the blocks written, in order, earlier loads first. A block's generation is its index in the list plus one.
     thread: JoinHandle<Vec<u64>>,
 }
 
@@ -91,8 +90,7 @@ impl Load {
         Self::start_after(Vec::new(), blk, seed)
     }
 
-    /// Starts a load on a disk after earlier loads. `log` is what [`Load::finish`] returned for the last of
-    /// them.
+    /// Starts a load on a disk after earlier loads. `log` is the result of [`Load::finish`] of the last one.
     pub fn start_after(mut log: Vec<u64>, mut blk: BlkClient, seed: u64) -> Load {
         let stop = Arc::<AtomicBool>::default();
         let written = Arc::new(AtomicU64::new(log.len() as u64));
@@ -116,7 +114,7 @@ impl Load {
         Load { stop, written, thread }
     }
 
-    /// Waits until some more has been written.
+    /// Waits until further blocks are written.
     pub fn go_on(&self) {
         let before = self.written.load(Ordering::Relaxed);
         eventually("writes", || {
@@ -135,7 +133,7 @@ fn model(log: &[u64]) -> BTreeMap<u64, u64> {
     log.iter().copied().zip(1..).collect()
 }
 
-/// Checks that an image is what it was after the first `count` writes of `log`.
+/// Checks that an image has the contents after the first `count` writes of `log`.
 pub fn check(image: &Image, log: &[u64], count: usize) {
     let model = model(&log[..log.len().min(count)]);
     for index in 0..BLOCKS {
@@ -146,7 +144,7 @@ pub fn check(image: &Image, log: &[u64], count: usize) {
     }
 }
 
-/// Checks that an image is the disk as it was at one moment, after so many writes.
+/// Checks that an image has the contents of one moment, after a number of writes within `moment`.
 pub fn check_moment(image: &Image, log: &[u64], moment: RangeInclusive<u64>) {
     let newest = (0..BLOCKS).map(|index| {
         let data = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);

@@ -1,5 +1,5 @@
-//! A guest that writes and reads back with checksums, while its daemon is replaced again and again: it sees no
-//! error, and finds each block as it wrote it.
+//! A guest writes and reads back with checksums, while its daemon is replaced repeatedly. The guest sees no error, and
+//! finds each block as written.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use integration::{Guest, Image, Scratch, Server, ServerCommand, pattern, tool};
 
-/// How often: as the environment's `variable` says; 20 times when it is not set.
+/// Number of replacements: the environment's `variable`, or 20.
 pub fn times(variable: &str) -> usize {
     number(variable).unwrap_or(20) as usize
 }
@@ -18,7 +18,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(number.parse().unwrap_or_else(|_| panic!("{variable}: a number")))
 }
 
-/// Random numbers from a seed, which is printed: that of the environment's `RINGMILL_SEED`, else the time of day.
+/// Random numbers from a seed, which is printed: the environment's `RINGMILL_SEED`, or the time of day.
 pub struct Random(Cell<u64>);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
         Random(Cell::new(seed))
     }
 
-    /// A number less than `end`.
+    /// A number below `end`.
     pub fn below(&self, end: u64) -> u64 {
         let mut state = self.0.get();
         let number = pattern::splitmix64(&mut state);
@@ -38,30 +38,30 @@ impl Random {
         number % end
     }
 
-    /// How many requests pass before the daemon is replaced: one as likely as hundreds, so that it comes as a
-    /// connection has just been made, and when all queues are full.
+    /// Number of requests until the next replacement. One is as likely as hundreds, so that replacements also hit a new
+    /// connection, and full queues.
     fn requests(&self) -> u64 {
         1 + self.below(1 << (1 + self.below(9)))
     }
 }
 
-/// Which device the guest has.
+/// The guest's device.
 #[derive(Clone, Copy)]
 pub enum Device {
     Blk,
     Scsi,
 }
 
-/// What is behind it.
+/// The image of the disk.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Format {
-    /// All of it written before, read and written with O_DIRECT.
+    /// All written before, accessed with O_DIRECT.
     Raw,
-    /// The same, where some requests take longer, so that they are never answered in the order in which they were made: the
-    /// ring alone does not say then which of them are in flight.
+    /// The same, with some slower requests, so that requests never complete in order. The ring alone then does not show
+    /// which requests are in flight.
     Reordered,
-    /// Without any cluster yet, and so large that the load does not get to its end: what is written changes metadata,
-    /// which a daemon that is killed leaves in its journal.
+    /// Without allocated clusters, and too large for the load to reach its end: writes change metadata, which a killed
+    /// daemon leaves in its journal.
     Qcow2,
 }
 
@@ -107,7 +107,7 @@ impl Format {
         }
     }
 
-    /// Whether a daemon has left it with metadata that is not in it yet: bit 0 of `incompatible_features`.
+    /// Whether a daemon has left metadata in its journal: bit 0 of `incompatible_features`.
     fn is_unclosed(self, image: &Image) -> bool {
         self == Format::Qcow2 && image.read(79, 1)[0] & 1 != 0
     }
@@ -133,8 +133,8 @@ fn qemu_img(arguments: &[&str], files: &[&Path], more: &[&str]) {
     assert!(done.status.success(), "{done:?}");
 }
 
-/// Has the daemon under the guest's disk replaced that often. `replace` is given the daemon and how one is
-/// started, and gives the one that serves from then on.
+/// Replaces the daemon under the guest's disk that often. `replace` gets the daemon and a function that starts one, and
+/// returns the daemon that serves from then on.
 pub fn survives(
     guest: Guest,
     (device, format): (Device, Format),
@@ -198,6 +198,6 @@ pub fn survives(
     let lines = guest.finish();
     server.stop();
     assert_eq!(lines.last(), Some(&format!("{}  -", format.md5(&scratch, &image))));
-    // Else nothing was there for a journal to hold.
+    // Otherwise the journal was empty at some kill.
     assert!(format != Format::Qcow2 || unclosed.get() == times, "{unclosed:?} of {times}");
 }

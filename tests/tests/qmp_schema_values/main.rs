@@ -231,14 +231,14 @@ fn every_command_with_arguments_has_a_call() {
     let schema = Schema::new(&qmp.execute("query-qmp-schema", json!({})));
     let mut all = calls("", 1);
     assert_eq!(without_a_call(&schema, &all), [""; 0]);
-    // One that is missing is found.
+    // A missing call is detected.
     all.retain(|call| call.command != "job-pause");
     assert_eq!(without_a_call(&schema, &all), ["job-pause"]);
     daemon.stop();
 }
 
 #[test]
-fn all_that_is_offered_is_taken() {
+fn all_offered_values_are_accepted() {
     let (wrong, made) = World::new().try_all(|_| true, |_| {});
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(made > 300, "only {made} calls");
@@ -246,7 +246,7 @@ fn all_that_is_offered_is_taken() {
 
 /// The test finds values and members that a schema offers and the daemon lacks.
 #[test]
-fn what_is_offered_and_not_taken_is_found() {
+fn refused_offers_are_found() {
     let change = |entries: &mut Value| {
         let found = |entries: &Value, wanted: &dyn Fn(&Value) -> bool| {
             entries.as_array().expect("a list").iter().position(wanted).expect("it is there")

@@ -1,4 +1,4 @@
-//! A flame graph of the daemon under 64 reads of 4 KiB at a time, and the layers that its time goes to.
+//! A flame graph of the daemon with 64 reads of 4 KiB in flight, and the shares of its layers.
 
 mod layers;
 
@@ -21,25 +21,25 @@ use crate::peers::server::Server;
 
 /// Requests in flight.
 const DEPTH: usize = 64;
-/// Load before anything is recorded.
+/// Duration of the load before the recording.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Samples per second of CPU time. No divisor of a timer's frequency.
 const FREQUENCY: &str = "1999";
-/// Bytes of stack kept with each sample: what a stack without frame pointers is unwound from.
+/// Bytes of stack per sample, from which a stack without frame pointers is unwound.
 const CALL_GRAPH: &str = "dwarf,8192";
-/// Frames narrower than this are left out, percent.
+/// Narrower frames are omitted, percent.
 const NARROWEST: f64 = 0.2;
 
 /// What to record.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// How long.
+    /// Duration.
     pub(crate) run_time: Duration,
-    /// For the data file, whose file system shows, and perf's output.
+    /// Directory of the data file, whose file system is measured, and of perf's output.
     pub(crate) directory: PathBuf,
-    /// The graph.
+    /// File of the graph.
     pub(crate) output: PathBuf,
-    /// The daemon, if it is not the one beside this program.
+    /// The daemon, if not the one next to this program.
     pub(crate) ringmill: Option<PathBuf>,
     /// CPUs of client and server, if they are to be bound.
     pub(crate) cpus: Option<[usize; 2]>,

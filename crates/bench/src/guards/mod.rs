@@ -1,10 +1,9 @@
-//! What a request costs in instructions, counted by callgrind and compared with what was recorded.
+//! Instructions per request, counted by callgrind and compared with recorded counts.
 //!
-//! Not a time: the same on a busy machine as on an idle one, so it may fail a build. Guest and device
-//! are on one thread ([`OneThread`]), polling is off, and the file is read from the page cache, so that
-//! all reads of a round complete as they are submitted: nothing is left to chance. A row's count is the
-//! difference of two runs, the second twice as long, per request: what comes before the first request
-//! does not count. Only the loop's side does, the guest's is left out.
+//! Unlike a time, a count is the same on a busy machine, so it may fail a build. Guest and device are on one thread
+//! ([`OneThread`]), polling is off, and the file is read from the page cache. So all reads of a round complete at their
+//! submission, and nothing is random. A row's count is the difference of two runs, the second twice as long, per request,
+//! so the set-up does not count. Only the loop's side is counted, not the guest's.
 
 mod recorded;
 
@@ -21,7 +20,7 @@ use vcpu::one_thread::OneThread;
 use crate::host::data_file;
 use recorded::{Counts, Verdict};
 
-/// The function that callgrind counts in, with all that it calls.
+/// The function in which callgrind counts, with all its callees.
 const COUNTED: &str = "--toggle-collect=vcpu::one_thread::turn";
 /// Requests of the shorter run.
 const REQUESTS: u64 = 6400;
@@ -31,7 +30,7 @@ const FILE: u64 = 16 << 20;
 /// What to count.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Where callgrind's output and the file that is read go.
+    /// Directory of callgrind's output and of the file.
     pub(crate) directory: PathBuf,
     /// Record the counts instead of comparing them.
     pub(crate) record: bool,
@@ -41,7 +40,7 @@ struct Row {
     name: &'static str,
     file: bool,
     depth: u16,
-    /// What is in flight is recorded.
+    /// Requests in flight are recorded.
     record: bool,
 }
 
@@ -59,15 +58,14 @@ const ROWS: [Row; 5] = [
     Row::new("file depth 1", true, 1),
     UNRECORDED,
 ];
-/// What the record of what is in flight may cost of a request that does something: a read of a file.
+/// Maximum relative cost of the record of requests in flight, for a read of a file.
 const MOST_FOR_RECORD: f64 = 0.03;
 
 fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt")
 }
 
-/// Counts all rows. Fails when one costs more than was recorded, or so much less that the record
-/// guards it no more.
+/// Counts all rows. Fails if a row costs more than recorded, or so much less that the record is useless.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let file = data_file::prepare(&options.directory, FILE)?;
     // Into the page cache.
@@ -119,8 +117,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Instructions per request.
 fn count(row: &Row, file: &Path, directory: &Path) -> Result<f64> {
     let rounds = REQUESTS / u64::from(row.depth);
-    // The kernel may be busy with the file's pages, writing them back or reclaiming them, and a read
-    // then waits: such a run says so and counts for nothing.
+    // The kernel may write back or reclaim the file's pages, for which a read waits. Such a run reports that and is
+    // repeated.
     let count = |rounds| {
         let run = || run_under_callgrind(row, file, rounds, directory);
         run().or_else(|_| run()).or_else(|_| run())
@@ -156,10 +154,10 @@ pub(crate) fn serve(name: &str, rounds: u64, file: &Path) -> Result<()> {
     let poll = PollParams::OFF;
     let event_loop = LoopConfig { poll, ..LoopConfig::default() };
     let mut guest = OneThread::new(event_loop, &disk, row.depth, row.record)?;
-    // Whoever traces this process has attached when the line comes.
+    // The tracer has attached before it sends the line.
     std::io::stdin().read_line(&mut String::new()).context("waiting for a line")?;
     guest.read(rounds)?;
-    // One to take the requests and one to answer what was read: else they did not go as one batch.
+    // One turn takes the requests, and one answers reads. Otherwise they were not one batch.
     let expected = rounds * if row.file { 2 } else { 1 };
     let stats = guest.event_loop().stats();
     let (iterations, enters) = (stats.iterations.get(), stats.enters.get());

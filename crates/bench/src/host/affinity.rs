@@ -9,7 +9,7 @@ const THIS_THREAD: Pid = Pid::from_raw(0);
 /// Binds the calling thread to one CPU. Children and threads it starts inherit that.
 pub(crate) fn bind_this_thread(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu).with_context(|| format!("there is no CPU {cpu}"))?;
+    set.set(cpu).with_context(|| format!("CPU {cpu} does not exist"))?;
     sched_setaffinity(THIS_THREAD, &set).with_context(|| format!("binding a thread to CPU {cpu}"))
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn while_bound_to<T>(cpu: usize, work: impl FnOnce() -> Result<T>) ->
     result
 }
 
-/// Lets the calling thread run on any CPU that there is.
+/// Lets the calling thread run on all CPUs.
 #[cfg(feature = "loops")]
 pub(crate) fn unbind_this_thread() {
     let mut set = CpuSet::new();
@@ -36,6 +36,6 @@ pub(crate) fn unbind_this_thread() {
         // `cpu` is less than the set's size.
         let _ = set.set(cpu);
     }
-    // Where that is refused it stays bound, which is no error.
+    // If refused, the thread stays bound.
     let _ = sched_setaffinity(THIS_THREAD, &set);
 }

@@ -1,4 +1,4 @@
-//! The file that file nodes are measured on.
+//! The file on which file nodes are measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use vcpu::machine::SplitMix64;
 
-/// Makes sure that `directory` holds a file of `size` bytes, each of them written: a hole is read
-/// without the disk, and a block that was only allocated (fallocate) nearly so.
+/// Makes sure that `directory` has a file of `size` bytes, all written: holes are read without the disk, and allocated but
+/// unwritten blocks nearly so.
 pub(crate) fn prepare(directory: &Path, size: u64) -> Result<PathBuf> {
     let path = directory.join(format!("disk-{}m.dat", size >> 20));
     if is_written(&path, size) {
@@ -18,8 +18,7 @@ pub(crate) fn prepare(directory: &Path, size: u64) -> Result<PathBuf> {
     }
     fs::create_dir_all(directory)
         .with_context(|| format!("making the directory {}", directory.display()))?;
-    // Under another name until all of it is on the disk, so that no half-written file is taken for
-    // a whole one later.
+    // Under another name until it is complete on the disk, so that an incomplete file is not used later.
     let unfinished = path.with_extension("unfinished");
     write_random(&unfinished, size)
         .with_context(|| format!("writing {} ({} MiB)", unfinished.display(), size >> 20))?;
@@ -54,18 +53,18 @@ pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads all of a file, so that the page cache has it.
+/// Reads a whole file into the page cache.
 pub(crate) fn bring_into_cache(path: &Path) -> Result<()> {
     let read = || std::io::copy(&mut File::open(path)?, &mut std::io::sink());
     read().with_context(|| format!("reading {}", path.display()))?;
     Ok(())
 }
 
-/// Has the page cache forget a file.
+/// Drops a file from the page cache.
 pub(crate) fn drop_from_cache(path: &Path) -> Result<()> {
     let drop = || -> Result<()> {
         let file = File::open(path)?;
-        // What is not written yet could not be dropped.
+        // Dirty pages cannot be dropped.
         file.sync_all()?;
         Ok(posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
     };

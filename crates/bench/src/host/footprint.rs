@@ -1,4 +1,4 @@
-//! What a process tree takes of the machine's memory and descriptors.
+//! Memory and descriptors of a process tree.
 
 use std::fs;
 
@@ -7,22 +7,22 @@ use nix::unistd::Pid;
 
 use super::process::{threads, tree};
 
-/// What a process tree has, at a moment.
+/// The footprint of a process tree at a moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Footprint {
-    /// Resident memory that is no file's and not shared, KiB: `RssAnon` of proc_pid_status(5), the same
-    /// number as `Anonymous` in `smaps_rollup`. What a front end shares is in a file, so not in here.
+    /// Resident anonymous memory, KiB: `RssAnon` of proc_pid_status(5), equal to `Anonymous` in `smaps_rollup`. Excludes
+    /// memory shared by front ends, which is in files.
     pub(crate) anonymous: u64,
-    /// Page tables, KiB: `VmPTE`. Those for the front ends' memory are the larger part.
+    /// Page tables, KiB: `VmPTE`. Mostly those of the front ends' memory.
     pub(crate) page_tables: u64,
     /// Open descriptors.
     pub(crate) descriptors: u64,
-    /// Threads, those included that the kernel has for it.
+    /// Threads, including the kernel's threads for it.
     pub(crate) threads: u64,
 }
 
 impl Footprint {
-    /// Of the tree whose root is `root`.
+    /// Reads the footprint of the tree with root `root`.
     pub(crate) fn read(root: Pid) -> Result<Self> {
         let mut all = Self::default();
         for pid in tree(root) {
@@ -41,13 +41,13 @@ impl Footprint {
     }
 }
 
-/// The machine's kernel memory in objects (`Slab` of proc_meminfo(5)), KiB.
+/// The machine's kernel objects (`Slab` of proc_meminfo(5)), KiB.
 pub(crate) fn slab() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
     field(&text, "Slab:").context("no Slab in /proc/meminfo")
 }
 
-/// The number after `name` at the beginning of a line.
+/// The number after `name`, which begins a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let field = text.lines().find_map(|line| line.strip_prefix(name))?;
     field.split_whitespace().next()?.parse().ok()
@@ -64,7 +64,7 @@ mod tests {
         let files: Vec<_> = (0..100).map(|_| fs::File::open("/dev/null").unwrap()).collect();
         let after = Footprint::read(Pid::this()).unwrap();
         drop((memory, files));
-        // Other tests run beside this one.
+        // Other tests run in parallel.
         assert!(after.anonymous >= before.anonymous + (24 << 10), "{before:?} {after:?}");
         assert!(after.descriptors >= before.descriptors + 80, "{before:?} {after:?}");
         assert!(after.threads > 0 && after.page_tables > 0 && slab().unwrap() > 0);

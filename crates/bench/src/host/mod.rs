@@ -1,4 +1,4 @@
-//! What is read from, and done to, the machine that is measured on.
+//! The machine on which the benchmark runs: its state and its settings.
 
 pub(crate) mod affinity;
 pub(crate) mod data_file;

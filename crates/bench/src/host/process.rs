@@ -7,24 +7,24 @@ use anyhow::{Context, Result};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// What a process tree has used, at a moment.
+/// The usage of a process tree at a moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
     /// When this was read.
     pub(crate) at: Instant,
-    /// User and system time of all threads, also those that have ended.
+    /// User and system time of all threads, ended ones included.
     pub(crate) cpu: Duration,
     /// Context switches, voluntary and not, of the threads that live now.
     pub(crate) switches: u64,
 }
 
 impl Usage {
-    /// Reads the usage of the tree whose root is `root`.
+    /// Reads the usage of the tree with root `root`.
     pub(crate) fn read(root: Pid) -> Result<Self> {
         let mut usage = Self { at: Instant::now(), cpu: Duration::ZERO, switches: 0 };
         for pid in tree(root) {
-            // The process's CPU clock has nanoseconds, where /proc/PID/stat has ticks, and counts
-            // threads that have ended, which /proc/PID/task/*/schedstat has lost.
+            // The process's CPU clock has nanoseconds, /proc/PID/stat has ticks. The clock includes ended threads,
+            // which /proc/PID/task/*/schedstat does not.
             let clock = clock_getcpuclockid(pid)
                 .with_context(|| format!("reading the CPU time of process {pid}"))?;
             let cpu = clock_gettime(clock)
@@ -84,7 +84,7 @@ mod tests {
             while start.elapsed() < Duration::from_millis(50) {
                 std::hint::spin_loop();
             }
-            // What the scheduler gave this thread, which on a loaded machine is less than 50 ms.
+            // The CPU time of this thread, which on a loaded machine is less than 50 ms.
             clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()
         });
         let used = Duration::from(busy.join().unwrap());

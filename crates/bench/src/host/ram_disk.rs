@@ -1,7 +1,7 @@
 //! A block device in memory: a loop device over a file in tmpfs, written from end to end.
 //!
-//! The kernel's other disks in memory (zram, brd) take no requests without blocking, so that io_uring
-//! hands each one to a thread; a loop device completes them later, as a disk does, within 10 us.
+//! The kernel's other disks in memory (zram, brd) can only complete requests by blocking, so io_uring uses a thread for each.
+//! A loop device completes them later, as a disk does, within 10 us.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::host::data_file;
 
-/// A loop device of our own; gone when dropped.
+/// A loop device, detached when dropped.
 #[derive(Debug)]
 pub(crate) struct RamDisk {
     device: PathBuf,
@@ -25,7 +25,7 @@ impl RamDisk {
     pub(crate) fn new(size: u64) -> Result<Self> {
         let file = Path::new(MEMORY).join(format!("bench-ram-disk-{}", std::process::id()));
         let attached = fill(&file, size).and_then(|()| attach(&file));
-        // The device keeps it.
+        // The device keeps the file open.
         let _ = fs::remove_file(&file);
         attached
     }
@@ -55,7 +55,7 @@ fn attach(file: &Path) -> Result<RamDisk> {
 
 impl Drop for RamDisk {
     fn drop(&mut self) {
-        // One that is still open goes when it is closed; there is nobody to tell.
+        // A device in use is detached once it is closed. A failure cannot be reported here.
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }

@@ -1,9 +1,8 @@
 //! Counting the system calls of a process from outside, with `perf stat`.
 //!
-//! perf counts in the kernel and hardly slows the process down. `strace -c` would be on more
-//! machines, but it slows each call down so much that the server finds its next request before it
-//! goes to sleep: it counts 1.0 calls per request where qemu-storage-daemon makes 3.0 (null node,
-//! depth 1). Still, perf does not run while anything is timed.
+//! perf counts in the kernel and hardly slows the process down. `strace -c` is more widely available, but slows each call
+//! down so much that the server finds its next request before it sleeps: it counts 1.0 calls per request where
+//! qemu-storage-daemon makes 3.0 (null node, depth 1). Nothing is timed while perf runs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -20,13 +19,13 @@ use nix::unistd::{Pid, mkfifo};
 
 use super::process;
 
-/// Every system call that is entered.
+/// The event for each system call.
 const EVENT: &str = "raw_syscalls:sys_enter";
 
-/// How long perf may take to attach or to detach.
+/// Time limit for perf to attach or detach.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether system calls can be counted here: perf is installed and allowed to.
+/// Whether system calls can be counted here: perf is installed and permitted.
 pub(crate) fn can_count() -> bool {
     let status = Command::new("perf")
         .args(["stat", "-e", EVENT, "--", "true"])
@@ -52,15 +51,15 @@ struct Control {
 }
 
 impl Counter {
-    /// Attaches to `root` and its descendants; counting has begun when this returns. `directory`
-    /// takes perf's output and its control pipes.
+    /// Attaches to `root` and its descendants. Counting has begun when this returns. perf's output and control pipes are
+    /// in `directory`.
     pub(crate) fn attach(root: Pid, directory: &Path) -> Result<Self> {
         let pids: Vec<String> = process::tree(root).iter().map(Pid::to_string).collect();
         let output = directory.join(format!("syscalls-{root}.txt"));
         let control = Control::new(directory, root)?;
         let [commands, answers] = control.paths.each_ref().map(|path| path.display());
         let perf = Command::new("perf")
-            // -D -1: count only when told to.
+            // -D -1: count only after a command.
             .args(["stat", "-x,", "-e", EVENT, "-D", "-1", "-p", &pids.join(",")])
             .args(["--control", &format!("fifo:{commands},{answers}"), "-o"])
             .arg(&output)
@@ -87,7 +86,7 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        // Only after an error is it still there.
+        // Still running only after an error.
         if let Ok(None) = self.perf.try_wait() {
             let _ = self.perf.kill();
             let _ = self.perf.wait();
@@ -105,7 +104,7 @@ impl Control {
         let open = |path: &PathBuf| -> Result<File> {
             let _ = fs::remove_file(path);
             mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;
-            // For reading and writing, since opening for one of them waits for the other end.
+            // For reading and writing, as opening for one of them would wait for the other end.
             Ok(OpenOptions::new().read(true).write(true).open(path)?)
         };
         let context = || format!("making perf's control pipes in {}", directory.display());

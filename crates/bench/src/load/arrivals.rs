@@ -1,13 +1,13 @@
-//! When requests are to start.
+//! The start times of requests.
 
 /// How requests arrive at the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Arrivals {
     /// The next request starts when a slot is free: the device sets the pace.
     Closed,
-    /// The same, so many nanoseconds after the last answer: a guest that computes between requests.
+    /// The next request starts this many nanoseconds after the last answer: a guest that computes in between.
     Thinking(u64),
-    /// Requests start by the clock, whether or not the device keeps up.
+    /// Requests start at fixed times, whether or not the device keeps up.
     Paced(Pace),
 }
 
@@ -16,8 +16,8 @@ pub(crate) enum Arrivals {
 pub(crate) struct Pace {
     /// Requests per second, over all queues.
     pub(crate) per_second: f64,
-    /// Requests that arrive at the same moment. A burst is the same for every server; a client that
-    /// submits whatever has become due while it slept would hand larger batches to a slower server.
+    /// Requests that arrive at the same moment. A burst is the same for every server. A client that submits everything that
+    /// became due during its sleep would send larger batches to a slower server.
     pub(crate) burst: u32,
 }
 
@@ -62,7 +62,7 @@ impl Schedule {
         Self { clock }
     }
 
-    /// When the next request arrives; `None` when as soon as there is a slot.
+    /// When the next request arrives; `None` for as soon as a slot is free.
     pub(crate) fn due(&self) -> Option<u64> {
         match &self.clock {
             Clock::None => None,
@@ -71,17 +71,16 @@ impl Schedule {
         }
     }
 
-    /// A request was answered.
+    /// Notes an answer.
     pub(crate) fn answered(&mut self, now: u64) {
         if let Clock::Thinking { ns, due } = &mut self.clock {
             *due = now + *ns;
         }
     }
 
-    /// Takes the next arrival if it is due by `now`, and tells the moment its latency counts from.
+    /// Takes the next arrival if it is due by `now`. Returns the time from which its latency counts.
     ///
-    /// That is the moment it was to arrive, not the moment it is sent: time spent waiting behind
-    /// slower requests is latency to the one who sent it.
+    /// That is the time of its arrival, not of its submission: waiting behind slower requests is latency for the guest.
     pub(crate) fn take(&mut self, now: u64) -> Option<u64> {
         let clock = match &mut self.clock {
             Clock::None => return Some(now),
@@ -96,7 +95,7 @@ impl Schedule {
         if clock.left_in_burst == 0 {
             clock.left_in_burst = clock.burst;
             clock.bursts_begun += 1;
-            // From the start each time, so that rounding does not add up.
+            // Relative to the start, so that rounding errors do not accumulate.
             clock.due = clock.start + (clock.bursts_begun as f64 * clock.gap) as u64;
         }
         Some(due)
@@ -112,7 +111,7 @@ mod tests {
         let pace = Pace { per_second: 400_000.0, burst: 16 };
         let mut schedule = Schedule::new(Arrivals::Paced(pace), 1, 1_000);
         assert_eq!(schedule.take(999), None);
-        // Taken 95 us late: three bursts are due, each counted from its own moment.
+        // Taken 95 us late: three bursts are due, each counted from its own time.
         let taken: Vec<u64> = std::iter::from_fn(|| schedule.take(96_000)).collect();
         assert_eq!(taken.len(), 48);
         assert_eq!((taken[0], taken[16], taken[47]), (1_000, 41_000, 81_000));

@@ -28,26 +28,26 @@ use requests::Requests;
 pub(crate) use worker::Wait;
 use worker::{Lane, Shared, Worker};
 
-/// A request takes three descriptors: header, buffer, status.
+/// Descriptors per request: header, buffer, status.
 const DESCRIPTORS_PER_REQUEST: usize = 3;
-/// The largest queue that vhost-user servers commonly take (QEMU's limit).
+/// The largest queue that vhost-user servers commonly accept (QEMU's limit).
 const MAX_QUEUE_SIZE: usize = 1024;
 
-/// Which threads drive the queues.
+/// The threads that drive the queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Threads {
-    /// One thread drives all of them.
+    /// One thread drives all queues.
     One,
-    /// Each has its own.
+    /// Each queue has a thread.
     PerQueue,
 }
 
 /// A load.
 #[derive(Debug, Clone)]
 pub(crate) struct Load {
-    /// What requests do.
+    /// The kind of request.
     pub(crate) op: Op,
-    /// Where they go.
+    /// The order of offsets.
     pub(crate) order: Order,
     /// Bytes per request, a multiple of 512.
     pub(crate) block_size: usize,
@@ -65,24 +65,23 @@ pub(crate) struct Load {
     pub(crate) cpu: Option<usize>,
 }
 
-/// A client that is connected and sends nothing.
+/// A connected client that sends nothing.
 pub(crate) struct Client<Q = Queue> {
     queues: Vec<Q>,
     capacity: u64,
     load: Load,
-    /// How much later than the one before each queue begins, where requests go by the clock,
-    /// nanoseconds.
+    /// Delay of each queue's start relative to the one before, if requests are paced, nanoseconds.
     stagger: u64,
 }
 
-/// That of clients that are joined: a server is not met by all of them at once.
+/// The delay for joined clients, so that not all send to the server at once.
 const STAGGER: u64 = 1_000_000;
 
 impl Client {
     /// Connects to the server at `socket` and sets up memory and queues for `load`.
     pub(crate) fn connect(socket: &Path, load: &Load) -> Result<Self> {
         let path = socket.to_str().context("the socket's path is not UTF-8")?;
-        // What Linux's virtio-blk driver takes, as far as virtio-driver has it.
+        // The features of Linux's virtio-blk driver, as far as virtio-driver supports them.
         let features = VirtioFeatureFlags::VERSION_1.bits()
             | VirtioFeatureFlags::RING_EVENT_IDX.bits()
             | (VirtioBlkFeatureFlags::SEG_MAX
@@ -126,7 +125,7 @@ impl Client {
         Ok(Self { queues, capacity, load: load.clone(), stagger: 0 })
     }
 
-    /// One client with the queues of several that have the same load.
+    /// Joins several clients with the same load into one.
     pub(crate) fn join(clients: impl IntoIterator<Item = Self>) -> Option<Self> {
         clients.into_iter().reduce(|mut all, client| {
             all.queues.extend(client.queues);
@@ -144,7 +143,7 @@ impl<Q: Requests> Client<Q> {
         let queues = self.queues.len();
         let origin = Instant::now();
         let blocks = self.capacity / load.block_size as u64;
-        // Hundreds of histograms are to fit into caches and memory.
+        // Hundreds of histograms have to fit into caches and memory.
         let digits = if queues > 16 { 2 } else { 3 };
         let latencies = Histogram::new_with_bounds(1, 60_000_000_000, digits)
             .context("making a latency histogram")?;
@@ -189,13 +188,13 @@ impl<Q: Requests> Client<Q> {
 
 type WorkerThread = JoinHandle<Result<Vec<Histogram<u64>>>>;
 
-/// A load under way. Dropping it gives up on what is in flight.
+/// A running load. Dropping it abandons requests in flight.
 pub(crate) struct Running {
     workers: Vec<(Arc<Shared>, Option<WorkerThread>)>,
 }
 
 impl Running {
-    /// From now on, or until now, latencies count.
+    /// Starts or ends the measurement of latencies.
     pub(crate) fn measure(&self, on: bool) {
         for (shared, _) in &self.workers {
             shared.measuring.store(on, Ordering::Relaxed);
@@ -207,20 +206,19 @@ impl Running {
         self.workers.iter().map(|(shared, _)| shared.completed.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether a client thread has ended before it was told to.
+    /// Whether a client thread has ended early.
     pub(crate) fn has_failed(&self) -> bool {
         self.workers.iter().any(|(_, thread)| thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// Tells the client's threads to end, whatever is in flight. Dropping does that and waits.
+    /// Asks the client's threads to end, whatever is in flight. Dropping also waits for them.
     pub(crate) fn abandon(&self) {
         for (shared, _) in &self.workers {
             shared.abandon.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Waits for what is in flight and ends the load: the latencies measured (ns), and how many
-    /// requests were served in all.
+    /// Waits for requests in flight and ends the load. Returns the measured latencies (ns) and the number of all requests.
     pub(crate) fn finish(self) -> Result<(Histogram<u64>, u64)> {
         let (queues, completed) = self.finish_queues()?;
         let mut queues = queues.into_iter();
@@ -250,7 +248,7 @@ impl Drop for Running {
         self.abandon();
         for (_, thread) in &mut self.workers {
             if let Some(thread) = thread.take() {
-                // An error of the client is of no interest to one who has given up on it.
+                // The load was abandoned, so the client's errors do not matter.
                 let _ = thread.join();
             }
         }

@@ -1,5 +1,4 @@
-//! One connection of the client to an NBD server: simple replies, and nothing that is not needed to
-//! read and write. Data that comes is looked at by nobody.
+//! A connection of the client to an NBD server, with simple replies and only reads and writes. Received data is discarded.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -23,12 +22,12 @@ const REPLY: u32 = 0x6744_6698;
 /// Bytes of a request's header, and of a reply's.
 const REQUEST_LEN: usize = 28;
 const REPLY_LEN: usize = 16;
-/// Bytes taken from the socket at once.
+/// Maximum bytes per receive.
 const INPUT: usize = 512 << 10;
-/// How long a server may take for its part of the handshake.
+/// Time limit of the server's part of the handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// A unix socket.
@@ -47,14 +46,14 @@ pub(crate) struct Connection {
     socket: Socket,
     /// A block of random data.
     block: Vec<u8>,
-    /// Requests that wait to be kicked: the header, and whether a block follows.
+    /// Requests to be sent by the next kick: the header, and whether a block follows.
     out: Vec<([u8; REQUEST_LEN], bool)>,
-    /// What each slot's request does.
+    /// The kind of each slot's request.
     ops: Vec<Op>,
     input: Vec<u8>,
     begin: usize,
     end: usize,
-    /// The request whose reply has begun, its result and bytes of data to come.
+    /// The request whose reply is being received, its result, and the bytes of data outstanding.
     current: Option<(u16, i32, usize)>,
 }
 
@@ -75,12 +74,12 @@ impl Address {
         Ok(socket)
     }
 
-    /// Whether a server offers the export there: it may listen before it has one.
+    /// Whether a server offers the export: it may listen before it has one.
     pub(crate) fn is_served(&self) -> bool {
         self.connect().is_ok_and(|mut socket| greet(&mut socket).is_ok())
     }
 
-    /// As clients want it, for the export without a name.
+    /// The URI for clients, for the export without a name.
     pub(crate) fn uri(&self) -> String {
         match self {
             Self::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
@@ -109,7 +108,7 @@ impl Client<Connection> {
 }
 
 impl Connection {
-    /// Connects to the export without a name, and gives its size.
+    /// Connects to the export without a name. Returns its size.
     fn open(address: &Address, load: &Load) -> Result<(Self, u64)> {
         let mut socket = address.connect()?;
         let size = greet(&mut socket)?;
@@ -128,7 +127,7 @@ impl Connection {
         Ok((connection, size))
     }
 
-    /// Takes from the input what belongs to the current reply; whether all of it was there.
+    /// Takes data of the current reply from the input. Returns whether the reply is complete.
     fn take_data(&mut self) -> bool {
         let Some((_, _, left)) = &mut self.current else { return false };
         let part = (*left).min(self.end - self.begin);
@@ -137,7 +136,7 @@ impl Connection {
         *left == 0
     }
 
-    /// Begins the next reply; whether its header was there.
+    /// Takes the next reply's header from the input. Returns whether it was complete.
     fn take_header(&mut self) -> Result<bool> {
         let Some(header) = self.input[self.begin..self.end].first_chunk::<REPLY_LEN>() else {
             return Ok(false);
@@ -154,9 +153,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes what has come to the socket; whether there was anything.
+    /// Receives available input. Returns whether there was any.
     fn receive(&mut self) -> Result<bool> {
-        // Less than a header is left.
+        // Less than a header is left in the buffer.
         self.input.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
         let fd = self.signal_fd().as_raw_fd();
@@ -172,8 +171,7 @@ impl Connection {
     }
 }
 
-/// Agrees on the export without a name by `NBD_OPT_EXPORT_NAME`, which brings no structured replies;
-/// its size.
+/// Selects the export without a name by `NBD_OPT_EXPORT_NAME`, which implies simple replies. Returns its size.
 fn greet(socket: &mut Socket) -> Result<u64> {
     const FIXED_NEWSTYLE: u16 = 1 << 0;
     const NO_ZEROES: u16 = 1 << 1;
@@ -200,7 +198,7 @@ impl Requests for Connection {
         header[8..16].copy_from_slice(&u64::from(slot).to_be_bytes());
         header[16..24].copy_from_slice(&offset.to_be_bytes());
         header[24..].copy_from_slice(&(self.block.len() as u32).to_be_bytes());
-        *self.ops.get_mut(usize::from(slot)).context("there is no such slot")? = op;
+        *self.ops.get_mut(usize::from(slot)).context("the slot does not exist")? = op;
         self.out.push((header, op == Op::Write));
         Ok(())
     }
@@ -213,8 +211,8 @@ impl Requests for Connection {
                 slices.push(IoSlice::new(&self.block));
             }
         }
-        // It may wait for the server to take it; replies to writes, and requests to read, are so short
-        // that the other direction never waits meanwhile.
+        // This may block until the server takes the data. Replies to writes, and requests to read, are so short that the
+        // other direction never blocks meanwhile.
         let mut slices = slices.as_mut_slice();
         while !slices.is_empty() {
             match self.socket.write_vectored(slices) {
@@ -244,7 +242,7 @@ impl Requests for Connection {
         }
     }
 
-    /// The socket is readable for as long as something is there.
+    /// The socket stays readable while it has input.
     fn want_signal(&mut self) -> bool {
         false
     }

@@ -1,7 +1,6 @@
-//! One virtqueue of the client, with the memory its requests read into and write from.
+//! A virtqueue of the client, with the memory of its requests.
 //!
-//! The only unsafe code of the load generator is here: handing buffers that the server writes to
-//! over to `virtio-driver`.
+//! The load generator's only unsafe code is here: it passes buffers that the server writes to `virtio-driver`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -17,7 +16,7 @@ use vm_memory::mmap::MmapRegion;
 
 use super::requests::Requests;
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Read a block.
@@ -35,8 +34,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// `count` buffers of `block_size` bytes, filled with random data: a server that looks for
-    /// zeroes, or a disk that compresses, is to find neither.
+    /// Makes `count` buffers of `block_size` bytes with random data, without zeroes to detect or redundancy to compress.
     pub(crate) fn new(count: usize, block_size: usize) -> Result<Self> {
         let size = count.checked_mul(block_size).context("too many buffers")?;
         let file = File::from(
@@ -53,7 +51,7 @@ impl Buffers {
         Ok(Self { region, file, block_size })
     }
 
-    /// Makes the memory known to the server.
+    /// Shares the memory with the server.
     pub(crate) fn share(&self, transport: &mut VirtioBlkTransport) -> Result<()> {
         let address = self.region.as_ptr() as usize;
         transport
@@ -71,12 +69,12 @@ pub(crate) struct Queue {
     signals_wanted: bool,
     buffers: Arc<Buffers>,
     first_buffer: usize,
-    // The rings live in memory that the transport owns: it has to outlive `queue`.
+    // The rings are in memory that the transport owns, so it has to outlive `queue`.
     _transport: Arc<VirtioBlkTransport>,
 }
 
 impl Queue {
-    /// Queue `index` of `transport`, whose slot 0 uses buffer `first_buffer`.
+    /// Makes queue `index` of `transport`, whose slot 0 uses buffer `first_buffer`.
     pub(crate) fn new(
         queue: VirtioBlkQueue<'static, u16>,
         index: usize,
@@ -106,9 +104,8 @@ impl Requests for Queue {
         let start = (self.first_buffer + usize::from(slot)) * length;
         ensure!(start + length <= self.buffers.region.size(), "slot {slot} has no buffer");
         let buffer = self.buffers.region.as_ptr().wrapping_add(start);
-        // SAFETY: `buffer..buffer + length` lies inside the mapping, which `self.buffers` keeps for
-        // as long as the queue; no Rust reference to it is ever made, so the server may write to it
-        // at any time.
+        // SAFETY: `buffer..buffer + length` is inside the mapping, which `self.buffers` keeps as long as the queue. No
+        // Rust reference to it exists, so the server may write to it at any time.
         unsafe {
             match op {
                 Op::Read => self.queue.read_raw(offset, buffer, length, slot),
@@ -127,7 +124,7 @@ impl Requests for Queue {
 
     fn completed(&mut self) -> Result<Option<(u16, i32)>> {
         if self.signals_wanted && self.has_completed() {
-            // As a guest's driver does: no more signals until there is nothing left to take.
+            // As a guest's driver: no more signals until all answers are taken.
             self.queue.set_used_notif_enabled(false);
             self.signals_wanted = false;
         }

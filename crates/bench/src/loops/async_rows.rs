@@ -1,4 +1,4 @@
-//! The rows over any asynchronous runtime: the same code for each.
+//! The rows for asynchronous runtimes, with the same code for each.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
@@ -27,21 +27,21 @@ use crate::load::offsets::{Offsets, Order};
 
 /// Sockets in a ring.
 pub(crate) const SOCKETS: usize = 100;
-/// Timers that are pending while others come and go.
+/// Timers pending in the background.
 pub(crate) const PENDING: usize = 10_000;
-/// Timers armed at once, to fire.
+/// Timers armed together to fire.
 pub(crate) const FIRING: usize = 20_000;
-/// They are due this long after the first was armed,
+/// Minimum deadline of those, from the first one's arming on.
 pub(crate) const FIRING_DELAY: Duration = Duration::from_millis(8);
-/// and up to 2^20 ns (about 1 ms) more: so many bits of 64 are left out.
+/// Shift of a random 64-bit number that is added to the deadline: up to 2^20 ns, about 1 ms.
 pub(crate) const FIRING_SPREAD: u32 = 44;
 /// Timers or tasks of one batch.
 pub(crate) const BATCH: usize = 100;
 /// Tasks that yield.
 const YIELDING: usize = 64;
-/// Closures posted and not run yet, at most.
+/// Maximum closures posted and not run.
 const WINDOW: u64 = 4096;
-/// How long the one who wakes spins before, so that the other one sleeps soundly.
+/// How long the waking side spins before a wake-up, so that the other side sleeps.
 pub(crate) const BEFORE_WAKE: Duration = Duration::from_micros(50);
 
 /// Measures `row` on the calling thread.
@@ -146,16 +146,16 @@ pub(crate) fn spin(time: Duration) {
     }
 }
 
-/// Starts a thread that posts closures which count up the number it returns.
+/// Starts a thread that posts closures which increment the returned counter.
 pub(crate) fn start_posting(
     cpu: usize,
     post: impl Fn(Count) + Send + 'static,
 ) -> Result<&'static AtomicU64> {
-    // For the rest of this process, so that a closure holds a plain reference.
+    // Leaked, so that a closure holds a plain reference.
     let done: &'static AtomicU64 = Box::leak(Box::default());
     std::thread::Builder::new()
         .spawn(move || {
-            // Unbound it would measure something else.
+            // An unbound thread would measure something else.
             if bind_this_thread(cpu).is_err() {
                 return;
             }
@@ -185,7 +185,7 @@ async fn post<E: Executor>(meter: Rc<Meter>, conditions: &Conditions, busy: bool
             }
         }));
     }
-    // Looked at so seldom that the loop sleeps, where it is not kept busy.
+    // Checked rarely, so that an idle loop sleeps.
     let mut seen = 0;
     let mut goes_on = true;
     while goes_on {
@@ -197,12 +197,12 @@ async fn post<E: Executor>(meter: Rc<Meter>, conditions: &Conditions, busy: bool
     Ok(())
 }
 
-/// Some runtimes cancel a task whose handle is dropped.
+/// Leaks a task's handle, as some runtimes cancel a task whose handle is dropped.
 fn drop_join<T>(join: T) {
     std::mem::forget(join);
 }
 
-/// The pairs of a ring: each reads from what the one before it writes to.
+/// The pairs of a ring: each reads what the previous one writes.
 pub(crate) fn socket_ring() -> Result<Vec<(UnixStream, UnixStream)>> {
     let pairs: std::io::Result<Vec<_>> = (0..SOCKETS).map(|_| UnixStream::pair()).collect();
     let (mut writers, mut readers): (Vec<_>, Vec<_>) =
@@ -214,8 +214,8 @@ pub(crate) fn socket_ring() -> Result<Vec<(UnixStream, UnixStream)>> {
     Ok(readers.into_iter().zip(writers).collect())
 }
 
-/// Bytes read at once. Of several tokens one, for they must not clot; a single one is read as
-/// sockets are, with room for more, so that a short read tells that there is no more.
+/// Bytes per read. One for several tokens, so that they are not read together. A single token is read with a larger
+/// buffer, as usual for sockets, so that a short read shows that no more is available.
 pub(crate) fn buffer_size(tokens: usize) -> usize {
     if tokens == 1 { 64 } else { 1 }
 }
@@ -249,9 +249,9 @@ async fn ring<E: Executor>(meter: Rc<Meter>, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Polls a future once, for what that arms.
+/// Polls a future once, to arm it.
 fn poll_once<F: Future>(future: Pin<&mut F>, cx: &mut Context<'_>) {
-    // Far from done, or looked at again.
+    // Pending, or polled again later.
     let _ = future.poll(cx);
 }
 
@@ -334,7 +334,7 @@ async fn spawn<E: Executor>(meter: &Meter) {
     std::hint::black_box(sum);
 }
 
-/// Whose turn it is, and how the others are told.
+/// Passes the turn between tasks.
 #[derive(Debug, Default)]
 struct Turns {
     turn: Cell<usize>,
@@ -395,7 +395,7 @@ async fn yields<E: Executor>(meter: Rc<Meter>) {
     over.wait().await;
 }
 
-/// Opens a file to be read past the page cache; returns how many pages it has, too.
+/// Opens a file with O_DIRECT. Also returns its number of pages.
 pub(crate) fn open_direct(path: &Path) -> Result<(File, u64)> {
     let open = || -> std::io::Result<(File, u64)> {
         let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;

@@ -30,10 +30,10 @@ pub(crate) const CONTENDER: Contender = Contender {
     measure: async_rows::measure::<Compio>,
 };
 
-/// The runtime of one thread.
+/// The runtime on one thread.
 struct Compio;
 
-/// A page as its reads take it.
+/// A page in compio's buffer interface.
 struct Buffer(Box<Page>);
 
 impl IoBuf for Buffer {
@@ -49,8 +49,8 @@ impl SetLen for Buffer {
 impl IoBufMut for Buffer {
     fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
         let bytes: *mut [u8] = &raw mut self.0.0;
-        // SAFETY: the same bytes, borrowed just as long; what is initialized may be written to
-        // as if it were not, and nobody writes anything uninitialized there.
+        // SAFETY: the same bytes with the same lifetime. Initialised bytes are valid as `MaybeUninit`, and the callee writes
+        // no uninitialised bytes.
         unsafe { &mut *(bytes as *mut [MaybeUninit<u8>]) }
     }
 }
@@ -110,7 +110,7 @@ impl Executor for Compio {
     }
 }
 
-/// A task's end, with panics passed on.
+/// A task's handle that propagates panics.
 struct Join<T>(compio::runtime::JoinHandle<T>);
 
 impl<T: 'static> Future for Join<T> {

@@ -1,4 +1,4 @@
-//! What all contenders are measured under, handed from the parent to its children.
+//! The conditions of all measurements, passed from the parent to its children.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 /// The same for every contender of a row.
 #[derive(Debug, Clone)]
 pub(crate) struct Conditions {
-    /// The CPU of the loop that is measured.
+    /// The CPU of the measured loop.
     pub(crate) cpu: usize,
-    /// The CPU of whoever works against it.
+    /// The CPU of the other side.
     pub(crate) other_cpu: usize,
-    /// Time that counts.
+    /// Duration of the measurement.
     pub(crate) run_time: Duration,
-    /// A file of written data.
+    /// A fully written file.
     pub(crate) file: PathBuf,
-    /// A block device in RAM, of written data.
+    /// A fully written block device in RAM.
     pub(crate) device: PathBuf,
 }
 
@@ -32,7 +32,7 @@ impl Conditions {
         )
     }
 
-    /// As a child takes them.
+    /// Encodes them as a child's arguments.
     pub(crate) fn to_args(&self) -> [OsString; 5] {
         [
             self.cpu.to_string().into(),
@@ -43,7 +43,7 @@ impl Conditions {
         ]
     }
 
-    /// The reverse of [`to_args`](Self::to_args).
+    /// Decodes them from a child's arguments.
     pub(crate) fn from_args(mut args: impl Iterator<Item = OsString>) -> Result<Self> {
         let mut next = || args.next().context("--measure is for this program's own children");
         let text = |arg: OsString| arg.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! What the rows need of an asynchronous runtime: its own tasks, timers, sockets and files.
+//! The interface of an asynchronous runtime for the rows: tasks, timers, sockets and files.
 
 use std::fs::File;
 use std::future::{Future, poll_fn};
@@ -13,15 +13,15 @@ use futures_util::StreamExt;
 
 use super::page::Page;
 
-/// What is posted from thread to thread, boxed.
+/// A boxed closure posted between threads.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-/// What the closures that are posted do.
+/// The counter of posted closures.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Count(pub(crate) &'static AtomicU64);
 
 impl Count {
-    /// Counts up. Only one thread does.
+    /// Increments the counter. Only one thread does.
     pub(crate) fn up(self) {
         self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
@@ -35,7 +35,7 @@ pub(crate) trait Executor: 'static {
     /// What [`spawn`](Self::spawn) returns.
     type Join<T: 'static>: Future<Output = T> + 'static;
 
-    /// A task on the same thread.
+    /// Spawns a task on the same thread.
     fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Self::Join<T>;
 
     /// Lets other tasks run.
@@ -50,10 +50,10 @@ pub(crate) trait Executor: 'static {
         })
     }
 
-    /// A timer, armed when it is first polled.
+    /// Returns a timer, armed when first polled.
     fn sleep_until(deadline: Instant) -> impl Future<Output = ()> + 'static;
 
-    /// A way for another thread to have closures run here: its end, and what runs them.
+    /// Returns a function for another thread that posts closures, and the future that runs them here.
     fn inbox() -> (impl Fn(Count) + Send + 'static, impl Future<Output = ()> + 'static) {
         let (sender, mut receiver) = mpsc::unbounded::<Call>();
         let post = move |count: Count| drop(sender.unbounded_send(Box::new(move || count.up())));
@@ -68,10 +68,10 @@ pub(crate) trait Executor: 'static {
     /// A connected socket.
     type Socket: 'static;
 
-    /// Takes a socket over.
+    /// Takes over a socket.
     fn socket(socket: UnixStream) -> Result<Self::Socket>;
 
-    /// Reads what is there, at most the buffer's length, or waits for some.
+    /// Reads available bytes, at most the buffer's length, or waits for some.
     fn read(
         socket: &mut Self::Socket,
         buffer: Vec<u8>,
@@ -87,7 +87,7 @@ pub(crate) trait Executor: 'static {
     /// A file opened with O_DIRECT.
     type File: 'static;
 
-    /// Takes a file over. `path` is for those that open files only by themselves.
+    /// Takes over a file. `path` is for runtimes that open files only themselves.
     fn file(file: File, path: &std::path::Path) -> impl Future<Output = Result<Self::File>>;
 
     /// Reads a page.

@@ -55,7 +55,7 @@ impl Executor for Glommio {
     type Socket = glommio::net::UnixStream;
 
     fn socket(socket: UnixStream) -> Result<Self::Socket> {
-        // SAFETY: the descriptor is a connected socket, open, and now owned by nobody else.
+        // SAFETY: the descriptor is a connected, open socket without another owner.
         Ok(unsafe { Self::Socket::from_raw_fd(socket.into_raw_fd()) })
     }
 
@@ -76,7 +76,7 @@ impl Executor for Glommio {
     }
 
     async fn read_at(file: &Self::File, page: Box<Page>, offset: u64) -> Result<Box<Page>> {
-        // Into a buffer of its own, which is the only way.
+        // glommio only reads into its own buffers.
         let read = file.read_at_aligned(offset, PAGE_SIZE).await;
         let read = read.map_err(|error| anyhow!("reading: {error}"))?;
         anyhow::ensure!(read.len() == PAGE_SIZE, "a short read");

@@ -1,8 +1,7 @@
-//! The event loop beside its peers: what a Rust author would take instead, row by row.
+//! Compares the event loop with its alternatives in Rust, row by row.
 //!
-//! Each measurement runs in a process of its own, a child of this program (`--measure`), so that
-//! none inherits another's threads, memory or rings, and one that panics is reported and not
-//! fatal.
+//! Each measurement runs in a child process of this program (`--measure`). So none inherits another's threads, memory or
+//! rings, and a panic is reported without ending the run.
 
 mod async_rows;
 mod compio;
@@ -40,7 +39,7 @@ use rows::Row;
 /// What to measure, and where.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// How.
+    /// Common options.
     pub(crate) run: RunOptions,
     /// A block device to read from; otherwise one is made in memory, where that is possible.
     pub(crate) device: Option<PathBuf>,
@@ -94,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let mut figures = vec![Figure::default(); contenders.len()];
         for round in 0..rounds {
             let mut turns: Vec<_> = contenders.iter().zip(&mut figures).collect();
-            // What drifts during a round (clock speed, the host's other guests) hits each in turn.
+            // Contenders alternate their order, as conditions such as the clock speed drift during a round.
             if round % 2 == 1 {
                 turns.reverse();
             }
@@ -104,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 }
             }
         }
-        // A peer that gets stuck is a result, too; all else is a malfunction.
+        // A peer that hangs is a result; other failures are not.
         failures += figures.iter().filter(|figure| matches!(figure, Figure::Failed(_))).count();
         report.add(row, figures);
     }
@@ -116,10 +115,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// How long a child may take beyond the time that it measures.
+/// Time limit of a child beyond its measurement.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a child prints when its contender has no such thing as the row wants.
+/// A child's output if its contender lacks the row's feature.
 const NOTHING: &str = "nothing";
 
 /// Measures in a child process.
@@ -153,7 +152,7 @@ pub(crate) fn measure(contender: &str, row: &str, conditions: &Conditions) -> Re
     let row = rows::ROWS.iter().find(|known| known.name() == row);
     let row = *row.with_context(|| "--measure: unknown row")?;
     affinity::bind_this_thread(conditions.cpu)?;
-    // Ends this process by SIGALRM, should the contender not come to an end.
+    // SIGALRM ends this process if the contender hangs.
     nix::unistd::alarm::set(PATIENCE.as_secs() as u32 + conditions.run_time.as_secs() as u32);
     match (contender.measure)(row, conditions)? {
         Some(figure) => println!("{figure}"),

@@ -1,4 +1,4 @@
-//! io_uring in a bare loop: nothing between the row and the kernel. The ceiling.
+//! io_uring in a bare loop, with nothing between the row and the kernel: the upper limit.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use super::rows::Row;
 use crate::host::affinity::bind_this_thread;
 use crate::load::offsets::{Offsets, Order};
 
-/// Has no timers, tasks or closures of its own.
+/// Has no timers, tasks or closures.
 pub(crate) const CONTENDER: Contender = Contender {
     name: "raw io_uring",
     settings: "`io-uring` 0.7, SINGLE_ISSUER, DEFER_TASKRUN, NO_SQARRAY; wakes by MSG_RING, sockets \
@@ -51,13 +51,13 @@ fn set_up() -> Result<IoUring> {
 ///
 /// # Safety
 ///
-/// What it points to stays valid until its completion.
+/// The memory that the entry points to stays valid until its completion.
 unsafe fn push(ring: &mut IoUring, entry: squeue::Entry) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { ring.submission().push(&entry) }.context("the submission queue is full")
 }
 
-/// A message with the data `data` for the ring `fd`; its own completion is left out.
+/// A message with the data `data` for the ring `fd`, without a completion of its own.
 fn message(fd: RawFd, data: u64) -> squeue::Entry {
     opcode::MsgRingData::new(types::Fd(fd), 0, data, None)
         .build()
@@ -125,11 +125,11 @@ fn timer_late(conditions: &Conditions) -> Result<f64> {
 }
 
 fn ring(meter: &Meter, tokens: usize) -> Result<()> {
-    /// What sets a SEND's user data apart from a RECV's.
+    /// Distinguishes the user data of a SEND from that of a RECV.
     const SEND: u64 = 1 << 32;
     let mut ring = set_up()?;
     let sockets = socket_ring()?;
-    // For the rest of this process: what is in flight at the end may still be written to.
+    // Leaked, as operations in flight at the end may still write to it.
     let buffers = vec![[0u8; 64]; sockets.len()].leak();
     let receive = |i: usize, buffer: &mut [u8; 64]| {
         let fd = types::Fd(sockets[i].0.as_raw_fd());
@@ -171,7 +171,7 @@ fn ring(meter: &Meter, tokens: usize) -> Result<()> {
 
 fn reads(meter: &Meter, path: &std::path::Path, depth: usize) -> Result<()> {
     let (file, pages) = open_direct(path)?;
-    // For the rest of this process: should a read fail, others are in flight.
+    // Leaked, as other reads are in flight when one fails.
     let memory = (0..depth).map(|_| Page::boxed()).collect::<Vec<_>>().leak();
     let mut ring = set_up()?;
     ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;

@@ -1,33 +1,33 @@
-//! What is measured.
+//! The measured rows.
 
 use anyhow::{Result, bail};
 
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Row {
-    /// Two loops on two threads wake each other in turn; both sleep in between.
+    /// Two loops on two threads wake each other alternately; both sleep in between.
     Wake,
     /// A thread posts closures to a loop that is never idle.
     PostBusy,
     /// A thread posts closures to a loop that sleeps whenever it has none.
     PostIdle,
-    /// So many tokens, a byte each, go around a ring of 100 socket pairs.
+    /// This many tokens of a byte circulate in a ring of 100 socket pairs.
     Ring(usize),
-    /// Timers armed and cancelled long before their time, 10,000 others pending.
+    /// Timers armed and cancelled long before their deadline, with 10,000 others pending.
     TimerChurn,
     /// Timers armed, then fired, 20,000 at a time; per second of CPU time.
     TimerFire,
-    /// How late a timer of 100 us is.
+    /// Delay of a timer of 100 us.
     TimerLate,
     /// Tasks spawned on the loop's thread and joined, 100 at a time.
     Spawn,
-    /// Two tasks wake each other in turn.
+    /// Two tasks wake each other alternately.
     Switch,
     /// 64 tasks yield.
     Yield,
-    /// 4 KiB reads of a file, O_DIRECT, so many in flight.
+    /// 4 KiB reads of a file, O_DIRECT, with this many in flight.
     FileRead(usize),
-    /// 4 KiB reads of a block device in RAM, O_DIRECT, so many in flight.
+    /// 4 KiB reads of a block device in RAM, O_DIRECT, with this many in flight.
     RamRead(usize),
 }
 
@@ -51,7 +51,7 @@ pub(crate) const ROWS: [Row; 15] = [
 ];
 
 impl Row {
-    /// As it stands in the table and is asked for by `--rows`.
+    /// Its name in the table and for `--rows`.
     pub(crate) fn name(self) -> String {
         match self {
             Row::Wake => "wake another thread's loop, p50".into(),
@@ -70,7 +70,7 @@ impl Row {
         }
     }
 
-    /// What the figures count.
+    /// The unit of its figures.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Row::Wake | Row::TimerLate => "us",
@@ -85,13 +85,13 @@ impl Row {
         }
     }
 
-    /// A time, so that less is better.
+    /// Whether the figure is a time, so that less is better.
     pub(crate) fn less_is_better(self) -> bool {
         self.unit() == "us"
     }
 }
 
-/// The rows whose name contains one of `only`; all, if that is empty.
+/// Returns the rows whose name contains one of `only`, or all rows if that is empty.
 pub(crate) fn chosen(only: &[String]) -> Result<Vec<Row>> {
     let wanted = |row: &&Row| only.is_empty() || only.iter().any(|part| row.name().contains(part));
     let rows: Vec<Row> = ROWS.iter().filter(wanted).copied().collect();

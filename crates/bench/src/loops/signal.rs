@@ -1,4 +1,4 @@
-//! A flag that one thread raises and a task on another waits for, with any runtime's waker.
+//! A flag that one thread raises and a task on another awaits, with any runtime's waker.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
 
-/// Raised and waited for, in turn.
+/// The flag, raised and awaited alternately.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     raised: AtomicBool,
@@ -14,13 +14,13 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Lets the one who waits go on.
+    /// Raises the flag and wakes the waiting task.
     pub(crate) fn raise(&self) {
         self.raised.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Waits until it is raised, and lowers it.
+    /// Waits until the flag is raised, and lowers it.
     pub(crate) async fn wait(&self) {
         poll_fn(|cx| {
             if self.raised.swap(false, Ordering::AcqRel) {

@@ -1,4 +1,4 @@
-//! The NBD server beside its peers: contenders take turns, row by row.
+//! Compares the NBD server with its peers: contenders alternate, row by row.
 
 mod report;
 mod rows;
@@ -26,7 +26,7 @@ use report::{Measured, Report};
 use rows::{Disk, Row, Sender};
 use servers::Serving;
 
-/// What is the same for all measurements of a run.
+/// Settings common to all measurements of a run.
 struct Bench {
     directory: PathBuf,
     sockets: SocketDirectory,
@@ -41,7 +41,7 @@ struct Bench {
     count_syscalls: bool,
 }
 
-/// Measures and reports. Fails when a contender could not be measured, not on any figure.
+/// Measures and reports. Fails if a contender could not be measured, not because of figures.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let quick = options.quick;
     let rounds = options.rounds(3);
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         server_cpu,
         count_syscalls: syscalls::can_count(),
     };
-    // This thread reads /proc while servers are measured: not on their CPU.
+    // This thread reads /proc during measurements, so keep it off the servers' CPU.
     if let Some(cpu) = client_cpu {
         affinity::bind_this_thread(cpu)?;
     }
@@ -107,12 +107,12 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
 }
 
 impl Bench {
-    /// All rounds of one row. A contender that fails is left out of the rounds that remain.
+    /// Runs all rounds of one row. A contender that fails is omitted from later rounds.
     fn row(&self, row: &Row, contenders: &[Contender<Serving>], rounds: usize) -> Vec<Measured> {
         let mut measured: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
         for round in 0..rounds {
             let mut turns: Vec<_> = contenders.iter().zip(&mut measured).collect();
-            // What drifts during a round (clock speed, the host's other guests) hits each in turn.
+            // Contenders alternate their order, as conditions such as the clock speed drift during a round.
             if round % 2 == 1 {
                 turns.reverse();
             }
@@ -142,7 +142,7 @@ impl Bench {
             }
             Sender::Fio => {
                 let terms = Terms {
-                    // It counts no request of the ramp, but the server takes its time for them.
+                    // fio does not count requests of the ramp, but the server spends CPU time on them.
                     ramp: Duration::ZERO,
                     run_time: self.run_time,
                     cpu: self.client_cpu,
@@ -196,7 +196,7 @@ impl Bench {
     }
 }
 
-/// A TCP port that nobody listened on a moment ago.
+/// A TCP port without a listener a moment ago.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
     Ok(listener.local_addr().context("looking for a free port")?.port())

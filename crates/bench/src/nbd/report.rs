@@ -13,23 +13,23 @@ use crate::peers::method::command_to_show;
 use crate::peers::result::{Figure, spread};
 use crate::report::{Section, Table};
 
-/// What is known of one contender on one row.
+/// The results of one contender on one row.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     /// Its rounds.
     pub(super) rounds: Vec<LoadSample>,
-    /// System calls per request, counted once, from our own client.
+    /// System calls per request, counted once with this program's client.
     pub(super) syscalls: Option<f64>,
     /// Why it could not be measured.
     pub(super) failed: Option<String>,
 }
 
-/// All that a run has found.
+/// All results of a run.
 pub(super) struct Report {
     conditions: Vec<String>,
     /// Names, with versions and commands.
     contenders: Vec<(String, String)>,
-    /// Per row the outcome of each contender.
+    /// Per row the result of each contender.
     results: Vec<(Row, Vec<Measured>)>,
     jobs: Table,
 }
@@ -127,7 +127,7 @@ impl Report {
         Section { heading: String::new(), text, tables }
     }
 
-    /// Ours as ratios to each of the peers, row by row.
+    /// Ratios of ringmill to each of the peers, row by row.
     fn ahead(&self) -> Table {
         let is_own = |name: &str| name.starts_with("ringmill");
         let mut head = vec!["load".to_owned(), "server".into()];
@@ -204,7 +204,7 @@ fn ahead_in(iops: bool, cpu: bool) -> &'static str {
     }
 }
 
-/// The command of a contender, without what differs from machine to machine.
+/// The command of a contender, without machine-dependent paths.
 fn shown_command(bench: &Bench, contender: &Contender<Serving>, disk: Disk) -> String {
     let command = contender.command(&bench.serving(disk));
     let places = [
@@ -215,7 +215,7 @@ fn shown_command(bench: &Bench, contender: &Contender<Serving>, disk: Disk) -> S
     command_to_show(&command, &places)
 }
 
-/// Without the marks of a code block.
+/// Removes the marks of a code block.
 fn plain(about: &str) -> String {
     about.replace("  ```\n", "").replace("\n  ```", "")
 }

@@ -1,4 +1,4 @@
-//! The NBD servers that are compared: where each is found, and how it is told what to serve.
+//! The compared NBD servers: their programs and options.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,21 +11,21 @@ use crate::peers::contender::{
 };
 use crate::peers::tree::Tree;
 
-/// What a server is to do.
+/// The task of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Serving {
     /// A raw file.
     pub(crate) file: PathBuf,
-    /// Past the page cache, as far as the server can.
+    /// With O_DIRECT, as far as the server supports it.
     pub(crate) direct: bool,
-    /// Where clients find it.
+    /// The address for clients.
     pub(crate) address: Address,
 }
 
-/// The usual ones; the first is what is to be ahead of the others.
+/// The default contenders; the first should beat the others.
 pub(crate) const USUAL: [&str; 4] = ["ringmill", "unpolled", "qemu-nbd", "nbdkit"];
 
-/// Connections that qemu-nbd takes at once, which are 1 by default. The others' default is no bound.
+/// Limit of qemu-nbd's connections, which is 1 by default. The other servers have none by default.
 const CONNECTIONS: u32 = 16;
 
 /// The contender called `name`.
@@ -40,14 +40,14 @@ pub(crate) fn find(name: &str, places: &Places) -> Result<Contender<Serving>> {
         _ => bail!("unknown contender '{name}'; known are {}", USUAL.join(", ")),
     };
     let program = program.with_context(|| format!("looking for {name}"))?;
-    // A plugin has a version of its own.
+    // A plugin has a separate version.
     let of_program = if name == "nbdkit" { &program[..program.len() - 1] } else { &program };
     let version = version(of_program).with_context(|| format!("asking {name} for its version"))?;
     let name = if name == "unpolled" { "ringmill unpolled" } else { name };
     Ok(Contender { name: name.to_owned(), version, program, options })
 }
 
-/// The peers' tree's, else the machine's own.
+/// The program in the peers' tree, else the machine's.
 fn peer(name: &str, tree: &Tree) -> Result<Vec<OsString>> {
     let of_tree = format!("usr/bin/{name}");
     if tree.has(&of_tree) {
@@ -59,8 +59,8 @@ fn peer(name: &str, tree: &Tree) -> Result<Vec<OsString>> {
     Ok(vec![path.into()])
 }
 
-/// nbdkit with its file plugin: that of the same tree, since a program that is started by the tree's
-/// loader would look for the machine's own.
+/// nbdkit with its file plugin from the same tree, since a program run by the tree's loader would otherwise use the
+/// machine's plugin.
 fn nbdkit(tree: &Tree) -> Result<Vec<OsString>> {
     let mut program = peer("nbdkit", tree)?;
     let arch = std::env::consts::ARCH;
@@ -120,14 +120,14 @@ fn qemu_nbd_options(serving: &Serving) -> Vec<String> {
     options
 }
 
-/// Its file plugin has no `O_DIRECT`; `cache=none` lets it tell the kernel to forget what was read and
-/// written. It threads by itself: 16 per connection.
+/// Its file plugin has no `O_DIRECT`. With `cache=none` it asks the kernel to drop data from the page cache. It starts 16
+/// threads per connection.
 fn nbdkit_options(serving: &Serving) -> Vec<String> {
     let mut options = vec![format!("file={}", serving.file.display()), "fadvise=random".into()];
     if serving.direct {
         options.push("cache=none".into());
     }
-    // An option may stand behind the plugin's name.
+    // Options may follow the plugin's name.
     options.push("--foreground".into());
     options.extend(match &serving.address {
         Address::Unix(path) => vec![format!("--unix={}", path.display())],
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_told_to_serve_the_same() {
+    fn all_servers_serve_the_same() {
         let unix = Serving {
             file: "/d/disk.dat".into(),
             direct: true,

@@ -1,8 +1,7 @@
-//! What a stranger that breaks every rule takes from its neighbours.
+//! How much a hostile front end or client costs its neighbours.
 //!
-//! One daemon has a victim's export, beside it, on the same I/O thread and on another, exports of a
-//! stranger's, an NBD server and a monitor. The victim's requests come by the clock; phases with and
-//! without an attack take turns.
+//! One daemon has a victim's export. On the same I/O thread, and on another, it has exports, an NBD server and a monitor for
+//! the attacker. The victim's requests are paced. Phases with and without an attack alternate.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -24,29 +23,30 @@ use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
 use crate::report::{Section, Table, write_json};
 
-/// Requests per second of the victim: what leaves either CPU some time.
+/// Requests per second of the victim, which leave both CPUs partly idle.
 const RATE: f64 = 20_000.0;
 
-/// What a victim may lose of its requests, at most.
+/// Maximum share of its requests that a victim may lose.
 const MOST_LOST: f64 = 0.05;
-/// What seems to cost it more in the short form, whose phases are so short that a hiccup of the machine's shows, is
-/// measured again as in the long one, so often at most.
+/// Maximum repetitions, with the phases of the long form, of an attack that seems to cost more in the short form, whose
+/// phases are so short that a hiccup of the machine shows.
 const AGAIN: usize = 3;
 
-/// Of the long form: a phase, milliseconds, and how many there are.
+/// The long form: milliseconds of a phase, and number of phases.
 const LONG_MS: u64 = 700;
 const ROUNDS: usize = 3;
 
-/// Of an attack, in all rounds.
+/// The results of an attack over all rounds.
 struct Row {
     name: String,
     blows: f64,
-    /// Requests per second without and with it,
+    /// Requests per second without the attack.
     quiet: f64,
+    /// Requests per second with the attack.
     attacked: f64,
-    /// the latencies' 99th percentile, microseconds,
+    /// 99th percentiles of the latencies, microseconds, without and with the attack.
     p99: [f64; 2],
-    /// and the daemon's CPU time, percent of one CPU.
+    /// The daemon's CPU time, percent of one CPU, without and with the attack.
     cpu: [f64; 2],
 }
 
@@ -64,7 +64,7 @@ struct Bench {
     client_cpu: Option<usize>,
 }
 
-/// Measures and reports. Fails when the victim sees an error, or loses more than it may.
+/// Measures and reports. Fails if the victim sees an error, or loses more than permitted.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
     if options.places.ringmill.is_none() {
         build_ringmill()?;
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let mut rows = Vec::new();
     for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
         let places: &[&str] = match attack {
-            // Of NBD there is one export, beside the victim.
+            // NBD has only one export, on the victim's I/O thread.
             Attack::NbdDeaf => &["same"],
             _ if attack.is_on_io_thread() => &["same", "other"],
             _ => &["other"],
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
 }
 
 impl Row {
-    /// The part of its requests that the victim has lost.
+    /// The share of its requests that the victim has lost.
     fn lost(&self) -> f64 {
         1.0 - self.attacked / self.quiet
     }
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_of_what_was_served_without_an_attack() {
+    fn losses_are_relative_to_service_without_an_attack() {
         let row = Row {
             name: "x".into(),
             blows: 1.0,

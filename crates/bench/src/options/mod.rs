@@ -130,7 +130,7 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
 const COMMANDS: &str =
     "peers, nbd, neighbours, scale, results, polling, load, guards, flame, loops";
 
-/// What is to be done.
+/// What to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Print the help text.
@@ -139,7 +139,7 @@ pub(crate) enum Command {
     Peers(Box<peers::Options>),
     /// Compare NBD servers.
     Nbd(Box<RunOptions>),
-    /// Strangers and their neighbours.
+    /// Attackers and their neighbours.
     Neighbours(Box<RunOptions>),
     /// Many exports.
     Scale(Box<scale::Options>),
@@ -153,13 +153,13 @@ pub(crate) enum Command {
     Guards(guards::Options),
     /// Draw a flame graph.
     Flame(flame::Options),
-    /// A child of [`Guards`](Self::Guards): serve so many rounds.
+    /// A child of [`Guards`](Self::Guards): serve this many rounds.
     ServeRow {
-        /// By name.
+        /// The row's name.
         row: String,
-        /// How many.
+        /// Number of rounds.
         rounds: u64,
-        /// What file rows read.
+        /// The file for file rows.
         file: PathBuf,
     },
     /// Compare event loops.
@@ -168,11 +168,11 @@ pub(crate) enum Command {
     /// A child of that: measure once.
     #[cfg(feature = "loops")]
     MeasureLoop {
-        /// By name.
+        /// The contender's name.
         contender: String,
-        /// By name.
+        /// The row's name.
         row: String,
-        /// The parent's.
+        /// The parent's conditions.
         conditions: crate::loops::Conditions,
     },
 }
@@ -184,9 +184,9 @@ pub(crate) struct LoadOptions {
     pub(crate) socket: PathBuf,
     /// The load.
     pub(crate) load: Load,
-    /// Time before anything counts.
+    /// Duration before the measurement.
     pub(crate) warm_up: Duration,
-    /// Time that counts.
+    /// Duration of the measurement.
     pub(crate) run_time: Duration,
     /// The server's process.
     pub(crate) server_pid: Option<i32>,

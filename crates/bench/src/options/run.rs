@@ -1,4 +1,4 @@
-//! What the commands that measure in rounds have in common on the command line.
+//! Options common to the commands that measure in rounds.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,42 +11,41 @@ use crate::peers::contender::Places;
 
 /// Options of all these commands.
 const ALWAYS: &[&str] = &["quick", "rounds", "runtime", "dir", "json"];
-/// Of those that start daemons.
+/// Options of commands that start daemons.
 pub(super) const SERVERS: &[&str] = &["ringmill", "client-cpu", "server-cpu"];
-/// Of those that start others' beside ours.
+/// Options of commands that also start other servers.
 pub(super) const PEERS: &[&str] = &["contenders", "qsd-chroot"];
 
-/// How a run goes, whatever is measured. A command leaves alone what it does not accept.
+/// The options of a run. A command ignores those that it does not accept.
 #[derive(Debug)]
 pub(crate) struct RunOptions {
-    /// A short run, to see that all of it works.
+    /// A short run, to check that everything works.
     pub(crate) quick: bool,
-    /// Only rows whose name contains one of these, if there are any.
+    /// Only rows whose name contains one of these; all if empty.
     pub(crate) only: Vec<String>,
-    /// Names of the contenders, or none for the usual ones.
+    /// Names of the contenders; the default ones if empty.
     pub(crate) contenders: Vec<String>,
-    /// Where they are found.
+    /// Paths of the contenders.
     pub(crate) places: Places,
     /// Rounds per row or figure, at least 1.
     rounds: Option<usize>,
-    /// Time that counts, per measurement.
+    /// Duration of each measurement.
     run_time: Option<Duration>,
-    /// Where logs and the data file go, whose file system is measured.
+    /// Directory of logs and of the data file, whose file system is measured.
     pub(crate) directory: PathBuf,
-    /// The CPUs to bind client and server to; otherwise the first two.
+    /// The CPUs of client and server; by default the first two.
     pub(crate) client_cpu: Option<usize>,
     /// See [`Self::client_cpu`].
     pub(crate) server_cpu: Option<usize>,
-    /// Where plots go.
+    /// Directory of plots.
     pub(crate) plots: Option<PathBuf>,
     /// The file to write the report into.
     pub(crate) json: Option<PathBuf>,
 }
 
 impl RunOptions {
-    /// Reads all that is left. Of the options here those that all commands have, and the `accepted`;
-    /// `own` reads one of the command's own, and says whether there is such a one. `None`: help is
-    /// asked for.
+    /// Parses the remaining arguments: options common to all commands, and the `accepted` ones. `own` parses an option of the
+    /// command itself, and returns whether it exists. Returns `None` for `--help`.
     pub(super) fn read(
         parser: &mut lexopt::Parser,
         accepted: &[&[&str]],
@@ -96,17 +95,17 @@ impl RunOptions {
             "server-cpu" => self.server_cpu = Some(number(parser, "--server-cpu")?),
             "plots" => self.plots = Some(parser.value()?.into()),
             "json" => self.json = Some(parser.value()?.into()),
-            _ => unreachable!("--{name} is accepted, but there is no such option"),
+            _ => unreachable!("--{name} is accepted, but not implemented"),
         }
         Ok(())
     }
 
-    /// Rounds: one in a short run, otherwise `usual`, if nothing was said.
+    /// The number of rounds: by default one in a short run, else `usual`.
     pub(crate) fn rounds(&self, usual: usize) -> usize {
         self.rounds.unwrap_or(if self.quick { 1 } else { usual })
     }
 
-    /// Time that counts, per measurement: these milliseconds, if nothing was said.
+    /// The duration of each measurement: by default these milliseconds.
     pub(crate) fn run_time(&self, quick: u64, usual: u64) -> Duration {
         let milliseconds = if self.quick { quick } else { usual };
         self.run_time.unwrap_or(Duration::from_millis(milliseconds))

@@ -1,5 +1,4 @@
-//! What ringmill is to reach, and whether it did: as ratios to qemu-storage-daemon in the same run,
-//! and to the bare ring.
+//! Goals for ringmill and whether they are met: ratios to qemu-storage-daemon in the same run, and to the bare ring.
 
 use super::result::{Figure, RowResult, spread};
 use super::rows::{Row, Target, Work};
@@ -12,18 +11,18 @@ const OF_THE_RING: f64 = 1.35;
 /// Requests per second, as a ratio to fio's on the file itself.
 const OF_THE_FILE: f64 = 0.95;
 
-/// What one contender has shown beside another, for one target.
+/// One contender's figure compared with another's, for one target.
 #[derive(Debug)]
 pub(crate) struct Shown {
     /// Its median.
     pub(crate) own: f64,
-    /// What counts, from the medians: a ratio or the figure itself.
+    /// The figure that is compared, from the medians: a ratio or the figure itself.
     pub(crate) value: f64,
-    /// The same from each round.
+    /// The same for each round.
     pub(crate) rounds: Vec<f64>,
 }
 
-/// What contender `own` of a row has shown.
+/// The figure of contender `own` in a row.
 pub(crate) fn shown(result: &RowResult, figure: Figure, own: usize, base: usize) -> Option<Shown> {
     let rounds = |contender: usize| Some(result.outcomes.get(contender)?.rounds(figure));
     let (own, base) = (rounds(own)?, rounds(base)?);
@@ -33,7 +32,7 @@ pub(crate) fn shown(result: &RowResult, figure: Figure, own: usize, base: usize)
     }
     let medians = (median(own.iter().copied()), median(base.iter().copied()));
     Some(match absolute {
-        // Stated with one digit: 0.04 % is 0.0 %.
+        // Rounded to one digit: 0.04 % is 0.0 %.
         true => Shown { own: medians.0, value: (medians.0 * 10.0).round() / 10.0, rounds: own },
         false => Shown {
             own: medians.0,
@@ -47,7 +46,7 @@ fn goal(what: String, target: &Target, value: Option<f64>) -> Goal {
     Goal { what, bound: target.bound, limit: target.limit, value, digits: 3 }
 }
 
-/// All targets of all rows: the contenders at `own` (with their names) beside the one at `base`.
+/// All targets of all rows: the contenders at `own` (with their names) compared with the one at `base`.
 pub(crate) fn table(results: &[RowResult], own: &[(usize, &str)], base: (usize, &str)) -> Table {
     let mut head = vec!["to reach".to_owned(), "of".into(), "bar".into(), base.1.into()];
     for (_, name) in own {
@@ -95,7 +94,7 @@ pub(crate) fn table(results: &[RowResult], own: &[(usize, &str)], base: (usize, 
     table
 }
 
-/// How many of the bars contender `own` meets, of how many.
+/// How many of the goals contender `own` meets, and their number.
 pub(crate) fn met(results: &[RowResult], own: usize, base: usize) -> (usize, usize) {
     let verdicts = results.iter().flat_map(|result| {
         result.row.targets.iter().map(move |target| {
@@ -106,7 +105,7 @@ pub(crate) fn met(results: &[RowResult], own: usize, base: usize) -> (usize, usi
     verdicts.fold((0, 0), |(met, all), verdict| (met + usize::from(verdict), all + 1))
 }
 
-/// What a row's CPU time per request is to reach as a ratio to the bare ring's.
+/// The limit of a row's CPU time per request, as a ratio to the bare ring's.
 pub(crate) fn of_the_ring(row: &Row) -> Option<f64> {
     match &row.work {
         Work::Load(load) if row.limits && load.depth == 64 => Some(OF_THE_RING),
@@ -114,7 +113,7 @@ pub(crate) fn of_the_ring(row: &Row) -> Option<f64> {
     }
 }
 
-/// What is to be reached beside the limit, by each of the contenders at `own`.
+/// The goals relative to the bare ring, for each of the contenders at `own`.
 pub(crate) fn beside_the_limit(results: &[RowResult], own: &[(usize, &str)]) -> Vec<Goal> {
     let mut goals = Vec::new();
     for result in results.iter().filter(|result| result.row.limits) {

@@ -1,4 +1,4 @@
-//! The servers that are compared: where each is found, and how it is told what to serve.
+//! The compared servers: their programs and options.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,62 +11,62 @@ use super::tree::Tree;
 /// qemu-storage-daemon in the peers tree.
 const QSD: &str = "usr/bin/qemu-storage-daemon";
 
-/// What is served.
+/// The disk that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Node {
     /// A disk of 1 GiB that answers at once; reads clear the buffer.
     Null,
-    /// A file, past the page cache, through io_uring.
+    /// A file with O_DIRECT and io_uring.
     File(PathBuf),
     /// A block device, likewise.
     Device(PathBuf),
-    /// A file for each export, by the same name with the export's number at the end.
+    /// A file per export, with the export's number appended to this name.
     Files(PathBuf),
-    /// One of these for each export.
+    /// One of these per export.
     Each(Vec<Node>),
 }
 
 /// Whether the server may busy-poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Polling {
-    /// As the server does by default.
+    /// The server's default.
     Default,
-    /// Not at all: polled time is not work.
+    /// Off, as polling is not work.
     Off,
-    /// ringmill only: by these options of its I/O threads.
+    /// ringmill only: these options of its I/O threads.
     Given(&'static str),
 }
 
-/// What a server is to do, in terms that every contender can be told.
+/// The task of a server, in terms that apply to all contenders.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
-    /// The disk. Each export gets a node of its own.
+    /// The disk. Each export gets a separate node.
     pub(crate) node: Node,
     /// Busy-polling.
     pub(crate) polling: Polling,
     /// Queues per export.
     pub(crate) queues: usize,
-    /// I/O threads, which share the queues of each export. More than one only ringmill has.
+    /// I/O threads, which share the queues of each export. More than one only for ringmill.
     pub(crate) io_threads: usize,
     /// One vhost-user-blk export on each socket.
     pub(crate) sockets: Vec<PathBuf>,
 }
 
-/// A server. To add one: a `Contender` with the function that turns a [`Setup`] into its options,
-/// and a line in [`find`].
+/// A server. To add one, add a `Contender` with the function that turns a [`Setup`] into its options, and a line in
+/// [`find`].
 #[derive(Debug, Clone)]
 pub(crate) struct Contender<S = Setup> {
-    /// What it is called in the table.
+    /// Its name in the table.
     pub(crate) name: String,
-    /// The version it says it has.
+    /// Its version, as reported by the program.
     pub(crate) version: String,
-    /// The program, with the arguments that come before its options.
+    /// The program, with the arguments that precede its options.
     pub(crate) program: Vec<OsString>,
-    /// How it is told what to serve.
+    /// Returns its options.
     pub(crate) options: OptionsFor<S>,
 }
 
-/// How a kind of server is told what to serve.
+/// Turns a task into options.
 pub(crate) type OptionsFor<S = Setup> = fn(&S) -> Vec<String>;
 
 impl<S> Contender<S> {
@@ -78,7 +78,7 @@ impl<S> Contender<S> {
     }
 }
 
-/// Where contenders are found.
+/// Paths of contenders.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places {
     /// `--qsd`.
@@ -129,8 +129,8 @@ fn storage_daemon_options(setup: &Setup) -> Vec<String> {
     options_with(setup, "")
 }
 
-/// ringmill's, with guest memory registered with the ring: opt-in, since pinned memory cannot be
-/// taken back from a guest.
+/// ringmill's options with guest memory registered with the ring. Opt-in, since pinned memory cannot be reclaimed from a
+/// guest.
 fn pinned_options(setup: &Setup) -> Vec<String> {
     options_with(setup, ",pin-memory=on")
 }
@@ -165,7 +165,7 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
 }
 
 impl Node {
-    /// Export `i`'s, as options.
+    /// The options of export `i`'s node.
     fn spelled(&self, i: usize) -> String {
         match self {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
@@ -181,20 +181,19 @@ fn image(driver: &str, path: &Path) -> String {
     format!("driver={driver},filename={},cache.direct=on,aio=io_uring", quoted(path))
 }
 
-/// Export `i`'s file of [`Node::Files`].
+/// The file of export `i` for [`Node::Files`].
 pub(crate) fn numbered(path: &Path, i: usize) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(i.to_string());
     path.into()
 }
 
-/// A path as an option value: a comma is doubled.
+/// A path as an option value, with commas doubled.
 pub(crate) fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// qemu-storage-daemon: the one named, else the newest one that scripts/setup-peers.sh has set up,
-/// else the machine's own.
+/// qemu-storage-daemon: the given one, else the newest that scripts/setup-peers.sh has set up, else the machine's.
 fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
     if let Some(path) = &places.qsd {
         return Ok(vec![path.into()]);
@@ -213,7 +212,7 @@ fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
     )
 }
 
-/// ringmill: the one named, else the one built beside this program.
+/// ringmill: the given one, else the one built next to this program.
 pub(crate) fn ringmill_program(places: &Places) -> Result<PathBuf> {
     let path = match &places.ringmill {
         Some(path) => path.clone(),
@@ -231,13 +230,13 @@ pub(crate) fn beside_this(name: &str) -> Result<PathBuf> {
     Ok(this.with_file_name(name))
 }
 
-/// A program of the machine's own.
+/// A program of the machine.
 pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
-/// The first line of what a program says its version is.
+/// The first line of a program's version output.
 pub(crate) fn version(program: &[OsString]) -> Result<String> {
     let (first, rest) = program.split_first().context("no program")?;
     let output = Command::new(first)

@@ -20,18 +20,18 @@ use crate::load::{Load, Wait};
 
 /// fio in the peers tree, built with libblkio.
 const PROGRAM: &str = "usr/local/bin/fio-blkio";
-/// What fio may take longer than its jobs: it waits for ever for a server that does not answer.
+/// Time limit beyond its jobs: fio waits for ever for a server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// fio, found.
+/// An installed fio.
 #[derive(Debug, Clone)]
 pub(crate) struct Fio {
     program: Vec<OsString>,
-    /// What it says it is.
+    /// Its reported version.
     pub(crate) version: String,
 }
 
-/// What is read and written.
+/// The target of the requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target<'a> {
     /// The vhost-user-blk export on this socket.
@@ -42,34 +42,34 @@ pub(crate) enum Target<'a> {
     File(&'a Path),
 }
 
-/// How a job is run.
+/// The settings of a job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms<'a> {
-    /// Load before anything counts.
+    /// Duration before the measurement.
     pub(crate) ramp: Duration,
-    /// Load that counts.
+    /// Duration of the measurement.
     pub(crate) run_time: Duration,
     /// Its CPU.
     pub(crate) cpu: Option<usize>,
-    /// For its output.
+    /// Directory of its output.
     pub(crate) directory: &'a Path,
 }
 
-/// What fio has counted.
+/// fio's results.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Counted {
     /// Requests per second.
     pub(crate) iops: f64,
-    /// Requests that counted.
+    /// Number of measured requests.
     pub(crate) requests: f64,
-    /// How long they took together.
+    /// Duration of the measurement.
     pub(crate) seconds: f64,
     /// Latency in microseconds at the 50th, 99th and 99.9th percentile.
     pub(crate) latency: [f64; 3],
 }
 
 impl Fio {
-    /// The tree's, if it has one.
+    /// Finds fio in the tree, if it has one.
     pub(crate) fn find(tree: &Tree) -> Result<Option<Self>> {
         if !tree.has(PROGRAM) {
             return Ok(None);
@@ -79,7 +79,7 @@ impl Fio {
         Ok(Some(Self { program, version }))
     }
 
-    /// The machine's own, with its nbd engine.
+    /// Finds the machine's fio, with its nbd engine.
     pub(crate) fn find_with_nbd() -> Result<Self> {
         let program: Vec<OsString> = vec![
             in_path("fio")
@@ -93,7 +93,7 @@ impl Fio {
         Ok(Self { program, version })
     }
 
-    /// Runs a job to its end. `check` is asked now and then whether it is worth waiting for.
+    /// Runs a job to its end. `check` is called from time to time, and its error ends the job.
     pub(crate) fn run(
         &self,
         target: Target<'_>,
@@ -139,19 +139,19 @@ impl Fio {
         parse(&text, load.op).with_context(|| format!("in what fio printed ({})", said()))
     }
 
-    /// The command without what varies from job to job, for the report.
+    /// The command for the report, without parts that vary per job.
     pub(crate) fn command_to_show(target: Target<'_>) -> String {
         format!("fio {} JOB", engine(target).join(" "))
     }
 }
 
-/// Ends fio when nobody waits for it any longer.
+/// A running fio, killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
-            // It takes SIGTERM as a wish to finish its requests, which may be what it waits for.
+            // Not SIGTERM: fio would first finish its requests, which may hang.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -159,7 +159,7 @@ impl Drop for Running {
 }
 
 fn engine(target: Target<'_>) -> Vec<String> {
-    // Jobs as threads: several can share a device's queues, and all end with fio when it is killed.
+    // Jobs as threads: they can share a device's queues, and end with fio when it is killed.
     let mut options =
         vec!["--name=job".to_owned(), "--thread=1".into(), "--output-format=json".into()];
     match target {
@@ -195,7 +195,7 @@ pub(crate) fn job(load: &Load) -> Result<Vec<String>> {
         "--time_based".into(),
     ];
     if load.queues > 1 {
-        // A queue each.
+        // One queue each.
         options.extend([format!("--numjobs={}", load.queues), "--group_reporting=1".into()]);
     }
     if let Arrivals::Paced(pace) = load.arrivals {
@@ -209,14 +209,13 @@ pub(crate) fn job(load: &Load) -> Result<Vec<String>> {
     Ok(options)
 }
 
-/// In milliseconds, since fio takes no fractions.
+/// In milliseconds, since fio accepts no fractions.
 fn duration(name: &str, time: Duration) -> [String; 1] {
     [format!("--{name}={}ms", time.as_millis())]
 }
 
 fn parse(text: &str, op: Op) -> Result<Counted> {
-    // Warnings come before the JSON.
-    let json = text.find('{').map(|start| &text[start..]).context("there is no JSON")?;
+    let json = text.find('{').map(|start| &text[start..]).context("no JSON")?;
     let report: Value = serde_json::from_str(json).context("the JSON is broken")?;
     let job = &report["jobs"][0];
     match job["error"].as_i64() {

@@ -1,4 +1,4 @@
-//! The same reads with no server between: what no server can be cheaper or faster than.
+//! The same reads without a server: the lower limit of cost.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use crate::load::offsets::Order;
 /// fio's bare loop in the peers tree.
 const T_IO_URING: &str = "usr/local/bin/t_io_uring";
 
-/// Reads the file itself, in rounds.
+/// Rounds of reads of the file itself.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
     /// By fio's `t/io_uring`, a bare loop.
@@ -29,13 +29,13 @@ pub(crate) struct Limits {
     pub(crate) bare: Vec<bare::Done>,
     /// By fio's io_uring engine on the client's CPU: requests per second.
     pub(crate) fio: Vec<f64>,
-    /// At depth 1, also of a null node: a bare echo in place of the server.
+    /// At depth 1, also for a null node: a bare echo in place of the server.
     pub(crate) echo: Vec<bare::Done>,
-    /// What could not be measured, and why.
+    /// Failed measurements, with the reasons.
     pub(crate) failures: Vec<String>,
 }
 
-/// What can read the file.
+/// The programs that read the file.
 #[derive(Debug)]
 pub(crate) struct Readers {
     t_io_uring: Option<Vec<OsString>>,
@@ -43,7 +43,7 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// Those that are there; fio only when it is the client too, else the two could not be compared.
+    /// Finds the available ones. fio only if it is also the client, as the results could not be compared otherwise.
     pub(crate) fn find(tree: &Tree, client: &Client) -> Result<Self> {
         Ok(Self {
             t_io_uring: tree.has(T_IO_URING).then(|| tree.program(T_IO_URING)).transpose()?,
@@ -54,12 +54,12 @@ impl Readers {
         })
     }
 
-    /// How many there are.
+    /// Their number.
     pub(crate) fn count(&self) -> usize {
         1 + usize::from(self.t_io_uring.is_some()) + usize::from(self.fio.is_some())
     }
 
-    /// How they are called, for the report.
+    /// Their names, for the report.
     pub(crate) fn describe(&self) -> Vec<String> {
         let bare = "bare loop: ours (`crates/bench/src/bare.rs`): SINGLE_ISSUER, DEFER_TASKRUN, \
                     NO_SQARRAY, file and buffers registered, half of the depth per io_uring_enter, \
@@ -165,7 +165,7 @@ fn bare_options(load: &Load, seconds: u64) -> Vec<String> {
     .collect()
 }
 
-/// The mean of the seconds. The line with the maximum, which comes last, is none of them.
+/// The mean over the seconds. The last line, with the maximum, is omitted.
 fn parse(text: &str) -> Option<f64> {
     let seconds: Vec<f64> = text
         .lines()
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_t_io_uring_prints_is_read() {
+    fn output_of_t_io_uring_is_parsed() {
         let text = "submitter=0, tid=1, file=f\nIOPS=65120, BW=254MiB/s, IOS/call=32/31\n\
                     IOPS=64.88K, BW=253MiB/s, IOS/call=32/32\nExiting on timeout\n\
                     Maximum IOPS=65120\n";
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_to_do_what_the_servers_do() {
+    fn t_io_uring_has_the_load_of_the_servers() {
         let load = Load { depth: 64, ..super::super::rows::load() };
         assert_eq!(
             bare_options(&load, 4).join(" "),

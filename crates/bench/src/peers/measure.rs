@@ -16,30 +16,30 @@ use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::requests::Requests;
 use crate::load::{self, Load, Running};
 
-/// What is the same for all measurements of a run.
+/// Settings common to all measurements of a run.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// Where logs and the data file are.
+    /// Directory of logs and the data file.
     pub(crate) directory: PathBuf,
-    /// Where sockets are.
+    /// Directory of sockets.
     pub(crate) sockets: SocketDirectory,
     /// The file of the file node.
     pub(crate) data_file: PathBuf,
-    /// Load before anything counts.
+    /// Duration before the measurement.
     pub(crate) warm_up: Duration,
-    /// Load that counts.
+    /// Duration of the measurement.
     pub(crate) run_time: Duration,
     /// The CPU of the client's threads, if they are bound.
     pub(crate) client_cpu: Option<usize>,
     /// The CPU of the servers, if they are bound.
     pub(crate) server_cpu: Option<usize>,
-    /// Who sends the load. Idle servers' client and that of the counted system calls is our own.
+    /// The client that sends the load. Idle servers and counted system calls use this program's client.
     pub(crate) client: Client,
     /// Whether system calls are counted.
     pub(crate) count_syscalls: bool,
 }
 
-/// What a server did under a load.
+/// A server's results under a load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LoadSample {
     /// Requests per second.
@@ -52,7 +52,7 @@ pub(crate) struct LoadSample {
     pub(crate) latency: [f64; 3],
 }
 
-/// What a server did with nothing to do.
+/// An idle server's results.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IdleSample {
     /// CPU time, percent of one CPU.
@@ -61,8 +61,7 @@ pub(crate) struct IdleSample {
     pub(crate) switches: f64,
 }
 
-/// How long a server may take to settle after its last request before it counts as idle. Adaptive
-/// polling is over long before.
+/// Time from its last request until a server counts as idle. Adaptive polling ends long before.
 pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 
 impl Bench {
@@ -97,8 +96,8 @@ impl Bench {
         }
     }
 
-    /// fio does not say how many requests it had served at a moment, so that CPU time and context
-    /// switches are those of its whole run, connecting included.
+    /// fio does not report its requests at a given moment, so CPU time and context switches are those of its whole run,
+    /// connecting included.
     fn fio_load(
         &self,
         fio: &Fio,
@@ -111,7 +110,7 @@ impl Bench {
         let mut server = self.start(contender, &setup)?;
         let socket = server.listening(0)?;
         let terms = Terms {
-            // It counts no request of the ramp: where CPU time matters, there is none.
+            // fio does not count requests of the ramp, so there is none where CPU time matters.
             ramp: if polling == Polling::Off { Duration::ZERO } else { self.warm_up },
             run_time: self.run_time,
             cpu: self.client_cpu,
@@ -133,8 +132,7 @@ impl Bench {
         own_sample(server, running, self.warm_up, self.run_time)
     }
 
-    /// System calls per request under a load, polling off; nothing is timed meanwhile. `None` when
-    /// they cannot be counted here.
+    /// System calls per request under a load, polling off; nothing is timed meanwhile. `None` if they cannot be counted here.
     pub(crate) fn syscalls(
         &self,
         contender: &Contender,
@@ -150,12 +148,12 @@ impl Bench {
         count_syscalls(server, client, &self.directory, self.run_time).map(Some)
     }
 
-    /// What a server does with nothing to do, default polling, after a few requests.
+    /// An idle server, with default polling, after a few requests.
     pub(crate) fn idle(&self, contender: &Contender, exports: usize) -> Result<IdleSample> {
         const REQUESTS: u32 = 16;
         let setup = self.setup(Disk::Null, Polling::Default, 1, exports);
         let mut server = self.start(contender, &setup)?;
-        // One burst at once, and the next one when the measurement is long over.
+        // One burst at once, and the next one long after the measurement.
         let pace = Pace { per_second: f64::from(REQUESTS) / 86_400.0, burst: REQUESTS };
         let load = self.bound(&Load {
             arrivals: Arrivals::Paced(pace),
@@ -175,7 +173,7 @@ impl Bench {
         std::thread::sleep(self.run_time);
         let after = Usage::read(server.pid())?;
         server.check()?;
-        // All at once: each takes a moment to wake up.
+        // All at once, as each takes a moment to wake up.
         clients.iter().for_each(Running::abandon);
         drop(clients);
         server.stop()?;
@@ -195,7 +193,7 @@ impl Bench {
     }
 }
 
-/// What a server did under a load of fio's, from its first connection to its last.
+/// A server's results under fio's load, from its first connection to its last.
 pub(crate) fn fio_sample(
     fio: &Fio,
     target: Target<'_>,
@@ -216,7 +214,7 @@ pub(crate) fn fio_sample(
     })
 }
 
-/// What a server did under a load of our own, once that has warmed up.
+/// A server's results under this program's load, after the warm-up.
 pub(crate) fn own_sample(
     mut server: Server,
     running: Running,
@@ -224,7 +222,7 @@ pub(crate) fn own_sample(
     run_time: Duration,
 ) -> Result<LoadSample> {
     let window = watch_window(&mut server, &running, warm_up, run_time);
-    // What the client has to say about a failure comes before what the server leaves unsaid.
+    // The client's error is more informative than the server's.
     let (latencies, _) = match window {
         Ok(_) => running.finish()?,
         Err(error) if running.has_failed() => {
@@ -246,15 +244,14 @@ pub(crate) fn own_sample(
     })
 }
 
-/// System calls per request of a server under a load of our own; nothing is timed meanwhile.
+/// System calls per request of a server under this program's load; nothing is timed meanwhile.
 pub(crate) fn count_syscalls<Q: Requests>(
     mut server: Server,
     client: load::Client<Q>,
     directory: &Path,
     run_time: Duration,
 ) -> Result<f64> {
-    // Attached before the first request and detached after the last: no call of a counted
-    // request is missed, and no request of a counted call.
+    // Attached before the first request and detached after the last, so that calls and requests match.
     let counter = Counter::attach(server.pid(), directory)?;
     let running = client.start()?;
     watch(&mut server, &running, run_time.min(Duration::from_secs(1)))?;
@@ -270,10 +267,10 @@ struct Moment {
     requests: u64,
 }
 
-/// How long a disk may take for a first request: one that others have kept busy takes longer than a short window.
+/// Time limit of a disk's first request, which takes long on a busy disk.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Lets the load warm up, then measures for `run_time`, and on until something was served.
+/// Runs the warm-up, then measures for `run_time`, or longer until a request was served.
 fn watch_window(
     server: &mut Server,
     running: &Running,
@@ -312,8 +309,8 @@ pub(crate) fn watch(server: &mut Server, running: &Running, time: Duration) -> R
     }
 }
 
-/// A directory for sockets, removed when dropped. Not below the target directory, whose path may be
-/// longer than a socket's can be (108 bytes, unix(7)).
+/// A directory for sockets, removed when dropped. Not below the target directory, whose path may exceed the limit of a
+/// socket's path (108 bytes, unix(7)).
 #[derive(Debug)]
 pub(crate) struct SocketDirectory(pub(crate) PathBuf);
 

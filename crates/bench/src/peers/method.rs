@@ -1,4 +1,4 @@
-//! How a run measures, in words, so that anyone can repeat it.
+//! Describes how a run measures, so that it can be repeated.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,7 +36,7 @@ pub(crate) fn describe(bench: &Bench, rounds: usize, size: u64) -> String {
     )
 }
 
-/// Who sent the load.
+/// The client of the load.
 pub(crate) fn describe_client(bench: &Bench) -> String {
     match &bench.client {
         Client::Own => "Client: the load generator of `bench`".into(),
@@ -52,7 +52,7 @@ pub(crate) fn describe_client(bench: &Bench) -> String {
     }
 }
 
-/// What fio is told for each row, if it is the client.
+/// fio's options for each row, if fio is the client.
 pub(crate) fn jobs(client: &Client, rows: &[Row]) -> Result<Vec<(String, String)>> {
     let loads = rows.iter().filter_map(|row| match (&row.work, client) {
         (Work::Load(load), Client::Fio(_)) => Some((&row.name, load)),
@@ -61,7 +61,7 @@ pub(crate) fn jobs(client: &Client, rows: &[Row]) -> Result<Vec<(String, String)
     loads.map(|(name, load)| Ok((name.clone(), fio::job(load)?.join(" ")))).collect()
 }
 
-/// About how long a run takes.
+/// The approximate duration of a run.
 pub(crate) fn estimate(
     bench: &Bench,
     rows: &[Row],
@@ -69,7 +69,7 @@ pub(crate) fn estimate(
     rounds: usize,
     readers: usize,
 ) -> Duration {
-    /// To start and end a server and a client.
+    /// Duration of starting and ending a server and a client.
     const BETWEEN: Duration = Duration::from_millis(500);
     let (contenders, rounds) = (contenders as u32, rounds as u32);
     let once = bench.run_time + BETWEEN;
@@ -95,7 +95,7 @@ pub(crate) fn contender(bench: &Bench, contender: &Contender, rows: &[Row]) -> D
     }
 }
 
-/// The command of a contender, without what differs from machine to machine.
+/// The command of a contender, without machine-dependent paths.
 fn command_of(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
     let disk = rows.iter().map(|row| row.disk).find(|&disk| disk == Disk::File);
     let setup = bench.setup(disk.unwrap_or(Disk::Null), Polling::Off, 1, 1);
@@ -105,7 +105,7 @@ fn command_of(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
 
 /// A command with names in place of directories.
 pub(crate) fn command_to_show(command: &[OsString], places: &[(&Path, &str)]) -> String {
-    // The loader of another tree and its options come before the program proper.
+    // The loader of another tree and its options precede the program.
     let loader = command.iter().position(|word| word == "--library-path").map_or(0, |at| at + 2);
     let show = |(i, word): (usize, &OsString)| match i {
         0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),

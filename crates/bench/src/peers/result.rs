@@ -5,7 +5,7 @@ use super::measure::{IdleSample, LoadSample};
 use super::rows::Row;
 use crate::figures::{median, range};
 
-/// Something that is measured of a server.
+/// A figure of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Figure {
     /// CPU time per request in microseconds, polling off.
@@ -16,18 +16,18 @@ pub(crate) enum Figure {
     Iops,
     /// Median latency in microseconds, default polling.
     P50,
-    /// 99th percentile of that.
+    /// 99th percentile of the latency.
     P99,
-    /// 99.9th percentile of that.
+    /// 99.9th percentile of the latency.
     P999,
-    /// CPU time with nothing to do, percent.
+    /// CPU time when idle, percent.
     IdleCpu,
-    /// Context switches per second with nothing to do.
+    /// Context switches per second when idle.
     WakeUps,
 }
 
 impl Figure {
-    /// What it is called.
+    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cpu => "CPU us/req",
@@ -41,7 +41,7 @@ impl Figure {
         }
     }
 
-    /// As many digits as say something.
+    /// A value with its significant digits.
     pub(crate) fn show(self, value: f64) -> String {
         let digits = match self {
             _ if value.is_nan() => return "-".into(),
@@ -54,41 +54,41 @@ impl Figure {
     }
 }
 
-/// What is known of one contender on one row.
+/// The results of one contender on one row.
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
     /// Under a load.
     Load(LoadFigures),
-    /// With nothing to do.
+    /// When idle.
     Idle(Vec<IdleSample>),
-    /// It could not be measured, and why.
+    /// It could not be measured, for this reason.
     Failed(String),
 }
 
 /// The rounds of one contender under one load.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LoadFigures {
-    /// With default polling: throughput and latency are taken from these.
+    /// With default polling: the source of throughput and latency.
     pub(crate) default: Vec<LoadSample>,
-    /// Without polling: CPU time and context switches are taken from these.
+    /// Without polling: the source of CPU time and context switches.
     pub(crate) unpolled: Vec<LoadSample>,
     /// System calls per request, counted once.
     pub(crate) syscalls: Option<f64>,
 }
 
-/// What is known of one row.
+/// The results of one row.
 #[derive(Debug, Clone)]
 pub(crate) struct RowResult {
-    /// Which.
+    /// The row.
     pub(crate) row: Row,
-    /// Of each contender.
+    /// The result of each contender.
     pub(crate) outcomes: Vec<Outcome>,
-    /// With no server between.
+    /// Without a server.
     pub(crate) limits: Limits,
 }
 
 impl Outcome {
-    /// The figure in each round; none where it does not apply.
+    /// The figure in each round; empty where it does not apply.
     pub(crate) fn rounds(&self, figure: Figure) -> Vec<f64> {
         let load =
             |of: fn(&LoadFigures) -> &[LoadSample], figure: fn(&LoadSample) -> f64| match self {
@@ -111,18 +111,18 @@ impl Outcome {
         }
     }
 
-    /// The median of the rounds; NaN where there are none.
+    /// The median of the rounds; NaN without rounds.
     pub(crate) fn median(&self, figure: Figure) -> f64 {
         median(self.rounds(figure).into_iter())
     }
 
-    /// Least and most of the rounds.
+    /// Minimum and maximum of the rounds.
     pub(crate) fn range(&self, figure: Figure) -> String {
         spread(figure, &self.rounds(figure))
     }
 }
 
-/// Least and most.
+/// Minimum and maximum.
 pub(crate) fn spread(figure: Figure, rounds: &[f64]) -> String {
     if rounds.is_empty() {
         return "-".into();

@@ -1,4 +1,4 @@
-//! The rows of the table: which loads and nodes are measured.
+//! The rows of the table: the measured loads and nodes.
 
 use super::result::Figure;
 use crate::goal::Bound;
@@ -7,7 +7,7 @@ use crate::load::offsets::Order;
 use crate::load::queue::Op;
 use crate::load::{Load, Threads, Wait};
 
-/// Which disk a row is measured on.
+/// The disk of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
     /// A null node.
@@ -16,24 +16,23 @@ pub(crate) enum Disk {
     File,
 }
 
-/// What is done to it.
+/// The load of a row.
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
     /// A load.
     Load(Load),
-    /// Nothing, with a client connected to each of this many exports.
+    /// None, with a client connected to each of this many exports.
     Idle(usize),
 }
 
-/// What is to be reached on a row: for a load the ratio to qemu-storage-daemon, for idling the figure
-/// itself.
+/// The goal of a row: for a load the ratio to qemu-storage-daemon, for idling the figure itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
-    /// Of what.
+    /// The figure.
     pub(crate) figure: Figure,
-    /// From which side.
+    /// The side of the limit.
     pub(crate) bound: Bound,
-    /// How much.
+    /// The limit.
     pub(crate) limit: f64,
 }
 
@@ -44,22 +43,22 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// The disk.
     pub(crate) disk: Disk,
-    /// The work.
+    /// The load.
     pub(crate) work: Work,
-    /// What is to be reached.
+    /// The goals.
     pub(crate) targets: Vec<Target>,
-    /// Whether the same is measured with no server between client and disk.
+    /// Whether the same is measured without a server.
     pub(crate) limits: bool,
 }
 
-/// How many rows are wanted.
+/// The extent of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// A few, for CI: under a minute with one round.
     Quick,
-    /// Many kinds of load, for comparing and for looking into.
+    /// Many kinds of load, for comparisons and investigations.
     Standard,
-    /// Those with something to be reached.
+    /// The rows with goals.
     Full,
 }
 
@@ -72,7 +71,7 @@ pub(crate) fn rows(extent: Extent) -> Vec<Row> {
     }
 }
 
-/// Of the rows that matter one of each kind.
+/// One row of each important kind.
 fn quick() -> Vec<Row> {
     const KINDS: [&str; 6] = [
         "null randread 400000/s",
@@ -91,8 +90,8 @@ fn standard() -> Vec<Row> {
     use Disk::{File, Null};
     let mut rows = Vec::new();
     for disk in [Null, File] {
-        // Depth is per queue. 64 on each of 4 queues would be the natural fourth, but there
-        // qemu-storage-daemon 11.1.3 stops answering on a file node.
+        // Depth is per queue. 64 on each of 4 queues would complete the list, but qemu-storage-daemon 11.1.3 stops answering
+        // there on a file node.
         for (depth, queues) in [(1, 1), (64, 1), (1, 4), (16, 4)] {
             for op in [Op::Read, Op::Write] {
                 rows.push(unpaced(disk, op, depth, queues));
@@ -108,7 +107,7 @@ fn standard() -> Vec<Row> {
     rows
 }
 
-/// What ringmill is to reach beside qemu-storage-daemon, row by row.
+/// The goals of ringmill relative to qemu-storage-daemon, row by row.
 fn full() -> Vec<Row> {
     use Disk::{File, Null};
     use Figure::{Cpu, Iops, P50, P99, P999};
@@ -135,7 +134,7 @@ fn full() -> Vec<Row> {
 
 impl Target {
     fn new(figure: Figure, limit: f64) -> Self {
-        // Of requests there can only be too few, of all else too much.
+        // Requests per second have a minimum, other figures a maximum.
         let bound = if figure == Figure::Iops { Bound::AtLeast } else { Bound::AtMost };
         Self { figure, bound, limit }
     }
@@ -151,7 +150,7 @@ impl Row {
         self
     }
 
-    /// Whether a bare echo does the same: one request at a time, as fast as they are answered.
+    /// Whether a bare echo has the same load: one unpaced request at a time.
     pub(crate) fn has_echo(&self) -> bool {
         match &self.work {
             Work::Load(load) => {
@@ -167,7 +166,7 @@ impl Row {
     }
 }
 
-/// As much as the server takes.
+/// As many requests as the server takes.
 pub(crate) fn unpaced(disk: Disk, op: Op, depth: usize, queues: usize) -> Row {
     let name = match queues {
         1 => format!("{} {} depth {depth}", disk.name(), verb(op)),
@@ -200,7 +199,7 @@ pub(crate) fn paced(disk: Disk, per_second: u32, burst: u32) -> Row {
     Row::new(name, disk, Load { arrivals, depth: 64, ..load() })
 }
 
-/// Random reads at a rate so low that one is over before the next.
+/// Random reads at a rate so low that each completes before the next.
 fn seldom(disk: Disk, per_second: u32) -> Row {
     let name = format!("{} randread {per_second}/s", disk.name());
     let arrivals = Arrivals::Paced(Pace { per_second: per_second.into(), burst: 1 });
@@ -213,7 +212,7 @@ fn polled(disk: Disk, depth: usize) -> Row {
     Row::new(name, disk, Load { wait: Wait::Poll, depth, ..load() })
 }
 
-/// Nothing.
+/// No load.
 fn idle(exports: usize) -> Row {
     let plural = if exports == 1 { "" } else { "s" };
     Row {

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_nobody_listens_on_any_more_is_not_taken_for_one() {
+    fn a_socket_without_a_listener_is_not_ready() {
         let name = format!("bench-listening-{}.sock", std::process::id());
         let socket = std::env::temp_dir().join(name);
         assert!(!is_listening(&socket).unwrap());

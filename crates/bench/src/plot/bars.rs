@@ -1,4 +1,4 @@
-//! Bars that stand, in groups.
+//! Vertical bars in groups.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,22 +11,22 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{Bar, COLOURS, FONT, HEADING, draw_heading, failed, short};
 use crate::figures::range;
 
-/// Groups of bars that stand side by side.
+/// A plot of vertical bars in groups.
 #[derive(Debug, Clone)]
 pub(crate) struct Bars {
-    /// What is shown.
+    /// The title.
     pub(crate) title: String,
-    /// What the height is, with its unit.
+    /// The meaning of the height, with its unit.
     pub(crate) unit: String,
-    /// What the bars of each group are.
+    /// The names of the bars in each group.
     pub(crate) series: Vec<String>,
     /// The groups, with a bar (or none) per series.
     pub(crate) groups: Vec<(String, Vec<Option<Bar>>)>,
 }
 
-/// Without what the names of the groups need beyond their first line.
+/// Size without further lines of the groups' names.
 const SIZE: (u32, u32) = (900, 420);
-/// Of the groups' names.
+/// Height of a line of the groups' names.
 const LINE: u32 = 15;
 
 impl Bars {
@@ -93,7 +93,7 @@ impl Bars {
         lines.max().unwrap_or(0)
     }
 
-    /// From the least to the most, zero included, with room for the figures.
+    /// The range of the values, zero included, with room for the figures.
     fn heights(&self) -> Range<f64> {
         let bars = || self.groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
         let (least, most) = range(bars().flat_map(|bar| [bar.least, bar.most, 0.0]));
@@ -101,7 +101,7 @@ impl Bars {
         (if least < 0.0 { least - room } else { 0.0 })..most + room
     }
 
-    /// Where a bar stands.
+    /// The horizontal range of a bar.
     fn places(&self, group: usize, series: usize) -> Range<f64> {
         let width = 0.8 / self.series.len().max(1) as f64;
         let start = group as f64 + 0.1 + width * series as f64;

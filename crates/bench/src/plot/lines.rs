@@ -1,5 +1,4 @@
-//! Figures that lie, in groups one below the other: room for long names, and for a figure in words
-//! beside each.
+//! Horizontal figures in groups, one below the other, with room for long names and labels.
 
 use std::path::Path;
 
@@ -13,53 +12,53 @@ use super::{Bar, COLOURS, FONT, GREY, HEADING, draw_heading, failed, short};
 /// The plot.
 #[derive(Debug, Clone)]
 pub(crate) struct Lines {
-    /// What is shown.
+    /// The title.
     pub(crate) title: String,
-    /// What the length is, with its unit.
+    /// The meaning of the length, with its unit.
     pub(crate) unit: String,
-    /// Where figures lie.
+    /// The scale.
     pub(crate) scale: Scale,
-    /// What the lines of each group are.
+    /// The names of the lines in each group.
     pub(crate) series: Vec<String>,
-    /// From the top.
+    /// Groups, from the top.
     pub(crate) groups: Vec<Group>,
 }
 
-/// From a figure to a place.
+/// Maps figures to positions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scale {
-    /// From 0 to this; what is longer is cut off.
+    /// From 0 to this; longer figures are cut off.
     Linear(f64),
-    /// Logarithmic, from and to powers of ten.
+    /// Logarithmic, between two powers of ten.
     Decades(i32, i32),
 }
 
 /// Lines that belong together.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
-    /// What they have in common.
+    /// The group's name.
     pub(crate) name: String,
     /// One per series, or none.
     pub(crate) lines: Vec<Option<Line>>,
-    /// Where to be, and on which side.
+    /// The limit of a goal.
     pub(crate) goal: Option<f64>,
 }
 
 /// A figure of one series.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
-    /// What is drawn.
+    /// The drawing.
     pub(crate) mark: Mark,
-    /// What is written beside it.
+    /// The text beside it.
     pub(crate) label: String,
 }
 
 /// How a figure is drawn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Mark {
-    /// From zero.
+    /// A bar from zero.
     Bar(Bar),
-    /// From a full dot to an empty one.
+    /// A line from a filled dot to an empty one.
     Span(f64, f64),
 }
 
@@ -67,10 +66,10 @@ pub(crate) enum Mark {
 const WIDTH: u32 = 900;
 const LEFT: i32 = 225;
 const RIGHT: i32 = 760;
-/// Of a line, and between groups.
+/// Height of a line, and space between groups.
 const LINE: i32 = 19;
 const GAP: i32 = 16;
-/// Below the groups.
+/// Height below the groups.
 const FOOT: i32 = 52;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -85,7 +84,7 @@ impl Lines {
             .with_context(|| format!("drawing {}", file.display()))
     }
 
-    /// Of all groups.
+    /// Height of all groups.
     fn height(&self) -> i32 {
         self.groups.len() as i32 * self.group_height()
     }
@@ -123,9 +122,9 @@ impl Lines {
         Ok(())
     }
 
-    /// Where the label of a line that ends at `end` begins: not across the goal's stroke.
+    /// Where the label of a line that ends at `end` begins, without crossing the goal's stroke.
     fn beside(&self, end: i32, label: &str, goal: Option<f64>) -> i32 {
-        // Without the font at hand its width is an estimate.
+        // The width is an estimate, as the font is unknown.
         let width = 8 * label.chars().count() as i32;
         match goal.map(|goal| self.place(goal)) {
             Some(goal) if (end..end + width).contains(&goal) => goal + 7,
@@ -133,7 +132,7 @@ impl Lines {
         }
     }
 
-    /// Returns where it ends.
+    /// Draws a mark. Returns its end.
     fn draw_mark(&self, area: &Area<'_>, mark: Mark, y: i32, colour: RGBColor) -> Result<i32> {
         match mark {
             Mark::Bar(bar) => {
@@ -177,7 +176,7 @@ impl Lines {
         }
     }
 
-    /// Where a figure lies; what lies outside is at the edge.
+    /// The position of a figure; values outside of the scale are at the edge.
     fn place(&self, value: f64) -> i32 {
         let part = match self.scale {
             Scale::Linear(most) => value / most,
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_lies_at_the_edge() {
+    fn values_outside_are_drawn_at_the_edge() {
         let mut lines = Lines {
             title: String::new(),
             unit: String::new(),

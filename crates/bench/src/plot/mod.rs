@@ -10,19 +10,19 @@ use plotters::prelude::*;
 use crate::figures::{median, range};
 pub(crate) use bars::Bars;
 
-/// A bar: the median of several rounds, with the least and the most of them.
+/// A bar: the median of several rounds, with their minimum and maximum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bar {
     /// Its height.
     pub(crate) median: f64,
-    /// Where its whisker ends below.
+    /// The lower end of its whisker.
     pub(crate) least: f64,
-    /// Where its whisker ends above.
+    /// The upper end of its whisker.
     pub(crate) most: f64,
 }
 
 impl Bar {
-    /// Of the figures of several rounds.
+    /// Makes a bar of the figures of several rounds.
     pub(crate) fn of(rounds: &[f64]) -> Self {
         let (least, most) = range(rounds.iter().copied());
         Bar { median: median(rounds.iter().copied()), least, most }
@@ -31,10 +31,10 @@ impl Bar {
 
 /// Height of the title and the legend below it.
 const HEADING: u32 = 58;
-/// Of all text.
+/// The font of all text.
 const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(110, 110, 110);
-/// Colours that differ also for those who do not see red and green apart (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(153, 153, 153),
     RGBColor(0, 114, 178),
@@ -44,7 +44,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// The title, and which colour is what.
+/// Draws the title, and the legend.
 fn draw_heading(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     title: &str,
@@ -59,7 +59,7 @@ fn draw_heading(
         area.draw(&Rectangle::new(corners, colour.filled())).map_err(failed)?;
         let style = (FONT, 13).into_font().color(&GREY);
         area.draw_text(name, &style, (x + 17, 37)).map_err(failed)?;
-        // Without the font at hand its width is an estimate.
+        // The width is an estimate, as the font is unknown.
         x += 32 + 7 * name.chars().count() as i32;
     }
     Ok(())

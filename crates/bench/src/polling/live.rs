@@ -17,7 +17,7 @@ use crate::peers::server::Server;
 
 const SIZE: u64 = 256 << 20;
 
-/// What is the same for all measurements.
+/// Settings common to all measurements.
 pub(super) struct Live {
     ringmill: contender::Contender,
     directory: PathBuf,
@@ -47,7 +47,7 @@ impl Live {
         })
     }
 
-    /// The samples of each contender, one per round. They take turns, forth and back.
+    /// Returns the samples of each contender, one per round. Contenders alternate their order.
     pub(super) fn measure(
         &self,
         load: &LiveLoad,
@@ -88,7 +88,7 @@ impl Live {
             .map(|((_, load), export)| server.connect(export, &bound(load)))
             .collect::<Result<_>>()?;
         let measured = server.connect(0, &bound(&load.load))?;
-        // One thread drives them all: a client that sleeps has one thread per disk or few.
+        // One thread drives them all, as a client with few requests has few threads.
         let _others = Client::join(others).map(Client::start).transpose()?;
         let warm_up = self.run_time.min(Duration::from_millis(200));
         own_sample(server, measured.start()?, warm_up, self.run_time)

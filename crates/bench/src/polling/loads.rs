@@ -4,7 +4,7 @@ use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::{Load, Threads, Wait};
 use crate::peers::rows::load;
 
-/// What a disk is.
+/// The kind of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
     /// A null node: answers at once.
@@ -25,7 +25,7 @@ impl Disk {
     }
 }
 
-/// A load, and what else the I/O thread has to serve meanwhile.
+/// A load, and the I/O thread's other loads meanwhile.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveLoad {
     /// Its name.
@@ -36,7 +36,7 @@ pub(crate) struct LiveLoad {
     pub(crate) load: Load,
     /// I/O threads that share its queues.
     pub(crate) io_threads: usize,
-    /// Other disks, each with an export and a load of its own.
+    /// Other disks, each with an export and a load.
     pub(crate) beside: Vec<(Disk, Load)>,
 }
 
@@ -85,11 +85,11 @@ pub(crate) fn all() -> Vec<LiveLoad> {
             if wait == Wait::Signal {
                 add("4 queues, depth 16 each", queues);
             } else {
-                // Threads that poll would take each other's CPU.
+                // Polling threads would compete for the CPU.
                 add("4 queues, depth 16 each", Load { threads: Threads::One, ..queues });
             }
             for rate in [500.0, 2_000.0, 20_000.0, 200_000.0] {
-                // More than a file can do says nothing of polling.
+                // A load beyond the file's limit does not depend on polling.
                 if disk != Disk::File || rate < 100_000.0 {
                     add(&format!("{rate:.0}/s"), paced(rate, 1));
                 }

@@ -1,4 +1,4 @@
-//! Polling policies beside each other, in the daemon and under real loads.
+//! Compares polling policies in the daemon under real loads.
 
 mod live;
 mod loads;
@@ -17,13 +17,13 @@ use live::Live;
 /// A choice of polling options, to be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Contender {
-    /// What the table calls it.
+    /// Its name in the table.
     pub(crate) name: &'static str,
     /// The options of the I/O thread.
     pub(crate) options: &'static str,
 }
 
-/// The default comes first, then those that it must not be beaten by.
+/// The default first, then those that must not beat it.
 pub(crate) const CONTENDERS: [Contender; 7] = [
     Contender { name: "default", options: "poll-policy=measured" },
     Contender { name: "off", options: "poll-max-ns=0" },
@@ -37,19 +37,19 @@ pub(crate) const CONTENDERS: [Contender; 7] = [
 /// `bench polling`.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// Short, and no figure is a failure.
+    /// A short run, in which no figure is a failure.
     pub(crate) quick: bool,
     /// Only loads whose names contain this.
     pub(crate) only: String,
     /// Rounds.
     pub(crate) rounds: Option<usize>,
-    /// Time that counts, per measurement.
+    /// Duration of each measurement.
     pub(crate) run_time: Option<Duration>,
     /// Where logs and data files go.
     pub(crate) directory: PathBuf,
 }
 
-/// Measures and prints; fails where the default is beaten.
+/// Measures and prints. Fails if a rival beats the default.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let (rounds, ms) = if options.quick { (1, 50) } else { (3, 1_000) };
     let rounds = options.rounds.unwrap_or(rounds);
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             if verdict::beats(result, &results[0]).is_none() {
                 continue;
             }
-            // A second, longer look at the two: one that is beaten by chance is not beaten twice.
+            // Measure the two again, for longer: a rival that won by chance does not win twice.
             let pair = live.measure(load, &[default, *rival], 2 * rounds)?;
             if let Some(how) = verdict::beats(&pair[1], &pair[0]) {
                 println!("beaten by {}: {how}", rival.name);

@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_better_in_one_and_not_worse_in_the_other_beats() {
+    fn better_in_one_and_not_worse_in_the_other_wins() {
         let default = samples(100.0, 10.0);
         assert!(beats(&samples(89.0, 10.0), &default).is_some());
         assert!(beats(&samples(100.0, 8.9), &default).is_some());

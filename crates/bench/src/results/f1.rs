@@ -13,7 +13,7 @@ use crate::host::{affinity, data_file};
 use crate::plot::{Bar, Bars};
 use crate::report::Table;
 
-/// No request may wait longer than this for its submission.
+/// Maximum wait of a request for its submission.
 const LONGEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Measures it.
@@ -127,7 +127,7 @@ fn seconds(results: &[F1Result]) -> Vec<f64> {
     results.iter().map(|result| result.elapsed.as_secs_f64()).collect()
 }
 
-/// Of all rounds, milliseconds.
+/// The longest wait of all rounds, milliseconds.
 fn longest_wait(results: &[F1Result]) -> f64 {
     let longest = results.iter().map(F1Result::longest_wait).max();
     longest.unwrap_or_default().as_secs_f64() * 1e3

@@ -105,7 +105,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     Ok(finding)
 }
 
-/// The median change may be as far below zero as the rounds without batching lie apart.
+/// The median change may be below zero by as much as the rounds without batching differ.
 fn within_noise(row: &Row, more: &[f64], off: &Figures) -> Goal {
     let spread = Bar::of(&off.iops);
     Goal {
@@ -117,7 +117,7 @@ fn within_noise(row: &Row, more: &[f64], off: &Figures) -> Goal {
     }
 }
 
-/// Per round, the change in percent.
+/// The change in percent per round.
 fn percent(on: &[f64], off: &[f64]) -> Vec<f64> {
     on.iter().zip(off).map(|(on, off)| (on / off - 1.0) * 100.0).collect()
 }

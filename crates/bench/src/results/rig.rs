@@ -1,5 +1,5 @@
-//! The machine that F2 and F3 are measured on: a virtio-blk device on an I/O thread of this process,
-//! and drivers on threads that play vCPUs.
+//! The environment of F2 and F3: a virtio-blk device on an I/O thread of this process, and drivers on threads that act as
+//! vCPUs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::host::{affinity, data_file};
 pub(crate) enum Disk {
     /// `null-co`, which answers at once.
     Null,
-    /// A loop device over memory: the fastest that answers later, as disks do.
+    /// A loop device over memory: the fastest disk that completes asynchronously.
     Ram,
     /// A file on the machine's own disk.
     File,
@@ -60,14 +60,14 @@ impl fmt::Display for Row {
     }
 }
 
-/// What is switched off and on.
+/// The mechanism that is switched off.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Variant {
     pub(crate) ring: RingChoice,
     pub(crate) ablation: Ablation,
 }
 
-/// What one variant has shown on one row: a figure per round.
+/// The results of one variant on one row: a figure per round.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Figures {
     /// Requests per second, with default polling.
@@ -80,7 +80,7 @@ pub(crate) struct Figures {
     pub(crate) p50: Vec<f64>,
 }
 
-/// Disks that are there, and how long to measure.
+/// The available disks, and the duration of measurements.
 pub(crate) struct Rig {
     ram: Option<RamDisk>,
     file: PathBuf,
@@ -88,7 +88,7 @@ pub(crate) struct Rig {
     measured: Duration,
     pub(crate) rounds: usize,
     cpus: Vec<usize>,
-    /// What the reader has to know.
+    /// Notes for the reader.
     pub(crate) notes: Vec<String>,
 }
 
@@ -114,12 +114,12 @@ impl Rig {
         })
     }
 
-    /// Whether the row's disk is there.
+    /// Whether the row's disk is available.
     pub(crate) fn has(&self, row: &Row) -> bool {
         row.disk != Disk::Ram || self.ram.is_some()
     }
 
-    /// Each variant on one row; they take turns, forth and back.
+    /// Measures each variant on one row. Variants alternate their order.
     pub(crate) fn compare(&self, row: &Row, variants: &[Variant]) -> Result<Vec<Figures>> {
         let mut all = vec![Figures::default(); variants.len()];
         for round in 0..self.rounds {
@@ -156,7 +156,7 @@ impl Rig {
             (Disk::Null, _) => null_co(1 << 30),
             (Disk::File, _) => direct(&self.file)?,
             (Disk::Ram, Some(disk)) => direct(&disk.path())?,
-            (Disk::Ram, None) => anyhow::bail!("there is no RAM disk"),
+            (Disk::Ram, None) => anyhow::bail!("no RAM disk is available"),
         };
         let event_loop = LoopConfig {
             name: "io".into(),
@@ -173,7 +173,7 @@ impl Rig {
             disk,
         })?;
         let cpu = *self.cpus.first().context("no CPU")?;
-        // The threads that it starts inherit the CPU.
+        // Threads that it starts inherit the CPU.
         let result = affinity::while_bound_to(cpu, || load.run(&machine));
         result.with_context(|| format!("{row}"))
     }

@@ -1,4 +1,4 @@
-//! What was measured.
+//! The figures of a run.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use crate::peers::rows;
 /// The rounds of one server with one number of exports.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    /// With nothing to do.
+    /// When idle.
     pub(crate) idle: Vec<Idle>,
-    /// One busy, by [`DEPTHS`].
+    /// With one busy export, by [`DEPTHS`].
     pub(crate) one_busy: [Vec<Busy>; DEPTHS.len()],
-    /// All busy.
+    /// With all exports busy.
     pub(crate) all_busy: Vec<Busy>,
-    /// What could not be measured, and why: nothing after that was.
+    /// The reason of a failure, after which nothing was measured.
     pub(crate) failed: Option<String>,
 }
 
 /// The depths at which one export is busy.
 pub(crate) const DEPTHS: [usize; 2] = [1, 64];
 
-/// A load for so many I/O threads, with its name.
+/// A load for a number of I/O threads, with its name.
 pub(crate) type ThreadLoad = (&'static str, fn(usize) -> Load);
 
-/// The loads that one and two I/O threads are measured under: the same for both, spread over two
-/// queues; and a queue, with a load of its own, for each thread.
+/// The loads for one and two I/O threads: the same load for both, spread over two queues; and a queue with a load per
+/// thread.
 pub(crate) const SECOND_THREAD: [ThreadLoad; 4] = [
     ("the same two queues, depth 64", |_| unpaced(2)),
     ("the same two queues, 400000/s by 16", |_| paced(2, 400_000)),
@@ -65,7 +65,7 @@ impl Figures {
         self.by_exports.keys().copied().collect()
     }
 
-    /// Where a server failed, and how.
+    /// The failures of a server, by number of exports.
     pub(crate) fn failures(&self, server: &str) -> impl Iterator<Item = (usize, &str)> {
         self.by_exports.iter().filter_map(move |(&exports, servers)| {
             Some((exports, servers.get(server)?.failed.as_deref()?))
@@ -77,8 +77,7 @@ impl Figures {
         self.by_exports.get(&exports)?.get(server)
     }
 
-    /// What each export takes beyond the first one of the smallest run, by a figure of the whole
-    /// server.
+    /// The cost of each export beyond the smallest run's first one, for a figure of the whole server.
     pub(crate) fn each(
         &self,
         exports: usize,
@@ -97,7 +96,7 @@ impl Figures {
     }
 }
 
-/// The median of a figure; NaN of none.
+/// The median of a figure; NaN without rounds.
 pub(crate) fn middle<T>(rounds: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     median(rounds.iter().map(figure))
 }

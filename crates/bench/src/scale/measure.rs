@@ -20,22 +20,22 @@ use crate::peers::server::Server;
 const BEFORE_IDLE: u32 = 16;
 /// Requests in flight on each export when all are busy.
 const DEPTH_OF_ALL: usize = 4;
-/// How long the first requests of all exports may take.
+/// Time limit of the first requests of all exports.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of each export's file.
 const FILE_SIZE: u64 = 256 << 10;
 
-/// What is the same for all measurements of a run.
+/// Settings common to all measurements of a run.
 pub(crate) struct Bench {
-    /// For logs and files.
+    /// Directory of logs and files.
     pub(crate) directory: PathBuf,
-    /// For sockets.
+    /// Directory of sockets.
     pub(crate) sockets: SocketDirectory,
-    /// Load before anything counts.
+    /// Duration before the measurement.
     pub(crate) warm_up: Duration,
-    /// Time that counts.
+    /// Duration of the measurement.
     pub(crate) run_time: Duration,
-    /// How long the others have been idle before one is measured.
+    /// How long other exports have been idle before one is measured.
     pub(crate) settle: Duration,
     /// The CPU of the clients, if they are bound.
     pub(crate) client_cpu: Option<usize>,
@@ -43,15 +43,14 @@ pub(crate) struct Bench {
     pub(crate) server_cpu: Option<usize>,
 }
 
-/// What a server takes with a client on each export and nothing to do.
+/// The footprint of an idle server with a client on each export.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Idle {
     /// Milliseconds until all listen.
     pub(crate) start: f64,
-    /// What it takes.
+    /// Its footprint.
     pub(crate) footprint: Footprint,
-    /// Kernel objects of the machine since before the server was started, KiB: those of the
-    /// clients as well.
+    /// Growth of the machine's kernel objects since before the server's start, KiB, including those of the clients.
     pub(crate) slab: f64,
     /// CPU time, percent of one CPU.
     pub(crate) cpu: f64,
@@ -59,16 +58,16 @@ pub(crate) struct Idle {
     pub(crate) switches: f64,
 }
 
-/// What a load got.
+/// The results of a load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Busy {
     /// Requests per second.
     pub(crate) iops: f64,
     /// CPU time of the server per request, microseconds.
     pub(crate) cpu: f64,
-    /// Median latency, microseconds: of the queue in the middle.
+    /// Median latency, microseconds, of the median queue.
     pub(crate) p50: f64,
-    /// That of the slowest queue, as a multiple.
+    /// Median latency of the slowest queue, as a multiple.
     pub(crate) slowest: f64,
 }
 
@@ -86,9 +85,9 @@ impl Bench {
         Load { cpu: self.client_cpu, ..rows::load() }
     }
 
-    /// One client over exports `from..to`, which has had a few requests of each served.
+    /// Makes a client over exports `from..to`, and serves a few requests on each.
     fn idle_clients(&self, server: &mut Server, from: usize, to: usize) -> Result<Option<Running>> {
-        // One burst on each at once, and the next one when the measurement is long over.
+        // One burst on each at once, and the next one long after the measurement.
         let burst = BEFORE_IDLE;
         let per_second = f64::from(burst) * (to - from) as f64 / 86_400.0;
         let arrivals = Arrivals::Paced(Pace { per_second, burst });
@@ -108,7 +107,7 @@ impl Bench {
         Ok(Some(running))
     }
 
-    /// What a server of files takes and does when all is idle.
+    /// Measures an idle server of files.
     pub(crate) fn idle(&self, contender: &Contender, exports: usize) -> Result<Idle> {
         let setup = self.setup(Node::Files(self.directory.join(FILES)), Polling::Default, exports);
         let slab_before = slab()?;
@@ -136,7 +135,7 @@ impl Bench {
         })
     }
 
-    /// One busy export of a null node at this depth, all others idle.
+    /// Measures one busy export of a null node at this depth, with all others idle.
     pub(crate) fn one_busy(
         &self,
         contender: &Contender,
@@ -154,7 +153,7 @@ impl Bench {
         Ok(busy)
     }
 
-    /// All exports of null nodes busy, driven by one client thread.
+    /// Measures busy exports of null nodes, driven by one client thread.
     pub(crate) fn all_busy(&self, contender: &Contender, exports: usize) -> Result<Busy> {
         let mut server =
             self.start(contender, &self.setup(Node::Null, Polling::Default, exports))?;
@@ -165,7 +164,7 @@ impl Bench {
         Ok(busy)
     }
 
-    /// One export on one or two I/O threads, polling off.
+    /// Measures one export on one or two I/O threads, polling off.
     pub(crate) fn threads(
         &self,
         contender: &Contender,
@@ -211,7 +210,7 @@ impl Bench {
     }
 }
 
-/// One client over several exports.
+/// Makes one client over several exports.
 fn connect(
     server: &mut Server,
     exports: std::ops::Range<usize>,
@@ -230,10 +229,10 @@ fn wait(server: &mut Server, running: &Running, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What the names of the files begin with.
+/// Prefix of the files' names.
 const FILES: &str = "scale-";
 
-/// A file for each export, written from end to end; gone when this is dropped.
+/// A file per export, written from end to end; removed when dropped.
 pub(crate) struct Files(Vec<PathBuf>);
 
 impl Files {

@@ -12,7 +12,7 @@ use crate::peers::contender::Contender;
 use crate::plot::{Bar, Bars};
 use crate::report::{Section, Table};
 
-/// What is printed and recorded.
+/// The report, printed and recorded.
 pub(crate) struct Report {
     conditions: Vec<String>,
     tables: Vec<Table>,
@@ -191,7 +191,7 @@ fn cpu(rounds: &[Busy]) -> f64 {
     middle(rounds, |busy| busy.cpu)
 }
 
-/// What there are figures of: by number of exports, then by server.
+/// The available figures, by number of exports, then by server.
 fn lines<'a>(
     figures: &'a Figures,
     servers: &'a [&'a str],
@@ -203,7 +203,7 @@ fn lines<'a>(
     })
 }
 
-/// What ringmill is to reach.
+/// The goals of ringmill.
 fn goals(figures: &Figures) -> Vec<Goal> {
     let own = "ringmill";
     let all = figures.exports();
@@ -228,7 +228,7 @@ fn goals(figures: &Figures) -> Vec<Goal> {
     }
     for &exports in &all {
         let idle = figures.get(exports, own).map_or(&[][..], |rounds| &rounds.idle);
-        // The bar is stated with one digit: 0.04 % is 0.0 %.
+        // The goal has one digit: 0.04 % is 0.0 %.
         let rounded = |value: f64| measured((value * 10.0).round() / 10.0);
         for (what, figure) in [
             ("CPU %", (|idle: &Idle| idle.cpu) as fn(&Idle) -> f64),

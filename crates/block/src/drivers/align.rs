@@ -1,7 +1,7 @@
-//! Requests that are no multiples of a node's smallest block: read, modified and written, in tasks.
+//! Requests that are not multiples of a node's block: tasks read, modify and write the blocks.
 //!
-//! No guest causes one unless that block is larger than a sector. Where it is, whole blocks take turns
-//! with what is modified, as on a disk with large blocks.
+//! Guests send such requests only to disks with blocks larger than a sector. There, writes of whole blocks
+//! wait for modifications of the same blocks.
 
 use std::cell::{OnceCell, RefCell};
 use std::future::poll_fn;
@@ -20,48 +20,48 @@ use crate::slab::Slab;
 use crate::status::{EXTENT_LEN, Extent, extent, put};
 use crate::submit::submit;
 
-/// Most bytes of a request that are worked on at once: a multiple of any block.
+/// Most bytes of a request that are processed at once: a multiple of any block.
 const PIECE: u64 = 1 << 20;
 
-/// A node whose requests are multiples of a block.
+/// A node that accepts only multiples of a block.
 pub(crate) trait WholeBlocks: 'static {
-    /// The block's bytes: a power of two.
+    /// Size of the block in bytes, a power of two.
     fn block(&self) -> u64;
 
-    /// Which requests that write to parts of blocks take turns, on all loops.
+    /// Orders the requests of all loops that write to parts of blocks.
     fn serialise(&self) -> &Serialise;
 
-    /// Applies the node's options to a request, and checks its range. `None`: it was answered.
+    /// Applies the node's options to a request, and checks its range. `None`: the request was answered.
     fn admit(&self, request: Request) -> Option<Request>;
 }
 
-/// A channel of whole blocks as one of any bytes.
+/// A channel that accepts any range, on top of a channel of whole blocks.
 pub(crate) struct Aligned<S> {
     me: Weak<Aligned<S>>,
     event_loop: EventLoop,
     shared: Arc<S>,
     below: Rc<dyn Channel>,
     slots: RefCell<Slots>,
-    /// Where turns that have come are told, once one was waited for.
+    /// Receives granted claims; created by the first claim that waits.
     mailbox: OnceCell<Arc<Mailbox>>,
 }
 
-/// What a claim is for.
+/// The owner of a claim.
 enum Claimed {
-    /// Whole blocks, that wait for their turn.
+    /// A request of whole blocks that waits for its turn.
     Waiting(Request),
-    /// Whole blocks, on their way.
+    /// A request of whole blocks that was sent on.
     Below(Reply),
-    /// A task's, whether it was granted, and who is to be woken then.
+    /// A task: whether the claim was granted, and the waker.
     Task(bool, Option<Waker>),
 }
 
 /// Claims of this loop.
 #[derive(Default)]
 struct Slots {
-    /// By token.
+    /// Claims by token.
     claims: Slab<(Claimed, Option<Ticket>)>,
-    /// Requests that tasks work on.
+    /// Number of requests that tasks process.
     tasks: usize,
 }
 
@@ -85,7 +85,7 @@ impl<S: WholeBlocks> Aligned<S> {
         self.mailbox.get_or_init(|| Mailbox::new(&self.event_loop, self.me.clone(), Self::has_turn))
     }
 
-    /// Claims blocks for what has this token. `true`: it may go on at once.
+    /// Claims blocks for the owner of the token. `true`: granted at once.
     fn claim(&self, token: u32, blocks: Range<u64>, modify: bool) -> bool {
         let (ticket, granted) =
             self.shared.serialise().claim(blocks, modify, self.mailbox(), token);
@@ -115,13 +115,13 @@ impl<S: WholeBlocks> Aligned<S> {
         }
     }
 
-    /// Sends whole blocks that have their turn on their way.
+    /// Sends on a request of whole blocks whose claim was granted.
     fn send(&self, token: u32) {
         let Some(me) = self.me.upgrade() else { return };
         let to: Rc<dyn Completion> = me;
         let mut slots = self.slots.borrow_mut();
         let Some((claimed, _)) = slots.claims.get_mut(token) else { return };
-        // Replaced at once by what it becomes.
+        // Replaced below.
         let Claimed::Waiting(mut request) = std::mem::replace(claimed, Claimed::Task(true, None))
         else {
             return;
@@ -165,13 +165,13 @@ impl<S: WholeBlocks> Aligned<S> {
         request.complete(result);
     }
 
-    /// The whole blocks that have bytes of this range.
+    /// The blocks that contain this range.
     fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
         let align = self.align();
         offset - offset % align..(offset + len).next_multiple_of(align)
     }
 
-    /// Waits for the blocks to be this task's alone.
+    /// Waits until the blocks are claimed for this task alone.
     async fn turn(&self, blocks: Range<u64>) -> u32 {
         let token = self.slots.borrow_mut().claims.insert((Claimed::Task(false, None), None));
         if self.claim(token, blocks, true) {
@@ -187,7 +187,7 @@ impl<S: WholeBlocks> Aligned<S> {
         .await
     }
 
-    /// A piece of a range that has `done` bytes behind it: its whole blocks, and the memory for them.
+    /// The next piece of a range, from `at` on: its blocks, and memory for them.
     fn piece(&self, at: u64, end: u64) -> Result<(Range<u64>, IoBufs), Errno> {
         let Range { start, end } = self.blocks(at, end - at);
         let end = end.min(start + PIECE);
@@ -210,7 +210,7 @@ impl<S: WholeBlocks> Aligned<S> {
         Ok(())
     }
 
-    /// Writes a part of a request; zeroes, if that has no memory.
+    /// Writes a part of a request, or zeroes if the request has no memory.
     async fn write(&self, request: &Request, part: Range<u64>, fua: bool) -> Result<(), Errno> {
         let align = self.align();
         let (mut at, end) = (request.offset + part.start, request.offset + part.end);
@@ -240,7 +240,7 @@ impl<S: WholeBlocks> Aligned<S> {
         Ok(())
     }
 
-    /// Reads one block into its place in memory that begins with the block at `start`.
+    /// Reads one block into its place in `bounce`, which begins with the block at `start`.
     async fn read_block(&self, block: u64, bounce: &mut IoBufs, start: u64) -> Result<(), Errno> {
         let align = self.align();
         let mut part = IoBufs::new();
@@ -254,14 +254,14 @@ impl<S: WholeBlocks> Aligned<S> {
         if inner.is_empty() {
             return self.write(request, 0..request.len, fua).await;
         }
-        // The largest part first: it may be refused.
+        // The largest part first, since it may be refused.
         let (offset, len) = (request.offset + inner.start, inner.end - inner.start);
         submit(&self.below, request.op, offset, len, IoBufs::new()).await.0?;
         self.write(request, 0..inner.start, fua).await?;
         self.write(request, inner.end..request.len, fua).await
     }
 
-    /// The part of a request that is whole blocks.
+    /// The part of a request that consists of whole blocks.
     fn inner(&self, request: &Request) -> Range<u64> {
         let (align, end) = (self.align(), request.offset + request.len);
         let start = request.offset.next_multiple_of(align) - request.offset;

@@ -1,8 +1,8 @@
-//! Which writes wait for which, where the image's blocks are larger than the guest's.
+//! The order of writes to the same block, where blocks are larger than a guest's sectors.
 //!
-//! A write of part of a block reads the block, changes it and writes it back. What another request
-//! writes to that block meanwhile would be lost, so a read-modify-write and anything else that writes
-//! to its blocks take turns, also when they come from different loops.
+//! A write of a part of a block reads the block, changes it and writes it back. Without an order, a
+//! write of another request to that block would be lost. So a read-modify-write and all other writes to
+//! its blocks take turns, also between loops.
 
 use std::ops::Range;
 use std::rc;
@@ -10,28 +10,27 @@ use std::sync::{Arc, Mutex, Weak};
 
 use event_loop::{BottomHalf, EventLoop, sync::lock};
 
-/// Requests are multiples of this, bytes, whatever a guest's driver does; only an NBD client may
-/// send others.
+/// Requests of guests are multiples of this many bytes in all cases; only an NBD client may send
+/// others.
 const SECTOR: usize = 512;
 
-/// Which requests of a node that write have to ask.
+/// The writes of a node that need a claim.
 #[derive(Debug)]
 pub(crate) struct Serialise {
-    /// Those that write whole blocks too: where blocks are larger than sectors. Where they are not,
-    /// no guest causes a read-modify-write, and whole blocks go without asking; a client of another
-    /// kind that writes less than a sector while it overwrites that sector by another request must
-    /// not care which of the two wins.
+    /// Writes of whole blocks need a claim too. Set where blocks are larger than sectors. Otherwise only
+    /// an NBD client can cause a read-modify-write, by a write of less than a sector. If it writes to that
+    /// sector by another request at the same time, either of the two may win.
     pub(crate) all: bool,
     state: Mutex<State>,
 }
 
-/// On cache lines of its own, with the lock around it: beside it in the node lies what every request of
-/// every thread reads.
+/// On cache lines of its own with its lock, because its neighbour in the node is read by every request
+/// on every thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct State {
     next: u64,
-    /// Those granted, and behind them, in order, those waiting.
+    /// The granted claims, and after them the waiting ones, in order.
     claims: Vec<Claim>,
 }
 
@@ -52,11 +51,11 @@ impl Claim {
     }
 }
 
-/// A range that was asked for.
+/// The ticket of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
-/// Where a channel learns, on its own thread, that its requests may go on.
+/// Tells a channel, on its own thread, which of its claims were granted.
 pub(crate) struct Mailbox {
     tokens: Mutex<Vec<u32>>,
     bell: BottomHalf,
@@ -69,7 +68,8 @@ impl std::fmt::Debug for Mailbox {
 }
 
 impl Mailbox {
-    /// Of channel `me` on this loop, which `granted` tells of each token, as long as it is there.
+    /// Creates the mailbox of the channel `me`. `granted` is called with each token as long as the
+    /// channel exists.
     pub(crate) fn new<T: 'static>(
         event_loop: &EventLoop,
         me: rc::Weak<T>,
@@ -85,7 +85,7 @@ impl Mailbox {
         })
     }
 
-    /// The bottom half that the mailbox rings.
+    /// The bottom half that is scheduled for a new token.
     pub(crate) fn bell(&self) -> &BottomHalf {
         &self.bell
     }
@@ -95,7 +95,7 @@ impl Mailbox {
         std::mem::take(&mut *lock(&self.tokens))
     }
 
-    /// Gives the channel a token, on its thread.
+    /// Reports a token to the channel, on its thread.
     pub(crate) fn put(&self, token: u32) {
         lock(&self.tokens).push(token);
         self.bell.schedule();
@@ -103,13 +103,13 @@ impl Mailbox {
 }
 
 impl Serialise {
-    /// For a node with that request alignment, bytes.
+    /// For a node with that request alignment in bytes.
     pub(crate) fn new(align: usize) -> Self {
         Serialise { all: align > SECTOR, state: Mutex::default() }
     }
 
-    /// Asks for a range of whole blocks. `true`: granted. Else `token` appears in the mailbox once
-    /// everything in the way that came before has been given back.
+    /// Claims a range of whole blocks. `true`: granted. Otherwise `token` appears in the mailbox once all
+    /// earlier conflicting claims have been released.
     pub(crate) fn claim(
         &self,
         range: Range<u64>,
@@ -129,11 +129,11 @@ impl Serialise {
         (id, granted)
     }
 
-    /// Gives a range back, and grants what waited only for it.
+    /// Releases a claim, and grants the claims that waited only for it.
     pub(crate) fn release(&self, ticket: Ticket) {
         let mut state = lock(&self.state);
         let Some(index) = state.claims.iter().position(|claim| claim.id == ticket) else { return };
-        // In order of arrival, which makes it fair.
+        // In order of arrival, for fairness.
         let released = state.claims.remove(index);
         for i in index..state.claims.len() {
             let (before, rest) = state.claims.split_at_mut(i);

@@ -1,7 +1,7 @@
-//! What shows where an image has nothing of its own, for an image that was opened with another one behind it.
+//! The contents behind an image, for an image that was opened with another backing image.
 //!
-//! An image learns the size of the image behind it when a loop opens its channel. What comes in that image's place has that
-//! size: [`Behind`] shows a shorter image, or none, and zeroes from there on.
+//! An image learns the size of its backing image when a loop opens the channel. A replacement has to keep
+//! that size: [`Behind`] shows a shorter image, or none, followed by zeroes.
 
 use std::cell::Cell;
 use std::io;
@@ -16,7 +16,7 @@ use crate::request::{Op, Request};
 use crate::status::{self, Extent, State};
 use crate::submit::submit;
 
-/// A node of `size` bytes, with the contents of a shorter one, or of none.
+/// A node of `size` bytes: the contents of a shorter node, if any, followed by zeroes.
 pub struct Behind {
     name: String,
     node: Option<Arc<dyn BlockNode>>,
@@ -24,7 +24,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// A node of `size` bytes with the contents of `node`, if there is one. It has that node's name.
+    /// Creates a node of `size` bytes with the contents and the name of `node`, if there is one.
     pub fn new(node: Option<Arc<dyn BlockNode>>, size: u64) -> Behind {
         let name = node.as_ref().map(|node| node.name().to_owned()).unwrap_or_default();
         Behind { name, node, size }
@@ -62,7 +62,7 @@ impl BlockNode for Behind {
     }
 }
 
-/// Of a node without an image.
+/// The geometry without an image.
 const NOTHING: Geometry = Geometry {
     size: 0,
     read_only: true,
@@ -78,13 +78,13 @@ const NOTHING: Geometry = Geometry {
 const SEGMENTS: usize = 64;
 
 struct BehindChannel {
-    /// With its size.
+    /// The channel of the image, and the image's size.
     inner: Option<(Rc<dyn Channel>, u64)>,
     size: u64,
-    /// Of the zeroes.
+    /// Depth of the zeroes.
     depth: u32,
     event_loop: EventLoop,
-    /// Reads under way that cross the end of the image.
+    /// Reads in flight that cross the end of the image.
     splitting: Rc<Cell<usize>>,
 }
 
@@ -102,7 +102,7 @@ impl BehindChannel {
     }
 }
 
-/// Reads the first `len` bytes of a request's range. The rest is zeroes.
+/// Reads the first `len` bytes of a request's range, and fills the rest with zeroes.
 async fn read_start(
     inner: &Rc<dyn Channel>,
     request: &mut Request,
@@ -146,7 +146,7 @@ impl Channel for BehindChannel {
                         splitting.set(splitting.get() - 1);
                     });
                 }
-                // The answer may be one of a part.
+                // The answer may concern a part of the range.
                 _ => {
                     request.len = *size - request.offset;
                     inner.submit(request);

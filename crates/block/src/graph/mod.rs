@@ -1,7 +1,7 @@
-//! The block graph: who uses which node, and how that changes while requests go on.
+//! The block graph: which user has which node, and how that changes while requests are in flight.
 //!
-//! Nodes do not change. What changes is where an [`Edge`] leads, from a user of a node (an export, a
-//! node on top, a job) to the node it uses:
+//! Nodes do not change. An [`Edge`] leads from a user of a node (an export, a node on top, a job) to
+//! the node, and its target can change:
 //!
 //! ```text
 //!  export ── Edge ──► overlay ── Edge ──► image        control plane: one edge per user
@@ -9,8 +9,8 @@
 //!            Port                Port                  each loop: one port per channel
 //! ```
 //!
-//! A loop's channel through an edge is a [`Port`](port::Port). It passes requests on, and, told by the
-//! control plane, holds them, so that the edge can lead elsewhere on all loops at once
+//! A loop's channel through an edge is a [`Port`](port::Port). It passes requests on. On an order of the
+//! control plane it holds them, so that the target of the edge can change on all loops at once
 //! ([`drain`], [`Drained::point_to`]).
 
 mod behind;

@@ -1,4 +1,4 @@
-//! A loop's channel through an edge: passes requests on, holds them when told to.
+//! A loop's channel through an edge: passes requests on, or holds them on an order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,23 +13,23 @@ use super::edge::Edge;
 use crate::node::{BlockNode, Channel};
 use crate::request::Request;
 
-/// Pauses between two looks at what is still under way below, nanoseconds: the first, and the longest.
+/// Pauses between two checks for requests in flight below, in nanoseconds: the first, and the longest.
 const LOOK_AGAIN_NS: u64 = 20_000;
 const LOOK_AGAIN_AT_MOST_NS: u64 = 1_000_000;
 
-/// What the control plane asks of a port.
+/// An order of the control plane to a port.
 pub(super) enum Order {
-    /// Hold what comes from now on, and say when all that came before has been answered.
+    /// Hold new requests, and report when all earlier ones have been answered.
     Hold(oneshot::Sender<()>),
-    /// Open a channel to this node, for later.
+    /// Open a channel to this node, for a later [`Switch`](Self::Switch).
     Prepare(Arc<dyn BlockNode>, oneshot::Sender<io::Result<()>>),
-    /// Use what was prepared, and drop what was used so far.
+    /// Use the prepared channel, and drop the present one.
     Switch(oneshot::Sender<()>),
-    /// Pass on what is held, and forget what was prepared.
+    /// Pass on the held requests, and drop a prepared channel.
     GoOn,
 }
 
-/// The way to a port from other threads.
+/// Sends orders to a port from other threads.
 pub(super) struct Post(mailbox::Sender<Order>);
 
 impl Post {
@@ -38,7 +38,7 @@ impl Post {
         (Arc::new(Post(sender)), receiver)
     }
 
-    /// A port that is gone takes no orders: then whoever waits for an answer learns that.
+    /// Sends an order. A port that is gone drops it, and with it the sender of the answer.
     pub(super) fn send(&self, order: Order) {
         let _ = self.0.send(order);
     }
@@ -50,7 +50,7 @@ pub(super) struct Port {
     current: RefCell<Rc<dyn Channel>>,
     held: RefCell<VecDeque<Request>>,
     next: RefCell<Option<Rc<dyn Channel>>>,
-    /// Calls of `drain_begin` whose `drain_end` is to come: they concern whatever is below meanwhile.
+    /// Calls of `drain_begin` without a `drain_end` so far: they apply to whichever channel is below.
     drains: Cell<usize>,
     event_loop: EventLoop,
     edge: Arc<Edge>,
@@ -58,7 +58,7 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// A port that passes on to `current`, or holds everything until it is told to go on.
+    /// A port that passes requests on to `current`, or holds all requests until [`Order::GoOn`].
     pub(super) fn new(
         edge: Arc<Edge>,
         (post, orders): (Arc<Post>, mailbox::Receiver<Order>),
@@ -159,7 +159,7 @@ impl Drop for Port {
     }
 }
 
-/// Ends with the port, which takes its post out of the edge, or with the loop.
+/// Ends with the port, which unregisters from the edge, or with the loop.
 async fn take_orders(port: Weak<Port>, mut orders: mailbox::Receiver<Order>) {
     while let Some(order) = orders.receive().await {
         let Some(port) = port.upgrade() else { return };
@@ -167,7 +167,7 @@ async fn take_orders(port: Weak<Port>, mut orders: mailbox::Receiver<Order>) {
     }
 }
 
-/// Looks from time to time, so that nothing has to be counted, nor anybody told, per request.
+/// Polls the channel below, so that no request pays for counting or notification.
 async fn wait_until_drained(event_loop: EventLoop, port: Weak<Port>, drained: oneshot::Sender<()>) {
     let mut pause = LOOK_AGAIN_NS;
     let below = port.upgrade().map(|port| port.below());

@@ -1,4 +1,4 @@
-//! What a job is told and what it tells, between the control plane and its worker.
+//! Orders to a job and its progress, shared by the control plane and the job's worker.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use super::copy::Failure;
 use super::mirror::End;
 use super::worker::OnError;
 
-/// Orders to a job, and how far it is; for all threads. Each takes effect within a tenth of a second.
+/// Orders to a job and its progress, for all threads. Each order takes effect within 0.1 s.
 #[derive(Debug, Default)]
 pub struct Control {
     speed: AtomicU64,
@@ -17,12 +17,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Of a job that copies `speed` bytes a second at most; 0: as fast as it goes.
+    /// For a job that copies at most `speed` bytes per second; 0: unlimited.
     pub fn new(speed: u64) -> Control {
         Control { speed: AtomicU64::new(speed), ..Control::default() }
     }
 
-    /// Sets the speed from now on.
+    /// Changes the speed.
     pub fn set_speed(&self, speed: u64) {
         self.speed.store(speed, Ordering::Relaxed);
     }
@@ -31,37 +31,37 @@ impl Control {
         self.speed.load(Ordering::Relaxed)
     }
 
-    /// Stops for a while, or goes on.
+    /// Pauses or resumes the job.
     pub fn set_paused(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Whether it has been stopped for a while, by an order or by an error.
+    /// Whether the job is paused, by an order or by an error.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
 
-    /// Ends it as soon as what it has begun has been done.
+    /// Ends the job after the requests that it has begun.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was told to end.
+    /// Whether the job was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Has a mirror that is ready end, as soon as both sides are nearly the same.
+    /// Ends a mirror that is ready, as soon as both sides are nearly the same.
     pub fn complete(&self) {
         self.complete.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was told to complete.
+    /// Whether [`complete`](Self::complete) was called.
     pub fn is_completing(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
     }
 
-    /// Bytes copied so far, those that were copied again included.
+    /// Bytes copied so far. Bytes that were copied twice count twice.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
     }
@@ -71,14 +71,14 @@ impl Control {
     }
 }
 
-/// What a job tells while it runs.
+/// A report of a running job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
-    /// Both sides are the same, but for what is being written now.
+    /// Both sides are the same, except for writes in flight.
     Ready,
-    /// A request has failed, and this is done about it.
+    /// A request has failed, with the action that was taken.
     Error(Failure, OnError),
-    /// Copying has ended: why, or which request failed. Without one, a write went on that could not be
-    /// copied before.
+    /// Copying has ended: the reason, or the failed request. `Err(None)`: a write that could not be copied
+    /// first went on.
     Ended(Result<End, Option<Failure>>),
 }

@@ -12,21 +12,21 @@ use crate::request::Op;
 use crate::status::{self, EXTENT_LEN, Extent, State};
 use crate::submit::submit;
 
-/// Which side a request went to.
+/// The node of a job's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// It read.
+    /// A read from the source.
     Source,
-    /// It wrote.
+    /// A write to the target.
     Target,
 }
 
-/// A request of a job has failed.
+/// A failed request of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// On which side.
+    /// The side that failed.
     pub side: Side,
-    /// Why.
+    /// The error.
     pub errno: Errno,
 }
 
@@ -38,18 +38,18 @@ fn at_target(errno: Errno) -> Failure {
     Failure { side: Side::Target, errno }
 }
 
-/// Memory for copying at most `len` bytes at once.
+/// Memory to copy up to `len` bytes at once.
 pub(super) struct Buffer {
     data: IoBufs,
     extents: IoBufs,
     len: u64,
 }
 
-/// Extents asked for at once.
+/// Extents per request for the block status.
 const EXTENTS: usize = 64;
 
 impl Buffer {
-    /// `None`: there is no memory.
+    /// `None`: out of memory.
     pub(super) fn new(len: u64) -> Option<Buffer> {
         let data = AlignedBuf::io_bufs(usize::try_from(len).ok()?, 4096)?;
         Some(Buffer { data, extents: AlignedBuf::io_bufs(EXTENTS * EXTENT_LEN, 4096)?, len })
@@ -61,7 +61,7 @@ impl Buffer {
         part
     }
 
-    /// What a range consists of; data where that cannot be told.
+    /// The extents of a range; all data if the node cannot tell.
     async fn status(&mut self, channel: &Rc<dyn Channel>, range: &Range<u64>) -> Vec<Extent> {
         let len = range.end - range.start;
         let bufs = std::mem::take(&mut self.extents);
@@ -78,7 +78,7 @@ impl Buffer {
     }
 }
 
-/// Copies a range. Where the source has nothing, the target gets zeroes, if it has not got them yet.
+/// Copies a range. Holes of the source become zeroes in the target, unless it reads as zeroes already.
 pub(super) async fn copy(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,
@@ -99,8 +99,8 @@ pub(super) async fn copy(
     Ok(())
 }
 
-/// Has a node hold what it shows of a range from the images behind it, up to the one of that depth. Nobody writes to
-/// the range meanwhile. What none of these has stays where it is.
+/// Copies what a node shows of a range from its backing images, down to the given depth, into the node
+/// itself. The range must not be written meanwhile. Data below that depth stays where it is.
 pub(super) async fn populate(
     node: &Rc<dyn Channel>,
     range: Range<u64>,
@@ -115,7 +115,7 @@ pub(super) async fn populate(
                 _ if !(2..depth).contains(&extent.depth) => {}
                 State::Data => copy_data(node, node, at..end, buffer).await?,
                 State::Hole | State::Zeroes => {
-                    // It may read as zeroes already, for want of anything behind, and is to go on so.
+                    // The range may read as zeroes only because nothing is behind it; it has to stay so.
                     let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                     let (result, _) = submit(node, op, at, end - at, IoBufs::new()).await;
                     result.map_err(at_target)?;
@@ -127,7 +127,7 @@ pub(super) async fn populate(
     Ok(())
 }
 
-/// Marks the parts of a range that are in the images above the one of that depth.
+/// Marks the parts of a range that are stored in images above the given depth.
 pub(super) async fn mark(
     node: &Rc<dyn Channel>,
     range: Range<u64>,
@@ -146,7 +146,7 @@ pub(super) async fn mark(
     at
 }
 
-/// Copies what a node has of a range in images above the one of that depth.
+/// Copies the parts of a range that are stored in images above the given depth.
 pub(super) async fn copy_above(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,
@@ -208,7 +208,7 @@ async fn zero(
     Ok(())
 }
 
-/// Flushes the target: what a job has copied lasts when it says so.
+/// Flushes the target, so that the copied data is durable before the job reports its end.
 pub(super) async fn flush(target: &Rc<dyn Channel>) -> Result<(), Failure> {
     let (result, _) = submit(target, Op::Flush, 0, 0, IoBufs::new()).await;
     result.map_err(at(Side::Target))

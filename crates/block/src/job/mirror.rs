@@ -1,4 +1,4 @@
-//! A mirror: the target becomes the same as the source, and stays so.
+//! A mirror: makes the target the same as the source, and keeps it so.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,57 +8,56 @@ use super::control::Report;
 use super::copy::{Failure, copy, flush, mark};
 use super::worker::{CHUNK, Copies, Worker};
 
-/// Bytes that are looked at by one request.
+/// Bytes per request for the block status.
 const FOUND_AT_ONCE: u64 = 1 << 30;
-/// Bytes that may differ when the source's users are stopped for the rest to be copied.
+/// Bytes that may differ when the source's users are stopped for the rest of the copy.
 const REST: u64 = 4 << 20;
 
 /// A mirror's state, shared by its filters and its worker.
 pub struct Mirror {
     worker: Worker,
     dirty: Arc<Bitmap>,
-    /// Where to look next: round and round, so that no part waits for ever.
+    /// The next position to search. The search is circular, so that every part is copied at some time.
     next: u64,
 }
 
 /// How a job's copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All is copied, or, of a mirror that was told to complete, nearly all.
+    /// All is copied, or nearly all for a mirror that was told to complete.
     Copied,
     /// It was cancelled.
     Cancelled,
 }
 
 impl Mirror {
-    /// A mirror that copies what is in `dirty`.
+    /// A mirror that copies the ranges marked in `dirty`.
     pub fn new(worker: Worker, dirty: Arc<Bitmap>) -> Mirror {
         Mirror { worker, dirty, next: 0 }
     }
 
-    /// Finds what is to be copied: what is in images above the one of that depth. The rest of a commit is that of a
-    /// mirror.
+    /// Marks the ranges that are stored in images above the given depth. With that, a commit is a mirror
+    /// from here on.
     pub async fn find(&mut self, depth: u32) {
         let Some(mut buffer) = self.worker.buffers.pop() else { return };
         let (source, size) = (self.worker.source.clone(), self.dirty.size());
         let mut at = 0;
         while at < size && !self.worker.control.is_cancelled() {
-            // At once as much as a status may take without holding up others for long.
+            // As much at once as does not delay other requests for long.
             let range = at..size.min(at + FOUND_AT_ONCE);
             at = mark(&source, range, depth, &self.dirty, &mut buffer).await;
         }
         self.worker.buffers.push(buffer);
     }
 
-    /// Copies until it is told to complete and little is left, or to end, or a request fails and that is
-    /// not to be ignored. Reports when both sides have become the same, and how it ended.
+    /// Copies until the mirror is cancelled, or is told to complete and little is left, or a request fails
+    /// and its error is not ignored. Reports when both sides are the same, and the end.
     pub async fn run(&mut self) {
         let end = self.copy_while(true).await;
         self.worker.report(Report::Ended(end.map_err(Some)));
     }
 
-    /// Copies what is left and flushes the target, when nobody writes to the source any more. Heeds no
-    /// orders.
+    /// Copies the rest and flushes the target, after writes to the source have stopped. Ignores orders.
     ///
     /// # Errors
     ///
@@ -103,7 +102,7 @@ impl Mirror {
                         let judged = if heeds { self.worker.judge(failure) } else { Err(failure) };
                         failed = failed.or(judged.err());
                         if heeds && failed.is_none() {
-                            // What fails may go on failing: others are to get their turn.
+                            // A failing range may continue to fail, so other ranges get their turn.
                             self.worker.wait().await;
                         }
                     }
@@ -136,8 +135,8 @@ impl Mirror {
         }
     }
 
-    /// Takes some parts that lie together out of those to be copied. None that is being copied: what
-    /// is read now must not be written before what was read earlier.
+    /// Takes adjacent ranges out of the dirty ones. Leaves out ranges that are being copied: data read now
+    /// must not be overwritten by data read earlier.
     fn take(&mut self, copies: &Copies<'_>) -> Option<Range<u64>> {
         let from = self.next;
         let found = self.first(from, u64::MAX, copies).or_else(|| self.first(0, from, copies))?;

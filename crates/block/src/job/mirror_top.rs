@@ -1,4 +1,4 @@
-//! `mirror_top`: the filter above a mirror's source, which notes what is written.
+//! `mirror_top`: the filter above a mirror's source, which records writes.
 
 use std::io;
 use std::rc::{Rc, Weak};
@@ -14,7 +14,7 @@ use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::{Completion, Request};
 use crate::watched::WatchedWrites;
 
-/// The source of a mirror, as its users see it.
+/// The filter on a mirror's source. The source's users go through it.
 pub struct MirrorTop {
     name: String,
     source: Arc<Edge>,
@@ -22,8 +22,7 @@ pub struct MirrorTop {
 }
 
 impl MirrorTop {
-    /// A filter of that name above `source`. What is written is in `dirty` before its writer is
-    /// answered.
+    /// Creates a filter above `source`. A write is marked in `dirty` before it is answered.
     pub fn new(name: String, source: Arc<Edge>, dirty: Arc<Bitmap>) -> MirrorTop {
         MirrorTop { name, source, dirty }
     }
@@ -90,8 +89,8 @@ impl Channel for MirrorTopChannel {
 impl Completion for MirrorTopChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let Some(mut write) = self.writes.end(tag) else { return };
-        // Also after a failure: a part of it may have been written. And not earlier: what is copied
-        // between the mark and the write would be the old data.
+        // Also after a failure, since a part may have been written. Not before the write: a copy between
+        // mark and write would contain the old data.
         self.dirty.set(write.offset, write.len);
         write.owed.send(result, bufs);
     }

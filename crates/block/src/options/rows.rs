@@ -109,6 +109,6 @@ pub trait NodeDraft: Sized + 'static {
             },
         ]),
         need: Need::Default("ignore"),
-        help: "what becomes of discard requests; nested nodes pass them on by default",
+        help: "what happens to discard requests; nested nodes pass them on by default",
     };
 }

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_as_the_same() {
+    fn written_options_are_read_back_unchanged() {
         // Where options have more than the examples show.
         let more = [
             "file,node-name=n,filename=a,,b.img,aio=native,locking=on,cache.direct=on",

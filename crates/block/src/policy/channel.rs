@@ -1,5 +1,5 @@
-//! A queue's way to a node with a policy: knows each request that is under way, so that it can be done
-//! again.
+//! The channel of a queue to a node with a policy: records each request in flight, so that it can be
+//! repeated.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
@@ -14,7 +14,7 @@ use crate::node::Channel;
 use crate::request::{Completion, Op, Reply, Request};
 use crate::slab::Slab;
 
-/// Requests that there is room for from the start; what is not used is not touched.
+/// Initial capacity for requests; unused memory is not touched.
 const FIRST: usize = 256;
 
 /// A channel.
@@ -26,11 +26,11 @@ pub(super) struct PolicyChannel {
     /// Requests at the node, by token.
     under_way: RefCell<Slab<Slot>>,
     held: RefCell<Vec<Held>>,
-    /// The number of the next request, in the order in which they came.
+    /// The number of the next request, in order of arrival.
     next: Cell<u64>,
-    /// Those who wait for the end of all requests.
+    /// Drains that wait for the end of all requests.
     draining: Cell<u32>,
-    /// Tells that requests go on, and its number with the policy.
+    /// Scheduled on a resume; the number is that with the policy.
     bell: OnceCell<(BottomHalf, u64)>,
 }
 
@@ -41,11 +41,11 @@ struct Slot {
     offset: u64,
     len: u64,
     reply: Reply,
-    /// Not to be held any more.
+    /// Its queue has stopped: do not hold it on an error.
     is_abandoned: bool,
 }
 
-/// A request that waits until the export goes on.
+/// A request that is held while the export is stopped.
 struct Held {
     number: u64,
     request: Request,
@@ -75,7 +75,7 @@ impl PolicyChannel {
             }
         });
         let number = channel.node.policy.join(bell.clone());
-        // There is none yet.
+        // The cell is empty so far.
         let _ = channel.bell.set((bell, number));
         channel
     }
@@ -103,7 +103,7 @@ impl PolicyChannel {
         self.held.borrow_mut().push(Held { number, request });
     }
 
-    /// Does what is held again, in its order.
+    /// Repeats the held requests in order.
     fn go_on(&self) {
         let mut held = self.held.take();
         held.sort_unstable_by_key(|held| held.number);
@@ -112,7 +112,7 @@ impl PolicyChannel {
         });
     }
 
-    /// Answers what is held, undone.
+    /// Answers the held requests without carrying them out.
     fn give_up(&self) {
         let held = self.held.take();
         held.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
@@ -121,14 +121,14 @@ impl PolicyChannel {
     #[cold]
     fn failed(&self, slot: Slot, errno: Errno, mut bufs: IoBufs) {
         let Slot { number, op, offset, len, mut reply, is_abandoned } = slot;
-        // A node that cannot do such a thing has not failed; nor has one whose loop ends.
+        // An unsupported operation is no failure of the node, and neither is the end of its loop.
         if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
             return reply.send(Err(errno), bufs);
         }
         let (policy, is_read) = (&self.node.policy, matches!(op, Op::Read | Op::BlockStatus));
         let has_memory = matches!(op, Op::Read | Op::Write { .. });
         let action = match policy.action(is_read, errno) {
-            // It cannot be done again without its memory.
+            // Without its memory it cannot be repeated.
             OnError::Stop if has_memory && bufs.len() as u64 != len => OnError::Report,
             action => action,
         };
@@ -148,7 +148,7 @@ impl PolicyChannel {
             OnError::Ignore => {
                 policy.tell(error(), self.event_loop.now_ns());
                 if op == Op::Read {
-                    // Rather than what the guest's memory had before, or a part of what was asked for.
+                    // Zeroes, so that the guest gets neither old contents of its memory nor a part of the data.
                     let len = bufs.len();
                     bufs.zero(0, len);
                 }
@@ -188,7 +188,7 @@ impl Channel for PolicyChannel {
         let mut held = self.held.borrow_mut();
         let abandoned: Vec<Held> =
             held.extract_if(.., |held| is_abandoned(held.request.tag())).collect();
-        // They are answered outside of the borrow.
+        // Answered outside of the borrow.
         drop(held);
         abandoned.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
     }

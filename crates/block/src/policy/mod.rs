@@ -1,9 +1,9 @@
-//! Policies on errors: what becomes of a request that an export's node has failed.
+//! Policies on errors: the action after a request of an export has failed.
 //!
-//! An export without a policy has none of this. One with a policy uses its node through a
-//! [`with_policy`] node, whose channels keep what is needed to do a request again. A request whose error
-//! is to stop the export is held there, and so is what comes after it, on all loops, until
-//! [`ErrorPolicy::resume`]: then they are done in their order, and the policy counts again.
+//! An export without a policy does not use this module. One with a policy uses its node through a
+//! [`with_policy`] node, whose channels record requests so that they can be repeated. A request whose
+//! error stops the export is held, and so are all later requests on all loops, until
+//! [`ErrorPolicy::resume`]. Then they are carried out in order, and the policy applies again.
 
 mod channel;
 
@@ -21,43 +21,43 @@ use crate::job::OnError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::Request;
 
-/// The answer to a held request that is given up, because its queue stops before it was done again: it
-/// is neither done nor failed.
+/// The answer to a held request whose queue stops before the request was repeated: it is neither done
+/// nor failed.
 pub const GIVEN_UP: Errno = Errno::ERESTART;
 
-/// Of errors that do not stop an export, one in so many nanoseconds is told: as in QEMU, nobody is
-/// flooded.
+/// Minimum interval between two reports of ignored errors, in nanoseconds. QEMU limits its events in the
+/// same way.
 const TELL_EVERY_NS: u64 = 1_000_000_000;
 
-/// An error that the policy was asked for.
+/// An error that the policy was applied to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoError {
     /// The export's node, or that of its logical unit.
     pub node_name: String,
-    /// Of a read, or a question for what is stored where; others count as writes.
+    /// The request is a read or a block status; all others count as writes.
     pub is_read: bool,
-    /// What was done: `Ignore` or `Stop`. The device tracks errors that are reported to the guest.
+    /// The action: `Ignore` or `Stop`. The device tracks errors that are reported to the guest.
     pub action: OnError,
-    /// Why it failed.
+    /// The error.
     pub errno: Errno,
-    /// Where the request begins, in bytes.
+    /// First byte of the request.
     pub offset: u64,
-    /// Ignored errors that were left out since the last one that was sent.
+    /// Ignored errors since the last report that were not reported.
     pub untold: u64,
 }
 
-/// What an export's last errors have come to.
+/// The state of an export after its last errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoStatus {
     /// No request is held.
     Ok,
-    /// The export is stopped, since there is no space.
+    /// The export is stopped by `ENOSPC`.
     NoSpace,
     /// The export is stopped by another error.
     Failed,
 }
 
-/// An export's policy, and what it has come to; shared by all loops.
+/// An export's policy and its state, shared by all loops.
 pub struct ErrorPolicy {
     /// `rerror`.
     on_read: OnError,
@@ -69,7 +69,7 @@ pub struct ErrorPolicy {
     resumed_ns: AtomicU64,
     /// Loop time from which on the next ignored error is sent.
     tell_from_ns: AtomicU64,
-    /// Ignored errors that were left out since the last one that was sent.
+    /// Ignored errors since the last report that were not reported.
     untold: AtomicU64,
     told: mailbox::Sender<IoError>,
     channels: Mutex<Vec<(u64, BottomHalf)>>,
@@ -100,7 +100,7 @@ impl ErrorPolicy {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// What the last errors have come to.
+    /// The state after the last errors.
     pub fn status(&self) -> IoStatus {
         match (self.is_stopped(), self.no_space.load(Ordering::Relaxed)) {
             (false, _) => IoStatus::Ok,
@@ -109,20 +109,20 @@ impl ErrorPolicy {
         }
     }
 
-    /// Loop time at which requests went on for the last time, nanoseconds; 0: never.
+    /// Loop time of the last resume in nanoseconds; 0: never.
     pub fn resumed_ns(&self) -> u64 {
         self.resumed_ns.load(Ordering::Relaxed)
     }
 
-    /// Lets the requests that are held go on. `now_ns` is loop time.
+    /// Lets the held requests continue. `now_ns` is loop time.
     pub fn resume(&self, now_ns: u64) {
         self.resumed_ns.store(now_ns, Ordering::Relaxed);
-        // What a loop holds from here on, it holds before its bell rings.
+        // A request that a loop holds after this store is released by the bell.
         self.stopped.store(false, Ordering::Release);
         lock(&self.channels).iter().for_each(|(_, bell)| bell.schedule());
     }
 
-    /// What is done about an error.
+    /// The action for an error.
     fn action(&self, is_read: bool, errno: Errno) -> OnError {
         match if is_read { self.on_read } else { self.on_write } {
             OnError::Enospc if errno == Errno::ENOSPC => OnError::Stop,
@@ -131,16 +131,16 @@ impl ErrorPolicy {
         }
     }
 
-    /// The export stops, if it has not; the first error that stops it is told.
+    /// Stops the export, and reports the first error that stops it.
     fn stop(&self, error: IoError) {
         if !self.stopped.swap(true, Ordering::AcqRel) {
             self.no_space.store(error.errno == Errno::ENOSPC, Ordering::Relaxed);
-            // A daemon that ends does not listen.
+            // At the end of the daemon there is no receiver.
             let _ = self.told.send(error);
         }
     }
 
-    /// Sends an error that is ignored, unless one was sent within the last second.
+    /// Reports an ignored error, unless one was reported within the last second.
     fn tell(&self, mut error: IoError, now_ns: u64) {
         let from = self.tell_from_ns.load(Ordering::Relaxed);
         let next = now_ns.saturating_add(TELL_EVERY_NS);
@@ -167,7 +167,7 @@ impl ErrorPolicy {
     }
 }
 
-/// The node as an export with that policy uses it.
+/// Wraps a node for an export with that policy.
 pub fn with_policy(node: Arc<dyn BlockNode>, policy: Arc<ErrorPolicy>) -> Arc<dyn BlockNode> {
     Arc::new(PolicyNode { node, policy })
 }
@@ -196,8 +196,8 @@ impl BlockNode for PolicyNode {
     }
 }
 
-/// The channel of an export itself, whose own flushes are not the guest's: nobody is to wait for them
-/// until an operator says so. Its queues get theirs from it.
+/// The channel of the export itself, whose flushes are not the guest's: they must not wait for an
+/// operator. The export's queues get their channels from it.
 struct Root {
     node: Arc<PolicyNode>,
     event_loop: EventLoop,

@@ -1,4 +1,4 @@
-//! A guest at work on an image, power cuts and killed processes, and what they have left.
+//! A guest that uses an image, with power cuts and killed processes, and checks of the remains.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,13 +22,13 @@ use crate::left::{Left, contents, keep};
 use crate::path_of;
 use crate::recovery::{Reopened, interrupted};
 
-/// Of so many ends of an image that names a journal, one has its recovery interrupted: if the journal has
-/// something that is not in the image, and if not.
+/// One recovery in this many is interrupted: if the journal has something that is not in the image, and if
+/// not.
 const INTERRUPTED: [usize; 2] = [4, 32];
 
 pub(crate) const NO_POLLING: PollParams = PollParams::OFF;
 
-/// Whether all is to be told.
+/// Whether to print all requests and operations.
 fn trace() -> bool {
     std::env::var_os("RINGMILL_POWER_TRACE").is_some()
 }
@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-/// What a course has seen.
+/// Counts of events in a course.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) cuts: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Seen {
     pub(crate) replayed: usize,
     /// Cuts and kills while an image was being recovered.
     pub(crate) interrupted: usize,
-    /// Times that another process has gone on with an image of which not all was written.
+    /// Handovers of images with unwritten changes to another process.
     pub(crate) handed_over: usize,
     pub(crate) requests: usize,
 }
@@ -78,7 +78,7 @@ impl Seen {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 struct Asked {
     op: Op,
     range: Range<usize>,
@@ -90,19 +90,19 @@ struct Habits {
     depth: usize,
     requests: usize,
     write_through: bool,
-    /// Of many, how many requests are writes, and discards or write-zeroes.
+    /// Out of many requests, the number of writes, and of discards or write-zeroes.
     writes: usize,
     frees: usize,
-    /// Sectors of a request, at most, as a rule.
+    /// Usual maximum length of a request in sectors.
     longest: usize,
 }
 
-/// An image in use, until the process ends or the power.
+/// An image in use, until the process ends or the power is cut.
 struct Life<'a> {
     kind: &'static Kind,
     start: &'a Start,
     random: Random,
-    /// Decides about recoveries. `None`: it has come of one that was interrupted, and none is of it.
+    /// Decides about interrupted recoveries. `None` for the life after such a recovery, so that it does not affect it.
     recoveries: Option<Random>,
     journals: Option<Arc<Folder>>,
     /// Operations may fail.
@@ -113,17 +113,17 @@ struct Life<'a> {
     registry: NodeRegistry,
     rig: Rig,
     disk: Disk,
-    /// Sectors, as the guest knows.
+    /// The size in sectors that the guest knows.
     size: usize,
     asked: BTreeMap<u32, Asked>,
-    /// To which size, sectors, and what comes of it.
+    /// The new size in sectors, and the result.
     resizing: Option<(usize, oneshot::Receiver<Result<(), ResizeError>>)>,
     stamp: Stamp,
     seen: Seen,
 }
 
-/// Runs the course of a seed: a few lives of an image, each begun with what is left of the one before: by a
-/// power cut or a process that was killed. Half of them have journals. `judge` is shown an image now and then.
+/// Runs the course of a seed: a few lives of an image. Each begins with the remains of the previous one, after a
+/// power cut or a kill. Half of the courses have journals. `judge` is sometimes called with an image.
 pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen, String> {
     let mut random = Random(seed);
     let kind = Kind::pick(random.below(usize::MAX));
@@ -149,7 +149,7 @@ pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen
 }
 
 impl<'a> Life<'a> {
-    /// `recoveries`: see there; without, the storage sees how the image is opened.
+    /// Without `recoveries`, the storage records how the image is opened.
     fn begin(
         kind: &'static Kind,
         start: &'a Start,
@@ -183,7 +183,7 @@ impl<'a> Life<'a> {
         let may_fail = faults.fail > 0;
         sim.set_faults(faults);
         let size = left.contents.len() / SECTOR;
-        // Who replays a journal flushes what it is about; who goes on with one does not.
+        // Replaying a journal flushes the image; continuing with a journal does not.
         let disk = if left.replayed && !left.is_handed_over {
             Disk::new(&left.contents)
         } else {
@@ -211,11 +211,11 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// All of it: how it ends, with numbers of writes that nobody else has used.
+    /// Runs the life to its end, with numbers of writes that no other life uses.
     fn live(mut self, stamp: &mut Stamp, seen: &mut Seen) -> Result<Left, String> {
         self.stamp = *stamp;
         let lived = self.read_all().and_then(|()| self.go_on()).and_then(|()| self.leave());
-        // Whatever has been left: what comes of this changes no course.
+        // After the end has been chosen: the handover does not change the course.
         let lived = lived.and_then(|left| self.hand_over().map(|()| left));
         seen.add(self.seen);
         *stamp = self.stamp;
@@ -224,7 +224,7 @@ impl<'a> Life<'a> {
         lived.map_err(|error| format!("{asked} requests under way: {error}"))
     }
 
-    /// That the driver finds what the oracle does, and that as much is stable as has to be.
+    /// Checks that reads return what the oracle has, and that enough is stable.
     fn read_all(&mut self) -> Result<(), String> {
         let faults = Faults::default();
         self.sim.set_faults(faults);
@@ -243,7 +243,7 @@ impl<'a> Life<'a> {
         self.disk.check_cut(&stable).map_err(|error| format!("opened again, and cut: {error}"))
     }
 
-    /// Works, with a cut or a kill now and then that it does not learn of.
+    /// Makes requests, sometimes with a cut or kill that leaves this life running.
     fn go_on(&mut self) -> Result<(), String> {
         let largest = self.kind.cluster.max(4096) / SECTOR;
         let habits = Habits {
@@ -297,7 +297,7 @@ impl<'a> Life<'a> {
         let (offset, len) = ((range.start * SECTOR) as u64, (range.len() * SECTOR) as u64);
         let (change, bufs) = match op {
             Op::Write { .. } => {
-                // Zeroes, now and then, which may be detected.
+                // Sometimes zeroes, which may be detected.
                 self.stamp += 1;
                 let stamp = if self.random.one_in(6) { 0 } else { self.stamp };
                 let data: Vec<u8> =
@@ -323,7 +323,7 @@ impl<'a> Life<'a> {
         self.asked.insert(tag, Asked { op, range, at });
     }
 
-    /// Has the disk get another size. If it is to become smaller, nothing is under way meanwhile.
+    /// Starts a resize. If the disk shrinks, no request is in flight meanwhile.
     fn resize(&mut self) -> Result<(), String> {
         let size = 1 + self.random.below(2 * self.kind.size / SECTOR);
         if size < self.size {
@@ -343,10 +343,10 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Whether the disk has got another size, or has failed to.
+    /// Whether a resize has ended, with success or failure.
     fn look_at_resize(&mut self) -> bool {
         let Some((size, mut result)) = self.resizing.take() else { return false };
-        // Not all of it comes down the ring: so that the storage takes note of it.
+        // Lets the storage record writes that did not pass the ring.
         self.sim.storage().unstable_sectors(&self.fd);
         match Pin::new(&mut result).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => {
@@ -376,11 +376,11 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// Turns the loop, and takes the answers there are.
+    /// Turns the loop, and processes the answers.
     fn turn(&mut self) -> Result<(), String> {
         let mut turns = 0;
         while !self.asked.is_empty() || self.resizing.is_some() {
-            // Nobody else would wake it.
+            // No other event would wake the loop.
             let waits = self.sim.in_flight() > 0;
             self.rig.event_loop.run_once(waits).unwrap();
             turns += 1;
@@ -416,7 +416,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// The end, now, of the power or of the process: what it leaves, which has to be right.
+    /// Ends the life now, by a power cut or a kill, and checks the remains.
     fn end_now(&mut self) -> Result<Left, String> {
         let is_cut = self.random.one_in(2);
         let seed = self.random.next();
@@ -448,14 +448,14 @@ impl<'a> Life<'a> {
         Ok(Left { image, ..left })
     }
 
-    /// What a power cut may still take back once the process is gone. Of a flush that has failed the next process
-    /// knows nothing.
+    /// Data that a power cut may still lose after the process has ended. The next process does not learn of a failed
+    /// flush.
     fn unflushed(&self) -> Option<(Unflushed, Disk)> {
         let storage = (!self.may_fail).then(|| self.sim.storage())?;
         Some((storage.unflushed(&self.fd)?, self.disk.clone()))
     }
 
-    /// The end, for another life to begin with.
+    /// Ends the life for the next one.
     fn leave(&mut self) -> Result<Left, String> {
         let mut left = self.end_now()?;
         if left.is_killed && !left.replayed {
@@ -464,7 +464,7 @@ impl<'a> Life<'a> {
         Ok(left)
     }
 
-    /// Now and then, has what is left recovered, which is interrupted, and somebody go on with that.
+    /// Sometimes interrupts a recovery of the remains, and continues with the result.
     fn recover(&mut self, mut left: Left) -> Result<(), String> {
         let Some(random) = &mut self.recoveries else { return Ok(()) };
         let [replayed, other] = INTERRUPTED;
@@ -481,19 +481,19 @@ impl<'a> Life<'a> {
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
         let lived = Life::begin(kind, start, random.next(), None, left).live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("after a recovery that was interrupted, {error}"))?;
-        // Requests are counted of one life.
+        // Requests of interrupted recoveries do not count.
         self.seen.add(Seen { requests: 0, ..seen });
         Ok(())
     }
 
-    /// Has another process go on with the image, as in an upgrade, until that one ends. To this one it is in vain.
+    /// Hands the image over to another process, as in an upgrade, until that one ends. This process then continues.
     fn hand_over(&mut self) -> Result<(), String> {
         let is_first = self.recoveries.is_some();
         if !is_first || self.may_fail || self.journals.is_none() || !self.kind.is_qcow2() {
             return Ok(());
         }
         self.answer_all()?;
-        // What has been given up, which is all that would be written.
+        // Writes released clusters, which are all that a handover would write.
         let tag = self.rig.submit(Op::Flush, 0, 0, IoBufs::new());
         self.asked.insert(tag, Asked { op: Op::Flush, range: 0..0, at: self.disk.now() });
         self.answer_all()?;
@@ -503,13 +503,13 @@ impl<'a> Life<'a> {
         (0..1 + self.random.below(depth)).for_each(|_| self.ask(&writes));
         self.answer_all()?;
         let before = std::fs::read(path_of(&self.fd)).unwrap();
-        // By the registry, as a daemon does: `node` is an edge, which lets nothing go.
+        // Through the registry, as in the daemon: `node` is an edge, which cannot do this.
         let (event_loop, let_go) = (self.rig.event_loop.clone(), self.registry.let_go());
         let let_go = event_loop.block_on(let_go).unwrap();
         let_go.map_err(|(name, error)| format!("let go of {name}: {error}"))?;
         let seed = self.random.next();
         let image = self.sim.killed(&self.fd, seed).unwrap();
-        // One that was not changed; or that was, as clusters were given up since the flush: no ring has seen that.
+        // An unchanged image, or one with changes that no ring has seen: clusters released since the flush.
         if !is_marked(&image) || image != before {
             return Ok(());
         }
@@ -535,7 +535,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Has the rest answered, as if nothing had been: nobody may go without an answer.
+    /// Answers the other requests normally: every request has to be answered.
     fn end(mut self) -> Result<(), String> {
         self.sim.set_faults(Faults::default());
         if let Err(error) = self.answer_all() {

@@ -1,5 +1,5 @@
-//! Metadata that went to the file in part, as an operation has failed: whatever comes after that, the image is
-//! whole, as the power leaves it and as a process does that is killed; and has what was answered.
+//! Partial writes of metadata after a failed operation: the image stays consistent afterwards, after a power cut and
+//! after a kill, and has all answered writes.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -19,18 +19,18 @@ use crate::journal::Folder;
 use crate::oracle::Image;
 use crate::path_of;
 
-/// The operation that fails: none.
+/// No operation fails.
 const NONE: usize = usize::MAX;
 
 /// An image that is tried. One block of reference counts has as many clusters as an L2 table, and the first of
 /// each is full soon after `before`: both need another.
 struct Case {
     cluster: u32,
-    /// Bytes of the disk, and of those what is written before anything fails.
+    /// Bytes of the disk. The first `before` of them are written before the failure.
     size: usize,
     before: usize,
     journals: bool,
-    /// Of the operations that come after a failure, each so many fail, for the time.
+    /// After a failure, every operation with a multiple of this number fails too.
     step: usize,
 }
 
@@ -68,7 +68,7 @@ struct Life<'a> {
     fd: Arc<OwnedFd>,
     rig: Rig,
     journals: Option<Folder>,
-    /// Bytes that were written, as far as that was answered; and flushed.
+    /// Bytes whose write was answered, and flushed.
     kept: usize,
     flushed: usize,
 }
@@ -97,7 +97,7 @@ impl Life<'_> {
         Life { case, sim, fd, rig, journals, kept: case.before, flushed: case.before }
     }
 
-    /// Makes requests, and has one operation of theirs fail. How many there were.
+    /// Makes requests, of which one operation fails. Returns the number of operations.
     fn make(&mut self, requests: &[(Op, Range<usize>)], failing: usize) -> usize {
         let count = Rc::new(Cell::new(0));
         let counted = count.clone();
@@ -125,7 +125,7 @@ impl Life<'_> {
         count.get()
     }
 
-    /// The image is whole, and has what was flushed, or answered.
+    /// Checks that the image is consistent and has all flushed or answered writes.
     fn check(&self, seed: u64) {
         let cut = self.sim.cut(&self.fd, seed).unwrap();
         let mut killed = std::fs::read(path_of(&self.fd)).unwrap();
@@ -144,7 +144,7 @@ impl Life<'_> {
     }
 }
 
-/// What was written, and is discarded, with a failure each. How many operations they were.
+/// Writes and then discards, with one failure each. Returns the numbers of operations.
 fn course(case: &Case, image: &[u8], direct: bool, failing: [usize; 2]) -> [usize; 2] {
     let Case { size, before, .. } = *case;
     let mut life = Life::begin(case, image, direct);
@@ -170,18 +170,18 @@ fn whatever_operation_fails(case: &Case) {
 }
 
 #[test]
-fn whatever_operation_fails_the_image_is_whole() {
+fn the_image_is_consistent_after_any_failed_operation() {
     whatever_operation_fails(&SMALL);
 }
 
 #[test]
-fn whatever_operation_fails_the_image_is_whole_and_the_journal_has_the_rest() {
+fn image_and_journal_are_consistent_after_any_failed_operation() {
     whatever_operation_fails(&WITH_JOURNAL);
 }
 
-/// What it depends on may be in the file, and not on stable storage: nothing was kept in memory of it.
+/// The metadata that the write depends on may be in the file and not on stable storage, without a copy in memory.
 #[test]
-fn a_durable_write_to_what_a_killed_process_has_not_flushed_is_there() {
+fn a_durable_write_covers_unflushed_metadata_of_a_killed_process() {
     let (image, new) = (SMALL.image(), SMALL.before..SMALL.before + 512);
     for direct in [false, true] {
         let write = |life: &mut Life<'_>, fua, byte| {
@@ -195,7 +195,7 @@ fn a_durable_write_to_what_a_killed_process_has_not_flushed_is_there() {
         let unflushed = killed.sim.storage().unflushed(&killed.fd).unwrap();
         let left = std::fs::read(path_of(&killed.fd)).unwrap();
         let mut next = Life::begin(&SMALL, &left, direct);
-        next.sim.storage().go_on(&next.fd, &unflushed).unwrap();
+        next.sim.storage().replace(&next.fd, &unflushed).unwrap();
         write(&mut next, true, 2);
         for seed in 0..100 {
             let cut = next.sim.cut(&next.fd, seed).unwrap();

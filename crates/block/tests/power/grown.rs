@@ -24,7 +24,7 @@ const CUTS: u64 = 20;
 /// The end of the data of a disk that became smaller is in its last cluster still, and reads as zeroes by its L2
 /// table alone. The new size must not be on stable storage before the table.
 #[test]
-fn what_was_cut_off_does_not_come_back_as_a_disk_grows() {
+fn a_grown_disk_does_not_show_truncated_data() {
     let file = TempFile::new(&tmpfs(), "power-grown", 0);
     let create = CreateQcow2 { cluster_size: CLUSTER as u32, ..CreateQcow2::new(CLUSTER as u64) };
     create_qcow2(&file.0, &create).unwrap();

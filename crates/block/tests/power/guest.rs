@@ -1,4 +1,4 @@
-//! What a guest knows of its disk: which contents each sector may have, after a power cut too.
+//! The guest's knowledge of its disk: the possible contents of each sector, after a power cut too.
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
@@ -27,7 +27,7 @@ fn stamp(bytes: &[u8], number: u64) -> Option<Stamp> {
     (bytes == sector(stamp, number)).then_some(stamp)
 }
 
-/// What a change left in a sector: one of these. A discard may leave what was there.
+/// Possible contents of a sector after a change. After a discard, the old contents are possible.
 #[derive(Debug, Clone)]
 struct Version {
     stamps: Vec<Stamp>,
@@ -40,8 +40,8 @@ struct Version {
 struct Sector(Vec<Version>);
 
 impl Sector {
-    /// The one that was answered last, and what came of requests that failed after that, which nobody
-    /// knows.
+    /// The last answered version, and those of later requests that failed, whose result is
+    /// unknown.
     fn newest(&self) -> &[Version] {
         let answered = self.0.iter().rposition(|version| version.answered.is_some());
         &self.0[answered.unwrap_or(0)..]
@@ -56,7 +56,7 @@ pub(crate) enum Change {
     Discarded,
 }
 
-/// The disk, as its guest knows it.
+/// The disk as its guest knows it.
 #[derive(Clone)]
 pub(crate) struct Disk {
     sectors: Vec<Sector>,
@@ -90,7 +90,7 @@ impl Disk {
         self.time
     }
 
-    /// A request begins that changes a range, which no other one is changing.
+    /// Begins a request that changes a range. No other request changes it.
     pub(crate) fn begin(&mut self, range: std::ops::Range<usize>, change: Change) {
         for sector in &mut self.sectors[range] {
             let stamps = match change {
@@ -105,7 +105,7 @@ impl Disk {
         }
     }
 
-    /// It is answered, with success. `stable`: and has to survive.
+    /// Records a successful answer. `stable`: it has to survive a power cut.
     pub(crate) fn answered(&mut self, range: std::ops::Range<usize>, stable: bool) {
         let now = self.now();
         for Sector(versions) in &mut self.sectors[range] {
@@ -118,7 +118,7 @@ impl Disk {
         }
     }
 
-    /// A flush is answered that was asked for at `asked`.
+    /// Records the answer to a flush that began at `asked`.
     pub(crate) fn flushed(&mut self, asked: u64) {
         if self.resized < asked && !self.is_resizing {
             self.size_is_stable();
@@ -131,7 +131,7 @@ impl Disk {
         }
     }
 
-    /// The disk is about to get another size, sectors. What is cut off may be gone, what is added is
+    /// Begins a resize, in sectors. Truncated data may be lost, and new sectors are
     /// zeroes.
     pub(crate) fn begin_resize(&mut self, size: usize) {
         let before = self.len();
@@ -145,7 +145,7 @@ impl Disk {
         self.sectors.resize_with(self.sectors.len().max(size), fresh);
     }
 
-    /// It has. `stable`: for certain.
+    /// Records a successful resize. `stable`: it has to survive a power cut.
     pub(crate) fn resized(&mut self, stable: bool) {
         let [.., before, size] = self.sizes[..] else { return };
         self.answered(before.min(size)..before.max(size), false);
@@ -155,7 +155,7 @@ impl Disk {
         }
     }
 
-    /// It has failed: the disk is as it was, but the file may say otherwise.
+    /// Records a failed resize: the disk has its old size, but the file may have the new one.
     pub(crate) fn resize_failed(&mut self) {
         if let [.., before, _] = self.sizes[..] {
             self.sizes.push(before);
@@ -169,15 +169,14 @@ impl Disk {
         self.sectors.truncate(size);
     }
 
-    /// What a read of the newest contents has to give.
+    /// Checks a read of the newest contents.
     pub(crate) fn check_read(&self, first: usize, bytes: &[u8]) -> Result<(), String> {
         let sectors = self.sectors[first..].iter().map(Sector::newest);
         check(first, bytes, sectors)
     }
 
-    /// The process was killed that the disk was used by, and it has these contents: what was not flushed may be
-    /// lost still. `cut_off`: what was past its end as it became smaller, of which a part may be there until that is
-    /// flushed.
+    /// The disk after a kill, with these contents: unflushed data may still be lost. `cut_off`: data past the end of a
+    /// disk that has shrunk, of which a part may exist until that is flushed.
     pub(crate) fn after_kill(mut self, contents: &[u8], cut_off: &[u8]) -> Disk {
         let (now, size) = (self.now(), contents.len() / SECTOR);
         if self.sizes != [size] {
@@ -196,13 +195,13 @@ impl Disk {
         self
     }
 
-    /// What a power cut may leave.
+    /// Checks the contents after a power cut.
     pub(crate) fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         self.check_size(bytes)?;
         check(0, bytes, self.sectors.iter().map(|sector| &sector.0[..]))
     }
 
-    /// What a process may leave that is killed.
+    /// Checks the contents after a kill.
     pub(crate) fn check_kill(&self, bytes: &[u8]) -> Result<(), String> {
         self.check_size(bytes)?;
         self.check_read(0, bytes)

@@ -1,5 +1,5 @@
-//! Journals of qcow2 images, as a process that was killed leaves them, and a power cut does not. They are read
-//! here by nothing of the driver's.
+//! Journals of qcow2 images. They survive a kill, and not a power cut. This parser shares nothing with the
+//! driver.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
@@ -23,23 +23,23 @@ const SLOT: usize = 16 + SECTOR;
 /// In the number of a sector: it is not metadata any more.
 const FORGOTTEN: u64 = 1 << 63;
 
-/// A folder for journals; gone with its value.
+/// A folder for journals, removed on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// One that is not there yet.
+    /// Creates a folder.
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         Folder(tmpfs().join(format!("ringmill-power-journals-{process}-{number}")))
     }
 
-    /// What a process opens nodes with.
+    /// A registry for a process with these journals.
     pub(crate) fn registry(&self) -> NodeRegistry {
         NodeRegistry::new().with_journals(&self.0).expect("a folder in memory")
     }
 
-    /// The same, for one that goes on with what another one has let go.
+    /// The same for a process that takes an image over.
     pub(crate) fn registry_with_journals(&self) -> NodeRegistry {
         let mut registry = self.registry();
         for entry in std::fs::read_dir(&self.0).unwrap() {
@@ -50,7 +50,7 @@ impl Folder {
         registry
     }
 
-    /// What is left of it now if its process is killed: nobody has a lock there.
+    /// The folder after a kill of its process, without locks.
     pub(crate) fn left(&self) -> Folder {
         let left = Folder::new();
         DirBuilder::new().mode(0o700).create(&left.0).unwrap();
@@ -58,14 +58,14 @@ impl Folder {
             let entry = entry.unwrap();
             let copy = left.0.join(entry.file_name());
             std::fs::copy(entry.path(), &copy).unwrap();
-            // The image goes on in another file, too: as if nobody could have told which it was in.
+            // A copy of the image is in another file, so the inode is removed from the journal.
             let copy = File::options().write(true).open(copy).unwrap();
             copy.write_all_at(&[0; 8], INODE).unwrap();
         }
         left
     }
 
-    /// Puts what the journal of an image has into it. Whether that was anything.
+    /// Writes the contents of an image's journal to the image. Returns whether there were any.
     pub(crate) fn replay(&self, image: &mut Vec<u8>) -> Result<bool, String> {
         let Some(Mark { name, id, as_of }) = Mark::of(image) else { return Ok(false) };
         let read = std::fs::read(self.0.join(&name));
@@ -107,13 +107,13 @@ pub(crate) fn is_marked(image: &[u8]) -> bool {
     Mark::of(image).is_some()
 }
 
-/// What an image says of its journal.
+/// The mark in an image that names a journal.
 struct Mark {
-    /// The journal's.
+    /// The journal's name.
     name: String,
-    /// What it begins with.
+    /// The journal's first bytes.
     id: [u8; 32],
-    /// The commit that the image is as of.
+    /// The number of the image's last commit.
     as_of: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The kinds of images that are tried.
+//! The tested kinds of images.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,31 +14,31 @@ use crate::course::Random;
 use crate::guest::{SECTOR, sector};
 use crate::path_of;
 
-/// The name of the node that an image lies on.
+/// The name of the node below an image.
 pub(crate) const FILE: &str = "file";
 
 /// A kind of image.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// What qemu-img is told; empty for a raw image.
+    /// Options for qemu-img; empty for a raw image.
     pub(crate) options: &'static str,
     /// Bytes of the disk.
     pub(crate) size: usize,
     /// Bytes of a cluster.
     pub(crate) cluster: usize,
-    /// Past the page cache.
+    /// With `O_DIRECT`.
     pub(crate) direct: bool,
-    /// An image lies behind it, shorter than the disk.
+    /// It has a backing image that is shorter than the disk.
     pub(crate) backed: bool,
-    /// How often it is tried, among all.
+    /// Relative frequency in courses.
     weight: usize,
     start: OnceLock<Start>,
 }
 
-/// What an image is before anything has been written to it.
+/// A new image.
 pub(crate) struct Start {
     pub(crate) image: Vec<u8>,
-    /// What shows where it has nothing.
+    /// Contents of the backing image.
     pub(crate) behind: Vec<u8>,
     pub(crate) behind_file: Option<File>,
 }
@@ -54,7 +54,7 @@ const fn kind(
     Kind { name, options, size, cluster, direct: false, backed: false, weight, start }
 }
 
-/// Not a whole number of clusters, as a rule. Clusters under 4 KiB have no room for the mark of a journal.
+/// Most sizes are not multiples of a cluster. Clusters under 4 KiB have no room for the mark of a journal.
 static KINDS: [Kind; 12] = [
     kind("raw", "", 100 * 1024 + 512, 4096, 2),
     kind("raw, O_DIRECT", "", 100 * 1024, 4096, 2).direct(),

@@ -1,4 +1,4 @@
-//! What a power cut leaves of an image, or a process that is killed, and that it is right.
+//! The remains of an image after a power cut or a kill, with their check.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use crate::oracle::Image;
 /// Where the header of a qcow2 image has the size of the disk.
 const SIZE: Range<usize> = 24..32;
 
-/// An image, and what is on the disk in it.
+/// An image, and the contents of its disk.
 pub(crate) struct Left {
     pub(crate) image: Vec<u8>,
     pub(crate) contents: Vec<u8>,
-    /// For who opens it: as a process has left it that was killed, or a new one. `None`: there is none.
+    /// The journals: those of a killed process, or an empty folder. `None`: without journals.
     pub(crate) journals: Option<Arc<Folder>>,
-    /// By a process that was killed, not by a power cut.
+    /// After a kill, not after a power cut.
     pub(crate) is_killed: bool,
-    /// By one that gives place to the next, which has its journal.
+    /// After a handover to the next process, which has the journal.
     pub(crate) is_handed_over: bool,
-    /// A part of it was in a journal: all of it is stable once it has been opened.
+    /// The journal had a part of it: everything is stable once the image has been opened.
     pub(crate) replayed: bool,
-    /// What is on the disk without that.
+    /// The contents of the disk without the journal.
     pub(crate) bare: Option<Vec<u8>>,
     /// What the metadata in the journal has past the end of a disk that has become smaller there, up to the size that
     /// the image has without the journal.
     pub(crate) cut_off: Vec<u8>,
-    /// What a power cut may still take back of it. `None`: nothing.
+    /// Data that a power cut may still lose. `None`: none.
     pub(crate) unflushed: Option<(Unflushed, Disk)>,
 }
 
 impl Left {
-    /// Of the power: journals are gone, and what was not flushed may be.
+    /// After a power cut: journals are lost, and unflushed data may be.
     pub(crate) fn by_cut(
         kind: &Kind,
         start: &Start,
@@ -49,8 +49,8 @@ impl Left {
         Ok(Left::with(contents, journals))
     }
 
-    /// Of a process: nothing is lost that was answered, with the journal; without it, nothing that was flushed.
-    /// `journals`: as it has left them.
+    /// After a kill: with the journal no answered request is lost, and without it no flushed one.
+    /// `journals`: as the process has left them.
     pub(crate) fn by_kill(
         kind: &Kind,
         start: &Start,
@@ -79,7 +79,7 @@ impl Left {
         Ok(Left { is_killed: true, replayed, bare, cut_off, ..Left::with(found, journals) })
     }
 
-    /// Nothing of it can be lost. The image is the caller's.
+    /// Stable remains, with the caller's image.
     pub(crate) fn with(contents: Vec<u8>, journals: Option<Arc<Folder>>) -> Left {
         let image = Vec::new();
         let (is_killed, is_handed_over, replayed) = (false, false, false);
@@ -97,7 +97,7 @@ impl Left {
         }
     }
 
-    /// The disk as its next user has it, before it has been opened.
+    /// The disk for its next user, before it is opened.
     pub(crate) fn disk(&self) -> Disk {
         let disk = match (&self.unflushed, &self.bare) {
             (Some((_, disk)), _) => disk.clone(),
@@ -108,7 +108,7 @@ impl Left {
     }
 }
 
-/// What is on the disk in an image, which has to be whole.
+/// The contents of an image's disk. Checks that the image is consistent.
 pub(crate) fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u8>, String> {
     match kind.is_qcow2() {
         true => Image::read(image, &start.behind),
@@ -116,7 +116,7 @@ pub(crate) fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u
     }
 }
 
-/// An image that is wrong is kept where somebody has asked for it.
+/// Stores a damaged image if the environment asks for that.
 pub(crate) fn keep(image: &[u8]) {
     if let Some(folder) = std::env::var_os("RINGMILL_POWER_KEEP") {
         std::fs::write(std::path::Path::new(&folder).join("left.img"), image).unwrap();

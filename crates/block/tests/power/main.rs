@@ -1,22 +1,22 @@
-//! Power cuts and killed processes: what a guest was told is on stable storage is there afterwards, and after a
-//! kill all that it was told is done; and nothing foreign is.
+//! Power cuts and killed processes: data that was reported durable is there after a power cut, answered
+//! writes are there after a kill, and no foreign data ever appears.
 //!
-//! A guest works on an image through the production drivers, over the simulated ring. Between any two
-//! completions the power may be cut, and the ring's [storage](event_loop::ring::sim::Storage) says what
-//! that leaves: of everything that was not flushed any part, sector by sector. Or the process is killed, which
-//! leaves what has completed. Half of the courses have journals of qcow2 images, in memory: a power cut takes
-//! them along, and a kill does not. What is left must be a
-//! whole image (leaks are no damage), by an oracle of our own and, now and then, by `qemu-img check`;
-//! and each sector of the disk must have the contents of the last write that was flushed, or of one
-//! that came later; with the journal of a process that was killed, of the last one that was answered. Then the
-//! image is opened again by the driver, and the guest works on. Now and then that recovery is cut off or killed,
-//! too, several times in a row, and each time the same has to be there. Or another process goes on with the image, as in
-//! an upgrade, with what the first one has in its journal alone, and is cut off or killed in its turn.
+//! A guest uses an image through the production drivers, over the simulated ring. Between any two
+//! completions the power may be cut. The ring's [storage](event_loop::ring::sim::Storage) then keeps
+//! any part of the unflushed data, sector by sector. Or the process is killed, which
+//! keeps everything that has completed. Half of the courses have journals of qcow2 images, in memory: they survive a
+//! kill, and not a power cut. The remains must be a
+//! consistent image (leaks are allowed), checked by an oracle of our own and sometimes by `qemu-img check`.
+//! Each sector of the disk must have the contents of the last flushed write, or of a later
+//! one; with the journal of a killed process, of the last answered one. Then the
+//! driver opens the image again, and the guest continues. Sometimes that recovery is interrupted by a cut or kill,
+//! several times in a row, with the same checks each time. Or another process takes the image over, as in
+//! an upgrade, with unwritten changes only in the journal, and is interrupted in its turn.
 //!
-//! A failure prints its seed, and the same course is run again by
-//! `RINGMILL_POWER_SEED=n cargo test -p block --test power`. `RINGMILL_POWER_SEEDS=n` tries more than
-//! the few of CI (with `CARGO_PROFILE_DEV_OPT_LEVEL=2` five times as fast). `RINGMILL_POWER_TRACE=1` tells
-//! all requests and operations, `RINGMILL_POWER_KEEP=FOLDER` keeps the image that was found damaged.
+//! A failure prints its seed. `RINGMILL_POWER_SEED=n cargo test -p block --test power` repeats that course.
+//! `RINGMILL_POWER_SEEDS=n` tries more than
+//! the few of CI (with `CARGO_PROFILE_DEV_OPT_LEVEL=2` five times as fast). `RINGMILL_POWER_TRACE=1` prints
+//! all requests and operations, `RINGMILL_POWER_KEEP=FOLDER` stores a damaged image.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -55,7 +55,7 @@ fn path_of(fd: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
-/// Nothing but leaks.
+/// Checks that the image has no errors other than leaks.
 fn qemu_img_check(kind: &Kind, image: &[u8]) {
     if !kind.is_qcow2() {
         return;

@@ -1,11 +1,11 @@
-//! A qcow2 image as the specification (docs/interop/qcow2.rst in QEMU's sources) has it: whether it is
-//! whole, and what the disk in it holds. Shares nothing with the driver.
+//! Checks a qcow2 image by the specification (docs/interop/qcow2.rst in QEMU's sources), and returns the
+//! contents of its disk. Shares nothing with the driver.
 
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// Of an offset in an entry of a table.
+/// Mask of the offset in an entry of a table.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// An L2 entry's: it reads as zeroes.
+/// Flag of an L2 entry: reads as zeroes.
 const ZERO: u64 = 1;
 
 /// An image's bytes.
@@ -13,13 +13,13 @@ pub(crate) struct Image<'a> {
     bytes: &'a [u8],
     cluster: usize,
     refcount_bits: usize,
-    /// By cluster: what refers to it.
+    /// The references to each cluster.
     users: Vec<Vec<String>>,
 }
 
 impl<'a> Image<'a> {
-    /// Checks the image, which leaks at most, and returns what is on its disk. `behind`: what shows where
-    /// the image has nothing.
+    /// Checks the image, which may have leaks, and returns the contents of its disk. `behind`: the contents of
+    /// the backing image.
     pub(crate) fn read(bytes: &'a [u8], behind: &[u8]) -> Result<Vec<u8>, String> {
         if bytes.len() < 104 || !bytes.starts_with(b"QFI\xfb") {
             return Err("no header".into());
@@ -29,7 +29,7 @@ impl<'a> Image<'a> {
         image.cluster = 1 << image.u32(20);
         if version == 3 {
             image.refcount_bits = 1 << image.u32(96);
-            // Dirty it may be with a mark of ours, which says that reference counts are right.
+            // With a mark of ours the image may be dirty: the mark says that reference counts are right.
             let last = image.cluster.checked_sub(512).and_then(|at| bytes.get(at..));
             let is_marked = last.is_some_and(|sector| sector.starts_with(b"ringmill journal"));
             if image.u64(72) & 3 > u64::from(is_marked) {
@@ -132,7 +132,7 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    /// The flag says that the count is exactly one.
+    /// Checks that the flag is set exactly if the count is 1.
     fn check_copied(&self, entry: u64, at: u64, who: &str) -> Result<(), String> {
         let count = self.count(at as usize / self.cluster);
         if (entry & COPIED != 0) != (count == 1) {

@@ -1,9 +1,9 @@
-//! Opening again what was left, and ends in the middle of that: of the power, or of the process.
+//! Opening the remains of an image, with interruptions by a power cut or a kill.
 //!
-//! Whoever opens an image does so on loops of its own, which are real. So the image lies on a node whose channels
-//! there have a simulated ring each: between any two completions of it there is a moment at which the power could
-//! be cut or the process be killed, and one of all these is kept. The one who opens the image goes on, as if
-//! nothing had been, and what would have been left at that moment is judged, and opened the next time.
+//! An image is opened on separate, real loops. So its node below has channels with a simulated ring each
+//! there. A power cut or a kill is possible at each moment between two completions of such a ring, and
+//! the remains at one of these moments are stored. The opening continues normally. The stored remains are
+//! checked, and opened next.
 
 use std::cell::Cell;
 use std::io;
@@ -26,21 +26,21 @@ use crate::kinds::{FILE, Kind, Start};
 use crate::left::{Left, keep};
 use crate::path_of;
 
-/// What was left, opened, and a world for its user.
+/// The opened image, and the simulation for its user.
 pub(crate) struct Reopened {
     pub(crate) sim: Sim,
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) options: BlockdevOptions,
     pub(crate) node: Arc<dyn BlockNode>,
-    /// Has the nodes themselves. `node` leads to one of them.
+    /// The nodes. `node` is an edge to one of them.
     pub(crate) registry: NodeRegistry,
-    /// What would be left of it if it had ended in between.
+    /// The remains of an interruption at a chosen moment.
     ended: Option<Ended>,
 }
 
 impl Reopened {
-    /// `moments`: what has one picked, if the storage is to see how the image is opened. Else what has been
-    /// written meanwhile is found afterwards.
+    /// `moments`: picks a moment, and lets the storage record the opening. Without it, writes
+    /// are found afterwards.
     pub(crate) fn new(
         kind: &Kind,
         start: &Start,
@@ -51,7 +51,7 @@ impl Reopened {
         let sim = Sim::new(random.next(), Faults::default());
         let (storage, fd) = (sim.storage(), sim.file(&left.image).unwrap());
         if let Some((unflushed, _)) = &left.unflushed {
-            storage.go_on(&fd, unflushed).unwrap();
+            storage.replace(&fd, unflushed).unwrap();
         }
         let [file, disk] = kind.options(start, &fd, random);
         let journals = left.journals.clone();
@@ -80,7 +80,7 @@ impl Reopened {
             !left.is_handed_over || !is_changed(),
             "who goes on with an image writes nothing yet"
         );
-        // What was written meanwhile the ring has not seen.
+        // Writes that the ring has not seen.
         if moments.is_none() {
             let opened = std::fs::read(path_of(&fd)).unwrap();
             if left.unflushed.is_some() {
@@ -93,7 +93,7 @@ impl Reopened {
     }
 }
 
-/// Has whoever opens what was left end before it is done, a few times in a row. What is left then.
+/// Interrupts the opening of the remains a few times. Returns the last remains.
 pub(crate) fn interrupted(
     kind: &Kind,
     start: &Start,
@@ -101,13 +101,13 @@ pub(crate) fn interrupted(
     random: &mut Random,
     seen: &mut Seen,
 ) -> Result<Left, String> {
-    // A journal that an image names goes with the power, and nobody makes another one before the image is open.
+    // A power cut loses a journal, and there is no new one before the image is open.
     let mut is_lost = !left.is_killed;
     for number in 1..=1 + random.below(3) {
         let moments = Random(random.next());
         let Reopened { ended, node, .. } = Reopened::new(kind, start, &left, random, Some(moments));
         drop(node);
-        // There was nothing to be done.
+        // Nothing had to be recovered.
         let Some(Ended { image, journals, unflushed }) = ended else { break };
         let (disk, is_killed) = (left.disk(), unflushed.is_some());
         is_lost |= !is_killed;
@@ -130,12 +130,12 @@ pub(crate) fn interrupted(
     Ok(left)
 }
 
-/// What is left of an image in the middle of being opened.
+/// The remains of an interrupted opening.
 struct Ended {
     image: Vec<u8>,
-    /// As a process leaves them.
+    /// The journals of the process.
     journals: Option<Folder>,
-    /// What a power cut may still take back. `None`: it was one.
+    /// Data that a power cut may still lose. `None`: it was a power cut.
     unflushed: Option<Unflushed>,
 }
 
@@ -151,16 +151,16 @@ struct Moments {
 
 struct State {
     random: Random,
-    /// Something else than a read has been asked for.
+    /// A request other than a read has been made.
     changes: bool,
-    /// Moments since then.
+    /// Number of moments since then.
     passed: usize,
-    /// Of one of them, each as likely as the others.
+    /// The remains of one of them, chosen with equal probability.
     ended: Option<Ended>,
 }
 
 impl Moments {
-    /// This is one, with what that ring has under way.
+    /// A moment, with the operations that this ring has in flight.
     fn pass(&self, sim: &Sim) {
         let state = &mut *lock(&self.state);
         if !state.changes {
@@ -184,14 +184,14 @@ impl Moments {
         });
     }
 
-    /// There are no more.
+    /// The end of the moments.
     fn end(&self) -> Option<Ended> {
         self.over.store(true, Ordering::Release);
         lock(&self.state).ended.take()
     }
 }
 
-/// The node that an image lies on which is being opened.
+/// The node below an image that is being opened.
 struct Watched {
     file: Arc<dyn BlockNode>,
     moments: Arc<Moments>,
@@ -228,7 +228,7 @@ impl BlockNode for Watched {
 
 struct WatchedChannel {
     world: Rc<World>,
-    /// Of whoever opens the image.
+    /// The loop on which the image is opened.
     event_loop: EventLoop,
 }
 
@@ -245,7 +245,7 @@ impl Channel for WatchedChannel {
         let world = self.world.clone();
         lock(&world.moments.state).changes |= request.op != Op::Read;
         world.channel.submit(request);
-        // Others may come in the same turn, and are under way beside it.
+        // Further requests may come in the same turn, and are in flight beside this one.
         if !world.is_turning.replace(true) {
             self.event_loop.spawn(async move { world.turn() });
         }
@@ -257,11 +257,11 @@ impl Channel for WatchedChannel {
 }
 
 impl World {
-    /// Until all is answered.
+    /// Turns until everything is answered.
     fn turn(&self) {
         self.is_turning.set(false);
         while self.channel.in_flight() > 0 {
-            // Nobody else would wake it.
+            // No other event would wake the loop.
             let waits = self.sim.in_flight() > 0;
             elsewhere(|| self.simulated.run_once(waits).unwrap());
             self.moments.pass(&self.sim);

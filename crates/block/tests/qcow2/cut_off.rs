@@ -54,7 +54,7 @@ fn a_flush_that_is_cut_off_loses_nothing() {
 
 /// Who has asked for it does not wait for it any more.
 #[test]
-fn a_resize_that_nobody_waits_for_goes_on() {
+fn a_resize_continues_after_its_future_is_dropped() {
     let folder = Folder::new("qcow2-resize-cut-off");
     create(&folder);
     let mut registry = NodeRegistry::new();

@@ -82,7 +82,7 @@ fn an_image_that_is_written_to_is_marked_and_fails_from_then_on() {
 
 /// Writes that completed before the damage was found are not lost.
 #[test]
-fn what_was_answered_before_is_in_a_marked_image() {
+fn a_marked_image_has_all_answered_writes() {
     let folder = Folder::new("damage-kept");
     qemu_img(
         &folder,
@@ -109,7 +109,7 @@ fn what_was_answered_before_is_in_a_marked_image() {
 }
 
 #[test]
-fn an_image_that_is_only_read_is_told_of_and_left_as_it_is() {
+fn damage_of_a_read_only_image_is_reported_and_not_marked() {
     let folder = Folder::new("damage-read");
     let before = damaged(&folder, "disk.qcow2");
     let options = BlockdevOptions { read_only: true, ..options(&folder.path("disk.qcow2")) };

@@ -319,8 +319,9 @@ fn nothing_is_lost_with_files_behind() {
 
 /// QEMU has written to the image in between: what was left is not for that image any more.
 #[test]
-fn what_is_left_is_not_taken_for_an_image_that_others_have_changed() {
-    let case = Case::new("killed::what_is_left_is_not_taken_for_an_image_that_others_have_changed");
+fn a_journal_is_not_used_after_another_program_has_changed_the_image() {
+    let case =
+        Case::new("killed::a_journal_is_not_used_after_another_program_has_changed_the_image");
     case.kill(50);
     qemu_io(&case.folder, "disk.qcow2", "write -P 7 0 3M");
     let node = case.open_with_journals();
@@ -355,9 +356,8 @@ fn nothing_is_lost_after_a_journal_was_removed() {
 
 /// Opened and changed where there are no journals, the image is not one any more that was left.
 #[test]
-fn what_is_left_is_not_taken_for_an_image_that_was_opened_without_it() {
-    let case =
-        Case::new("killed::what_is_left_is_not_taken_for_an_image_that_was_opened_without_it");
+fn a_journal_is_not_used_after_the_image_was_opened_without_it() {
+    let case = Case::new("killed::a_journal_is_not_used_after_the_image_was_opened_without_it");
     case.kill(50);
     let node = case.open(None);
     let mut rig = Rig::new(node.clone());
@@ -369,8 +369,8 @@ fn what_is_left_is_not_taken_for_an_image_that_was_opened_without_it() {
 
 /// A copy that was made before, and comes back: the journal is not that of its state.
 #[test]
-fn what_is_left_is_not_taken_for_an_older_state_of_the_image() {
-    let case = Case::new("killed::what_is_left_is_not_taken_for_an_older_state_of_the_image");
+fn a_journal_is_not_used_for_an_older_state_of_the_image() {
+    let case = Case::new("killed::a_journal_is_not_used_for_an_older_state_of_the_image");
     let mut older = None;
     // Of two processes the second goes on with the journal of the first.
     for _ in 0..2 {
@@ -383,8 +383,8 @@ fn what_is_left_is_not_taken_for_an_older_state_of_the_image() {
 
 /// A copy that was made afterwards, and opened first: what is left stays for the image.
 #[test]
-fn what_is_left_is_not_used_up_by_a_copy() {
-    let case = Case::new("killed::what_is_left_is_not_used_up_by_a_copy");
+fn a_copy_of_the_image_leaves_the_journal_usable() {
+    let case = Case::new("killed::a_copy_of_the_image_leaves_the_journal_usable");
     let may = case.kill(50);
     let copy = case.folder.path("copy.qcow2");
     std::fs::copy(&case.image, &copy).unwrap();
@@ -421,8 +421,8 @@ fn a_header_that_is_left_is_judged_before_it_is_written() {
 
 /// Several at once, each in a process of its own.
 #[test]
-fn what_is_left_is_seen_by_all_who_look() {
-    let case = Case::new("killed::what_is_left_is_seen_by_all_who_look");
+fn read_only_users_see_the_contents_of_the_journal() {
+    let case = Case::new("killed::read_only_users_see_the_contents_of_the_journal");
     let may = case.kill(50);
     let look = || {
         let mut options = BlockdevOptions { read_only: true, ..options(&case.image) };

@@ -104,7 +104,7 @@ fn under_load() {
 
 /// The images behind are longer than the disk was, all or some of its later size.
 #[test]
-fn what_lies_behind_stays_hidden() {
+fn a_grown_disk_hides_its_backing_image() {
     for (behind, cluster) in [(20 << 20, "64k"), ((4 << 20) + 5120, "64k"), (20 << 20, "512")] {
         let folder = Folder::new(&format!("resize-behind-{behind}-{cluster}"));
         std::fs::write(folder.path("base.raw"), vec![5; behind]).unwrap();
@@ -119,7 +119,7 @@ fn what_lies_behind_stays_hidden() {
 
 /// The sentences are QEMU's.
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_sizes_are_refused_without_a_change() {
     let folder = Folder::new("resize-refused");
     std::fs::write(folder.path("base.raw"), vec![5; 4 << 20]).unwrap();
     let refusal = |create: &[&str], snapshot: bool, read_only: bool, size: usize| {

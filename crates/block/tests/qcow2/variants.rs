@@ -18,7 +18,7 @@ fn create(folder: &Folder, options: &str) {
 }
 
 #[test]
-fn what_is_not_there_is_refused() {
+fn unsupported_variants_are_refused() {
     let folder = Folder::new("refused");
     let path = folder.path("disk.qcow2");
     for (option, sentence) in
@@ -45,7 +45,7 @@ fn patch(folder: &Folder, at: usize, byte: u8) {
 }
 
 #[test]
-fn dirty_and_corrupt_images_are_refused_with_what_to_do() {
+fn dirty_and_corrupt_images_are_refused_with_advice() {
     let folder = Folder::new("dirty");
     for (bit, sentence) in [(1, "not closed cleanly"), (2, "corrupt")] {
         create(&folder, "lazy_refcounts=on");
@@ -58,7 +58,7 @@ fn dirty_and_corrupt_images_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn backing_may_be_told_or_left_out() {
+fn the_backing_option_may_be_given_or_omitted() {
     let folder = Folder::new("backing");
     for (name, byte) in [("a.raw", 1), ("b.raw", 2)] {
         std::fs::write(folder.path(name), vec![byte; 1 << 20]).unwrap();

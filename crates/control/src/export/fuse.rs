@@ -8,25 +8,25 @@ use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
 use crate::error::OptionError;
 use crate::table::{Choice, Field, Kind, Need, put};
 
-/// What an export over FUSE has.
+/// Options of an export over FUSE.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FuseOptions {
-    /// `mountpoint`: a regular file, which the node is mounted on.
+    /// `mountpoint`: a regular file, over which the node is mounted.
     pub mountpoint: PathBuf,
-    /// `growable`: writes past the end make the node longer.
+    /// `growable`: writes past the end extend the node.
     pub growable: bool,
-    /// `allow-other`: who reaches the file.
+    /// `allow-other`: the users that can access the file.
     pub allow_other: AllowOther,
 }
 
 /// `allow-other`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AllowOther {
-    /// `off`: the daemon's user alone.
+    /// `off`: only the daemon's user.
     Off,
-    /// `on`: all users, as the file's mode says.
+    /// `on`: all users, according to the file's mode.
     On,
-    /// `auto`: as `on` where that is allowed, else as `off`.
+    /// `auto`: as `on` where permitted, else as `off`.
     #[default]
     Auto,
 }

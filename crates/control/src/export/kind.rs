@@ -1,4 +1,4 @@
-//! What the rest of the program asks of an export type.
+//! The properties of an export type that the rest of the program needs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,57 +7,57 @@ use block::job::OnError;
 use crate::error::OptionError;
 use crate::fd::FdName;
 
-/// The options of an export type. No method has a default: a wrong answer opens the sandbox too far, or
-/// lets two exports share what they cannot share.
+/// The options of an export type. No method has a default, as a wrong answer opens the sandbox too far, or lets two
+/// exports share an address.
 pub trait ExportType {
     /// `type`.
     fn type_name(&self) -> &'static str;
 
-    /// The nodes of the logical units behind the first. `None`: the export has no logical units.
+    /// The nodes of the second and later logical units. `None`: the export has no logical units.
     fn more_luns(&self) -> Option<&[String]>;
 
-    /// What no other export has.
+    /// The address, which no other export may have.
     fn address(&self) -> Address;
 
-    /// What the export needs of the sandbox, and which paths it names.
+    /// The export's requirements on the sandbox, and the paths that it names.
     fn needs(&self) -> ExportNeeds<'_>;
 
-    /// What becomes of the export when the node gets another size.
+    /// How the export handles a change of the node's size.
     fn size_use(&self) -> SizeUse;
 
-    /// `rerror` and `werror`. `None`: the other side is a client, which is told of each error.
+    /// `rerror` and `werror`. `None`: the other side is a client that gets each error.
     fn error_policies(&self) -> Option<(OnError, OnError)>;
 
-    /// The option whose default is the node's name. It is written out when the export gets another node.
+    /// The option whose default is the node's name. It is made explicit when the export's node is replaced.
     fn named_by_node(&self) -> Option<&'static str>;
 }
 
-/// What an export has to do with the size of its node.
+/// How an export handles its node's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeUse {
     /// The export follows changes.
     Follows,
     /// Clients read the size once.
     Fixed,
-    /// An export that is writable changes the size itself.
+    /// A writable export changes the size itself.
     Changes,
 }
 
-/// What no two exports can share.
+/// The address of an export, which is unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A listening socket's path.
     Path(PathBuf),
-    /// A listening socket that was inherited.
+    /// An inherited listening socket.
     Fd(FdName),
     /// A name on the NBD server.
     Nbd(String),
-    /// A file that is mounted on.
+    /// A file that is mounted over.
     Mountpoint(PathBuf),
 }
 
 impl Address {
-    /// The error for a second export, when export `id` has the address already.
+    /// The error for a second export with the address of export `id`.
     pub(crate) fn taken(&self, id: &str) -> OptionError {
         match self {
             Address::Nbd(name) => {
@@ -74,13 +74,13 @@ impl Address {
     }
 }
 
-/// What an export needs of the sandbox.
+/// The requirements of an export on the sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExportNeeds<'a> {
-    /// A socket that is created there, and removed at the end.
+    /// A socket that is created, and removed at the end.
     pub socket: Option<&'a Path>,
-    /// Memory is pinned: `CAP_IPC_LOCK`.
+    /// The export pins memory: `CAP_IPC_LOCK`.
     pub pins_memory: bool,
-    /// A file that is mounted on, by the helper process.
+    /// A file that the helper process mounts over.
     pub mountpoint: Option<&'a Path>,
 }

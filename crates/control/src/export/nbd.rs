@@ -72,7 +72,7 @@ pub(super) static NBD: &[Field<Draft>] = &[
             },
         },
         need: Need::Optional("the node's name"),
-        help: "what clients call the export",
+        help: "the export's name for clients",
     },
     Field {
         name: "description",

@@ -1,17 +1,17 @@
-//! `rerror` and `werror`: what becomes of a request that fails.
+//! `rerror` and `werror`: the treatment of failed requests.
 
 use super::Draft;
 use crate::error::OptionError;
 use crate::rows::{OnErrorHelp, on_error};
 use crate::table::{Choice, Field, Kind, Need};
 
-/// What becomes of the request.
+/// Descriptions of the policies.
 const THEN: OnErrorHelp = OnErrorHelp {
-    report: "the guest is told",
-    ignore: "the guest is told that it was done; what was to be read is zeroes",
-    enospc: "as stop when there is no space left, else as report",
-    stop: "requests are held until x-block-export-resume, and then done again",
-    auto: "as QEMU's devices do it: report errors of reads, hold writes without space",
+    report: "the guest gets an I/O error",
+    ignore: "the guest sees success, and reads zeroes",
+    enospc: "as stop if no space is left, else as report",
+    stop: "requests are held until x-block-export-resume, and then repeated",
+    auto: "as QEMU's devices: report errors of reads, hold writes without space",
 };
 
 /// `rerror`.
@@ -32,13 +32,13 @@ pub(super) const WERROR: Field<Draft> = on_error!(
     "what happens to another request that fails: a write, discard or flush"
 );
 
-/// The same for clients with time-outs of their own, who know what to do about an error.
+/// The same for clients that handle errors themselves.
 macro_rules! only_report {
     ($name:literal, $help:literal) => {
         Field {
             name: $name,
             kind: Kind::Choice(&[
-                Choice { name: "report", help: "the client is told", set: |_| Ok(()) },
+                Choice { name: "report", help: "the client gets the error", set: |_| Ok(()) },
                 Choice { name: "auto", help: "as report", set: |_| Ok(()) },
                 Choice::unoffered("ignore", |_| refused($name)),
                 Choice::unoffered("enospc", |_| refused($name)),

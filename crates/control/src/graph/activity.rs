@@ -1,4 +1,4 @@
-//! Which nodes are active, and which become so, or are not any more, with others.
+//! Active and inactive nodes, and which other nodes change with one.
 
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
@@ -7,15 +7,15 @@ use super::{Address, Graph};
 use crate::error::OptionError;
 
 impl Graph {
-    /// With a node, or with all, active or inactive. Also which nodes that are opened by name change for
-    /// it, in an order in which each lies on nodes that have the same state.
+    /// Returns the graph with a node, or all nodes, active or inactive. Also returns which explicitly opened nodes change,
+    /// in an order in which each node lies on nodes that have the new state.
     ///
-    /// A node becomes active with all that it lies on, and inactive with those below that nothing active
-    /// lies on; if an export keeps one of those, nothing changes.
+    /// A node is activated with all nodes below it. It is inactivated with those below it that no active node uses. If an
+    /// export keeps one of those active, nothing changes.
     ///
     /// # Errors
     ///
-    /// In QSD's words: there is no such node, an active node lies on it, or an export does not allow it.
+    /// In QSD's words: the node does not exist, an active node lies on it, or an export does not permit it.
     pub fn with_active(
         &self,
         name: Option<&str>,
@@ -28,7 +28,7 @@ impl Graph {
                 return Err(OptionError::new(message));
             }
             Some(name) => vec![name.to_owned()],
-            // Those that nothing lies on; the others go along.
+            // Roots only; the others change with them.
             None => {
                 self.nodes.keys().filter(|name| !self.has_above(name, |_| true)).cloned().collect()
             }
@@ -54,11 +54,11 @@ impl Graph {
         Ok((graph, order))
     }
 
-    /// Checks that a node is active: nothing else can be done with one that is not.
+    /// Checks that a node is active, as inactive nodes permit no other operation.
     ///
     /// # Errors
     ///
-    /// It is not.
+    /// The node is inactive.
     pub fn is_active(&self, name: &str) -> Result<(), OptionError> {
         match self.nodes.get(name).is_some_and(|node| node.inactive) {
             true => Err(OptionError::new(format!("Node '{name}' is inactive"))
@@ -75,8 +75,8 @@ impl Graph {
         self.has_above(name, |node| !node.inactive)
     }
 
-    /// Whether an export keeps a node active: one that may write to it, and all of virtual machines,
-    /// whose guests would get errors.
+    /// Whether an export keeps a node active: exports that may write to it, and all exports to virtual machines, whose
+    /// guests would get errors.
     fn is_kept(&self, name: &str) -> bool {
         self.exports.values().any(|export| {
             let is_nbd = matches!(export.address, Address::Nbd(_));
@@ -99,7 +99,7 @@ impl Graph {
         }
     }
 
-    /// `false`: an export keeps it active.
+    /// Returns `false` if an export keeps the node active.
     fn inactivate(&mut self, name: &str, order: &mut Vec<String>) -> bool {
         let Some(node) = self.nodes.get(name).filter(|node| !node.inactive).cloned() else {
             return true;
@@ -113,7 +113,7 @@ impl Graph {
         if !node.nested {
             order.push(name.to_owned());
         }
-        // What was defined inside it is closed with it.
+        // Nodes defined inside it are closed with it.
         let (owned, used): (Vec<_>, Vec<_>) = node.children.iter().partition(|child| child.owned);
         owned.iter().all(|child| self.inactivate(&child.name, order))
             && used.iter().all(|child| {
@@ -121,8 +121,8 @@ impl Graph {
             })
     }
 
-    /// A new node is active, or it is not, and what was defined inside it neither. Those below are
-    /// checked to be active if it is.
+    /// Sets the activity of a new node and of the nodes defined inside it. If the node is active, checks that the nodes
+    /// below are.
     pub(super) fn with_options_active(
         &mut self,
         name: &str,

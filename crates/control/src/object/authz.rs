@@ -1,4 +1,4 @@
-//! `authz-simple` and `authz-list`: who is let in.
+//! `authz-simple` and `authz-list`: the authorization of clients.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::shape::Shape;
 use crate::table::{self, Choice, Field, Kind, Need, Table, put};
 
-/// `authz-simple`, `authz-list`: who is let in.
+/// `authz-simple`, `authz-list`: the authorization of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthzOptions {
     /// `id`: its name.
@@ -36,7 +36,7 @@ impl ObjectType for AuthzOptions {
 
 pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
     name: "authz-simple",
-    help: "lets in one client, by the name in its certificate",
+    help: "admits one client by the name in its certificate",
     example: "authz-simple,id=auth0,identity=CN=host1",
     parent: "authz",
     table: &Table {
@@ -50,7 +50,7 @@ pub(super) static AUTHZ_SIMPLE: TypeRow = TypeRow {
 
 pub(super) static AUTHZ_LIST: TypeRow = TypeRow {
     name: "authz-list",
-    help: "lets in clients, by the names in their certificates",
+    help: "admits clients by the names in their certificates",
     example: "authz-list,id=auth1,rules.0.match=CN=host*,rules.0.format=glob,rules.0.policy=allow",
     parent: "authz",
     table: &Table {
@@ -102,12 +102,12 @@ static LIST: &[Field<List>] = &[
         kind: Kind::Choice(&[
             Choice {
                 name: "deny",
-                help: "they are not let in",
+                help: "they are refused",
                 set: |authz| put(&mut authz.policy, Policy::Deny),
             },
             Choice {
                 name: "allow",
-                help: "they are let in",
+                help: "they are admitted",
                 set: |authz| put(&mut authz.policy, Policy::Allow),
             },
         ]),
@@ -144,12 +144,12 @@ static RULE: &[Field<Rule>] = &[
         kind: Kind::Choice(&[
             Choice {
                 name: "deny",
-                help: "clients of that name are not let in",
+                help: "clients of that name are refused",
                 set: |rule| put(&mut rule.policy, Policy::Deny),
             },
             Choice {
                 name: "allow",
-                help: "clients of that name are let in",
+                help: "clients of that name are admitted",
                 set: |rule| put(&mut rule.policy, Policy::Allow),
             },
         ]),

@@ -16,12 +16,12 @@ use crate::value::{Dialect, Value};
 pub struct IothreadOptions {
     /// `id`: its name.
     pub id: String,
-    /// `poll-policy`, which QSD does not have: how the time to busy-poll is chosen.
+    /// `poll-policy`, ringmill only: how the busy-polling time is chosen.
     pub poll_policy: PollPolicy,
-    /// `poll-goal`, which QSD does not have: what a measured time is chosen for.
+    /// `poll-goal`, ringmill only: what a measured time optimises.
     pub poll_goal: PollGoal,
-    /// `poll-max-ns`: the longest time to busy-poll before sleeping, nanoseconds. 0: never. `None`: by what
-    /// a sleep was measured to cost, and QEMU's 32768 for its policies.
+    /// `poll-max-ns`: the maximum busy-polling time before a sleep, nanoseconds. 0: no polling. `None`: derived from the
+    /// measured cost of a sleep, and QEMU's 32768 for its policies.
     pub poll_max_ns: Option<u64>,
     /// `poll-grow`: what the window is multiplied by when it was too short. 0: the default.
     pub poll_grow: u64,
@@ -30,14 +30,14 @@ pub struct IothreadOptions {
     /// `poll-weight`: how slowly the window follows the latest interval, as a shift; at most 63.
     /// 0: the default.
     pub poll_weight: u32,
-    /// `aio-max-batch`: most requests handed to the kernel at once. 0: the loop decides.
+    /// `aio-max-batch`: maximum requests per submission. 0: the loop decides.
     pub aio_max_batch: u64,
     /// `thread-pool-min`: threads kept for blocking work; at most 1024.
     pub thread_pool_min: u32,
     /// `thread-pool-max`: most threads for blocking work; at least 1 and `thread_pool_min`.
     pub thread_pool_max: u32,
-    /// `cpu-affinity`: CPUs the thread and its pool may run on, each at most 1023. Empty: all that
-    /// the daemon may. Ringmill's own option, named after QEMU's of `thread-context`.
+    /// `cpu-affinity`: CPUs of the thread and its pool, each at most 1023. Empty: all CPUs of the daemon. Ringmill only,
+    /// named after the option of QEMU's `thread-context`.
     pub cpu_affinity: Vec<usize>,
 }
 
@@ -66,7 +66,7 @@ impl ThreadDraft for IothreadOptions {
 }
 
 impl IothreadOptions {
-    /// What of it can be seen while it runs, where the longest time to busy-poll is now `poll_max_ns`.
+    /// Returns its visible properties while it runs. `poll_max_ns` is the present maximum of the polling time.
     pub fn properties(&self, poll_max_ns: u64) -> Vec<Property> {
         let int = |name, value: u64| {
             let value = Value::Integer(i64::try_from(value).unwrap_or(i64::MAX));
@@ -96,11 +96,11 @@ impl IothreadOptions {
         ]
     }
 
-    /// With a property set to something else, as `qom-set` asks for it.
+    /// Returns the options with one property changed, for `qom-set`.
     ///
     /// # Errors
     ///
-    /// There is no such property, or it does not take that value.
+    /// The property does not exist, or the value is invalid.
     pub fn with_property(&self, name: &str, value: Value) -> Result<Self, OptionError> {
         let field = FIELDS.iter().find(|field| field.name == name);
         let shown = self.properties(0).iter().any(|property| property.name == name);
@@ -142,7 +142,7 @@ impl ObjectType for IothreadOptions {
 
 pub(super) static IOTHREAD: TypeRow = TypeRow {
     name: "iothread",
-    help: "a thread that runs an event loop, for exports to be served by",
+    help: "a thread with an event loop, which serves exports",
     example: "iothread,id=o,poll-max-ns=0,cpu-affinity=0-3",
     parent: "event-loop-base",
     table: &Table {
@@ -265,7 +265,7 @@ static FIELDS: &[Field<IothreadOptions>] = &[
     },
 ];
 
-/// The highest number of a CPU: that of sched_setaffinity(2)'s usual set.
+/// The highest CPU number in the usual set of sched_setaffinity(2).
 const MAX_CPU: usize = 1023;
 
 /// `cpu-affinity=0-3`, or a list of such.
@@ -313,8 +313,7 @@ fn unsigned<N: TryFrom<i64>>(number: i64, into: &mut N) -> table::Set {
     Ok(())
 }
 
-/// Most threads that a pool may be asked to keep, which is the most that the event loop's have. QEMU's
-/// limit is that of an int.
+/// Maximum number of threads that a pool may keep, as in the event loop. QEMU's limit is that of an int.
 const MAX_KEPT_THREADS: u32 = 1024;
 
 fn pool(number: i64, into: &mut u32) -> table::Set {

@@ -1,4 +1,4 @@
-//! `throttle-group`: limits that block nodes of the driver `throttle` keep to together.
+//! `throttle-group`: limits shared by block nodes of the driver `throttle`.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use crate::error::OptionError;
 use crate::table::{self, Context, Field, Kind, Need, Table, put};
 use crate::value::{Dialect, Value};
 
-/// `throttle-group`: limits for nodes to refer to.
+/// `throttle-group`: limits that nodes refer to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ThrottleGroupOptions {
     /// `id`: its name.
     pub id: String,
-    /// `limits`, and what `x-bps-total` and its like say of them.
+    /// `limits`, and their other names such as `x-bps-total`.
     pub limits: ThrottleLimits,
 }
 
 impl ThrottleGroupOptions {
-    /// What of it can be seen.
+    /// Returns its visible properties.
     pub fn properties(&self) -> Vec<Property> {
         let limits = LIMITS.iter().map(|limit| (limit.name.to_owned(), limit.value(&self.limits)));
         let limits = Value::Object(limits.collect());
@@ -34,12 +34,11 @@ impl ThrottleGroupOptions {
             .collect()
     }
 
-    /// With a property set to something else, as `qom-set` asks for it: of `limits` those that are
-    /// named.
+    /// Returns the options with one property changed, for `qom-set`. Of `limits`, only the named ones change.
     ///
     /// # Errors
     ///
-    /// There is no such property, it cannot change, or it does not take that value.
+    /// The property does not exist, cannot change, or the value is invalid.
     pub fn with_property(&self, name: &str, value: Value) -> Result<Self, OptionError> {
         if FLAT.iter().any(|limit| limit.name == name) {
             return Err(OptionError::new("Property cannot be set after initialization"));
@@ -88,7 +87,7 @@ pub(super) static THROTTLE_GROUP: TypeRow = TypeRow {
     },
 };
 
-/// A number of the limits.
+/// A value of the limits.
 struct Number {
     name: &'static str,
     get: fn(&ThrottleLimits) -> u64,
@@ -100,7 +99,7 @@ impl Number {
     }
 }
 
-/// What is not allowed is told by what the numbers come to.
+/// Any number: the check of the resulting limits reports errors.
 const ANY: std::ops::RangeInclusive<i64> = i64::MIN..=i64::MAX;
 
 type Set = fn(&mut ThrottleGroupOptions, i64) -> table::Set;
@@ -115,7 +114,7 @@ const fn number(
 }
 
 fn rate(value: i64, into: &mut u64) -> table::Set {
-    // What is negative is too large, and refused with the rest.
+    // A negative number becomes too large, and is refused as such.
     put(into, value.cast_unsigned())
 }
 
@@ -134,7 +133,7 @@ fn not_negative(value: i64) -> Result<i64, OptionError> {
     }
 }
 
-/// The options of each limit, below `limits` and beside it, and how they are shown.
+/// The options of each limit, in `limits` and on their own, and how they are printed.
 macro_rules! limits {
     ($($name:literal $limit:ident $what:literal),* $(,)?) => {
         static LIMIT_FIELDS: &[Field<ThrottleGroupOptions>] = &[
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_not_named_stay() {
+    fn unnamed_limits_are_kept() {
         let group = ThrottleGroupOptions::default();
         let group = group
             .with_property("limits", object(serde_json::json!({"iops-total": 10})))
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_refuses_is_refused_in_its_words() {
+    fn refusals_have_qemus_words() {
         let group = ThrottleGroupOptions::default();
         let refused = |name: &str, value: serde_json::Value| {
             group.with_property(name, object(value)).unwrap_err().to_string()

@@ -88,7 +88,7 @@ static FIELDS: &[Field<TlsCredsOptions>] = &[
             },
         ]),
         need: Need::Default("client"),
-        help: "which side they are for",
+        help: "the side that uses them",
     },
     Field {
         name: "verify-peer",

@@ -7,13 +7,13 @@ use crate::error::OptionError;
 /// `class` of an error; QEMU's `QapiErrorClass`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// All that has no class of its own.
+    /// All other errors.
     GenericError,
-    /// There is no such command, or none now.
+    /// The command does not exist, or is not available now.
     CommandNotFound,
-    /// There is no such object at that path.
+    /// No object has that path.
     DeviceNotFound,
-    /// There is no such block job.
+    /// No block job has that name.
     DeviceNotActive,
 }
 
@@ -28,12 +28,12 @@ impl ErrorClass {
     }
 }
 
-/// Why a command failed, as its client is told.
+/// The error of a command, for its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QmpError {
-    /// What kind of failure, for programs.
+    /// The kind of failure, for programs.
     pub class: ErrorClass,
-    /// What failed, in QEMU's words where QEMU has the case.
+    /// What failed, in QEMU's words if QEMU has the case.
     pub desc: String,
 }
 
@@ -48,7 +48,7 @@ impl QmpError {
         QmpError { class: ErrorClass::CommandNotFound, desc: desc.into() }
     }
 
-    /// There is nothing at `path` of the tree of objects.
+    /// The tree of objects has nothing at `path`.
     pub fn device_not_found(path: &str) -> Self {
         let desc = format!("Device '{path}' not found");
         QmpError { class: ErrorClass::DeviceNotFound, desc }
@@ -56,7 +56,7 @@ impl QmpError {
 }
 
 impl QmpError {
-    /// There is no block job of that name.
+    /// No block job has that name.
     pub fn block_job_not_found(id: &str) -> Self {
         let desc = format!("Block job '{id}' not found");
         QmpError { class: ErrorClass::DeviceNotActive, desc }

@@ -33,7 +33,7 @@ pub(crate) static EVENTS: &[&EventRow] = &[
 /// An export has ended, whatever ended it.
 pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
     name: "BLOCK_EXPORT_DELETED",
-    help: "an export has ended, and what it used may go",
+    help: "an export has ended, and what it used can be removed",
     data: &[Member::new("id", Reply::Text, "the export's name")],
     example: r#"{"id": "e0"}"#,
 };
@@ -41,7 +41,7 @@ pub static BLOCK_EXPORT_DELETED: EventRow = EventRow {
 /// Sent when an image is found damaged.
 pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
     name: "BLOCK_IMAGE_CORRUPTED",
-    help: "the metadata of a qcow2 image was found damaged while it is in use; once for each image",
+    help: "the metadata of a qcow2 image in use is damaged; sent once for each image",
     data: &[
         Member::new("device", Reply::Text, "empty: a node is no device"),
         Member::optional("node-name", Reply::Text, "the image's node"),
@@ -81,7 +81,7 @@ pub static BLOCK_IO_ERROR: EventRow = EventRow {
 /// A write has gone beyond a node's threshold.
 pub static BLOCK_WRITE_THRESHOLD: EventRow = EventRow {
     name: "BLOCK_WRITE_THRESHOLD",
-    help: "a write to a node ends beyond the byte that block-set-write-threshold has set; the threshold is gone then",
+    help: "a write to a node ended beyond the threshold of block-set-write-threshold, which is removed",
     data: &[
         Member::new("node-name", Reply::Text, "the node"),
         Member::new("amount-exceeded", Reply::Int, "how far beyond it the write ends, in bytes"),
@@ -120,7 +120,7 @@ pub static JOB_STATUS_CHANGE: EventRow = EventRow {
     help: "a job has entered a status",
     data: &[
         Member::new("id", Reply::Text, "the job's name"),
-        Member::new("status", JOB_STATUS, "what it is at"),
+        Member::new("status", JOB_STATUS, "its status"),
     ],
     example: r#"{"id": "j0", "status": "running"}"#,
 };
@@ -128,7 +128,7 @@ pub static JOB_STATUS_CHANGE: EventRow = EventRow {
 /// A mirror or commit may complete.
 pub static BLOCK_JOB_READY: EventRow = EventRow {
     name: "BLOCK_JOB_READY",
-    help: "the target of a mirror, or of a commit of the topmost image, has become the same as its source, and stays so",
+    help: "the target of a mirror, or of a commit of the topmost image, is equal to its source from now on",
     data: &[JOB_DEVICE, JOB_KIND, JOB_LEN, JOB_OFFSET, JOB_SPEED],
     example: r#"{"device": "j0", "type": "mirror", "len": 1048576, "offset": 1048576, "speed": 0}"#,
 };
@@ -152,7 +152,11 @@ pub static BLOCK_JOB_ERROR: EventRow = EventRow {
             Reply::Word(&["read", "write"]),
             "of the source, or of the target",
         ),
-        Member::new("action", Reply::Word(&["ignore", "report", "stop"]), "what the job does then"),
+        Member::new(
+            "action",
+            Reply::Word(&["ignore", "report", "stop"]),
+            "what the job does after the error",
+        ),
     ],
     example: r#"{"device": "j0", "operation": "write", "action": "stop"}"#,
 };
@@ -160,7 +164,7 @@ pub static BLOCK_JOB_ERROR: EventRow = EventRow {
 /// A job that copies has ended, well or not.
 pub static BLOCK_JOB_COMPLETED: EventRow = EventRow {
     name: "BLOCK_JOB_COMPLETED",
-    help: "a job that copies has ended: well, or with an error",
+    help: "a copying job has ended, with success or an error",
     data: &[
         JOB_DEVICE,
         JOB_KIND,
@@ -175,7 +179,7 @@ pub static BLOCK_JOB_COMPLETED: EventRow = EventRow {
 /// A job that copies was cancelled.
 pub static BLOCK_JOB_CANCELLED: EventRow = EventRow {
     name: "BLOCK_JOB_CANCELLED",
-    help: "a job that copies has ended because it was cancelled",
+    help: "a copying job was cancelled",
     data: &[JOB_DEVICE, JOB_KIND, JOB_LEN, JOB_OFFSET, JOB_SPEED],
     example: r#"{"device": "j0", "type": "backup", "len": 1048576, "offset": 65536, "speed": 0}"#,
 };

@@ -1,13 +1,13 @@
-//! JSON's tokens, a byte at a time, so that it does not matter where what is read was cut.
+//! JSON tokens, from one byte at a time, so that input may be split anywhere.
 
 use serde_json::Number;
 
-/// What JSON is made of.
+/// A JSON token.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
     /// One of `{}[]:,`.
     Mark(u8),
-    /// In single or double quotes, as QEMU takes both.
+    /// In single or double quotes, as in QEMU.
     Text(String),
     /// A number.
     Number(Number),
@@ -15,30 +15,30 @@ pub(super) enum Token {
     Bool(bool),
     /// `null`.
     Null,
-    /// A token by its form, whose value is none. Why.
+    /// A token with an invalid value, and the reason.
     Bad(String),
 }
 
-/// Where something stands: both from 1, the column in bytes.
+/// A position, counted from 1; the column in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) line: u64,
     pub(super) column: u64,
 }
 
-/// Bytes that begin no token, or end one too early: up to here all is lost.
+/// Bytes that begin no token, or end one too early. The input up to here is discarded.
 #[derive(Debug, PartialEq)]
 pub(super) struct Stray(pub(super) String);
 
-/// What a byte brought about.
+/// The effect of a byte.
 pub(super) enum Lexed {
-    /// Nothing yet; it is taken.
+    /// The byte is consumed, and no token has ended.
     Taken,
-    /// A token has ended, with the byte.
+    /// A token has ended with the byte.
     Token(Token),
-    /// A token has ended, in front of the byte, which is still to be looked at.
+    /// A token has ended before the byte, which is not consumed.
     TokenBefore(Token),
-    /// The byte does not fit.
+    /// The byte is invalid here.
     Stray(Stray),
 }
 
@@ -50,11 +50,11 @@ enum State {
     Word,
 }
 
-/// Makes tokens of bytes. What it keeps is the bytes of one token.
+/// Splits bytes into tokens. Keeps the bytes of one token.
 pub(super) struct Lexer {
     state: State,
     bytes: Vec<u8>,
-    /// Of the next byte.
+    /// Position of the next byte.
     at: Position,
     /// Where the token began.
     began: Position,
@@ -76,13 +76,13 @@ impl Lexer {
         self.state != State::Between
     }
 
-    /// Forgets a token that has begun.
+    /// Discards a token that has begun.
     pub(super) fn reset(&mut self) {
         self.state = State::Between;
         self.bytes.clear();
     }
 
-    /// Passes over a byte that is no part of anything.
+    /// Skips a byte.
     pub(super) fn skip(&mut self, byte: u8) {
         if byte == b'\n' {
             self.at = Position { line: self.at.line.saturating_add(1), column: 1 };
@@ -91,7 +91,7 @@ impl Lexer {
         }
     }
 
-    /// The next byte.
+    /// Handles the next byte.
     pub(super) fn step(&mut self, byte: u8) -> Lexed {
         let lexed = self.look_at(byte);
         if !matches!(lexed, Lexed::TokenBefore(_)) {
@@ -164,7 +164,7 @@ impl Lexer {
     }
 }
 
-/// How much of what does not fit is shown.
+/// Maximum length of invalid input in a message.
 const SHOWN: usize = 64;
 
 fn stray_text(bytes: &[u8]) -> String {
@@ -184,12 +184,12 @@ fn word(bytes: &[u8]) -> Token {
     }
 }
 
-/// JSON's form of numbers is checked by JSON's reader. One beyond 64 bits is a float, as in QEMU.
+/// serde_json checks the form of numbers. A number beyond 64 bits becomes a float, as in QEMU.
 fn number(bytes: &[u8]) -> Option<Token> {
     let text = std::str::from_utf8(bytes).ok()?;
     let number: Number = serde_json::from_str(text).ok()?;
     if number.is_f64() {
-        // That reader gives a neighbour now and then.
+        // serde_json sometimes returns an adjacent float.
         return Number::from_f64(text.parse().ok()?).map(Token::Number);
     }
     Some(Token::Number(number))
@@ -221,7 +221,7 @@ fn unescape(raw: &str) -> Result<String, String> {
                 chars = after.get(5..).unwrap_or_default().chars();
                 out.push(match first {
                     0xd800..=0xdbff => {
-                        // The other half of a character beyond 16 bits.
+                        // The second half of a surrogate pair.
                         let follows = chars.as_str().strip_prefix("\\u");
                         let second = hex(follows.and_then(|follows| follows.get(..4)))
                             .filter(|half| (0xdc00..=0xdfff).contains(half))

@@ -5,9 +5,8 @@
 //!                                session ◄── Result ◄──┘
 //! ```
 //!
-//! [`Session`] is one client's conversation. It is pure: whoever owns the socket gives it what came and
-//! sends what it says. What a client can send is bounded in length and depth, and is answered whatever
-//! it is.
+//! [`Session`] is one client's conversation. It is pure: the owner of the socket passes received text to it and sends
+//! what it returns. Input is bounded in length and depth, and any input gets an answer.
 
 pub(crate) mod command;
 mod error;

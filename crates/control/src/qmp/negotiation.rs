@@ -39,7 +39,7 @@ impl QmpCommand for Negotiation {
     }
 
     fn help(&self) -> &'static str {
-        "leave the negotiation, with some capabilities enabled"
+        "end the negotiation, with some capabilities enabled"
     }
 
     fn example(&self) -> &'static str {

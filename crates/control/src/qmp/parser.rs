@@ -1,56 +1,55 @@
-//! A stream of JSON values: several to a read, or one over many, with white space anywhere.
+//! A stream of JSON values: several per read, or one over many reads, with white space anywhere.
 
 use serde_json::{Map, Value};
 
 use super::lexer::{Lexed, Lexer, Token};
 
-/// The longest value, in bytes as they come. What a value takes in memory is a few ten times that.
+/// Maximum length of a value, bytes as received. Its memory is some ten times that.
 pub const MAX_VALUE: usize = 256 << 10;
 
-/// The deepest that lists and objects lie in one another.
+/// Maximum nesting of lists and objects.
 pub const MAX_DEPTH: usize = 128;
 
-/// Takes values from a stream. What does not parse becomes one error, and the stream goes on.
+/// Parses values from a stream. A parse error is reported once, and parsing continues.
 ///
-/// A value that is too long, or nested too deeply, is passed over up to the end of its line; so is a
-/// word that is none, up to the next mark. A byte of 0xff makes the stream begin anew at once.
+/// A value that is too long or too deeply nested is skipped up to the end of its line. An invalid word is skipped up to
+/// the next mark. A byte of 0xff resets the stream at once.
 pub struct Parser {
     lexer: Lexer,
     frames: Vec<Frame>,
     expected: Expected,
-    /// Why the value that is being read is none. It is read to its end all the same, to find
-    /// where the next one begins.
+    /// Why the current value is invalid. It is read to its end nonetheless, to find where the next one begins.
     failed: Option<String>,
-    /// Brackets that are open, or closed once too often.
+    /// Number of open brackets, negative if more were closed.
     braces: i32,
     brackets: i32,
-    /// Bytes of the value that is being read.
+    /// Bytes of the current value.
     length: usize,
-    /// What is passed over.
+    /// What is being skipped.
     skips: Skips,
 }
 
 enum Frame {
     List(Vec<Value>),
-    /// With the key whose value comes next.
+    /// With the key of the next value.
     Object(Map<String, Value>, String),
 }
 
-/// How much is passed over, after something that cannot be read.
+/// How far to skip after invalid input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Skips {
     Nothing,
-    /// As far as a new beginning can be: a mark, the end of a line, a byte of [`RESET`].
+    /// Up to a mark, the end of a line, or a byte of [`RESET`].
     Word,
     /// To the end of the line, or a byte of [`RESET`].
     Line,
 }
 
-/// Bytes that are nowhere in UTF-8. A client sends one to begin anew, wherever the stream is.
+/// Bytes that never occur in UTF-8. A client sends one to reset the stream in any state.
 const RESET: std::ops::RangeInclusive<u8> = 0xfe..=0xff;
 
 impl Skips {
-    /// Whether `byte` is passed over, and what is after it.
+    /// Whether `byte` is skipped, and the state after it.
     fn step(self, byte: u8) -> (bool, Skips) {
         let ends = match self {
             Skips::Nothing => true,
@@ -94,10 +93,10 @@ impl Parser {
         }
     }
 
-    /// Reads on, up to the end of the next value, and cuts what it has read off `input`. `None`:
-    /// all of it was read, and the value goes on, or none has begun.
+    /// Parses up to the end of the next value, and removes the parsed part from `input`. Returns `None` if all of `input`
+    /// was consumed without completing a value.
     ///
-    /// An error says where and why in QEMU's words.
+    /// An error has the position and the reason, in QEMU's words.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Result<Value, String>> {
         while let Some((&byte, rest)) = input.split_first() {
             let skipped;
@@ -115,7 +114,7 @@ impl Parser {
                     *input = rest;
                     let error = self.error(&stray.0);
                     self.reset();
-                    // What told the stream to begin anew, or ends a line, is no reason to skip.
+                    // The byte itself has reset the stream or ended a line: skip nothing.
                     let fresh = RESET.contains(&byte) || byte == b'\n';
                     self.skips = if fresh { Skips::Nothing } else { Skips::Word };
                     return Some(Err(error));
@@ -154,7 +153,7 @@ impl Parser {
         (self.braces > 0 || self.brackets > 0) && self.braces >= 0 && self.brackets >= 0
     }
 
-    /// Ready for the next value. Lines are counted on.
+    /// Prepares for the next value. The line count continues.
     fn reset(&mut self) {
         self.lexer.reset();
         self.frames.clear();
@@ -168,7 +167,7 @@ impl Parser {
         format!("{}:{}: JSON parse error, {what}", at.line, at.column)
     }
 
-    /// Takes a token; gives the value, or the error, when that was its last.
+    /// Handles a token. Returns the value or error that it completes.
     fn take(&mut self, token: Token) -> Option<Result<Value, String>> {
         match token {
             Token::Mark(b'{') => self.braces += 1,
@@ -183,7 +182,7 @@ impl Parser {
                 Ok(done) => value = done,
                 Err(what) => {
                     self.failed = Some(self.error(&what));
-                    // They will not be needed, and may be large.
+                    // Not needed any more, and may be large.
                     self.frames.clear();
                 }
             }
@@ -197,7 +196,7 @@ impl Parser {
         }
     }
 
-    /// Applies the grammar. Gives the outermost value when it is complete.
+    /// Applies the grammar. Returns the outermost value when it is complete.
     fn accept(&mut self, token: Token) -> Result<Option<Value>, String> {
         use Expected::{Colon, CommaOrEnd, Key, KeyOrEnd, ValueOrEnd};
         match (self.expected, token) {
@@ -269,7 +268,7 @@ impl Parser {
         self.put(value)
     }
 
-    /// Puts a value in its place; gives it back when it is the outermost.
+    /// Adds a value to its parent. Returns the value if it is the outermost.
     fn put(&mut self, value: Value) -> Option<Value> {
         match self.frames.last_mut() {
             None => return Some(value),

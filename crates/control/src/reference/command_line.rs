@@ -1,11 +1,11 @@
-//! What command lines can say.
+//! The reference of command lines.
 
 use super::document::{Document, Written, sentence};
 use crate::cli::{COMMANDS, CliOption, STORAGE_DAEMON, Subcommand};
 use crate::shape::{self, Shape, Union};
 use crate::trace;
 
-/// The program, with all its commands but the one that has a page of its own.
+/// The program and all its commands, except the one with a page of its own.
 pub(super) fn ringmill() -> Document {
     let mut page = Document::default();
     page.text(
@@ -15,7 +15,7 @@ pub(super) fn ringmill() -> Document {
     page.terms([
         ("-h, --help".to_owned(), "print help and exit; of a command, after it".to_owned()),
         ("-V, --version".to_owned(), "print the version and exit".to_owned()),
-        ("--generate <what>".to_owned(), "print a text made from the tables of options".to_owned()),
+        ("--generate <what>".to_owned(), "print a generated text".to_owned()),
     ]);
     page.text("What `--generate` prints:");
     let generated = super::GENERATED.iter();
@@ -73,7 +73,7 @@ pub(super) fn storage_daemon() -> Document {
     page
 }
 
-/// An option that goes by a tag.
+/// An option whose members depend on a tag.
 fn union(page: &mut Document, option: &str, union: &Union) {
     page.title(2, &format!("--{option}"));
     page.text(&format!("`{}`, {}, is one of:", union.tag, union.help));
@@ -91,7 +91,7 @@ fn union(page: &mut Document, option: &str, union: &Union) {
     }
 }
 
-/// A command: what it is, its options, and what one can say.
+/// A command: description, options, examples.
 fn one(command: &Subcommand) -> Document {
     let mut page = Document::default();
     page.code(&format!("ringmill {} {}", command.name, command.usage));
@@ -106,7 +106,7 @@ fn one(command: &Subcommand) -> Document {
     page
 }
 
-/// A command line with an option to a line, where it is long.
+/// Splits a long command line into a line per option.
 fn folded(line: &str) -> String {
     if line.len() <= 80 { line.to_owned() } else { line.replace(" --", " \\\n    --") }
 }

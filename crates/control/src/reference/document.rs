@@ -1,27 +1,27 @@
-//! A text in parts, before it is known whether it becomes Markdown or a man page.
+//! A document in parts, which becomes Markdown or a man page.
 
 use crate::shape::{Row, Shape};
 
-/// The text.
+/// A document.
 #[derive(Default)]
 pub(super) struct Document(pub(super) Vec<Part>);
 
 pub(super) enum Part {
     /// A heading, and its level from 1.
     Title(usize, String),
-    /// The headings, where the form has such a list.
+    /// The list of headings, in formats that have one.
     Contents,
-    /// A paragraph. What is between backticks is as it is typed.
+    /// A paragraph. Text between backticks is literal.
     Text(String),
-    /// Something to type, as it is.
+    /// Literal lines, as for a command.
     Code(String),
     /// Options, members, arguments.
     Rows(Vec<Row>, Written),
-    /// Names, and what they are.
+    /// Names with their descriptions.
     Terms(Vec<(String, String)>),
 }
 
-/// How values are written where rows are of.
+/// The notation of rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Written {
     /// After two dashes.
@@ -30,7 +30,7 @@ pub(super) enum Written {
     Pairs,
     /// In JSON.
     Json,
-    /// In JSON, by the daemon: nothing has a default.
+    /// In JSON, by the daemon: without defaults.
     Reply,
 }
 
@@ -61,7 +61,7 @@ impl Document {
         self.0.push(Part::Terms(terms.into_iter().collect()));
     }
 
-    /// Adds another text, with headings that many levels further down.
+    /// Appends another document, with its headings that many levels lower.
     pub(super) fn append(&mut self, other: Document, levels: usize) {
         self.0.extend(other.0.into_iter().map(|part| match part {
             Part::Title(level, text) => Part::Title(level + levels, text),
@@ -70,7 +70,7 @@ impl Document {
     }
 }
 
-/// Half a sentence, as a whole one.
+/// Makes a sentence of a phrase.
 pub(super) fn sentence(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
@@ -78,8 +78,8 @@ pub(super) fn sentence(text: &str) -> String {
     format!("{first}{}{end}", chars.as_str())
 }
 
-/// Text in pieces: what is as it is typed, and what is not. Typed is what stands between backticks and,
-/// outside of them, words that look like it: `--option`, `key=value`, `<meta>`.
+/// Splits text into pieces: literal (`true`) and ordinary. Literal is text between backticks and, outside of them, words
+/// of certain forms: `--option`, `key=value`, `<meta>`.
 pub(super) fn pieces(text: &str) -> Vec<(bool, String)> {
     let mut pieces: Vec<(bool, String)> = Vec::new();
     let mut push = |typed: bool, text: &str| match pieces.last_mut() {
@@ -112,7 +112,7 @@ pub(super) fn pieces(text: &str) -> Vec<(bool, String)> {
     pieces
 }
 
-/// A row's name and what it takes, as they are written.
+/// A row's name and value in its notation.
 pub(super) fn usage(row: &Row, written: Written) -> String {
     let Row { name, value, .. } = row;
     match written {
@@ -129,7 +129,7 @@ pub(super) fn usage(row: &Row, written: Written) -> String {
     }
 }
 
-/// What a row is for, with its range.
+/// A row's description, with its range.
 pub(super) fn help(row: &Row) -> String {
     let range = match &row.shape {
         Shape::Int(range) => (*range.start(), *range.end()),
@@ -142,7 +142,7 @@ pub(super) fn help(row: &Row) -> String {
     }
 }
 
-/// The words that a row takes, and what they mean.
+/// The words that a row accepts, and their meanings.
 pub(super) fn words(row: &Row) -> Vec<String> {
     let Shape::Words(words) = &row.shape else { return Vec::new() };
     let told = words.iter().filter(|word| !word.help.is_empty());
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_typed_is_found() {
+    fn literal_text_is_found() {
         let typed = |text: &str| -> Vec<String> {
             pieces(text).into_iter().filter(|piece| piece.0).map(|piece| piece.1).collect()
         };

@@ -7,21 +7,21 @@ use crate::table::Need;
 pub(super) struct Page {
     pub(super) name: &'static str,
     pub(super) section: u8,
-    /// What it is of, in half a sentence.
+    /// Its subject, in a phrase.
     pub(super) about: &'static str,
-    /// How the program is called; empty for a page of none.
+    /// The synopsis; empty for a page without a program.
     pub(super) synopsis: &'static str,
-    /// Other pages, with commas between.
+    /// Other pages, separated by commas.
     pub(super) see_also: &'static str,
 }
 
-/// The whole text.
+/// Returns the page's text.
 pub(super) fn write(page: &Page, document: &Document) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let mut out = Lines::default();
     let Page { name, section, about, synopsis, see_also } = page;
     out.request(&format!(".TH {} {section} \"\" \"ringmill {version}\"", name.to_uppercase()));
-    // What is typed has no spaces that could be made wider.
+    // Left-adjusted, as literal text has no spaces to stretch.
     out.request(".ad l");
     out.request(".SH NAME");
     out.text(&format!("{} \\- {}", escaped(name), escaped(about)));
@@ -30,7 +30,7 @@ pub(super) fn write(page: &Page, document: &Document) -> String {
         out.wrapped(&inline(&format!("`{synopsis}`")));
     }
     out.request(".SH DESCRIPTION");
-    // What has just begun a section begins a paragraph by itself.
+    // A section begins with a paragraph by itself.
     let mut begun = true;
     for part in &document.0 {
         let begins = !std::mem::replace(&mut begun, matches!(part, Part::Title(..)));
@@ -60,7 +60,7 @@ pub(super) fn write(page: &Page, document: &Document) -> String {
             Part::Rows(rows, written) => {
                 for row in rows {
                     out.request(".TP");
-                    // A long list of choices may be broken after each of them.
+                    // A long list of choices may break after each of them.
                     let usage = escaped(&usage(row, *written)).replace('|', "|\\:");
                     out.text(&format!("\\fB{usage}\\fR"));
                     let mut text = help(row);
@@ -101,7 +101,7 @@ impl Lines {
         self.0.push('\n');
     }
 
-    /// Text, in lines of a length that people can edit.
+    /// Adds text in lines of a moderate length.
     fn wrapped(&mut self, text: &str) {
         let mut line = String::new();
         for word in text.split(' ') {
@@ -117,7 +117,7 @@ impl Lines {
         self.text(&line);
     }
 
-    /// A line of text, which is no request whatever it begins with.
+    /// Adds a line of text, which is never a request, whatever its first character.
     fn text(&mut self, line: &str) {
         if line.starts_with(['.', '\'']) {
             self.0.push_str("\\&");
@@ -134,7 +134,7 @@ fn inline(text: &str) -> String {
     pieces(text).into_iter().map(piece).collect()
 }
 
-/// Text in which nothing means anything to roff.
+/// Escapes text for roff.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -162,7 +162,7 @@ fn differences_from_qsd() {
 
 /// Command lines that QSD runs with.
 #[test]
-fn what_qsd_takes_is_taken() {
+fn options_of_qsd_are_accepted() {
     const TAKEN: &[&[&str]] = &[
         &[],
         &["--blockdev", "null-co,node-name=n,cache.direct=yes,read-only=n,auto-read-only=true"],

@@ -21,7 +21,7 @@ use super::super::upgrade::TakenExport;
 use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
 use crate::spawner::Spawner;
 
-/// How long a file that was closed may count as open, nanoseconds: the kernel tells of the last close(2) after it
+/// How long a closed file may count as open, in nanoseconds: the kernel reports the last close(2) after it
 /// has returned.
 const CLOSED_NS: u64 = 100_000_000;
 
@@ -58,7 +58,7 @@ impl Running for Fuse {
         Box::pin(self.export.in_flight())
     }
 
-    /// Requests go on, to a node that refuses them.
+    /// Requests continue, to a node that refuses them.
     fn set_paused(&self, _paused: bool) -> Later<()> {
         Box::pin(ready(()))
     }
@@ -112,7 +112,7 @@ impl Running for Fuse {
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
         let Fuse { export, mountpoint, helper, event_loop } = *self;
         Box::pin(async move {
-            // While it is served: whoever unmounts may look at the file.
+            // While it is still served, because umount programs may look at the file.
             unmount(helper.as_deref(), &event_loop, &mountpoint).await;
             export.stop_telling(on_quiet).await
         })
@@ -202,7 +202,7 @@ impl Daemon {
         }
     }
 
-    /// An export asks for another size of its node.
+    /// Resizes the node of an export, at the request of the export.
     pub(crate) fn resize_for(&self, export: &str, Resize { size, answer }: Resize) {
         let nodes = self.exports.nodes_of(export);
         let Some(Ok(resized)) =

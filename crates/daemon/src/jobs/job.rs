@@ -1,4 +1,4 @@
-//! A job: what it is at, what it can be told then, and what all clients are told of that.
+//! A job: its status, the requests that it accepts in each status, and its events.
 
 use std::sync::Arc;
 

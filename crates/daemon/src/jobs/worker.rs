@@ -1,4 +1,4 @@
-//! The worker of a job that copies: a task on an I/O thread, and the task that listens to it.
+//! The worker of a job that copies: a task on an I/O thread, and the task that receives its reports.
 
 use std::io;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 use super::super::signal::Mailbox;
 use super::super::{DaemonError, Message};
 
-/// What a worker is told once its copying has ended. It closes both nodes when it is told no more.
+/// An order to a worker after its copying has ended. When no more orders can come, it closes both nodes.
 pub(super) enum Order {
-    /// Copy the rest, which nobody changes any more, and flush.
+    /// Copy the rest, which does not change any more, and flush.
     Finish(oneshot::Sender<Result<(), Failure>>),
 }
 
-/// What it is to do.
+/// The task of a worker.
 pub(super) enum Task {
     Backup(Backup, bool),
     Mirror(Arc<Bitmap>),
-    /// A mirror of what is in images above the one of that depth.
+    /// A mirror of the data in images above the given depth.
     Commit(Arc<Bitmap>, u32),
 }
 
@@ -49,7 +49,7 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
         Task::Backup(backup, only_written) => {
             backup.run(&mut worker, only_written).await;
             while let Some(Order::Finish(done)) = orders.receive().await {
-                // It has been flushed.
+                // Already flushed.
                 done.send(Ok(()));
             }
         }
@@ -69,7 +69,7 @@ async fn run_mirror(mut mirror: Mirror, mut orders: mailbox::Receiver<Order>) {
     }
 }
 
-/// Has the daemon told of what a worker reports. What is returned completes when the worker is gone.
+/// Forwards a worker's reports to the daemon. The returned future completes when the worker has ended.
 pub(super) fn listen(
     control: &EventLoop,
     serial: u64,

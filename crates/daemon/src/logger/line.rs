@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_told_the_priority_of_each_line() {
+    fn each_line_has_its_priority_for_the_journal() {
         let style = Style { is_journal: true, has_time: true, is_json: false };
         assert_eq!(line(Level::Error, "no\nTry this.", style), "<3>no\n<3>Try this.\n");
         let levels = [Level::Warn, Level::Info, Level::Debug];

@@ -1,4 +1,4 @@
-//! How often similar lines are logged. A pure value: the time is given to it.
+//! Limits the rate of similar log lines. A pure value: the time is an argument.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,23 +7,23 @@ use std::time::Duration;
 
 use log::Level;
 
-/// Similar lines in a period,
+/// Most similar lines in a period.
 pub(super) const LINES: u32 = 20;
-/// which begins with the first of them.
+/// A period begins with its first line.
 pub(super) const PERIOD: Duration = Duration::from_secs(60);
 
-/// Sources that are told apart at the same time; what comes from more is taken for one. They come of places in
-/// the program and of names that an operator has chosen, never of a stranger's.
+/// Most sources that are distinguished at a time; all others count as one. Sources are places in
+/// the program and names by the operator, never text of a client.
 const SOURCES: usize = 4096;
 
-/// The longest subject that is kept, bytes.
+/// Longest stored subject in bytes.
 const SUBJECT: usize = 80;
 
-/// Where a line comes from: the place in the program, file and line, and what it is about, which is in front of
+/// The source of a line: file and line in the program, and the subject, which is the text before
 /// its first colon: `export disk0`.
 type Source = (&'static str, u32, String);
 
-/// What was logged lately.
+/// Lines logged recently.
 #[derive(Debug, Default)]
 pub(super) struct Rate(BTreeMap<Source, Period>);
 
@@ -35,10 +35,10 @@ struct Period {
     left_out: u64,
 }
 
-/// Lines that were left out of the log.
+/// Suppressed lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LeftOut {
-    /// The level of the first line from this source, which was logged.
+    /// The level of the source's first line, which was logged.
     pub(super) level: Level,
     subject: String,
     lines: u64,
@@ -55,7 +55,7 @@ impl fmt::Display for LeftOut {
 }
 
 impl Rate {
-    /// Whether a line is to be logged. Times are of one clock that never goes back.
+    /// Whether a line may be logged. Times are of a monotonic clock.
     pub(super) fn admits(
         &mut self,
         place: (&'static str, u32),
@@ -80,10 +80,10 @@ impl Rate {
         admitted
     }
 
-    /// Forgets the periods that have ended; gives what was left out in them.
+    /// Removes ended periods. Returns their suppressed lines.
     pub(super) fn ended(&mut self, now: Duration) -> Vec<LeftOut> {
         let is_over = |period: &Period| now.saturating_sub(period.since) >= PERIOD;
-        // Most lines come when there is nothing to forget.
+        // In most calls no period has ended.
         if !self.0.values().any(is_over) {
             return Vec::new();
         }
@@ -92,7 +92,7 @@ impl Rate {
         left_out(over)
     }
 
-    /// Forgets all periods; gives what was left out in them.
+    /// Removes all periods. Returns their suppressed lines.
     pub(super) fn all(&mut self) -> Vec<LeftOut> {
         left_out(mem::take(&mut self.0))
     }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_beyond_the_rate_is_counted_and_told_of_once() {
+    fn lines_beyond_the_rate_are_counted_and_reported_once() {
         let mut rate = Rate::default();
         let begin = Duration::from_secs(5);
         let mut admitted = 0;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_leaves_others_their_lines() {
+    fn each_source_has_its_own_rate() {
         let mut rate = Rate::default();
         for _ in 0..1000 {
             rate.admits(PLACE, Level::Warn, "export a: closed the connection", Duration::ZERO);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_comes() {
+    fn memory_is_bounded() {
         let mut rate = Rate::default();
         let long = "\u{20ac}".repeat(1000);
         for n in 0..3 * SOURCES {

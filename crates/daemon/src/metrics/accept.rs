@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn prometheus_gets_what_it_prefers() {
+    fn prometheus_gets_its_preferred_format() {
         // As Prometheus 2.42 and 3.5 send it.
         let second = "application/openmetrics-text;version=1.0.0,\
                       application/openmetrics-text;version=0.0.1;q=0.75,\

@@ -1,15 +1,15 @@
-//! As much of HTTP/1.1 (RFC 9112) as it takes to be asked for a page: requests in, answers out, without
+//! The part of HTTP/1.1 (RFC 9112) that serving one page needs: requests in, answers out, without
 //! I/O.
 
 use super::accept::{Accept, Format};
 
-/// Bytes that a request's head may have.
+/// Longest head of a request in bytes.
 pub const MAX_HEAD: usize = 8 << 10;
 
-/// Where the metrics are.
+/// The path of the metrics.
 pub const PATH: &str = "/metrics";
 
-/// What a client has asked for.
+/// A client's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// `GET` or `HEAD` of the metrics.
@@ -19,7 +19,7 @@ pub enum Asked {
         /// Only the head is sent.
         head_only: bool,
     },
-    /// Something that it does not get.
+    /// Any other request.
     Refused(Status),
 }
 
@@ -52,7 +52,7 @@ impl Status {
         }
     }
 
-    /// For people.
+    /// The text of the answer, for readers.
     fn body(self) -> String {
         match self {
             Status::NotFound => format!("{}: the metrics are at {PATH}\n", self.line()),
@@ -61,17 +61,17 @@ impl Status {
     }
 }
 
-/// What is asked for in `bytes`, all that has come so far; `None`: there is more to come.
+/// Parses `bytes`, everything received so far; `None`: the request is incomplete.
 pub fn parse(bytes: &[u8]) -> Option<Asked> {
     let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
-        // A line that is none is not waited for the end of.
+        // A malformed or overlong head is refused without its end.
         let wrong = bytes.contains(&0) || bytes.len() > MAX_HEAD;
         return wrong.then_some(Asked::Refused(match bytes.len() > MAX_HEAD {
             true => Status::HeadTooLarge,
             false => Status::BadRequest,
         }));
     };
-    // The same wherever the stream is cut.
+    // The result must not depend on where the stream is divided.
     if end + 4 > MAX_HEAD {
         return Some(Asked::Refused(Status::HeadTooLarge));
     }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_get_what_the_standard_says() {
+    fn requests_are_answered_by_the_standard() {
         let whole = |line: &str| parse(format!("{line}\r\nHost: h\r\n\r\n").as_bytes());
         assert_eq!(whole("GET /metrics HTTP/1.1"), METRICS);
         assert_eq!(whole("GET /metrics?name=x HTTP/1.0"), METRICS);

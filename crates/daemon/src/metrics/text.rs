@@ -20,7 +20,7 @@ use crate::statistics::{
 /// The format, as HTTP names it.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What stands before each name but those of the process.
+/// Prefix of all names except those about the process.
 const PREFIX: &str = "ringmill_";
 
 /// A metric: a row of the table.
@@ -29,16 +29,16 @@ struct Metric {
     name: &'static str,
     kind: MetricType,
     unit: Option<Unit>,
-    /// What it tells, in one sentence without an end.
+    /// Its meaning in one sentence, without a full stop.
     help: &'static str,
     of: Of,
 }
 
-/// What a metric is told of, each with labels of its own, and how it is got.
+/// The objects that a metric describes, each with its own labels, and how the value is read.
 enum Of {
     /// The program.
     Build,
-    /// The process; no labels, and no prefix: the names are those that all programs have.
+    /// The process; without labels and prefix: all programs use these names.
     Process(fn(&ProcessStatistics) -> Option<f64>),
     /// Each I/O thread.
     Thread(fn(&ThreadStatistics) -> Option<f64>),
@@ -54,7 +54,7 @@ enum Of {
     Queue(fn(&QueueNumbers) -> u64),
     /// Each kind of request on each queue of each export.
     Requests(fn(&KindNumbers) -> u64),
-    /// Each kind of request on each export: how long they took.
+    /// Each kind of request on each export: durations.
     Latencies,
 }
 
@@ -70,8 +70,8 @@ fn in_unit(unit: Unit, metric: Metric) -> Metric {
     Metric { unit: Some(unit), ..metric }
 }
 
-/// The bounds of latency buckets, nanoseconds: powers of two, at which the counters' buckets end as
-/// well, so nothing is estimated. 8 us to 8.6 s.
+/// The bounds of latency buckets in nanoseconds: powers of two, which are bounds of the counters' buckets
+/// too, so nothing is estimated. 8 us to 8.6 s.
 fn bounds() -> impl Iterator<Item = u64> {
     (13..=33).map(|exponent| 1 << exponent)
 }
@@ -288,7 +288,7 @@ impl Collector for Page {
 
 type Label<'a> = (&'static str, &'a str);
 
-/// A metric on its way to the page.
+/// A metric while it is written.
 struct Told<'a> {
     metric: MetricEncoder<'a>,
     kind: MetricType,
@@ -373,7 +373,7 @@ impl Told<'_> {
         }
     }
 
-    /// `None`: it is not known here.
+    /// `None`: the value is not known.
     fn number(&mut self, labels: &[Label<'_>], number: Option<f64>) -> fmt::Result {
         let Some(number) = number else { return Ok(()) };
         let mut of = self.metric.encode_family(&labels)?;
@@ -403,7 +403,7 @@ fn each_queue(
 mod tests {
     use super::*;
 
-    /// As the samples have it.
+    /// The name in the samples.
     fn full_name(metric: &Metric) -> String {
         let prefix = if matches!(metric.of, Of::Process(_)) { "" } else { PREFIX };
         let unit = metric.unit.as_ref().map(|unit| format!("_{}", unit.as_str()));
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// Each metric is a row of the table that users read, and each row is one.
+    /// The table of metrics in the documents has exactly these rows.
     #[test]
     fn the_table_in_the_documentation_is_this_one() {
         let row = |metric: Metric| {

@@ -13,15 +13,15 @@ use serde_json::Value as Json;
 
 use super::document::{DESCRIPTORS, Document, content, memory};
 
-/// Descriptors that go with one packet: less than SCM_MAX_FD.
+/// Most descriptors of one packet; less than SCM_MAX_FD.
 const FDS_AT_ONCE: usize = 200;
-/// Longest packet, bytes.
+/// Longest packet in bytes.
 const MAX_PACKET: usize = 4096;
 
-/// A packet: its letter, what follows it, its descriptors.
+/// A packet: its letter, its contents, its descriptors.
 pub(super) type Packet = (u8, Vec<u8>, Vec<OwnedFd>);
 
-/// The old process' end: on the control loop.
+/// The end of the old process, on the control loop.
 pub(super) struct Packets {
     socket: Arc<OwnedFd>,
     ready: Readiness,
@@ -63,7 +63,7 @@ impl Packets {
     ///
     /// # Errors
     ///
-    /// The other process is gone.
+    /// The other process has ended.
     pub(super) async fn receive(&self) -> io::Result<Packet> {
         loop {
             match try_receive(&self.socket) {
@@ -75,7 +75,7 @@ impl Packets {
     }
 }
 
-/// Sends a packet; waits until it is gone.
+/// Sends a packet; blocks until it is sent.
 pub(super) fn send(socket: &OwnedFd, kind: u8, bytes: &[u8]) -> io::Result<()> {
     loop {
         match try_send(socket, kind, bytes, &[]) {
@@ -86,7 +86,7 @@ pub(super) fn send(socket: &OwnedFd, kind: u8, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Waits for a packet. The thread does.
+/// Waits for a packet; blocks the thread.
 pub(super) fn receive_blocking(socket: &OwnedFd) -> io::Result<Packet> {
     loop {
         match try_receive(socket) {
@@ -97,7 +97,7 @@ pub(super) fn receive_blocking(socket: &OwnedFd) -> io::Result<Packet> {
     }
 }
 
-/// Waits for a document of that kind.
+/// Waits for a document of that kind; blocks the thread.
 pub fn receive_document(socket: &OwnedFd, kind: u8) -> io::Result<Document> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not what was expected");
     let (found, count, mut memory) = receive_blocking(socket)?;
@@ -140,6 +140,6 @@ fn try_receive(socket: &OwnedFd) -> Result<Packet, Errno> {
 }
 
 fn wait(socket: &OwnedFd, events: PollFlags) {
-    // What is wrong with it shows in the call that is tried next.
+    // An error of the socket shows in the next call.
     let _ = poll(&mut [PollFd::new(socket.as_fd(), events)], PollTimeout::NONE);
 }

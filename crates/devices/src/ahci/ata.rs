@@ -1,4 +1,4 @@
-//! What the task file of a command asks for (ATA8-ACS, section 7), within the drive's limits.
+//! Decoding of a command's task file (ATA8-ACS, section 7), with the drive's limits checked.
 
 use std::ffi::CStr;
 
@@ -28,13 +28,13 @@ pub(crate) enum Action {
         fua: bool,
         how: Transfer,
     },
-    /// Put the write cache on stable storage.
+    /// Flush the write cache to stable storage.
     Flush,
     /// DATA SET MANAGEMENT with TRIM: `len` bytes of ranges.
     Trim {
         len: u64,
     },
-    /// A page of 512 bytes, as many times as asked for.
+    /// A page of 512 bytes, repeated as often as the command requests.
     Page {
         page: Page,
         len: u64,
@@ -45,7 +45,7 @@ pub(crate) enum Action {
     SetWriteCache(bool),
     /// EXECUTE DEVICE DIAGNOSTIC.
     Diagnostic,
-    /// Does nothing, and does it well.
+    /// Succeeds without an effect.
     Nothing,
     /// The control register: software reset set, or cleared.
     Control {
@@ -56,11 +56,11 @@ pub(crate) enum Action {
         error: u8,
         queued: bool,
     },
-    /// Never got to the device.
+    /// The command did not reach the device.
     Broken(Broken),
 }
 
-/// How data and status travel.
+/// The protocol of data and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transfer {
     Pio,
@@ -69,21 +69,21 @@ pub(crate) enum Transfer {
     Queued,
 }
 
-/// What the drive tells of itself.
+/// A page of information about the drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Page {
     Identify,
     LogDirectory,
-    /// Log 10h: which queued command failed, and how.
+    /// Log 10h: the queued command that failed, and its task file.
     QueuedError,
 }
 
-/// Why a command never got to the device.
+/// Why a command did not reach the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// Its structures are not in memory: HBFS.
+    /// Its structures are not in guest memory: HBFS.
     NotMemory,
-    /// It is no frame that a disk takes: IFS.
+    /// Not a frame type that a disk accepts: IFS.
     Frame,
 }
 
@@ -131,7 +131,7 @@ const DSM_TRIM: u16 = 1;
 
 const ABORTED: Action = Action::Refused { error: ERROR_ABRT, queued: false };
 
-/// Decodes what slot `slot` asks `drive` for.
+/// Decodes the command in slot `slot` for `drive`.
 pub(crate) fn decode(fis: &RegH2d, slot: u8, drive: &DriveInfo) -> Action {
     use opcode::*;
     if !fis.is_command {
@@ -179,7 +179,7 @@ pub(crate) fn decode(fis: &RegH2d, slot: u8, drive: &DriveInfo) -> Action {
             _ => ABORTED,
         },
         CHECK_POWER_MODE => Action::CheckPower,
-        // What is written stays written: there is nothing to spin down.
+        // No spin-down: the drive only flushes.
         STANDBY_IMMEDIATE | STANDBY | SLEEP => Action::Flush,
         IDLE_IMMEDIATE | IDLE | INITIALIZE_DEVICE_PARAMETERS => Action::Nothing,
         EXECUTE_DEVICE_DIAGNOSTIC => Action::Diagnostic,
@@ -187,15 +187,15 @@ pub(crate) fn decode(fis: &RegH2d, slot: u8, drive: &DriveInfo) -> Action {
     }
 }
 
-/// A range of sectors as a command names it.
+/// A range of sectors, as encoded in a command.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     lba: u64,
     sectors: u64,
 }
 
-/// 28-bit commands: 0 stands for 256 sectors; 24 bits of the LBA, 4 more in DEVICE. `None`: the
-/// command counts in cylinders, which this drive has none of.
+/// 28-bit commands: a count of 0 means 256 sectors; the LBA has 24 bits, and 4 more in DEVICE. Returns `None`
+/// for cylinder addressing, which this drive lacks.
 fn short(fis: &RegH2d) -> Option<Range> {
     let lba = fis.lba & 0xff_ffff | u64::from(fis.device & 0xf) << 24;
     let sectors = match fis.count & 0xff {
@@ -209,7 +209,7 @@ fn long(fis: &RegH2d) -> Range {
     Range { lba: fis.lba, sectors: sectors_ext(fis.count) }
 }
 
-/// 48-bit commands: 0 stands for 65536 sectors.
+/// 48-bit commands: a count of 0 means 65536 sectors.
 fn sectors_ext(count: u16) -> u64 {
     if count == 0 { 65536 } else { count.into() }
 }
@@ -264,7 +264,7 @@ fn set_features(fis: &RegH2d) -> Action {
 }
 
 impl Action {
-    /// How data travels, and with it the status; commands without data do as DMA does.
+    /// The protocol of data and status. Commands without data follow the DMA protocol.
     pub(crate) fn transfer(&self) -> Transfer {
         match *self {
             Action::Read { how, .. } | Action::Write { how, .. } | Action::Page { how, .. } => how,
@@ -277,12 +277,12 @@ impl Action {
         self.transfer() == Transfer::Queued
     }
 
-    /// Whether a drive takes it that is in its reset, or waits for log 10h to be read.
+    /// Whether the drive accepts the command during its reset, or while log 10h is unread.
     pub(crate) fn ends_halt(&self) -> bool {
         matches!(self, Action::Control { .. } | Action::Page { page: Page::QueuedError, .. })
     }
 
-    /// Bytes between drive and memory.
+    /// Bytes transferred between drive and memory.
     pub(crate) fn data_len(&self) -> u64 {
         match *self {
             Action::Read { len, .. }
@@ -293,7 +293,7 @@ impl Action {
         }
     }
 
-    /// Its name in events.
+    /// The operation's name in trace events.
     pub(crate) fn trace_op(&self) -> &'static CStr {
         match self {
             Action::Read { .. } => c"read",
@@ -311,7 +311,7 @@ impl Action {
         }
     }
 
-    /// What it is counted as.
+    /// The kind under which statistics count the command.
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Action::Read { .. } => Kind::Read,
@@ -329,7 +329,7 @@ impl Action {
         }
     }
 
-    /// First byte on the disk, for events.
+    /// First byte on the disk, for trace events.
     pub(crate) fn trace_offset(&self) -> u64 {
         self.lba() * SECTOR
     }

@@ -1,6 +1,6 @@
-//! From a command slot in guest memory to a request that is within limits: header, FIS, PRD table.
+//! Reads a command slot from guest memory and checks its limits: header, FIS, PRD table.
 //!
-//! Runs on the thread that rings the doorbell. Everything is read once.
+//! Runs on the thread that writes the doorbell. Each byte is read once.
 
 use guest_memory::{AccessError, GuestMemory};
 
@@ -9,32 +9,32 @@ use super::config::DriveInfo;
 use super::fis::{REG_FIS_SIZE, RegH2d};
 use super::trim::RANGE_SIZE;
 
-/// Bytes of a command header (AHCI 1.3.1, 4.2.2), and where the PRD table is in a command table
+/// Length of a command header, bytes (AHCI 1.3.1, 4.2.2), and offset of the PRD table in a command table
 /// (4.2.3).
 pub(crate) const HEADER_SIZE: usize = 32;
 const PRDT_AT: u64 = 0x80;
-/// Bytes of a PRD entry, and how many are read at once.
+/// Length of a PRD entry, bytes, and the number of entries per read.
 const PRD_SIZE: usize = 16;
 const PRD_CHUNK: usize = 64;
-/// Longest list of segments that a slot keeps for the next command.
+/// Maximum capacity of a segment list that a slot keeps for its next command.
 const KEPT_SEGMENTS: usize = 4096;
 
-/// A piece of guest memory.
+/// A range of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) addr: u64,
     pub(crate) len: u32,
 }
 
-/// A command slot, read.
+/// A command as read from its slot.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) action: Action,
-    /// Where the data goes: as long as the transfer, unless it is `short`.
+    /// Where the data is in memory. As long as the transfer, unless `short`.
     pub(crate) segments: Vec<Segment>,
-    /// The PRD table has less room than the transfer needs.
+    /// The PRD table describes less memory than the transfer needs.
     pub(crate) short: bool,
-    /// A PRD entry asks for an interrupt when its data has been moved.
+    /// A PRD entry requests an interrupt once its data is transferred.
     pub(crate) descriptor_interrupt: bool,
 }
 
@@ -49,7 +49,7 @@ impl Default for Command {
     }
 }
 
-/// Where a port's commands are, and for whom.
+/// What a port's commands are read with: memory, address, drive.
 pub(crate) struct Source<'a> {
     pub(crate) memory: &'a GuestMemory,
     /// The command list.
@@ -93,7 +93,7 @@ impl Command {
         Ok(action)
     }
 
-    /// Takes segments until there are `len` bytes of them.
+    /// Reads PRD entries until their segments have `len` bytes.
     fn read_prdt(
         &mut self,
         memory: &GuestMemory,
@@ -112,7 +112,7 @@ impl Command {
                     break;
                 }
                 let flags = u32::from_le_bytes([entry[12], entry[13], entry[14], entry[15]]);
-                // Counted from 0. Bit 0 must be 1; a driver that clears it gets an odd count.
+                // The count is one less than the length. A driver that clears bit 0, which must be 1, gets an odd length.
                 let bytes = u64::from(flags & 0x3f_ffff) + 1;
                 let take = bytes.min(left);
                 let addr = read_u64(entry, 0) & !1;
@@ -127,14 +127,14 @@ impl Command {
         Ok(())
     }
 
-    /// The command is done: a list that was exceptionally long is let go of.
+    /// Ends the command: frees a list that is longer than usual.
     pub(crate) fn release(&mut self) {
         if self.segments.capacity() > KEPT_SEGMENTS {
             self.segments = Vec::new();
         }
     }
 
-    /// How much work it is: segments, or ranges to trim.
+    /// The amount of work: number of segments, or of ranges to trim.
     pub(crate) fn pieces(&self) -> usize {
         match self.action {
             Action::Trim { len } => len as usize / RANGE_SIZE,
@@ -142,7 +142,7 @@ impl Command {
         }
     }
 
-    /// Whether the list of segments is of ordinary length.
+    /// Whether the list of segments is short enough to be kept.
     pub(crate) fn is_ordinary(&self) -> bool {
         self.segments.len() <= KEPT_SEGMENTS
     }

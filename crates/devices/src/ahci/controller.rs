@@ -1,9 +1,8 @@
-//! The controller: registers, doorbells and the interrupt line, for any thread.
+//! The controller's registers, doorbells and interrupt line, for any thread.
 //!
-//! Three locks, taken in this order and never more than one of a kind: a port's doorbell (commands
-//! are read under it), the registers (held for a few instructions), the inbox of a loop (in
-//! [`BottomHalf::schedule`]). No lock is held while a request is submitted or the line's callback
-//! runs.
+//! There are three kinds of locks: a port's doorbell (held while commands are read), the registers (held for a
+//! few instructions), and a loop's inbox (in [`BottomHalf::schedule`]). They are taken in this order, at most
+//! one of each kind. No lock is held while a request is submitted or the line's callback runs.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,29 +17,29 @@ use super::line::Line;
 use super::port::{Link, Port};
 use super::regs::*;
 
-/// What a controller has done. Readable from any thread.
+/// Counters of a controller. Readable from any thread.
 #[derive(Debug, Default)]
 pub struct AhciStats {
-    /// Commands that doorbells announced.
+    /// Commands announced by doorbells.
     pub commands: Counter,
     /// Times the interrupt line was raised.
     pub interrupts: Counter,
-    /// Batches of answers published: each is at most one interrupt.
+    /// Batches of answers published. Each causes at most one interrupt.
     pub batches: Counter,
-    /// The longest that a doorbell had to wait for its loop to take the commands, nanoseconds.
+    /// The longest time from a doorbell to the loop taking its commands, nanoseconds.
     pub longest_wait_ns: Counter,
 }
 
-/// An AHCI controller (AHCI 1.3.1): its registers and its interrupt line. The drives' work is done
-/// on loops, by [`Drive`](super::Drive)s.
+/// An AHCI controller (AHCI 1.3.1): registers and interrupt line. [`Drive`](super::Drive)s do their work on
+/// loops.
 ///
-/// Any thread may read and write registers, as a vCPU's thread does that holds the machine lock, and
-/// so may a loop's own. A doorbell reads its commands on the calling thread and hands them over.
+/// Any thread may read and write registers: a vCPU's thread that holds the machine lock, or a loop's thread. A
+/// write of a doorbell reads the commands on the calling thread and hands them over to the loop.
 pub struct Ahci {
     state: Mutex<State>,
     doorbells: Vec<Mutex<Doorbell>>,
     line: Line,
-    /// Sends the message of a controller that interrupts by messages.
+    /// Sends a message-signalled interrupt.
     message: Box<dyn Fn() + Send + Sync>,
     stats: AhciStats,
 }
@@ -48,7 +47,7 @@ pub struct Ahci {
 pub(crate) struct State {
     /// GHC.IE.
     interrupts_enabled: bool,
-    /// GHC.HR: a reset waits for drives to drain.
+    /// GHC.HR: a reset is waiting for drives to drain.
     resetting: bool,
     /// IS: a bit per port.
     is: u32,
@@ -56,24 +55,23 @@ pub(crate) struct State {
     pub(crate) ports: Vec<Port>,
 }
 
-/// What the threads that ring a port's doorbell share.
+/// State of a port's doorbell, shared by the threads that write it.
 #[derive(Default)]
 struct Doorbell {
-    /// By which the port's loop is told.
+    /// Wakes the port's loop.
     bell: Option<BottomHalf>,
-    /// Where commands are read to.
+    /// Buffers that commands are read into.
     commands: [Command; SLOTS],
 }
 
 impl Ahci {
-    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, in `memory`.
+    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, on guest memory `memory`.
     ///
-    /// `line` is called with the new level of the interrupt line, by whichever thread changed it, one
-    /// call at a time and in order; no lock is held, so it may take the machine lock, and it may read
-    /// and write registers.
+    /// `line` is called with each new level of the interrupt line, one call at a time and in order, by any thread.
+    /// No lock is held during the call: `line` may take the machine lock, and may read and write registers.
     ///
-    /// A change that is made while the callback runs on another thread is passed on by that thread
-    /// when the callback returns, perhaps after the register access that made it has returned.
+    /// If the level changes while `line` runs on another thread, that thread calls `line` again. The register
+    /// access that caused the change may have returned before.
     ///
     /// # Errors
     ///
@@ -86,11 +84,11 @@ impl Ahci {
         Self::with_messages(ports, memory, line, || {})
     }
 
-    /// A controller as of [`new`](Self::new) that also calls `message` each time that it would send
-    /// a message-signalled interrupt (AHCI 1.3.1, section 10.6): when a bit of IS is set, when bits of
-    /// IS stay set after others were cleared, and when GHC.IE is set while bits are.
+    /// As [`new`](Self::new), and calls `message` for each message-signalled interrupt (AHCI 1.3.1, section 10.6):
+    /// when a bit of IS becomes set, when bits of IS remain set after others were cleared, and when GHC.IE becomes
+    /// set while a bit of IS is.
     ///
-    /// `message` is called without a lock, by any thread, perhaps by several at once.
+    /// `message` is called without a lock, by any thread, perhaps by several at a time.
     ///
     /// # Errors
     ///
@@ -119,24 +117,23 @@ impl Ahci {
         }))
     }
 
-    /// Counters.
+    /// The controller's counters.
     pub fn stats(&self) -> &AhciStats {
         &self.stats
     }
 
-    /// Exchanges the guest's memory. Commands that have begun finish in the old.
+    /// Replaces the guest's memory. Commands in flight finish in the old memory.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) {
         lock(&self.state).memory = memory;
     }
 
-    /// Resets the controller as GHC.HR does, for a reset from outside: of the PCI function, or when the
-    /// guest is gone. Commands in flight are drained.
+    /// Resets the controller as GHC.HR does, for a reset of the PCI function or the end of the guest. Commands in
+    /// flight are drained.
     pub fn reset(&self) {
         self.with_state(State::reset);
     }
 
-    /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. What there is no register for
-    /// reads as 0.
+    /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. Offsets without a register read as 0.
     pub fn mmio_read(&self, offset: u64, size: usize) -> u64 {
         let state = lock(&self.state);
         let mut value = 0;
@@ -148,8 +145,7 @@ impl Ahci {
         value
     }
 
-    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR. What there is no register for
-    /// takes no notice.
+    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR. Offsets without a register ignore the write.
     pub fn mmio_write(&self, offset: u64, size: usize, value: u64) {
         for piece in pieces(offset, size) {
             let value = (value >> (8 * piece.bytes_before)) << piece.shift;
@@ -173,18 +169,18 @@ impl Ahci {
         }
     }
 
-    /// What tells this controller from others in events: an address.
+    /// Identifies this controller in trace events: an address.
     pub(crate) fn trace_id(&self) -> u64 {
         std::ptr::from_ref(self).addr() as u64
     }
 
-    /// The doorbell: reads the commands of `slots` that are new and hands them to the port's loop.
+    /// Handles a doorbell: reads the new commands of `slots` and hands them over to the port's loop.
     fn ring(&self, port: usize, slots: u32) {
         let Some(doorbell) = self.doorbells.get(port) else { return };
         let mut doorbell = lock(doorbell);
         let Doorbell { bell, commands } = &mut *doorbell;
         let Some(order) = lock(&self.state).order(port, slots) else { return };
-        // Outside the lock of the registers: a hostile list is long, and the loop serves others too.
+        // Without the lock of the registers, as a hostile list may be long.
         let source = Source { memory: &order.memory, clb: order.clb, drive: &order.drive };
         for slot in bits(order.slots) {
             commands[usize::from(slot)].parse(&source, slot);
@@ -197,7 +193,7 @@ impl Ahci {
         }
     }
 
-    /// Tells a port's loop that there is something to begin.
+    /// Wakes a port's loop to begin commands.
     fn schedule(&self, port: usize) {
         if let Some(doorbell) = self.doorbells.get(port)
             && let Some(bell) = &lock(doorbell).bell
@@ -206,7 +202,7 @@ impl Ahci {
         }
     }
 
-    /// Changes the registers, and then the line.
+    /// Runs `f` on the registers, then updates the interrupt line.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let (result, changed, is_message) = {
             let mut state = lock(&self.state);
@@ -215,7 +211,7 @@ impl Ahci {
             let kept = state.is;
             state.update_is();
             let level = state.level();
-            // A driver that clears IS may have missed what was set since it has read it.
+            // A bit set between the driver's read and clear of IS needs a new message.
             let is_new = state.is != kept || kept != is || !enabled;
             (result, level != before, level && is_new)
         };
@@ -245,7 +241,7 @@ impl std::fmt::Debug for Ahci {
     }
 }
 
-/// Commands that a doorbell has announced, to be read.
+/// The commands to be read for a doorbell.
 struct Order {
     slots: u32,
     life: u64,
@@ -298,7 +294,7 @@ impl State {
         }
     }
 
-    /// The port whose PxSCTL this is, if commands waited for its link.
+    /// The port of this PxSCTL register, if commands are waiting for its link.
     fn has_waiting(&self, register: u64) -> Option<usize> {
         let (port, PX_SCTL) = port_register(register)? else { return None };
         self.ports.get(port)?.has_waiting().then_some(port)
@@ -311,7 +307,7 @@ impl State {
         self.end_reset();
     }
 
-    /// Ends a reset once all drives have drained.
+    /// Ends a reset once all drives are drained.
     pub(crate) fn end_reset(&mut self) {
         if self.resetting && self.ports.iter().all(|port| !port.draining) {
             self.resetting = false;
@@ -319,7 +315,7 @@ impl State {
         }
     }
 
-    /// IS follows the ports; a bit stays until it is cleared (section 3.1.3).
+    /// Sets the bits of IS for ports with an interrupt. A bit stays set until cleared (section 3.1.3).
     fn update_is(&mut self) {
         for (bit, port) in self.ports.iter().enumerate() {
             if port.is_pending() {
@@ -332,7 +328,7 @@ impl State {
         self.interrupts_enabled && self.is != 0
     }
 
-    /// The first half of a doorbell: what is to be read.
+    /// First half of a doorbell: returns what is to be read.
     fn order(&mut self, port: usize, slots: u32) -> Option<Order> {
         if self.resetting {
             return None;
@@ -349,7 +345,7 @@ impl State {
         })
     }
 
-    /// The second half: what was read is to be done, unless the port was reset meanwhile.
+    /// Second half: queues the commands read, unless the port was reset meanwhile.
     fn take_order(&mut self, port: usize, order: &Order, commands: &mut [Command]) -> bool {
         let Some(port) = self.ports.get_mut(port) else { return false };
         if port.life != order.life {
@@ -365,7 +361,7 @@ impl State {
         true
     }
 
-    /// Attaches a drive, or takes it away: what is in flight is drained.
+    /// Attaches or detaches a drive. Commands in flight are drained.
     pub(crate) fn set_drive(&mut self, port: usize, drive: Option<Arc<DriveInfo>>) {
         if let Some(port) = self.ports.get_mut(port) {
             port.drive = drive;
@@ -375,13 +371,13 @@ impl State {
     }
 }
 
-/// The port that a register belongs to, and its offset there.
+/// The port of a register, and the register's offset in the port.
 fn port_register(register: u64) -> Option<(usize, u64)> {
     let at = register.checked_sub(PORTS_AT)?;
     Some(((at / PORT_SIZE) as usize, at % PORT_SIZE))
 }
 
-/// The numbers of the bits that are set, from the lowest.
+/// The indices of the set bits, from the lowest.
 fn bits(mut set: u32) -> impl Iterator<Item = u8> {
     std::iter::from_fn(move || {
         let bit = set.trailing_zeros();
@@ -392,18 +388,18 @@ fn bits(mut set: u32) -> impl Iterator<Item = u8> {
     })
 }
 
-/// The part of an access that falls into one register.
+/// The part of an access within one register.
 struct Piece {
     register: u64,
-    /// The bits of the register, and how far they are from its lowest.
+    /// The accessed bits of the register, and their distance from bit 0.
     mask: u32,
     shift: u32,
-    /// Bytes of the access that come before.
+    /// Bytes of the access before this part.
     bytes_before: u32,
 }
 
-/// Cuts an access at the registers' bounds. One of no size, more than 8 bytes, or beyond the BAR
-/// is none.
+/// Splits an access at register boundaries. An access of 0 or more than 8 bytes, or beyond the BAR, has no
+/// parts.
 fn pieces(offset: u64, size: usize) -> impl Iterator<Item = Piece> {
     let size = size as u64;
     let fits = (1..=8).contains(&size) && offset < ABAR_SIZE && size <= ABAR_SIZE - offset;

@@ -1,5 +1,5 @@
-//! A drive at work on its image's loop: from the commands that a doorbell handed over to the block
-//! node, and back to registers and interrupt.
+//! A drive on its image's loop. It takes commands from the doorbell, sends requests to the block node, and
+//! updates registers and interrupt.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -24,8 +24,8 @@ use super::trim::{Ranges, read_ranges};
 use stats::InFlight as InFlightRequest;
 use stats::{Batch, QueueStats};
 
-/// Pieces of commands that one turn takes on, for the sake of the loop's other sources (contract E11):
-/// segments to translate, ranges to discard. The command that exceeds it is the last of its turn.
+/// Maximum work of one turn, in segments to translate and ranges to discard. It bounds the wait of the loop's
+/// other sources (contract E11). The command that exceeds it is the last of its turn.
 const PIECES_PER_TURN: usize = 8192;
 
 /// A drive attached to a port, on the loop that does its I/O.
@@ -38,26 +38,26 @@ pub struct Drive {
     me: Weak<Drive>,
     bell: RefCell<Option<BottomHalf>>,
     work: RefCell<Work>,
-    /// Whether answers wait to be published.
+    /// Whether unpublished answers exist, and the publication is deferred.
     queued: Cell<bool>,
-    /// The answer to `detach`, once nothing is in flight.
+    /// The callback of `detach`, called once nothing is in flight.
     detaching: Cell<Option<Box<dyn FnOnce()>>>,
-    /// Answers to `settle`.
+    /// Callbacks of `settle`.
     settling: RefCell<Vec<Settling>>,
     stats: Arc<QueueStats>,
     batch: Batch,
 }
 
-/// The slots that an answer to `settle` waits for, and the answer.
+/// The slots that a callback of `settle` waits for, and the callback.
 type Settling = (u32, Box<dyn FnOnce()>);
 
-/// What is preallocated.
+/// Preallocated working memory.
 struct Work {
     memory: Rc<MemoryView>,
     slots: [InFlight; SLOTS],
-    /// Commands of this turn.
+    /// Commands begun in this turn.
     begun: Vec<Begun>,
-    /// Commands that are done and not published.
+    /// Commands that have ended and are not published.
     done: Vec<(u8, Outcome)>,
     spare_bufs: Vec<IoBufs>,
     ranges: Ranges,
@@ -66,14 +66,14 @@ struct Work {
 #[derive(Default)]
 struct InFlight {
     command: Command,
-    /// Block requests that are not answered yet.
+    /// Block requests not yet answered.
     pending: u32,
     outcome: Option<Outcome>,
-    /// Loop time at which it began, nanoseconds.
+    /// Loop time at which the command began, nanoseconds.
     started_ns: u64,
 }
 
-/// What a command becomes.
+/// The next step of a command that has begun.
 enum Step {
     Done(Outcome),
     Submit {
@@ -82,18 +82,18 @@ enum Step {
         len: u64,
         bufs: IoBufs,
     },
-    /// The ranges that were read into [`Work`].
+    /// Discard the ranges that were read into [`Work`].
     Ranges(usize),
 }
 
 impl Drive {
-    /// Attaches a drive to a port of `controller`; its requests go to `channel`. To be called on the
-    /// loop that `channel` was opened on; the loop keeps the drive until it is
-    /// [detached](Self::detach), or until the loop stops.
+    /// Attaches a drive to a port of `controller`. Its requests go to `channel`. Call this on the loop on which
+    /// `channel` was opened. The loop keeps the drive until it is [detached](Self::detach), or until the loop
+    /// stops.
     ///
     /// # Errors
     ///
-    /// There is no such port, or it has a drive.
+    /// The port does not exist, or has a drive.
     pub fn attach(
         event_loop: &EventLoop,
         controller: &Arc<Ahci>,
@@ -139,8 +139,8 @@ impl Drive {
         Ok(drive)
     }
 
-    /// Takes the drive away: the link goes down, commands in flight are drained, and then `done` is
-    /// called, once, maybe before this returns.
+    /// Detaches the drive: takes the link down, drains commands in flight, and then calls `done` once, perhaps
+    /// before this returns.
     pub fn detach(&self, done: impl FnOnce() + 'static) {
         self.controller.set_bell(self.port, None);
         if let Some(bell) = self.bell.take() {
@@ -169,9 +169,8 @@ impl Drive {
         }
     }
 
-    /// Calls `done` when the commands that are in flight now have ended, maybe before this returns.
-    /// Nothing is read from, or written to, memory then that the controller had before its last
-    /// [change](Ahci::set_memory).
+    /// Calls `done` once the commands now in flight have ended, perhaps before this returns. From then on the
+    /// drive does not access memory that the controller had before its last [change](Ahci::set_memory).
     pub fn settle(&self, done: impl FnOnce() + 'static) {
         let mut work = self.work.borrow_mut();
         let slots = self.controller.with_state(|state| {
@@ -188,7 +187,7 @@ impl Drive {
         }
     }
 
-    /// Answers those that waited for these slots only.
+    /// Removes `slots` from what callbacks of `settle` wait for, and calls those that are complete.
     fn settled(&self, slots: u32) {
         if self.settling.borrow().is_empty() {
             return;
@@ -203,12 +202,12 @@ impl Drive {
         ended.into_iter().for_each(|(_, done)| done());
     }
 
-    /// The counters of the drive.
+    /// The drive's counters.
     pub fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
     }
 
-    /// The commands that have begun and not ended, by slot.
+    /// Commands in flight, by slot.
     pub fn in_flight(&self) -> Vec<InFlightRequest> {
         let work = self.work.borrow();
         let begun = work.slots.iter().enumerate().filter(|(_, place)| place.pending > 0);
@@ -226,7 +225,7 @@ impl Drive {
         begun.map(describe).collect()
     }
 
-    /// Begins the commands that doorbells have handed over.
+    /// Begins the commands handed over by doorbells.
     fn begin_all(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let me: Rc<dyn Completion> = me;
@@ -258,7 +257,7 @@ impl Drive {
         self.work.borrow_mut().begun = begun;
     }
 
-    /// Takes what may begin from the port.
+    /// Takes the commands that may begin from the port.
     fn collect(&self, work: &mut Work) {
         let mut pieces = 0;
         let now_ns = self.event_loop.now_ns();
@@ -309,7 +308,7 @@ impl Drive {
         }
     }
 
-    /// A command is done; the driver sees it at the end of the section.
+    /// Ends a command. The driver sees the answer at the end of the section.
     fn answer(&self, slot: u8, outcome: Outcome) {
         let (s, port) = (self.controller.trace_id(), self.port as u64);
         trace!(ahci_cmd_end(s, port, slot, outcome.error()));
@@ -324,7 +323,7 @@ impl Drive {
 }
 
 impl Drive {
-    /// Counts a command that is done.
+    /// Counts a command that has ended.
     fn count(&self, slot: u8, outcome: Outcome) {
         let mut work = self.work.borrow_mut();
         let place = &mut work.slots[usize::from(slot)];
@@ -356,7 +355,7 @@ impl Drive {
 }
 
 impl Work {
-    /// What a command becomes that has begun.
+    /// Decides the next step of a command that has begun.
     fn step(&mut self, slot: u8, write_through: bool, halted: bool, info: &DriveInfo) -> Step {
         if halted {
             return Step::Done(Outcome::Failed(ERROR_ABRT));
@@ -370,7 +369,7 @@ impl Work {
             Action::Write { offset, len, fua, .. } => {
                 (Op::Write { fua: fua || write_through }, offset, len)
             }
-            // What is in a cache has to go before it is off (ATA8-ACS, SET FEATURES).
+            // The cache is flushed before it is switched off (ATA8-ACS, SET FEATURES).
             Action::Flush | Action::SetWriteCache(false) => (Op::Flush, 0, 0),
             Action::Trim { .. } => return self.trim(slot, info),
             Action::Refused { error, .. } => return Step::Done(Outcome::Failed(error)),
@@ -439,7 +438,7 @@ impl Completion for Drive {
 }
 
 impl DeferredCall for Drive {
-    /// Publishes a batch: registers, received FISes, and once the line.
+    /// Publishes a batch: registers and received FISes, then the line once.
     fn run(&self) {
         let (more, ended) = {
             let mut work = self.work.borrow_mut();
@@ -451,8 +450,7 @@ impl DeferredCall for Drive {
                 for (slot, outcome) in done.drain(..) {
                     ended |= 1 << slot;
                     let command = &mut slots[usize::from(slot)].command;
-                    // Until it is over with a queued command's failure, what went well before is
-                    // told first.
+                    // Report the earlier successes before the failure of a queued command.
                     if outcome != Outcome::Good {
                         port.finish_queued(&memory, std::mem::take(&mut finished));
                     }

@@ -1,4 +1,4 @@
-//! How commands end: received FISes, registers, interrupts (AHCI 1.3.1, sections 5.3 and 6.2).
+//! Completion of commands: received FISes, registers, interrupts (AHCI 1.3.1, sections 5.3 and 6.2).
 
 use guest_memory::{AccessError, GuestMemory};
 
@@ -11,22 +11,22 @@ use super::identify::{self, QueuedError};
 use super::port::Port;
 use super::regs::*;
 
-/// How the loop's work on a command ended.
+/// The outcome of the loop's work on a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Good,
-    /// The drive refuses it, or fails, with these error bits.
+    /// The drive refuses the command, or the command failed, with these error bits.
     Failed(u8),
-    /// The PRD table has less room than the transfer needs: nothing was transferred.
+    /// The PRD table describes less memory than the transfer needs: nothing was transferred.
     Overflow,
-    /// What the command points to is not memory.
+    /// An address in the command is not in guest memory.
     NotMemory,
-    /// Not a frame that a disk takes.
+    /// Not a frame type that a disk accepts.
     Frame,
 }
 
 impl Outcome {
-    /// The error bits, 0 if all went well; -1 if the command never got to the drive.
+    /// The error bits, 0 for success; -1 if the command did not reach the drive.
     pub(crate) fn error(self) -> i64 {
         match self {
             Outcome::Good => 0,
@@ -38,7 +38,7 @@ impl Outcome {
 }
 
 impl Port {
-    /// Ends a command of this life. Returns the bits of queued commands to be told of by
+    /// Ends a command of the current life. Returns the bits of queued commands, for
     /// [`finish_queued`](Self::finish_queued).
     pub(crate) fn finish(
         &mut self,
@@ -71,11 +71,11 @@ impl Port {
         };
         let task_file = TaskFile::failed(error, command.action.lba());
         let posted = if command.action.is_queued() {
-            // What is refused until the log is read does not hide what the log is to tell.
+            // Keep the first error: commands refused until the log is read must not replace it.
             self.queued_error.get_or_insert(QueuedError { tag: slot, task_file });
             self.set_device_bits(memory, task_file.status, task_file.error, 0)
         } else {
-            // Its bit in PxCI stays: the driver sees which one it was (6.2.2.1).
+            // The bit in PxCI stays set: it shows the driver which command failed (6.2.2.1).
             self.receive(memory, RFIS_D2H, &task_file.reg_d2h(true)).map(|()| {
                 self.show(&task_file);
                 self.raise(PXI_DHRS);
@@ -116,7 +116,7 @@ impl Port {
         }
         let to_host = matches!(command.action, Action::Read { .. } | Action::Page { .. });
         if command.action.transfer() == Transfer::Pio && to_host {
-            // A PIO command that reads ends with its data; the status came before it.
+            // A PIO read ends with its data. Its status was sent before the data.
             self.receive(memory, RFIS_PIO_SETUP, &task_file.pio_setup(true, 512))?;
             self.raise(interrupt | PXI_PSS);
         } else {
@@ -128,7 +128,7 @@ impl Port {
         Ok(0)
     }
 
-    /// Tells of queued commands that went well: one FIS for all of them.
+    /// Reports successful queued commands with one FIS.
     pub(crate) fn finish_queued(&mut self, memory: &GuestMemory, finished: u32) {
         if finished != 0 && self.set_device_bits(memory, STATUS_READY, 0, finished).is_err() {
             self.fail(PXI_HBFS);
@@ -150,7 +150,7 @@ impl Port {
         Ok(())
     }
 
-    /// Writes what the drive tells of itself to where the command wants it.
+    /// Writes a page of drive information to the command's data buffer.
     fn send_page(
         &mut self,
         memory: &GuestMemory,
@@ -171,7 +171,7 @@ impl Port {
         Ok(())
     }
 
-    /// The drive's control register: its software reset bit, set or cleared.
+    /// Handles a write of the device control register: software reset set or cleared.
     fn control(&mut self, memory: &GuestMemory, reset: bool) -> Result<(), AccessError> {
         if reset {
             self.queued_error = None;
@@ -186,7 +186,7 @@ impl Port {
         Ok(())
     }
 
-    /// Writes the signature FIS, if it is due and the driver takes FISes.
+    /// Writes the signature FIS, if one is due and the driver receives FISes.
     pub(crate) fn post_signature(&mut self, memory: &GuestMemory) -> Result<(), AccessError> {
         if self.signature_due && self.receives() {
             self.signature_due = false;
@@ -195,7 +195,7 @@ impl Port {
         Ok(())
     }
 
-    /// Writes a received FIS to memory, unless the driver wants none.
+    /// Writes a received FIS to memory, unless the driver does not receive FISes.
     fn receive(&self, memory: &GuestMemory, at: u64, fis: &[u8]) -> Result<(), AccessError> {
         if !self.receives() {
             return Ok(());

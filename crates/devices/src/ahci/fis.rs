@@ -1,6 +1,6 @@
 //! Frames between host and device (SATA 3.x, section 10.5) and the task file they carry.
 
-/// Bytes of a Register FIS, either way, and of a PIO Setup FIS; 8 of a Set Device Bits FIS.
+/// Length of a Register FIS, in either direction, and of a PIO Setup FIS. A Set Device Bits FIS has 8 bytes.
 pub(crate) const REG_FIS_SIZE: usize = 20;
 
 pub(crate) const FIS_REG_H2D: u8 = 0x27;
@@ -19,11 +19,11 @@ const COMMAND: u8 = 1 << 7;
 pub(crate) const STATUS_ERR: u8 = 1 << 0;
 pub(crate) const STATUS_DRQ: u8 = 1 << 3;
 pub(crate) const STATUS_BSY: u8 = 1 << 7;
-/// Ready, and (obsolete) seek complete: a device that is well and has nothing to do.
+/// Ready, and (obsolete) seek complete: an idle device without an error.
 pub(crate) const STATUS_READY: u8 = 0x50;
 /// While the link is down (AHCI 1.3.1, 3.3.8).
 pub(crate) const STATUS_NO_LINK: u8 = 0x7f;
-/// What may change by a Set Device Bits FIS.
+/// The bits that a Set Device Bits FIS changes.
 pub(crate) const STATUS_SDB_MASK: u8 = 0x77;
 
 /// ATA error bits.
@@ -39,7 +39,7 @@ const CONTROL_SRST: u8 = 1 << 2;
 /// A host's Register FIS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RegH2d {
-    /// A command; else an update of the control register.
+    /// A command; else a write of the control register.
     pub(crate) is_command: bool,
     pub(crate) command: u8,
     pub(crate) features: u16,
@@ -50,7 +50,7 @@ pub(crate) struct RegH2d {
 }
 
 impl RegH2d {
-    /// `None` for another kind of frame, which a disk does not take.
+    /// Returns `None` for other frame types, which a disk does not accept.
     pub(crate) fn from_bytes(b: &[u8; REG_FIS_SIZE]) -> Option<Self> {
         (b[0] == FIS_REG_H2D).then(|| RegH2d {
             is_command: b[1] & COMMAND != 0,
@@ -69,7 +69,7 @@ impl RegH2d {
     }
 }
 
-/// The registers a device shows when a command has ended.
+/// The device's registers after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TaskFile {
     pub(crate) status: u8,
@@ -80,7 +80,7 @@ pub(crate) struct TaskFile {
 }
 
 impl TaskFile {
-    /// All went well.
+    /// Success.
     pub(crate) const GOOD: TaskFile =
         TaskFile { status: STATUS_READY, error: 0, lba: 0, count: 0, device: 0 };
 
@@ -93,7 +93,7 @@ impl TaskFile {
         TaskFile { status: STATUS_READY | STATUS_ERR, error, lba, ..TaskFile::GOOD }
     }
 
-    /// Bytes 2 to 13 of a device's frames.
+    /// Writes bytes 2 to 13, which the device's frames share.
     fn put(&self, b: &mut [u8; REG_FIS_SIZE]) {
         let [l0, l1, l2, l3, l4, l5, _, _] = self.lba.to_le_bytes();
         let [c0, c1] = self.count.to_le_bytes();
@@ -122,7 +122,7 @@ impl TaskFile {
         b
     }
 
-    /// The PIO Setup FIS before the last `bytes` of a transfer; this is the state after it.
+    /// The PIO Setup FIS before the last `bytes` of a transfer, with `self` as the state after the transfer.
     pub(crate) fn pio_setup(&self, to_host: bool, bytes: u16) -> [u8; REG_FIS_SIZE] {
         let mut b = [0; REG_FIS_SIZE];
         TaskFile { status: STATUS_READY | STATUS_DRQ, ..*self }.put(&mut b);
@@ -134,7 +134,7 @@ impl TaskFile {
     }
 }
 
-/// The Set Device Bits FIS that tells of finished queued commands.
+/// The Set Device Bits FIS for finished queued commands.
 pub(crate) fn set_device_bits(status: u8, error: u8, finished: u32) -> [u8; 8] {
     let [s0, s1, s2, s3] = finished.to_le_bytes();
     [FIS_SET_DEVICE_BITS, INTERRUPT, status & STATUS_SDB_MASK, error, s0, s1, s2, s3]

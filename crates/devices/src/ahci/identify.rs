@@ -1,4 +1,4 @@
-//! What the drive tells of itself: IDENTIFY DEVICE (ATA8-ACS, 7.16) and the log pages (annex A).
+//! Pages that describe the drive: IDENTIFY DEVICE (ATA8-ACS, 7.16) and the log pages (annex A).
 
 use super::ata::{MULTIPLE, TRIM_BLOCKS};
 use super::config::DriveInfo;
@@ -13,7 +13,7 @@ pub(crate) struct QueuedError {
     pub(crate) task_file: TaskFile,
 }
 
-/// Words, little-endian, of a page.
+/// A page of little-endian words.
 struct Words([u8; PAGE_SIZE]);
 
 impl Words {
@@ -21,7 +21,7 @@ impl Words {
         self.0[word * 2..word * 2 + 2].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// Text goes with the first of two characters in the upper byte, padded with spaces.
+    /// Stores text, padded with spaces, with the first character of each pair in the upper byte.
     fn text(&mut self, words: std::ops::Range<usize>, text: &str) {
         let bytes = &mut self.0[words.start * 2..words.end * 2];
         bytes.fill(b' ');
@@ -40,7 +40,7 @@ impl Words {
 pub(crate) fn identify(drive: &DriveInfo, write_cache: bool) -> [u8; PAGE_SIZE] {
     let mut w = Words([0; PAGE_SIZE]);
     w.set(0, 0x0040); // ATA, fixed
-    // Cylinders, heads, sectors per track: obsolete, and asked for by old firmware.
+    // Cylinders, heads, sectors per track: obsolete, but read by old firmware.
     w.set(1, (drive.sectors / (16 * 63)).min(16383) as u16);
     w.set(3, 16);
     w.set(6, 63);
@@ -84,7 +84,7 @@ pub(crate) fn identify(drive: &DriveInfo, write_cache: bool) -> [u8; PAGE_SIZE] 
     checksum(w.0)
 }
 
-/// The log directory: how many pages each log has.
+/// The log directory: the number of pages of each log.
 pub(crate) fn log_directory() -> [u8; PAGE_SIZE] {
     let mut w = Words([0; PAGE_SIZE]);
     w.set(0, 1);
@@ -102,13 +102,13 @@ pub(crate) fn queued_error(error: Option<&QueuedError>) -> [u8; PAGE_SIZE] {
             page[0] = *tag;
             page[1] = 0;
         }
-        // Not a queued command.
+        // No queued command failed.
         None => page[0] = 0x80,
     }
     checksum(page)
 }
 
-/// Makes all bytes add up to 0.
+/// Sets the last byte so that all bytes add up to 0.
 fn checksum(mut page: [u8; PAGE_SIZE]) -> [u8; PAGE_SIZE] {
     let sum = page[..511].iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     page[511] = sum.wrapping_neg();

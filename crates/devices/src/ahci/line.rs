@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use event_loop::Counter;
 
-/// A level. Its callback is called without any lock; that calls come one at a time and in
-/// order is the work of `turn`.
+/// The interrupt level and its callback, which is called without a lock. `turn` keeps the calls in order and
+/// one at a time.
 pub(crate) struct Line {
     callback: Box<dyn Fn(bool) + Send + Sync>,
     level: AtomicBool,
     turn: AtomicU8,
 }
 
-/// Nobody is calling; somebody is; somebody is, and has to look again.
+/// States of `turn`: no call is running; a call is running; a call is running and must check again.
 const IDLE: u8 = 0;
 const CALLING: u8 = 1;
 const AGAIN: u8 = 2;
@@ -23,8 +23,8 @@ impl Line {
         Line { callback: Box::new(callback), level, turn }
     }
 
-    /// Tells the level that `wanted` finds. Who comes while another thread, or this one further up,
-    /// is telling leaves it to that one to look once more.
+    /// Reports the level that `wanted` returns. If a call is already running, on another thread or further up this
+    /// stack, that call checks the level once more instead.
     pub(crate) fn update(&self, wanted: impl Fn() -> bool, raised: &Counter) {
         if self.turn.swap(AGAIN, Ordering::AcqRel) != IDLE {
             return;

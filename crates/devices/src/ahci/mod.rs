@@ -1,12 +1,11 @@
-//! An AHCI controller with SATA drives: what a driver without virtio talks to (AHCI 1.3.1, SATA 3.x,
-//! ATA8-ACS).
+//! An AHCI controller with SATA drives, for guests without virtio drivers (AHCI 1.3.1, SATA 3.x, ATA8-ACS).
 //!
-//! Unlike a queue that is kicked by an eventfd, a doorbell here is a register: the vCPU's thread
-//! writes it under the machine lock and handles it inline. [`Ahci`] is that side: registers, the
-//! reading of commands, the interrupt line; any thread may call it. [`Drive`] is the other side, on
-//! the loop of the port's image: it begins commands, sends requests down the node's channel, and
-//! publishes a batch of answers with one update of registers and line. What is queued for a drive
-//! notifies its loop (contract E1), so no request waits for an unrelated wake-up.
+//! A virtqueue's kick is an eventfd; an AHCI doorbell is a register. The vCPU's thread writes it under the
+//! machine lock and handles the write inline. [`Ahci`] is that side: registers, reading of commands, the
+//! interrupt line. Any thread may call it. [`Drive`] is the other side, on the loop of the port's image. It
+//! begins commands, sends requests down the node's channel, and publishes a batch of answers with one update of
+//! registers and line. Queueing a command notifies the drive's loop (contract E1), so no request waits for an
+//! unrelated wake-up.
 
 mod ata;
 mod command;

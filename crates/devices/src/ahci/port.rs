@@ -1,9 +1,9 @@
 //! A port's registers and the states behind them (AHCI 1.3.1, sections 3.3, 5 and 10).
 //!
-//! A port lives through resets with commands in flight: they are drained, and until the last of them
-//! has come back the port does not say that it is ready again (PxCMD.CR, PxSSTS, GHC.HR), so that
-//! nothing is written to memory that the guest has been told is its own. What comes back from an
-//! earlier life changes nothing else.
+//! A reset does not wait for commands in flight. They are drained, and until the last of them has ended the
+//! port does not report ready (PxCMD.CR, PxSSTS, GHC.HR). So nothing is written to memory that the guest
+//! believes to be unused. The results of drained commands change nothing else. The time between two resets is
+//! called a life.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use super::fis::{
 use super::identify::QueuedError;
 use super::regs::*;
 
-/// What is between the port and its drive.
+/// The state of the link between port and drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// No drive, or a COMRESET under way.
+    /// No drive, or a COMRESET in progress.
     Down,
     /// Switched off by PxSCTL.
     Offline,
@@ -47,37 +47,37 @@ pub(crate) struct Port {
     link: Link,
     /// PxCMD.CR: the command list runs.
     running: bool,
-    /// A fatal error: nothing is fetched until the driver has stopped and started the list.
+    /// A fatal error: no command is fetched until the driver stops and starts the list.
     pub(crate) fatal: bool,
     /// The software reset bit of the drive's control register is set.
     pub(crate) soft_reset: bool,
     /// The signature FIS waits for PxCMD.FRE.
     pub(crate) signature_due: bool,
-    /// Counts lives: a command that was read in an earlier one is not taken.
+    /// The number of the current life. Commands read in an earlier life are dropped.
     pub(crate) life: u64,
-    /// Commands read and not begun, in the order of their doorbells.
+    /// Commands read and not begun, in doorbell order.
     fifo: Fifo,
     pub(crate) commands: [Command; SLOTS],
     /// Slots that the drive's loop works on.
     pub(crate) in_flight: u32,
-    /// What is in flight belongs to an earlier life.
+    /// The commands in flight belong to an earlier life.
     pub(crate) draining: bool,
-    /// A command that is not queued is in flight.
+    /// A non-queued command is in flight.
     busy: bool,
-    // The drive's own.
+    // The drive's settings.
     pub(crate) write_cache: bool,
     pub(crate) queued_error: Option<QueuedError>,
-    /// When the oldest doorbell rang that the loop has not answered.
+    /// Time of the oldest doorbell that the loop has not handled.
     pub(crate) rung_at: Option<Instant>,
 }
 
 /// A command that may begin.
 pub(crate) struct Begun {
     pub(crate) slot: u8,
-    /// Writes go to stable storage before they are answered.
+    /// Writes reach stable storage before they are answered.
     pub(crate) write_through: bool,
-    /// The drive is in its reset, or a queued command has failed and how has not been read yet: it
-    /// takes nothing but what ends that.
+    /// The drive is in its reset, or a queued command has failed and log 10h is unread. The drive accepts only
+    /// commands that end this state.
     pub(crate) halted: bool,
 }
 
@@ -145,7 +145,7 @@ impl Port {
         }
     }
 
-    /// Writes the bits of `mask`. PxCI is not written here but by the doorbell.
+    /// Writes the bits of `mask`. The doorbell, PxCI, is handled elsewhere.
     pub(crate) fn write(&mut self, register: u64, value: u32, mask: u32) {
         let set = value & mask;
         let merge = |old: u32| old & !mask | set;
@@ -171,7 +171,7 @@ impl Port {
         }
     }
 
-    /// PxIS, with the bits that show PxSERR.
+    /// PxIS, including the bits derived from PxSERR.
     fn interrupts(&self) -> u32 {
         let mut is = self.is;
         if self.serr & SERR_DIAG_X != 0 {
@@ -183,7 +183,7 @@ impl Port {
         is
     }
 
-    /// Whether the port asks for an interrupt.
+    /// Whether the port requests an interrupt.
     pub(crate) fn is_pending(&self) -> bool {
         self.interrupts() & self.ie != 0
     }
@@ -192,7 +192,7 @@ impl Port {
         self.is |= interrupts;
     }
 
-    /// The speed agreed on, PxSCTL.SPD being the limit.
+    /// The negotiated speed, limited by PxSCTL.SPD.
     fn generation(&self) -> u32 {
         match self.sctl >> SSTS_SPEED_SHIFT & 0xf {
             limit @ 1..GENERATION => limit,
@@ -206,21 +206,21 @@ impl Port {
             self.status &= !(STATUS_BSY | STATUS_DRQ);
         }
         match (old & CMD_ST != 0, new & CMD_ST != 0) {
-            // An error from before (a FIS that could not be written) is over by that.
+            // A restart clears an earlier error, such as a FIS that could not be written.
             (false, true) => (self.running, self.fatal) = (true, false),
             (true, false) => self.stop(),
             _ => {}
         }
     }
 
-    /// PxCMD.ST was cleared: commands are forgotten, those in flight drained (3.3.7, 3.3.14).
+    /// Handles the clearing of PxCMD.ST: drops queued commands and drains those in flight (3.3.7, 3.3.14).
     fn stop(&mut self) {
         (self.ci, self.sact, self.ccs) = (0, 0, 0);
         self.forget_commands();
         self.running = self.draining;
     }
 
-    /// Ends the life of all commands.
+    /// Ends the life of all commands: drops the queued ones, drains those in flight.
     fn forget_commands(&mut self) {
         self.life += 1;
         self.fifo.clear();
@@ -249,10 +249,10 @@ impl Port {
 
     // ---- resets --------------------------------------------------------------------------------
 
-    /// The drive is reset by a COMRESET that begins, or by the link's end.
+    /// Resets the drive at the start of a COMRESET, or when the link goes down.
     pub(crate) fn lose_link(&mut self, link: Link) {
         if self.link == Link::Up {
-            // PhyRdy has changed (3.3.12): how a driver learns that its drive was taken away.
+            // PhyRdy has changed (3.3.12). A driver learns by this bit that the drive was detached.
             self.serr |= SERR_DIAG_N;
         }
         self.link = link;
@@ -270,7 +270,7 @@ impl Port {
         self.write_cache = self.drive.as_ref().is_some_and(|drive| drive.write_cache);
     }
 
-    /// Brings the link up, if there is a drive, nobody holds it down and nothing is in flight.
+    /// Brings the link up, if a drive is attached, no register holds the link down, and nothing is in flight.
     pub(crate) fn come_up(&mut self) {
         let held = matches!(self.sctl & SCTL_DET_MASK, SCTL_DET_COMRESET | SCTL_DET_OFFLINE);
         if self.link == Link::Down && self.drive.is_some() && !held && !self.draining {
@@ -280,7 +280,7 @@ impl Port {
         }
     }
 
-    /// The drive shows its signature, after a reset of any kind.
+    /// Shows the drive's signature after any reset.
     pub(crate) fn sign_on(&mut self) {
         self.signature = SIG_ATA;
         self.status = STATUS_READY;
@@ -288,7 +288,7 @@ impl Port {
         self.signature_due = true;
     }
 
-    /// GHC.HR: all but PxCLB and PxFB is as after a power-on, once the drive has drained.
+    /// GHC.HR: restores all registers except PxCLB and PxFB to their power-on values, once the drive is drained.
     pub(crate) fn reset(&mut self) {
         self.stop();
         self.lose_link(Link::Down);
@@ -297,21 +297,20 @@ impl Port {
 
     // ---- commands ------------------------------------------------------------------------------
 
-    /// PxCI was written: the slots that are new.
+    /// Handles a write to PxCI. Returns the new slots.
     pub(crate) fn ring(&mut self, slots: u32) -> u32 {
-        // Only a running list has commands issued (3.3.14).
+        // Only a running list accepts commands (3.3.14).
         if self.cmd & CMD_ST == 0 {
             return 0;
         }
         let new = slots & !self.ci;
         self.ci |= new;
-        // A slot that is being worked on (a queued command gives its bit back early) is no place
-        // for another command.
+        // Skip slots in flight. A queued command clears its bit before it has ended.
         let taken = if self.draining { 0 } else { self.in_flight };
         new & !taken & !self.fifo.slots()
     }
 
-    /// A command was read; it waits for its turn.
+    /// Queues a command that was read.
     pub(crate) fn push(&mut self, slot: u8) {
         self.fifo.push(slot);
     }
@@ -320,7 +319,7 @@ impl Port {
         self.fifo.front().is_some()
     }
 
-    /// Begins the next command, if one may. Queued commands run side by side, all others alone.
+    /// Takes the next command, if it may begin. Queued commands run in parallel, all others alone.
     pub(crate) fn begin(&mut self) -> Option<Begun> {
         if self.cmd & CMD_ST == 0 || self.fatal || self.draining || self.link != Link::Up {
             return None;
@@ -346,7 +345,7 @@ impl Port {
         Some(Begun { slot, write_through: !self.write_cache, halted })
     }
 
-    /// A command has come back from the loop. `false`: it is of an earlier life.
+    /// Ends a command on the loop. Returns `false` if it belongs to an earlier life.
     pub(crate) fn take_back(&mut self, slot: u8) -> bool {
         self.in_flight &= !(1 << slot);
         if self.in_flight == 0 {
@@ -355,7 +354,7 @@ impl Port {
         !self.draining
     }
 
-    /// Once the last command of an earlier life has come back, what waited for it goes on.
+    /// Ends the drain, once the last command of an earlier life has ended.
     pub(crate) fn end_drain(&mut self) {
         if self.draining && self.in_flight == 0 {
             self.draining = false;
@@ -370,15 +369,14 @@ impl Port {
         }
     }
 
-    /// A fatal error: commands in flight are drained, and nothing goes on before the driver has
-    /// stopped the list.
+    /// Handles a fatal error: drains commands in flight. No command begins before the driver has stopped the list.
     pub(crate) fn fail(&mut self, interrupts: u32) {
         self.raise(interrupts);
         self.fatal = true;
         self.draining = self.in_flight != 0;
     }
 
-    /// What the drive's registers show now.
+    /// Copies a task file to the port's registers.
     pub(crate) fn show(&mut self, task_file: &TaskFile) {
         self.status = task_file.status;
         self.error = task_file.error;
@@ -390,7 +388,7 @@ impl Port {
     }
 }
 
-/// Slots in order. Each is in it at most once, so it never overflows.
+/// A queue of slots. Each slot is in it at most once, so it cannot overflow.
 #[derive(Debug, Default)]
 struct Fifo {
     slots: [u8; SLOTS],

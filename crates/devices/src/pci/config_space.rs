@@ -1,4 +1,4 @@
-//! Configuration space: bytes, and which bits software may change.
+//! Configuration space: its bytes, and which bits software may change.
 
 use super::description::{Bar, Description, InterruptPin, Msi, MsiX};
 
@@ -42,7 +42,7 @@ pub struct ConfigSpace {
     bytes: [u8; CONFIG_SPACE_SIZE],
     /// The bits that software may change.
     writable: [u8; CONFIG_SPACE_SIZE],
-    /// As after a reset.
+    /// The contents after a reset.
     initial: [u8; CONFIG_SPACE_SIZE],
 }
 
@@ -137,7 +137,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Reads from `offset` on. What is beyond the space reads as 0xff.
+    /// Reads from `offset` on. Bytes beyond the space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let Ok(offset) = usize::try_from(offset) else { return };
@@ -146,7 +146,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes from `offset` on. Bits that are not writable, and all beyond the space, take no notice.
+    /// Writes from `offset` on. Read-only bits, and bytes beyond the space, ignore the write.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let Ok(offset) = usize::try_from(offset) else { return };
         let places = self.bytes.iter_mut().zip(&self.writable).skip(offset);
@@ -155,7 +155,7 @@ impl ConfigSpace {
         }
     }
 
-    /// As after a power-on.
+    /// Restores the contents of a power-on.
     pub fn reset(&mut self) {
         self.bytes = self.initial;
     }
@@ -217,9 +217,9 @@ mod tests {
         assert_eq!((read_u32(&space, 0x44), read_u32(&space, 0x48)), (0x2000, 0x3000));
     }
 
-    /// PCI 3.0, 6.2.5.1: all ones are written, the size is read.
+    /// PCI 3.0, 6.2.5.1: software writes ones and reads the size back.
     #[test]
-    fn bars_tell_their_sizes() {
+    fn bar_sizes_are_readable() {
         let mut space = ConfigSpace::new(&function());
         for at in (0x10..0x28).step_by(4) {
             space.write(at, &[0xff; 4]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_space_there_is_nothing() {
+    fn accesses_beyond_the_space_are_ignored() {
         let mut space = ConfigSpace::new(&function());
         space.write(254, &[0; 8]);
         space.write(u64::MAX, &[0; 8]);

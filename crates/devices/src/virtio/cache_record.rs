@@ -1,5 +1,5 @@
-//! Which disks of a device are in write-through mode, in memory that outlives the process: a driver
-//! that has switched a write cache off does not flush any more, and nobody tells the next process.
+//! The write cache modes of a device's disks, in memory that outlives the process. A driver that has switched a
+//! write cache off does not flush any more, and does not repeat the mode for the next process.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use event_loop::sync::lock;
 use guest_memory::MappedRegion;
 
-/// What a record begins with, once it says something; its layout's version at the end.
+/// The first bytes of a record in use. The last one is the version of the layout.
 const MAGIC: [u8; 8] = *b"ringwce1";
-/// A bit for each disk, set in write-through mode.
+/// Offset of the bitmap: a set bit for each disk in write-through mode.
 const BITS_AT: u64 = 32;
 
-/// The write cache modes of a device's disks, 256 at most, kept for whoever serves the device next.
+/// The write cache modes of up to 256 disks, kept for the next process that serves the device.
 ///
-/// The memory is a front end's: there can be anything in it, at any time.
+/// The memory belongs to a front end: it may have any contents, and change at any time.
 #[derive(Debug)]
 pub struct CacheRecord {
     region: Arc<MappedRegion>,
@@ -22,11 +22,11 @@ pub struct CacheRecord {
 }
 
 impl CacheRecord {
-    /// Bytes that it takes.
+    /// Length of a record, bytes.
     pub const LEN: u64 = 64;
 
-    /// The record at this offset of a region; zeroed when it was never used. `None`: it is not all in
-    /// the region.
+    /// The record at offset `at` of a region. A new record is zeroed memory. Returns `None` if the region is too
+    /// short.
     pub fn new(region: Arc<MappedRegion>, at: u64) -> Option<Self> {
         let end = at.checked_add(Self::LEN)?;
         (end <= region.size()).then_some(CacheRecord { region, at })
@@ -40,12 +40,12 @@ impl CacheRecord {
         (0..).zip(MAGIC).filter_map(|(at, byte)| Some((self.byte(at)?, byte)))
     }
 
-    /// Whether it says something.
+    /// Whether the record has been written.
     fn is_used(&self) -> bool {
         self.magic().all(|(at, byte)| at.load(Ordering::Acquire) == byte)
     }
 
-    /// From here on it says what was set before.
+    /// Marks the record as written.
     fn begin(&self) {
         self.magic().for_each(|(at, byte)| at.store(byte, Ordering::Release));
     }
@@ -59,7 +59,7 @@ impl CacheRecord {
         self.bit(disk).is_some_and(|(byte, bit)| byte.load(Ordering::Acquire) & bit != 0)
     }
 
-    /// Notes whether it is.
+    /// Records the mode of a disk.
     fn set_write_through(&self, disk: u8, on: bool) {
         match self.bit(disk) {
             Some((byte, bit)) if on => drop(byte.fetch_or(bit, Ordering::Release)),
@@ -69,17 +69,16 @@ impl CacheRecord {
     }
 }
 
-/// Where a device has its record, if it has one. Its disks' modes change through this; each of them is a
-/// flag, set while writes may stay in a cache.
+/// The device's record, if it has one. All changes of a disk's mode go through this type. A mode is a flag, set
+/// while writes may stay in a cache.
 #[derive(Debug, Default)]
 pub(crate) struct KeptModes(Mutex<Option<CacheRecord>>);
 
 impl KeptModes {
-    /// Keeps the modes in `record` from now on. One that says something makes them stricter, never laxer:
-    /// a driver that believes in a cache flushes, whatever we do. Whether it did.
+    /// Keeps the modes in `record` from now on. Returns whether the record was in use.
     ///
-    /// Until the driver is served, the record may still be that of another process: where it says
-    /// something, only what is stricter is written.
+    /// A record in use can switch a cache off, but not on: a driver that believes in a cache flushes anyway. During
+    /// an upgrade another process may still use the record, so only stricter modes are written to it.
     pub(crate) fn keep<'a>(
         &self,
         record: Option<CacheRecord>,
@@ -106,9 +105,8 @@ impl KeptModes {
         is_used
     }
 
-    /// Switches the cache of a disk on or off. The record has it at once when it goes off, before the
-    /// driver is answered, and when it goes on not before it [was](Self::answered): a driver that has
-    /// seen no answer does not flush yet.
+    /// Switches the cache of a disk on or off. "Off" is recorded at once, before the driver is answered. "On" is
+    /// recorded by [`answered`](Self::answered): the driver flushes only after it has seen the answer.
     pub(crate) fn set(&self, disk: u8, cache: &AtomicBool, on: bool) {
         let kept = lock(&self.0);
         cache.store(on, Ordering::Relaxed);
@@ -117,7 +115,7 @@ impl KeptModes {
         }
     }
 
-    /// The driver knows the modes as they are.
+    /// Records the current modes, which the driver has been informed of.
     pub(crate) fn answered<'a>(&self, caches: impl Iterator<Item = &'a AtomicBool>) {
         if let Some(record) = &*lock(&self.0) {
             for (disk, cache) in (0..=u8::MAX).zip(caches) {
@@ -145,7 +143,7 @@ mod tests {
         std::array::from_fn(|disk| caches[disk].load(Ordering::Relaxed))
     }
 
-    /// A process: its disks' caches are on or off, then it gets the memory. Whether that said something.
+    /// Runs a process: with these caches it receives the memory. Returns whether the record was in use, and the caches.
     fn process<const N: usize>(
         memory: &Arc<MappedRegion>,
         begins: [bool; N],
@@ -164,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_was_told_the_next_one_knows() {
+    fn the_next_process_finds_the_modes() {
         let memory = region(128);
         let mut begins = [true; 256];
         begins[7] = false;
@@ -197,7 +195,7 @@ mod tests {
         let (_, caches, told) = process(&memory, [false, true]);
         assert!(told);
         assert_eq!(on(&caches), [false, false]);
-        // Which is kept in turn.
+        // The third process finds these modes too.
         assert_eq!(on(&process(&memory, [true, true]).1), [false, false]);
     }
 
@@ -212,10 +210,9 @@ mod tests {
         assert_eq!(bits.load(Ordering::Relaxed) & 3, 2);
     }
 
-    /// As two processes of an upgrade have it: the one that takes over writes nothing that the other one
-    /// must not find, should it have to go on.
+    /// During an upgrade, the new process must not relax a mode, as the old one may have to resume.
     #[test]
-    fn who_only_looks_switches_no_cache_on() {
+    fn a_waiting_process_switches_no_cache_on() {
         let memory = region(128);
         let (kept, caches, _) = process(&memory, [true]);
         let (successor, _, _) = process(&memory, [true]);

@@ -1,4 +1,4 @@
-//! What virtio devices have in common: a queue at work on its I/O thread.
+//! What all virtio devices share: a queue running on its I/O thread.
 
 mod cache_record;
 mod runner;
@@ -15,48 +15,46 @@ pub use cache_record::CacheRecord;
 pub(crate) use cache_record::KeptModes;
 pub(crate) use runner::{Broken, RANGE_BYTES, Runner, Service};
 
-/// A started queue of any device, as whoever has started it sees it. Lives on its I/O thread.
+/// A running queue of any device. Lives on its I/O thread.
 pub trait Virtqueue: std::fmt::Debug {
-    /// Enables or disables the queue (SET_VRING_ENABLE). What waits in an enabled queue is taken at
-    /// once: its kick may have come earlier.
+    /// Enables or disables the queue (SET_VRING_ENABLE). Enabling takes waiting requests at once, as their kick
+    /// may have come earlier.
     fn set_enabled(&self, enabled: bool);
 
-    /// Sets the way out for signals (SET_VRING_CALL), and signals it once: what was answered just
-    /// before may have gone to another. Without one the driver polls.
+    /// Sets the call eventfd (SET_VRING_CALL) and signals it once, as earlier answers may have been signalled to
+    /// another eventfd. `None`: the driver polls.
     fn set_call(&self, call: Option<Signal>);
 
-    /// Sets where a broken queue is reported (SET_VRING_ERR).
+    /// Sets the eventfd that reports a broken queue (SET_VRING_ERR).
     fn set_err(&self, err: Option<Signal>);
 
-    /// Goes on in new memory (SET_MEM_TABLE while running). Requests in flight finish in the old.
+    /// Switches to new memory while running (SET_MEM_TABLE). Requests in flight finish in the old memory.
     ///
     /// # Errors
     ///
-    /// The rings are not in the new memory; the queue then is broken.
+    /// The rings are not in the new memory. The queue is broken then.
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
 
-    /// Has writes to the used ring logged under this guest address (VHOST_VRING_F_LOG), or not.
+    /// Starts or stops logging writes to the used ring at this guest address (VHOST_VRING_F_LOG).
     fn set_used_log(&self, addr: Option<u64>);
 
-    /// The requests in flight, for those that look for one that takes long. Not for each request.
+    /// The requests in flight, for the search of slow requests. Too expensive for the data path.
     fn in_flight(&self) -> Vec<InFlight>;
 
-    /// Takes no more requests, finishes those in flight, then calls `done` with the next available
-    /// index, once, maybe before this returns. Stopping twice finishes the first stop's wait.
+    /// Takes no more requests, finishes those in flight, then calls `done` once with the next available index,
+    /// perhaps before this returns. A second stop calls both.
     fn stop(&self, held: Held, done: Box<dyn FnOnce(u16)>);
 
-    /// Calls a stop back that has not come to its end: `done` is dropped, and requests are taken again once the
-    /// queue is [enabled](Self::set_enabled). `false`: it has stopped, or will, since requests were left to
-    /// whoever serves it next.
+    /// Cancels a stop in progress: drops `done`, and takes requests again once [enabled](Self::set_enabled).
+    /// Returns `false` if the queue has stopped or will stop, since requests were left to the next process.
     fn call_back(&self) -> bool;
 }
 
-/// What becomes of requests that a policy holds (`werror=stop`) when their queue stops.
+/// How a stopping queue treats requests that an error policy holds (`werror=stop`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// They are left to whoever serves the queue next, where there is a record of what is in flight.
+    /// They are left to the next process that serves the queue, if a record of requests in flight exists.
     Left,
-    /// They fail: the guest may be about to go where the record does not follow, with an available index
-    /// behind them.
+    /// They fail. The guest may migrate to a host without the record, with an available index beyond them.
     Failed,
 }

@@ -1,5 +1,5 @@
-//! A queue at work: when it is looked at, when the driver is told, how it is stopped. What is done
-//! with a chain is the device's [`Service`].
+//! A running queue: when it takes chains, when it notifies the driver, how it stops. The device's [`Service`]
+//! handles the chains.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::ffi::CStr;
@@ -16,104 +16,103 @@ use queue::{Chain, Queue, QueueError, SegmentsError};
 
 use super::{Held, InFlight, Virtqueue};
 
-/// Bytes that the requests taken in one turn move, but for the last of them. What the kernel copies from
-/// the page cache is copied within the loop's iteration, and all else on the thread waits for that.
-/// A ring of 256 requests of 4 KiB fits, with their headers and statuses.
+/// Maximum bytes moved by the requests of one turn; the last request may exceed it. The kernel copies page cache
+/// data within the loop's iteration, and all other sources of the thread wait meanwhile. A ring of 256 requests
+/// of 4 KiB fits, with headers and statuses.
 const TURN_BYTES: u32 = 256 * ((4 << 10) + 32);
-/// What a buffer counts for at least, however short: each is a descriptor to be read, checked and
-/// translated. The header, the status and 4 KiB of data count for no more than their bytes.
+/// Minimum cost of a buffer in a turn, bytes, as each descriptor has to be read, checked and translated. Header,
+/// status and 4 KiB of data cost no more than their length.
 const SEGMENT_BYTES: u32 = 1 << 10;
-/// What a request of the block layer counts for that no bytes of its chain stand for, as one of the many
-/// ranges that a chain may name: as much as a request of 4 KiB.
+/// Cost of a block request without data in the chain, bytes, such as each range of a discard: that of a request
+/// of 4 KiB.
 pub(crate) const RANGE_BYTES: u32 = 4 << 10;
 
-/// What a device does on one of its queues.
+/// What a device does with the chains of a queue.
 pub(crate) trait Service: Sized + 'static {
-    /// What the queue is called in the log.
+    /// The queue's name in the log.
     const NAME: &'static str;
 
     /// The device's name in trace points.
     fn trace_name(&self) -> &CStr;
 
-    /// Takes a chain. It goes back by [`Runner::add_used`], now or later. Returns what it counts for in
-    /// its turn, in bytes, beyond those of its buffers: see [`RANGE_BYTES`].
+    /// Takes a chain, which [`Runner::add_used`] gives back now or later. Returns the chain's cost in its turn, in
+    /// bytes, beyond that of its buffers: see [`RANGE_BYTES`].
     ///
     /// # Errors
     ///
-    /// The chain leaves no room for an answer, or is not memory. It goes back unanswered, and the
-    /// queue breaks.
+    /// The chain has no room for an answer, or is not in memory. The chain is given back unanswered, and the queue
+    /// breaks.
     fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken>;
 
-    /// Whether chains are taken as soon as they are there. A queue that gives chains back only when
-    /// the device has something to say leaves them in the ring until then.
+    /// Whether chains are taken as soon as they are available. The event queue leaves them in the ring until an
+    /// event occurs.
     fn wants_chains(&self) -> bool {
         true
     }
 
-    /// The end of a turn that took so many chains.
+    /// Called at the end of a turn, with the number of chains taken.
     fn took(&self, _chains: u16) {}
 
-    /// The requests in flight, for those that look for one that takes long.
+    /// The requests in flight, for the search of slow requests.
     fn in_flight(&self) -> Vec<InFlight> {
         Vec::new()
     }
 
-    /// The queue stops: requests that are held back for the sake of a limit are to go on. See
+    /// Called when the queue stops: requests delayed by a limit must proceed. See
     /// [`Channel::drain_begin`](block::node::Channel::drain_begin).
     fn drain_begin(&self) {}
 
-    /// The queue has stopped.
+    /// Called when the queue has stopped.
     fn drain_end(&self) {}
 
-    /// The end of a section: a batch was shown to the driver, who was signalled or not, or (`None`)
-    /// there was nothing to show.
+    /// Called at the end of a section. `signalled`: whether the driver was signalled about the published batch;
+    /// `None` without a batch.
     fn batch_ended(_runner: &Runner<Self>, _signalled: Option<bool>) {}
 }
 
-/// A started queue. Lives on its I/O thread.
+/// A running queue. Lives on its I/O thread.
 ///
-/// It takes requests when the guest kicks, or when the loop, polling, sees new ones, and answers
-/// them in any order. A guest that breaks the rules of the queue breaks this queue only.
+/// It takes requests after a kick, or when the polling loop sees new ones, and answers them in any order. A guest
+/// that breaks the queue's rules breaks only this queue.
 pub(crate) struct Runner<S> {
     pub(crate) event_loop: EventLoop,
     pub(crate) queue: Queue,
     pub(crate) service: S,
     me: Weak<Runner<S>>,
-    /// The chain being taken apart, kept for its capacity.
+    /// The current chain, kept for its capacity.
     chain: RefCell<Chain>,
-    /// The way out for signals; without one the driver polls.
+    /// The call eventfd; `None` if the driver polls.
     call: RefCell<Option<Signal>>,
-    /// Where a broken queue is reported.
+    /// The eventfd that reports a broken queue.
     err: RefCell<Option<Signal>>,
     kick: Cell<Option<HandlerId>>,
     enabled: Cell<bool>,
-    /// The loop polls: the driver need not kick.
+    /// The loop polls, so the driver need not kick.
     polled: Cell<bool>,
-    /// The driver is to be asked for a kick.
+    /// Kicks have to be enabled at the end of the section.
     wants_kick: Cell<bool>,
-    /// [`guest_memory::losses`] when the queue was last found to have all its memory.
+    /// [`guest_memory::losses`] when all of the queue's memory was last found present.
     losses: Cell<usize>,
-    /// Chains were given back that the driver does not see yet.
+    /// Answered chains are not published yet.
     unpublished: Cell<bool>,
-    /// The answer to `stop`, once nothing is in flight.
+    /// The callback of `stop`, called once nothing is in flight.
     stopping: Cell<Option<StopCall>>,
     stopped: Cell<bool>,
-    /// What a stop does with requests that are held.
+    /// How a stop treats held requests.
     held: Cell<Held>,
-    /// Chains were left to whoever serves the queue next.
+    /// Chains were left to the next process that serves the queue.
     has_left: Cell<bool>,
     queued: Cell<bool>,
 }
 
-/// Gets the next available index (GET_VRING_BASE).
+/// Receives the next available index (GET_VRING_BASE).
 type StopCall = Box<dyn FnOnce(u16)>;
 
 impl<S: Service> Runner<S> {
-    /// Starts a queue on this loop, disabled: it takes nothing before it is
-    /// [enabled](Virtqueue::set_enabled).
+    /// Starts a queue on this loop, disabled: it takes no chain before it is [enabled](Virtqueue::set_enabled).
     ///
-    /// `kick` fires when the driver has put requests in; without one the queue is looked at only
-    /// while the loop polls, or turns for other reasons.
+    /// `kick` becomes readable when the driver has added requests. Without it, the queue is checked only while the
+    /// loop polls, or runs for other reasons.
     pub(crate) fn start(
         event_loop: &EventLoop,
         queue: Queue,
@@ -133,7 +132,7 @@ impl<S: Service> Runner<S> {
             enabled: Cell::new(false),
             polled: Cell::new(false),
             wants_kick: Cell::new(false),
-            // The first turn looks, whatever was lost before.
+            // Makes the first turn check for losses of memory.
             losses: Cell::new(guest_memory::losses().wrapping_sub(1)),
             unpublished: Cell::new(false),
             stopping: Cell::new(None),
@@ -150,15 +149,15 @@ impl<S: Service> Runner<S> {
         runner
     }
 
-    /// Itself, for those that it gives a way back to.
+    /// A counted reference to the runner, for its completions.
     pub(crate) fn me(&self) -> Option<Rc<Self>> {
         self.me.upgrade()
     }
 
-    /// Takes requests until there are none: a bounded number, that do a bounded amount, for the sake of other
-    /// sources (contract E11). The rest is taken in the next iteration.
+    /// Takes all available requests, up to a bounded number and cost, as other sources wait (contract E11). The rest
+    /// is taken in the next iteration.
     pub(crate) fn take_turn(&self) {
-        // A broken queue was reported when it broke, not with each kick from then on.
+        // A broken queue was reported when it broke.
         if !self.is_taking() {
             return;
         }
@@ -174,8 +173,7 @@ impl<S: Service> Runner<S> {
             if !self.service.wants_chains() {
                 break;
             }
-            // What comes in meanwhile is taken too: it costs less now than with a submission, and a
-            // kick, of its own.
+            // Also take chains that arrive meanwhile: that saves a kick and a submission.
             match me.take_one() {
                 Ok(Some(counts)) => {
                     taken += 1;
@@ -192,26 +190,25 @@ impl<S: Service> Runner<S> {
         if self.queue.is_broken() {
             return;
         }
-        // The turn is over: unless the loop looks by itself, the driver has to kick. It is told at
-        // the end of the section, after the signal: what it puts in until then, woken or not, is
-        // found without a kick.
+        // Unless the loop polls, enable kicks at the end of the section, after the signal. Chains that the
+        // driver adds until then are found without a kick.
         if !self.polled.get() {
             self.wants_kick.set(true);
             self.finish_later();
         }
     }
 
-    /// Somebody's front end has taken away memory. If it is this queue's, the queue breaks.
+    /// Checks whether a front end has taken away memory of this queue, and breaks the queue if so.
     #[cold]
     fn has_lost_memory(&self) -> bool {
-        // First, so that what is lost meanwhile is found the next time.
+        // Stored before the check, so that a loss during the check is found next time.
         self.losses.set(guest_memory::losses());
         let Some(what) = self.queue.memory().lost() else { return false };
         self.break_queue(&what);
         true
     }
 
-    /// Takes one request. Returns what it counts for, in bytes; `None`: there is none.
+    /// Takes one request. Returns its cost in bytes, or `None` if none is available.
     fn take_one(self: &Rc<Self>) -> Result<Option<u32>, Broken> {
         let mut chain = self.chain.borrow_mut();
         if !self.queue.pop(&mut chain).map_err(Broken::Queue)? {
@@ -223,46 +220,45 @@ impl<S: Service> Runner<S> {
         Ok(Some(bytes.saturating_add(beyond)))
     }
 
-    /// Gives the chain `head` back, of which `written` bytes were written. The driver sees it at the
-    /// end of the section.
+    /// Answers the chain `head`, of which `written` bytes were written. The driver sees it at the end of the section.
     pub(crate) fn add_used(&self, head: u16, written: u32) {
         self.queue.add_used(head, written);
         self.unpublished.set(true);
         self.finish_later();
     }
 
-    /// Whether a request that has failed in this way is for whoever serves the queue next: it was held
-    /// and given up, or its loop ends without having begun it, as one does whose ring fails.
+    /// Whether a request with this error is left to the next process that serves the queue: it was held and given up,
+    /// or its loop has ended without beginning it, as after a failure of the ring.
     #[cold]
     pub(crate) fn is_given_up(&self, errno: Errno) -> bool {
         errno == GIVEN_UP || errno == Errno::ECANCELED && self.event_loop.is_shut_down()
     }
 
-    /// Leaves the chain `head` to whoever serves the queue next, who finds it in the record of what is
-    /// in flight. `false`: there is no such record, or what is held is to [fail](Held::Failed).
+    /// Leaves the chain `head` to the next process, which finds it in the record of requests in flight. Returns
+    /// `false` without a record, or if held requests are to [fail](Held::Failed).
     #[cold]
     pub(crate) fn leave(&self, head: u16) -> bool {
         let is_left = self.held.get() == Held::Left && self.queue.leave(head);
         if is_left {
             self.has_left.set(true);
-            // A stop may wait for it.
+            // Completes a stop that waited for this chain.
             self.finish_later();
         }
         is_left
     }
 
-    /// Whether chains are taken, now or later.
+    /// Whether the queue takes chains, now or later.
     pub(crate) fn is_taking(&self) -> bool {
         self.enabled.get() && !self.queue.is_broken()
     }
 
-    /// Whether there is something that the driver does not see yet.
+    /// Whether answered chains are not published yet.
     pub(crate) fn is_unpublished(&self) -> bool {
         self.unpublished.get()
     }
 
-    /// Has what ends a batch done once, at the end of the section (contract E10): the first who asks
-    /// defers it, the others find it done.
+    /// Defers the end of the batch to the end of the section (contract E10). Only the first call per section has an
+    /// effect.
     pub(crate) fn finish_later(&self) {
         if !self.queued.get()
             && let Some(me) = self.me.upgrade()
@@ -271,7 +267,7 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// The end of the section: tells the driver to kick, and looks once more.
+    /// At the end of a section: enables kicks, and checks the queue once more.
     fn enable_kicks(&self) {
         if self.wants_kick.replace(false)
             && self.enabled.get()
@@ -284,7 +280,7 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// Ends a stop once everything is answered and published.
+    /// Ends a stop once all chains are answered and published.
     fn finish_stop(&self) {
         if self.queue.in_flight() == 0
             && !self.unpublished.get()
@@ -299,14 +295,14 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// The driver broke the rules: this queue takes no more, and says so once.
+    /// Breaks the queue, as its driver has broken the rules: the queue takes no more chains. Reported once.
     pub(crate) fn break_queue(&self, reason: &dyn fmt::Display) {
         log::warn!("{} stops, its driver broke the rules: {reason}", S::NAME);
         self.queue.mark_broken();
         if let Some(err) = &*self.err.borrow() {
             err.send();
         }
-        // Who waits for chains to be taken waits in vain.
+        // Ends waits for chains that will not be taken.
         self.finish_later();
     }
 }
@@ -422,7 +418,7 @@ impl<S: Service> Handler for Runner<S> {
 
     fn poll_end(&self) {
         self.polled.set(false);
-        // The loop asks `poll` next, so what raced is found.
+        // The loop calls `poll` next, which finds a chain added meanwhile.
         let _ = self.queue.enable_kicks();
     }
 }
@@ -437,12 +433,12 @@ impl<S> fmt::Debug for Runner<S> {
     }
 }
 
-/// Why a queue stops.
+/// Why a queue breaks.
 #[derive(Debug)]
 pub(crate) enum Broken {
     /// Its rings or descriptors are wrong.
     Queue(QueueError),
-    /// A request is too short in a part that is named here, or that part is not in memory.
+    /// The named part of a request is too short, or not in memory.
     Part(&'static str, SegmentsError),
     /// A buffer is not in memory.
     Buffer(AccessError),

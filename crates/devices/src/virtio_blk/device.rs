@@ -1,4 +1,4 @@
-//! The device as its queues share it: features, configuration space, write cache mode.
+//! State shared by the device's queues: features, configuration space, write cache mode.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -15,41 +15,40 @@ use super::wire::{
 };
 use crate::virtio::{CacheRecord, KeptModes};
 
-/// Most data segments of a request: what QSD offers, a 128-entry queue less header and status.
+/// Maximum data segments of a request: as QSD, a queue of 128 entries less header and status.
 const SEG_MAX: u32 = 126;
-/// Longest segment, bytes: what one read(2) transfers at most, `MAX_RW_COUNT`.
+/// Maximum length of a segment, bytes: the limit of one read(2), `MAX_RW_COUNT`.
 const SIZE_MAX: u32 = 0x7fff_f000;
-/// Longest range of a discard or write-zeroes request: 1 GiB.
+/// Maximum length of a discard or write-zeroes range: 1 GiB.
 pub(crate) const MAX_RANGE_SECTORS: u32 = 1 << 21;
-/// Most ranges of a discard or write-zeroes request.
+/// Maximum number of ranges in a discard or write-zeroes request.
 pub(crate) const MAX_RANGES: u32 = 16;
 /// Largest logical block, bytes: that of QSD.
 const MAX_BLOCK: u32 = 2 << 20;
 
-/// What a device is made of.
+/// Configuration of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Of the node behind it.
+    /// The geometry of the node.
     pub geometry: Geometry,
     /// Request queues, at least one.
     pub num_queues: u16,
-    /// Bytes of a logical block: a power of two from 512 to 2 MiB.
+    /// Size of a logical block, bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
     /// Whether the guest may write.
     pub writable: bool,
-    /// Whether the device begins in write-through mode, and comes back to it with each reset. The
-    /// guest may switch to write-back.
+    /// Whether the device starts in write-through mode, also after each reset. The guest may switch to write-back.
     pub writethrough: bool,
-    /// Serial number; the first 20 bytes count.
+    /// Serial number, of which the guest sees the first 20 bytes.
     pub serial: String,
 }
 
 /// A virtio-blk device, shared by its queues' threads and the control plane.
 #[derive(Debug)]
 pub struct Device {
-    /// But for the capacity and the write cache mode, which change.
+    /// The configuration space, except capacity and write cache mode, which change.
     config: Config,
-    /// Sectors.
+    /// Capacity in sectors.
     capacity: AtomicU64,
     features: u64,
     logical_block_size: u32,
@@ -60,21 +59,21 @@ pub struct Device {
     negotiated: AtomicU64,
     /// The mode after a reset.
     writethrough: bool,
-    /// The driver's toggle: write-back, where the driver may flush, or write-through.
+    /// The write cache mode set by the driver: write-back or write-through.
     writeback: AtomicBool,
-    /// Where the toggle outlives the process.
+    /// The record in which the mode outlives the process.
     kept: KeptModes,
 }
 
-/// The one disk of the device, in its [`CacheRecord`].
+/// The number of the only disk in the [`CacheRecord`].
 const DISK: u8 = 0;
 
 impl Device {
-    /// A device over a node with that geometry.
+    /// A device on a node with the configured geometry.
     ///
     /// # Errors
     ///
-    /// When the numbers do not fit together.
+    /// The configuration is not valid.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         let DeviceConfig { geometry, num_queues, logical_block_size: block, .. } = config;
         if !block.is_power_of_two() || !(SECTOR as u32..=MAX_BLOCK).contains(&block) {
@@ -132,46 +131,45 @@ impl Device {
         })
     }
 
-    /// The device's own feature bits (5.2.3); those of queues and transport are not its business.
+    /// Feature bits of the device type (5.2.3), without those of queues and transport.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// The features the driver took. They say whether it knows to flush.
+    /// Sets the features that the driver accepted. They say whether the driver can flush.
     pub fn set_features(&self, negotiated: u64) {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
 
-    /// As after a power-on: no features, the write cache mode of the configuration.
+    /// Resets the device: no features, the configured write cache mode.
     pub fn reset(&self) {
         self.set_features(0);
         self.kept.set(DISK, &self.writeback, !self.writethrough);
     }
 
-    /// The driver's toggle.
+    /// Whether the driver has chosen write-back mode.
     pub fn is_writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
     }
 
-    /// Sets it as another process has left it, and the driver knows it.
+    /// Sets the mode that another process handed over, and that the driver knows.
     pub fn set_writeback(&self, writeback: bool) {
         self.kept.set(DISK, &self.writeback, writeback);
         self.write_cache_is_known();
     }
 
-    /// Keeps the write cache mode in `record` from now on. What that says of a driver that a process
-    /// before this one has served is taken over: it may turn write-back into write-through, not the other
-    /// way. Whether it says something. No queue runs.
+    /// Keeps the write cache mode in `record` from now on. The mode that an earlier process recorded is taken over if
+    /// it is stricter: write-through replaces write-back. Returns whether the record was in use. No queue may run.
     pub fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
         self.kept.keep(record, iter::once(&self.writeback))
     }
 
-    /// The driver has seen the answer to its last write to the configuration space.
+    /// Records the write cache mode, once the driver has seen the answer to its write to the configuration space.
     pub fn write_cache_is_known(&self) {
         self.kept.answered(iter::once(&self.writeback));
     }
 
-    /// The configuration space as the driver sees it now.
+    /// The current configuration space.
     pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
         Config {
             capacity: self.capacity.load(Ordering::Relaxed),
@@ -181,18 +179,18 @@ impl Device {
         .to_bytes()
     }
 
-    /// The node behind it has `bytes` bytes now. Whether the configuration space shows that: the driver
-    /// is to be told then (5.2.5.1).
+    /// Sets the node's size in bytes. Returns whether the configuration space has changed, of which the driver must
+    /// be notified (5.2.5.1).
     pub fn set_size(&self, bytes: u64) -> bool {
         let capacity = capacity(bytes, self.logical_block_size);
         self.capacity.swap(capacity, Ordering::Relaxed) != capacity
     }
 
-    /// Writes to the configuration space: only the writeback toggle takes it (5.2.5).
+    /// Writes to the configuration space. Only `writeback` is writable (5.2.5).
     ///
     /// # Errors
     ///
-    /// When any other byte would be written, or the toggle is neither 0 nor 1.
+    /// The write includes another byte, or a value other than 0 and 1.
     pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
         match (offset as usize, data) {
             (CONFIG_WRITEBACK, [value @ (0 | 1)]) => {
@@ -203,8 +201,8 @@ impl Device {
         }
     }
 
-    /// Whether each write must be on stable storage before it is answered: the driver has asked for
-    /// it, or it does not know how to flush (5.2.6.2).
+    /// Whether each write must reach stable storage before it is answered: the driver chose write-through, or cannot
+    /// flush (5.2.6.2).
     pub(crate) fn is_write_through(&self) -> bool {
         let negotiated = self.negotiated.load(Ordering::Relaxed);
         if negotiated & (1 << VIRTIO_BLK_F_CONFIG_WCE) != 0 {
@@ -226,7 +224,8 @@ impl Device {
         &self.id
     }
 
-    /// A range of sectors in bytes, if it is on the disk and whole blocks.
+    /// Converts a range of sectors to its first byte. Returns `None` if it is not on the disk, or not in whole
+    /// blocks.
     pub(crate) fn range(&self, sector: u64, bytes: u64) -> Option<u64> {
         let offset = sector.checked_mul(SECTOR)?;
         let end = offset.checked_add(bytes)?;
@@ -236,15 +235,15 @@ impl Device {
     }
 }
 
-/// Sectors in the whole blocks of so many bytes.
+/// Number of sectors in the whole blocks of `bytes` bytes.
 fn capacity(bytes: u64, block: u32) -> u64 {
     (bytes - bytes % u64::from(block)) / SECTOR
 }
 
-/// A device that cannot be.
+/// Why a configuration is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceError {
-    /// The logical block size is no power of two from 512 to 2 MiB.
+    /// The logical block size is not a power of two from 512 to 2 MiB.
     LogicalBlockSize(u32),
     /// A device without queues.
     NoQueues,
@@ -264,12 +263,12 @@ impl fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// A write to the configuration space that it does not take.
+/// A refused write to the configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfigError {
     /// First byte.
     pub offset: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub len: usize,
 }
 

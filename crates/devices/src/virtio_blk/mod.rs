@@ -1,8 +1,7 @@
 //! virtio-blk (virtio 1.3, section 5.2).
 //!
-//! The way of a request: a queue [at work](crate::virtio) takes a chain, `parse` makes a request of
-//! it that cannot be wrong any more, `requests` submits that to the block node's channel, `complete`
-//! writes the status.
+//! A request's path: a [running queue](crate::virtio) takes a chain, `parse` turns it into a valid request,
+//! `requests` submits it to the block node's channel, and `complete` writes the status.
 
 mod complete;
 mod device;

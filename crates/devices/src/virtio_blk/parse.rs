@@ -1,4 +1,4 @@
-//! From a descriptor chain to a request that cannot be wrong any more.
+//! Parses a descriptor chain into a valid request.
 
 use guest_memory::MemoryView;
 use queue::{Chain, Segments, SegmentsError};
@@ -12,15 +12,15 @@ use super::wire::{
 use crate::virtio::Broken;
 use stats::Kind;
 
-/// What a request begins with, in errors.
+/// Name of a request's first part in errors.
 const HEADER: &str = "a request's header";
 
-/// A chain, taken apart.
+/// A parsed chain.
 #[derive(Debug)]
 pub(crate) struct Parsed<'a> {
     /// Guest address of the status byte.
     pub(crate) status_addr: u64,
-    /// What is asked, or what was and the status it is refused with.
+    /// The request, or the kind and status of a refused one.
     pub(crate) request: Result<BlkRequest<'a>, (Kind, Status)>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum BlkRequest<'a> {
     GetId {
         data: Segments<'a>,
     },
-    /// Discard or write-zeroes, of the ranges that [`Ranges::read`] reads.
+    /// A discard or write-zeroes, with the ranges that [`Ranges::read`] reads.
     Ranges {
         discard: bool,
         data: Segments<'a>,
@@ -54,7 +54,7 @@ pub(crate) struct Ranges {
     list: [ByteRange; MAX_RANGES as usize],
 }
 
-/// One of them.
+/// A range of a discard or write-zeroes request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ByteRange {
     pub(crate) offset: u64,
@@ -63,8 +63,8 @@ pub(crate) struct ByteRange {
 }
 
 impl Ranges {
-    /// Reads the ranges of a discard (`discard`) or write-zeroes request, or the status that it is
-    /// refused with.
+    /// Reads the ranges of a discard (`discard`) or write-zeroes request. Fails with the status that refuses the
+    /// request.
     pub(crate) fn read(
         discard: bool,
         mut data: Segments<'_>,
@@ -73,7 +73,7 @@ impl Ranges {
     ) -> Result<Result<Ranges, Status>, Broken> {
         let count = data.len() as usize / RANGE_SIZE;
         let whole = data.len().is_multiple_of(RANGE_SIZE as u32);
-        // Neither whole ranges nor the offered limit: "unsupported", as other devices answer it.
+        // Partial ranges, or more than the offered limit: "unsupported", as other devices answer.
         if count == 0 || count > MAX_RANGES as usize || !whole {
             return Ok(Err(Status::Unsupp));
         }
@@ -97,7 +97,7 @@ impl Ranges {
         Ok(Ok(ranges))
     }
 
-    /// What such a request is counted as.
+    /// The kind under which such a request is counted.
     pub(crate) fn kind(discard: bool) -> Kind {
         if discard { Kind::Discard } else { Kind::WriteZeroes }
     }
@@ -107,7 +107,7 @@ impl Ranges {
     }
 }
 
-/// Takes a chain apart, whichever way the driver has cut it up (VIRTIO_F_ANY_LAYOUT).
+/// Parses a chain, with any distribution over descriptors (VIRTIO_F_ANY_LAYOUT).
 pub(crate) fn parse<'a>(
     chain: &'a Chain,
     memory: &MemoryView,

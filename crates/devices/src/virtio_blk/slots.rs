@@ -1,5 +1,5 @@
-//! A queue's requests in flight: preallocated, as many as the queue has entries. Places that were
-//! never used have never been written to, and so take no memory of the machine's.
+//! A queue's requests in flight, in a preallocated slot per queue entry. Slots never used are never written, so
+//! they occupy no memory.
 
 use std::rc::Rc;
 
@@ -11,28 +11,28 @@ use stats::Kind;
 
 /// A request in flight.
 pub(crate) struct Slot {
-    /// By which the chain goes back.
+    /// Head of the chain.
     pub(crate) head: u16,
-    /// Bytes of the chain's writable part.
+    /// Length of the chain's writable part, bytes.
     pub(crate) written: u32,
-    /// Guest address of the status byte, in this memory.
+    /// Guest address of the status byte, in the slot's memory.
     pub(crate) status_addr: u64,
     pub(crate) memory: Rc<MemoryView>,
-    /// Block requests that it was split into and that are not answered yet: one, or one per range.
+    /// Unanswered block requests: one, or one per range.
     pub(crate) pending: u8,
     /// The worst answer so far.
     pub(crate) status: Status,
-    /// A part of it was given up: it is to be done again by whoever comes next.
+    /// A part of it was given up: the next process has to repeat the request.
     pub(crate) given_up: bool,
-    /// For the statistics, and for who asks what takes so long.
+    /// Kind, for statistics and the search of slow requests.
     pub(crate) kind: Kind,
     pub(crate) offset: u64,
-    /// Of 512 bytes: those read, written, discarded or made zeroes.
+    /// Sectors of 512 bytes read, written, discarded or zeroed.
     pub(crate) sectors: u32,
     pub(crate) started_ns: u64,
 }
 
-/// The table. Its lists of segments are kept for their capacity.
+/// The table of slots. It keeps lists of segments for their capacity.
 pub(crate) struct SlotTable {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
@@ -49,7 +49,7 @@ impl SlotTable {
         }
     }
 
-    /// Takes a place. The queue pops no more chains than there are places.
+    /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
     pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
         if let Some(tag) = self.free.pop() {
             self.slots[tag as usize] = Some(slot);
@@ -62,7 +62,7 @@ impl SlotTable {
         Some(self.slots.len() as u32 - 1)
     }
 
-    /// Accounts for one answer under `tag`; returns the request when it was the last one.
+    /// Counts an answer for `tag`. Returns the request if it was the last one.
     pub(crate) fn answer(&mut self, tag: u32, status: Status) -> Option<Slot> {
         let place = self.slots.get_mut(tag as usize)?;
         let slot = place.as_mut()?;
@@ -83,7 +83,7 @@ impl SlotTable {
         self.slots.get(tag as usize)?.as_ref()
     }
 
-    /// A part of the request under `tag` is given up.
+    /// Marks the request `tag` as given up in part.
     #[cold]
     pub(crate) fn give_up(&mut self, tag: u32) {
         if let Some(Some(slot)) = self.slots.get_mut(tag as usize) {
@@ -96,12 +96,12 @@ impl SlotTable {
         self.slots.iter().flatten()
     }
 
-    /// An empty list of segments.
+    /// Returns an empty list of segments.
     pub(crate) fn take_bufs(&mut self) -> IoBufs {
         self.spare_bufs.pop().unwrap_or_default()
     }
 
-    /// Keeps a list for later.
+    /// Keeps a list for reuse.
     pub(crate) fn keep_bufs(&mut self, mut bufs: IoBufs) {
         bufs.clear();
         if self.spare_bufs.len() < self.spare_bufs.capacity() {

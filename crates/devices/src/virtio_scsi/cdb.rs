@@ -1,5 +1,4 @@
-//! From a CDB to a command that cannot be wrong any more, as far as that shows without the logical
-//! unit (SPC-4, SBC-3).
+//! Parses a CDB into a command that is valid as far as the CDB alone shows (SPC-4, SBC-3).
 
 use super::sense::Sense;
 use super::wire::CDB_SIZE;
@@ -43,7 +42,7 @@ pub(crate) mod opcode {
 pub(crate) const READ_CAPACITY_16: u8 = 0x10;
 pub(crate) const REPORT_SUPPORTED_OPERATION_CODES: u8 = 0x0c;
 
-/// Logical blocks; whether the medium has them shows later.
+/// A range of logical blocks. Whether the medium has them is checked later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Blocks {
     pub(crate) lba: u64,
@@ -56,32 +55,32 @@ pub(crate) enum Command {
     Read(Blocks),
     Write {
         blocks: Blocks,
-        /// On the medium before the answer.
+        /// Force unit access: the data reaches the medium before the answer.
         fua: bool,
     },
-    /// A count of 0 is the rest of the medium. The range is checked and then everything flushed.
+    /// SYNCHRONIZE CACHE. A count of 0 means the rest of the medium. The range is checked, then everything flushed.
     SynchronizeCache(Blocks),
-    /// A verification by the device alone, which transfers nothing.
+    /// VERIFY without a data transfer.
     Verify(Blocks),
     WriteSame {
-        /// At least one.
+        /// One block or more.
         blocks: Blocks,
-        /// Whether the space may be given back where the block is zeroes.
+        /// Whether the space may be deallocated if the block is zeroes.
         unmap: bool,
-        /// No block comes with it: it is zeroes.
+        /// The block is zeroes and not in the data buffer.
         no_data: bool,
     },
     Unmap {
-        /// Bytes of the parameter list.
+        /// Length of the parameter list, bytes.
         len: u16,
     },
     TestUnitReady,
     StartStopUnit {
-        /// Everything is to be on the medium before.
+        /// Flush before the answer.
         flush: bool,
     },
     Inquiry {
-        /// A page of vital product data, rather than standard data.
+        /// A page of vital product data; `None` for standard data.
         page: Option<u8>,
         allocation: u16,
     },
@@ -92,7 +91,7 @@ pub(crate) enum Command {
     ModeSelect {
         /// With the header of the 10-byte command.
         long: bool,
-        /// Bytes of the parameter list.
+        /// Length of the parameter list, bytes.
         len: u16,
     },
     ReadCapacity10,
@@ -105,7 +104,7 @@ pub(crate) enum Command {
     },
     ReportOpcodes {
         what: Reported,
-        /// With descriptors of command time-outs.
+        /// With command timeouts descriptors.
         timeouts: bool,
         allocation: u32,
     },
@@ -118,7 +117,7 @@ pub(crate) struct ModeSense {
     pub(crate) long: bool,
     /// With a block descriptor.
     pub(crate) descriptor: bool,
-    /// With the long one, for 64-bit addresses.
+    /// The block descriptor is the long one, with 64-bit addresses.
     pub(crate) long_lba: bool,
     pub(crate) control: PageControl,
     pub(crate) page: u8,
@@ -126,16 +125,16 @@ pub(crate) struct ModeSense {
     pub(crate) allocation: u16,
 }
 
-/// Which values MODE SENSE asks for.
+/// The values that MODE SENSE requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageControl {
     Current,
-    /// A mask of those that MODE SELECT takes.
+    /// A mask of the bits that MODE SELECT can change.
     Changeable,
     Default,
 }
 
-/// What REPORT SUPPORTED OPERATION CODES asks for.
+/// The commands that REPORT SUPPORTED OPERATION CODES requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reported {
     All,
@@ -143,16 +142,16 @@ pub(crate) enum Reported {
     Opcode(u8),
     /// One command; its operation code has service actions.
     Action(u8, u16),
-    /// One command, whatever its operation code has.
+    /// One command, with or without a service action.
     Either(u8, u16),
 }
 
-/// A field of `len` bytes; most significant first, as all of them.
+/// Reads a big-endian field of `len` bytes.
 fn field(cdb: &[u8; CDB_SIZE], at: usize, len: usize) -> u64 {
     cdb.iter().skip(at).take(len).fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// Refuses a CDB that has one of these bits.
+/// Refuses a CDB with one of these bits set.
 fn none_of(cdb: &[u8; CDB_SIZE], byte: u16, bits: u8) -> Result<(), Sense> {
     match cdb.get(usize::from(byte)) {
         Some(value) if value & bits != 0 => Err(Sense::invalid_field(byte)),
@@ -160,7 +159,7 @@ fn none_of(cdb: &[u8; CDB_SIZE], byte: u16, bits: u8) -> Result<(), Sense> {
     }
 }
 
-/// The bytes of a CDB, by its group code (SPC-4, 4.2.5.1). Service actions do not change it.
+/// Length of a CDB by its group code (SPC-4, 4.2.5.1). Service actions do not change it.
 fn length(opcode: u8) -> u16 {
     match opcode >> 5 {
         0 => 6,
@@ -170,7 +169,7 @@ fn length(opcode: u8) -> u16 {
     }
 }
 
-/// Address and count of commands of 6, 10, 12 and 16 bytes.
+/// Reads address and count of a command of 6, 10, 12 or 16 bytes.
 fn blocks(cdb: &[u8; CDB_SIZE]) -> Blocks {
     let (lba, count) = match cdb[0] >> 5 {
         0 => {
@@ -184,13 +183,13 @@ fn blocks(cdb: &[u8; CDB_SIZE]) -> Blocks {
     Blocks { lba, count: count as u32 }
 }
 
-/// Protection information was not asked for: RDPROTECT, WRPROTECT and VRPROTECT are 0.
+/// Refuses requests for protection information: RDPROTECT, WRPROTECT and VRPROTECT must be 0.
 fn unprotected(cdb: &[u8; CDB_SIZE]) -> Result<(), Sense> {
     none_of(cdb, 1, 0xe0)
 }
 
-/// Understands a CDB. Fields that are reserved, and hints (DPO, the group number, IMMED), are not
-/// looked at, as SPC-4 allows; what would change the meaning is refused.
+/// Parses a CDB. Reserved fields and hints (DPO, the group number, IMMED) are ignored, as SPC-4 permits. Bits
+/// that would change the meaning are refused.
 pub(crate) fn parse(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
     let command = match cdb[0] {
         opcode::READ_6 => Command::Read(blocks(cdb)),
@@ -207,7 +206,7 @@ pub(crate) fn parse(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
             unprotected(cdb)?;
             // BYTCHK, as below.
             none_of(cdb, 1, 0x06)?;
-            // What is verified is on the medium.
+            // Force unit access, as verified data has to be on the medium.
             Command::Write { blocks: blocks(cdb), fua: true }
         }
         opcode::SYNCHRONIZE_CACHE_10 | opcode::SYNCHRONIZE_CACHE_16 => {
@@ -215,7 +214,7 @@ pub(crate) fn parse(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
         }
         opcode::VERIFY_10 | opcode::VERIFY_12 | opcode::VERIFY_16 => {
             unprotected(cdb)?;
-            // BYTCHK: a comparison with data of the driver's.
+            // BYTCHK: compare with the data buffer.
             none_of(cdb, 1, 0x06)?;
             Command::Verify(blocks(cdb))
         }
@@ -273,7 +272,7 @@ pub(crate) fn parse(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
         }
         _ => return Err(Sense::INVALID_OPCODE),
     };
-    // NACA in the control byte, which standard data says is not there.
+    // NACA in the control byte, unsupported according to the standard INQUIRY data.
     none_of(cdb, length(cdb[0]) - 1, 0x04)?;
     Ok(command)
 }
@@ -283,7 +282,7 @@ fn write_same(cdb: &[u8; CDB_SIZE], no_data: bool) -> Result<Command, Sense> {
     none_of(cdb, 1, 0xe0 | 0x10 | 0x06)?;
     let blocks = blocks(cdb);
     if blocks.count == 0 {
-        // WSNZ in the block limits says so.
+        // WSNZ in the block limits page: a count of 0 is not supported.
         return Err(Sense::invalid_field(if cdb[0] == opcode::WRITE_SAME_10 { 7 } else { 10 }));
     }
     Ok(Command::WriteSame { blocks, unmap: cdb[1] & 0x08 != 0, no_data })
@@ -291,7 +290,7 @@ fn write_same(cdb: &[u8; CDB_SIZE], no_data: bool) -> Result<Command, Sense> {
 
 fn start_stop_unit(cdb: &[u8; CDB_SIZE]) -> Result<Command, Sense> {
     let power_condition = cdb[4] & 0xf0 != 0;
-    // LOEJ: nothing can be loaded or ejected.
+    // LOEJ: the medium cannot be loaded or ejected.
     if !power_condition {
         none_of(cdb, 4, 0x02)?;
     }
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn force_unit_access_is_taken_of_the_commands_that_have_it() {
+    fn force_unit_access_is_parsed() {
         let fua = |bytes: &[u8]| match parse(&cdb(bytes)) {
             Ok(Command::Write { fua, .. }) => fua,
             other => panic!("{other:?}"),
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_names_the_byte() {
+    fn refusals_name_the_byte() {
         for (bytes, sense) in [
             (&[0x12, 0, 0x80][..], Sense::invalid_field(2)),
             (&[0x12, 2], Sense::invalid_field(1)),
@@ -388,7 +387,7 @@ mod tests {
             (&[0xa3, 0x0d], Sense::invalid_field(1)),
             (&[0x00, 0, 0, 0, 0, 4], Sense::invalid_field(5)),
             (&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 4], Sense::invalid_field(9)),
-            // Reservations: as a device without them answers.
+            // Reservations are not supported.
             (&[0x5e, 0], Sense::INVALID_OPCODE),
             (&[0x5f, 0], Sense::INVALID_OPCODE),
             (&[0x16, 0], Sense::INVALID_OPCODE),
@@ -400,7 +399,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every field comes back from where it was put, whatever else is in the CDB.
+        /// Every field is parsed from its place, whatever else is in the CDB.
         #[test]
         fn ranges_survive(lba: u64, count: u32, rest: [u8; CDB_SIZE], which in 0..3usize) {
             let mut cdb = rest;
@@ -430,7 +429,7 @@ mod tests {
             prop_assert_eq!(parse(&cdb), Ok(Command::Read(Blocks { lba, count })));
         }
 
-        /// Whatever comes is understood or refused; WRITE SAME of nothing is never understood.
+        /// Any bytes are parsed or refused. WRITE SAME with a count of 0 is always refused.
         #[test]
         fn every_cdb_has_an_answer(cdb: [u8; CDB_SIZE]) {
             if let Ok(Command::WriteSame { blocks, .. }) = parse(&cdb) {

@@ -1,5 +1,5 @@
-//! The device as its queues share it: logical units, features, configuration space; and the ways to
-//! its parts on other threads.
+//! State shared by the device's queues: logical units, features, configuration space; and the channels to its
+//! parts on other threads.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -18,18 +18,18 @@ use super::wire::{
 };
 use crate::virtio::{CacheRecord, KeptModes};
 
-/// Most data segments of a request: a 128-entry queue less the request and the response.
+/// Maximum data segments of a request: a queue of 128 entries less request and response.
 const SEG_MAX: u32 = 126;
-/// Longest request, sectors of 512 bytes: what 5.6.4 recommends for a device without a limit.
+/// Maximum length of a request, sectors of 512 bytes: the value that 5.6.4 recommends for no limit.
 const MAX_SECTORS: u32 = 0xffff;
 /// Requests that a driver should keep in flight on a logical unit.
 const CMD_PER_LUN: u32 = 128;
-/// Most logical units: numbers that peripheral device addressing has.
+/// Maximum number of logical units: the range of peripheral device addressing.
 pub const MAX_LUNS: usize = 256;
 /// Largest logical block, bytes: that of QSD's virtio-blk.
 const MAX_BLOCK: u32 = 2 << 20;
 
-/// What a device is made of.
+/// Configuration of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// Its name in trace points.
@@ -38,11 +38,11 @@ pub struct DeviceConfig {
     pub luns: Vec<LunConfig>,
     /// Request queues, at least one.
     pub num_queues: u16,
-    /// Bytes of a logical block: a power of two from 512 to 2 MiB.
+    /// Size of a logical block, bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
     /// Whether the guest may write.
     pub writable: bool,
-    /// Whether the device begins without a write cache. The guest may switch it on.
+    /// Whether the device starts with its write cache off. The guest may switch it on.
     pub writethrough: bool,
 }
 
@@ -52,26 +52,26 @@ pub struct Device {
     luns: Box<[Lun]>,
     num_queues: u16,
     negotiated: AtomicU64,
-    /// Logical units that have an event to tell.
+    /// Number of logical units with a pending event.
     events: AtomicUsize,
-    /// Its parts, one on each loop that has queues.
+    /// The device's parts, one per loop that has queues.
     parts: Mutex<Vec<Part>>,
-    /// Where WCE of its logical units outlives the process.
+    /// The record in which the units' write cache modes (WCE) outlive the process.
     kept: KeptModes,
 }
 
-/// The way to a part.
+/// The way to send orders to a part.
 struct Part {
     id: u64,
     orders: mailbox::Sender<Order>,
 }
 
 impl Device {
-    /// A device over nodes with these geometries.
+    /// A device on nodes with the configured geometries.
     ///
     /// # Errors
     ///
-    /// When the numbers do not fit together.
+    /// The configuration is not valid.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         let block = config.logical_block_size;
         if !block.is_power_of_two() || !(512..=MAX_BLOCK).contains(&block) {
@@ -96,28 +96,28 @@ impl Device {
         })
     }
 
-    /// The device's own feature bits (5.6.3); those of queues and transport are not its business.
+    /// Feature bits of the device type (5.6.3), without those of queues and transport.
     pub fn features(&self) -> u64 {
         1 << VIRTIO_SCSI_F_CHANGE
     }
 
-    /// The features that the driver took. They say whether it wants to hear of changes.
+    /// Sets the features that the driver accepted. They say whether it accepts events.
     pub fn set_features(&self, negotiated: u64) {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
 
-    /// Another driver comes, or the same one after a reset: each logical unit tells it so.
+    /// Resets the device: each logical unit gets a unit attention condition for the new driver.
     pub fn reset(&self) {
         self.set_features(0);
         self.luns.iter().for_each(|lun| lun.attend(Attention::PowerOn));
     }
 
-    /// What its logical units have to remember, for the process that takes over: two bytes of each.
+    /// The state of the logical units for a process that takes over: two bytes each.
     pub fn save(&self) -> Vec<u8> {
         self.luns.iter().flat_map(Lun::save).collect()
     }
 
-    /// Goes on with what another process has [saved](Self::save).
+    /// Restores state [saved](Self::save) by another process.
     pub fn restore(&self, saved: &[u8]) {
         let events: usize = self
             .luns
@@ -129,9 +129,8 @@ impl Device {
         self.write_caches_are_known();
     }
 
-    /// Keeps WCE of the logical units in `record` from now on. What that says of a driver that a process
-    /// before this one has served is taken over: it may switch a write cache off, not on. Whether it says
-    /// something. No queue runs.
+    /// Keeps WCE of the logical units in `record` from now on. The modes that an earlier process recorded are taken
+    /// over if they are stricter: a cache goes off, not on. Returns whether the record was in use. No queue may run.
     pub fn keep_write_caches(&self, record: Option<CacheRecord>) -> bool {
         self.kept.keep(record, self.luns.iter().map(Lun::write_cache))
     }
@@ -143,7 +142,7 @@ impl Device {
         }
     }
 
-    /// The driver has seen the answer to a MODE SELECT.
+    /// Records the write cache modes, once the driver has seen the answer to a MODE SELECT.
     pub(crate) fn write_caches_are_known(&self) {
         self.kept.answered(self.luns.iter().map(Lun::write_cache));
     }
@@ -164,11 +163,11 @@ impl Device {
         .to_bytes()
     }
 
-    /// Writes to the configuration space: the sizes of CDB and sense data take what they are.
+    /// Writes to the configuration space: only the present sizes of CDB and sense data are accepted.
     ///
     /// # Errors
     ///
-    /// When anything would be changed.
+    /// The write would change a field.
     pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
         match offset as usize {
             CONFIG_SENSE_SIZE if data == (SENSE_SIZE as u32).to_le_bytes() => Ok(()),
@@ -177,8 +176,8 @@ impl Device {
         }
     }
 
-    /// The node behind logical unit `lun` has `bytes` bytes now. If that is another capacity, the
-    /// driver is told: by a unit attention condition, and by an event if it takes these.
+    /// Sets the size of logical unit `lun`'s node, in bytes. A new capacity is reported to the driver by a unit
+    /// attention condition, and by an event if the driver accepts events.
     pub fn set_size(&self, lun: usize, bytes: u64) {
         let Some(lun) = self.luns.get(lun) else { return };
         if !lun.set_size(bytes) {
@@ -188,7 +187,7 @@ impl Device {
             self.events.fetch_add(1, Ordering::Relaxed);
         }
         for part in lock(&self.parts).iter() {
-            // A part whose loop is gone has no queue to tell it on.
+            // Fails if the part's loop has ended, and with it its event queue.
             let _ = part.orders.send(Order::TellEvents);
         }
     }
@@ -201,20 +200,20 @@ impl Device {
         &self.luns
     }
 
-    /// Whether there is an event that the driver wants to hear of.
+    /// Whether an event is pending that the driver accepts.
     pub(crate) fn has_event(&self) -> bool {
         self.events.load(Ordering::Relaxed) > 0
             && self.negotiated.load(Ordering::Relaxed) & (1 << VIRTIO_SCSI_F_CHANGE) != 0
     }
 
-    /// Takes an event: the number of a logical unit whose capacity has changed.
+    /// Takes a pending event: the number of a logical unit with a new capacity.
     pub(crate) fn take_event(&self) -> Option<u16> {
         let number = self.luns.iter().position(|lun| lun.set_event(false))?;
         self.events.fetch_sub(1, Ordering::Relaxed);
         Some(number as u16)
     }
 
-    /// A new part, on some loop: its number, and where its orders come.
+    /// Adds the part of a loop. Returns its number, and the receiver of its orders.
     pub(crate) fn add_part(&self) -> (u64, mailbox::Receiver<Order>) {
         let (orders, receiver) = mailbox::channel();
         let mut parts = lock(&self.parts);
@@ -227,14 +226,14 @@ impl Device {
         lock(&self.parts).retain(|part| part.id != id);
     }
 
-    /// Gives an order to all parts; the answers come from each.
+    /// Sends an order to all parts. Each part answers to one of the receivers.
     pub(crate) fn order_all<T>(
         &self,
         order: impl Fn(oneshot::Sender<T>) -> Order,
     ) -> Vec<oneshot::Receiver<T>> {
         let ask = |part: &Part| {
             let (sender, receiver) = oneshot::channel();
-            // Of a part whose loop is gone, the receiver learns that.
+            // Fails if the part's loop has ended, which closes the receiver.
             let _ = part.orders.send(order(sender));
             receiver
         };
@@ -248,10 +247,10 @@ impl fmt::Debug for Device {
     }
 }
 
-/// A device that cannot be.
+/// Why a configuration is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceError {
-    /// The logical block size is no power of two from 512 to 2 MiB.
+    /// The logical block size is not a power of two from 512 to 2 MiB.
     LogicalBlockSize(u32),
     /// A device without request queues.
     NoQueues,
@@ -276,12 +275,12 @@ impl fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// A write to the configuration space that it does not take.
+/// A refused write to the configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfigError {
     /// First byte.
     pub offset: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub len: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The event queue: buffers wait in the ring until there is something to tell.
+//! The event queue: its buffers stay in the ring until an event occurs.
 
 use std::cell::RefMut;
 use std::ffi::CStr;
@@ -15,7 +15,7 @@ use crate::virtio::{Broken, Runner, Service};
 /// CAPACITY DATA HAS CHANGED: the additional sense code, and its qualifier above it (5.6.6.3).
 const CAPACITY_CHANGED: u32 = 0x2a | 0x09 << 8;
 
-/// What the event queue does. An event that finds no buffer waits for one, so none is missed.
+/// The event queue's service. An event without a buffer waits for one, so no event is missed.
 pub(crate) struct Events {
     pub(crate) device: Arc<Device>,
 }
@@ -43,7 +43,7 @@ impl Service for Events {
                 trace!(virtio_scsi_event(runner.service.trace_name(), lun, kind, reason));
                 event(kind, lun, reason)
             }
-            // Taken by nobody else; VIRTIO_SCSI_T_NO_EVENT.
+            // No event is pending: VIRTIO_SCSI_T_NO_EVENT.
             None => [0; EVENT_SIZE],
         };
         buffer.write(&runner.queue.memory(), &bytes).map_err(Broken::Buffer)?;

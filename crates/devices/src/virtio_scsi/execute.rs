@@ -1,4 +1,4 @@
-//! What a command means for its logical unit: an answer at once, or work for the block layer.
+//! Decides how a command is carried out: an answer at once, or work for the block layer.
 
 use block::request::Op;
 use guest_memory::{AccessError, MemoryView};
@@ -13,33 +13,32 @@ use super::sense::Sense;
 use super::unmap::{MAX_LIST, Ranges};
 use super::wire::{Address, Request, Response};
 
-/// Most bytes of a mode parameter list.
+/// Maximum length of a mode parameter list, bytes.
 const MAX_MODE_LIST: usize = 512;
 
-/// What is to be done.
+/// What remains to be done for a command.
 pub(crate) enum Work<'a> {
-    /// Nothing more: so many bytes of the data buffer were used.
+    /// Nothing: the answer is in the data buffer, of which this many bytes were used.
     Answered(u32),
-    /// The same, and a write cache is on: once the driver knows, that is to be kept.
+    /// The same, with a write cache switched on. The mode is recorded once the driver has seen the answer.
     CacheOn(u32),
     /// A read or write of these segments.
     Transfer { lun: u16, op: Op, offset: u64, data: Segments<'a> },
-    /// Something without data: the command has used so many bytes of its buffer.
+    /// An operation without data. `used`: bytes of the data buffer used by the command.
     Plain { lun: u16, op: Op, offset: u64, len: u64, used: u32 },
     /// Several discards, at least one.
     Unmap { lun: u16, ranges: Box<Ranges>, used: u32 },
-    /// The same block again and again, over `len` bytes. The block may be zeroes, of which
-    /// `may_unmap` says whether their space may be given back.
+    /// The same block repeated over `len` bytes. `may_unmap`: the space may be deallocated if the block is zeroes.
     WriteSame { lun: u16, offset: u64, len: u64, block: Segments<'a>, may_unmap: bool, fua: bool },
 }
 
-/// Why nothing is to be done.
+/// Why a command is refused.
 pub(crate) enum Refused {
     /// CHECK CONDITION.
     Sense(Sense),
-    /// It does not come to a command.
+    /// An error of the transport, without a SCSI status.
     Response(Response),
-    /// The data buffer is not memory.
+    /// The data buffer is not in memory.
     Access(AccessError),
 }
 
@@ -63,19 +62,19 @@ pub(crate) struct Data<'a> {
 }
 
 impl Data<'_> {
-    /// Bytes of both; only one has some.
+    /// Length of both buffers, bytes. At most one has any.
     pub(crate) fn len(self) -> u32 {
         self.out.len().saturating_add(self.inward.len())
     }
 }
 
-/// The first `len` bytes of a buffer, which must have them.
+/// The first `len` bytes of a buffer. Fails if it is shorter.
 fn first(data: Segments<'_>, len: u64) -> Result<Segments<'_>, Refused> {
     let part = u32::try_from(len).ok().and_then(|len| data.split_at(len));
     part.map(|(first, _)| first).ok_or(Refused::Response(Response::Overrun))
 }
 
-/// Decides what is to be done about a request.
+/// Decides what to do with a request.
 pub(crate) fn execute<'a>(
     device: &Device,
     request: &Request,
@@ -108,7 +107,7 @@ pub(crate) fn execute<'a>(
     }
 }
 
-/// Returns data, as far as the command allows.
+/// Returns data, up to the command's allocation length.
 fn give<'a>(
     command: &Command,
     bytes: &[u8],
@@ -123,7 +122,7 @@ fn give<'a>(
     Ok(Work::Answered(bytes.len() as u32))
 }
 
-/// The commands that do something.
+/// Commands beyond those that only return data.
 fn work<'a>(
     device: &Device,
     (number, lun): (u16, &Lun),
@@ -187,8 +186,8 @@ fn work<'a>(
                 device.set_write_cache(number, on);
             }
             match wanted {
-                // What is in the cache has to go before it is off; from here on nothing comes in. Also
-                // when it was off: who has switched it off may have been killed before it had gone.
+                // Flush what the cache has, now that nothing more enters it. Also if the cache was off already: the
+                // process that switched it off may have been killed before its flush.
                 Some(false) => {
                     Work::Plain { lun: number, op: Op::Flush, offset: 0, len: 0, used: len.into() }
                 }
@@ -196,17 +195,17 @@ fn work<'a>(
                 None => Work::Answered(len.into()),
             }
         }
-        // What is left does nothing here, or was answered before.
+        // The other commands have no effect here, or were answered before.
         _ => Work::Answered(0),
     })
 }
 
-/// Nothing is transferred without an error.
+/// A transfer, which needs no work if it is empty.
 fn transfer(lun: u16, op: Op, offset: u64, data: Segments<'_>) -> Work<'_> {
     if data.is_empty() { Work::Answered(0) } else { Work::Transfer { lun, op, offset, data } }
 }
 
-/// How many times a block fits into one write.
+/// How many repetitions of a block fit into one write.
 pub(crate) fn repetitions(block: Segments<'_>, len: u64) -> u64 {
     let segments = block.iter().count().max(1);
     let most = (queue::MAX_SEGMENTS / segments).max(1) as u64;

@@ -4,17 +4,17 @@ use super::lun::Lun;
 use super::sense::Sense;
 use super::unmap::MAX_DESCRIPTORS;
 
-/// The standard's fields have 8, 16 and 4 bytes, filled up with spaces.
+/// The identification fields have 8, 16 and 4 bytes, padded with spaces.
 const VENDOR: &[u8; 8] = b"RINGMILL";
 const PRODUCT: &[u8; 16] = b"VIRTIO DISK     ";
 const REVISION: &[u8; 4] = b"1   ";
 
 /// Peripheral qualifier and device type: a direct access block device.
 const DISK: u8 = 0x00;
-/// The same where the target could have a logical unit and has none.
+/// The target could have this logical unit but does not.
 const NO_LUN: u8 = 0x7f;
 
-/// Pages of vital product data, in the order in which the first one lists them.
+/// Pages of vital product data, in the order of the page that lists them.
 const SUPPORTED: u8 = 0x00;
 const SERIAL_NUMBER: u8 = 0x80;
 const IDENTIFICATION: u8 = 0x83;
@@ -22,7 +22,7 @@ const BLOCK_LIMITS: u8 = 0xb0;
 const CHARACTERISTICS: u8 = 0xb1;
 const PROVISIONING: u8 = 0xb2;
 
-/// Standard data; also for a number that no logical unit has.
+/// Standard data, also for a nonexistent logical unit.
 pub(crate) fn standard(lun: Option<&Lun>) -> Vec<u8> {
     let mut data = vec![
         if lun.is_some() { DISK } else { NO_LUN },
@@ -63,8 +63,8 @@ pub(crate) fn vital(lun: &Lun, page: u8) -> Result<Vec<u8>, Sense> {
         }
         PROVISIONING => vec![
             0, // no thresholds
-            // LBPU, LBPWS, LBPWS10: UNMAP, and WRITE SAME with its UNMAP bit. What is unmapped reads
-            // as anything, so not LBPRZ.
+            // LBPU, LBPWS, LBPWS10: UNMAP, and WRITE SAME with its UNMAP bit. Not LBPRZ, as unmapped blocks may
+            // read as anything.
             if lun.thin { 0xe0 } else { 0 },
             // Thin, or no information.
             if lun.thin { 2 } else { 0 },
@@ -78,7 +78,7 @@ pub(crate) fn vital(lun: &Lun, page: u8) -> Result<Vec<u8>, Sense> {
     Ok(data)
 }
 
-/// Device identification: what tells this disk from all others (SPC-4, 7.8.6).
+/// Device identification: globally unique (SPC-4, 7.8.6).
 fn identification(lun: &Lun) -> Vec<u8> {
     let mut body = Vec::new();
     let mut designator = |code_set: u8, kind: u8, id: &[u8]| {
@@ -96,7 +96,7 @@ fn identification(lun: &Lun) -> Vec<u8> {
     body
 }
 
-/// The hash of Fowler, Noll and Vo, 64 bits: the same for the same name on every machine.
+/// The FNV-1a hash, 64 bits: equal for equal names on all machines.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -107,7 +107,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 fn block_limits(lun: &Lun) -> Vec<u8> {
     let mut body = vec![0; 60];
     let mut put = |at: usize, value: &[u8]| {
-        // The standard counts from the page's first byte.
+        // The standard's offsets count from the page's first byte.
         body[at - 4..at - 4 + value.len()].copy_from_slice(value);
     };
     put(4, &[1]); // WSNZ

@@ -1,4 +1,4 @@
-//! A logical unit: what it is, and the little state that it has.
+//! A logical unit: its properties and its state.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -7,22 +7,21 @@ use block::node::Geometry;
 use super::cdb::Blocks;
 use super::sense::Sense;
 
-/// Most bytes of an UNMAP or WRITE SAME range: 1 GiB.
+/// Maximum length of an UNMAP or WRITE SAME range: 1 GiB.
 const MAX_RANGE: u64 = 1 << 30;
-/// Most bytes of a read or write: what one read(2) transfers at most, `MAX_RW_COUNT`.
+/// Maximum length of a read or write, bytes: the limit of one read(2), `MAX_RW_COUNT`.
 const MAX_TRANSFER: u64 = 0x7fff_f000;
 
-/// What a logical unit is made of.
+/// Configuration of a logical unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LunConfig {
-    /// Of the node behind it.
+    /// The geometry of the node.
     pub geometry: Geometry,
-    /// Serial number, in ASCII: part of its name in the world.
+    /// Serial number in ASCII, part of the device identification.
     pub serial: String,
 }
 
-/// Unit attention conditions (SAM-5, 5.14), the one that is told first in front: a bit each, and what
-/// the driver is told.
+/// Unit attention conditions (SAM-5, 5.14) in the order of their priority: the bit of each, and its sense data.
 const ATTENTIONS: [(u8, Sense); 4] = [
     // POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
     (Attention::PowerOn as u8, Sense::attention(0x29, 0x00)),
@@ -46,30 +45,30 @@ pub(crate) enum Attention {
 /// A logical unit, shared by all threads.
 #[derive(Debug)]
 pub(crate) struct Lun {
-    /// Bytes of a logical block.
+    /// Size of a logical block, bytes.
     pub(crate) block_size: u32,
-    /// Physical blocks have `1 << physical_exp` logical ones.
+    /// A physical block has `1 << physical_exp` logical blocks.
     pub(crate) physical_exp: u8,
     pub(crate) read_only: bool,
-    /// Whether UNMAP is any use.
+    /// Whether the node supports UNMAP.
     pub(crate) thin: bool,
-    /// Of UNMAP, logical blocks.
+    /// Granularity of UNMAP, logical blocks.
     pub(crate) unmap_granularity: u32,
     pub(crate) serial: String,
-    /// Logical blocks.
+    /// Capacity in logical blocks.
     blocks: AtomicU64,
-    /// The mode in the caching page that is the default.
+    /// The default of the write cache mode in the caching page.
     pub(crate) default_write_cache: bool,
     /// WCE in the caching page.
     write_cache: AtomicBool,
     /// Pending [`Attention`]s.
     attentions: AtomicU8,
-    /// The driver is to be told by an event that the capacity has changed.
+    /// An event for a changed capacity is pending.
     event: AtomicBool,
 }
 
 impl Lun {
-    /// `block`: bytes of a logical block, a power of two.
+    /// `block`: size of a logical block, bytes, a power of two.
     pub(crate) fn new(config: LunConfig, block: u32, writable: bool, writethrough: bool) -> Self {
         let LunConfig { geometry, serial } = config;
         let read_only = geometry.read_only || !writable;
@@ -94,7 +93,7 @@ impl Lun {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// The node has so many bytes now; whether that is another capacity.
+    /// Sets the node's size in bytes. Returns whether the capacity has changed.
     pub(crate) fn set_size(&self, bytes: u64) -> bool {
         let blocks = bytes / u64::from(self.block_size);
         let changed = self.blocks.swap(blocks, Ordering::Relaxed) != blocks;
@@ -104,7 +103,7 @@ impl Lun {
         changed
     }
 
-    /// Sets whether there is an event to tell; whether that is a change.
+    /// Sets whether an event is pending. Returns whether that is a change.
     pub(crate) fn set_event(&self, there_is: bool) -> bool {
         self.event.swap(there_is, Ordering::Relaxed) != there_is
     }
@@ -129,25 +128,25 @@ impl Lun {
         self.attentions.fetch_or(attention as u8, Ordering::Relaxed);
     }
 
-    /// Takes the condition that is to be told next.
+    /// Takes the condition to be reported next.
     pub(crate) fn take_attention(&self) -> Option<Sense> {
         let pending = self.attentions.load(Ordering::Relaxed);
         if pending == 0 {
             return None;
         }
         let (bit, sense) = ATTENTIONS.into_iter().find(|(bit, _)| pending & bit != 0)?;
-        // Another thread may have told it meanwhile.
+        // Another thread may have taken it meanwhile.
         (self.attentions.fetch_and(!bit, Ordering::Relaxed) & bit != 0).then_some(sense)
     }
 
-    /// What it has to remember: WCE in bit 0 and a pending event in bit 1, then [`Attention`]s.
+    /// The state to hand over: byte 0 has WCE in bit 0 and a pending event in bit 1, byte 1 [`Attention`]s.
     pub(crate) fn save(&self) -> [u8; 2] {
         let event = self.event.load(Ordering::Relaxed);
         let flags = u8::from(self.has_write_cache()) | u8::from(event) << 1;
         [flags, self.attentions.load(Ordering::Relaxed)]
     }
 
-    /// Takes up what was saved; whether there is an event to tell.
+    /// Restores saved state. Returns whether an event is pending.
     pub(crate) fn restore(&self, saved: &[u8]) -> bool {
         let [flags, attentions] = *saved else { return false };
         self.write_cache.store(flags & 1 != 0, Ordering::Relaxed);
@@ -157,21 +156,21 @@ impl Lun {
         event
     }
 
-    /// Most logical blocks of a read or write.
+    /// Maximum logical blocks of a read or write.
     pub(crate) fn max_transfer(&self) -> u32 {
         (MAX_TRANSFER / u64::from(self.block_size)) as u32
     }
 
-    /// Most logical blocks of an UNMAP descriptor, and of a WRITE SAME.
+    /// Maximum logical blocks of an UNMAP descriptor, and of a WRITE SAME.
     pub(crate) fn max_range(&self) -> u32 {
         (MAX_RANGE / u64::from(self.block_size)) as u32
     }
 
-    /// Offset and length in bytes.
+    /// Returns offset and length in bytes.
     ///
     /// # Errors
     ///
-    /// The medium does not have all these blocks.
+    /// A block is beyond the end of the medium.
     pub(crate) fn range(&self, blocks: Blocks) -> Result<(u64, u64), Sense> {
         let count = u64::from(blocks.count);
         match blocks.lba.checked_add(count) {
@@ -183,7 +182,7 @@ impl Lun {
         }
     }
 
-    /// Refuses what would change the medium, if it must not change.
+    /// Refuses a change of a read-only medium.
     pub(crate) fn check_writable(&self) -> Result<(), Sense> {
         if self.read_only { Err(Sense::WRITE_PROTECTED) } else { Ok(()) }
     }

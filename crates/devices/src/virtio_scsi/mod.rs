@@ -1,12 +1,12 @@
 //! virtio-scsi (virtio 1.3, section 5.6): one target with logical units that are disks.
 //!
-//! The way of a command: `requests` takes a chain off a request queue, `cdb` makes a command of it
-//! that cannot be wrong any more, `execute` says what is to be done: an answer of the device's own
-//! (`answers`, `inquiry`, `mode`, `opcodes`) or a request to the logical unit's block node;
-//! `complete` writes the response. The virtqueue itself is [`virtio`](crate::virtio)'s.
+//! A command's path: `requests` takes a chain off a request queue, and `cdb` parses a valid command. `execute`
+//! decides what to do: either an answer by the device itself (`answers`, `inquiry`, `mode`, `opcodes`), or a
+//! request to the logical unit's block node. `complete` writes the response. The virtqueue itself is in
+//! [`virtio`](crate::virtio).
 //!
-//! A device has a [`DeviceOnLoop`] on each loop that has queues of it. What concerns commands of all
-//! queues, task management, goes to all of them as an order (`tasks`).
+//! A device has a [`DeviceOnLoop`] on each loop that runs queues of it. Task management concerns commands of all
+//! queues, so it is sent to each of them as an order (`tasks`).
 
 mod answers;
 mod cdb;

@@ -1,4 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES (SPC-4, 6.35): all commands, and which bits of their CDBs count.
+//! REPORT SUPPORTED OPERATION CODES (SPC-4, 6.35): all commands, and the significant bits of their CDBs.
 
 use super::cdb::{
     READ_CAPACITY_16, REPORT_SUPPORTED_OPERATION_CODES, Reported,
@@ -13,11 +13,11 @@ use super::cdb::{
 };
 use super::sense::Sense;
 
-/// A byte of which all bits count.
+/// A byte with all bits significant.
 const F: u8 = 0xff;
 
-/// All commands: CDB usage maps, which have the operation code in their first byte and the service
-/// action, where there is one, in their second.
+/// CDB usage maps of all commands. The first byte is the operation code, the second has the service action of
+/// operation codes with one.
 #[rustfmt::skip]
 const COMMANDS: [&[u8]; 31] = [
     &[TEST_UNIT_READY, 0, 0, 0, 0, 0],
@@ -61,10 +61,10 @@ fn action(usage: &[u8]) -> Option<u16> {
     }
 }
 
-/// A descriptor of command time-outs, which are not known (SPC-4, 6.35.4).
+/// A command timeouts descriptor without values (SPC-4, 6.35.4).
 const TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What the command returns.
+/// The data that the command returns.
 pub(crate) fn report(what: Reported, timeouts: bool) -> Result<Vec<u8>, Sense> {
     let (code, wanted) = match what {
         Reported::All => return Ok(all(timeouts)),
@@ -83,7 +83,7 @@ pub(crate) fn report(what: Reported, timeouts: bool) -> Result<Vec<u8>, Sense> {
     }
     let found = of_code().find(|usage| match action(usage) {
         Some(action) => wanted == Some(action),
-        // Without service actions, one that is asked for is 0.
+        // Without service actions, the requested one must be 0.
         None => wanted.is_none_or(|action| action == 0),
     });
     Ok(one(found, timeouts))
@@ -128,7 +128,7 @@ mod tests {
     use super::super::wire::CDB_SIZE;
     use super::*;
 
-    /// Byte `n` of a CDB alone.
+    /// A usage map with only byte `n` set to `value`.
     fn with(usage: &[u8], n: usize, value: u8) -> [u8; CDB_SIZE] {
         let mut cdb = [0; CDB_SIZE];
         cdb[0] = usage[0];
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_what_is_understood_and_nothing_else() {
+    fn the_table_has_exactly_the_supported_commands() {
         for code in 0..=u8::MAX {
             let listed: Vec<_> = COMMANDS.iter().filter(|usage| usage[0] == code).collect();
             for service_action in 0..32u8 {
@@ -155,7 +155,7 @@ mod tests {
                 };
                 let refused = match parse(&cdb) {
                     Err(Sense::INVALID_OPCODE) => true,
-                    // An operation code with service actions, but not this one.
+                    // An operation code with service actions, but not this service action.
                     Err(sense) => {
                         sense == Sense::invalid_field(1)
                             && listed.iter().any(|usage| action(usage).is_some())
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_that_do_not_count_change_nothing() {
+    fn insignificant_bits_change_nothing() {
         for usage in COMMANDS {
             let plain = parse(&with(usage, 0, 0));
             for n in 1..usage.len() - 1 {
@@ -179,7 +179,7 @@ mod tests {
                     let cdb = with(usage, n, 1 << bit);
                     let counts = usage[n] & 1 << bit != 0;
                     let same = parse(&cdb) == plain;
-                    // What does not count is ignored, or refused as what is not there.
+                    // An insignificant bit is ignored or refused.
                     let refused = parse(&cdb) == Err(Sense::invalid_field(n as u16));
                     assert!(counts || same || refused, "{usage:x?} byte {n} bit {bit}");
                 }

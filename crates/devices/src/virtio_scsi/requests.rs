@@ -1,4 +1,4 @@
-//! A request queue: from a chain to a command under way.
+//! A request queue: turns chains into commands in flight.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::ffi::CStr;
@@ -19,21 +19,21 @@ use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, Respo
 use crate::virtio::{Broken, RANGE_BYTES, Runner, Service};
 use stats::{Batch, InFlight, Kind, QueueStats};
 
-/// What a request queue does.
+/// The request queue's service.
 pub(crate) struct Requests {
     pub(crate) device: Arc<Device>,
-    /// To each logical unit's node.
+    /// The channels of the logical units' nodes.
     pub(crate) channels: Rc<[Rc<dyn Channel>]>,
     pub(crate) slots: RefCell<SlotTable>,
-    /// Of the chains that were taken.
+    /// Numbers the chains taken.
     numbers: Sequence,
-    /// Who waits for the end of tasks.
+    /// Waits for the end of tasks.
     waits: RefCell<Vec<Wait>>,
-    /// Chains from this number on came after all that is waited for.
+    /// Chains from this number on are not part of any wait.
     waited_until: Cell<u64>,
-    /// WRITE SAMEs whose next part is to be written.
+    /// WRITE SAME commands with another part to write.
     pub(crate) repeats: RefCell<Vec<(u32, IoBufs)>>,
-    /// A write cache was switched on, which the driver does not see yet.
+    /// A write cache was switched on, and the answer is not published yet.
     cache_on: Cell<bool>,
     pub(crate) batch: Batch,
     pub(super) stats: Arc<QueueStats>,
@@ -69,7 +69,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Takes a chain apart, whichever way the driver has cut it up (VIRTIO_F_ANY_LAYOUT).
+    /// Splits a chain into its parts, with any distribution over descriptors (VIRTIO_F_ANY_LAYOUT).
     fn of(chain: &'a Chain, memory: &guest_memory::MemoryView) -> Result<Self, Broken> {
         let (bytes, out) = chain
             .readable()
@@ -258,14 +258,14 @@ impl Service for Requests {
             }
         }
         if !this.repeats.borrow().is_empty() {
-            runner.go_on_repeating();
+            runner.continue_repeats();
         }
-        // What has been answered since is shown at the end of another section, which comes.
+        // Answers not yet published end waits in the section that publishes them.
         if !runner.is_unpublished() && !this.waits.borrow().is_empty() {
             let slots = this.slots.borrow();
-            // What is not taken any more is not waited for.
+            // A wait does not include chains that will not be taken.
             let taken = if runner.is_taking() { this.numbers.peek() } else { u64::MAX };
-            // Whoever is not waited for any more is told outside of the borrows.
+            // Dropping a wait may call back, so the borrows end first.
             let ended: Vec<Wait> = this
                 .waits
                 .borrow_mut()
@@ -280,31 +280,30 @@ impl Service for Requests {
 }
 
 impl Runner<Requests> {
-    /// Ends tasks, the ones that the driver has put in until now. `tally` is let go of when it can see
-    /// the last of them.
+    /// Ends tasks among those that the driver has submitted until now. Drops `tally` once the driver can see the last
+    /// end.
     pub(crate) fn end_tasks(&self, tasks: Tasks, response: Response, tally: Rc<Tally>) {
         let this = &self.service;
-        // What it has put in, and nobody has looked at yet, is in flight for the driver.
+        // Chains not yet taken are in flight from the driver's view.
         let before = this.numbers.peek() + u64::from(self.queue.offered());
         this.slots.borrow_mut().end(tasks, response);
         this.waits.borrow_mut().push(Wait { tasks, response, before, _tally: tally });
         this.waited_until.update(|until| until.max(before));
-        // None waits for an operator any more: the function, and with it the control queue when it
-        // stops, would wait along.
+        // Release tasks that an error policy holds. Otherwise the function, and a stop of the control queue, would
+        // wait for the operator too.
         let has_ended = |tag| this.slots.borrow().has_ended(tag);
         self.event_loop.section(|| {
             this.channels.iter().for_each(|channel| channel.abandon(&has_ended));
         });
-        // It may be more than a turn takes: the rest is ended in turns to come.
+        // What exceeds this turn is ended in the next turns.
         self.take_turn();
         self.finish_later();
     }
 
-    /// What the driver is told of a command, chain `number`, that a task management function has ended
-    /// before it was taken.
+    /// The response to chain `number`, if a task management function ended it before it was taken.
     #[cold]
     fn ended_before(&self, request: &Request, number: u64) -> Option<Response> {
-        // Whoever waits for this one hears of it, whatever comes of it.
+        // Check the waits at the end of the section, whatever the result.
         self.finish_later();
         let Address::Lun(Some(lun)) = request.address else { return None };
         let ends = |wait: &&Wait| number < wait.before && wait.tasks.have(lun, request.id);
@@ -330,13 +329,13 @@ impl Runner<Requests> {
         ));
     }
 
-    /// How many of these tasks there are.
+    /// Number of matching tasks in flight.
     pub(crate) fn count_tasks(&self, tasks: Tasks) -> usize {
         self.service.slots.borrow().count(tasks, u64::MAX)
     }
 
-    /// Writes the next parts of WRITE SAMEs.
-    fn go_on_repeating(&self) {
+    /// Writes the next parts of WRITE SAME commands.
+    fn continue_repeats(&self) {
         let this = &self.service;
         let Some(me) = self.me() else { return };
         let me: Rc<dyn Completion> = me;
@@ -367,13 +366,13 @@ impl Runner<Requests> {
 }
 
 impl Repeat {
-    /// `None`: nothing is left.
+    /// Returns `None` if nothing is left.
     fn from(offset: u64, left: u64) -> Option<Self> {
         (left > 0).then_some(Repeat { offset, left })
     }
 }
 
-/// The response to a command that got a status, or did not come that far.
+/// The response to a command, with a SCSI status or a transport error.
 pub(crate) fn response_bytes(
     response: Response,
     sense: Option<Sense>,

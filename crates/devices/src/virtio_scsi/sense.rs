@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_an_image_are_what_a_driver_knows_them_by() {
+    fn image_errors_map_to_sense_data() {
         let write = Op::Write { fua: false };
         for (op, errno, key, code) in [
             (write, Errno::ENOSPC, 0x07, [0x27, 0x07]),

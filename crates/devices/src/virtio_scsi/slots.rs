@@ -1,4 +1,4 @@
-//! A request queue's commands in flight: preallocated, as many as the queue has entries.
+//! A request queue's commands in flight, in a preallocated slot per queue entry.
 
 use std::rc::Rc;
 
@@ -15,58 +15,57 @@ use stats::Kind;
 
 /// A command in flight.
 pub(crate) struct Slot {
-    /// By which the chain goes back.
+    /// Head of the chain.
     pub(crate) head: u16,
     pub(crate) lun: u16,
     /// The driver's identifier.
     pub(crate) id: u64,
     /// The command's number on its queue.
     pub(crate) number: u64,
-    /// Where the response goes, in this memory.
+    /// Guest memory of the response, in the slot's memory.
     pub(crate) response: Vec<Segment>,
     pub(crate) memory: Rc<MemoryView>,
-    /// Bytes of the data buffers, and how many of them are used when all goes well; whether the
-    /// device writes them.
+    /// Length of the data buffer in bytes, how many of these a success uses, and whether the device writes them.
     pub(crate) buffer: u32,
     pub(crate) used: u32,
     pub(crate) is_read: bool,
-    /// What the block layer was asked for.
+    /// The operation requested from the block layer.
     pub(crate) op: Op,
-    /// Block requests that it was split into and that are not answered yet.
+    /// Unanswered block requests.
     pub(crate) pending: u32,
-    /// What went wrong first.
+    /// The first error.
     pub(crate) sense: Option<Sense>,
-    /// What is left of a WRITE SAME.
+    /// The rest of a WRITE SAME.
     pub(crate) repeat: Option<Repeat>,
-    /// A part of it was given up: it is to be done again by whoever comes next.
+    /// A part of it was given up: the next process has to repeat the command.
     pub(crate) given_up: bool,
-    /// A task management function has ended it.
+    /// The response of a task management function that has ended the command.
     pub(crate) ended: Option<Response>,
-    /// For the statistics, and for who asks what takes so long.
+    /// Kind, for statistics and the search of slow requests.
     pub(crate) kind: Kind,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) started_ns: u64,
 }
 
-/// Blocks that are still to be written with what was written before.
+/// The rest of a WRITE SAME.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Repeat {
     pub(crate) offset: u64,
-    /// Bytes, more than 0.
+    /// Bytes left, more than 0.
     pub(crate) left: u64,
 }
 
-/// What an answer of the block layer means to a command.
+/// The effect of a block answer on its command.
 pub(crate) enum Progress {
-    /// There are more answers to come.
+    /// Other answers are outstanding.
     Waits,
-    /// The next part is to be written, from these buffers.
+    /// The next part has to be written from these buffers.
     Repeats(IoBufs),
     Done(Slot),
 }
 
-/// The table. Its lists are kept for their capacity.
+/// The table of slots. It keeps lists for their capacity.
 pub(crate) struct SlotTable {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
@@ -85,7 +84,7 @@ impl SlotTable {
         }
     }
 
-    /// Takes a place. The queue pops no more chains than there are places.
+    /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
     pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
         let tag = self.free.pop()?;
         self.slots[tag as usize] = Some(slot);
@@ -96,7 +95,7 @@ impl SlotTable {
         self.slots.get_mut(tag as usize)?.as_mut()
     }
 
-    /// Accounts for one answer under `tag`; `given_up`: it is an error by which nothing was done.
+    /// Counts an answer for `tag`. `given_up`: the error means that nothing was done.
     pub(crate) fn answer(
         &mut self,
         tag: u32,
@@ -141,7 +140,7 @@ impl SlotTable {
         slot.is_some_and(|slot| slot.ended.is_some())
     }
 
-    /// How many of these tasks there are, of those that came before number `before`.
+    /// Number of matching tasks with a number below `before`.
     pub(crate) fn count(&self, tasks: Tasks, before: u64) -> usize {
         let counts = |slot: &&Slot| slot.number < before && tasks.have(slot.lun, slot.id);
         self.slots.iter().flatten().filter(counts).count()
@@ -152,12 +151,12 @@ impl SlotTable {
         self.slots.iter().flatten()
     }
 
-    /// An empty list of segments for the block layer.
+    /// Returns an empty list of segments for the block layer.
     pub(crate) fn take_bufs(&mut self) -> IoBufs {
         self.spare_bufs.pop().unwrap_or_default()
     }
 
-    /// Keeps a list for later.
+    /// Keeps a list for reuse.
     pub(crate) fn keep_bufs(&mut self, mut bufs: IoBufs) {
         bufs.clear();
         if self.spare_bufs.len() < self.spare_bufs.capacity() {
@@ -165,14 +164,14 @@ impl SlotTable {
         }
     }
 
-    /// A list of where a response goes.
+    /// Returns a list with the segments of a response.
     pub(crate) fn take_response(&mut self, response: Segments<'_>) -> Vec<Segment> {
         let mut list = self.spare_responses.pop().unwrap_or_default();
         list.extend(response.iter());
         list
     }
 
-    /// Keeps a list for later.
+    /// Keeps a list for reuse.
     pub(crate) fn keep_response(&mut self, mut list: Vec<Segment>) {
         list.clear();
         if self.spare_responses.len() < self.slots.len() {

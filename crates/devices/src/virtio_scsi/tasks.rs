@@ -1,5 +1,5 @@
-//! Task management: commands are in flight on several loops, and a function of the control queue
-//! concerns those of all of them.
+//! Task management. Commands are in flight on several loops, and a function of the control queue concerns all of
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,12 +8,12 @@ use event_loop::oneshot;
 
 use super::wire::Response;
 
-/// Some commands in flight.
+/// Selects commands in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tasks {
-    /// Of this logical unit; `None`: of all.
+    /// The logical unit; `None` for all.
     pub(crate) lun: Option<u16>,
-    /// With this identifier; `None`: whatever it is.
+    /// The command's identifier; `None` for all.
     pub(crate) id: Option<u64>,
 }
 
@@ -23,26 +23,25 @@ impl Tasks {
     }
 }
 
-/// What a loop's part of the device is told to do.
+/// An order to a loop's part of the device.
 pub(crate) enum Order {
-    /// End these tasks. The answer comes when the driver can see their ends.
+    /// End these tasks. The answer is sent once the driver can see their ends.
     ///
-    /// A block request cannot be called back: memory of the guest's may be written until it is done.
-    /// So the end is waited for, and what it was does not matter any more.
+    /// Block requests cannot be cancelled and may write guest memory until they complete. So the part waits for
+    /// their completion and ignores the result.
     End {
         tasks: Tasks,
-        /// What the driver is told of each.
+        /// The response to each task.
         response: Response,
         done: oneshot::Sender<()>,
     },
     /// Count these tasks.
     Count { tasks: Tasks, answer: oneshot::Sender<usize> },
-    /// There are events to tell.
+    /// Events are pending.
     TellEvents,
 }
 
-/// Queues that have to come to an end of some tasks. The last that does gives the answer, by letting
-/// go.
+/// Shared by queues that have to end tasks. Answers when the last queue drops it.
 pub(crate) struct Tally(RefCell<Option<oneshot::Sender<()>>>);
 
 impl Tally {
@@ -59,18 +58,18 @@ impl Drop for Tally {
     }
 }
 
-/// Tasks of a queue whose ends somebody waits for.
+/// Tasks of a queue whose ends a function waits for.
 pub(crate) struct Wait {
     pub(crate) tasks: Tasks,
-    /// What the driver is told of each.
+    /// The response to each task.
     pub(crate) response: Response,
-    /// Of those that came, or are still to be taken from the queue, before this one.
+    /// Only tasks with a number below this one, including chains not taken yet.
     pub(crate) before: u64,
-    /// Let go of with this.
+    /// Dropped with the wait, which may send the answer.
     pub(crate) _tally: Rc<Tally>,
 }
 
-/// Numbers commands as they come.
+/// Numbers commands in the order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Sequence(Cell<u64>);
 

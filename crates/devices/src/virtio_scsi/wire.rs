@@ -3,28 +3,27 @@
 /// Feature bits (5.6.3).
 pub(crate) const VIRTIO_SCSI_F_CHANGE: u32 = 2;
 
-/// Queues before the request queues (5.6.2): the control queue, the event queue.
+/// The queues before the request queues (5.6.2): control and event.
 pub(crate) const CONTROL_QUEUE: u16 = 0;
 pub(crate) const EVENT_QUEUE: u16 = 1;
-/// The first request queue, and so how many other queues there are.
+/// Index of the first request queue, and number of other queues.
 pub const FIRST_REQUEST_QUEUE: u16 = 2;
 
-/// Bytes of a CDB and of sense data in requests. A driver could change them in the configuration
-/// space (5.6.4); here, as with other vhost back ends, they stay as they are.
+/// Length of a CDB and of sense data in requests. A driver may change them in the configuration space (5.6.4).
+/// This device, like other vhost back ends, keeps them fixed.
 pub(crate) const CDB_SIZE: usize = 32;
 pub(crate) const SENSE_SIZE: usize = 96;
 
-/// Bytes of a request before its data: the address, the identifier, three bytes of task attributes,
-/// the CDB (5.6.6.1).
+/// Length of a request before its data: address, identifier, three bytes of task attributes, CDB (5.6.6.1).
 pub(crate) const REQUEST_SIZE: usize = 19 + CDB_SIZE;
-/// Bytes of a response before its data.
+/// Length of a response before its data.
 pub(crate) const RESPONSE_SIZE: usize = 12 + SENSE_SIZE;
-/// Bytes of an event (5.6.6.3).
+/// Length of an event (5.6.6.3).
 pub(crate) const EVENT_SIZE: usize = 16;
 
-/// Bytes of the configuration space (5.6.4).
+/// Length of the configuration space (5.6.4).
 pub const CONFIG_SIZE: usize = 36;
-/// Where `sense_size` and `cdb_size` are in it, the only fields that a driver may write.
+/// Offsets of `sense_size` and `cdb_size`, the only writable fields.
 pub(crate) const CONFIG_SENSE_SIZE: usize = 20;
 pub(crate) const CONFIG_CDB_SIZE: usize = 24;
 
@@ -46,13 +45,13 @@ pub(crate) const VIRTIO_SCSI_T_TMF_QUERY_TASK_SET: u32 = 7;
 /// Events (5.6.6.3).
 pub(crate) const VIRTIO_SCSI_T_PARAM_CHANGE: u32 = 3;
 
-/// How a request ended, as far as the transport is concerned (5.6.6.1, 5.6.6.2).
+/// The transport's response to a request (5.6.6.1, 5.6.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Response {
-    /// `VIRTIO_SCSI_S_OK`; of a task management function `VIRTIO_SCSI_S_FUNCTION_COMPLETE`.
+    /// `VIRTIO_SCSI_S_OK`, or `VIRTIO_SCSI_S_FUNCTION_COMPLETE` of a task management function.
     Ok = 0,
-    /// The CDB wants more data than there is room for.
+    /// The CDB transfers more data than the buffer has room for.
     Overrun = 1,
     Aborted = 2,
     BadTarget = 3,
@@ -63,18 +62,18 @@ pub(crate) enum Response {
     IncorrectLun = 12,
 }
 
-/// The address of a logical unit, as far as it can be one of this device's.
+/// The address of a logical unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// A target that is not there.
+    /// A target that does not exist.
     OtherTarget,
-    /// The target, and the number of a logical unit that it may have or not; `None`: a number that
-    /// no logical unit here can have.
+    /// A logical unit of the only target, whether or not it exists; `None` for a number that no logical unit can
+    /// have.
     Lun(Option<u16>),
 }
 
 impl Address {
-    /// The number of a logical unit, or -1.
+    /// The number of a logical unit, or -1, for trace events.
     pub(crate) fn trace_lun(self) -> i64 {
         match self {
             Address::Lun(Some(number)) => number.into(),
@@ -82,8 +81,7 @@ impl Address {
         }
     }
 
-    /// Reads a `lun` field: 1, the target, a single level LUN structure (SAM-5, 4.7.4) and zeroes.
-    /// There is one target, number 0.
+    /// Parses a `lun` field: 1, the target, a single-level LUN (SAM-5, 4.7.4), zeroes. The only target is 0.
     pub(crate) fn from_bytes(bytes: [u8; 8]) -> Self {
         let [1, 0, high, low, rest @ ..] = bytes else { return Address::OtherTarget };
         Address::Lun(match high >> 6 {
@@ -106,14 +104,14 @@ impl Address {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) address: Address,
-    /// The driver's name for it, unique while it is in flight.
+    /// The driver's identifier, unique among requests in flight.
     pub(crate) id: u64,
     pub(crate) cdb: [u8; CDB_SIZE],
 }
 
 impl Request {
-    /// Task attributes, priority and CRN do not matter: every order of execution is allowed with
-    /// what drivers send (SIMPLE), and there is no protocol that numbers commands.
+    /// Task attributes, priority and CRN are ignored: drivers send SIMPLE, which permits any order, and the protocol
+    /// does not number commands.
     pub(crate) fn from_bytes(bytes: [u8; REQUEST_SIZE]) -> Self {
         let (lun, rest) = split(&bytes);
         let (id, rest) = split(rest);
@@ -123,7 +121,7 @@ impl Request {
     }
 }
 
-/// The first `N` bytes and the rest. What is not there is 0.
+/// Splits off the first `N` bytes, padded with 0.
 fn split<const N: usize>(bytes: &[u8]) -> ([u8; N], &[u8]) {
     match bytes.split_first_chunk() {
         Some((first, rest)) => (*first, rest),
@@ -131,7 +129,7 @@ fn split<const N: usize>(bytes: &[u8]) -> ([u8; N], &[u8]) {
     }
 }
 
-/// A task management request behind its type (5.6.6.2).
+/// A task management request, after its type (5.6.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TaskManagement {
     pub(crate) function: u32,
@@ -156,14 +154,14 @@ impl TaskManagement {
 pub(crate) struct ResponseBytes(pub(crate) [u8; RESPONSE_SIZE]);
 
 impl ResponseBytes {
-    /// `residual`: bytes of the data buffer that were not used.
+    /// `residual`: bytes of the data buffer not used.
     pub(crate) fn new(response: Response, status: u8, residual: u32, sense: &[u8]) -> Self {
         let mut bytes = [0; RESPONSE_SIZE];
         let (fixed, room) = bytes.split_at_mut(12);
         let len = room.iter_mut().zip(sense).map(|(to, from)| *to = *from).count();
         fixed[..4].copy_from_slice(&(len as u32).to_le_bytes());
         fixed[4..8].copy_from_slice(&residual.to_le_bytes());
-        // 8..10 is the status qualifier, which says nothing here.
+        // Bytes 8 and 9, the status qualifier, stay 0.
         fixed[10] = status;
         fixed[11] = response as u8;
         ResponseBytes(bytes)
@@ -198,7 +196,7 @@ impl Config {
             EVENT_SIZE as u32,
             SENSE_SIZE as u32,
             CDB_SIZE as u32,
-            // max_channel and max_target, 16 bits each: there is target 0.
+            // max_channel and max_target, 16 bits each: only target 0.
             0,
             self.max_lun,
         ];

@@ -193,7 +193,7 @@ fn logical_units_are_listed_and_addressed() {
 }
 
 #[test]
-fn unit_attention_is_told_once() {
+fn unit_attention_is_reported_once() {
     let mut rig = Rig::with(|_| {});
     assert_eq!(data(&mut rig, &[0x12, 0, 0, 0, 5, 0], 5).len(), 5, "INQUIRY is not disturbed");
     assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 0));

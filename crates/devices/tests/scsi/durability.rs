@@ -71,7 +71,7 @@ fn cdb(code: u8, bits: u8) -> Vec<u8> {
 const WRITES: [u8; 4] = [0x0a, 0x2a, 0xaa, 0x8a];
 
 #[test]
-fn what_is_flushed_is_there() {
+fn flushed_data_survives() {
     let flushes: [&[u8]; 4] = [
         &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         &[0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -92,7 +92,7 @@ fn what_is_flushed_is_there() {
 }
 
 #[test]
-fn what_is_written_with_forced_unit_access_is_there() {
+fn writes_with_forced_unit_access_survive() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         for (byte, code) in (1..).zip(&WRITES[1..]) {
@@ -121,7 +121,7 @@ fn write_same(machine: &mut Machine) {
 }
 
 #[test]
-fn with_the_cache_off_each_write_is_there() {
+fn with_the_cache_off_each_write_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         assert!(!machine.write(&cdb(0x2a, 0), 1));
@@ -149,7 +149,7 @@ fn a_unit_without_a_write_cache() {
 
 /// A daemon is killed, and the next one is given what it has kept.
 #[test]
-fn with_the_cache_off_each_write_is_there_after_a_restart() {
+fn with_the_cache_off_each_write_survives_after_a_restart() {
     for format in Format::ALL {
         let region = guest_memory::test_util::memfd_region(0, CacheRecord::LEN).unwrap();
         let memory = Arc::new(region.map().unwrap());

@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn a_disk_is_what_was_written_to_it(steps in prop::collection::vec(step(), 1..60)) {
+    fn a_disk_has_the_data_written_to_it(steps in prop::collection::vec(step(), 1..60)) {
         run(&steps);
     }
 }

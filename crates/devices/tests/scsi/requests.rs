@@ -19,7 +19,7 @@ fn ops(rig: &Rig) -> Vec<(Op, u64, u64)> {
 }
 
 #[test]
-fn data_goes_to_the_disk_and_back_however_it_is_cut_up() {
+fn data_may_be_split_in_any_way() {
     let mut rig = Rig::new();
     let data: Vec<u8> = (0..1024u32).map(|n| (n % 255) as u8).collect();
     for cut in [19, 53, 108, 512, u32::MAX] {
@@ -255,7 +255,7 @@ fn a_ring_of_unmaps_is_taken_bit_by_bit() {
 
 /// A disk may say so at any time. When the loop has ended it means that nothing was done.
 #[test]
-fn what_is_cancelled_with_its_loop_is_left_in_the_record() {
+fn requests_cancelled_with_their_loop_are_left_in_the_record() {
     let memory = memfd_memory(&[(0, Inflight::region_len(ENTRIES) as u64)]).unwrap();
     let record = || Inflight::new(&memory, memory.regions()[0].user_addr(), ENTRIES).ok();
     for (ends, has_record) in [(false, true), (true, false), (true, true)] {

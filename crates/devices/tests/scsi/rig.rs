@@ -22,21 +22,21 @@ pub(crate) const SIZE: usize = 1 << 20;
 pub(crate) const BLOCKS: u32 = (SIZE / 512) as u32;
 /// Entries of each queue.
 pub(crate) const ENTRIES: u16 = 64;
-/// Where things are in the guest's memory: rings first, then slots of this size.
+/// Layout of guest memory: the rings, then slots of this size.
 const SLOTS_AT: u64 = 1 << 20;
 const SLOT: u64 = 128 << 10;
 const SLOTS: u64 = 32;
-/// In a slot: the request, the response, the data.
+/// Layout of a slot: the request, the response, the data.
 const RESPONSE_AT: u64 = 512;
 const DATA_AT: u64 = 4096;
 
 /// `VIRTIO_SCSI_F_CHANGE`.
 pub(crate) const CHANGE: u64 = 1 << 2;
 
-/// A disk in memory, which may hold its answers back.
+/// A disk in memory, which can hold back its answers.
 pub(crate) struct Disk {
     pub(crate) data: RefCell<Vec<u8>>,
-    /// All that it was asked for: what, where, how much.
+    /// All requests received: operation, offset, length.
     pub(crate) log: RefCell<Vec<(Op, u64, u64)>>,
     pub(crate) holds: Cell<bool>,
     held: RefCell<Vec<Request>>,
@@ -54,7 +54,7 @@ impl Disk {
         })
     }
 
-    /// Answers what was held back.
+    /// Sends the answers held back.
     pub(crate) fn release(&self) {
         self.holds.set(false);
         self.held.take().into_iter().for_each(|request| self.submit(request));
@@ -68,7 +68,7 @@ impl Disk {
             Op::Read => assert_eq!(request.bufs.copy_in(0, part), len),
             Op::Write { .. } => assert_eq!(request.bufs.copy_out(0, part), len),
             Op::Flush | Op::BlockStatus => {}
-            // What is discarded is recognised.
+            // Discarded data has a pattern of its own.
             Op::Discard => part.fill(0xdd),
             Op::WriteZeroes { .. } => part.fill(0),
         }
@@ -95,16 +95,16 @@ impl Channel for Disk {
     }
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) response: u8,
     pub(crate) status: u8,
     pub(crate) residual: u32,
     pub(crate) sense: Vec<u8>,
-    /// All of the buffer.
+    /// The whole data buffer.
     pub(crate) data: Vec<u8>,
-    /// As in the used ring.
+    /// Bytes written according to the used ring.
     pub(crate) written: u32,
 }
 
@@ -116,14 +116,14 @@ impl Reply {
         (self.sense[2], self.sense[12], self.sense[13])
     }
 
-    /// The byte of the CDB that the sense data point to.
+    /// Offset of the CDB byte that the sense data names.
     pub(crate) fn field(&self) -> u16 {
         assert_eq!(self.code(), (5, 0x24, 0), "INVALID FIELD IN CDB");
         assert_eq!(self.sense[15], 0xc0, "SKSV, C/D");
         u16::from_be_bytes([self.sense[16], self.sense[17]])
     }
 
-    /// That it went well, and all of the buffer was used.
+    /// Asserts success with all of the buffer used, and returns the data.
     pub(crate) fn good(self) -> Vec<u8> {
         assert_eq!((self.response, self.status, self.residual), (0, 0, 0), "{self:?}");
         assert_eq!(self.written as usize, 108 + self.data.len());
@@ -157,7 +157,7 @@ pub(crate) fn geometry() -> Geometry {
 }
 
 impl Rig {
-    /// A device whose power-on attention has been told.
+    /// A rig whose power-on attention has been reported.
     pub(crate) fn new() -> Rig {
         let mut rig = Rig::with(|_| {});
         for lun in 0..2 {
@@ -172,7 +172,7 @@ impl Rig {
         Rig::on(EventLoop::new(LoopConfig::default()).unwrap(), channels, disks, change)
     }
 
-    /// The logical units are behind `channels`, two; `disks` are for whoever wants them.
+    /// A rig with logical units on these two channels. `disks` are kept for the test.
     pub(crate) fn on(
         event_loop: EventLoop,
         channels: Vec<Rc<dyn Channel>>,
@@ -182,7 +182,7 @@ impl Rig {
         Rig::on_with(event_loop, channels, disks, change, None)
     }
 
-    /// The same with a record of what is in flight on the first request queue.
+    /// The same, with a record of requests in flight for the first request queue.
     pub(crate) fn on_with(
         event_loop: EventLoop,
         channels: Vec<Rc<dyn Channel>>,
@@ -210,7 +210,7 @@ impl Rig {
             let driver = Driver::new(&memory, u64::from(index) << 16, ENTRIES, false).unwrap();
             let record = if index == 2 { record.take() } else { None };
             let queue = Queue::with_inflight(memory.clone(), driver.config(), record).unwrap();
-            // By which it wakes itself for what a turn has left.
+            // The queue uses it to continue after a bounded turn.
             let kick = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
             let (kick, stats) = (Some(Arc::new(kick.into())), Arc::new(QueueStats::default()));
             let queue = on_loop.start_queue(index, queue, kick, None, stats);
@@ -222,19 +222,19 @@ impl Rig {
         Rig { event_loop, memory, device, disks, drivers, queues, _on_loop, next_slot: 0 }
     }
 
-    /// Room for a request.
+    /// Allocates a slot.
     pub(crate) fn slot(&mut self) -> u64 {
         self.next_slot += 1;
         SLOTS_AT + SLOT * (self.next_slot % SLOTS)
     }
 
-    /// Shows the device what was added to a queue, and has it look.
+    /// Publishes added chains, and kicks the queue.
     pub(crate) fn publish(&mut self, queue: usize) {
         let _ = self.drivers[queue].publish();
         self.queues[queue].set_enabled(true);
     }
 
-    /// Turns the loop until there is a used buffer: its head, and how much of it was written.
+    /// Runs the loop until a chain is used. Returns its head, and the bytes written.
     pub(crate) fn reap(&mut self, queue: usize) -> (u16, u32) {
         loop {
             match self.drivers[queue].reap() {
@@ -244,7 +244,7 @@ impl Rig {
         }
     }
 
-    /// Whether nothing comes back, however often the loop turns.
+    /// Whether no chain is used in many iterations of the loop.
     pub(crate) fn nothing_comes(&mut self, queue: usize) -> bool {
         (0..20).all(|_| {
             self.event_loop.run_once(false).unwrap();
@@ -252,7 +252,7 @@ impl Rig {
         })
     }
 
-    /// Stops a queue; whether it has stopped.
+    /// Stops a queue. The flag becomes true once it has stopped.
     pub(crate) fn stop(&self, queue: usize) -> Rc<Cell<bool>> {
         let stopped = Rc::new(Cell::new(false));
         let out = stopped.clone();
@@ -260,8 +260,8 @@ impl Rig {
         stopped
     }
 
-    /// Adds a command on request queue `queue` (2 or 3), its response and data cut into pieces of
-    /// `cut` bytes; returns its slot.
+    /// Adds a command to request queue `queue` (2 or 3), with response and data in segments of `cut` bytes. Returns
+    /// its slot.
     #[expect(clippy::too_many_arguments, reason = "all that a request has")]
     pub(crate) fn add(
         &mut self,
@@ -295,7 +295,7 @@ impl Rig {
         slot
     }
 
-    /// What is in a slot.
+    /// The result in a slot.
     pub(crate) fn reply(&self, slot: u64, inward: u32, written: u32) -> Reply {
         let mut bytes = [0; 108];
         self.memory.read_bytes(slot + RESPONSE_AT, &mut bytes).unwrap();
@@ -307,7 +307,7 @@ impl Rig {
         Reply { response, status, residual: word(4), sense, data, written }
     }
 
-    /// One command from start to end.
+    /// Runs one command from submission to response.
     pub(crate) fn command(&mut self, lun: u8, cdb: &[u8], out: &[u8], inward: u32) -> Reply {
         self.command_at([1, 0, 0x40, lun, 0, 0, 0, 0], cdb, out, inward)
     }
@@ -325,7 +325,7 @@ impl Rig {
         self.reply(slot, inward, written)
     }
 
-    /// One request on the control queue: what the device wrote.
+    /// Runs one request on the control queue. Returns the response.
     pub(crate) fn control(&mut self, request: &[u8], answer: u32) -> Vec<u8> {
         let slot = self.add_control(request, answer);
         let (_, written) = self.reap(0);
@@ -333,7 +333,7 @@ impl Rig {
         self.control_answer(slot, answer)
     }
 
-    /// Adds a request on the control queue; returns its slot.
+    /// Adds a request to the control queue. Returns its slot.
     pub(crate) fn add_control(&mut self, request: &[u8], answer: u32) -> u64 {
         let slot = self.slot();
         self.memory.write_bytes(slot, request).unwrap();

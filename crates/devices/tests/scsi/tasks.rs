@@ -27,7 +27,7 @@ fn function(function: u32, lun: [u8; 8], id: u64) -> Vec<u8> {
     request
 }
 
-/// A rig with three reads under way: tasks 1 and 2 of LUN 0 on either queue, task 3 of LUN 1.
+/// A rig with three reads in flight: tasks 1 and 2 of LUN 0, one on each queue, and task 3 of LUN 1.
 fn busy() -> (Rig, [u64; 3]) {
     let mut rig = Rig::new();
     rig.disks.iter().for_each(|disk| disk.holds.set(true));
@@ -39,13 +39,13 @@ fn busy() -> (Rig, [u64; 3]) {
     (rig, slots)
 }
 
-/// A function that has to wait for tasks of the first disk: the responses of the three, and whether
-/// the answer came after the ends of those.
+/// Runs a function that waits for tasks of the first disk. Asserts that its answer comes after their ends, and
+/// returns the responses of the three.
 fn end(kind: u32, address: [u8; 8], id: u64) -> [u8; 3] {
     let (mut rig, slots) = busy();
     let answer = rig.add_control(&function(kind, address, id), 1);
     assert!(rig.nothing_comes(0), "function {kind} is not done before its tasks are");
-    // The last of the tasks decides.
+    // The function waits for its own tasks only.
     let disks = rig.disks.clone();
     disks[1].release();
     if kind != 4 {
@@ -72,7 +72,7 @@ fn tasks_end_before_the_function_that_ends_them() {
 }
 
 #[test]
-fn what_the_device_has_not_looked_at_yet_is_ended_too() {
+fn tasks_not_yet_taken_are_ended_too() {
     let mut rig = Rig::new();
     let slot = rig.add(2, lun(0), 5, &READ, &[], 512, u32::MAX);
     let _ = rig.drivers[2].publish();
@@ -84,7 +84,7 @@ fn what_the_device_has_not_looked_at_yet_is_ended_too() {
 
 /// Writes of 124 KiB: a turn takes no more than 1 MiB of them.
 #[test]
-fn what_a_turn_leaves_in_the_ring_is_ended_too() {
+fn tasks_beyond_one_turn_are_ended_too() {
     const LONG: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 248, 0];
     let mut rig = Rig::new();
     let add = |rig: &mut Rig, number, id| {
@@ -104,13 +104,13 @@ fn what_a_turn_leaves_in_the_ring_is_ended_too() {
         rig.reap(2);
     }
     assert_eq!(rig.reply(other, 0, 0).response, 0, "of the other logical unit");
-    // What comes after the function is not concerned.
+    // Tasks submitted after the function are not ended.
     add(&mut rig, 0, 17);
     rig.publish(2);
     rig.reap(2);
 }
 
-/// A queue that stops leaves the rest in the ring, and nobody waits for it.
+/// A stopping queue leaves the other chains in the ring, and the function does not wait for them.
 #[test]
 fn a_function_ends_when_its_tasks_are_not_taken_any_more() {
     let mut rig = Rig::new();
@@ -122,7 +122,7 @@ fn a_function_ends_when_its_tasks_are_not_taken_any_more() {
     }
     let _ = rig.drivers[2].publish();
     let answer = rig.add_control(&function(5, lun(0), 0), 1);
-    // The control queue is looked at, the function begins, a first turn is taken.
+    // The control queue is handled, the function begins, a first turn is taken.
     assert!(!rig.nothing_comes(2));
     let stopped = rig.stop(2);
     rig.disks[0].clone().release();
@@ -133,7 +133,7 @@ fn a_function_ends_when_its_tasks_are_not_taken_any_more() {
 }
 
 #[test]
-fn resets_are_told() {
+fn resets_are_reported() {
     let mut rig = Rig::new();
     assert_eq!(rig.control(&function(5, lun(0), 0), 1), [0]);
     assert_eq!(rig.command(0, &[0], &[], 0).code(), (6, 0x29, 3));
@@ -171,7 +171,7 @@ fn other_functions_and_addresses() {
 }
 
 #[test]
-fn a_change_of_capacity_is_told_by_an_event() {
+fn a_change_of_capacity_is_reported_by_an_event() {
     let mut rig = Rig::new();
     let add = |rig: &mut Rig| {
         let slot = rig.slot();
@@ -186,7 +186,7 @@ fn a_change_of_capacity_is_told_by_an_event() {
     let event = |rig: &Rig, slot| rig.memory.read_array::<16>(slot).unwrap();
     let expected = [3, 0, 0, 0, 1, 0, 0x40, 1, 0, 0, 0, 0, 0x2a, 0x09, 0, 0];
     assert_eq!(event(&rig, slot), expected);
-    // Without a buffer the event waits.
+    // Without a buffer, the event stays pending.
     rig.device.set_size(1, SIZE as u64);
     assert!(rig.nothing_comes(1));
     let slot = add(&mut rig);
@@ -215,8 +215,7 @@ fn queues_stop_when_their_tasks_are_done() {
     assert_eq!(states(&stopped), [true; 4]);
 }
 
-/// A rig whose first logical unit's first write fails, and a policy that then holds it and what comes
-/// after it.
+/// A rig whose first write to the first logical unit fails. The error policy holds it and later requests.
 fn stopping() -> (Rig, Arc<ErrorPolicy>) {
     let null = NullOptions { size: SIZE as u64, latency_ns: 0, read_zeroes: false };
     let null = BlockdevOptions::new(None, Driver::null_co(null));
@@ -240,10 +239,10 @@ fn stopping() -> (Rig, Arc<ErrorPolicy>) {
     (rig, policy)
 }
 
-/// A front end stops one queue after the other, the control queue first. What would let the task go on,
-/// or give it up, comes after that.
+/// A front end stops the queues in turn, the control queue first. The release of the task, or its failure, would
+/// come later.
 #[test]
-fn the_control_queue_stops_while_a_task_that_it_ends_is_held_on_another() {
+fn the_control_queue_stops_while_a_task_is_held() {
     for (kind, response) in [(0, 2), (5, 4)] {
         let (mut rig, policy) = stopping();
         let held = rig.add(2, lun(0), 1, &WRITE, &[1; 512], 0, u32::MAX);
@@ -261,7 +260,7 @@ fn the_control_queue_stops_while_a_task_that_it_ends_is_held_on_another() {
 }
 
 #[test]
-fn what_no_function_ends_is_still_held() {
+fn other_held_tasks_stay_held() {
     let (mut rig, policy) = stopping();
     let slots = [(2, 1), (2, 2), (3, 3)].map(|(queue, id)| {
         let slot = rig.add(queue, lun(0), id, &WRITE, &[1; 512], 0, u32::MAX);
@@ -283,7 +282,7 @@ fn what_no_function_ends_is_still_held() {
 }
 
 #[test]
-fn no_more_is_written_for_a_task_that_has_ended() {
+fn an_ended_write_same_writes_no_more() {
     // WRITE SAME (10) of all blocks, which takes many writes.
     const SAME: [u8; 10] = [0x41, 0, 0, 0, 0, 0, 0, 0x08, 0, 0];
     let mut rig = Rig::new();

@@ -1,8 +1,8 @@
 //! A loop as a source of GLib's main loop.
 //!
-//! A `GSource` of its own kind: its `prepare`, `check` and `dispatch` are those of the [`EventLoop`].
-//! Callbacks of the context's other sources, and futures spawned on the context, may use the loop as
-//! they like: what they submit goes out before the context waits.
+//! A `GSource` whose `prepare`, `check` and `dispatch` are those of the [`EventLoop`]. Callbacks of the
+//! context's other sources, and futures spawned on the context, may use the loop freely: their operations
+//! are submitted before the context waits.
 
 #![allow(unsafe_code)]
 
@@ -20,16 +20,15 @@ use glib::{MainContext, Priority, Source};
 use super::descriptor;
 use crate::event_loop::EventLoop;
 
-/// An [`EventLoop`] attached to a [`MainContext`], for as long as this lives.
+/// Attaches an [`EventLoop`] to a [`MainContext`] for its lifetime.
 ///
-/// Dropping it takes the loop off the context and leaves it as it is, to be turned by something else.
-/// While it is attached nothing else is to turn it ([`EventLoop::run_once`], another context).
+/// Dropping it detaches the loop, which may then run elsewhere. While attached, the loop must not run
+/// otherwise, by [`EventLoop::run_once`] or another context.
 ///
-/// A context that some other thread iterates for once does not turn the loop (contract E3). A main
-/// loop run by one of the loop's own callbacks does not either, as with most sources of GLib's; it
-/// turns other loops on the same context.
+/// If another thread iterates the context, the loop does not run (contract E3). Neither does it run in a
+/// main loop started by one of its own callbacks, as with most GLib sources; other loops on the context do.
 ///
-/// Timers have the resolution of GLib's own, a millisecond, and are never early.
+/// Timers have GLib's resolution of a millisecond, and are never early.
 ///
 /// ```
 /// use event_loop::foreign::glib::LoopSource;
@@ -58,27 +57,27 @@ pub struct LoopSource {
     state: Rc<State>,
 }
 
-/// What the source's callbacks work on.
+/// State of the source's callbacks.
 struct State {
     event_loop: EventLoop,
-    /// GLib's name for the loop's descriptor among what it watches.
+    /// GLib's tag of the loop's descriptor.
     tag: Cell<ffi::gpointer>,
-    /// The context is iterated from within an iteration of the loop, which cannot turn then.
+    /// The context is being iterated from within an iteration of the loop, which cannot run then.
     blocked: Cell<bool>,
-    /// What `prepare` failed with, for `dispatch` to end with.
+    /// The error of `prepare`, which `dispatch` ends the source with.
     failed: RefCell<Option<io::Error>>,
     ended: RefCell<Option<Ended>>,
 }
 
 type Ended = Box<dyn FnOnce(io::Result<()>)>;
 
-/// The source as GLib has it.
+/// The source's memory layout for GLib.
 #[repr(C)]
 struct RawSource {
     parent: ffi::GSource,
-    /// The loop's; written before the source is attached, and not again.
+    /// The loop's thread; written before the source is attached and never after.
     thread: ThreadId,
-    /// The `LoopSource`'s, or null once that is gone. Touched by `thread` alone.
+    /// The state of the `LoopSource`, or null after its end. Accessed only by `thread`.
     state: *const State,
 }
 
@@ -92,19 +91,19 @@ static FUNCS: ffi::GSourceFuncs = ffi::GSourceFuncs {
 };
 
 impl LoopSource {
-    /// Attaches a loop to a context: the loop turns whenever the context is iterated on this thread.
+    /// Attaches a loop to a context. The loop then runs whenever this thread iterates the context.
     ///
-    /// The source ends with [`stop`](crate::LoopHandle::stop), after it has finished or cancelled what
-    /// was in flight, as [`EventLoop::run`] does (for that it blocks the thread), or with an error of
-    /// the ring. `ended` is told which, once; not when the `LoopSource` is dropped before.
+    /// The source ends on [`stop`](crate::LoopHandle::stop) or with an error of the ring. On a stop it first
+    /// finishes or cancels operations in flight, as [`EventLoop::run`] does, which blocks the thread.
+    /// `ended` is called once with the result, unless the `LoopSource` is dropped before.
     ///
-    /// As with any source, those of a higher priority (a smaller number) that are always ready starve
-    /// it; those of the same one take turns with it.
+    /// GLib's priorities apply: sources of a higher priority (a smaller number) that are always ready starve
+    /// the loop. Sources of the same priority alternate with it.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch
-    /// (DEFER_TASKRUN), create it with [`RingFlags::BEST`](crate::RingFlags::BEST).
+    /// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch (DEFER_TASKRUN).
+    /// Create it with [`RingFlags::BEST`](crate::RingFlags::BEST).
     /// [`ResourceBusy`](io::ErrorKind::ResourceBusy): another thread is iterating the context.
     pub fn attach(
         event_loop: &EventLoop,
@@ -126,9 +125,9 @@ impl LoopSource {
         });
         let handle = event_loop.handle();
         let size = size_of::<RawSource>() as u32;
-        // SAFETY: GLib only reads `FUNCS`, which lives for ever, and allocates `size` zeroed bytes
-        // for a struct that begins with its own; nobody else has seen it before it is attached. The
-        // reference that `g_source_new` returns goes into `Source`.
+        // SAFETY: GLib only reads `FUNCS`, which is static, and allocates `size` zeroed bytes for a struct
+        // that begins with its own. Nothing else accesses the source before it is attached. The reference
+        // that `g_source_new` returns goes into `Source`.
         let source: Source = unsafe {
             let new = ffi::g_source_new((&raw const FUNCS).cast_mut(), size);
             let raw = new.cast::<RawSource>();
@@ -136,8 +135,8 @@ impl LoopSource {
             (&raw mut (*raw).state).write(Rc::as_ptr(&state));
             ffi::g_source_set_priority(new, priority.into_glib());
             ffi::g_source_set_name(new, handle.name().to_glib_none().0);
-            // Else GLib takes the descriptor out of what it watches for the time of each dispatch, and
-            // wakes itself up as it puts it back; `State::block` sees to the nested loops.
+            // Otherwise GLib stops watching the descriptor during each dispatch, and wakes itself up when it
+            // resumes. `State::block` handles nested main loops instead.
             ffi::g_source_set_can_recurse(new, ffi::GTRUE);
             state.tag.set(ffi::g_source_add_unix_fd(new, fd, ffi::G_IO_IN));
             from_glib_full(new)
@@ -146,7 +145,7 @@ impl LoopSource {
         Ok(LoopSource { source, state })
     }
 
-    /// The source, to ask or change what GLib knows of it. Destroyed once the loop has ended.
+    /// Returns the GLib source, to change its properties. It is destroyed once the loop has ended.
     pub fn source(&self) -> &Source {
         &self.source
     }
@@ -155,8 +154,8 @@ impl LoopSource {
 impl Drop for LoopSource {
     fn drop(&mut self) {
         let source: *mut ffi::GSource = self.source.to_glib_none().0;
-        // SAFETY: `attach` made it, as a `RawSource`, and we hold a reference. This is the loop's
-        // thread, as a `LoopSource` is not `Send`.
+        // SAFETY: `attach` made it as a `RawSource`, and `self` holds a reference. This is the loop's thread,
+        // as `LoopSource` is not `Send`.
         unsafe { (&raw mut (*source.cast::<RawSource>()).state).write(ptr::null()) };
         self.source.destroy();
         let ended = self.state.ended.take();
@@ -164,19 +163,19 @@ impl Drop for LoopSource {
     }
 }
 
-/// The state of a source, on the loop's thread and while its `LoopSource` lives; kept alive meanwhile,
-/// for its callbacks may drop that.
+/// Returns a source's state, if called on the loop's thread while the `LoopSource` lives. The reference
+/// keeps the state alive if a callback drops the `LoopSource`.
 ///
 /// # Safety
 ///
-/// `source` was made by [`LoopSource::attach`] and is alive, as those are that GLib calls back with.
+/// `source` was made by [`LoopSource::attach`] and is alive, which holds in GLib's callbacks.
 unsafe fn state_of(source: *mut ffi::GSource) -> Option<Rc<State>> {
     let raw = source.cast::<RawSource>();
-    // SAFETY: a live `RawSource`, whose `thread` nobody writes any more.
+    // SAFETY: a live `RawSource`, whose `thread` does not change any more.
     if unsafe { (*raw).thread } != thread::current().id() {
         return None;
     }
-    // SAFETY: the loop's thread alone reads and writes `state`, and this is it.
+    // SAFETY: only the loop's thread accesses `state`, and this is it.
     let state = unsafe { (*raw).state };
     if state.is_null() {
         return None;
@@ -191,14 +190,14 @@ unsafe fn state_of(source: *mut ffi::GSource) -> Option<Rc<State>> {
 unsafe extern "C" fn prepare(source: *mut ffi::GSource, timeout: *mut c_int) -> ffi::gboolean {
     // SAFETY: called by GLib.
     let state = unsafe { state_of(source) };
-    // By another thread: nothing to do.
+    // On another thread: nothing to do.
     let wait = state.map_or(Some(None), |state| state.prepare(source));
     let timeout_ms = match wait {
         Some(Some(ns)) => c_int::try_from(ns.div_ceil(1_000_000)).unwrap_or(c_int::MAX),
         Some(None) => -1,
         None => 0,
     };
-    // SAFETY: GLib passes a place for the milliseconds to wait at most.
+    // SAFETY: GLib passes a pointer for the maximum wait in milliseconds.
     unsafe { *timeout = timeout_ms };
     wait.is_none().into_glib()
 }
@@ -216,13 +215,13 @@ unsafe extern "C" fn dispatch(
 ) -> ffi::gboolean {
     // SAFETY: called by GLib.
     let state = unsafe { state_of(source) };
-    // By another thread: it stays for its own.
+    // On another thread: the source stays.
     let stays = state.is_none_or(|state| state.dispatch());
     if stays { ffi::G_SOURCE_CONTINUE } else { ffi::G_SOURCE_REMOVE }
 }
 
 impl State {
-    /// How long to wait, in nanoseconds (`Some(None)`: for ever); `None`: dispatch without waiting.
+    /// Returns how long to wait, nanoseconds (`Some(None)`: for ever). `None`: dispatch without waiting.
     fn prepare(&self, source: *mut ffi::GSource) -> Option<Option<u64>> {
         self.block(source, !self.event_loop.can_turn());
         if self.blocked.get() {
@@ -238,7 +237,7 @@ impl State {
         }
     }
 
-    /// In a nested loop, has GLib watch the descriptor no more: it may be readable all the time.
+    /// Stops watching the descriptor in a nested main loop, in which it may stay readable.
     fn block(&self, source: *mut ffi::GSource, blocked: bool) {
         if self.blocked.replace(blocked) != blocked {
             let wanted = if blocked { 0 } else { ffi::G_IO_IN };
@@ -251,7 +250,7 @@ impl State {
         !self.blocked.get() && self.event_loop.check()
     }
 
-    /// Whether the source stays.
+    /// Returns whether the source stays attached.
     fn dispatch(&self) -> bool {
         if !self.event_loop.can_turn() {
             return true;
@@ -261,7 +260,7 @@ impl State {
         if result.is_ok() && !self.event_loop.is_stopping() {
             return true;
         }
-        // None: taken off its context by its own callback.
+        // `None` if a callback has dropped the `LoopSource`.
         let ended = self.ended.take();
         if let Some(ended) = ended {
             let shut_down = self.event_loop.shut_down();

@@ -1,10 +1,9 @@
-//! A loop inside a loop of somebody else's (contract E2): adapters, each behind a feature of its name.
+//! Adapters that run a loop inside a foreign loop (contract E2), each behind a feature of its name.
 //!
-//! Both are nothing but [`prepare`](EventLoop::prepare), [`check`](EventLoop::check) and
-//! [`dispatch`](EventLoop::dispatch) in the foreign loop's terms, and an example for those of other
-//! loops. Busy polling is off inside a foreign loop; everything else works as in
-//! [`run`](EventLoop::run). Deadlines are kept as finely as the foreign loop's own timers are, and never
-//! early.
+//! Both only translate [`prepare`](EventLoop::prepare), [`check`](EventLoop::check) and
+//! [`dispatch`](EventLoop::dispatch) to the foreign loop. They are examples for other loops. Busy polling is
+//! off inside a foreign loop. Deadlines have the resolution of the foreign loop's timers, and are never
+//! early. Everything else works as in [`run`](EventLoop::run).
 
 #[cfg(feature = "glib")]
 pub mod glib;
@@ -16,7 +15,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use crate::event_loop::EventLoop;
 
-/// What the foreign loop watches. It stays open for as long as the loop.
+/// Returns the descriptor for the foreign loop to watch. It stays open as long as the loop.
 fn descriptor(event_loop: &EventLoop) -> io::Result<RawFd> {
     let fd = event_loop.pollable_fd().ok_or_else(|| {
         let name = event_loop.handle();

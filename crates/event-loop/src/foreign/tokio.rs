@@ -1,8 +1,8 @@
 //! A loop as a task of a Tokio runtime.
 //!
-//! The task waits for the loop's descriptor and its nearest deadline, beside the runtime's other tasks.
-//! Those may use the loop as they like, if they run on its thread: what they submit goes out at once,
-//! and its futures ([`operate`](EventLoop::operate), [`sleep_until`](EventLoop::sleep_until),
+//! The task waits for the loop's descriptor and its nearest deadline. Other tasks on its thread may use the
+//! loop freely. Their operations are submitted at once. Futures of the loop
+//! ([`operate`](EventLoop::operate), [`sleep_until`](EventLoop::sleep_until),
 //! [`Readiness`](crate::Readiness)) can be awaited by Tokio's tasks as well as by the loop's own.
 
 #![allow(unsafe_code)]
@@ -21,15 +21,17 @@ use tokio::time::{Instant, sleep_until};
 use super::descriptor;
 use crate::event_loop::EventLoop;
 
-/// How far off a deadline may be: what Tokio's clock can surely take.
+/// Maximum distance of a deadline that Tokio's clock can represent for certain.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Returns a future that turns a loop within a Tokio runtime until [`stop`](crate::LoopHandle::stop), then finishes or cancels
-/// what is in flight, as [`EventLoop::run`] does; for that it blocks the thread. Call it before the loop's operations are awaited.
+/// Returns a future that runs a loop within a Tokio runtime until [`stop`](crate::LoopHandle::stop).
 ///
-/// The future stays on the loop's thread: `Runtime::block_on`, `LocalSet::spawn_local`. Dropping it
-/// takes the loop out of the runtime and leaves it as it is, to be turned by something else. Timers
-/// have Tokio's resolution, a millisecond, and are never early.
+/// On a stop it finishes or cancels operations in flight, as [`EventLoop::run`] does, which blocks the
+/// thread. Call this before any of the loop's operations is awaited.
+///
+/// The future stays on the loop's thread: `Runtime::block_on`, `LocalSet::spawn_local`. Dropping it detaches
+/// the loop, which may then run elsewhere. Timers have Tokio's resolution of a millisecond, and are never
+/// early.
 ///
 /// ```
 /// use event_loop::{EventLoop, LoopConfig, RingChoice, RingFlags, foreign};
@@ -44,16 +46,15 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 ///
 /// # Errors
 ///
-/// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch (DEFER_TASKRUN),
-/// create it with [`RingFlags::BEST`](crate::RingFlags::BEST). What epoll_ctl(2) says of the
-/// descriptor. Afterwards as of [`EventLoop::run`].
+/// [`Unsupported`](io::ErrorKind::Unsupported): the loop has no descriptor to watch (DEFER_TASKRUN). Create
+/// it with [`RingFlags::BEST`](crate::RingFlags::BEST). Errors of epoll_ctl(2) for the descriptor. Later
+/// errors are those of [`EventLoop::run`].
 ///
 /// # Panics
 ///
-/// Outside of a Tokio runtime, or in one without its I/O and time drivers (`enable_all`), as everything
-/// of Tokio's does that needs them; at the first poll, not later.
+/// At the first poll, outside of a Tokio runtime or in one without I/O and time drivers (`enable_all`).
 pub fn run(event_loop: &EventLoop) -> impl Future<Output = io::Result<()>> + use<> {
-    // From the call on, not from the first poll: tasks that are polled before may await operations.
+    // From now on, not from the first poll: tasks polled earlier may await operations.
     let fd = descriptor(event_loop);
     let event_loop = event_loop.clone();
     async move { turn(&event_loop, fd?).await }
@@ -61,7 +62,7 @@ pub fn run(event_loop: &EventLoop) -> impl Future<Output = io::Result<()>> + use
 
 async fn turn(event_loop: &EventLoop, fd: RawFd) -> io::Result<()> {
     let fd = LoopFd { fd, _event_loop: event_loop.clone() };
-    // SAFETY: `LoopFd` names one descriptor all the time, and holds the loop, which keeps it open.
+    // SAFETY: `LoopFd` always returns the same descriptor, and holds the loop, which keeps it open.
     let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
     let result = turn_until_stopped(event_loop, &fd).await;
     drop(fd);
@@ -83,7 +84,7 @@ impl AsRawFd for LoopFd {
 
 async fn turn_until_stopped(event_loop: &EventLoop, fd: &AsyncFd<LoopFd>) -> io::Result<()> {
     let mut alarm = pin!(sleep_until(Instant::now() + FAR));
-    // The deadline that the alarm is set to, loop time.
+    // The deadline of the alarm, loop time.
     let mut set_to = None;
     while !event_loop.is_stopping() {
         let wait = event_loop.prepare()?;
@@ -94,9 +95,8 @@ async fn turn_until_stopped(event_loop: &EventLoop, fd: &AsyncFd<LoopFd>) -> io:
                 set_to = deadline;
             }
             poll_fn(|cx| {
-                // Tokio hears of the descriptor once per event, and remembers. It has to forget before
-                // `check` looks: what comes in after that is an event of its own, and what was there
-                // before, `check` and then `prepare` see on the ring itself, event or not.
+                // Tokio remembers an event until it is cleared. Clear it before `check`, so that a later event
+                // fires again. Earlier events are found by `check` and then `prepare` on the ring itself.
                 if let Poll::Ready(ready) = fd.poll_read_ready(cx) {
                     ready?.clear_ready();
                     return Poll::Ready(io::Result::Ok(()));
@@ -113,7 +113,7 @@ async fn turn_until_stopped(event_loop: &EventLoop, fd: &AsyncFd<LoopFd>) -> io:
             event_loop.dispatch()?;
         }
         if wait == Some(0) {
-            // It did not wait: the runtime's other tasks and its drivers get their turn (E11).
+            // The loop did not wait: let the runtime's other tasks and drivers run (E11).
             tokio::task::yield_now().await;
         }
     }

@@ -1,5 +1,5 @@
-//! What the kernel reads and writes: `linux/aio_abi.h`, and the head of the completion ring, which is
-//! `struct aio_ring` of the kernel's `fs/aio.c` and has not changed since Linux 2.6.
+//! Structures shared with the kernel: `linux/aio_abi.h`, and the head of the completion ring. The latter is
+//! `struct aio_ring` of the kernel's `fs/aio.c`, unchanged since Linux 2.6.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
@@ -13,14 +13,14 @@ const IOCB_CMD_FSYNC: u16 = 2;
 const IOCB_CMD_FDSYNC: u16 = 3;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
-/// `resfd` names an eventfd that the completion signals.
+/// `resfd` is an eventfd that the completion signals.
 const IOCB_FLAG_RESFD: u32 = 1;
 
 /// `struct iocb`: an operation, copied by the kernel as it is submitted.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Iocb {
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub(super) data: u64,
     #[cfg(target_endian = "little")]
     key: u32,
@@ -55,9 +55,9 @@ pub(super) struct RingHead {
     _id: u32,
     /// Number of events in the ring.
     pub(super) nr: u32,
-    /// The event to be taken next: ours to advance.
+    /// Index of the next event to take; written by this process.
     pub(super) head: AtomicU32,
-    /// Behind the event that came last: the kernel's to advance.
+    /// Index after the last event; written by the kernel.
     pub(super) tail: AtomicU32,
     pub(super) magic: u32,
     _compat_features: u32,
@@ -67,7 +67,7 @@ pub(super) struct RingHead {
 
 pub(super) const RING_MAGIC: u32 = 0xa10a_10a1;
 
-/// Whether there is an `IOCB_CMD_*` for it.
+/// Whether an `IOCB_CMD_*` exists for `op`.
 pub(super) fn takes(op: &IoOp) -> bool {
     match op {
         IoOp::Read { .. } | IoOp::Write { .. } | IoOp::Fsync { .. } => true,
@@ -79,7 +79,7 @@ pub(super) fn takes(op: &IoOp) -> bool {
 }
 
 impl Iocb {
-    /// Reads nothing from `file`, and signals the eventfd `notify` when that is done.
+    /// A read of no bytes from `file`, which signals the eventfd `notify` when done.
     pub(super) fn nothing(file: RawFd, notify: RawFd) -> Iocb {
         Iocb {
             data: 0,
@@ -97,8 +97,8 @@ impl Iocb {
         }
     }
 
-    /// The operation, whose completion signals the eventfd `notify`; `None` where there is no
-    /// command for it. Its pointers are good for as long as `in_flight` is in its slot.
+    /// The operation, whose completion signals the eventfd `notify`. `None` if Linux AIO has no command for
+    /// it. Its pointers are valid while `in_flight` is in its slot.
     pub(super) fn new(in_flight: &InFlight, user_data: u64, notify: RawFd) -> Option<Iocb> {
         let segments = in_flight.bufs.iovecs();
         let (single, vectored, offset, dsync) = match in_flight.op {
@@ -109,7 +109,7 @@ impl Iocb {
             _ => return None,
         };
         let (opcode, buf, nbytes) = match segments {
-            // Syncing wants all of these to be 0.
+            // fsync requires 0 in these fields.
             [] => (single, 0, 0),
             [segment] => (single, segment.iov_base as u64, segment.iov_len as u64),
             segments => (vectored, segments.as_ptr() as u64, segments.len() as u64),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// The places that `linux/aio_abi.h` and `fs/aio.c` give.
+    /// Offsets according to `linux/aio_abi.h` and `fs/aio.c`.
     #[test]
     fn layouts_are_the_kernels() {
         assert_eq!((size_of::<Iocb>(), size_of::<IoEvent>(), size_of::<RingHead>()), (64, 32, 32));

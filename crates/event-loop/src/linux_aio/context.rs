@@ -15,19 +15,19 @@ const FETCH: usize = 64;
 /// A context of io_setup(2), for one thread.
 pub(super) struct Context {
     id: libc::c_ulong,
-    /// The completion ring, where it has the shape we know. It is mapped for as long as the context.
+    /// The completion ring, if its layout is known. Mapped as long as the context exists.
     ring: Option<NonNull<RingHead>>,
 }
 
-// SAFETY: a context and the mapping of its ring belong to the process, not to the thread that made
-// them; who has the `Context` is the only one to use them, since it is not `Sync`.
+// SAFETY: a context and the mapping of its ring belong to the process, not to a thread. The owner of the
+// `Context` is its only user, since it is not `Sync`.
 unsafe impl Send for Context {}
 
 impl Context {
-    /// A context with room for `capacity` operations in flight.
+    /// Creates a context with room for `capacity` operations in flight.
     pub(super) fn new(capacity: u32) -> io::Result<Context> {
         let mut id: libc::c_ulong = 0;
-        // SAFETY: io_setup(2) writes the context's id to `id`, which is 0 before, as it wants.
+        // SAFETY: io_setup(2) writes the context's id to `id`, which has to be 0 before.
         check(unsafe { libc::syscall(libc::SYS_io_setup, capacity, &raw mut id) })?;
         let head = NonNull::new(id as *mut RingHead);
         let ring = head.filter(|head| {
@@ -42,13 +42,13 @@ impl Context {
         Ok(Context { id, ring })
     }
 
-    /// Does without the mapped ring, as with a kernel whose ring we do not know.
+    /// Stops using the mapped ring, as with a kernel whose ring has another layout.
     #[cfg(test)]
     pub(super) fn forget_ring(&mut self) {
         self.ring = None;
     }
 
-    /// Takes it from the process behind the loop's back: nothing works any more.
+    /// Destroys the context without the loop's knowledge: all its calls fail from now on.
     #[cfg(test)]
     pub(super) fn destroy_underneath(&self) {
         assert!(self.ring.is_none(), "the ring would be unmapped");
@@ -60,7 +60,7 @@ impl Context {
         self.ring.is_some()
     }
 
-    /// Whether there are completions, as far as can be seen without a system call.
+    /// Whether the mapped ring has completions. No system call.
     pub(super) fn has_completions(&self) -> bool {
         self.head().is_some_and(|ring| {
             ring.head.load(Ordering::Relaxed) != ring.tail.load(Ordering::Acquire)
@@ -68,17 +68,16 @@ impl Context {
     }
 
     fn head(&self) -> Option<&RingHead> {
-        // SAFETY: the ring is mapped while the context lives; what others write to it while this
-        // reference lives is atomic.
+        // SAFETY: the ring is mapped while the context lives. The fields that the kernel writes are atomic.
         self.ring.map(|ring| unsafe { ring.as_ref() })
     }
 
-    /// io_submit(2): how many of `iocbs` were taken, from the first on; an error is the first one's.
+    /// Calls io_submit(2). Returns how many of `iocbs` were taken, from the first on, or the first's error.
     ///
     /// # Safety
     ///
-    /// The pointers lead to operations whose descriptors and memory stay valid until the completion,
-    /// and nobody holds a Rust reference to memory that is written to.
+    /// The pointers lead to operations whose descriptors and memory stay valid until the completion. No Rust
+    /// reference exists to memory that is written to.
     pub(super) unsafe fn submit(&self, iocbs: &mut [*mut Iocb]) -> io::Result<usize> {
         // SAFETY: `iocbs.len()` pointers to operations, as the caller promises; the kernel copies
         // each and writes to its `key` only.
@@ -88,7 +87,7 @@ impl Context {
         Ok(usize::try_from(taken).unwrap_or(0).min(iocbs.len()))
     }
 
-    /// Appends completions to `into`, oldest first, as far as its capacity goes. Does not wait.
+    /// Appends completions to `into`, oldest first, up to its capacity. Does not wait.
     pub(super) fn reap(&self, into: &mut Vec<Completion>) -> io::Result<()> {
         let (Some(ring), Some(head)) = (self.ring, self.head()) else {
             return self.fetch_all(into);
@@ -100,9 +99,9 @@ impl Context {
         }
         let mut room = into.capacity() - into.len();
         while next != tail && room > 0 {
-            // SAFETY: the events follow the head in one mapping, and `next` is less than their
-            // number; the kernel wrote this one before it moved the tail, and writes there again
-            // only after the head has passed it.
+            // SAFETY: the events follow the head in one mapping, and `next` is below their number. The
+            // kernel wrote this event before it moved the tail, and overwrites it only once the head has
+            // passed it.
             let event = unsafe { ring.add(1).cast::<IoEvent>().add(next as usize).read() };
             into.push(completion(&event));
             next = if next + 1 == head.nr { 0 } else { next + 1 };
@@ -112,7 +111,7 @@ impl Context {
         Ok(())
     }
 
-    /// Waits for a completion, and appends what has come to `into`.
+    /// Waits for a completion, and appends all available ones to `into`.
     pub(super) fn wait(&self, into: &mut Vec<Completion>) -> io::Result<()> {
         self.fetch(into, true).map(drop)
     }
@@ -122,7 +121,7 @@ impl Context {
         Ok(())
     }
 
-    /// io_getevents(2), once: how many events there were.
+    /// Calls io_getevents(2) once. Returns the number of events.
     fn fetch(&self, into: &mut Vec<Completion>, wait: bool) -> io::Result<usize> {
         let room = (into.capacity() - into.len()).min(FETCH);
         if room == 0 {
@@ -157,10 +156,10 @@ impl Context {
         Ok(count)
     }
 
-    /// Waits until nothing is in flight any more, as io_destroy(2) does. `false`: that failed, and
-    /// what is in flight still is.
+    /// Calls io_destroy(2), which waits until nothing is in flight. Returns `false` if that failed and
+    /// operations are still in flight.
     pub(super) fn destroy(self) -> bool {
-        // SAFETY: the id is that of a context, which nobody uses from here on.
+        // SAFETY: the id belongs to a context that is not used from here on.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.id) == 0 }
     }
 }

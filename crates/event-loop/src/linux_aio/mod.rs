@@ -1,10 +1,10 @@
 //! Linux AIO, `aio=native`: an engine for files opened with `O_DIRECT`, with batched submission and
 //! completions that an eventfd announces.
 //!
-//! What an iteration queues is submitted before it waits, in order, with one io_submit(2) unless
-//! there is more of it than a batch holds. Completions are read from the ring that the kernel maps
-//! into the process, without a system call; so the loop can poll it. The eventfd is watched as any
-//! other source, and never read: each completion is an event, whatever the counter says.
+//! Operations queued in an iteration are submitted before it waits, in order, with one io_submit(2) per
+//! batch. Completions are read from the ring that the kernel maps into the process, without a system call,
+//! so the loop can poll it. The eventfd is watched like any other source and never read: each completion is
+//! an event, whatever the counter.
 
 #![allow(unsafe_code)]
 
@@ -32,32 +32,32 @@ use crate::ring::Completion;
 use crate::ring::setup::SetupError;
 use crate::slots::{SlotId, UserData};
 
-/// Operations with the kernel at once. All contexts of a machine share `fs.aio-max-nr`, 65536 by
-/// default, which this is counted against.
+/// Maximum operations in the kernel. Counts towards `fs.aio-max-nr`, the limit of all contexts of the
+/// machine, 65536 by default.
 const CAPACITY: u32 = 1024;
 
-/// A loop's context, and what it holds.
+/// A loop's context and its operations.
 pub(crate) struct LinuxAio {
     context: Context,
     notify: Arc<OwnedFd>,
     queue: RefCell<Queue>,
-    /// Most operations per io_submit(2).
+    /// Maximum operations per io_submit(2).
     max_batch: usize,
-    /// Operations that the kernel has and that were not reaped.
+    /// Operations submitted and not reaped.
     in_kernel: Cell<u32>,
 }
 
 struct Queue {
     waiting: VecDeque<Iocb>,
-    /// The list that io_submit(2) takes, for its capacity.
+    /// The list for io_submit(2), kept for its capacity.
     batch: Vec<*mut Iocb>,
 }
 
-/// What became of a submission.
+/// The result of a submission.
 enum Submitted {
-    /// There is nothing left to submit now: what waits does so until something completes.
+    /// Nothing to submit now. Operations still queued wait for a completion.
     Done,
-    /// The oldest operation was refused with this errno and is out of the queue.
+    /// The oldest operation was refused with this errno and removed from the queue.
     Refused(u64, i32),
 }
 
@@ -82,7 +82,7 @@ impl LinuxAio {
         })
     }
 
-    /// Waits for what the kernel has. `false`: it failed, and the memory is still in use.
+    /// Waits for the kernel's operations. Returns `false` if that failed and their memory is still in use.
     pub(crate) fn end(self) -> bool {
         self.context.destroy()
     }
@@ -92,7 +92,7 @@ impl LinuxAio {
         self.queue.borrow().waiting.len() as u64 + u64::from(self.in_kernel.get())
     }
 
-    /// Submits what fits, counting calls by `called`.
+    /// Submits as many operations as fit. Calls `called` per system call.
     fn submit(&self, called: impl Fn()) -> Submitted {
         let Queue { waiting, batch } = &mut *self.queue.borrow_mut();
         loop {
@@ -104,15 +104,15 @@ impl LinuxAio {
                 return Submitted::Done;
             }
             called();
-            // SAFETY: the pointers lead into `waiting`, which stays as it is during the call; what
-            // the operations name is owned by their slots (`slots.rs`) until the completion.
+            // SAFETY: the pointers lead into `waiting`, which does not change during the call. Slots
+            // (`slots.rs`) own the descriptors and memory until the completion.
             match unsafe { self.context.submit(batch) } {
                 Ok(taken) => {
                     waiting.drain(..taken);
                     self.in_kernel.set(self.in_kernel.get() + taken as u32);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Again when something has completed; if nothing will, the submitter is told.
+                // Try again after a completion. If none is outstanding, the operation fails with this error.
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && self.in_kernel.get() > 0 =>
                 {
@@ -129,7 +129,7 @@ impl LinuxAio {
         }
     }
 
-    /// Takes what has completed; with `wait`, at least one if anything is in flight.
+    /// Takes completions; with `wait`, at least one if any operation is in flight.
     fn reap(&self, into: &mut Vec<Completion>, wait: bool) -> io::Result<()> {
         let before = into.len();
         let result = if wait && self.in_kernel.get() > 0 && !self.context.has_completions() {
@@ -150,7 +150,7 @@ impl Handler for Completions {
     fn ready(&self, events: u32) -> Progress {
         let Some(inner) = self.0.upgrade() else { return Progress::Done };
         if events & libc::POLLERR as u32 != 0 {
-            // No watch is to be had (epoll_ctl(2) has a limit), and so nothing tells of what completes.
+            // epoll_ctl(2) has a limit of watches. Without one, completions would go unnoticed.
             inner.deaf.set(Some(libc::ENOSPC));
         }
         EventLoop(inner).dispatch_aio()
@@ -170,8 +170,8 @@ impl Handler for Completions {
 }
 
 impl EventLoop {
-    /// Readies the loop for [`Engine::Native`], which the first operation does otherwise: so an
-    /// error can be told before there is one. Once is enough.
+    /// Sets up [`Engine::Native`] before its first use, so that an error shows early. A second call has no
+    /// effect.
     ///
     /// # Errors
     ///
@@ -183,14 +183,14 @@ impl EventLoop {
             let handler = Rc::new(Completions(Rc::downgrade(&self.0)));
             let events = libc::POLLIN as u32;
             self.add_handler(aio.notify.clone(), events, Trigger::Edge, handler);
-            // There is none: nothing above could have set one.
+            // Cannot fail: no code above could have set it.
             let _ = self.0.aio.set(aio);
         }
         Ok(())
     }
 
-    /// Which engine carries out `op` on `file` when Linux AIO was asked for; an error where there is
-    /// none.
+    /// The engine that carries out `op` on `file` when Linux AIO was requested. Fails if Linux AIO is
+    /// unavailable.
     pub(crate) fn native_engine(&self, file: &LoopFile, op: &IoOp) -> Result<Engine, i32> {
         if !abi::takes(op) {
             return Ok(Engine::Threads);
@@ -201,7 +201,7 @@ impl EventLoop {
         Ok(if is_fsync && file.0.no_aio_fsync.get() { Engine::Threads } else { Engine::Native })
     }
 
-    /// Queues an operation that is in its slot.
+    /// Queues the operation in slot `id`.
     pub(crate) fn submit_native(&self, id: SlotId) {
         let slots = self.0.slots.borrow();
         let (Some(aio), Some(in_flight)) = (self.0.aio.get(), slots.get(id)) else { return };
@@ -212,7 +212,7 @@ impl EventLoop {
         }
     }
 
-    /// Hands over what is queued.
+    /// Submits queued operations.
     pub(crate) fn submit_aio(&self) {
         let Some(aio) = self.0.aio.get() else { return };
         while let Submitted::Refused(user_data, errno) =
@@ -234,25 +234,25 @@ impl EventLoop {
         }
     }
 
-    /// Operations with Linux AIO.
+    /// Number of operations queued for or with Linux AIO.
     pub(crate) fn with_aio(&self) -> u64 {
         self.0.aio.get().map_or(0, LinuxAio::in_flight)
     }
 
-    /// Dispatches what has completed, at most a batch of it (contract E11).
+    /// Dispatches completions, at most a batch (contract E11).
     fn dispatch_aio(&self) -> Progress {
         match self.reap_aio(false) {
             Ok(reaped) if reaped >= REAP_BATCH => Progress::More,
             Ok(_) => Progress::Done,
             Err(error) => {
-                // Of a filter that lets operations in and not out again: they stay in flight.
+                // A seccomp filter may permit io_submit(2) but not io_getevents(2): operations stay in flight.
                 self.0.deaf.set(Some(error.raw_os_error().unwrap_or(libc::EIO)));
                 Progress::Done
             }
         }
     }
 
-    /// Waits for completions, for a loop that shuts down, and dispatches them.
+    /// Waits for completions and dispatches them, while the loop shuts down.
     pub(crate) fn wait_for_aio(&self) -> io::Result<()> {
         self.section(|| self.reap_aio(true)).map(drop)
     }
@@ -291,8 +291,8 @@ mod tests {
         handler
     }
 
-    /// Completions that cannot be had are the loop's failure, and memory that the kernel may still
-    /// write to is not freed (E8).
+    /// Failing to fetch completions is an error of the loop. Memory that the kernel may still write to is
+    /// not freed (E8).
     #[test]
     fn a_context_that_fails_is_an_error_and_keeps_the_memory() {
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(Rc::strong_count(&owner), 2);
     }
 
-    /// As epoll does with one descriptor more than a user may watch.
+    /// As epoll does beyond a user's limit of watched descriptors.
     #[test]
     fn an_eventfd_that_cannot_be_watched_is_an_error() {
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
@@ -323,12 +323,12 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     }
 
-    /// Reads from the page cache, done when io_submit returns: with the mapped ring; without it, as on
-    /// a kernel whose ring is another; and with a context that holds less than we think, so that
-    /// io_submit says EAGAIN (on machines of up to a hundred CPUs or so, for which the kernel adds).
+    /// Reads from the page cache complete within io_submit. Three variants: with the mapped ring; without
+    /// it, as on a kernel with another layout; and with a context smaller than the loop believes, so that
+    /// io_submit returns EAGAIN (with up to about a hundred CPUs, as the kernel rounds the size up).
     #[test]
     fn completions_are_taken_from_the_ring_or_else_by_a_call() {
-        // More than one turn dispatches, let alone one io_getevents fetches.
+        // More than one turn dispatches or one io_getevents fetches.
         const READS: u32 = 1000;
         let file = Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into());
         for (has_ring, capacity) in [(true, CAPACITY), (false, CAPACITY), (true, 1), (false, 1)] {

@@ -1,4 +1,4 @@
-//! The default policy: poll where polling costs less than a sleep, by what both were measured to cost.
+//! The default policy: polls if polling costs less than a sleep, by measured costs.
 //!
 //! Before each wait the loop may poll for a window of time and then sleep. Polling costs the CPU time
 //! until the event. A sleep costs CPU time on both ends, since the other side has to wake this one, and the
@@ -38,43 +38,43 @@ use super::price::{Price, WHOLE};
 /// Buckets: one up to 256 ns, then four per octave.
 const BUCKETS: usize = 49;
 
-/// The last bucket's waits are never polled for.
+/// The start of the last bucket. Longer waits are not polled for.
 const LONGEST_NS: u64 = end_of(BUCKETS - 2);
 
 /// Intervals a histogram holds before it forgets half.
 const MEMORY: u8 = 128;
 
-/// Waits that are polled in a look.
+/// Number of waits polled in a look.
 const LOOKS: u8 = 24;
 
-/// The first of them, in which the other side gets used to being polled for, tell nothing.
+/// The first waits of a look are not used: the other side has to adapt to being polled.
 const SETTLE: u8 = 8;
 
-/// Waits between two looks, at first.
+/// Number of waits between two looks, at first.
 const PERIOD: u64 = 32;
 
-/// How many times the period quadruples at most.
+/// Maximum number of times that the period quadruples.
 const MAX_BACKOFF: u8 = 4;
 
-/// A look that has found nothing in so many waits is over.
+/// A look ends early after this many waits without an event.
 const MISSES: u8 = 4;
 
 /// Waits between choices of a window.
 const CHOOSE_EVERY: u64 = 8;
 
-/// The bit of a situation that says that operations are in flight.
+/// Bit of a situation: operations are in flight.
 const IN_FLIGHT: usize = 4;
 
 /// The recent waits of each situation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Measured {
     situations: [Situation; 8],
-    /// The present one: what brought the last events (1 ring, 2 others), and [`IN_FLIGHT`].
+    /// The current situation: the source of the last events (1 ring, 2 others), and [`IN_FLIGHT`].
     now: usize,
-    /// Operations in flight in the present one, and those that completed just before.
+    /// Operations in flight in the current situation, plus those that completed just before.
     in_flight: u64,
     answered: u64,
-    /// What brought the events of this iteration.
+    /// The source of this iteration's events.
     events: usize,
 }
 
@@ -85,9 +85,9 @@ struct Situation {
     total: u8,
     /// Waits since the last look, or since the window opened or closed.
     waits: u64,
-    /// Waits of a look that are to come.
+    /// Remaining waits of a look.
     looks: u8,
-    /// Nothing has come in any wait of this look.
+    /// No wait of this look found an event.
     missed: bool,
     /// How often the period between looks has quadrupled.
     backoff: u8,
@@ -109,7 +109,7 @@ impl Default for Situation {
     }
 }
 
-/// The price of a sleep for one wait, and what follows from it.
+/// The price of a sleep for one wait, and values derived from it.
 #[derive(Debug, Clone, Copy)]
 struct Terms {
     price: Price,
@@ -120,7 +120,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// What a wait's sleep costs where an event comes every `gap` ns.
+    /// The cost of a sleep if events come every `gap` ns.
     fn sleep(&self, gap: u64) -> u64 {
         let Price { late_ns: late, cpu_ns: cpu, .. } = self.price;
         let gap = gap.max(1);
@@ -139,17 +139,17 @@ impl Terms {
         (self.in_flight + self.answered).max(1)
     }
 
-    /// What an event that polling finds costs beside the time polled. An iteration serves it alone and submits
-    /// its I/O; a wake-up would have served it with others.
+    /// The cost of an event found by polling, in addition to the time polled. An iteration serves it alone and
+    /// submits its I/O; a wake-up would have served it with others.
     fn found(&self) -> u64 {
         if self.together() > 1 { self.price.cpu_ns / 8 } else { 0 }
     }
 
-    /// How long a look polls.
+    /// Duration of a look's polling, nanoseconds.
     fn look(&self) -> u64 {
         let longest = match self.in_flight {
             0 => look_ns(self.price, self.goal),
-            // How long a disk takes does not depend on whether the other side sleeps.
+            // The duration of disk I/O does not depend on whether the other side sleeps.
             _ => self.price.cpu_ns + worth_of(self.price.late_ns, self.price, self.goal),
         };
         longest.min(self.max_ns).min(LONGEST_NS)
@@ -162,13 +162,13 @@ fn shared(ns: u64, price: Price) -> u64 {
     (u128::from(ns) * power / u128::from(WHOLE).pow(4)) as u64
 }
 
-/// What being late by so many nanoseconds is worth in CPU time.
+/// The value of `late_ns` nanoseconds of latency in CPU time.
 fn worth_of(late_ns: u64, price: Price, goal: PollGoal) -> u64 {
     shared(goal.worth_of(late_ns), price)
 }
 
-/// The longest that is ever polled, nanoseconds: what a sleep is worth, and until the other side, which
-/// may sleep as well, has been woken.
+/// Returns the longest time that is ever polled, nanoseconds: the value of a sleep, plus the wake-up of the
+/// other side, which may sleep too.
 pub fn look_ns(price: Price, goal: PollGoal) -> u64 {
     let Price { late_ns: late, cpu_ns: cpu, .. } = price;
     (2 * cpu + worth_of(late, price, goal) + shared(late, price)).min(LONGEST_NS)
@@ -184,7 +184,7 @@ fn bucket(ns: u64) -> usize {
     ((octave as usize - 8) * 4 + quarter + 1).min(BUCKETS - 1)
 }
 
-/// Where a bucket ends, nanoseconds; the last one does not end.
+/// The end of a bucket, nanoseconds; the last one has no end.
 const fn end_of(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (6 + bucket / 4)
 }
@@ -205,7 +205,7 @@ impl Measured {
         }
     }
 
-    /// The window for the next wait, after one of `interval` ns.
+    /// Returns the window for the next wait, after a wait of `interval` ns.
     pub(super) fn end(
         &mut self,
         params: &PollParams,
@@ -222,7 +222,7 @@ impl Measured {
             max_ns: params.max_ns,
         };
         if self.situations[self.now].record(interval, &terms) {
-            // All at once: what is slept for in one is late for the next.
+            // All situations look together, as a sleep in one delays the next.
             for (situation, i) in self.situations.iter_mut().zip(0..) {
                 let in_flight = if i & IN_FLIGHT > 0 { terms.in_flight.max(1) } else { 0 };
                 let short = Terms { in_flight, ..terms }.look() + terms.price.late_ns;
@@ -240,7 +240,7 @@ impl Measured {
 }
 
 impl Situation {
-    /// `true`: it is time for a look.
+    /// Records a wait. Returns `true` if a look is due.
     fn record(&mut self, interval: u64, terms: &Terms) -> bool {
         if self.looks > LOOKS - SETTLE {
             self.looks -= 1;
@@ -278,8 +278,8 @@ impl Situation {
         is_due
     }
 
-    /// Begins a look where nothing is polled for and the waits may be as long as they are only because of
-    /// the sleeps: many are `short`.
+    /// Begins a look in a situation that does not poll and whose waits may be long only because of sleeps, as
+    /// many are `short`.
     fn look(&mut self, short: u64) {
         let near: u8 = self.counts[..=bucket(short)].iter().sum();
         if self.window == 0 && self.looks == 0 && near > self.total / 4 {
@@ -301,7 +301,7 @@ impl Situation {
         MAX_BACKOFF.min(self.backoff + 1)
     }
 
-    /// The longest window of about the least expected cost; 0 if sleeping at once costs less.
+    /// The longest window with about the least expected cost; 0 if sleeping at once costs less.
     fn cheapest(&self, terms: &Terms) -> u64 {
         let total = u64::from(self.total);
         let sum: u64 = self.counts.iter().zip(0..).map(|(n, i)| u64::from(*n) * middle_of(i)).sum();
@@ -319,7 +319,7 @@ impl Situation {
             costs[bucket] = polled + (total - caught) * (end + sleep);
         }
         let least = costs.iter().copied().min().unwrap_or(u64::MAX);
-        // Not to and fro between two that cost about the same: half of each is worse than either.
+        // Hysteresis: alternating between two equal choices is worse than either.
         let enough = if self.window > 0 { cost_of_none } else { cost_of_none - cost_of_none / 5 };
         if least >= enough {
             return 0;

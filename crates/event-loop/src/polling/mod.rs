@@ -24,34 +24,34 @@ use crate::trace;
 /// A source that has had no event for this long leaves the polling set.
 const IDLE_NS: u64 = 7_000_000_000;
 
-/// A set with more sources than this is a crowd: looking at each of hundreds takes longer than a sleep, and
-/// a disk that is busy would pay for those that are idle.
+/// A polling set with more sources is crowded: a check of hundreds takes longer than a sleep, and one busy
+/// disk would pay for the idle ones.
 const CROWD: usize = 16;
 
-/// The same in a crowd. A source that comes back costs a wake-up by its descriptor, at most a hundred
-/// times a second.
+/// [`IDLE_NS`] in a crowded set. A source that comes back costs one wake-up by its descriptor, at most a
+/// hundred times per second.
 const IDLE_IN_CROWD_NS: u64 = 10_000_000;
 
 /// A loop's polling state.
 pub(crate) struct Poller {
     params: Cell<PollParams>,
     policy: RefCell<Policy>,
-    /// What a sleep costs.
+    /// Measures the cost of a sleep.
     meter: Meter,
-    /// Operations completed when the policy was last asked.
+    /// Completed operations at the last update of the policy.
     completed: Cell<u64>,
-    /// When the wait for the next events began; kept over iterations that bring none.
+    /// When the wait for the next events began. Kept over iterations without events.
     wait_began: Cell<Option<u64>>,
-    /// The sources in the set have been told that they are polled.
+    /// Polling mode: `poll_begin` was called for the sources in the set.
     polling: Cell<bool>,
-    /// The last poll found nothing: sleep, do not poll again.
+    /// The last poll found nothing: sleep next.
     gave_up: Cell<bool>,
-    /// The completion ring and the inbox are sources too.
+    /// The completion ring and the inbox, as sources.
     pub(crate) ring: Source,
     pub(crate) inbox: Source,
-    /// On epoll, sources stay in the set: out of it they would starve behind polled ones.
+    /// On epoll, sources stay in the set: outside of it, polled ones would starve them.
     keep_sources: bool,
-    /// The clock is the machine's.
+    /// The loop uses the machine's clock.
     can_measure: bool,
 }
 
@@ -72,7 +72,7 @@ impl Poller {
         }
     }
 
-    /// Sets the parameters; returns what becomes of the window, nanoseconds.
+    /// Sets the parameters. Returns the new window, nanoseconds.
     pub(crate) fn set_params(&self, params: PollParams) -> u64 {
         let before = self.params.replace(params);
         if params.max_ns == 0 {
@@ -87,7 +87,7 @@ impl Poller {
         self.polling.get()
     }
 
-    /// Whether this iteration's events are to be accounted for.
+    /// Whether this iteration's events update the policy.
     pub(crate) fn has_begun(&self) -> bool {
         self.wait_began.get().is_some()
     }
@@ -96,20 +96,20 @@ impl Poller {
         self.params.get().max_ns > 0
     }
 
-    /// Whether sleeps are to be measured.
+    /// Whether sleeps are measured.
     fn measures(&self) -> bool {
         let params = self.params.get();
         self.can_measure && params.max_ns > 0 && params.policy == PollPolicy::Measured
     }
 
-    /// Whether the next step is to poll rather than to sleep.
+    /// Whether to poll next rather than sleep.
     pub(crate) fn wants_to_poll(&self) -> bool {
         self.is_on() && self.policy.borrow().window_ns() > 0 && !self.gave_up.get()
     }
 }
 
 impl EventLoop {
-    /// The wait for the next events begins.
+    /// Begins the wait for the next events.
     pub(crate) fn poll_wait_begins(&self) {
         let poller = &self.0.poller;
         if poller.is_on() && poller.wait_began.get().is_none() {
@@ -117,8 +117,8 @@ impl EventLoop {
         }
     }
 
-    /// Busy-polls for the window, at most until `deadline`. `true`: something was found, and what it
-    /// is stands in the ready list, the ring or the inbox.
+    /// Busy-polls for the window, at most until `deadline`. Returns `true` if an event was found. The event is
+    /// in the ready list, the ring or the inbox.
     pub(crate) fn poll_for_window(&self, deadline: Option<u64>) -> bool {
         let poller = &self.0.poller;
         let sources = self.polled_entries();
@@ -134,7 +134,7 @@ impl EventLoop {
         let end = deadline.map_or(end, |deadline| end.min(deadline));
         let found = loop {
             let mut found = self.ask(&sources);
-            // Asking may leave something to do as well.
+            // The check itself may make handlers ready.
             found |= !self.0.handlers.borrow().ready.is_empty();
             found |= self.0.tasks.has_ready();
             found |= self.0.ring.borrow_mut().ready() != Ready::Nothing;
@@ -144,7 +144,7 @@ impl EventLoop {
             }
             let now = self.fresh_now_ns();
             if now >= end {
-                // A timer that is due is found as well.
+                // A due timer ends the poll as well.
                 break deadline.is_some_and(|deadline| now >= deadline);
             }
             std::hint::spin_loop();
@@ -162,7 +162,7 @@ impl EventLoop {
         found
     }
 
-    /// In polling mode: asks each source once. `true`: something was found.
+    /// In polling mode, checks each source once. Returns `true` if an event was found.
     pub(crate) fn poll_once(&self) -> bool {
         if !self.0.poller.polling.get() {
             return false;
@@ -173,7 +173,7 @@ impl EventLoop {
         found
     }
 
-    /// Sleeps, and sometimes measures what that costs.
+    /// Sleeps, and sometimes measures the cost.
     pub(crate) fn sleep(&self, wait: ring::Wait) -> io::Result<()> {
         let poller = &self.0.poller;
         if !poller.measures() {
@@ -193,7 +193,7 @@ impl EventLoop {
                 let late = self.fresh_now_ns().checked_sub(end);
                 let nothing = self.0.ring.borrow_mut().ready() == Ready::Nothing;
                 if let Some(late) = late.filter(|_| nothing) {
-                    // The kernel may let a timeout wait for others so long.
+                    // The kernel may delay a timeout by this long.
                     let slack = get_timerslack().map_or(0, |ns| u64::try_from(ns).unwrap_or(0));
                     poller.meter.was_late(late.saturating_sub(slack));
                 }
@@ -210,7 +210,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Learns at times how many others want this thread's CPU.
+    /// Measures from time to time how many threads compete for this CPU.
     fn measure_share(&self) {
         let poller = &self.0.poller;
         let is_due = poller.measures() && poller.meter.is_share_due();
@@ -225,8 +225,8 @@ impl EventLoop {
         self.stats().sleep_cpu_ns.set(price.cpu_ns);
     }
 
-    /// Leaves polling mode before a sleep: tells each source and asks each once more. `true`: an
-    /// event had raced, do not sleep.
+    /// Leaves polling mode before a sleep: informs each source and checks it once more. Returns `true` if an
+    /// event raced, in which case the loop must not sleep.
     pub(crate) fn poll_end(&self) -> bool {
         if !self.0.poller.polling.replace(false) {
             return false;
@@ -239,11 +239,11 @@ impl EventLoop {
         raced
     }
 
-    /// Asks each source; lists those with an event as ready.
+    /// Checks each source, and lists those with an event as ready.
     fn ask(&self, sources: &[(SlotId, Rc<Entry>)]) -> bool {
         let mut found = false;
         for (id, entry) in sources {
-            // One may have been removed by another's callback (contract E9).
+            // A callback of another source may have removed this one (contract E9).
             if entry.source.in_set.get() && entry.handler.poll() {
                 self.0.handlers.borrow_mut().list_ready(*id);
                 found = true;
@@ -252,7 +252,7 @@ impl EventLoop {
         found
     }
 
-    /// The polling set, as a list that lives through changes of it.
+    /// A copy of the polling set, which callbacks may change.
     fn polled_entries(&self) -> Vec<(SlotId, Rc<Entry>)> {
         let mut list = self.0.polled.take();
         let handlers = self.0.handlers.borrow();
@@ -267,13 +267,13 @@ impl EventLoop {
         self.0.polled.replace(list);
     }
 
-    /// A source has had an event.
+    /// Notes that a source had an event.
     pub(crate) fn poll_note(&self, source: &Source) {
         source.had_event.set(self.0.poller.is_on());
     }
 
-    /// A handler has had an event: it joins the polling set if it can be polled. `false`: its
-    /// callbacks have removed it.
+    /// Notes that a handler had an event, and adds it to the polling set if it can be polled. Returns `false`
+    /// if its callbacks have removed it.
     pub(crate) fn poll_join(&self, id: SlotId, entry: &Entry) -> bool {
         self.poll_note(&entry.source);
         let poller = &self.0.poller;
@@ -284,7 +284,7 @@ impl EventLoop {
         entry.source.in_set.set(true);
         let mut handlers = self.0.handlers.borrow_mut();
         handlers.polling.push(id);
-        // Room for the list of all, which must not grow as the loop begins to poll.
+        // Reserve now, as the list must not allocate when polling begins.
         self.0.polled.borrow_mut().reserve(handlers.polling.len());
         drop(handlers);
         if poller.polling.get() {
@@ -293,8 +293,8 @@ impl EventLoop {
         entry.source.in_set.get()
     }
 
-    /// The end of an iteration that began with `poll_wait_begins`: adapts the window to it.
-    /// Iterations without events go on waiting.
+    /// Ends an iteration that began with `poll_wait_begins` and adapts the window. Iterations without events
+    /// extend the wait.
     pub(crate) fn poll_adapt(&self, events_at: u64, had_events: bool) {
         let poller = &self.0.poller;
         let Some(began) = poller.wait_began.get() else { return };
@@ -351,10 +351,10 @@ impl EventLoop {
         self.stats().poll_window_ns.set(new);
         drop(policy);
         if poller.polling.get() {
-            // Out of the set its events come by the descriptor again; one that raced is found by asking
-            // once more. Without one it must not be called: it would be back in the set.
+            // Sources that leave are signalled by their descriptor again. Check each once more for a raced
+            // event. Without an event, do not call it: it would join the set again.
             for (id, entry) in left {
-                // Not one that another's callback has just removed (contract E9).
+                // A callback of another source may have removed it (contract E9).
                 let is_there = || self.0.handlers.borrow().get(id).is_some();
                 if !is_there() {
                     continue;

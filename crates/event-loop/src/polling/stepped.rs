@@ -1,19 +1,19 @@
-//! The policy before the weighted one: each source has a window of its own, which doubles while it
-//! is too short and is given up when the interval exceeds the maximum. The loop polls for the largest
-//! window in the polling set, of sources with an event and without.
+//! The policy before the weighted one. Each source has its own window. The window doubles while it is too
+//! short, and drops to 0 when the interval exceeds the maximum. The loop polls for the largest window in the
+//! polling set, of sources with an event and without.
 //!
-//! After the first polling of QEMU's AioContext, as its documentation of `poll-max-ns`, `poll-grow` and
-//! `poll-shrink` has it. Kept to be compared with.
+//! It follows the first polling of QEMU's AioContext, as the documentation of `poll-max-ns`, `poll-grow` and
+//! `poll-shrink` describes it. Kept for comparison.
 
 use super::policy::PollParams;
 
-/// What a window begins with.
+/// The first window, nanoseconds.
 const FIRST_NS: u64 = 4_000;
 
-/// A source had an event `interval` ns after the wait began: its window, `ns`, follows.
+/// Updates a source's window, `ns`, after an event `interval` ns from the start of the wait.
 pub fn update(ns: &mut u64, params: &PollParams, interval: u64) {
     if interval <= *ns {
-        // Polling found it, or would have.
+        // The poll found the event, or would have found it.
     } else if interval > params.max_ns {
         *ns = if params.shrink == 0 { 0 } else { *ns / u64::from(params.shrink) };
     } else {

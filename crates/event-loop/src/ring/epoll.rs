@@ -1,5 +1,5 @@
-//! What is left where there is no io_uring: epoll for descriptors and sockets; the thread pool does
-//! the I/O on files.
+//! The ring's replacement on machines without io_uring: epoll for descriptors and sockets. File I/O uses the
+//! thread pool.
 
 #![allow(unsafe_code)]
 
@@ -9,37 +9,37 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, socket};
 
-/// A poll that ends with its first event, when it is taken out of the set. Miri knows edges only.
+/// Mode of a poll that ends with its first event and is then removed. Miri supports only EPOLLET.
 const ONCE: i32 = if cfg!(miri) { libc::EPOLLET } else { libc::EPOLLONESHOT };
 
 /// Events taken by one epoll_pwait2(2).
 const BATCH: usize = 128;
 
-/// epoll in the shape of a ring that only polls, and reads and writes sockets once they are ready.
+/// epoll behind the ring interface. It polls descriptors, and reads and writes sockets once ready.
 pub(crate) struct EpollRing {
     epoll: OwnedFd,
     /// Polls that are armed.
     armed: HashMap<u64, Armed>,
     completions: VecDeque<Completion>,
-    /// The last wait took as many events as it may: there may be more. Edge-triggered, whoever
-    /// watches the epoll descriptor hears nothing of those.
+    /// The last wait filled the event list, so further events may be pending. The epoll descriptor, watched
+    /// edge-triggered, does not signal those again.
     full: bool,
-    /// epoll_pwait2(2) is there: Linux 5.11, and no filter that knows it not.
+    /// epoll_pwait2(2) is available: Linux 5.11 or later, and not denied by a filter.
     has_pwait2: bool,
 }
 
 struct Armed {
     fd: RawFd,
-    /// What stands in the set in place of `fd`, where that stood there already for another poll.
+    /// A duplicate of `fd` in the set, if `fd` is already in it for another poll.
     stand_in: Option<OwnedFd>,
     multishot: bool,
-    /// A socket's read or write that waits for this.
+    /// The read or write of a socket that waits for this poll.
     transfer: Option<RingOp>,
 }
 
 impl EpollRing {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: epoll_create1(2) takes no memory; the descriptor it returns is ours alone.
+        // SAFETY: epoll_create1(2) takes no memory. The returned descriptor has no other owner.
         let epoll = unsafe {
             let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
             if fd < 0 {
@@ -70,17 +70,17 @@ impl EpollRing {
         self.disarm(user_data);
     }
 
-    /// Takes a poll out of the set.
+    /// Removes a poll from the set.
     fn disarm(&mut self, user_data: u64) -> bool {
         let Some(armed) = self.armed.remove(&user_data) else { return false };
         let fd = armed.stand_in.as_ref().map_or(armed.fd, |fd| fd.as_raw_fd());
-        // Fails only where the descriptor is closed already, and then it is out of the set.
+        // Fails only if the descriptor is closed, which has removed it from the set.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, user_data);
         true
     }
 
-    /// Puts a poll into the set. epoll takes each descriptor but once, unlike io_uring: for a second
-    /// poll of one a duplicate stands in.
+    /// Adds a poll to the set. epoll takes each descriptor once, unlike io_uring, so a second poll uses a
+    /// duplicate.
     fn arm(&self, fd: RawFd, events: u32, user_data: u64) -> Result<Option<OwnedFd>, i32> {
         match self.control(libc::EPOLL_CTL_ADD, fd, events, user_data) {
             Err(libc::EEXIST) => {}
@@ -94,7 +94,7 @@ impl EpollRing {
         Ok(Some(stand_in))
     }
 
-    /// Reads or writes a socket, now or when it is ready.
+    /// Reads or writes a socket, now or once it is ready.
     ///
     /// # Safety
     ///
@@ -117,23 +117,24 @@ impl EpollRing {
         }
     }
 
-    /// epoll_pwait2(2), or what comes close to it. The count, -1 on errors.
+    /// Calls epoll_pwait2(2), or its nearest equivalent. Returns the count, or -1 on errors.
     fn wait(&mut self, events: &mut [libc::epoll_event], timeout: Option<libc::timespec>) -> i32 {
         let (epoll, room) = (self.epoll.as_raw_fd(), events.len() as i32);
         if cfg!(miri) {
-            // It knows this call alone. Whole milliseconds: simulations wait for ever or not at all.
+            // Miri supports only this call. Whole milliseconds suffice, as simulations wait for ever or not at
+            // all.
             let ms = timeout.map_or(-1, |t| (t.tv_sec * 1000 + t.tv_nsec / 1_000_000) as i32);
             // SAFETY: writes at most `room` events to `events`.
             return unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, ms) };
         }
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // The system call has a timeout of 64 bits, as `timespec` has on such machines.
+        // The system call's timeout has 64-bit fields, like `timespec` on these machines.
         if self.has_pwait2 && cfg!(target_pointer_width = "64") {
             let (call, list) = (libc::SYS_epoll_pwait2, events.as_mut_ptr());
             let (no_mask, mask_len) = (std::ptr::null::<libc::sigset_t>(), 0_usize);
-            // Not by libc's function: glibc has it since 2.35, and is required in no other place to be newer than 2.34.
-            // SAFETY: writes at most `room` events to `events`, reads `timeout`, which lives across
-            // the call, and takes no signal mask.
+            // A raw system call, as glibc has the function only since 2.35, and 2.34 suffices otherwise.
+            // SAFETY: writes at most `room` events to `events`, reads `timeout`, which lives across the
+            // call, and takes no signal mask.
             let count = unsafe {
                 libc::syscall(call, epoll, list, room, timeout, no_mask, mask_len) as i32
             };
@@ -143,7 +144,7 @@ impl EpollRing {
             }
             self.has_pwait2 = false;
         }
-        // ppoll(2) has the nanoseconds, epoll_wait(2) the events.
+        // ppoll(2) supports nanoseconds; epoll_wait(2) returns the events.
         let mut poll = libc::pollfd { fd: epoll, events: libc::POLLIN, revents: 0 };
         // SAFETY: one `pollfd`, and the arguments of above.
         match unsafe { libc::ppoll(&mut poll, 1, timeout, std::ptr::null()) } {
@@ -165,7 +166,7 @@ impl Ring for EpollRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
         match *op {
             RingOp::PollAdd { fd, events, multishot } => {
-                // Edge triggered, as a multishot poll is; the low bits are the same in both calls.
+                // Edge-triggered, like a multishot poll. The low event bits are the same in both interfaces.
                 let mode = if multishot { libc::EPOLLET } else { ONCE } as u32;
                 match self.arm(fd, events | mode, user_data) {
                     Ok(stand_in) => {
@@ -188,7 +189,7 @@ impl Ring for EpollRing {
                 // SAFETY: the caller's promise.
                 unsafe { self.transfer(fd, *op, user_data) };
             }
-            // The loop sends file I/O to its thread pool, as `does_file_io` tells it.
+            // Not reached: the loop sends file I/O to its thread pool, as `does_file_io` is false.
             _ => self.complete(user_data, -libc::EOPNOTSUPP, false),
         }
         true
@@ -227,7 +228,7 @@ impl Ring for EpollRing {
                 self.disarm(user_data);
             }
             if let Some(op) = transfer {
-                // SAFETY: it has not been completed, so `push`'s contract still holds.
+                // SAFETY: it has not completed, so `push`'s contract still holds.
                 unsafe { self.transfer(fd, op, user_data) };
                 continue;
             }

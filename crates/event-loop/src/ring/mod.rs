@@ -1,7 +1,7 @@
-//! The narrow trait between the loop and whatever carries out its operations.
+//! The trait between the loop and what carries out its operations.
 //!
-//! `uring` is the real thing, `epoll` what is left where there is no io_uring, `sim` (a feature) a ring
-//! of memory files with virtual time and seeded faults. The loop above is the same for all three.
+//! `uring` is io_uring, `epoll` its replacement where it is missing, and `sim` (a feature) a ring of memory
+//! files with virtual time and seeded faults. The loop above is the same for all three.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::os::fd::RawFd;
 
 pub(crate) use socket::send_now;
 
-/// An operation as a ring takes it: raw descriptors and pointers, which the loop's slots keep alive.
+/// An operation in a ring's terms: raw descriptors and pointers, which the loop's slots keep valid.
 #[derive(Debug, Clone, Copy)]
 pub enum RingOp {
     /// One segment read or written at an offset.
@@ -38,7 +38,7 @@ pub enum RingOp {
         offset: u64,
         /// `RWF_*`.
         rw_flags: i32,
-        /// The place of the registered buffer that the segment lies in: a hint.
+        /// Table index of the registered buffer that contains the segment: a hint.
         buffer: Option<u16>,
     },
     /// Several segments read or written at an offset.
@@ -57,7 +57,7 @@ pub enum RingOp {
         offset: u64,
         /// `RWF_*`.
         rw_flags: i32,
-        /// The place of the registered buffer that all segments lie in, for rings with
+        /// Table index of the registered buffer that contains all segments, for rings with
         /// [`has_vectored_fixed`](Ring::has_vectored_fixed): a hint.
         buffer: Option<u16>,
     },
@@ -79,7 +79,7 @@ pub enum RingOp {
         /// Bytes.
         len: u64,
     },
-    /// Tell when `fd` becomes ready: once, or (multishot) each time it becomes ready anew.
+    /// Completes when `fd` becomes ready: once, or (multishot) each time it becomes ready.
     PollAdd {
         /// The descriptor.
         fd: RawFd,
@@ -88,19 +88,19 @@ pub enum RingOp {
         /// Stay armed.
         multishot: bool,
     },
-    /// Stop a poll: it completes with `-ECANCELED`.
+    /// Stops a poll, which then completes with `-ECANCELED`.
     PollRemove {
-        /// The poll's.
+        /// The `user_data` of the poll.
         user_data: u64,
     },
-    /// Try to cancel an operation: it completes with `-ECANCELED` if that came in time.
+    /// Tries to cancel an operation, which then completes with `-ECANCELED`.
     Cancel {
-        /// The operation's.
+        /// The `user_data` of the operation.
         user_data: u64,
     },
 }
 
-/// A file as the ring knows it.
+/// A file in a ring's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingFile {
     /// By descriptor.
@@ -123,7 +123,7 @@ pub struct Completion {
 /// How long a call of [`Ring::enter`] may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Submit, collect what is there, do not wait.
+    /// Submit and collect available completions without waiting.
     No,
     /// Wait for a completion, at most this many nanoseconds.
     For(u64),
@@ -131,9 +131,9 @@ pub enum Wait {
     Forever,
 }
 
-/// What carries out a loop's operations. Not `Send`: one thread enters a ring (contract E3).
+/// Carries out a loop's operations. Not `Send`: one thread enters a ring (contract E3).
 pub trait Ring {
-    /// Queues an operation for the next [`enter`](Ring::enter). `false` when there is no room: enter
+    /// Queues an operation for the next [`enter`](Ring::enter). Returns `false` if the queue is full: enter
     /// and try again.
     ///
     /// # Safety
@@ -143,57 +143,57 @@ pub trait Ring {
     /// is written to exists meanwhile.
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool;
 
-    /// Operations queued and not yet taken over by [`enter`](Ring::enter).
+    /// Returns the number of operations queued and not yet submitted by [`enter`](Ring::enter).
     fn queued(&mut self) -> u32;
 
-    /// Submits what is queued and, in the same system call, waits. Interrupted waits and full
-    /// completion queues are no errors: the loop comes again.
+    /// Submits queued operations and waits, in one system call. Interrupted waits and full completion queues
+    /// are no errors: the loop calls again.
     fn enter(&mut self, wait: Wait) -> io::Result<()>;
 
-    /// Whether there are completions to [`reap`](Ring::reap), or an [`enter`](Ring::enter) without
-    /// waiting would bring some: flagged task work, an overflown completion queue. No system call.
+    /// Returns whether completions are ready to [`reap`](Ring::reap), or an [`enter`](Ring::enter) without
+    /// waiting would bring some, as with flagged task work or an overflown completion queue. No system call.
     fn ready(&mut self) -> Ready;
 
-    /// Appends completions to `into`, oldest first, as far as its capacity goes.
+    /// Appends completions to `into`, oldest first, up to its capacity.
     fn reap(&mut self, into: &mut Vec<Completion>);
 
-    /// A descriptor that polls as readable when there are completions, or [`Ready::NeedsEnter`] has
-    /// become true, if there is one. It stays open as long as the ring.
+    /// Returns a descriptor that polls as readable once there are completions or [`ready`](Ring::ready) is
+    /// [`Ready::NeedsEnter`], if the ring has one. It stays open as long as the ring.
     fn pollable_fd(&self) -> Option<RawFd>;
 
-    /// Whether this ring does file I/O; where not, the thread pool does. Reads and writes of
-    /// sockets are any ring's.
+    /// Returns whether this ring does file I/O; otherwise the thread pool does. Every ring reads and writes
+    /// sockets.
     fn does_file_io(&self) -> bool;
 
-    /// Registers a file, where the ring has room in its table.
+    /// Registers a file, if the ring's table has room.
     fn register_file(&mut self, fd: RawFd) -> Option<u32>;
 
-    /// Gives a registered file's place back. Operations in flight keep the file.
+    /// Releases a registered file's index. Operations in flight keep the file.
     fn unregister_file(&mut self, index: u32);
 
-    /// Takes `count` places in a row in the table of registered buffers; returns the first.
+    /// Reserves `count` consecutive indices in the table of registered buffers. Returns the first.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](io::ErrorKind::Unsupported): this ring registers none. `ENOSPC`: not so many
-    /// are free. Others: those of io_uring_register(2), there is no table.
+    /// [`Unsupported`](io::ErrorKind::Unsupported): this ring cannot register buffers. `ENOSPC`: not enough
+    /// indices are free. Others are those of io_uring_register(2), when the table cannot be created.
     fn reserve_buffers(&mut self, _count: u32) -> io::Result<u32> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Registers memory, at most 1 GiB, at a place that was taken.
+    /// Registers memory, at most 1 GiB, at a reserved index.
     ///
     /// # Errors
     ///
-    /// Those of io_uring_register(2); the place is still taken.
+    /// Those of io_uring_register(2); the index stays reserved.
     fn register_buffer(&mut self, _index: u32, _memory: libc::iovec) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Gives a place back, and unregisters what is registered there.
+    /// Releases an index, and unregisters the buffer there.
     fn release_buffer(&mut self, _index: u32) {}
 
-    /// Whether operations on several segments in one registered buffer are any different here.
+    /// Returns whether vectored operations benefit from a registered buffer.
     fn has_vectored_fixed(&self) -> bool {
         false
     }
@@ -207,10 +207,10 @@ pub(crate) fn is_transient(errno: i32) -> bool {
 /// See [`Ring::ready`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {
-    /// Nothing to be had without waiting.
+    /// Nothing without waiting.
     Nothing,
     /// Completions are in the queue.
     Completions,
-    /// Something comes with the next [`Ring::enter`], without waiting.
+    /// The next [`Ring::enter`] brings completions without waiting.
     NeedsEnter,
 }

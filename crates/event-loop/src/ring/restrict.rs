@@ -1,8 +1,9 @@
-//! What a ring may be used for: the operations that ringmill uses and no others.
+//! Restricts a ring to the operations that ringmill uses.
 //!
-//! io_uring carries out operations that a seccomp filter never sees. A restricted ring (5.10,
-//! `IORING_REGISTER_RESTRICTIONS`) refuses all that is not on its list, for good: whoever gets hold of it
-//! can read and write open files with it, and neither open nor connect nor start anything.
+//! A seccomp filter does not see operations of io_uring. A restricted ring (Linux 5.10,
+//! `IORING_REGISTER_RESTRICTIONS`) permanently refuses all operations that are not on its list. Code that
+//! gains control of the ring can read and write open files, but cannot open files, connect, or start
+//! programs.
 
 use std::io;
 
@@ -10,7 +11,7 @@ use io_uring::register::Restriction;
 use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
 
-/// What [`entry`](super::uring) makes of each [`RingOp`](super::RingOp).
+/// Operations that [`entry`](super::uring) makes from a [`RingOp`](super::RingOp).
 const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
     opcode::ReadFixed::CODE,
@@ -27,21 +28,19 @@ const OPERATIONS: [u8; 13] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// And where the kernel has them: a list with operations that it does not know is refused.
+/// Further operations, if the kernel supports them: it refuses a list with unknown operations.
 const VECTORED_FIXED: [u8; 2] = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
 
-/// `IORING_REGISTER_*` of what happens while the ring is in use.
+/// `IORING_REGISTER_*` operations needed while the ring is in use.
 const REGISTERING: [u8; 3] = [
-    // FILES_UPDATE: a file's place in the table is taken and given back. The table itself is
-    // registered before.
+    // FILES_UPDATE sets entries of the table of files. The table itself is registered before the restriction.
     6,
-    // BUFFERS2 and BUFFERS_UPDATE: the table of buffers, which most rings never have, and its
-    // places.
+    // BUFFERS2 and BUFFERS_UPDATE create the table of buffers, which most rings never need, and set entries.
     15, 16,
 ];
 
-/// Restricts a ring that was created with `IORING_SETUP_R_DISABLED`, then enables it: the calling
-/// thread becomes its single issuer, if it has one.
+/// Restricts a ring created with `IORING_SETUP_R_DISABLED`, then enables it. The calling thread becomes its
+/// single issuer, if the ring has one.
 pub(super) fn restrict(ring: &IoUring, vectored_fixed: bool) -> io::Result<()> {
     let mut list: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
     if vectored_fixed {
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_on_the_list_is_refused_with_eacces() {
+    fn unlisted_operations_are_refused_with_eacces() {
         let (mut free, mut restricted) = (ring(false), ring(true));
         let (not_ours, close) = (Fd(-1), Fd(-1));
         for (entry, unrestricted) in [
@@ -90,13 +89,13 @@ mod tests {
                 opcode::Socket::new(libc::AF_UNIX, libc::SOCK_DGRAM, 99).build(),
                 -libc::EPROTONOSUPPORT,
             ),
-            // On the list, but not with this flag.
+            // Permitted, but not with this flag.
             (opcode::Fsync::new(not_ours).build().flags(Flags::ASYNC), -libc::EBADF),
         ] {
             assert_eq!(result(&mut free, entry.clone()), unrestricted, "{entry:?}");
             assert_eq!(result(&mut restricted, entry.clone()), -libc::EACCES, "{entry:?}");
         }
-        // Fixed operations are on it, and what they name is not there.
+        // Permitted, but the named index is not registered.
         let nowhere = std::ptr::null_mut();
         let vectored = if restricted.has_vectored_fixed() { libc::EFAULT } else { libc::EACCES };
         for (entry, errno) in [
@@ -125,7 +124,7 @@ mod tests {
         restricted.register_buffer(index, memory).expect("buffers come and go");
         restricted.release_buffer(index);
         assert_eq!(restricted.reserve_buffers(1).unwrap(), index);
-        // And no way out of it.
+        // The restriction cannot be lifted.
         let error = restricted.restrict_again().unwrap_err();
         assert!(matches!(error.raw_os_error(), Some(libc::EACCES | libc::EBADFD)), "{error}");
         let index = restricted.register_file(raw).expect("files come and go");

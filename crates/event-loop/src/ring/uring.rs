@@ -1,4 +1,4 @@
-//! The real ring.
+//! The io_uring ring.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use crate::ring::restrict::restrict;
 use crate::ring::setup::{Refused, RingFlags, TaskRun};
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait, workers};
 
-/// Places in the table of registered files. Sparse: an unused place costs 8 bytes in the kernel.
+/// Entries of the table of registered files. An unused entry costs 8 bytes in the kernel.
 const FILE_TABLE: u32 = 1024;
 
 /// `IORING_ENTER_*` of io_uring_enter(2).
@@ -21,31 +21,31 @@ const ENTER_GETEVENTS: u32 = 1 << 0;
 const ENTER_EXT_ARG: u32 = 1 << 3;
 const ENTER_NO_IOWAIT: u32 = 1 << 7;
 
-/// An io_uring that one thread uses.
+/// An io_uring for one thread.
 pub(crate) struct UringRing {
     ring: IoUring,
-    /// Free places in the table of registered files, last one first; empty where registering failed.
+    /// Free indices of the table of registered files, last one first; empty if registering the table failed.
     free_files: Vec<u32>,
-    /// The table of registered buffers, once one was wanted.
+    /// The table of registered buffers, once needed.
     buffers: Option<BufferTable>,
-    /// READV_FIXED and WRITEV_FIXED are there: Linux 6.15.
+    /// READV_FIXED and WRITEV_FIXED are supported: Linux 6.15.
     vectored_fixed: bool,
-    /// `IORING_ENTER_NO_IOWAIT`, where it is in force.
+    /// `IORING_ENTER_NO_IOWAIT`, if supported.
     wait_flags: u32,
-    /// DEFER_TASKRUN is in force.
+    /// DEFER_TASKRUN is on.
     defers: bool,
-    /// Most entries queued at once; the kernel rounds the queue itself up to a power of two.
+    /// Maximum entries queued at once. The kernel rounds the queue itself up to a power of two.
     max_queued: usize,
     headers: MessageHeaders,
 }
 
-/// Completions that find room before the kernel must set some aside.
+/// Minimum size of the completion queue.
 const MIN_COMPLETIONS: u32 = 1024;
 
 impl UringRing {
-    /// Creates a ring with room for `entries` queued operations and as many `completions`, or, for
-    /// 0, for eight times `entries`: what is in flight may far exceed what is queued between two
-    /// calls. The kernel gets no more than `workers` threads of each kind for what blocks.
+    /// Creates a ring for `entries` queued operations and `completions` completions. 0 means eight times
+    /// `entries`, as far more operations may be in flight than are queued between two calls. The kernel gets
+    /// at most `workers` threads of each kind for blocking operations.
     pub(crate) fn new(
         flags: RingFlags,
         entries: u32,
@@ -82,12 +82,12 @@ impl UringRing {
         let ring = builder.build(entries).map_err(Refused::Ring)?;
         let params = ring.params();
         if !params.is_feature_ext_arg() || !params.is_feature_resource_tagging() {
-            // Before 5.11 the waiting call has no time-outs, before 5.13 (which brought resource tags
-            // as well) a poll fires but once.
+            // Before 5.11 the waiting call has no timeout. Before 5.13, which also brought resource tags, a
+            // poll fires only once.
             return Err(Refused::Ring(io::Error::from_raw_os_error(libc::ENOSYS)));
         }
         if flags.no_iowait && !params.is_feature_no_iowait() {
-            // What the call that waits would say.
+            // The errno that the waiting call would return.
             return Err(Refused::Ring(io::Error::from_raw_os_error(libc::EINVAL)));
         }
         let wait_flags = if flags.no_iowait { ENTER_NO_IOWAIT } else { 0 };
@@ -116,13 +116,13 @@ impl UringRing {
             max_queued,
             headers: MessageHeaders::new(max_queued),
         };
-        // A filter may let rings be made and not entered: better found here than in the first turn.
+        // A filter may permit creating rings but not entering them: detect that now.
         ring.enter(Wait::No).map_err(Refused::Entry)?;
         Ok(ring)
     }
 }
 
-/// Builds the entry for an operation on a file that goes by descriptor or by index.
+/// Builds the entry of an operation for a file by descriptor or by index.
 macro_rules! with_file {
     ($file:expr, |$target:ident| $entry:expr) => {
         match $file {
@@ -142,9 +142,9 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
     match *op {
         RingOp::Rw { file, write, socket, segment, offset, rw_flags, buffer } => {
             let base = segment.iov_base.cast::<u8>();
-            // A segment is part of a request that was checked against `MAX_IO`: it fits.
+            // Fits: a segment is part of a request that was checked against `MAX_IO`.
             let len = u32::try_from(segment.iov_len).unwrap_or(u32::MAX);
-            // A receive of nothing would wait for a byte.
+            // A receive of no bytes would wait for a byte.
             if socket && len > 0 {
                 if write {
                     with_file!(file, |fd| opcode::Send::new(fd, base, len).build())
@@ -175,7 +175,7 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
                     .build())
             }
         }
-        // Not WRITEV: that raises SIGPIPE when the other side is gone. READV does for sockets as well.
+        // Not WRITEV, which raises SIGPIPE if the other side has closed. READV works for sockets too.
         RingOp::RwVectored { file, write: true, segments, count, socket: true, .. } => {
             let header = headers.of(segments, count);
             with_file!(file, |fd| opcode::SendMsg::new(fd, header).build())
@@ -218,8 +218,8 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
         RingOp::PollAdd { fd, events, multishot } => {
             opcode::PollAdd::new(types::Fd(fd), events).multi(multishot).build()
         }
-        // Not IORING_OP_POLL_REMOVE: that gives up with EALREADY on a poll that has just fired, and a
-        // multishot poll then stays armed for ever.
+        // Not IORING_OP_POLL_REMOVE: it fails with EALREADY on a poll that has just fired, and a multishot
+        // poll then stays armed for ever.
         RingOp::PollRemove { user_data } | RingOp::Cancel { user_data } => {
             opcode::AsyncCancel::new(user_data).build()
         }
@@ -229,7 +229,7 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
 impl Ring for UringRing {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
         let mut queue = self.ring.submission();
-        // Before the entry takes a header, which is another's while that waits to be submitted.
+        // Checked before the entry takes a message header, which a queued entry may still use.
         if queue.len() >= self.max_queued {
             return false;
         }
@@ -244,13 +244,13 @@ impl Ring for UringRing {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        // Completions that found no room are fetched first. While there are any, the kernel ends each
-        // multishot poll that fires; one armed on a ready descriptor does so at once, and more of
-        // them than the queue has room for would keep each other from staying armed for ever.
+        // First fetch overflown completions. While there are any, the kernel ends each multishot poll that
+        // fires. A poll armed on a ready descriptor fires at once. More of them than the queue has room for
+        // would prevent each other from staying armed.
         let queue = self.ring.submission();
         let to_submit = if queue.cq_overflow() { 0 } else { queue.len() as u32 };
         drop(queue);
-        // GETEVENTS always: it runs deferred task work and flushes an overflown completion queue.
+        // Always GETEVENTS: it runs deferred task work and flushes an overflown completion queue.
         let (mut flags, min_complete) = match wait {
             Wait::No => (ENTER_GETEVENTS, 0),
             Wait::For(_) | Wait::Forever => (ENTER_GETEVENTS | self.wait_flags, 1),
@@ -286,8 +286,8 @@ impl Ring for UringRing {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // The time is up; a signal came; no memory for requests right now; completions must be
-            // taken first. In each case the caller's next step is to look at the completions.
+            // A timeout; a signal; no memory for requests right now; completions must be taken first. In
+            // each case the caller checks the completions next.
             Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
             _ => Err(error),
         }
@@ -310,9 +310,9 @@ impl Ring for UringRing {
         }));
     }
 
-    /// None with DEFER_TASKRUN: deferred task work wakes nobody who polls the ring's descriptor, and
-    /// an eventfd registered with the ring misses most of what other eventfds bring about (Linux
-    /// 6.18: a signal from within an eventfd's own wake-up is delivered once, then never again).
+    /// `None` with DEFER_TASKRUN: deferred task work does not wake pollers of the ring's descriptor. An
+    /// eventfd registered with the ring misses most events caused by other eventfds. (Linux 6.18: a signal
+    /// from within an eventfd's own wake-up is delivered once, then never again.)
     fn pollable_fd(&self) -> Option<RawFd> {
         if self.defers { None } else { Some(self.ring.as_raw_fd()) }
     }
@@ -350,8 +350,8 @@ impl Ring for UringRing {
     }
 
     fn register_buffer(&mut self, index: u32, memory: libc::iovec) -> io::Result<()> {
-        // SAFETY: the call pins what is mapped there now, whatever it is. What operations do with
-        // it is their submitter's promise.
+        // SAFETY: the call pins the memory mapped there now. What operations do with it is their submitter's
+        // promise.
         unsafe { self.ring.submitter().register_buffers_update(index, &[memory], None) }
     }
 
@@ -368,7 +368,7 @@ impl Ring for UringRing {
     }
 }
 
-/// For the tests of `restrict.rs`: what the loop never does.
+/// Operations that the loop never uses, for the tests of `restrict.rs`.
 #[cfg(test)]
 impl UringRing {
     pub(super) fn push_raw(&mut self, entry: &squeue::Entry) {
@@ -416,12 +416,12 @@ mod tests {
         };
         assert_eq!((opcode(false, true, 1), opcode(true, true, 1)), (27, 26));
         assert_eq!((opcode(false, false, 1), opcode(true, false, 1)), (22, 23));
-        // For nothing, recv(2) would wait for a byte.
+        // A receive of no bytes would wait for a byte.
         assert_eq!((opcode(false, true, 0), opcode(true, true, 0)), (22, 23));
     }
 
     #[test]
-    fn what_finds_no_room_takes_no_other_sends_header() {
+    fn a_refused_send_takes_no_queued_header() {
         let mut ring = UringRing::new(RingFlags::PLAIN, 2, 0, 1).unwrap();
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         let mut letters = *b"abc";

@@ -1,8 +1,8 @@
-//! The kernel's own threads behind a ring (io-wq): they do what would block, such as every fsync(2), every
-//! fallocate(2), and the I/O of files and devices that cannot do without.
+//! The kernel's own threads for a ring (io-wq). They carry out operations that block: every fsync(2) and
+//! fallocate(2), and the I/O of files and devices without asynchronous support.
 //!
-//! Left alone there are up to four per CPU for files, and for all else as many as the user may have
-//! processes; and, before Linux 6.2, they run on CPUs that the ring's thread keeps off.
+//! By default the kernel starts up to four per CPU for files, and for everything else as many as the user
+//! may have processes. Before Linux 6.2 they also run on CPUs outside of the ring thread's affinity.
 
 #![allow(unsafe_code)]
 
@@ -10,27 +10,27 @@ use std::mem;
 
 use io_uring::IoUring;
 
-/// Lets `ring`, which was created by the calling thread, have at most `most` threads of each of the two
-/// kinds, on the CPUs of the calling thread. A kernel that cannot do that (before 5.15, or 5.14 for
-/// the CPUs) or may not goes on as it is: it has bounds of its own.
+/// Limits the threads of `ring`, which the calling thread has created, to `most` of each of the two kinds,
+/// and to the CPUs of the calling thread. Kernels that cannot do this (before 5.15, or 5.14 for the CPUs)
+/// keep their own limits.
 ///
-/// For a ring that is not restricted yet.
+/// Call this before the ring is restricted.
 pub(super) fn limit(ring: &IoUring, most: u32) {
     let ring = ring.submitter();
-    // Zeroes ask without changing anything. A kernel that makes the pool when it is first needed
-    // answers with zeroes too, and takes the limit for later.
+    // Zeroes query the limits without a change. A kernel that creates the pool on demand also answers with
+    // zeroes, and stores the limit for later.
     let mut now = [0, 0];
     if ring.register_iowq_max_workers(&mut now).is_ok() {
         let mut limits = now.map(|now| if now == 0 { most } else { now.min(most) }.max(1));
         let _ = ring.register_iowq_max_workers(&mut limits);
     }
-    // Where the thread may run anywhere, so may they, on CPUs that come later as well.
+    // If the thread may run on all CPUs, so may the workers, on CPUs added later too.
     if let Some(cpus) = own_cpus() {
         let _ = ring.register_iowq_aff(&cpus);
     }
 }
 
-/// The CPUs of the calling thread; `None`: all that are there.
+/// The CPUs of the calling thread; `None` for all CPUs.
 fn own_cpus() -> Option<libc::cpu_set_t> {
     // SAFETY: the set is plain old data, for which all zeroes mean no CPU. sched_getaffinity(2)
     // writes no more than the size it is given; 0 is the calling thread.
@@ -56,7 +56,7 @@ mod tests {
             ring.submitter().register_iowq_max_workers(&mut limits).unwrap();
             limits
         };
-        // On a thread of its own: the pool is the thread's, not the ring's.
+        // On a new thread, as the pool belongs to the thread, not to the ring.
         let on_a_thread = |most| {
             std::thread::spawn(move || {
                 let ring = ring();

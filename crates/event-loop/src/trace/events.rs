@@ -1,16 +1,19 @@
-//! The table of events. Names and arguments are QEMU's where QEMU has the event. What device models
-//! and block drivers tell stands here as well: one provider, one list.
+//! The table of events. Names and arguments are QEMU's where QEMU has the event. Events of device models and
+//! block drivers are here too, as all events form one provider.
 //!
-//! A row makes a module of the event's name with the [`Event`], its semaphore and two functions.
-//! `docs/TRACING.md` has the same table for those who use it; a test compares them.
+//! A row defines a module of the event's name with the [`Event`], its semaphore and two functions.
+//! `docs/TRACING.md` has the same table for users; a test compares the two.
 
 #![allow(unsafe_code)]
-#![allow(missing_docs, reason = "an implementation detail of `trace!`; the rows say what there is")]
+#![allow(
+    missing_docs,
+    reason = "an implementation detail of `trace!`; the rows describe the events"
+)]
 
 use super::{Arg, Event, Format};
 
-/// What the table's words for arguments mean: the parameter's type, its size and sign in a probe's
-/// note and the word that is passed there, how the log shows it.
+/// The meaning of the table's argument kinds: the parameter's type, its size and sign in a probe's note, the
+/// word passed to the probe, and its format in the log.
 macro_rules! kind {
     (u64 type) => { u64 };
     (u64 size) => { "8" };
@@ -49,8 +52,8 @@ macro_rules! trace_events {
 
             use super::*;
 
-            // SAFETY: a section of ordinary, writable data; it has that name by custom. A static
-            // without an initial value would be in .bss, where the kernel cannot find it.
+            // SAFETY: a section of ordinary, writable data, with the conventional name. A static without
+            // an initial value would be in .bss, where the kernel cannot find it.
             #[unsafe(link_section = ".probes")]
             static SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 
@@ -67,7 +70,7 @@ macro_rules! trace_events {
                 SEMAPHORE.load(Ordering::Relaxed) != 0
             }
 
-            /// Out of line: one probe per event, however many places fire it.
+            /// Out of line, so that there is one probe per event, whatever the number of its call sites.
             #[cold]
             #[inline(never)]
             pub fn fire($($arg: kind!($kind type)),+) {

@@ -1,12 +1,12 @@
-//! Trace points: what the loop, and what lies above it, tells those who look.
+//! Trace points of the loop and of the layers above it.
 //!
-//! An [`Event`] shows in two ways. As a **static probe** (USDT) of provider `ringmill`, which `perf`,
-//! `bpftrace` and `gdb` find in the program's `.note.stapsdt` section and attach to while it runs;
-//! and as a line in a **log**, where [`log_events`] has asked for it.
+//! An [`Event`] appears in two ways. As a **static probe** (USDT) of provider `ringmill`: `perf`, `bpftrace`
+//! and `gdb` find it in the program's `.note.stapsdt` section and attach to it at run time. And as a line in
+//! a **log**, once [`log_events`] has enabled it.
 //!
-//! Both share one number per event, the probe's semaphore: the kernel counts it up for each tool
-//! that attaches, [`log_events`] for the log. At 0 an event costs one load and one branch that is not
-//! taken; its arguments are not even evaluated. What follows the branch is out of line.
+//! Both share one counter per event, the probe's semaphore. The kernel increments it for each tool that
+//! attaches, [`log_events`] for the log. At 0 an event costs one load and one branch that is not taken. Its
+//! arguments are not evaluated, and the code after the branch is out of line.
 //!
 //! [`trace!`](crate::trace!) fires an event; [`events`] is the table of all of them.
 
@@ -25,8 +25,8 @@ pub use events::EVENTS;
 
 /// Fires an event of the table: `trace!(poll_grow(ctx, old, new))`.
 ///
-/// The arguments are evaluated only when somebody looks, and converted with [`Into`] into what the
-/// table says: [`u64`], [`i64`] or [`&CStr`](std::ffi::CStr). For use on any thread.
+/// The arguments are evaluated only if the event is enabled. They are converted with [`Into`] to the types
+/// in the table: [`u64`], [`i64`] or [`&CStr`](std::ffi::CStr). For use on any thread.
 #[macro_export]
 macro_rules! trace {
     ($event:ident($($arg:expr),+ $(,)?)) => {
@@ -36,17 +36,17 @@ macro_rules! trace {
     };
 }
 
-/// A trace point as the table describes it.
+/// A trace point of the table.
 #[derive(Debug)]
 pub struct Event {
-    /// Its name: the probe's, and the first word of a line in the log.
+    /// Its name, which is the probe's name and the first word of a log line.
     pub name: &'static str,
-    /// When it fires.
+    /// When the event fires.
     pub help: &'static str,
     /// Its arguments, in order.
     pub args: &'static [Arg],
-    /// How many look: the log, if it does, and each tool. In the program's data, where the kernel
-    /// finds it by the probe's note.
+    /// Number of users: the log, and each tool. In the program's data, where the kernel finds it by the
+    /// probe's note.
     pub(crate) semaphore: &'static AtomicU16,
     pub(crate) logged: AtomicBool,
 }
@@ -54,27 +54,27 @@ pub struct Event {
 /// An argument of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arg {
-    /// The name in front of it in the log.
+    /// The name before the value in the log.
     pub name: &'static str,
-    /// What it is.
+    /// Its format.
     pub format: Format,
 }
 
-/// How an argument reads. A probe passes each as 8 bytes.
+/// The format of an argument. A probe passes each as 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// An unsigned number.
     Unsigned,
-    /// A number with a sign.
+    /// A signed number.
     Signed,
     /// An address or a set of bits, in hexadecimal.
     Hex,
-    /// Text; a probe passes the address of its first byte, and a zero byte ends it.
+    /// Text. A probe passes the address of a string that ends with a zero byte.
     Text,
 }
 
 impl Event {
-    /// Whether it goes to the log.
+    /// Returns whether the log shows the event.
     pub fn is_logged(&self) -> bool {
         self.logged.load(Ordering::Relaxed)
     }
@@ -91,10 +91,10 @@ impl Event {
     }
 }
 
-/// Has the events that `pattern` names logged: a name, in which `*` stands for any text. With a `-`
-/// in front they are logged no more. Returns how many events there are of that name.
+/// Enables the log for events whose name matches `pattern`, in which `*` stands for any text. A leading `-`
+/// disables it. Returns the number of matching events.
 ///
-/// To be called as a program starts: the kernel does not count atomically when a tool attaches.
+/// Call this at program start: the kernel's increment when a tool attaches is not atomic.
 pub fn log_events(pattern: &str) -> usize {
     let (pattern, on) = match pattern.strip_prefix('-') {
         Some(pattern) => (pattern, false),
@@ -104,11 +104,12 @@ pub fn log_events(pattern: &str) -> usize {
     named.map(|event| event.set_logged(on)).count()
 }
 
-/// Sends the log to `file`, one write(2) per line, instead of standard error. Once in a process.
+/// Writes the log to `file`, one write(2) per line, instead of standard error. Takes effect once per
+/// process.
 ///
 /// # Errors
 ///
-/// The file comes back when the log has one already.
+/// Gives `file` back if the log has a file already.
 pub fn log_to(file: File) -> Result<(), File> {
     log::FILE.set(file)
 }
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_semaphore_counts_the_log_once() {
-        // No other test of this process logs this one.
+        // No other test of this process logs this event.
         let event = &events::thread_pool_complete_aio::EVENT;
         let looked_at = || event.semaphore.load(Ordering::Relaxed);
         assert_eq!((log_events(event.name), looked_at(), event.is_logged()), (1, 1, true));

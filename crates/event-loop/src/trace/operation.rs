@@ -1,4 +1,4 @@
-//! What the events of a loop tell of an operation.
+//! Values of trace events about operations.
 
 use std::os::fd::RawFd;
 use std::rc::Rc;
@@ -10,12 +10,12 @@ use crate::ring::RingOp;
 use crate::slots::UserData;
 
 impl EventLoop {
-    /// What tells this loop from others: an address.
+    /// Identifies this loop in trace events: an address.
     pub(crate) fn trace_ctx(&self) -> u64 {
         Rc::as_ptr(&self.0).addr() as u64
     }
 
-    /// The descriptor that a ring operation is on, also where it goes by index; else -1.
+    /// The descriptor of a ring operation, also if it uses an index; else -1.
     pub(crate) fn trace_fd(&self, op: &RingOp, user_data: UserData) -> RawFd {
         match (*op, user_data) {
             (RingOp::PollAdd { fd, .. }, _) => fd,
@@ -28,7 +28,7 @@ impl EventLoop {
 }
 
 impl RingOp {
-    /// Its `IORING_OP_*`.
+    /// The `IORING_OP_*` of the operation.
     pub(crate) fn trace_opcode(&self) -> u8 {
         match self {
             RingOp::Rw { socket: true, write: false, .. } => opcode::Recv::CODE,
@@ -51,7 +51,7 @@ impl RingOp {
         }
     }
 
-    /// Its first byte in the file; 0 where it has none.
+    /// The operation's first byte in the file; 0 if it has none.
     pub(crate) fn trace_offset(&self) -> u64 {
         match *self {
             RingOp::Rw { offset, .. }

@@ -1,9 +1,10 @@
-//! A static probe, in the form that SystemTap's `<sys/sdt.h>` gave it and that perf, bpftrace and gdb
-//! read: a `nop` in the code, and a note with provider, name, the addresses of the nop and of the
-//! semaphore, and where the arguments are (<https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>).
+//! A static probe in the format of SystemTap's `<sys/sdt.h>`, which perf, bpftrace and gdb read. It is a
+//! `nop` in the code, and a note with provider, name, the addresses of the nop and of the semaphore, and the
+//! locations of the arguments
+//! (<https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>).
 
-/// Places a probe. `$size` is an argument's size and sign in the note's notation, which is `N@where`:
-/// `8` bytes, negative when it has a sign.
+/// Places a probe. `$size` is an argument's size and sign in the notation of the note, `N@where`: `8` bytes,
+/// negative if signed.
 #[cfg(target_pointer_width = "64")]
 macro_rules! sdt {
     ($name:ident, $semaphore:path, $($size:expr => $value:expr),+) => {
@@ -14,8 +15,8 @@ macro_rules! sdt {
     };
     (@ [$($option:tt)*] $name:ident, $semaphore:path,
         $size:expr => $value:expr $(, $sizes:expr => $values:expr)*) => {
-        // SAFETY: the only instruction is a nop; all else goes to other sections of the object file.
-        // What a tool does when it takes the nop's place keeps registers and memory as they were.
+        // SAFETY: the only instruction is a nop; the rest goes to other sections of the object file. A tool
+        // that replaces the nop preserves registers and memory.
         unsafe {
             std::arch::asm!(
                 concat!(
@@ -33,9 +34,9 @@ macro_rules! sdt {
                     ".asciz \"", $size, "@{}", $(" ", $sizes, "@{}",)* "\"\n",
                     "994: .balign 4\n",
                     ".popsection\n",
-                    // By how far this has moved a tool sees that the program was prelinked. It is
-                    // among the code because perf takes it for near the nop: lld's segments differ
-                    // in how far an address is from its offset in the file.
+                    // The offset of this symbol shows tools that the program was prelinked. It is in the code
+                    // section, since perf assumes that it is near the nop. lld's segments differ in the
+                    // distance of address and file offset.
                     ".ifndef _.stapsdt.base\n",
                     ".pushsection .stapsdt.base, \"axGR\", \"progbits\", .stapsdt.base, comdat\n",
                     ".weak _.stapsdt.base\n",
@@ -54,7 +55,7 @@ macro_rules! sdt {
     };
 }
 
-/// Only the log, where the notes would have another layout.
+/// No probe on these machines, where notes have another layout; only the log.
 #[cfg(not(target_pointer_width = "64"))]
 macro_rules! sdt {
     ($name:ident, $semaphore:path, $($size:expr => $value:expr),+) => {

@@ -1,4 +1,4 @@
-//! What the tests of the contract share.
+//! Helpers for the contract tests.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -19,7 +19,7 @@ use event_loop::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// Returns a result as the kernel gives it: a count or a negated errno.
+/// Converts a result to the kernel's form: a count or a negated errno.
 pub(crate) fn raw(result: std::io::Result<usize>) -> i32 {
     match result {
         Ok(count) => count as i32,
@@ -27,13 +27,13 @@ pub(crate) fn raw(result: std::io::Result<usize>) -> i32 {
     }
 }
 
-/// How long anything may take before a test calls it lost.
+/// Time limit of a wait, after which a test fails.
 pub(crate) const LOST: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 60 });
 
-/// Polling off: a loop with nothing to do sleeps.
+/// Polling off: an idle loop sleeps.
 pub(crate) const NO_POLLING: PollParams = PollParams::OFF;
 
-/// Every ring there is, by name.
+/// Every kind of ring, with its name.
 pub(crate) fn rings() -> [(&'static str, RingChoice); 4] {
     [
         ("DEFER_TASKRUN", RingChoice::Exactly(RingFlags::DEFERRING)),
@@ -52,12 +52,12 @@ pub(crate) fn loops() -> impl Iterator<Item = (&'static str, EventLoop)> {
     rings().into_iter().map(|(name, ring)| (name, EventLoop::new(config(ring)).unwrap()))
 }
 
-/// Those of them that a descriptor shows.
+/// Those loops that have a pollable descriptor.
 pub(crate) fn embeddable_loops() -> impl Iterator<Item = (&'static str, EventLoop)> {
     loops().filter(|(_, event_loop)| event_loop.pollable_fd().is_some())
 }
 
-/// A loop over a simulation, without polling.
+/// A loop in a simulation, without polling.
 pub(crate) fn simulated(seed: u64, faults: Faults) -> (Sim, EventLoop) {
     let sim = Sim::new(seed, faults);
     let config = LoopConfig { poll: NO_POLLING, ..LoopConfig::default() };
@@ -65,8 +65,8 @@ pub(crate) fn simulated(seed: u64, faults: Faults) -> (Sim, EventLoop) {
     (sim, event_loop)
 }
 
-/// Turns the loop until `done`; panics when that takes too long. A loop that sleeps on is woken now
-/// and then by nobody: then the test hangs until the watchdog ends it.
+/// Runs the loop until `done`; panics after too long. A loop that sleeps without a wake-up hangs until the
+/// watchdog ends the test.
 pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMut() -> bool) {
     let _watchdog = Watchdog::new(what);
     while !done() {
@@ -74,8 +74,8 @@ pub(crate) fn turn_until(event_loop: &EventLoop, what: &str, mut done: impl FnMu
     }
 }
 
-/// Stops a thread that nobody sends anything to any more; it was woken at most once per sleep, or sleep
-/// announced. Counted when it has ended: a wake-up may come before the loop has counted the sleep.
+/// Stops a thread that gets no more messages, and checks that it was woken at most once per sleep or
+/// announced sleep. Counted after its end, as a wake-up may come before the loop has counted the sleep.
 pub(crate) fn stop_and_count_wakes(thread: IoThread) {
     let handle = thread.handle().clone();
     thread.stop().unwrap();
@@ -91,12 +91,12 @@ pub(crate) fn sleeps_in_poll(thread: nix::unistd::Pid) -> bool {
     wchan.contains("poll")
 }
 
-/// Descriptors that the process has open.
+/// Number of the process's open descriptors.
 pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Ends the process, with a message, when something hangs.
+/// Ends the process with a message when a test hangs.
 pub(crate) struct Watchdog {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -131,7 +131,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Waits for what another thread or the kernel does without telling: spins, with a limit.
+/// Waits for an effect of another thread or the kernel that has no event: spins, with a limit.
 pub(crate) fn spin_until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -155,7 +155,7 @@ pub(crate) fn denied<R: Send>(
     })
 }
 
-/// From here on these system calls of this thread fail with `errno`.
+/// Makes these system calls of this thread fail with `errno` from now on.
 pub(crate) fn deny(calls: &[nix::libc::c_long], errno: i32) {
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect::<BTreeMap<_, _>>();
     let deny = SeccompAction::Errno(errno as u32);
@@ -165,7 +165,7 @@ pub(crate) fn deny(calls: &[nix::libc::c_long], errno: i32) {
     seccompiler::apply_filter(&filter).unwrap();
 }
 
-/// A file that has no name any more, with this content.
+/// An unlinked file with this content.
 pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name =
@@ -178,7 +178,7 @@ pub(crate) fn tempfile(content: &[u8]) -> Arc<OwnedFd> {
     Arc::new(file.into())
 }
 
-/// How [`big_file`] is read: with `O_DIRECT` or without, and by what.
+/// Variants of reading [`big_file`]: with `O_DIRECT` or without, and the engine.
 pub(crate) const ENGINES: [(bool, Engine); 5] = [
     (false, Engine::Uring),
     (true, Engine::Uring),
@@ -187,8 +187,8 @@ pub(crate) const ENGINES: [(bool, Engine); 5] = [
     (true, Engine::Threads),
 ];
 
-/// 1 MiB, to be read from the page cache (completed while it is submitted) or from the disk (by task
-/// work, later).
+/// A file of 1 MiB, read from the page cache (completed at submission) or from the disk (completed later by
+/// task work).
 pub(crate) fn big_file(direct: bool) -> Arc<OwnedFd> {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     let fd = tempfile(&vec![7; 1 << 20]);
@@ -208,13 +208,13 @@ pub(crate) fn signal(eventfd: &OwnedFd) {
     nix::unistd::write(eventfd, &1u64.to_ne_bytes()).unwrap();
 }
 
-/// A pipe: what is read from and what is written to.
+/// A pipe: its read end and its write end.
 pub(crate) fn pipe() -> (Arc<OwnedFd>, OwnedFd) {
     let (read, write) = nix::unistd::pipe().unwrap();
     (Arc::new(read), write)
 }
 
-/// A handler that counts its calls and then does something.
+/// A handler that counts its calls and then runs a closure.
 pub(crate) struct Count {
     pub(crate) calls: Cell<u32>,
     pub(crate) events: Cell<u32>,
@@ -242,7 +242,7 @@ impl Handler for Count {
     }
 }
 
-/// A target that keeps its results, as (token, result).
+/// A target that stores its results as (token, result).
 #[derive(Default)]
 pub(crate) struct Results(pub RefCell<Vec<(u32, i32)>>);
 

@@ -15,14 +15,14 @@ const ALL: u32 = 0o7777;
 const WRITE: u32 = 0o222;
 const NOT_OWNER: u32 = 0o077;
 
-/// The file's attributes. Each is read and written by itself.
+/// The file's attributes. Each is read and written on its own.
 #[derive(Debug)]
 pub struct FileAttributes {
     size: AtomicU64,
     mode: AtomicU32,
     uid: AtomicU32,
     gid: AtomicU32,
-    /// File descriptors that are open.
+    /// Number of open file descriptors.
     opens: AtomicU64,
     time_s: u64,
     block_size: u32,
@@ -30,12 +30,12 @@ pub struct FileAttributes {
     pub writable: bool,
     /// Whether a write past the end makes the file longer.
     pub growable: bool,
-    /// Whether other users than the daemon's reach the file.
+    /// Whether users other than the daemon's have access.
     pub allow_other: bool,
 }
 
 impl FileAttributes {
-    /// Returns the attributes of a new file: of this process's user, who alone has access.
+    /// The attributes of a new file. It belongs to this process's user, who alone has access.
     pub fn new(size: u64, block_size: u32, writable: bool, growable: bool, others: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         FileAttributes {
@@ -52,34 +52,34 @@ impl FileAttributes {
         }
     }
 
-    /// The size, bytes.
+    /// The size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// The node has another size now, bytes.
+    /// Records a new size of the node in bytes.
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    /// Mode, owner and group, which outlive the process in an upgrade.
+    /// Mode, owner and group, which survive an upgrade.
     pub fn owner(&self) -> [u32; 3] {
         [&self.mode, &self.uid, &self.gid].map(|member| member.load(Ordering::Relaxed))
     }
 
-    /// Sets what [`owner`](Self::owner) has returned.
+    /// Sets the result of an earlier [`owner`](Self::owner).
     pub fn set_owner(&self, [mode, uid, gid]: [u32; 3]) {
         self.mode.store(mode & ALL, Ordering::Relaxed);
         self.uid.store(uid, Ordering::Relaxed);
         self.gid.store(gid, Ordering::Relaxed);
     }
 
-    /// How many file descriptors are open.
+    /// The number of open file descriptors.
     pub fn opens(&self) -> u64 {
         self.opens.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of open file descriptors, which another process has counted.
+    /// Sets the number of open file descriptors, as counted by the previous process.
     pub fn set_opens(&self, opens: u64) {
         self.opens.store(opens, Ordering::Relaxed);
     }
@@ -107,17 +107,17 @@ impl FileAttributes {
         }
     }
 
-    /// Checks a change, before any of it is made.
+    /// Checks a change before it is made.
     ///
     /// # Errors
     ///
-    /// The file has no such attribute, or cannot have that one.
+    /// The file does not have the attribute, or not that value of it.
     pub(super) fn check(&self, change: &SetAttributes) -> Result<(), Errno> {
         let mode = change.mode.unwrap_or(0) & ALL;
         let has_owner = change.uid.is_some() || change.gid.is_some();
         match () {
             () if change.size.is_some() && !self.writable => Err(Errno::EACCES),
-            // Nobody else can reach the file at all.
+            // Without allow-other, other users cannot reach the file at all.
             () if !self.allow_other && (has_owner || mode & NOT_OWNER != 0) => Err(Errno::EPERM),
             () if !self.writable && mode & WRITE != 0 => Err(Errno::EROFS),
             () if change.other => Err(Errno::EOPNOTSUPP),
@@ -125,7 +125,7 @@ impl FileAttributes {
         }
     }
 
-    /// Makes a change that was checked, but for the size.
+    /// Makes a checked change, except for the size.
     pub(super) fn change(&self, change: &SetAttributes) {
         let set = |member: &AtomicU32, new: Option<u32>| {
             if let Some(new) = new {

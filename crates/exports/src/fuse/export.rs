@@ -1,4 +1,4 @@
-//! An export, as the control plane knows it.
+//! An export, for the control plane.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ use crate::vhost_user::ExportError;
 
 type Job = Box<dyn FnOnce(&Rc<Connection>) + Send>;
 
-/// What `--export type=fuse` says, of a file that is mounted.
+/// The options of `--export type=fuse`, for a file that is mounted.
 pub struct FuseConfig {
     /// `id`: its name in messages.
     pub id: String,
@@ -34,43 +34,43 @@ pub struct FuseConfig {
     pub devices: Vec<OwnedFd>,
     /// The file.
     pub file: FileAttributes,
-    /// `writethrough`: what is written is on stable storage before the answer.
+    /// `writethrough`: written data is durable before the answer.
     pub writethrough: bool,
-    /// Gives the node another size. Called on the control loop.
+    /// Changes the node's size. Called on the control loop.
     pub resize: Rc<dyn Fn(Resize)>,
 }
 
-/// A node is to be given another size.
+/// An order to change the node's size.
 pub struct Resize {
-    /// Bytes.
+    /// The new size in bytes.
     pub size: u64,
-    /// Where the outcome goes.
+    /// Receives the result.
     pub answer: oneshot::Sender<Result<(), Errno>>,
 }
 
-/// An export that runs. Takes no request until it [begins](Self::resume).
+/// A running export. Takes no request until [`resume`](Self::resume).
 pub struct FuseExport {
     io_threads: Vec<LoopHandle>,
     workers: Vec<Worker>,
     stats: Vec<Arc<QueueStats>>,
     file: Arc<FileAttributes>,
-    /// Descriptors of the mount, for a process that takes over.
+    /// Descriptors of the mount, for a handover.
     devices: Vec<Arc<OwnedFd>>,
     waiting: Rc<RefCell<Vec<Waker>>>,
 }
 
-/// The control plane's way to a connection. Dropping it ends the connection.
+/// The control plane's handle of a connection. Dropping it ends the connection.
 struct Worker {
     jobs: Arc<mailbox::Sender<Job>>,
     gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 impl FuseExport {
-    /// Puts an export on its threads.
+    /// Starts an export on its threads.
     ///
     /// # Errors
     ///
-    /// The node cannot be used from one of the threads, or there is no memory.
+    /// The node cannot be used from one of the threads, or memory is short.
     pub async fn start(event_loop: &EventLoop, config: FuseConfig) -> Result<Self, ExportError> {
         let FuseConfig { id, node, io_threads, devices, file, writethrough, resize } = config;
         if io_threads.is_empty() || io_threads.len() != devices.len() {
@@ -117,7 +117,7 @@ impl FuseExport {
             while let Some(event) = told.receive().await {
                 match event {
                     Event::Resize(size, answer) => {
-                        // One after the other: growth for one request must not undo that for another.
+                        // One after the other: a grow for one request must not undo that of another.
                         let resized = match size {
                             Size::AtLeast(size) if node.geometry().size >= size => Ok(()),
                             Size::AtLeast(size) | Size::Exactly(size) => {
@@ -126,7 +126,7 @@ impl FuseExport {
                                 resized.await.unwrap_or(Err(Errno::EIO))
                             }
                         };
-                        // Before the request is looked at again.
+                        // Before the request is judged again.
                         attributes.set_size(node.geometry().size);
                         answer.send(resized);
                     }
@@ -159,12 +159,12 @@ impl FuseExport {
         self.file.clone()
     }
 
-    /// Whether the file is open somewhere.
+    /// Whether the file is open.
     pub fn is_connected(&self) -> bool {
         self.file.opens() > 0
     }
 
-    /// Completes when the file is open nowhere.
+    /// Completes when the file is closed everywhere.
     pub fn closed(&self) -> impl Future<Output = ()> + use<> {
         let (file, waiting) = (self.file.clone(), self.waiting.clone());
         poll_fn(move |cx| {
@@ -181,19 +181,19 @@ impl FuseExport {
         &self.stats
     }
 
-    /// The counters of each thread, numbered as they were given.
+    /// The counters of each thread, in the order of the options.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.io_threads.iter().zip(&self.stats).enumerate();
         threads.map(|(number, (thread, stats))| (number, thread, stats))
     }
 
-    /// The requests in flight, with the numbers of their threads.
+    /// The requests in flight with the numbers of their threads.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let asked = self.ask(|connection, answer| answer.send(connection.in_flight()));
         async move {
             let mut all = Vec::new();
             for (number, answer) in (0..).zip(asked) {
-                // A thread whose loop is gone has none.
+                // A thread whose loop has ended has none.
                 let in_flight = answer.await.unwrap_or_default();
                 all.extend(in_flight.into_iter().map(|request| (number, request)));
             }
@@ -201,25 +201,25 @@ impl FuseExport {
         }
     }
 
-    /// Takes requests.
+    /// Takes requests from now on.
     pub fn resume(&self) {
         for worker in &self.workers {
-            // One whose loop is gone serves nobody.
+            // A thread whose loop has ended serves nothing.
             let _ = worker.jobs.send(Box::new(|connection| connection.resume()));
         }
     }
 
-    /// Takes no more requests, and completes when none is under way; with `flush`, makes durable what was written.
+    /// Takes no more requests, and completes when none is in flight. With `flush`, makes written data durable.
     ///
     /// # Errors
     ///
-    /// The flush failed, or a loop is gone.
+    /// The flush failed, or a loop has ended.
     pub fn pause(&self, flush: bool) -> impl Future<Output = Result<(), String>> + use<> {
         let paused = self.ask(|connection, answer| {
             let quiet = connection.pause();
             let end = connection.clone();
             connection.spawn(async move {
-                // One that goes on again does not tell.
+                // A resume drops the sender.
                 let _ = quiet.await;
                 drop(end);
                 answer.send(());
@@ -237,16 +237,16 @@ impl FuseExport {
         }
     }
 
-    /// Makes durable what was written, while requests are served.
+    /// Makes written data durable while requests are served.
     ///
     /// # Errors
     ///
-    /// The flush failed, or a loop is gone.
+    /// The flush failed, or a loop has ended.
     pub fn flush(&self) -> impl Future<Output = Result<(), String>> + use<> {
         self.senders()
     }
 
-    /// Returns a future that asks all threads to flush when it is polled first.
+    /// Returns a future that asks all threads to flush at its first poll.
     fn senders(&self) -> impl Future<Output = Result<(), String>> + use<> {
         let asks: Vec<_> = self.workers.iter().map(|worker| worker.jobs.clone()).collect();
         async move {
@@ -269,12 +269,12 @@ impl FuseExport {
         self.devices.iter().map(|device| device.try_clone()).collect()
     }
 
-    /// Finishes the requests under way, calls `on_quiet`, flushes, and lets go of the mount: what is unmounted, or
-    /// open nowhere, is gone then. Files that are open fail with `ENOTCONN`.
+    /// Finishes requests in flight, calls `on_quiet`, flushes, and closes the descriptors of the mount. An
+    /// unmounted file is gone then; open files fail with `ENOTCONN`.
     ///
     /// # Errors
     ///
-    /// The flush failed, or a loop is gone.
+    /// The flush failed, or a loop has ended.
     pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         let paused = self.pause(false).await;
         if paused.is_ok() {
@@ -291,7 +291,7 @@ impl FuseExport {
         }
         for worker in self.workers {
             let Worker { jobs, gone } = worker;
-            // Whoever drops a node last closes its files, which is not for an I/O thread.
+            // The last owner of a node closes its files, which must not happen on an I/O thread.
             drop(jobs);
             if let Some(gone) = gone.take() {
                 let _ = gone.await;
@@ -313,7 +313,7 @@ fn ask<R: Send + 'static>(
     job: impl FnOnce(&Rc<Connection>, oneshot::Sender<R>) + Send + 'static,
 ) -> oneshot::Receiver<R> {
     let (sender, receiver) = oneshot::channel();
-    // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
+    // A job that cannot be sent is dropped with its sender, which fails the receiver.
     let _ = jobs.send(Box::new(move |connection| job(connection, sender)));
     receiver
 }
@@ -336,7 +336,7 @@ impl Worker {
                 while let Some(job) = receiver.receive().await {
                     job(&connection);
                 }
-                // Reads that are armed end: the descriptor is closed with the last.
+                // Cancels the armed reads: the last of them closes the descriptor.
                 let _ = connection.pause().await;
                 drop(connection);
                 is_gone.send(());

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | [`wire`] | messages of the kernel and answers, bytes to types; no I/O |
 //! | `attributes` | size, mode and owner of the file, shared by all threads |
-//! | `session` | what a request asks of the node; no I/O |
+//! | `session` | the action for a request; no I/O |
 //! | `connection` | a `/dev/fuse` descriptor on an I/O thread: requests down the node's channel, answers back |
 //! | `export` | the control plane: threads, growth, stop, hand-over |
-//! | [`mount`] | mounting and unmounting, for a process that is not confined |
+//! | [`mount`] | mounting and unmounting, for an unconfined process |
 //!
-//! Each I/O thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`). All read from the kernel's one queue.
+//! Each I/O thread has its own descriptor (`FUSE_DEV_IOC_CLONE`). All read from the kernel's one queue.
 
 mod attributes;
 mod connection;

@@ -1,7 +1,7 @@
-//! Mounting and unmounting, for a process with the rights to do so: it may be root's, or start `fusermount3`.
+//! Mounting and unmounting, for a process with the right to do so: as root, or with `fusermount3`.
 //!
-//! The daemon itself is confined while it serves. It asks a process that is not. What is asked for is checked
-//! here: the daemon may have been taken over by a guest.
+//! The daemon is confined while it serves, so it asks an unconfined process. That process checks the
+//! request here, since a guest may have compromised the daemon.
 
 #![allow(unsafe_code)]
 
@@ -21,16 +21,16 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use super::wire::MAX_DATA;
 use crate::vhost_user::fd_passing::receive;
 
-/// The device of the kernel's side.
+/// The kernel's device.
 const DEVICE: &str = "/dev/fuse";
-/// What the mount is called in lists.
+/// Name of the mount in lists of mounts.
 const SOURCE: &str = "ringmill";
-/// Mounts for users without privileges.
+/// Program that mounts for unprivileged users.
 const FUSERMOUNT: &str = "fusermount3";
 
 mod ioctl {
     nix::ioctl_read! {
-        /// `FUSE_DEV_IOC_CLONE`: makes a fresh descriptor one more of a mount's.
+        /// `FUSE_DEV_IOC_CLONE`: attaches a new descriptor to a mount.
         clone, 229, 0, u32
     }
 }
@@ -38,47 +38,47 @@ mod ioctl {
 /// `allow-other`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowOther {
-    /// The daemon's user alone reaches the file.
+    /// Only the daemon's user has access.
     Off,
-    /// All users reach the file, as its mode says.
+    /// All users have access according to the file's mode.
     On,
-    /// As `On` where that is allowed, else as `Off`.
+    /// As `On` where that is allowed, otherwise as `Off`.
     Auto,
 }
 
-/// What is to be mounted.
+/// A request to mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
     /// A regular file.
     pub mountpoint: PathBuf,
     /// Whether the file may be written.
     pub writable: bool,
-    /// Who reaches the file.
+    /// Access of other users.
     pub allow_other: AllowOther,
-    /// How many descriptors there are to be.
+    /// Number of descriptors.
     pub devices: usize,
 }
 
-/// What was mounted.
+/// A mounted file.
 #[derive(Debug)]
 pub struct Mounted {
     /// Descriptors of the mount, non-blocking.
     pub devices: Vec<OwnedFd>,
-    /// Whether other users reach the file.
+    /// Whether other users have access.
     pub allow_other: bool,
 }
 
-/// Where may be mounted.
+/// Places where mounting is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allowed {
     /// Anywhere.
     Anywhere,
-    /// On these files, and on files beneath these folders.
+    /// These files, and files in these folders.
     Only(Vec<PathBuf>),
 }
 
 impl Allowed {
-    /// Files and folders; those that do not exist yet are taken by their absolute names.
+    /// Collects files and folders; those that do not exist yet count by their absolute names.
     pub fn only<'a>(paths: impl Iterator<Item = &'a Path>) -> Self {
         let real = |path: &Path| {
             fs::canonicalize(path)
@@ -101,14 +101,14 @@ impl Allowed {
     }
 }
 
-/// Mounts a file. A mount that a killed daemon has left there is taken away before.
+/// Mounts a file. Removes the mount of a killed daemon first.
 ///
 /// # Errors
 ///
 /// A sentence.
 pub fn mount(options: &MountOptions, allowed: &Allowed) -> Result<Mounted, String> {
     let name = options.mountpoint.display();
-    // Not the path again: what it leads to could have changed.
+    // Not by path again, since the path may lead elsewhere now.
     let (place, real) = find(&options.mountpoint)?;
     allowed.check(&real)?;
     let stat = |place: &File| place.metadata();
@@ -160,7 +160,7 @@ pub fn mount(options: &MountOptions, allowed: &Allowed) -> Result<Mounted, Strin
     Err(format!("mounting on '{name}' failed: {refused}"))
 }
 
-/// Takes a mount away. Files that are open there stay so until the descriptors of the mount are closed.
+/// Unmounts a file. Open descriptors work until the descriptors of the mount are closed.
 ///
 /// # Errors
 ///
@@ -169,7 +169,7 @@ pub fn unmount(path: &Path, allowed: &Allowed) -> Result<(), String> {
     let (_, real) = find(path)?;
     allowed.check(&real)?;
     if !is_mounted(&real) {
-        // Somebody else was quicker.
+        // Another process has unmounted it.
         return Ok(());
     }
     let failed = |why: String| format!("unmounting '{}' failed: {why}", real.display());
@@ -184,7 +184,7 @@ pub fn unmount(path: &Path, allowed: &Allowed) -> Result<(), String> {
     }
 }
 
-/// Opens a place in the file system, and nothing there. Gives its real path.
+/// Opens a place in the file system with O_PATH. Returns its real path too.
 fn find(path: &Path) -> Result<(File, PathBuf), String> {
     let failed = |error: io::Error| stat_failed(path, &error);
     let flags = libc::O_PATH | libc::O_CLOEXEC;
@@ -193,7 +193,7 @@ fn find(path: &Path) -> Result<(File, PathBuf), String> {
     Ok((place, real))
 }
 
-/// In QSD's words.
+/// An error in QSD's words.
 fn stat_failed(path: &Path, error: &io::Error) -> String {
     let why = error
         .raw_os_error()
@@ -201,9 +201,9 @@ fn stat_failed(path: &Path, error: &io::Error) -> String {
     format!("Failed to stat '{}': {why}", path.display())
 }
 
-/// Whether a FUSE file system is mounted there.
+/// Whether the path is a mount point of a FUSE file system.
 fn is_mounted(path: &Path) -> bool {
-    // proc_pid_mountinfo(5): the fifth field is the place, spaces in octal; the type is behind " - ".
+    // proc_pid_mountinfo(5): the fifth field is the mount point with octal escapes; the type follows " - ".
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().any(|line| {
         let Some((left, right)) = line.split_once(" - ") else { return false };
@@ -212,7 +212,7 @@ fn is_mounted(path: &Path) -> bool {
     })
 }
 
-/// The text without octal escapes.
+/// Decodes octal escapes.
 fn plain(escaped: &str) -> String {
     let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     codes.iter().fold(escaped.to_owned(), |text, (code, char)| text.replace(code, char))
@@ -289,7 +289,7 @@ fn clones(first: OwnedFd, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut devices = vec![first];
     while devices.len() < count {
         let device = match open_device() {
-            // Threads can share one as well, and wait for each other.
+            // Threads can share a descriptor too, although they then wait for each other.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 devices.push(devices[0].try_clone()?);
                 continue;
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_allowed_is_mounted_on() {
+    fn only_allowed_paths_are_mounted() {
         let folder = std::env::temp_dir().join(format!("fuse-mount-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (own, other) = (folder.join("own"), folder.join("other"));

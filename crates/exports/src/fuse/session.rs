@@ -1,4 +1,4 @@
-//! What a request asks of the node, by the file's attributes at this moment. Nothing here does I/O.
+//! The action for a request, from the file's present attributes. No I/O.
 
 #![forbid(unsafe_code)]
 
@@ -18,41 +18,41 @@ const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
 /// Sizes of nodes are multiples of this, bytes.
 const SECTOR: u64 = 512;
 
-/// What is to be done.
+/// An action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {
     /// Answer at once.
     Answer(Answer),
-    /// There is no answer.
+    /// Send no answer.
     Nothing,
-    /// A request to the node; then the answer.
+    /// Send a request to the node, then the answer.
     Node {
-        /// What.
+        /// The operation.
         op: Op,
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// If it succeeds.
+        /// The answer after success.
         then: Answer,
     },
-    /// Look for data, or a hole, from `offset` to `end`.
+    /// Search for data or a hole between `offset` and `end`.
     Seek {
-        /// A hole, not data.
+        /// Search for a hole, not for data.
         hole: bool,
         /// First byte.
         offset: u64,
         /// The file's end.
         end: u64,
     },
-    /// Give the node this size, then look at the request again.
+    /// Resize the node, then judge the request again.
     Grow(u64),
-    /// Give the node this size, and change the attributes.
+    /// Resize the node, and change the attributes.
     Truncate(u64, SetAttributes),
 }
 
-/// Returns what a request asks for. `through`: what is written is to be on stable storage before the answer.
-/// `grown`: the node was just given another size for this request, and is not to be again.
+/// Returns the action for a request. `through`: written data is durable before the answer.
+/// `grown`: the node was just resized for this request and must not be resized again.
 pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool) -> Todo {
     let error = |errno| Todo::Answer(Answer::Error(errno));
     let flush = Todo::Node { op: Op::Flush, offset: 0, len: 0, then: Answer::Done };
@@ -77,7 +77,7 @@ pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool
             file.opened();
             Todo::Answer(Answer::Opened)
         }
-        // `connection` counts it.
+        // `connection` does the counting.
         Request::Release => Todo::Answer(Answer::Done),
         Request::Read { offset, len } => {
             let len = u64::from(len).min(file.size().saturating_sub(offset));
@@ -102,7 +102,7 @@ pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool
                 Ok(bytes) if bytes > 0 => {
                     Todo::Node { op, offset, len, then: Answer::Written(bytes) }
                 }
-                // As of a block device: a count of 0 has programs try again for ever.
+                // As for a block device: after a count of 0, programs would repeat the write for ever.
                 _ => error(Errno::ENOSPC),
             }
         }
@@ -116,13 +116,13 @@ pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool
         Request::FileSystem => Todo::Answer(Answer::FileSystem),
         Request::Forget => Todo::Nothing,
         Request::Destroy => Todo::Answer(Answer::Done),
-        // INTERRUPT is among these: the kernel then sends no more, and waits for the answers themselves.
-        // POLL as well: the kernel then takes the file for always ready.
+        // Among these are INTERRUPT, after which the kernel sends no more of them and waits for the answers,
+        // and POLL, after which it considers the file always ready.
         Request::Unknown(_) => error(Errno::ENOSYS),
     }
 }
 
-/// The end of a range that a file can have.
+/// The end of a range, if a file can have it.
 fn end_of(offset: u64, len: u64) -> Option<u64> {
     let end = offset.checked_add(len)?.checked_next_multiple_of(SECTOR)?;
     i64::try_from(end).ok()?;
@@ -140,7 +140,7 @@ fn fallocate(
     let Some(end) = end_of(offset, len) else { return error(Errno::EFBIG) };
     let grow = Todo::Grow(end.next_multiple_of(SECTOR));
     let may_unmap = match mode {
-        // Room at the end only: the node has no request that keeps data and takes up space.
+        // Only growth at the end: no request of a node allocates space and keeps the data.
         0 if grown => return Todo::Answer(Answer::Done),
         0 if len > 0 && offset >= size => return grow,
         ZERO_RANGE if end > size && !grown => return grow,
@@ -165,13 +165,13 @@ fn seek(offset: u64, whence: u32, size: u64) -> Todo {
     };
     match () {
         () if offset < size => Todo::Seek { hole, offset, end: size },
-        // Every file ends with a hole.
+        // Every file ends with an implicit hole.
         () if hole && offset == size => Todo::Answer(Answer::Position(size)),
         () => Todo::Answer(Answer::Error(Errno::ENXIO)),
     }
 }
 
-/// What a request is counted as, and its range.
+/// The kind and range of a request for the statistics.
 pub(super) fn counted(request: &Request) -> (Kind, u64, u64) {
     match *request {
         Request::Read { offset, len } => (Kind::Read, offset, len.into()),

@@ -79,25 +79,25 @@ const MAX_BACKGROUND: u16 = 1024;
 /// How long the kernel may keep attributes, seconds.
 const ATTRIBUTES_S: u64 = 1;
 
-/// A request: which one, and what it asks for.
+/// A request: its number and operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
     /// The kernel's number for the request.
     pub unique: u64,
-    /// What is asked for.
+    /// The operation.
     pub request: Request,
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// The first: agree on the protocol.
+    /// The first request: negotiates the protocol.
     Init(Init),
     /// `fstat(2)`.
     GetAttributes,
     /// `fchmod(2)`, `fchown(2)`, `ftruncate(2)`.
     SetAttributes(SetAttributes),
-    /// A file descriptor comes into being.
+    /// A file descriptor was opened.
     Open,
     /// The last copy of a file descriptor was closed.
     Release,
@@ -143,7 +143,7 @@ pub enum Request {
     Forget,
     /// The file system was unmounted.
     Destroy,
-    /// Something else, of that operation code.
+    /// An unsupported operation with this code.
     Unknown(u32),
 }
 
@@ -156,11 +156,11 @@ pub struct Init {
     pub minor: u32,
     /// Bytes that the kernel reads ahead.
     pub max_readahead: u32,
-    /// What the kernel can (`FUSE_*`).
+    /// The kernel's features (`FUSE_*`).
     pub flags: u64,
 }
 
-/// `fuse_setattr_in`, as far as the file has what it changes.
+/// `fuse_setattr_in`, without times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     /// The new size, bytes.
@@ -171,16 +171,16 @@ pub struct SetAttributes {
     pub uid: Option<u32>,
     /// The new group.
     pub gid: Option<u32>,
-    /// Something else changes: times.
+    /// Other attributes change too: times.
     pub other: bool,
 }
 
-/// Bytes that are no request.
+/// Malformed requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Invalid {
-    /// The header is cut short, or names another length: there is nobody to answer.
+    /// The header is truncated or has a wrong length; there is no number to answer to.
     Header,
-    /// The arguments do not fit the operation. This request can be answered with an error.
+    /// The arguments are invalid. The request is answered with an error.
     Arguments {
         /// The kernel's number for the request.
         unique: u64,
@@ -192,7 +192,7 @@ pub enum Invalid {
     },
 }
 
-/// Reads numbers one after the other; `None` from the end on.
+/// Reads numbers one after the other; `None` at the end.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -210,12 +210,12 @@ impl Fields<'_> {
 }
 
 impl Message {
-    /// Reads a request. `bytes`: the first [`MAX_REQUEST`] bytes, or all if there are fewer. `received`: how many
-    /// there are altogether, with the data of a write.
+    /// Parses a request. `bytes`: its first [`MAX_REQUEST`] bytes, or fewer if it is shorter. `received`: its
+    /// whole length with the data of a write.
     ///
     /// # Errors
     ///
-    /// It is no request.
+    /// The request is malformed.
     pub fn parse(bytes: &[u8], received: usize) -> Result<Message, Invalid> {
         let bytes = bytes.get(..received.min(MAX_REQUEST)).ok_or(Invalid::Header)?;
         let mut fields = Fields(bytes);
@@ -340,22 +340,22 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Preferred bytes of a request.
+    /// Preferred size of a request in bytes.
     pub block_size: u32,
 }
 
 /// An answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It failed.
+    /// Failure.
     Error(Errno),
-    /// It is done, and that is all there is to say.
+    /// Success, without data.
     Done,
-    /// What was agreed on.
+    /// The negotiated protocol.
     Init {
-        /// What the kernel has said.
+        /// The kernel's offer.
         kernel: Init,
-        /// The kernel is not to truncate the file when it is opened with `O_TRUNC`.
+        /// The kernel sends `O_TRUNC` of an open on, instead of truncating the file itself.
         keeps_size: bool,
     },
     /// The file's attributes.
@@ -372,7 +372,7 @@ pub enum Answer {
     Data(u32),
 }
 
-/// An answer's bytes, but for its data.
+/// The bytes of an answer without its data.
 #[derive(Debug)]
 pub struct Encoded {
     bytes: [u8; MAX_ANSWER],
@@ -402,14 +402,14 @@ impl Encoded {
 }
 
 impl Init {
-    /// Whether this kernel's protocol is served.
+    /// Whether this version of the protocol is supported.
     pub fn is_served(&self) -> bool {
         self.major > MAJOR || self.major == MAJOR && self.minor >= OLDEST_MINOR
     }
 }
 
 impl Answer {
-    /// Returns the answer's bytes. The data of [`Data`](Self::Data) is to follow.
+    /// Returns the answer's bytes. The data of [`Data`](Self::Data) follows them.
     pub fn encode(&self, unique: u64) -> Encoded {
         let mut out = Encoded { bytes: [0; MAX_ANSWER], len: OUT_HEADER };
         let (mut error, mut data) = (0, 0);
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_cut_short_are_answered() {
+    fn truncated_arguments_are_answered_with_an_error() {
         for (opcode, len) in [
             (opcode::READ, 20),
             (opcode::SETATTR, 88),

@@ -1,7 +1,7 @@
-//! A connection's memory: one piece, of which requests have parts for as long as they are under way.
+//! A connection's memory: one allocation, of which each request in flight has a part.
 //!
-//! One owner for all of it lets data of many requests go out in one list of segments, and bounds what
-//! a client can make the server hold. Pages that were never used take up no memory.
+//! A single owner lets the data of many requests leave in one list of segments, and bounds the memory
+//! that a client can occupy. Pages that were never used take up no memory.
 
 use std::ops::Range;
 
@@ -11,43 +11,43 @@ use super::slots::SLOTS;
 use super::wire::MAX_PAYLOAD;
 use super::wire::reply::MAX_HEADER;
 
-/// What any device takes as the alignment of memory, bytes. Parts are multiples of it.
+/// Alignment of memory that every device accepts, in bytes. Parts are multiples of it.
 const PAGE: usize = 4096;
 
-/// Room for what precedes the data of replies that are sent together.
+/// Space for the headers of replies that are sent together.
 pub(super) const HEADERS: Range<usize> = 0..(SLOTS * MAX_HEADER).next_multiple_of(PAGE);
-/// What has come and was not looked at yet.
+/// Received bytes that were not parsed yet.
 pub(super) const INPUT: Range<usize> = HEADERS.end..HEADERS.end + (64 << 10);
-/// Data of requests: as much as the largest has.
+/// Data of requests; large enough for the largest request.
 const DATA: Range<usize> = INPUT.end..INPUT.end + MAX_PAYLOAD as usize;
 
 /// A part of the data's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// From the beginning of the whole.
+    /// Offset in the whole memory.
     pub(super) offset: usize,
-    /// Bytes: a multiple of a page.
+    /// Length in bytes, a multiple of a page.
     len: usize,
 }
 
-/// The memory, and which parts are free.
+/// The memory, and its free parts.
 pub(super) struct Arena {
     pub(super) whole: IoBufs,
-    /// In order, with no two adjacent: at most one more than there are slots.
+    /// In order, never two adjacent ones: at most one more than the number of slots.
     free: Vec<Extent>,
 }
 
 impl Arena {
-    /// `None`: there is no memory.
+    /// `None`: out of memory.
     pub(super) fn new() -> Option<Self> {
         let mut free = Vec::with_capacity(SLOTS + 1);
         free.push(Extent { offset: DATA.start, len: DATA.len() });
         Some(Arena { whole: AlignedBuf::io_bufs(DATA.end, PAGE)?, free })
     }
 
-    /// Takes a part of at least `len` bytes, which is not zero: the first that is there, so that few
-    /// pages are used over and over. `None`: there is none now. One of the largest size is there once
-    /// all others were given back.
+    /// Takes a part of at least `len` bytes, which is not zero. Takes the first free one, so that few
+    /// pages are used over and over. `None`: none is free now. When all parts have been returned, one of the
+    /// largest size is free.
     pub(super) fn take(&mut self, len: usize) -> Option<Extent> {
         let len = len.next_multiple_of(PAGE);
         let index = self.free.iter().position(|free| free.len >= len)?;
@@ -61,7 +61,7 @@ impl Arena {
         Some(taken)
     }
 
-    /// Gives a part back.
+    /// Returns a part.
     pub(super) fn give(&mut self, part: Extent) {
         let index = self.free.partition_point(|free| free.offset < part.offset);
         let end = part.offset + part.len;

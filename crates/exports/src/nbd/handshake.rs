@@ -1,4 +1,4 @@
-//! The handshake's bytes: a task on the control loop, which never blocks and takes what comes.
+//! The handshake: a task on the control loop that never blocks.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next, T
 use super::session::transmission::Agreed;
 use super::wire::option::{HEADER_LEN, MAX_DATA, OptionHeader};
 
-/// Options, or receives, in a row before other tasks of the loop get their turn.
+/// Most options, or receives, in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
 
-/// How long a client may take to read why it is sent away, nanoseconds.
+/// Time for a client to read an error before its connection is closed, in nanoseconds.
 const LAST_WORDS_NS: u64 = 2_000_000_000;
 
 /// Why there is no transmission phase.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The client left.
+    /// The client disconnected.
     Left,
-    /// It left while it began TLS, as those do that refuse the server's certificate.
+    /// The client disconnected during the TLS handshake, as clients do that refuse the certificate.
     LeftTls,
-    /// It broke the rules.
+    /// The client violated the protocol.
     Rules(HandshakeError),
-    /// Its socket failed.
+    /// The socket failed.
     Socket(Errno),
-    /// TLS failed; the client was told why.
+    /// TLS failed; the client received an alert.
     Tls(SessionError),
 }
 
@@ -44,11 +44,11 @@ impl From<HandshakeError> for Failure {
 /// TLS of a client in the transmission phase.
 pub(super) struct Secured {
     pub(super) session: Session,
-    /// Plaintext that came with the last of the handshake, and belongs to what follows it.
+    /// Plaintext that arrived with the end of the handshake and belongs to the transmission phase.
     pub(super) plain: Vec<u8>,
 }
 
-/// What was negotiated.
+/// The result of the negotiation.
 pub(super) struct Negotiated {
     pub(super) export: Arc<ExportInfo>,
     pub(super) agreed: Agreed,
@@ -63,7 +63,7 @@ struct Client {
     tls: Option<Box<Secured>>,
 }
 
-/// Lets others have the loop now and then, whatever a client sends.
+/// Yields to other tasks of the loop now and then.
 struct Pace {
     event_loop: EventLoop,
     left: u32,
@@ -79,8 +79,8 @@ impl Pace {
     }
 }
 
-/// Negotiates with a client until it has chosen an export, with TLS if there is an acceptor. Nothing
-/// beyond the handshake has been taken from the socket then, but for what is in `secured`.
+/// Negotiates with a client until it has chosen an export, with TLS if there is an acceptor. Reads nothing
+/// beyond the handshake from the socket, except what is in `secured`.
 pub(super) async fn negotiate(
     event_loop: &EventLoop,
     socket: &Arc<OwnedFd>,
@@ -128,7 +128,7 @@ pub(super) async fn negotiate(
 }
 
 impl Client {
-    /// Takes exactly that many bytes.
+    /// Receives exactly that many bytes.
     async fn fill(&mut self, buf: &mut [u8]) -> Result<(), Failure> {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -172,7 +172,7 @@ impl Client {
         Ok(())
     }
 
-    /// Goes through TLS's own handshake.
+    /// Performs the TLS handshake.
     async fn start_tls(&mut self, acceptor: &Acceptor) -> Result<(), Failure> {
         let Client { ready, pace, .. } = self;
         let mut session = acceptor.session().map_err(Failure::Tls)?;
@@ -208,8 +208,8 @@ impl Client {
         Ok(())
     }
 
-    /// Lets the client read what it was sent last: a socket that is closed with bytes that nobody has
-    /// taken takes what was sent over it along.
+    /// Gives the client time to read the last message: closing a socket with unread input discards
+    /// sent data.
     async fn part(&mut self) {
         let Client { socket, ready, pace, .. } = self;
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);

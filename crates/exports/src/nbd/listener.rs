@@ -1,4 +1,4 @@
-//! The sockets that clients connect to: unix, TCP, or one that was inherited.
+//! The sockets that clients connect to: UNIX, TCP, or inherited.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -21,14 +21,14 @@ use nix::sys::socket::{SockType, sockopt};
 
 use crate::vhost_user::{ExportError, Listen, listener};
 
-/// Pause before the next try when there are no descriptors or no memory, nanoseconds: no event tells
-/// when there are some again.
+/// Nanoseconds until the next attempt when there are no descriptors or no memory: no event reports the end
+/// of that.
 const RETRY_NS: u64 = 500_000_000;
 
-/// Where NBD clients connect.
+/// The place where NBD clients connect.
 #[derive(Debug)]
 pub enum NbdListen {
-    /// A unix socket at this path, made here and removed in the end (`addr.type=unix`).
+    /// A UNIX socket at this path, created here and removed at the end (`addr.type=unix`).
     Unix(PathBuf),
     /// TCP (`addr.type=inet`).
     Inet {
@@ -36,18 +36,17 @@ pub enum NbdListen {
         host: String,
         /// The first port to try.
         port: u16,
-        /// The last one.
+        /// The last port to try.
         to: u16,
         /// Use IPv4 addresses.
         ipv4: bool,
         /// Use IPv6 addresses.
         ipv6: bool,
     },
-    /// Listening stream sockets that were inherited (`addr.type=fd`). Held for as long as they are
-    /// listened on.
+    /// Inherited listening stream sockets (`addr.type=fd`). Kept as long as they are listened on.
     Fds(Vec<Arc<OwnedFd>>),
-    /// Sockets that another process has handed over, with the file of a socket that is removed in
-    /// the end.
+    /// Sockets from the previous process, with the files of sockets that have to be removed at the
+    /// end.
     TakenOver(Vec<(OwnedFd, Option<PathBuf>)>),
 }
 
@@ -88,7 +87,7 @@ pub(super) enum Listener {
     Sockets(EventLoop, Vec<Socket>),
 }
 
-/// One that listens.
+/// One listening socket.
 pub(super) struct Socket {
     kind: Kind,
     readable: Readiness,
@@ -104,7 +103,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Says what was tried on which socket, and why it failed.
+    /// Names the call, the socket and the reason.
     pub(super) fn new(event_loop: &EventLoop, at: NbdListen) -> Result<Self, ExportError> {
         let name = at.to_string();
         let fail = |call| {
@@ -159,7 +158,7 @@ impl Listener {
         Ok(Listener::Sockets(event_loop.clone(), sockets))
     }
 
-    /// What whoever takes over listens on.
+    /// The listening sockets for a handover.
     ///
     /// # Errors
     ///
@@ -177,7 +176,7 @@ impl Listener {
         }
     }
 
-    /// Makes a unix socket's file stay when the listener is dropped.
+    /// Keeps a UNIX socket's file when the listener is dropped.
     pub(super) fn leave_file(&self) {
         match self {
             Listener::Path(listener) => listener.leave_file(),
@@ -189,7 +188,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// The socket accepts no more, for good.
+    /// The socket will never accept again.
     pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
         let (event_loop, sockets) = match self {
             Listener::Path(listener) => return listener.accept("NBD server").await,
@@ -199,10 +198,10 @@ impl Listener {
             for socket in sockets {
                 let accepted = match &socket.kind {
                     Kind::Tcp(listener) => listener.accept().map(|(stream, _)| {
-                        // Replies that wait for the acknowledgement of others would be late; a
-                        // socket without that option is none where it matters.
+                        // Otherwise replies wait for the acknowledgement of earlier ones. UNIX sockets do not have
+                        // this option and do not need it.
                         let _ = stream.set_nodelay(true);
-                        // One whose machine is gone would keep its place for ever.
+                        // Otherwise a client whose machine has crashed would keep its connection for ever.
                         let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
                         stream.into()
                     }),
@@ -213,7 +212,7 @@ impl Listener {
                 {
                     Ok(fd) => return Ok(fd),
                     Err((Errno::EAGAIN, _)) => {}
-                    // What wakes us up tells of each client once: there may be more.
+                    // One wake-up may stand for several clients.
                     Err((Errno::EINTR | Errno::ECONNABORTED, _)) => continue 'again,
                     Err((
                         errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM),
@@ -228,7 +227,7 @@ impl Listener {
             }
             poll_fn(|cx| {
                 let is_ready = |socket: &Socket| pin!(socket.readable.wait()).poll(cx).is_ready();
-                // All of them, so that each is waited for.
+                // All sockets, so that each is registered for readiness.
                 match sockets.iter().map(is_ready).fold(false, |any, ready| any | ready) {
                     true => Poll::Ready(()),
                     false => Poll::Pending,
@@ -239,7 +238,7 @@ impl Listener {
     }
 }
 
-/// The addresses of a host; the port is still to be set.
+/// The addresses of a host, without a port.
 fn resolve(host: &str, ipv4: bool, ipv6: bool) -> io::Result<Vec<SocketAddr>> {
     let host = if host.is_empty() { "::" } else { host };
     let mut found: Vec<_> = (host, 0)
@@ -253,7 +252,7 @@ fn resolve(host: &str, ipv4: bool, ipv6: bool) -> io::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Binds all addresses to the first port that takes them.
+/// Binds all addresses to the first port that is free for all of them.
 fn bind_first(
     addresses: &[SocketAddr],
     ports: std::ops::RangeInclusive<u16>,
@@ -261,7 +260,7 @@ fn bind_first(
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     'ports: for port in ports {
         let mut bound: Vec<TcpListener> = Vec::new();
-        // An ephemeral port, once chosen, is that of all addresses.
+        // An ephemeral port is chosen once for all addresses.
         let mut port = port;
         for address in addresses {
             let mut address = *address;
@@ -271,7 +270,7 @@ fn bind_first(
                     port = listener.local_addr()?.port();
                     bound.push(listener);
                 }
-                // A machine without IPv6 may have an address of it in its hosts file.
+                // The hosts file of a machine without IPv6 may contain IPv6 addresses.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => last = error,
                 Err(error) => {
                     last = error;
@@ -309,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// The kernel finds out about a client whose machine is gone; replies do not wait for acknowledgements.
+    /// The kernel detects clients whose machine has crashed; replies do not wait for acknowledgements.
     #[test]
     fn a_connection_by_tcp_is_asked_whether_it_is_still_there() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

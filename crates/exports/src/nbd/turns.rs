@@ -1,8 +1,8 @@
-//! How much an export's connections begin on their I/O thread at once, and who is next.
+//! Limits the bytes that an export's connections begin to move per iteration of their I/O thread.
 //!
-//! What the kernel copies from the page cache, and a null node from nowhere, is copied within the loop's
-//! iteration: all else on the thread waits for that. So requests wait for the next one when enough
-//! are begun, however many clients they come from.
+//! The kernel copies from the page cache within the loop's iteration, and a null node answers there, while
+//! everything else on the thread waits. So once enough bytes are begun, further requests wait for the next
+//! iteration, however many clients send them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,18 +12,18 @@ use event_loop::{EventLoop, IoBufs, IoTarget};
 
 use super::connection::Connection;
 
-/// Bytes that the requests begun in one iteration move, but for the last of them.
+/// Bytes that the requests begun in one iteration may move, apart from the last of them.
 const SHARE: usize = 512 << 10;
 
 pub(super) struct Turns {
     me: Weak<Turns>,
     event_loop: EventLoop,
-    /// The iteration's loop time, which stands still within it, and what is begun in it.
+    /// Loop time of the iteration, constant within it, and the bytes begun in it.
     now_ns: Cell<u64>,
     begun: Cell<usize>,
-    /// First come, first served.
+    /// In order of arrival.
     waiting: RefCell<VecDeque<Weak<Connection>>>,
-    /// It is called in the next iteration.
+    /// A timer for the next iteration is submitted.
     armed: Cell<bool>,
 }
 
@@ -39,23 +39,23 @@ impl Turns {
         })
     }
 
-    /// Nobody waits, and there is a share left.
+    /// Whether no connection waits and bytes are left.
     pub(super) fn is_open(&self, now_ns: u64) -> bool {
         self.waiting.borrow().is_empty() && !self.are_over(now_ns)
     }
 
-    /// Enough is begun in this iteration.
+    /// Whether enough is begun in this iteration.
     pub(super) fn are_over(&self, now_ns: u64) -> bool {
         self.now_ns.get() == now_ns && self.begun.get() >= SHARE
     }
 
-    /// Counts a request that moves so many `bytes`.
+    /// Counts a request that moves this many `bytes`.
     pub(super) fn begin(&self, now_ns: u64, bytes: usize) {
         let before = if self.now_ns.replace(now_ns) == now_ns { self.begun.get() } else { 0 };
         self.begun.set(before.saturating_add(bytes));
     }
 
-    /// The connection is told when it is its turn.
+    /// Calls the connection when it is its turn.
     pub(super) fn wait(&self, connection: Weak<Connection>) {
         self.waiting.borrow_mut().push_back(connection);
         self.arm();
@@ -64,7 +64,7 @@ impl Turns {
     fn arm(&self) {
         let Some(me) = self.me.upgrade().filter(|_| !self.armed.replace(true)) else { return };
         let me: Rc<dyn IoTarget> = me;
-        // One that is due, and takes no lock as a bottom half would.
+        // A timer that is due takes no lock, unlike a bottom half.
         self.event_loop.submit_timer(self.event_loop.now_ns(), &me, 0);
     }
 
@@ -84,7 +84,7 @@ impl Turns {
 impl IoTarget for Turns {
     fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
         self.armed.set(false);
-        // Not when the loop ends.
+        // Not at the end of the loop.
         if result == 0 {
             self.run();
         }

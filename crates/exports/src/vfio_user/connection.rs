@@ -1,4 +1,4 @@
-//! A socket with a client at the other end: messages in, replies out, never blocking.
+//! A connection to a client: messages in, replies out, never blocking.
 
 #![forbid(unsafe_code)]
 
@@ -20,10 +20,10 @@ use crate::vhost_user::fd_passing;
 /// Messages taken in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
 
-/// A message as it came, its header understood.
+/// A message as received, with its header parsed.
 pub(super) struct Incoming {
     pub(super) header: Header,
-    /// What came with it; more than any message may have, and others, show as an error.
+    /// Its descriptors. More than a message may have, or a wrong kind, are an error.
     pub(super) fds: Result<Vec<OwnedFd>, WireError>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes a connected stream socket. What comes by it is looked at, at `desk`.
+    /// Takes a connected stream socket. `desk` checks received descriptors.
     pub(super) fn new(event_loop: &EventLoop, socket: OwnedFd, desk: Rc<Desk>) -> Self {
         let socket = Arc::new(socket);
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
@@ -46,7 +46,7 @@ impl Connection {
         Connection { event_loop: event_loop.clone(), socket, readable, desk, turn: TURN }
     }
 
-    /// Waits until there is something to be received, of which nothing is taken.
+    /// Waits until something can be received, without receiving it.
     pub(super) async fn readable(&self) {
         loop {
             let mut poll = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
@@ -57,12 +57,12 @@ impl Connection {
         }
     }
 
-    /// Waits for the next message, whole, and puts its payload into `payload`, exactly as long as the header
-    /// says; `None`: the client has left.
+    /// Waits for the next complete message, and puts its payload into `payload`, exactly as long as the header
+    /// says. `None`: the client has disconnected.
     ///
     /// # Errors
     ///
-    /// It left within a message, or its bytes make no sense.
+    /// It disconnected within a message, or the bytes are malformed.
     pub(super) async fn receive(
         &mut self,
         payload: &mut Vec<u8>,
@@ -87,7 +87,7 @@ impl Connection {
         Ok(Some(Incoming { header, fds }))
     }
 
-    /// Fills `buf`. `false`: the stream ends before its first byte, and `may_end`.
+    /// Fills `buf`. `false`: the stream ended before the first byte, and `may_end` is set.
     ///
     /// Never reads beyond the message, so that descriptors are those of this message.
     async fn fill(
@@ -112,7 +112,7 @@ impl Connection {
                 }
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR) => {}
-                // With replies of ours unread at the other end, its close is a reset.
+                // If replies are unread at the other end, its close resets the connection.
                 Err(Errno::ECONNRESET) if may_end && filled == 0 => return Ok(false),
                 Err(Errno::ECONNRESET) => return Err(ConnectionError::CutShort),
                 Err(errno) => {
@@ -123,7 +123,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a reply. `false`: the client has left.
+    /// Sends a reply. `false`: the client has disconnected.
     pub(super) async fn reply(&self, bytes: &[u8]) -> Result<bool, ConnectionError> {
         let mut rest = bytes;
         let mut writable = None;
@@ -148,7 +148,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Lets others run now and then, however much this client sends (contract E11).
+    /// Yields to other tasks now and then, however much this client sends (contract E11).
     async fn take_turns(&mut self) {
         if self.turn > 0 {
             self.turn -= 1;

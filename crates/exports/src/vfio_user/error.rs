@@ -8,24 +8,24 @@ use std::io;
 use super::wire::WireError;
 use crate::vhost_user::ExportError;
 
-/// Why a client is served no longer.
+/// Why serving a client ended.
 #[derive(Debug)]
 pub(super) enum ConnectionError {
-    /// The bytes make no sense, and where the next message begins is unknown.
+    /// Malformed bytes; the start of the next message is unknown.
     Framing(WireError),
-    /// The first message is not a version that is spoken here.
+    /// The first message does not name a supported version.
     NoVersion,
-    /// The client left in the middle of a message.
+    /// The client disconnected within a message.
     CutShort,
-    /// It has begun a message and not ended it in time, or not taken a reply.
+    /// The client did not complete a message, or did not take a reply, in time.
     Late,
-    /// It goes on sending commands that fail.
+    /// Too many of its commands failed.
     TooManyRefused,
     /// A system call failed.
     Os {
-        /// Which.
+        /// The call.
         call: &'static str,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// The I/O thread has stopped.

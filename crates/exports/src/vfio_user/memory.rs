@@ -1,4 +1,4 @@
-//! The guest's memory, as a client maps and unmaps it.
+//! The guest's memory as mapped by a client.
 
 #![forbid(unsafe_code)]
 
@@ -10,24 +10,24 @@ use nix::errno::Errno;
 
 use super::wire::{DmaMap, DmaRange, DmaUnmap};
 
-/// The most regions that a client may map: each is a mapping of this process, whose number is limited.
+/// Most regions that a client may map: each is a mapping of this process, and those are limited.
 pub const MAX_DMA_MAPS: usize = 1024;
 
-/// Why memory is not mapped or unmapped.
+/// Why memory cannot be mapped or unmapped.
 #[derive(Debug)]
 pub enum MemoryError {
-    /// Some of it is mapped already.
+    /// A part of it is mapped already.
     Overlaps(DmaRange),
-    /// There are as many regions as there may be.
+    /// The limit of regions is reached.
     TooMany,
     /// It cannot be mapped.
     Map(guest_memory::Error),
-    /// Not the bounds of regions that were mapped.
+    /// Not the bounds of mapped regions.
     NotMapped(DmaRange),
 }
 
 impl MemoryError {
-    /// What the client is told.
+    /// The error for the client.
     pub fn errno(&self) -> Errno {
         match self {
             MemoryError::Overlaps(_) => Errno::EEXIST,
@@ -53,19 +53,19 @@ impl fmt::Display for MemoryError {
 
 impl std::error::Error for MemoryError {}
 
-/// The regions of a client.
+/// The mapped regions.
 #[derive(Default)]
 pub struct Memory {
     regions: Vec<(DmaRange, Option<Arc<MappedRegion>>)>,
 }
 
 impl Memory {
-    /// Adds a region. What comes without a file, such as a ROM, or must not be written, is not memory for the
-    /// device: requests that name it fail.
+    /// Adds a region. A region without a file, such as a ROM, or a read-only region is not memory for the
+    /// device: requests that use it fail.
     ///
     /// # Errors
     ///
-    /// [`MemoryError`]; all is as before then.
+    /// [`MemoryError`]; nothing has changed then.
     pub fn map(&mut self, map: DmaMap) -> Result<Arc<GuestMemory>, MemoryError> {
         let DmaMap { range, writable, file } = map;
         if self.regions.iter().any(|(other, _)| other.overlaps(&range)) {
@@ -91,11 +91,11 @@ impl Memory {
         Ok(self.all())
     }
 
-    /// Takes regions away: all that are in the range.
+    /// Removes all regions in the range.
     ///
     /// # Errors
     ///
-    /// [`MemoryError::NotMapped`]: there are none, or one is in it by a part only.
+    /// [`MemoryError::NotMapped`]: there are none, or one lies only partly in the range.
     pub fn unmap(&mut self, unmap: DmaUnmap) -> Result<Arc<GuestMemory>, MemoryError> {
         match unmap.range {
             None => self.regions.clear(),
@@ -115,7 +115,7 @@ impl Memory {
 
     fn all(&self) -> Arc<GuestMemory> {
         let mapped = self.regions.iter().filter_map(|(_, region)| region.clone());
-        // They do not overlap: each was compared with all others.
+        // The regions do not overlap: each was compared with all others.
         Arc::new(GuestMemory::from_regions(mapped).unwrap_or_default())
     }
 }

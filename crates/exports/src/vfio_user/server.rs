@@ -1,4 +1,4 @@
-//! An export's server: one client after the other, from its first message to its last request.
+//! The server of an export: serves one client after the other, from first message to last request.
 //!
 //! It is a task on the control loop. While one client is connected the next waits in the socket's backlog.
 
@@ -27,9 +27,9 @@ use super::wire::{Message, Reply, command_name};
 use crate::vhost_user::descriptors::Desk;
 use crate::vhost_user::{EventFd, ExportError, Listen, Listener};
 
-/// Commands that a client may have refused before it is sent away: each costs a line in the log.
+/// Refused commands after which a client is disconnected: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
-/// How long the rest of a message, and the reply to it, may take, nanoseconds.
+/// Time limit for the rest of a message, and for sending a reply, in nanoseconds.
 const MESSAGE_NS: u64 = 5_000_000_000;
 
 /// A device offered over a vfio-user socket. Dropping it stops it without waiting.
@@ -72,7 +72,7 @@ impl Server {
             desk: Rc::default(),
         };
         event_loop.spawn(async move {
-            // A server that is dropped before it begins has nothing to begin.
+            // A server that is dropped before it begins never serves.
             if let Some(Ok(())) = service.unless_stopped(beginning).await {
                 service.serve_all(&listener).await;
             }
@@ -95,11 +95,11 @@ impl Server {
         self.connected.get()
     }
 
-    /// Sends the client away, finishes its requests, removes the socket, calls `on_quiet`, flushes.
+    /// Disconnects the client, finishes its requests, removes the socket, calls `on_quiet`, and flushes.
     ///
     /// # Errors
     ///
-    /// The flush failed, or a loop has stopped before.
+    /// The flush failed, or a loop had ended before.
     pub(super) async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         self.stop.send(());
         if self.quiet.await.is_ok() {
@@ -109,16 +109,16 @@ impl Server {
     }
 }
 
-/// Why a client is served no longer.
+/// Why serving a client ended.
 enum End {
     Left,
     Stopped,
 }
 
-/// What a client has set up, beside its session.
+/// The client's state beside its session.
 struct Client {
     memory: Memory,
-    /// Ends the watch of the eventfd by which it unmasks the level interrupt.
+    /// Ends watching the eventfd that unmasks the level interrupt.
     watch: Option<oneshot::Sender<()>>,
 }
 
@@ -129,12 +129,12 @@ struct Service {
     interrupts: Arc<Interrupts>,
     stop: RefCell<oneshot::Receiver<()>>,
     connected: Rc<Cell<bool>>,
-    /// For what clients send.
+    /// Inspects the descriptors of clients.
     desk: Rc<Desk>,
 }
 
 impl Service {
-    /// What the future gives, or `None` when the server is to stop before.
+    /// The result of the future, or `None` if the server has to stop first.
     async fn unless_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -165,14 +165,14 @@ impl Service {
         }
     }
 
-    /// Serves a client until it leaves, and then finishes what is in flight.
+    /// Serves a client until it disconnects, and then finishes requests in flight.
     async fn serve(&self, socket: OwnedFd) {
         let id = &self.id;
         log::info!("export {id}: client connected");
         self.connected.set(true);
         let mut connection = Connection::new(&self.event_loop, socket, self.desk.clone());
         let end = self.converse(&mut connection).await;
-        // Nothing may use the guest's memory, or interrupt it, once its client sees us go.
+        // After the connection has ended, nothing may access the guest's memory or interrupt it.
         self.interrupts.clear();
         self.device.set_memory(Arc::new(GuestMemory::new()));
         self.device.reset();
@@ -204,7 +204,7 @@ impl Service {
             };
             let Some(Incoming { header, fds }) = incoming else { return Ok(End::Left) };
             let message = fds.and_then(|fds| Message::parse(header.command, &payload, fds));
-            // A client may ask for features to find out whether there are any.
+            // Clients ask for features to find out whether they exist.
             let is_question = matches!(message, Ok(Message::Feature));
             let result = match message {
                 Ok(message) => self.carry_out(&mut session, &mut client, message).await?,
@@ -242,7 +242,7 @@ impl Service {
         }
     }
 
-    /// What the client is told, and people if it is an error.
+    /// Carries out a message. Returns the reply for the client, and an error for the log.
     ///
     /// # Errors
     ///
@@ -286,11 +286,11 @@ impl Service {
         Ok(Ok(reply))
     }
 
-    /// Unmasks the level interrupt at each write to an eventfd, until what is returned is dropped.
+    /// Unmasks the level interrupt at each write to an eventfd, until the returned sender is dropped.
     fn watch(&self, fd: &EventFd) -> oneshot::Sender<()> {
         let (watch, mut ended) = oneshot::channel();
         let interrupts = self.interrupts.clone();
-        // It is not read: each write is an event.
+        // Not read: each write is an event.
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let written = Readiness::new(&self.event_loop, fd.fd().clone(), events);
         self.event_loop.spawn(async move {
@@ -314,7 +314,7 @@ impl Service {
         self.device.settle().await.map_err(gone)
     }
 
-    /// What comes of a message that has begun, or of a reply.
+    /// Limits the time of an incomplete message or of a reply.
     async fn in_time<T>(
         &self,
         part: impl Future<Output = Result<T, ConnectionError>>,
@@ -328,7 +328,7 @@ impl Service {
         .await
     }
 
-    /// Makes what was answered durable.
+    /// Makes answered writes durable.
     async fn flush(&self) -> Result<(), ExportError> {
         self.device.flush().await?.map_err(|errno| ExportError::Flush(errno.into()))
     }

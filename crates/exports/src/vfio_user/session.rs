@@ -1,5 +1,5 @@
-//! What a client and the device say to each other, without I/O: a message is answered, or becomes something
-//! to be done.
+//! The protocol between a client and the device, without I/O: a message is answered, or becomes an
+//! action.
 
 #![forbid(unsafe_code)]
 
@@ -21,18 +21,18 @@ const REGIONS: usize = 9;
 /// The major version of the protocol.
 const MAJOR: u16 = 0;
 
-/// What becomes of a message.
+/// The result of a message.
 #[derive(Debug)]
 pub enum Step {
-    /// It is answered.
+    /// A reply.
     Reply(Reply),
-    /// Memory is to be mapped.
+    /// Map memory.
     Map(DmaMap),
-    /// Memory is to be unmapped.
+    /// Unmap memory.
     Unmap(DmaUnmap),
-    /// The level interrupt is unmasked by this eventfd from now on.
+    /// Unmask the level interrupt by this eventfd from now on.
     Unmasker(Unmasker),
-    /// The device was reset: what it had begun is to be ended.
+    /// The device was reset: end the requests that it has begun.
     Settle,
 }
 
@@ -45,22 +45,22 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session that has just begun.
+    /// A new session.
     pub fn new(device: &'a dyn Device, interrupts: Arc<Interrupts>) -> Self {
         let config = ConfigSpace::new(device.description());
         Session { device, interrupts, config, has_version: false }
     }
 
-    /// Whether versions were agreed on.
+    /// Whether a version was negotiated.
     pub fn has_version(&self) -> bool {
         self.has_version
     }
 
-    /// Takes a message.
+    /// Handles a message.
     ///
     /// # Errors
     ///
-    /// What the client is told.
+    /// The error for the client.
     pub fn step(&mut self, message: Message<'_>) -> Result<Step, Errno> {
         if self.has_version == matches!(message, Message::Version { .. }) {
             return Err(Errno::EINVAL);
@@ -110,14 +110,14 @@ impl<'a> Session<'a> {
                 self.device.reset();
                 return Ok(Step::Settle);
             }
-            // What the kernel says of features that a device lacks.
+            // The kernel's answer for features that a device lacks.
             Message::Feature => return Err(Errno::ENOTTY),
             Message::Unknown(_) => return Err(Errno::ENOSYS),
         };
         Ok(Step::Reply(reply))
     }
 
-    /// Bytes of a region; `None`: not one that PCI devices can have.
+    /// Size of a region in bytes; `None`: PCI devices have no such region.
     fn region_size(&self, index: u32) -> Option<u64> {
         match index as usize {
             bar @ 0..BARS => Some(self.device.description().bar_size(bar)),
@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Checks that an access lies in a region that the device has.
+    /// Checks that an access lies in a region of the device.
     fn check(&self, region: u32, offset: u64, count: usize) -> Result<(), Errno> {
         let size = self.region_size(region).filter(|size| *size > 0).ok_or(Errno::EINVAL)?;
         match offset.checked_add(count as u64) {

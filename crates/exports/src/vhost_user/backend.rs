@@ -1,4 +1,4 @@
-//! Carries out what a session wants done: memory is mapped here, rings run on the I/O threads.
+//! Carries out the actions of a session: maps memory here, runs rings on the I/O threads.
 
 #![forbid(unsafe_code)]
 
@@ -24,23 +24,23 @@ use super::session::{MAX_MEM_SLOTS, RingSetup};
 use super::wire::{InflightDescription, RegionId, Request};
 use super::worker::{RingSignals, Worker, WorkerHandle};
 
-/// The workers of an export, one per I/O thread, and what one front end has set up on them.
+/// The workers of an export, one per I/O thread, and the state that one front end has set up on them.
 pub(crate) struct Backend {
     pub(super) workers: Arc<Vec<WorkerHandle>>,
-    /// Memory is to be pinned.
+    /// Set if memory has to be pinned.
     pinning: Option<Arc<Pinning>>,
     pub(super) memory: Arc<GuestMemory>,
-    /// Whether, and where, writes to it are logged.
+    /// The log of written pages, for a migration.
     pub(super) log: MigrationLog,
-    /// Where rings keep what they have in flight.
+    /// The memory of the in-flight records.
     inflight: Option<InflightArea>,
-    /// The rings that run, and how they were started.
+    /// The running rings, and how they were started.
     pub(super) running: BTreeMap<u16, RingSetup>,
-    /// Rings that were stopped for other memory and could not go on in it; and their bases.
+    /// Rings that could not continue in new memory, with their bases.
     lost: BTreeMap<u16, u16>,
-    /// Rings that are stopped while somebody else may take over, and where they go on.
+    /// Rings that are stopped for a handover, and where they continue.
     paused: BTreeMap<u16, RingSetup>,
-    /// Those of them that still have requests in flight; each answers with its base.
+    /// Paused rings that still have requests in flight; each answers with its base.
     pausing: Vec<(u16, oneshot::Receiver<u16>)>,
 }
 
@@ -64,8 +64,8 @@ impl Backend {
         &self.workers[usize::from(index) % self.workers.len()]
     }
 
-    /// Replaces all memory. Rings that run are stopped meanwhile: when this is done nothing uses
-    /// the old memory, and it is unmapped.
+    /// Replaces all memory. Running rings are stopped meanwhile. At the end nothing uses the old
+    /// memory, and it is unmapped.
     pub(crate) async fn set_memory(&mut self, regions: Vec<Region>) -> Result<(), RequestError> {
         let mapped: Result<Vec<_>, _> =
             regions.into_iter().map(|region| region.map().map(Arc::new)).collect();
@@ -73,7 +73,7 @@ impl Backend {
         self.exchange_memory(memory).await
     }
 
-    /// Adds memory; rings that run go on running.
+    /// Adds memory; running rings continue.
     pub(crate) async fn add_region(&mut self, region: Region) -> Result<(), RequestError> {
         if self.memory.regions().len() >= MAX_MEM_SLOTS {
             return Err(RequestError::MemSlots);
@@ -96,7 +96,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Takes memory away, as [`set_memory`](Self::set_memory) does.
+    /// Removes memory as [`set_memory`](Self::set_memory) does.
     pub(crate) async fn remove_region(&mut self, region: RegionId) -> Result<(), RequestError> {
         let RegionId { guest_addr, user_addr, size } = region;
         let memory = self.memory.without_region(guest_addr, user_addr, size)?;
@@ -123,13 +123,13 @@ impl Backend {
         result
     }
 
-    /// Begins to pin what is new of the memory.
+    /// Begins to pin new memory.
     fn pin_memory(&self) {
         let Some(pinning) = &self.pinning else { return };
         let populated = pinning.populate(&self.memory, self.workers.len());
         for (worker, populated) in self.workers.iter().zip(populated.into_iter().flatten()) {
             let memory = self.memory.clone();
-            // Nobody waits for it.
+            // The end of pinning is not awaited.
             drop(worker.ask(move |worker, answer| {
                 worker.pin_memory(memory, populated);
                 answer.send(());
@@ -137,7 +137,7 @@ impl Backend {
         }
     }
 
-    /// Unpins what was pinned of other memory than there is now. No ring runs.
+    /// Unpins memory that was removed. No ring runs.
     async fn unpin_other_memory(&self) -> Result<(), RequestError> {
         if self.pinning.is_none() {
             return Ok(());
@@ -153,7 +153,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Memory, and the record of what is in flight, for who takes over.
+    /// The messages for memory and the in-flight record, for a handover.
     ///
     /// # Errors
     ///
@@ -168,9 +168,8 @@ impl Backend {
         memory.chain(self.inflight.iter().map(InflightArea::save)).collect()
     }
 
-    /// Stops all rings, for somebody else to go on with them. Returns what starts them there, once
-    /// nothing is in flight. Whatever comes of it, also when it is dropped, they can
-    /// [resume](Self::resume).
+    /// Stops all rings for a handover. Returns the messages that start them in the other process, once
+    /// nothing is in flight. After success, failure or a drop, the rings can [resume](Self::resume).
     pub(crate) async fn pause(&mut self) -> Result<Vec<Saved>, RequestError> {
         for (index, setup) in std::mem::take(&mut self.running) {
             self.pausing.push((index, self.ask_to_stop(index, Held::Left)));
@@ -186,13 +185,13 @@ impl Backend {
             let kick = Saved::ring_fd(Request::SetVringKick, index, setup.kick.as_ref());
             saved.push(kick.map_err(RequestError::HandOver)?);
         }
-        // The front end starts these again, once their memory is there.
+        // The front end starts these again once their memory is there.
         let lost = self.lost.iter();
         saved.extend(lost.map(|(&i, &base)| Saved::ring(Request::SetVringBase, i, base.into())));
         Ok(saved)
     }
 
-    /// Waits until one more of the rings that are to pause has stopped, whichever is the first.
+    /// Waits for the next pausing ring to stop.
     async fn next_paused(&mut self) -> Option<Result<(), RequestError>> {
         let (index, stopped) = poll_fn(|cx| {
             for i in 0..self.pausing.len() {
@@ -211,7 +210,7 @@ impl Backend {
                 (setup.config.next_avail, setup.was_stopped) = (base, true);
                 Ok(())
             }
-            // Its thread is gone.
+            // Its thread has ended.
             (stopped, _) => {
                 self.paused.remove(&index);
                 stopped.map(drop).map_err(RequestError::from)
@@ -219,8 +218,8 @@ impl Backend {
         })
     }
 
-    /// Nobody has taken over: the rings go on. One that has not stopped yet does so at once, but where requests
-    /// are left to whoever serves it next: then when it has.
+    /// Continues all rings after a failed handover. A ring that has not stopped yet continues at once, except
+    /// one whose held requests stay for the next process: that one continues after its stop.
     pub(crate) async fn resume(&mut self) -> Result<(), RequestError> {
         let mut result = Ok(());
         let pausing = std::mem::take(&mut self.pausing);
@@ -267,7 +266,7 @@ impl Backend {
         }
     }
 
-    /// Stops all rings and lets go of all memory.
+    /// Stops all rings and unmaps all memory.
     pub(crate) async fn end(mut self) -> Result<(), RequestError> {
         self.stop_rings(Held::Left).await?;
         self.change_log(MigrationLog::default()).await?;
@@ -278,7 +277,7 @@ impl Backend {
         self.unpin_other_memory().await
     }
 
-    /// Starts a ring; one that runs goes on where it was.
+    /// Starts a ring. A running ring is stopped and continues where it was.
     pub(crate) async fn start_ring(
         &mut self,
         index: u16,
@@ -308,8 +307,8 @@ impl Backend {
         Ok(())
     }
 
-    /// Has rings that are started from now on keep what they have in flight in this memory. Returns its
-    /// record of the write cache mode.
+    /// Sets the memory of in-flight records for rings that start from now on. Returns its record of the
+    /// write cache mode.
     pub(crate) fn set_inflight(
         &mut self,
         description: InflightDescription,
@@ -319,10 +318,10 @@ impl Backend {
         Ok(area.of_write_cache())
     }
 
-    /// Stops a ring for the front end (GET_VRING_BASE). Returns its base once what was in flight is done; `None`: it
-    /// did not run.
+    /// Stops a ring for the front end (GET_VRING_BASE). Returns its base once nothing is in flight; `None`: the
+    /// ring did not run.
     pub(crate) async fn end_ring(&mut self, index: u16) -> Result<Option<u16>, RequestError> {
-        // Of a guest that migrates this is the end here. Whatever else stops rings, they go on with the record.
+        // After a migration, the guest does not continue here. In all other cases the record keeps held requests.
         let held = if self.log.is_on() { Held::Failed } else { Held::Left };
         self.stop_ring(index, held).await
     }
@@ -421,7 +420,7 @@ impl Backend {
     }
 }
 
-/// The way to signal an eventfd, which may take a ring: I/O threads may make none.
+/// Prepares signals to an eventfd. That may create a ring, which I/O threads must not do.
 pub(super) fn signal_to(eventfd: &Option<EventFd>) -> Option<Signal> {
     eventfd.as_ref().map(|eventfd| Signal::new(eventfd.fd().clone()))
 }

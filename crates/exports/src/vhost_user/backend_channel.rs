@@ -1,4 +1,4 @@
-//! The socket on which the back end asks things of the front end (VHOST_USER_SET_BACKEND_REQ_FD).
+//! The socket for messages from the back end to the front end (VHOST_USER_SET_BACKEND_REQ_FD).
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ impl BackendChannel {
         BackendChannel(socket)
     }
 
-    /// SET_BACKEND_REQ_FD, for who takes over.
+    /// The SET_BACKEND_REQ_FD message, for a handover.
     ///
     /// # Errors
     ///
@@ -28,11 +28,11 @@ impl BackendChannel {
         Ok(Saved::fields(Request::SetBackendReqFd, &[], vec![self.0.try_clone()?]))
     }
 
-    /// Tells the front end to read the configuration space anew.
+    /// Tells the front end to read the configuration space again.
     ///
     /// # Errors
     ///
-    /// As of send(2). A socket that is full is none: it holds the same message, unread.
+    /// As of send(2). A full socket is no error: the same message is in it, unread.
     pub(crate) fn config_changed(&self) -> Result<(), Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         loop {

@@ -1,7 +1,7 @@
-//! A socket with a front end at the other end: messages in, replies out, never blocking.
+//! A connection to a front end: messages in, replies out, never blocking.
 //!
-//! A front end that sends half a message, or does not read its replies, costs a task that waits and
-//! a buffer of one message; no thread, and nobody else's time.
+//! A front end that sends half a message, or does not read its replies, costs one waiting task and
+//! a buffer for one message. It costs no thread, and does not delay others.
 
 #![forbid(unsafe_code)]
 
@@ -23,12 +23,12 @@ use super::wire::{HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD, Reply, WireError};
 /// Messages taken in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
 
-/// A message as it came, its header understood.
+/// A message as received, with its header parsed.
 pub(crate) struct Incoming {
     pub(crate) header: Header,
     /// Exactly as long as the header says.
     pub(crate) payload: Vec<u8>,
-    /// What came with it; more than any message may have, and others, show as an error.
+    /// Its descriptors. More than a message may have, or a wrong kind, are an error.
     pub(crate) fds: Result<Vec<OwnedFd>, WireError>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Takes a connected stream socket, which need not be non-blocking. What comes by it is looked at, at `desk`.
+    /// Takes a connected stream socket, which need not be non-blocking. `desk` checks received descriptors.
     pub(crate) fn new(event_loop: &EventLoop, socket: OwnedFd, desk: Rc<Desk>) -> Self {
         let socket = Arc::new(socket);
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
@@ -51,7 +51,7 @@ impl Connection {
         Connection { event_loop: event_loop.clone(), socket, readable, desk, turn: TURN }
     }
 
-    /// Waits until there is something to be received, of which nothing is taken.
+    /// Waits until something can be received, without receiving it.
     pub(crate) async fn readable(&self) {
         loop {
             let mut poll = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
@@ -62,7 +62,7 @@ impl Connection {
         }
     }
 
-    /// The socket once more, for who takes over.
+    /// A duplicate of the socket, for a handover.
     ///
     /// # Errors
     ///
@@ -71,11 +71,11 @@ impl Connection {
         self.socket.try_clone()
     }
 
-    /// Waits for the next message, whole; `None`: the front end has left.
+    /// Waits for the next complete message; `None`: the front end has disconnected.
     ///
     /// # Errors
     ///
-    /// It left within a message, or its bytes make no sense.
+    /// It disconnected within a message, or the bytes are malformed.
     pub(crate) async fn receive(&mut self) -> Result<Option<Incoming>, ConnectionError> {
         self.take_turns().await;
         let mut fds = Descriptors::new(self.desk.clone(), MAX_FDS);
@@ -96,7 +96,7 @@ impl Connection {
         Ok(Some(Incoming { header, payload, fds }))
     }
 
-    /// Fills `buf`. `false`: the stream ends before its first byte, and `may_end`.
+    /// Fills `buf`. `false`: the stream ended before the first byte, and `may_end` is set.
     ///
     /// Never reads beyond the message, so that descriptors are those of this message.
     async fn fill(
@@ -121,7 +121,7 @@ impl Connection {
                 }
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR) => {}
-                // With replies of ours unread at the other end, its close is a reset.
+                // If replies are unread at the other end, its close resets the connection.
                 Err(Errno::ECONNRESET) if may_end && filled == 0 => return Ok(false),
                 Err(Errno::ECONNRESET) => return Err(ConnectionError::CutShort),
                 Err(errno) => {
@@ -132,7 +132,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a reply, and a descriptor with it. `false`: the front end has left.
+    /// Sends a reply with an optional descriptor. `false`: the front end has disconnected.
     pub(crate) async fn reply(
         &self,
         code: u32,
@@ -147,7 +147,7 @@ impl Connection {
             let iov = [IoSlice::new(rest)];
             match fd_passing::send(self.socket.as_fd(), &iov, &fds, MsgFlags::MSG_DONTWAIT) {
                 Ok(sent) => {
-                    // It went with the first byte.
+                    // Sent with the first byte.
                     fd = None;
                     rest = rest.get(sent..).unwrap_or_default();
                 }
@@ -168,7 +168,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Lets others run now and then, however much this front end sends (contract E11).
+    /// Yields to other tasks now and then, however much this front end sends (contract E11).
     async fn take_turns(&mut self) {
         if self.turn > 0 {
             self.turn -= 1;

@@ -1,9 +1,10 @@
-//! What a front end's descriptors are: found out, and closed, where it keeps nobody else waiting.
+//! Inspects and closes the descriptors of a front end without delaying others.
 //!
-//! To ask a file system about a file, or to close one, takes as long as that file system likes: on FUSE, as
-//! whoever serves it likes, who is told of each close(2). A socket lingers, a terminal drains. So only what
-//! the kernel alone answers for stays on the control thread: eventfds, unix sockets, memory on no file
-//! system of others. All else goes to a thread, of which the front end's next message, and the export's next
+//! To query a file, or to close it, takes as long as its file system likes. On FUSE, a daemon decides that, and
+//! it is informed of each close(2). A socket may linger and a terminal may drain. So the control thread
+//! handles only descriptors that the kernel answers for alone: eventfds, UNIX sockets, tmpfs and hugetlbfs
+//! files. All others go to a thread. The front end's next message, and the export's next front end, wait for
+//! that thread.
 //! front end, wait for the end.
 
 #![forbid(unsafe_code)]
@@ -25,14 +26,14 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{SFlag, fstat};
 
-/// Whether it is an eventfd.
+/// Whether the descriptor is an eventfd.
 pub(super) fn is_eventfd(fd: &OwnedFd) -> bool {
-    // Nothing else tells it from other anonymous inodes: those of epoll ask whoever is in their set.
+    // Nothing else distinguishes it from other anonymous inodes; fstat of an epoll asks its files.
     let what = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
     what.is_ok_and(|what| what == "anon_inode:[eventfd]")
 }
 
-/// Whether it is a unix stream socket.
+/// Whether the descriptor is a UNIX stream socket.
 pub(super) fn is_unix_stream(fd: &OwnedFd) -> bool {
     is_unix_socket(fd) && getsockopt(fd, sockopt::SockType) == Ok(SockType::Stream)
 }
@@ -42,13 +43,13 @@ fn is_unix_socket(fd: &OwnedFd) -> bool {
     name.is_ok_and(|name| name.family() == Some(AddressFamily::Unix))
 }
 
-/// Whether neither to ask it nor to close it can wait for anybody.
+/// Whether neither a query nor a close can wait for another party.
 fn is_plain(fd: &OwnedFd) -> bool {
-    // What is on tmpfs or hugetlbfs has seals, memfds among them.
+    // Files on tmpfs or hugetlbfs, memfds included, have seals.
     fcntl(fd.as_fd(), FcntlArg::F_GET_SEALS).is_ok() || is_eventfd(fd) || is_unix_socket(fd)
 }
 
-/// Whether it can be memory nevertheless: a file that a disk of this machine has, a device. May wait.
+/// Whether the descriptor can be memory: a file on a local disk, or a device. May wait.
 fn can_be_memory(fd: &OwnedFd) -> bool {
     guest_memory::is_elsewhere(fd).is_ok_and(|is_elsewhere| !is_elsewhere)
         && fstat(fd).is_ok_and(|stat| {
@@ -57,15 +58,15 @@ fn can_be_memory(fd: &OwnedFd) -> bool {
         })
 }
 
-/// Where the descriptors of an export's front ends are looked at, and closed.
+/// Inspects and closes the descriptors of an export's front ends.
 #[derive(Default)]
 pub(crate) struct Desk {
-    /// The threads that do so. They end when their sender goes.
+    /// The threads at work. Each ends by dropping its sender.
     busy: RefCell<Vec<oneshot::Receiver<()>>>,
 }
 
 impl Desk {
-    /// Waits until nothing is looked at or closed any more.
+    /// Waits until all threads have ended.
     pub(crate) async fn settled(&self) {
         poll_fn(|cx| {
             let mut busy = self.busy.borrow_mut();
@@ -75,7 +76,7 @@ impl Desk {
         .await;
     }
 
-    /// Has a thread take them. One that cannot be had leaves them open.
+    /// Gives descriptors to a thread. If there is no thread, they stay open.
     fn hand(
         &self,
         fds: Vec<OwnedFd>,
@@ -92,10 +93,10 @@ impl Desk {
     }
 }
 
-/// The descriptors of a message, as they come. Those that nobody takes are closed at the desk.
+/// The descriptors of a message while it arrives. The desk closes those that are not taken.
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
-    /// How many a message may have.
+    /// Most descriptors of a message.
     most: usize,
     too_many: bool,
     desk: Rc<Desk>,
@@ -104,19 +105,19 @@ pub(crate) struct Descriptors {
 /// Why the descriptors of a message are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// There are more than a message may have.
+    /// More than a message may have.
     TooMany,
-    /// The one of this number is neither an eventfd, nor a unix socket, nor can it be memory.
+    /// The descriptor at this index is no eventfd and no UNIX socket, and cannot be memory.
     Kind(usize),
 }
 
 impl Descriptors {
-    /// None yet, of at most `most`.
+    /// An empty list for at most `most` descriptors.
     pub(crate) fn new(desk: Rc<Desk>, most: usize) -> Self {
         Descriptors { fds: Vec::new(), most, too_many: false, desk }
     }
 
-    /// Adds more. Those beyond what a message may have are closed, so that it holds no more than its share.
+    /// Adds descriptors. Excess ones are closed at once, which bounds the number of open ones.
     pub(crate) async fn add(&mut self, more: Vec<OwnedFd>) {
         self.fds.extend(more);
         if self.too_many || self.fds.len() > self.most {
@@ -126,11 +127,11 @@ impl Descriptors {
         }
     }
 
-    /// All of them, of which each is an eventfd, a unix socket, or can be memory.
+    /// Inspects the descriptors, and returns them all: each is an eventfd, a UNIX socket, or can be memory.
     ///
     /// # Errors
     ///
-    /// There is no thread that could look: as of clone(2).
+    /// A thread cannot be started: as of clone(2).
     pub(crate) async fn looked_at(mut self) -> io::Result<Result<Vec<OwnedFd>, Wrong>> {
         if self.too_many {
             return Ok(Err(Wrong::TooMany));

@@ -1,4 +1,4 @@
-//! Why a request is refused, or an export cannot be: in words for an operator.
+//! Errors of requests and exports, in words for an operator.
 
 #![forbid(unsafe_code)]
 
@@ -22,32 +22,32 @@ pub enum SessionError {
     ProtocolFeatures(u64),
     /// There is no such queue.
     QueueIndex {
-        /// The one named.
+        /// The index in the message.
         index: u32,
-        /// How many there are.
+        /// Number of queues.
         num_queues: usize,
     },
-    /// The queue is larger than any served here.
+    /// The queue is larger than [`MAX_QUEUE_SIZE`].
     QueueSize(u16),
-    /// That cannot change while a ring runs.
+    /// Not allowed while a ring runs.
     Running {
-        /// The ring that runs.
+        /// The running ring.
         index: u16,
     },
-    /// A ring is to be started of which not all is known.
+    /// A ring cannot start because a message is missing.
     Incomplete {
         /// The ring.
         index: u16,
-        /// The request that should have come before.
+        /// The missing request.
         missing: &'static str,
     },
-    /// The log's memory comes without VHOST_USER_PROTOCOL_F_LOG_SHMFD.
+    /// Memory for the log without VHOST_USER_PROTOCOL_F_LOG_SHMFD.
     Log,
     /// Not an eventfd.
     NotEventfd(NotEventfd),
-    /// A descriptor that is no unix stream socket where there has to be one.
+    /// The descriptor is not a UNIX stream socket.
     NotSocket,
-    /// The device does not take that write to its configuration space.
+    /// The device does not accept this write to its configuration space.
     Config(String),
 }
 
@@ -93,40 +93,40 @@ impl std::error::Error for SessionError {}
 pub(crate) enum RequestError {
     /// It is malformed.
     Wire(WireError),
-    /// It does not fit.
+    /// It does not fit the session.
     Session(SessionError),
     /// The memory cannot be used.
     Memory(guest_memory::Error),
     /// Too many regions.
     MemSlots,
-    /// A ring cannot be set up, or has lost its memory.
+    /// A ring cannot be set up, or its memory was removed.
     Ring {
-        /// Which.
+        /// The ring.
         index: u16,
-        /// Why.
+        /// The reason.
         error: QueueError,
     },
-    /// Memory for the requests in flight is too small.
+    /// The memory for in-flight records is too small.
     InflightSize {
-        /// What there is, bytes.
+        /// Its size in bytes.
         size: u64,
-        /// What the rings need.
+        /// The size that the rings need.
         needed: u64,
     },
-    /// Memory for the requests in flight that could shrink.
+    /// The memory for in-flight records could shrink.
     InflightNotSealed,
-    /// Memory for the requests in flight cannot be made.
+    /// The memory for in-flight records cannot be created.
     InflightMemory(io::Error),
-    /// The memory for the log of a migration cannot be used.
+    /// The memory for a migration's log cannot be used.
     LogMemory(guest_memory::Error),
-    /// The log of a migration ends before the guest's memory, or a ring's place in it, does.
+    /// A migration's log ends before the guest's memory or the ring's place in it.
     LogSize {
-        /// Where there are bits up to, a guest address.
+        /// The guest address at which the log ends.
         end: u64,
-        /// Where bits are needed up to.
+        /// The guest address up to which a log is needed.
         needed: u64,
     },
-    /// A descriptor cannot be duplicated for who takes over.
+    /// A descriptor cannot be duplicated for a handover.
     HandOver(io::Error),
     /// The I/O thread has stopped.
     LoopGone(LoopGone),
@@ -198,29 +198,29 @@ impl fmt::Display for RequestError {
     }
 }
 
-/// Why a connection ended, other than by the front end's leave or our own.
+/// Why a connection ended, apart from an ordinary disconnection or a stop of the export.
 #[derive(Debug)]
 pub(crate) enum ConnectionError {
-    /// The bytes make no sense, and where the next message begins is unknown.
+    /// Malformed bytes; the start of the next message is unknown.
     Framing(WireError),
-    /// A request failed that the front end waits for no answer to.
+    /// A failed request for which the front end awaits no answer.
     Request {
         /// Its name.
         request: String,
-        /// Why.
+        /// The reason.
         error: RequestError,
     },
-    /// The front end left in the middle of a message.
+    /// The front end disconnected within a message.
     CutShort,
-    /// It has begun a message and not ended it in time, or not taken a reply.
+    /// The front end did not complete a message, or did not take a reply, in time.
     Late,
-    /// It goes on sending requests that fail.
+    /// Too many of its requests failed.
     TooManyRefused,
     /// A system call failed.
     Os {
-        /// Which.
+        /// The call.
         call: &'static str,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
 }
@@ -240,21 +240,21 @@ impl fmt::Display for ConnectionError {
     }
 }
 
-/// Why an export cannot be started, or did not end well.
+/// Why an export cannot start, or did not end well.
 #[derive(Debug)]
 pub enum ExportError {
-    /// The configuration does not fit together.
+    /// The configuration contradicts itself.
     Config(String),
     /// The socket cannot be listened on.
     Listen {
-        /// Its path, or what stands for it.
+        /// Its path, or a substitute for it.
         socket: String,
-        /// What was tried.
+        /// The failed call.
         call: &'static str,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// Somebody else listens on the socket.
+    /// Another process listens on the socket.
     SocketInUse {
         /// Its path.
         socket: String,
@@ -263,10 +263,10 @@ pub enum ExportError {
     Attach {
         /// The thread.
         io_thread: String,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// What was written may not be on stable storage.
+    /// Written data may not be on stable storage.
     Flush(io::Error),
     /// A loop has stopped.
     LoopGone(LoopGone),
@@ -282,7 +282,7 @@ impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExportError::Config(reason) => f.write_str(reason),
-            // As QSD says it.
+            // QSD's wording.
             ExportError::Listen { socket, call: "bind", error } => {
                 write!(f, "Failed to bind socket to {socket}: ")?;
                 match error.raw_os_error() {

@@ -1,4 +1,4 @@
-//! Eventfds as a front end hands them over, for kicks, calls and errors.
+//! Eventfds received from a front end, for kicks, calls and errors.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::descriptors::is_eventfd;
 
-/// An eventfd of the front end's. Cheap to clone; closed with the last clone.
+/// An eventfd of a front end. Cheap to clone; closed with the last clone.
 #[derive(Debug, Clone)]
 pub struct EventFd(Arc<OwnedFd>);
 
@@ -23,9 +23,9 @@ impl fmt::Display for NotEventfd {
 }
 
 impl EventFd {
-    /// Takes a descriptor that may be anything.
+    /// Checks a descriptor of unknown kind.
     ///
-    /// All else is refused: a write to it can block, or whoever watches it waits for others.
+    /// Only eventfds are accepted: a write to other files can block, and polling them may too.
     ///
     /// # Errors
     ///

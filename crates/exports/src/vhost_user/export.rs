@@ -1,4 +1,4 @@
-//! An export over vhost-user, whatever the device.
+//! An export over vhost-user, for all devices.
 
 #![forbid(unsafe_code)]
 
@@ -16,29 +16,29 @@ use super::listener::Listen;
 use super::orders::{HandOver, TakenOver};
 use super::server::Server;
 
-/// What `--export type=vhost-user-blk` and `-scsi` have in common.
+/// The common options of `--export type=vhost-user-blk` and `-scsi`.
 pub struct VhostUserConfig {
     /// `id`: its name in messages.
     pub id: String,
     /// `addr`.
     pub listen: Listen,
-    /// `iothread`: at least one; queue i, those of virtio-scsi that carry no commands included, is
-    /// served by thread i, counted round.
+    /// `iothread`: at least one. Queue i runs on thread i modulo their number; the queues of virtio-scsi
+    /// without commands count too.
     pub io_threads: Vec<LoopHandle>,
     /// `num-queues`: request queues, at least one. `None`: the device's default.
     pub num_queues: Option<u16>,
     /// `writable`.
     pub writable: bool,
-    /// Whether the guest finds the write cache off. It may switch it on.
+    /// Whether the write cache is off at first. The guest may switch it on.
     pub writethrough: bool,
     /// `logical-block-size`: bytes, a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
-    /// `pin-memory`: the guest's memory is registered with the I/O threads' rings, which saves the
-    /// look-up of its pages with every request, and pins all of it. Pages that the VMM discards
-    /// meanwhile (balloon, free page reporting, hot-unplug by holes) would be lost to the guest. Where
-    /// it cannot be had, a warning says why.
+    /// `pin-memory`: registers the guest's memory with the I/O threads' rings. That saves the look-up of
+    /// its pages per request, and pins all of it. Pages that the VMM discards meanwhile (balloon, free page
+    /// reporting, hot-unplug by holes) would be lost to the guest. If pinning fails, a warning gives the
+    /// reason.
     pub pin_memory: bool,
-    /// State that the previous process hands over. Implies `held`.
+    /// State from the previous process. Implies `held`.
     pub taken_over: Option<TakenOver>,
     /// Serve no front end until [`begin`](VhostUserExport::begin). Until then, front ends that
     /// connect wait in the socket's backlog.
@@ -50,7 +50,7 @@ pub struct VhostUserExport {
     id: String,
     server: Server,
     io_threads: Vec<LoopHandle>,
-    /// The number of the first request queue among all of the device's.
+    /// Index of the first request queue among all queues of the device.
     first_queue: usize,
     stats: Arc<[Arc<QueueStats>]>,
     /// The number of queues was configured. Otherwise only queues up to the last used one are shown.
@@ -58,7 +58,7 @@ pub struct VhostUserExport {
 }
 
 impl VhostUserExport {
-    /// Offers a device. `stats` are those of its request queues.
+    /// Offers a device. `stats` belong to its request queues.
     pub(super) async fn start(
         control_loop: EventLoop,
         config: VhostUserConfig,
@@ -93,7 +93,7 @@ impl VhostUserExport {
         self.server.is_connected()
     }
 
-    /// What each request queue has done since the export was started, by its index.
+    /// Statistics of each request queue since the start of the export, by its index.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         if self.has_fixed_queues {
             return &self.stats;
@@ -102,26 +102,25 @@ impl VhostUserExport {
         &self.stats[..=last_used.unwrap_or(0)]
     }
 
-    /// The request queues: the number of each among all of the device's, the thread that serves it, and
-    /// what it has done.
+    /// The request queues: index among all queues of the device, I/O thread, and statistics.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.io_threads.iter().cycle().skip(self.first_queue % self.io_threads.len());
         let numbered = (self.first_queue..).zip(threads).zip(self.queue_stats());
         numbered.map(|((number, thread), stats)| (number, thread, stats))
     }
 
-    /// The threads that serve it: their statistics have the poll windows.
+    /// The I/O threads that serve the export; their statistics have the poll windows.
     pub fn io_threads(&self) -> &[LoopHandle] {
         &self.io_threads
     }
 
-    /// The requests in flight, with the queues that they came by, as numbers of the device.
+    /// The requests in flight with the indexes of their queues.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         self.server.in_flight()
     }
 
-    /// Leaves requests in the queues from now on, whatever the front end says, or takes them again.
-    /// Those that were taken before go on.
+    /// Leaves new requests in the queues, regardless of the front end, or takes them again.
+    /// Requests in flight continue.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
         self.server.set_paused(paused)
     }
@@ -134,16 +133,16 @@ impl VhostUserExport {
         self.server.begin(rings)
     }
 
-    /// The way to have it handed over to another process.
+    /// The handle for a handover to another process.
     pub fn hand_over(&self) -> &HandOver {
         self.server.hand_over()
     }
 
-    /// Takes no more requests, finishes those in flight, flushes the nodes, removes the socket.
+    /// Takes no more requests, finishes those in flight, flushes the nodes, and removes the socket.
     ///
     /// # Errors
     ///
-    /// When a flush failed, or a loop has stopped before.
+    /// A flush failed, or a loop had stopped before.
     pub async fn stop(self) -> Result<(), ExportError> {
         self.stop_telling(|| {}).await
     }
@@ -160,7 +159,7 @@ impl VhostUserExport {
     }
 }
 
-/// Counters for so many request queues, of which there are at most `most`.
+/// Creates the counters of request queues, at most `most`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Passing file descriptors over a socket (SCM_RIGHTS): all the `unsafe` of this crate.
+//! Passes file descriptors over a socket (SCM_RIGHTS): all the `unsafe` of this module.
 
 #![allow(unsafe_code)]
 
@@ -8,27 +8,27 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// The most descriptors that the kernel passes at once (SCM_MAX_FD).
+/// Most descriptors that the kernel passes at once (SCM_MAX_FD).
 const SCM_MAX_FD: usize = 253;
 
-/// Room for what a listening socket that was handed to us may be set to add (SO_PASSCRED,
-/// SO_PASSSEC), bytes.
+/// Bytes for control messages that an inherited listening socket may add (SO_PASSCRED,
+/// SO_PASSSEC).
 const OTHER_CONTROL: usize = 1024;
 
-/// What one recvmsg(2) brought.
+/// The result of one recvmsg(2).
 pub struct Received {
-    /// How many bytes; 0 at the end of the stream.
+    /// Number of bytes; 0 at the end of the stream.
     pub len: usize,
-    /// The descriptors that came with them, close-on-exec.
+    /// The received descriptors, close-on-exec.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Sends bytes, and descriptors with the first of them. How many bytes have gone; nobody is told by a
-/// signal that the other side is gone.
+/// Sends bytes, with descriptors attached to the first of them. Returns the number of bytes. Raises no
+/// SIGPIPE when the other side is gone.
 ///
 /// # Errors
 ///
-/// As of sendmsg(2); `EAGAIN` when there is no room now and `flags` has MSG_DONTWAIT.
+/// As of sendmsg(2); `EAGAIN` if the socket is full and `flags` has MSG_DONTWAIT.
 pub fn send(
     socket: BorrowedFd<'_>,
     bytes: &[IoSlice<'_>],
@@ -41,14 +41,14 @@ pub fn send(
     sendmsg::<()>(socket.as_raw_fd(), bytes, control, flags, None)
 }
 
-/// Receives what is there, without waiting.
+/// Receives available data without waiting.
 ///
 /// # Errors
 ///
-/// `EAGAIN` when nothing is there; others as of recvmsg(2).
+/// `EAGAIN` without data; others as of recvmsg(2).
 pub fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno> {
-    // Room for all that can come: descriptors in a control message that was cut short would be open
-    // and not be told of.
+    // Space for everything that can come: a truncated control message would leak its open
+    // descriptors.
     let mut control = nix::cmsg_space!([RawFd; SCM_MAX_FD], [u8; OTHER_CONTROL]);
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
     let mut iov = [IoSliceMut::new(buf)];
@@ -56,22 +56,22 @@ pub fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno
     let mut fds = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just opened these descriptors for this process, and nobody
-            // else has seen their numbers.
+            // SAFETY: the kernel has just opened these descriptors for this process, and their numbers
+            // are known only here.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
     Ok(Received { len: message.bytes, fds })
 }
 
-/// Owns a descriptor that accept4(2) has just returned, which nix gives as a number.
+/// Owns a descriptor that accept4(2) has just returned. nix returns a plain number.
 pub(crate) fn accepted(fd: RawFd) -> OwnedFd {
-    // SAFETY: open, and nobody else's: only the caller knows its number.
+    // SAFETY: open, and its number is known only to the caller.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Takes a descriptor that the process was started with, by its number; a copy of it, so that the
-/// number may be taken again.
+/// Duplicates a descriptor that the process was started with, by its number. The original stays open, so
+/// the number can be used again.
 ///
 /// # Errors
 ///
@@ -80,6 +80,6 @@ pub(crate) fn inherited(fd: RawFd) -> std::io::Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::EBADF.into());
     }
-    // SAFETY: only for the length of fcntl(2), which says so if there is none; it is not -1.
+    // SAFETY: used only for fcntl(2), which fails if it is not open; it is not -1.
     unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
 }

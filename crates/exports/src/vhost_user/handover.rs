@@ -1,7 +1,7 @@
-//! What a device is handed over as to another process: its listening socket, and for the front end
-//! that is connected the messages that bring a back end which knows nothing to where this one is. They
-//! are vhost-user's own, so whoever takes over needs no second way to be told of memory and rings, and
-//! checks them as it checks a stranger's.
+//! The state of a device for a handover to another process: its listening socket and, for the connected
+//! front end, the messages that bring a new back end to the same state. They are messages of vhost-user
+//! itself. So the new process needs no second parser for memory and rings, and checks these messages like
+//! those of a front end.
 
 #![forbid(unsafe_code)]
 
@@ -23,33 +23,33 @@ pub struct Saved {
     pub fds: Vec<OwnedFd>,
 }
 
-/// A session, its rings still running: what does not change while no message is taken from the
-/// front end.
+/// A session whose rings still run: the state that does not change while no message of the front end
+/// is received.
 #[derive(Debug)]
 pub struct SavedSession {
-    /// The connection. Nothing of a message has been read from it.
+    /// The connection, between two messages.
     pub socket: OwnedFd,
-    /// What the front end has said, but what starts rings.
+    /// The messages of the front end, without those that start rings.
     pub messages: Vec<Saved>,
 }
 
-/// A device that is about to be handed over.
+/// The state of a device before its rings stop.
 #[derive(Debug)]
 pub struct SavedServer {
-    /// The socket that it listens on,
+    /// The listening socket.
     pub listener: OwnedFd,
-    /// and its file, if that is to be removed in the end.
+    /// The socket's file, if it has to be removed at the end.
     pub file: Option<PathBuf>,
-    /// With the front end that is connected.
+    /// The session with the connected front end.
     pub session: Option<SavedSession>,
 }
 
-/// What is known once all rings have stopped.
+/// The state after all rings have stopped.
 #[derive(Debug, Default)]
 pub struct SavedRings {
-    /// What starts them again.
+    /// The messages that start the rings again.
     pub messages: Vec<Saved>,
-    /// What the device has to remember (see [`Device::save`](super::device::Device::save)).
+    /// Data of the device (see [`Device::save`](super::device::Device::save)).
     pub device: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ impl Saved {
         Saved { code: request as u32, payload: value.to_ne_bytes().to_vec(), fds: Vec::new() }
     }
 
-    /// Of a ring: its index and a number.
+    /// A message with the index of a ring and a number.
     pub(super) fn ring(request: Request, index: u16, value: u32) -> Self {
         let words = [u32::from(index), value];
         Self::words(request, &words.map(u32::to_ne_bytes))
@@ -73,7 +73,7 @@ impl Saved {
         Saved { code: request as u32, payload, fds }
     }
 
-    /// Reading the configuration space: whoever has read it goes by what it has seen.
+    /// A read of the configuration space: the front end relies on what it has read before.
     pub(super) fn config_seen() -> Self {
         let size = MAX_CONFIG as u32;
         let words = [0, size, 0].map(u32::to_ne_bytes);
@@ -84,7 +84,7 @@ impl Saved {
 
     /// SET_VRING_KICK, _CALL or _ERR.
     pub(super) fn ring_fd(request: Request, index: u16, fd: Option<&EventFd>) -> io::Result<Self> {
-        /// There is no descriptor.
+        /// The message has no descriptor.
         const NOFD: u64 = 1 << 8;
         let flag = if fd.is_none() { NOFD } else { 0 };
         let mut saved = Self::u64(request, u64::from(index) | flag);

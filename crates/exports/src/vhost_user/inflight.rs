@@ -1,6 +1,6 @@
-//! The memory in which the rings' requests in flight are kept, so that they outlive this process: made
-//! here (GET_INFLIGHT_FD), kept by the front end, and handed back by it, also to whoever comes after
-//! us (SET_INFLIGHT_FD). Behind the rings' records there is one of the device's write cache mode.
+//! The memory of the rings' in-flight records, which outlives this process. The back end creates it
+//! (GET_INFLIGHT_FD). The front end keeps it, and gives it to this or a later back end
+//! (SET_INFLIGHT_FD). After the rings' records it has a record of the device's write cache mode.
 
 #![forbid(unsafe_code)]
 
@@ -26,12 +26,12 @@ pub(crate) struct InflightArea {
     description: InflightDescription,
 }
 
-/// Bytes for that many rings of that size, where that of the write cache mode begins.
+/// Bytes of the records of that many rings of that size. The record of the write cache mode follows.
 fn rings_len(num_queues: u16, queue_size: u16) -> u64 {
     u64::from(num_queues) * Inflight::region_len(queue_size) as u64
 }
 
-/// New memory, zeroed, for rings of which there are `num_queues`, with at most `queue_size` entries.
+/// Creates zeroed memory for `num_queues` rings of at most `queue_size` entries.
 ///
 /// # Errors
 ///
@@ -44,19 +44,18 @@ pub(crate) fn create(
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create("ringmill-inflight", flags)?;
     ftruncate(&fd, mmap_size.try_into().map_err(io::Error::other)?)?;
-    // Nobody can take away what others have mapped.
+    // Seals: mapped memory cannot be taken away by another process.
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
     Ok((InflightDescription { mmap_size, mmap_offset: 0, num_queues, queue_size }, fd))
 }
 
 impl InflightArea {
-    /// Maps what the front end hands over.
+    /// Maps memory received from the front end.
     ///
     /// # Errors
     ///
-    /// It is too small for that many rings, is no memory of a kind that cannot shrink, or cannot be
-    /// mapped.
+    /// It is too small for that many rings, could shrink, or cannot be mapped.
     pub(crate) fn map(
         description: InflightDescription,
         fd: OwnedFd,
@@ -66,18 +65,18 @@ impl InflightArea {
         if mmap_size < needed {
             return Err(RequestError::InflightSize { size: mmap_size, needed });
         }
-        // A file that shrinks would take us with it (SIGBUS).
+        // An access beyond the end of a shrunk file raises SIGBUS.
         if !cannot_shrink(&fd) {
             return Err(RequestError::InflightNotSealed);
         }
-        // Memory that another back end has made ends with the rings.
+        // Memory of another implementation ends with the rings.
         let size = mmap_size.min(needed + CacheRecord::LEN);
         let region = Region { guest_addr: 0, size, user_addr: 0, mmap_offset, fd }.map()?;
         let memory = Arc::new(GuestMemory::from_regions([Arc::new(region)])?);
         Ok(InflightArea { memory, description })
     }
 
-    /// SET_INFLIGHT_FD, for who takes over.
+    /// The SET_INFLIGHT_FD message, for a handover.
     ///
     /// # Errors
     ///
@@ -95,14 +94,14 @@ impl InflightArea {
         Ok(saved)
     }
 
-    /// The record of the write cache mode. `None`: there is no room for it.
+    /// The record of the write cache mode. `None`: the memory has no space for it.
     pub(crate) fn of_write_cache(&self) -> Option<CacheRecord> {
         let InflightDescription { num_queues, queue_size, .. } = self.description;
         let region = self.memory.regions().first()?;
         CacheRecord::new(region.clone(), rings_len(num_queues, queue_size))
     }
 
-    /// The record of ring `index`, for the thread that the ring is served on.
+    /// The record of ring `index`, for the thread that serves the ring.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A socket that others connect to, front ends or monitors: one we make, or one that was handed to us.
+//! A listening socket for front ends or monitors, created here or inherited.
 
 #![forbid(unsafe_code)]
 
@@ -23,24 +23,24 @@ use nix::sys::socket::{
 
 use super::error::ExportError;
 
-/// Pause before the next try when the process is out of descriptors, or the machine out of memory:
-/// no event tells when there are some again. Nanoseconds.
+/// Nanoseconds until the next attempt when the process is out of descriptors, or the machine out of memory:
+/// no event reports the end of that.
 const RETRY_NS: u64 = 500_000_000;
 
-/// Most tries to connect to a socket whose process is gone, and the pause between two tries.
+/// Most attempts to connect to a socket whose process is gone, and the pause between two attempts.
 const LAST_LOOKS: u32 = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Where front ends connect.
+/// The place where front ends connect.
 #[derive(Debug)]
 pub enum Listen {
-    /// A unix socket at this path, made here and removed in the end (`addr.type=unix`).
+    /// A UNIX socket at this path, created here and removed at the end (`addr.type=unix`).
     Path(PathBuf),
-    /// A listening unix socket that was inherited (`addr.type=fd`). Set to non-blocking, which
-    /// whoever else has it sees too. Held for as long as it is listened on.
+    /// An inherited listening UNIX socket (`addr.type=fd`). It becomes non-blocking for all processes
+    /// that share it. Kept as long as it is listened on.
     Fd(Arc<OwnedFd>),
-    /// A listening socket that the process before this one has handed over, and the socket's file if
-    /// that is to be removed in the end.
+    /// A listening socket from the previous process, and the socket's file if it has to be removed at the
+    /// end.
     TakenOver(Arc<OwnedFd>, Option<PathBuf>),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// A listening socket. Dropping it removes the socket's file, if that is ours still.
+/// A listening socket. Dropping it removes the socket's file, if the file is still its own.
 pub struct Listener {
     event_loop: EventLoop,
     socket: Arc<OwnedFd>,
@@ -77,10 +77,10 @@ pub struct Listener {
     file: Option<SocketFile>,
 }
 
-/// The file of a socket that we have bound.
+/// The file of a socket that was bound here.
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: another process may have put its socket in this place.
+    /// Device and inode, because another process may have replaced the file.
     id: (u64, u64),
     /// Leave the file on drop.
     stays: Cell<bool>,
@@ -89,7 +89,7 @@ struct SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if !self.stays.get() && file_id(&self.path).is_ok_and(|id| id == self.id) {
-            // What cannot be removed is found and removed by whoever binds to the path next.
+            // If this fails, the next process that binds to the path removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -103,11 +103,11 @@ fn file_id(path: &Path) -> io::Result<(u64, u64)> {
 impl Listener {
     /// Begins to listen.
     ///
-    /// A socket file that nobody answers on is replaced.
+    /// Replaces a socket file without a listening process.
     ///
     /// # Errors
     ///
-    /// Says what was tried on which socket, and why it failed.
+    /// Names the call, the socket and the reason.
     pub fn new(event_loop: &EventLoop, at: Listen) -> Result<Self, ExportError> {
         let name = at.to_string();
         let fail = |call: &'static str| {
@@ -135,12 +135,12 @@ impl Listener {
                 (fd, None)
             }
             Listen::TakenOver(fd, path) => {
-                // As it should be, but that is another process' word.
+                // As expected, but only another process says so.
                 if getsockopt(&fd, sockopt::AcceptConn) != Ok(true) {
                     return Err(ExportError::Config(format!("{name} is no listening socket")));
                 }
                 set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
-                // One whose file is gone has none to remove.
+                // A socket whose file is gone has none to remove.
                 let file = path.and_then(|path| {
                     let id = file_id(&path).ok()?;
                     Some(SocketFile { path, id, stays: Cell::new(false) })
@@ -151,8 +151,8 @@ impl Listener {
         Ok(Self::of(event_loop, socket, file))
     }
 
-    /// Accepts on a stream socket of any family that listens already. It is set to non-blocking, which
-    /// whoever else has it sees too.
+    /// Accepts on an inherited listening stream socket of any family. It becomes non-blocking for all
+    /// processes that share it.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl Listener {
         Ok(Self::over(event_loop, socket))
     }
 
-    /// Accepts on a socket that listens already, and is non-blocking.
+    /// Accepts on a non-blocking listening socket.
     pub fn over(event_loop: &EventLoop, socket: Arc<OwnedFd>) -> Self {
         Self::of(event_loop, socket, None)
     }
@@ -173,7 +173,7 @@ impl Listener {
         Listener { event_loop: event_loop.clone(), socket, readable, file }
     }
 
-    /// What whoever takes over listens on: the socket, and its file if that is to be removed in the end.
+    /// The socket for a handover, and its file if it has to be removed at the end.
     ///
     /// # Errors
     ///
@@ -182,18 +182,18 @@ impl Listener {
         Ok((self.socket.try_clone()?, self.file.as_ref().map(|file| file.path.clone())))
     }
 
-    /// Makes the socket's file stay when the listener is dropped.
+    /// Keeps the socket's file when the listener is dropped.
     pub fn leave_file(&self) {
         if let Some(file) = &self.file {
             file.stays.set(true);
         }
     }
 
-    /// Waits for the next to connect. `who` waits, in log messages.
+    /// Waits for the next connection. `who` names the listener in log messages.
     ///
     /// # Errors
     ///
-    /// The socket accepts no more, for good.
+    /// The socket will never accept again.
     pub async fn accept(&self, who: &str) -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
@@ -222,7 +222,7 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::Stream, flags, None)
 }
 
-/// Binds a socket to a path; a socket file without anybody behind it makes room.
+/// Binds a socket to a path. A stale socket file is removed first.
 fn bind_path(path: &Path, name: &str) -> Result<(OwnedFd, SocketFile), ExportError> {
     let fail = |call, error| ExportError::Listen { socket: name.to_owned(), call, error };
     let address = UnixAddr::new(path).map_err(|errno| match errno {
@@ -239,12 +239,12 @@ fn bind_path(path: &Path, name: &str) -> Result<(OwnedFd, SocketFile), ExportErr
     }
     bound.map_err(|e| fail("bind", e.into()))?;
     let id = file_id(path).map_err(|e| fail("stat", e))?;
-    // A daemon leaves the directory it was started in.
+    // Absolute, since a daemon changes its working directory.
     let path = std::path::absolute(path).map_err(|e| fail("getcwd", e))?;
     Ok((fd, SocketFile { path, id, stays: Cell::new(false) }))
 }
 
-/// Removes a socket file, if that is what it is and nobody answers on it.
+/// Removes a socket file without a listening process.
 fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), ExportError> {
     let fail = |call, error| ExportError::Listen { socket: name.to_owned(), call, error };
     let metadata = fs::symlink_metadata(path).map_err(|e| fail("stat", e))?;
@@ -269,7 +269,7 @@ fn remove_stale(path: &Path, address: &UnixAddr, name: &str) -> Result<(), Expor
     Err(ExportError::SocketInUse { socket: name.to_owned() })
 }
 
-/// Whether the process that began to listen is gone. Another process may have been handed the socket.
+/// Whether the listening process is gone. Its socket may live on in another process.
 fn is_gone(connected: &OwnedFd) -> bool {
     let peer = getsockopt(connected, sockopt::PeerCredentials).map(|peer| peer.pid());
     // 0: the process is in another PID namespace.

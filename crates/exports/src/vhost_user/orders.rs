@@ -1,4 +1,4 @@
-//! Handing an export over to another process, and taking it over: what its service is told, and when.
+//! Orders to the service of an export, for a handover to another process.
 //!
 //! ```text
 //! old: describe ── rings run, no message is taken ── stop ── nothing runs ──┬─ the process leaves
@@ -14,21 +14,21 @@ use event_loop::{mailbox, oneshot};
 
 use super::handover::{SavedRings, SavedServer, SavedSession};
 
-/// What a service that may be handed over is told. The text says why something could not be done.
+/// An order to a service. An error text gives the reason of a failure.
 pub(crate) enum Order {
-    /// Say what there is, and take no more messages and no more front ends.
+    /// Report the state, and receive no more messages and front ends.
     Describe(oneshot::Sender<Result<SavedServer, String>>),
     /// Flush the nodes, rings running.
     Flush(oneshot::Sender<Result<(), String>>),
-    /// Stop all rings, then flush the nodes if that is said.
+    /// Stop all rings, then flush the nodes if the flag is set.
     Stop(bool, oneshot::Sender<Result<SavedRings, String>>),
-    /// Have all rings run again that run no more, but hear nothing still. Answered when they do.
+    /// Run all stopped rings again, still without receiving messages. Answered when they run.
     Run(oneshot::Sender<Result<(), String>>),
-    /// Go on as if nothing had been.
+    /// Continue as before the first order.
     Resume,
 }
 
-/// The way to have an export handed over. Each is asked after the one before it was answered.
+/// Hands an export over. Each order is given after the answer to the previous one.
 pub struct HandOver(mailbox::Sender<Order>);
 
 impl HandOver {
@@ -37,18 +37,17 @@ impl HandOver {
         (HandOver(sender), receiver)
     }
 
-    /// What there is to be handed over. From here on nothing that its front end says is heard; the
-    /// rings run on. It waits for the message that is being carried out.
+    /// Returns the state for a handover. From here on, no message of the front end is received; the
+    /// rings continue. Waits for the end of the present message.
     ///
     /// # Errors
     ///
-    /// Why it cannot be handed over; it goes on once it is told to [resume](Self::resume).
+    /// Why it cannot be handed over. The export continues after [`resume`](Self::resume).
     pub fn describe(&self) -> impl Future<Output = Result<SavedServer, String>> + use<> {
         self.ask(Order::Describe)
     }
 
-    /// Writes what the nodes have kept back, while rings run: so that little is left when they
-    /// [stop](Self::stop).
+    /// Flushes the nodes while rings run, so that little is left when they [stop](Self::stop).
     ///
     /// # Errors
     ///
@@ -57,8 +56,8 @@ impl HandOver {
         self.ask(Order::Flush)
     }
 
-    /// Stops all rings; the answer comes when nothing is in flight any more, and with `flush` when what
-    /// the nodes have kept back is written.
+    /// Stops all rings. The answer comes when nothing is in flight and, with `flush`, when the nodes are
+    /// flushed.
     ///
     /// # Errors
     ///
@@ -67,8 +66,8 @@ impl HandOver {
         self.ask(|answer| Order::Stop(flush, answer))
     }
 
-    /// All rings run again, whether they have stopped yet or are about to; nothing else of the front end's is
-    /// heard, for them to be stopped once more. The answer comes when they do.
+    /// Runs all rings again, whether they have stopped yet or not. Messages of the front end are still not
+    /// received, so that the rings can be stopped once more. The answer comes when they run.
     ///
     /// # Errors
     ///
@@ -77,38 +76,38 @@ impl HandOver {
         self.ask(Order::Run)
     }
 
-    /// Goes on where it was.
+    /// Continues as before the first order.
     pub fn resume(&self) {
-        // One that is gone has nothing to go on with.
+        // An ended service has nothing to continue.
         let _ = self.0.send(Order::Resume);
     }
 
-    /// Asks at once; the answer is to be waited for.
+    /// Sends an order at once; the future is its answer.
     fn ask<T: 'static>(
         &self,
         order: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Order,
     ) -> Pin<Box<dyn Future<Output = Result<T, String>>>> {
         let (sender, answer) = oneshot::channel();
-        // One that is gone drops the sender, which shows in the answer.
+        // An ended service drops the sender, which fails the answer.
         let _ = self.0.send(order(sender));
         Box::pin(async move { answer.await.map_err(|gone| gone.to_string())? })
     }
 }
 
-/// What another process has handed over.
+/// State received from the previous process.
 #[derive(Debug)]
 pub struct TakenOver {
     /// Session with the front end that was connected. `None`: no front end was connected.
     pub session: Option<SavedSession>,
 }
 
-/// What starts the rings, and who is told that they run.
+/// The messages that start the rings, and the sender to inform when they run.
 pub(crate) type Begin = (SavedRings, oneshot::Sender<()>);
 
-/// What a server receives that waits to begin.
+/// The channels of a server that waits to begin.
 pub(crate) struct Beginning {
     pub(crate) session: Option<SavedSession>,
-    /// Told once all is there that can be there before the old process has stopped.
+    /// Informed when everything is ready that does not depend on the stop of the old process.
     pub(crate) ready: oneshot::Sender<Result<(), String>>,
     pub(crate) begin: oneshot::Receiver<Begin>,
 }

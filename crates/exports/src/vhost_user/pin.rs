@@ -1,8 +1,8 @@
-//! A guest's memory, pinned: registered with the ring of an I/O thread that serves the guest.
+//! Pinning of a guest's memory: its registration with the ring of an I/O thread.
 //!
-//! It is done beside the requests, which go the ordinary way until all of it is done: a thread of
-//! its own ([`Pinning`]) brings the pages in, which may take seconds, and each I/O thread then
-//! registers them a piece per iteration. What goes wrong costs speed, not the front end.
+//! Requests use unregistered memory until all memory is registered. First a separate thread
+//! ([`Pinning`]) populates the pages, which may take seconds. Then each I/O thread registers one piece
+//! per iteration. A failure costs speed, not the connection.
 
 #![forbid(unsafe_code)]
 
@@ -20,12 +20,12 @@ use guest_memory::{GuestMemory, Logging, MappedRegion, MemoryView, RegisteredReg
 use super::pinning::Pinning;
 use super::worker::Ring;
 
-/// What of a guest's memory is registered with one I/O thread's loop, for one export.
+/// The registered part of a guest's memory on one I/O thread, for one export.
 pub(crate) struct Pinned {
     event_loop: EventLoop,
     pinning: Arc<Pinning>,
     logging: Logging,
-    /// The rings that run here, to be given another view when all is registered.
+    /// The running rings of this thread, which get a new view when all is registered.
     rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
     regions: RefCell<Vec<RegisteredRegion>>,
     /// Ends the task.
@@ -51,13 +51,13 @@ impl Pinned {
         })
     }
 
-    /// A view of memory, with what is registered of it so far.
+    /// A view of memory with the parts registered so far.
     pub(crate) fn view(&self, memory: Arc<GuestMemory>) -> Rc<MemoryView> {
         MemoryView::with_logging(memory, &self.regions.borrow(), self.logging.clone())
     }
 
-    /// Begins to register what is missing of `memory`, once it is populated, and then has the rings
-    /// use it.
+    /// Registers the missing parts of `memory`, once they are populated, and then lets the rings
+    /// use them.
     pub(crate) fn register(
         self: Rc<Self>,
         memory: Arc<GuestMemory>,
@@ -78,12 +78,12 @@ impl Pinned {
         self.task.set(Some(task));
     }
 
-    /// Stops registering, from this moment on, until it is told to begin again.
+    /// Stops registering at once, until the next [`register`](Self::register).
     pub(crate) fn interrupt(&self) {
         drop(self.cancel.take());
     }
 
-    /// Lets go of all that is not part of `memory`; `done` when that is so. Nothing uses it any more.
+    /// Unregisters all parts that do not belong to `memory`, which are no longer in use, then informs `done`.
     pub(crate) fn retain(self: Rc<Self>, memory: Arc<GuestMemory>, done: oneshot::Sender<()>) {
         self.interrupt();
         let event_loop = self.event_loop.clone();
@@ -100,7 +100,7 @@ impl Pinned {
             for region in go {
                 region.unregister().await;
             }
-            // Before the answer, as the memory may be looked for to be gone.
+            // Before the answer: the receiver may check that the memory is unmapped.
             drop(memory);
             done.send(());
         });
@@ -108,7 +108,7 @@ impl Pinned {
 
     async fn register_all(&self, memory: Arc<GuestMemory>, populated: oneshot::Receiver<()>) {
         if populated.await.is_err() {
-            // Other memory has come in between, and another task with it.
+            // Memory has changed meanwhile, and another task registers it.
             return;
         }
         for region in memory.regions() {
@@ -135,11 +135,11 @@ impl Pinned {
         self.regions.borrow().iter().any(|registered| Arc::ptr_eq(registered.region(), region))
     }
 
-    /// Has all rings go on in the memory that they are in, with what is registered of it now.
+    /// Gives all rings a view of their memory with the registered parts.
     fn use_registered(&self, memory: &Arc<GuestMemory>) {
         let rings: Vec<_> = self.rings.borrow().values().cloned().collect();
         for ring in rings {
-            // Their rings lie in it: they have been found there before.
+            // The rings lie in this memory, which was checked before.
             if let Err(error) = ring.queue.replace_memory(self.view(memory.clone())) {
                 log::error!("export {}: {error}", self.pinning.export());
             }
@@ -147,7 +147,7 @@ impl Pinned {
     }
 }
 
-/// Goes on with `work` until it is done or the sender of `end` is dropped.
+/// Runs `work` until it is done or the sender of `end` is dropped.
 async fn until(mut end: oneshot::Receiver<()>, mut work: Pin<&mut impl Future<Output = ()>>) {
     poll_fn(|cx| match Pin::new(&mut end).poll(cx) {
         Poll::Ready(_) => Poll::Ready(()),

@@ -1,4 +1,4 @@
-//! Before a guest's memory can be pinned: what limits it, bringing it in, and what goes wrong.
+//! Preparation for pinning: limits, populating the memory, warnings.
 
 #![forbid(unsafe_code)]
 
@@ -13,26 +13,26 @@ use guest_memory::{GuestMemory, MappedRegion};
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-/// Bytes populated at once: for how long memory may have to wait to be unmapped.
+/// Bytes populated at once. Bounds the time that an unmapping has to wait.
 const CHUNK: u64 = 64 << 20;
 
-/// What an export's threads share about the pinning of its guest's memory.
+/// State of pinning that the threads of an export share.
 pub(crate) struct Pinning {
     export: String,
-    /// No limit holds. Asked for once, since an I/O thread may not open what tells.
+    /// No limit applies. Read at creation, since an I/O thread may not open the file.
     has_ipc_lock: bool,
-    /// It has failed, and that was said.
+    /// A failure was logged.
     failed: AtomicBool,
     populating: Mutex<Populating>,
 }
 
-/// Memory to be brought in, and who waits for that.
+/// Memory to populate, and the receivers that wait for it.
 struct Work {
     regions: Vec<Weak<MappedRegion>>,
     done: Vec<oneshot::Sender<()>>,
 }
 
-/// What a front end asks for is done by one thread, however often it asks.
+/// The requests of a front end are handled by one thread, however many there are.
 #[derive(Default)]
 struct Populating {
     has_thread: bool,
@@ -40,22 +40,22 @@ struct Populating {
 }
 
 impl Pinning {
-    /// Of an export. To be called on the control thread.
+    /// For an export. Called on the control thread.
     pub(crate) fn new(export: String) -> Arc<Self> {
         let (failed, populating) = Default::default();
         Arc::new(Pinning { export, has_ipc_lock: has_ipc_lock(), failed, populating })
     }
 
-    /// Another front end: what it may pin is another question.
+    /// For a new front end: its failures are logged again.
     pub(crate) fn forget_failure(&self) {
         self.failed.store(false, Ordering::Relaxed);
     }
 
-    /// Has a thread bring all pages of `memory` in, which it does not keep. Each receiver hears when
-    /// that is done, or has been given up for registering to do it, which holds up the I/O thread; and
-    /// hears of its sender's end when other memory has come in between.
+    /// Populates all pages of `memory` on a thread that keeps no reference to it. Each receiver is informed at
+    /// the end, or when populating has failed and registration has to do it, which delays the I/O thread. A
+    /// receiver whose sender is dropped learns that the memory has changed meanwhile.
     ///
-    /// `None`: there is more of it than can be pinned, and that was said.
+    /// `None`: the memory is larger than the limit, and that was logged.
     pub(crate) fn populate(
         self: &Arc<Self>,
         memory: &GuestMemory,
@@ -86,7 +86,7 @@ impl Pinning {
         Some(receivers)
     }
 
-    /// Does, or gives up, what there is to do.
+    /// Populates the waiting memory, or only drops it.
     fn populate_all(&self, for_real: bool) {
         loop {
             let work = {
@@ -103,7 +103,7 @@ impl Pinning {
         }
     }
 
-    /// Says that it has failed, once: what, and why.
+    /// Logs the first failure, with its reason.
     pub(crate) fn warn(&self, what: impl fmt::Display, error: &io::Error) {
         if !self.failed.swap(true, Ordering::Relaxed) {
             let (id, advice) = (&self.export, advice(error, self.memlock_limit()));
@@ -114,7 +114,7 @@ impl Pinning {
         }
     }
 
-    /// The same of a region's registration on an I/O thread.
+    /// The same for the registration of a region on an I/O thread.
     pub(crate) fn warn_of(&self, region: &MappedRegion, io_thread: &str, error: &io::Error) {
         let (size, addr) = (MiB(region.size()), region.guest_addr());
         let what = format_args!(
@@ -123,7 +123,7 @@ impl Pinning {
         self.warn(what, error);
     }
 
-    /// Bytes that this user may pin, in all; `None`: no limit.
+    /// Bytes that this user may pin; `None`: no limit.
     fn memlock_limit(&self) -> Option<u64> {
         let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
         (soft != RLIM_INFINITY && !self.has_ipc_lock).then_some(soft)
@@ -145,7 +145,7 @@ fn populate_region(region: &Weak<MappedRegion>) {
     }
 }
 
-/// Whether the calling thread has `CAP_IPC_LOCK` in the initial user namespace, as the kernel wants it:
+/// Whether the calling thread has `CAP_IPC_LOCK` in the initial user namespace, which the kernel requires:
 /// capabilities(7), user_namespaces(7).
 fn has_ipc_lock() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
@@ -157,7 +157,7 @@ fn has_ipc_lock() -> bool {
     bits & 1 << CAP_IPC_LOCK != 0 && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Bytes, for people.
+/// A number of bytes in log messages.
 struct MiB(u64);
 
 impl fmt::Display for MiB {
@@ -166,7 +166,7 @@ impl fmt::Display for MiB {
     }
 }
 
-/// What to do about a failure, where `limit` holds.
+/// Advice for a failure under `limit`.
 fn advice(error: &io::Error, limit: Option<u64>) -> String {
     match error.raw_os_error().map(Errno::from_raw) {
         None => "needs io_uring, see ringmill probe".into(),
@@ -200,9 +200,9 @@ mod tests {
         assert!(advice(&io::ErrorKind::Unsupported.into(), None).contains("probe"));
     }
 
-    /// However often a front end changes its memory, one thread goes after it, and to the last.
+    /// One thread populates all changes of memory, up to the last one.
     #[test]
-    fn one_thread_populates_and_the_last_memory_is_heard_of() {
+    fn one_thread_populates_and_reports_the_last_memory() {
         let pinning = Pinning::new("e".into());
         let threads = || {
             let tasks = fs::read_dir("/proc/self/task").unwrap();

@@ -1,4 +1,4 @@
-//! An export's server: one front end after the other, from its first message to its last request.
+//! The server of an export: serves one front end after the other, from first message to last request.
 //!
 //! It is a task on the control loop, which serves all exports. While one front end is connected the
 //! next waits in the socket's backlog, as with qemu-storage-daemon.
@@ -36,13 +36,13 @@ use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
 use super::worker::{Worker, WorkerHandle};
 
-/// Requests that a front end may have refused before it is sent away: each costs a line in the log.
+/// Refused requests after which a front end is disconnected: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
-/// How long the rest of a message, and the reply to it, may take, nanoseconds: front ends write messages whole, and wait
-/// for their replies.
+/// Time limit for the rest of a message, and for sending a reply, in nanoseconds. Front ends write messages
+/// at once and wait for their replies.
 const MESSAGE_NS: u64 = 5_000_000_000;
 
-/// The most queues: SET_VRING_KICK and its kin have 8 bits for the queue's index.
+/// Most queues: messages such as SET_VRING_KICK have 8 bits for the queue's index.
 pub const MAX_QUEUES: u16 = 256;
 
 /// A device offered over a vhost-user socket. Dropping it stops it without waiting.
@@ -52,24 +52,24 @@ pub struct Server {
     quiet: oneshot::Receiver<()>,
     ended: oneshot::Receiver<Result<(), ExportError>>,
     connected: Arc<AtomicBool>,
-    /// Those of the service, while it serves.
+    /// The workers of the service, while it serves.
     workers: Weak<Vec<WorkerHandle>>,
     hand_over: HandOver,
-    /// Starts a server that was told to wait.
+    /// Starts a server that was created with `begins_with`.
     begin: Cell<Option<oneshot::Sender<Begin>>>,
 }
 
 impl Server {
     /// Offers a device under the name `id`. Front ends can connect when this returns.
     ///
-    /// The queues are spread over the I/O threads: queue i is on thread i, counted round. `pin_memory`:
+    /// Queue i runs on I/O thread i modulo their number. `pin_memory`:
     /// see [`VhostUserConfig`](super::VhostUserConfig). With `begins_with`, no front end is served until
-    /// [`begin`](Self::begin). The memory of a front end that was taken over is mapped before.
+    /// [`begin`](Self::begin), but the memory of a session from another process is mapped before.
     ///
     /// # Errors
     ///
-    /// The numbers do not fit, the socket cannot be listened on, the device cannot work on one of the
-    /// threads, or a session that was taken over cannot be continued.
+    /// The numbers contradict each other, the socket cannot be listened on, the device cannot work on one of the
+    /// threads, or a session from another process cannot be continued.
     pub async fn start(
         control_loop: EventLoop,
         id: String,
@@ -89,7 +89,7 @@ impl Server {
         }
         let pinning = pin_memory.then(|| Pinning::new(id.clone()));
         let mut workers = Vec::with_capacity(io_threads.len());
-        // Threads without a queue have nothing to do, and no memory to pin.
+        // Threads without a queue need no worker, and pin no memory.
         for io_thread in io_threads.iter().take(num_queues.into()) {
             let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning.clone())?;
             worker.ask(|worker, answer| answer.send(worker.attach())).await?.map_err(|error| {
@@ -101,7 +101,7 @@ impl Server {
         let (watcher, changes) = Watcher::new();
         device.watch(&watcher);
         drop(watcher);
-        // What has changed since the device was made.
+        // The backing node may have changed since the device was created.
         device.refresh();
         let (hand_over, orders) = HandOver::new();
         let (stop, stop_request) = oneshot::channel();
@@ -139,17 +139,17 @@ impl Server {
         Ok(Server { stop, quiet, ended, connected, workers: of_service, hand_over, begin })
     }
 
-    /// Starts serving, first the session that was taken over. Completes when the rings run.
+    /// Starts serving, first the session from another process. Completes when the rings run.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         let (running, run) = oneshot::channel();
         if let Some(begin) = self.begin.take() {
             begin.send((rings, running));
         }
-        // One that has ended runs nothing.
+        // A server that has ended runs nothing.
         async move { run.await.unwrap_or_default() }
     }
 
-    /// The way to have it handed over.
+    /// The handle for a handover.
     pub fn hand_over(&self) -> &HandOver {
         &self.hand_over
     }
@@ -159,7 +159,7 @@ impl Server {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// The requests in flight, with the queues that they came by. Asked for on the control loop.
+    /// The requests in flight with their queues. Called on the control loop.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let workers = self.workers.upgrade();
         let asked: Vec<_> = workers
@@ -170,15 +170,15 @@ impl Server {
         async move {
             let mut all = Vec::new();
             for answer in asked {
-                // One whose loop is gone has none.
+                // A loop that has ended has none.
                 all.extend(answer.await.unwrap_or_default());
             }
             all
         }
     }
 
-    /// Has all rings leave requests in the queue, or take them again. Those of front ends to come
-    /// likewise.
+    /// Makes all rings leave requests in the queue, or take them again. Applies to later front ends
+    /// too.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
         let ask = |worker: &WorkerHandle| {
             worker.ask(move |worker, answer| {
@@ -190,17 +190,17 @@ impl Server {
         let asked: Vec<_> = workers.iter().flat_map(|workers| workers.iter()).map(ask).collect();
         async move {
             for answer in asked {
-                // One whose loop is gone takes nothing.
+                // A loop that has ended takes no requests.
                 let _ = answer.await;
             }
         }
     }
 
-    /// Stops taking requests, finishes those in flight, removes the socket, calls `on_quiet`, flushes.
+    /// Stops taking requests, finishes those in flight, removes the socket, calls `on_quiet`, and flushes.
     ///
     /// # Errors
     ///
-    /// When the flush failed, or a loop has stopped before.
+    /// The flush failed, or a loop had stopped before.
     pub async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         self.stop.send(());
         if self.quiet.await.is_ok() {
@@ -218,7 +218,7 @@ impl StopRequest {
         Pin::new(&mut *self.0.borrow_mut()).poll(cx).is_ready()
     }
 
-    /// What the future gives, or `None` when the request comes first.
+    /// The result of the future, or `None` if the stop request comes first.
     async fn or<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         std::future::poll_fn(|cx| {
@@ -231,7 +231,7 @@ impl StopRequest {
     }
 }
 
-/// Why a front end is served no longer.
+/// Why serving a front end ended.
 enum End {
     Left,
     Stopped,
@@ -245,10 +245,10 @@ struct Service {
     pinning: Option<Arc<Pinning>>,
     stop: StopRequest,
     connected: Arc<AtomicBool>,
-    /// To the front end that is served.
+    /// The channel to the connected front end.
     channel: RefCell<Option<BackendChannel>>,
     orders: RefCell<mailbox::Receiver<Order>>,
-    /// For what front ends send.
+    /// Inspects the descriptors of front ends.
     desk: Rc<Desk>,
 }
 
@@ -271,14 +271,14 @@ impl Service {
 
     async fn flush_and_end(self) -> Result<(), ExportError> {
         let flushed = self.flush().await;
-        // Nobody else has the workers once no front end is served.
+        // Without a front end there are no other references to the workers.
         for worker in Arc::try_unwrap(self.workers).unwrap_or_default() {
             worker.end().await;
         }
         flushed
     }
 
-    /// Tells the front end that is served of changes behind the device.
+    /// Tells the connected front end of changes of the device.
     async fn tell_changes(&self, mut changes: Changes) {
         while changes.next().await.is_some() {
             if !self.device.refresh() || !self.connected.load(Ordering::Relaxed) {
@@ -327,8 +327,8 @@ impl Service {
         }
     }
 
-    /// Serves a front end until it leaves, and then finishes what is in flight. `beginning`: it was
-    /// served by another process.
+    /// Serves a front end until it disconnects, and then finishes requests in flight. `beginning`: another
+    /// process has served it before.
     async fn serve(
         &self,
         listener: &Listener,
@@ -366,9 +366,9 @@ impl Service {
             None => Ok(End::Stopped),
         };
         self.channel.replace(None);
-        // Only then is nothing left that writes to the guest's memory: it is unmapped. And only then
-        // may the front end, if it still is there, see us go: it takes from the used rings what it
-        // has to submit again elsewhere.
+        // Only now does nothing write to the guest's memory: it is unmapped. The connection ends after that,
+        // because a front end then reads the used rings, and submits requests that are missing there
+        // again elsewhere.
         if let Err(error) = backend.end().await {
             log::error!("export {}: {error}", self.id);
         }
@@ -386,7 +386,7 @@ impl Service {
     ) -> Result<End, ConnectionError> {
         let mut refused = 0;
         loop {
-            // Between two messages it can be handed over.
+            // A handover happens between two messages.
             match self.stop.or(self.unless_ordered(connection.readable())).await {
                 None => return Ok(End::Stopped),
                 Some(Err(order)) => {
@@ -423,7 +423,7 @@ impl Service {
                     }
                     Reply::NACK.into()
                 }
-                // Without an answer the front end would believe that it was done.
+                // Without an answer the front end would assume success.
                 Err(error) => {
                     let request = request_name(header.code);
                     return Err(ConnectionError::Request { request, error });
@@ -441,7 +441,7 @@ impl Service {
         }
     }
 
-    /// What comes of a message that has begun, or of a reply. Who never ends the one, or takes the other, would keep an
+    /// Limits the time of an incomplete message or of a reply. Otherwise a front end could keep an
     /// export from being handed over.
     async fn in_time<T>(
         &self,
@@ -456,7 +456,7 @@ impl Service {
         .await
     }
 
-    /// Makes what was answered durable. One thread's flush is the node's.
+    /// Makes answered writes durable. One thread's flush applies to the whole node.
     async fn flush(&self) -> Result<(), ExportError> {
         let Some(worker) = self.workers.first() else { return Ok(()) };
         worker
@@ -466,7 +466,7 @@ impl Service {
     }
 }
 
-/// A reply, and the descriptor that goes along with it.
+/// A reply and its descriptor.
 struct Answer {
     reply: Reply,
     fd: Option<OwnedFd>,
@@ -478,7 +478,7 @@ impl From<Reply> for Answer {
     }
 }
 
-/// Does what a message asks for. Returns the reply, where the request has one of its own.
+/// Carries out a message. Returns its reply, if the request has one of its own.
 async fn carry_out(
     channel: &RefCell<Option<BackendChannel>>,
     session: &mut Session,

@@ -1,8 +1,8 @@
-//! What front end and back end have agreed on so far: a state machine without threads or sockets.
+//! The state that front end and back end have negotiated: a state machine without threads or sockets.
 //!
-//! [`Session::handle`] takes a message and says what to do about it. What the session learns from
-//! actions comes back through [`Session::ring_started`], [`Session::ring_stopped`] and
-//! [`Session::rings_reset`], so that it never believes in something that failed.
+//! [`Session::handle`] takes a message and returns an action. The results of
+//! actions come back through [`Session::ring_started`], [`Session::ring_stopped`] and
+//! [`Session::rings_reset`], so that a failed action does not change the session.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use super::wire::{
     InflightDescription, LogDescription, Message, RegionId, Reply, Request, VringAddr,
 };
 
-/// vhost's own feature bit: what is written to the guest's memory is to be logged.
+/// Feature bit of vhost: log writes to the guest's memory.
 pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// virtio feature bits (virtio 1.3, section 6) and VHOST_USER_F_PROTOCOL_FEATURES.
 pub const VIRTIO_F_RING_INDIRECT_DESC: u64 = 1 << 28;
@@ -34,14 +34,14 @@ pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// See above.
 pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 
-/// What the server adds to the device's own features.
+/// Features that the server adds to those of the device.
 const RING_FEATURES: u64 = VHOST_F_LOG_ALL
     | VIRTIO_F_RING_INDIRECT_DESC
     | VIRTIO_F_RING_EVENT_IDX
     | VHOST_USER_F_PROTOCOL_FEATURES
     | VIRTIO_F_VERSION_1;
 
-/// Those that are no business of the device's.
+/// Features that do not concern the device.
 const NOT_THE_DEVICES: u64 = VHOST_F_LOG_ALL | VHOST_USER_F_PROTOCOL_FEATURES;
 
 /// Protocol feature bits.
@@ -50,7 +50,7 @@ pub mod protocol_features {
     pub const MQ: u64 = 1 << 0;
     /// SET_LOG_BASE with a descriptor.
     pub const LOG_SHMFD: u64 = 1 << 1;
-    /// Acknowledgements where the front end asks for them.
+    /// Acknowledgements at the front end's request.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// SET_BACKEND_REQ_FD.
     pub const BACKEND_REQ: u64 = 1 << 5;
@@ -65,11 +65,11 @@ pub mod protocol_features {
     /// GET_STATUS, SET_STATUS.
     pub const STATUS: u64 = 1 << 16;
 
-    /// Features of devices whose configuration space the front end reads from the device. BACKEND_REQ's
-    /// socket only carries changes of the configuration space.
+    /// Features of devices whose configuration space the front end reads from the back end. The socket of
+    /// BACKEND_REQ only carries changes of that space.
     pub const OF_CONFIG: u64 = CONFIG | BACKEND_REQ;
 
-    /// All that are offered.
+    /// All offered features.
     pub const OFFERED: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK
@@ -81,72 +81,72 @@ pub mod protocol_features {
         | STATUS;
 }
 
-/// How many memory regions a session may have: as many memory slots as KVM gave a guest for years,
-/// less those that QEMU keeps for itself.
+/// Most memory regions of a session: the classic number of KVM's memory slots, less those that QEMU
+/// uses itself.
 pub const MAX_MEM_SLOTS: usize = 509;
 
-/// The largest queue: that of QEMU's virtio. Each entry costs memory when the queue starts, so what
-/// a front end can ask for is bounded.
+/// Largest queue, the same as in QEMU. Each entry costs memory when the queue starts, so the size is
+/// bounded.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// What is to be done about a message.
+/// The next step after a message.
 #[derive(Debug)]
 pub enum Step {
-    /// Nothing more.
+    /// None.
     Done,
-    /// Answer it.
+    /// Send a reply.
     Reply(Reply),
-    /// Do this first.
+    /// Carry out an action first.
     Do(Action),
 }
 
-/// What a session wants done outside of itself.
+/// An action outside of the session.
 #[derive(Debug)]
 pub enum Action {
-    /// Put these regions in place of all there were.
+    /// Replace all regions.
     SetMemory(Vec<Region>),
     /// Add a region.
     AddRegion(Region),
-    /// Take a region away; nothing uses it any more when this is done.
+    /// Remove a region; afterwards nothing uses it.
     RemoveRegion(RegionId),
-    /// Start a ring, then tell [`Session::ring_started`]. A ring that runs is stopped, and goes on
+    /// Start a ring, then call [`Session::ring_started`]. A running ring is stopped first and continues
     /// where it was.
     StartRing {
-        /// Which.
+        /// Index of the ring.
         index: u16,
-        /// How.
+        /// Its setup.
         setup: RingSetup,
     },
-    /// Stop a ring that runs and finish what is in flight, then ask [`Session::ring_stopped`] for
+    /// Stop a running ring and finish requests in flight, then call [`Session::ring_stopped`] for
     /// the reply.
     StopRing {
-        /// Which.
+        /// Index of the ring.
         index: u16,
     },
-    /// Replace the call eventfd of a ring, and signal the new one: what was published before may
-    /// have gone unnoticed.
+    /// Replace the call eventfd of a ring, and signal the new one: an earlier publication may not have
+    /// been noticed.
     SetCall {
-        /// Which ring; it may not run.
+        /// Index of the ring, which may be stopped.
         index: u16,
         /// The new one.
         call: Option<EventFd>,
     },
     /// Replace the err eventfd of a ring.
     SetErr {
-        /// Which ring; it may not run.
+        /// Index of the ring, which may be stopped.
         index: u16,
         /// The new one.
         err: Option<EventFd>,
     },
-    /// Enable or disable a ring that runs.
+    /// Enable or disable a running ring.
     SetEnabled {
-        /// Which.
+        /// Index of the ring.
         index: u16,
         /// On or off.
         enabled: bool,
     },
-    /// Make memory for the requests in flight of that many rings, with at most `queue_size` entries,
-    /// and send it along with [`Reply::Inflight`].
+    /// Create memory for the in-flight records of that many rings, with at most `queue_size` entries,
+    /// and send it with [`Reply::Inflight`].
     CreateInflight {
         /// Rings.
         num_queues: u16,
@@ -155,70 +155,70 @@ pub enum Action {
         /// Bytes of the reply's payload.
         payload_len: usize,
     },
-    /// Keep requests in flight in this memory from now on. It may have some that are to be done again.
+    /// Keep in-flight records in this memory. It may contain requests that have to be repeated.
     SetInflight {
-        /// What it is.
+        /// Its size and place.
         description: InflightDescription,
         /// The memory.
         fd: OwnedFd,
     },
-    /// Have this memory for the log of a migration, in place of other: when this is done nothing is
-    /// written to that any more. Then answer with [`Reply::Log`].
+    /// Use this memory for the log of a migration. Afterwards nothing is written to the previous
+    /// memory. Then answer with [`Reply::Log`].
     SetLogBase {
-        /// What it is.
+        /// Its size and place.
         description: LogDescription,
         /// The memory.
         fd: OwnedFd,
     },
-    /// Signal this when something was logged.
+    /// The eventfd to signal after an entry in the log.
     SetLogFd(EventFd),
-    /// Log all writes to the guest's memory that end from now on, once there is memory for a log, or
-    /// do not any more; then tell [`Session::logging_set`].
+    /// Start or stop logging of writes to the guest's memory. It takes effect for writes that end later,
+    /// once there is memory for the log. Then call [`Session::logging_set`].
     SetLogging(bool),
-    /// Log writes to the used ring of a ring that runs under this guest address, or not.
+    /// Log writes to the used ring of a running ring under this guest address, or stop that.
     SetUsedLog {
-        /// Which.
+        /// Index of the ring.
         index: u16,
-        /// Where.
+        /// The guest address.
         addr: Option<u64>,
     },
-    /// From now on, tell of changes of the configuration space on this socket.
+    /// Report changes of the configuration space on this socket.
     TellChanges(OwnedFd),
-    /// Stop all rings, then tell [`Session::rings_reset`].
+    /// Stop all rings, then call [`Session::rings_reset`].
     ResetRings,
 }
 
-/// All that starting a ring takes, but the memory.
+/// Everything that starting a ring needs, except the memory.
 #[derive(Debug, Clone)]
 pub struct RingSetup {
     /// Size, addresses, features, base.
     pub config: QueueConfig,
-    /// The base is where the ring was when it was stopped, here or by who has handed it over. Otherwise it is what the
-    /// front end takes for it.
+    /// The base is the one at which the ring was stopped, here or in the previous process. Otherwise it is the
+    /// front end's choice.
     pub was_stopped: bool,
-    /// Fires when the driver has put buffers in; without it the ring is polled.
+    /// Signalled by the driver for new buffers; without it the ring is polled.
     pub kick: Option<EventFd>,
-    /// To be signalled for used buffers; without it the driver polls.
+    /// Signalled for used buffers; without it the driver polls.
     pub call: Option<EventFd>,
-    /// To be signalled when the ring breaks.
+    /// Signalled when the ring breaks.
     pub err: Option<EventFd>,
-    /// Whether buffers are taken.
+    /// Whether buffers are taken from the ring.
     pub enabled: bool,
-    /// Guest address under which writes to the used ring are logged, if they are.
+    /// Guest address for the log of writes to the used ring.
     pub used_log: Option<u64>,
 }
 
-/// What the front end has said of a ring.
+/// The front end's settings of a ring.
 #[derive(Debug, Default)]
 struct Ring {
     num: Option<u16>,
     addr: Option<VringAddr>,
     base: u16,
-    /// Where it was stopped, if it was.
+    /// The base at which it was stopped.
     stopped_at: Option<u16>,
     call: Option<EventFd>,
     err: Option<EventFd>,
-    /// `None`: not said, and it depends on the features.
+    /// `None`: not set; the default depends on the features.
     enabled: Option<bool>,
     running: bool,
 }
@@ -230,13 +230,13 @@ pub struct Session {
     protocol_features: u64,
     status: u8,
     rings: Vec<Ring>,
-    /// The write cache mode is that of the front end's guest: it goes by what it has seen of the
-    /// configuration space, a ring has run, or the record of what is in flight tells of it.
+    /// The write cache mode belongs to the present guest: the front end has read the configuration space,
+    /// a ring has run, or the in-flight record has the mode.
     is_settled: bool,
 }
 
 impl Session {
-    /// A session in which nothing was said yet.
+    /// A new session.
     pub fn new(device: Arc<dyn Device>) -> Self {
         device.set_features(0);
         let rings = (0..device.num_queues()).map(|_| Ring::default()).collect();
@@ -248,22 +248,22 @@ impl Session {
         self.protocol_features & protocol_features::REPLY_ACK != 0
     }
 
-    /// Takes a message. After an error the session is as before.
+    /// Handles a message. After an error the session is unchanged.
     ///
     /// # Errors
     ///
-    /// [`SessionError`] when the message does not fit what was agreed on.
+    /// The message does not fit the negotiated state.
     pub fn handle(&mut self, message: Message) -> Result<Step, SessionError> {
         Ok(match message {
             Message::GetFeatures => Step::Reply(Reply::U64(self.offered())),
             Message::SetFeatures(features) => self.set_features(features)?,
-            // Whoever is connected owns the session; RESET_OWNER is to be ignored.
+            // The connected front end owns the session; the specification says to ignore RESET_OWNER.
             Message::SetOwner | Message::ResetOwner => Step::Done,
             Message::GetProtocolFeatures => {
                 Step::Reply(Reply::U64(self.offered_protocol_features()))
             }
             Message::SetProtocolFeatures(features) => {
-                // A session that is taken over may come from a version that offered all features to
+                // A session from another process may come from a version that offered all features for
                 // any device.
                 let unknown = features & !protocol_features::OFFERED;
                 if unknown != 0 {
@@ -343,12 +343,12 @@ impl Session {
                 }
             }
             Message::SetBackendReqFd(socket) => {
-                // What is sent there goes at once, whoever holds the other end.
+                // Messages on this socket must be sent without waiting, whatever file it is.
                 if !is_unix_stream(&socket) {
                     return Err(SessionError::NotSocket);
                 }
                 match self.protocol_features & protocol_features::CONFIG {
-                    // There is nothing else that it would be told.
+                    // Changes of the configuration space are the only messages.
                     0 => Step::Done,
                     _ => Step::Do(Action::TellChanges(socket)),
                 }
@@ -395,12 +395,12 @@ impl Session {
         })
     }
 
-    /// There is other memory for what is in flight, with this record of the write cache mode or without.
+    /// Records new memory for in-flight records, with its record of the write cache mode, if any.
     pub fn inflight_set(&mut self, write_cache: Option<CacheRecord>) {
         self.is_settled |= self.device.keep_write_cache(write_cache);
     }
 
-    /// A ring was started.
+    /// Records that a ring was started.
     pub fn ring_started(&mut self, index: u16) {
         self.is_settled = true;
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
@@ -408,10 +408,10 @@ impl Session {
         }
     }
 
-    /// A ring was stopped at `base`; `None`: where it was to begin. Returns the reply to
+    /// Records that a ring was stopped at `base`; `None`: it did not run. Returns the reply to
     /// GET_VRING_BASE.
     ///
-    /// Its kick and call eventfds are given up, as other back ends do: the front end hands over new
+    /// Releases its kick and call eventfds, as other back ends do: the front end sends new
     /// ones before it starts the ring again.
     pub fn ring_stopped(&mut self, index: u16, base: Option<u16>) -> Reply {
         let mut num = 0;
@@ -425,7 +425,7 @@ impl Session {
         Reply::VringState { index: index.into(), num }
     }
 
-    /// A ring that is not started yet was stopped at `base` by the process that hands it over.
+    /// Records that the previous process stopped a ring at `base`; the ring is not started yet.
     ///
     /// # Errors
     ///
@@ -436,7 +436,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes are logged from now on, or not any more.
+    /// Records that writes are logged, or no longer logged.
     pub fn logging_set(&mut self, on: bool) {
         self.features &= !VHOST_F_LOG_ALL;
         if on {
@@ -444,11 +444,11 @@ impl Session {
         }
     }
 
-    /// All rings were stopped for a reset of the device (RESET_DEVICE, or status 0).
+    /// Records that all rings were stopped for a reset of the device (RESET_DEVICE, or status 0).
     ///
-    /// Memory and protocol features belong to the connection and stay. So does the write cache mode
-    /// and all else that the configuration space shows: a front end answers its guest from what it
-    /// has read, and is not told of a change.
+    /// Memory and protocol features belong to the connection and stay. The write cache mode and the rest of
+    /// the configuration space stay too, because a front end answers its guest from what it has read, and
+    /// would not learn of a change.
     pub fn rings_reset(&mut self) {
         self.rings.fill_with(Ring::default);
         self.features = 0;
@@ -456,7 +456,7 @@ impl Session {
         self.device.set_features(0);
     }
 
-    /// What the front end has said of features and rings, but what starts them.
+    /// The messages for features and rings, without those that start rings.
     ///
     /// # Errors
     ///
@@ -553,7 +553,7 @@ impl Session {
                 next_avail: ring.base,
                 index,
             },
-            // A front end that says another base has its reasons.
+            // Another base is the front end's decision.
             was_stopped: ring.stopped_at == Some(ring.base),
             kick,
             call: ring.call.clone(),
@@ -563,13 +563,13 @@ impl Session {
         })
     }
 
-    /// Reads configuration space. Bytes beyond its end are 0, for front ends that know fields which
+    /// Reads configuration space. Bytes beyond its end are 0, for front ends with fields that
     /// the device does not have.
     fn read_config(&mut self, offset: u32, size: u32) -> Vec<u8> {
         if !self.is_settled {
-            // A front end that reads before it starts begins anew, whatever the one before it has
-            // left. One that reconnects under a running guest does not read, and finds the write
-            // cache mode as its guest has set it, also if it reads later, its rings stopped.
+            // A read before the first start means a new guest, so the mode of the previous front end is
+            // dropped. A front end that reconnects under a running guest does not read first, and keeps
+            // the mode that its guest has set, even if it reads later with stopped rings.
             self.is_settled = true;
             self.device.reset();
             self.device.set_features(self.features & !NOT_THE_DEVICES);

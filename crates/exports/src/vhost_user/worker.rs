@@ -1,7 +1,6 @@
-//! An export on one of its I/O threads: the device's presence there, and the rings that run there.
+//! An export on one of its I/O threads: the device's state there, and the rings of that thread.
 //!
-//! It is a task on that thread's loop, which owns all this and takes jobs from the control plane.
-//! When the loop stops it goes with it.
+//! A task on the thread's loop owns it and runs jobs of the control plane. It ends with the loop.
 
 #![forbid(unsafe_code)]
 
@@ -28,43 +27,43 @@ use super::session::RingSetup;
 
 type Job = Box<dyn FnOnce(&Worker) + Send>;
 
-/// How often a ring without a kick eventfd is looked at, nanoseconds.
+/// Interval at which a ring without a kick eventfd is polled, in nanoseconds.
 const LOOK_NS: u64 = 250_000;
 
-/// The control plane's way to a [`Worker`]. Dropping it ends the worker.
+/// The control plane's handle of a [`Worker`]. Dropping it ends the worker.
 pub(crate) struct WorkerHandle {
     jobs: mailbox::Sender<Job>,
     ended: oneshot::Receiver<()>,
 }
 
-/// What lives on the I/O thread.
+/// The state on the I/O thread.
 pub(crate) struct Worker {
     event_loop: EventLoop,
     device: Arc<dyn Device>,
     on_loop: OnceCell<Rc<dyn DeviceOnLoop>>,
     rings: Rc<RefCell<BTreeMap<u16, Rc<Ring>>>>,
-    /// The guest's memory is to be pinned.
+    /// Set if the guest's memory has to be pinned.
     pinned: Option<Rc<Pinned>>,
     /// Whether the rings' writes to the guest's memory are logged.
     logging: Logging,
-    /// Requests stay in the queues.
+    /// New requests stay in the queues.
     paused: Rc<Cell<bool>>,
 }
 
-/// The ways to signal the front end about a ring: made beside the I/O thread, which may make no rings.
+/// Signals of a ring to the front end. Prepared elsewhere, since an I/O thread must not create rings.
 pub(crate) struct RingSignals {
-    /// There are used buffers.
+    /// For used buffers.
     pub(crate) call: Option<Signal>,
-    /// The ring broke.
+    /// For a broken ring.
     pub(crate) err: Option<Signal>,
 }
 
-/// A ring that runs here.
+/// A running ring.
 pub(crate) struct Ring {
     pub(crate) queue: Rc<dyn Virtqueue>,
-    /// By the front end.
+    /// The front end has enabled it.
     enabled: Cell<bool>,
-    /// All rings of the worker are.
+    /// All rings of the worker are paused.
     paused: Rc<Cell<bool>>,
 }
 
@@ -76,11 +75,11 @@ impl Ring {
 }
 
 impl WorkerHandle {
-    /// Puts a worker on a loop.
+    /// Starts a worker on a loop.
     ///
     /// # Errors
     ///
-    /// The loop is gone.
+    /// The loop has ended.
     pub(crate) fn spawn(
         io_thread: &LoopHandle,
         device: Arc<dyn Device>,
@@ -114,36 +113,36 @@ impl WorkerHandle {
         Ok(WorkerHandle { jobs, ended })
     }
 
-    /// Ends the worker, and waits until it has let go of the device.
+    /// Ends the worker, and waits until it has dropped the device.
     pub(crate) async fn end(self) {
         drop(self.jobs);
-        // A worker whose loop is gone is gone with it.
+        // A worker ends with its loop.
         let _ = self.ended.await;
     }
 
-    /// Has `job` done on the worker's thread. The answer comes when the job gives it, maybe later
-    /// than it returns. Jobs are begun in the order they were given.
+    /// Runs `job` on the worker's thread. The job answers through its sender, possibly after it has
+    /// returned. Jobs start in the order of the calls.
     pub(crate) fn ask<R: Send + 'static>(
         &self,
         job: impl FnOnce(&Worker, oneshot::Sender<R>) + Send + 'static,
     ) -> oneshot::Receiver<R> {
         let (sender, receiver) = oneshot::channel();
-        // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
+        // A job that cannot be sent is dropped with its sender, which fails the receiver.
         let _ = self.jobs.send(Box::new(move |worker| job(worker, sender)));
         receiver
     }
 }
 
 impl Worker {
-    /// Gets the device ready for this loop.
+    /// Prepares the device for this loop.
     pub(crate) fn attach(&self) -> io::Result<()> {
         let on_loop = self.device.clone().attach(&self.event_loop)?;
-        // Asked for once, when the export starts.
+        // Called once, when the export starts.
         let _ = self.on_loop.set(on_loop);
         Ok(())
     }
 
-    /// Starts a ring, which is to signal by `signals`. What `inflight` says is in flight is done again.
+    /// Starts a ring with these `signals`. Repeats the requests of the `inflight` record.
     pub(crate) fn start(
         &self,
         index: u16,
@@ -152,7 +151,7 @@ impl Worker {
         memory: Arc<GuestMemory>,
         inflight: Option<InflightArea>,
     ) -> Result<(), QueueError> {
-        // An export whose device could not attach does not start.
+        // An export whose device could not be attached does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
         let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
         let inflight = match setup.was_stopped {
@@ -173,7 +172,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Stops a ring. The answer is its base, once what was in flight is done; there is none when the stop is
+    /// Stops a ring. The answer is its base, once nothing is in flight. There is none if the stop is
     /// [called back](Self::call_back).
     pub(crate) fn stop(&self, index: u16, held: Held, answer: oneshot::Sender<u16>) {
         let Some(ring) = self.ring(index) else { return };
@@ -184,14 +183,14 @@ impl Worker {
         self.event_loop.spawn(async move {
             if let Ok(base) = stopped.await {
                 rings.borrow_mut().remove(&index);
-                // Before the answer: whoever gets it may unmap, and look for what is left open.
+                // Before the answer: its receiver may unmap memory and check open files.
                 drop(ring);
                 answer.send(base);
             }
         });
     }
 
-    /// Has a ring that is to stop go on. `false`: it has stopped, or will.
+    /// Cancels the stop of a ring. `false`: it has stopped, or cannot be kept from it.
     pub(crate) fn call_back(&self, index: u16, enabled: bool) -> bool {
         let Some(ring) = self.ring(index) else { return false };
         let is_back = ring.queue.call_back();
@@ -201,13 +200,13 @@ impl Worker {
         is_back
     }
 
-    /// Goes on in new memory with all rings. The error names the ring that cannot.
+    /// Continues all rings in new memory. The error names the ring that cannot.
     pub(crate) fn replace_memory(
         &self,
         memory: &Arc<GuestMemory>,
     ) -> Result<(), (u16, QueueError)> {
         if let Some(pinned) = &self.pinned {
-            // It would have the rings go on in the memory that it was told of.
+            // A registration in progress would put the rings back into the old memory.
             pinned.interrupt();
         }
         for (&index, ring) in self.rings.borrow().iter() {
@@ -224,28 +223,28 @@ impl Worker {
         }
     }
 
-    /// Has the rings' writes that end from now on logged, or not any more.
+    /// Starts or stops logging the rings' writes that end from now on.
     pub(crate) fn set_log(&self, log: Option<Arc<DirtyLog>>, notify: Option<Signal>) {
         let told = |notify: Signal| Rc::new(move || notify.send()) as Rc<dyn Fn()>;
         self.logging.set_notify(notify.map(told));
         self.logging.set(log);
     }
 
-    /// Sets where a ring that runs logs writes to its used ring.
+    /// Sets where a running ring logs writes to its used ring.
     pub(crate) fn set_used_log(&self, index: u16, addr: Option<u64>) {
         if let Some(ring) = self.ring(index) {
             ring.queue.set_used_log(addr);
         }
     }
 
-    /// Pins memory, once it is populated, if that is wanted.
+    /// Pins memory once it is populated, if pinning is on.
     pub(crate) fn pin_memory(&self, memory: Arc<GuestMemory>, populated: oneshot::Receiver<()>) {
         if let Some(pinned) = &self.pinned {
             pinned.clone().register(memory, populated);
         }
     }
 
-    /// Unpins what is not part of `memory`. No ring runs.
+    /// Unpins memory that does not belong to `memory`. No ring runs.
     pub(crate) fn unpin_all_but(&self, memory: Arc<GuestMemory>, done: oneshot::Sender<()>) {
         match &self.pinned {
             Some(pinned) => pinned.clone().retain(memory, done),
@@ -253,7 +252,7 @@ impl Worker {
         }
     }
 
-    /// Sets the way to the call eventfd of a ring that runs, and signals it.
+    /// Sets the call signal of a running ring, and sends it.
     pub(crate) fn set_call(&self, index: u16, call: Option<Signal>) {
         if let Some(ring) = self.ring(index) {
             ring.queue.set_call(call);
@@ -262,21 +261,21 @@ impl Worker {
         }
     }
 
-    /// Sets the way to the err eventfd of a ring that runs.
+    /// Sets the err signal of a running ring.
     pub(crate) fn set_err(&self, index: u16, err: Option<Signal>) {
         if let Some(ring) = self.ring(index) {
             ring.queue.set_err(err);
         }
     }
 
-    /// Enables or disables a ring that runs.
+    /// Enables or disables a running ring.
     pub(crate) fn set_enabled(&self, index: u16, enabled: bool) {
         if let Some(ring) = self.ring(index) {
             ring.set_enabled(enabled);
         }
     }
 
-    /// Has all rings leave requests in the queue, or take them again.
+    /// Makes all rings leave requests in the queue, or take them again.
     pub(crate) fn set_paused(&self, paused: bool) {
         if self.paused.replace(paused) == paused {
             return;
@@ -285,7 +284,7 @@ impl Worker {
         rings.iter().for_each(|ring| ring.set_enabled(ring.enabled.get()));
     }
 
-    /// The requests in flight, with the rings that they came by.
+    /// The requests in flight with the indexes of their rings.
     pub(crate) fn in_flight(&self, answer: oneshot::Sender<Vec<(u64, InFlight)>>) {
         let rings = self.rings.borrow();
         let of = |(index, ring): (&u16, &Rc<Ring>)| {
@@ -295,7 +294,7 @@ impl Worker {
         answer.send(rings.iter().flat_map(of).collect());
     }
 
-    /// Makes what was answered durable.
+    /// Makes answered writes durable.
     pub(crate) fn flush(&self, answer: oneshot::Sender<Result<(), Errno>>) {
         match self.on_loop.get() {
             Some(on_loop) => on_loop.flush(Box::new(move |result| answer.send(result))),
@@ -303,7 +302,7 @@ impl Worker {
         }
     }
 
-    /// Out of the borrow, as a ring may take requests, and answer them, when it is enabled.
+    /// Ends the borrow, since a ring may take and answer requests when it is enabled.
     fn ring(&self, index: u16) -> Option<Rc<Ring>> {
         self.rings.borrow().get(&index).cloned()
     }
@@ -313,7 +312,7 @@ fn fd_of(eventfd: &Option<EventFd>) -> Option<Arc<OwnedFd>> {
     eventfd.as_ref().map(|eventfd| eventfd.fd().clone())
 }
 
-/// Polls a ring whose driver does not kick, until it is stopped.
+/// Polls a ring without kicks until the ring is stopped.
 async fn look_now_and_then(event_loop: EventLoop, ring: Weak<Ring>) {
     loop {
         event_loop.sleep_until(event_loop.now_ns() + LOOK_NS).await;

@@ -69,7 +69,7 @@ impl Server {
 }
 
 #[test]
-fn what_is_flushed_is_there() {
+fn flushed_data_survives() {
     for format in Format::ALL {
         let mut server = Server::new("flushed", format, 1, false);
         assert!(!server.write(0, 1), "a cache that keeps nothing back tests nothing");
@@ -89,7 +89,7 @@ fn what_is_flushed_is_there() {
 }
 
 #[test]
-fn what_is_written_with_forced_unit_access_is_there() {
+fn writes_with_forced_unit_access_survive() {
     for format in Format::ALL {
         let mut server = Server::new("fua", format, 1, false);
         assert!(server.write(FUA, 1), "{format:?}");

@@ -129,7 +129,7 @@ fn requests_that_are_held_back_are_let_go() {
 }
 
 #[test]
-fn who_has_too_much_to_be_handed_over_loses_nothing() {
+fn a_connection_with_too_many_bytes_to_hand_over_loses_nothing() {
     const LEN: usize = 32 << 20;
     let mut rig = Rig::new("too-much", RingChoice::default(), null());
     let mut clients = Vec::new();
@@ -170,7 +170,7 @@ fn rest(rig: &mut Rig, is_over: impl Fn() -> bool) -> usize {
 }
 
 #[test]
-fn who_has_said_good_bye_still_gets_its_replies() {
+fn a_disconnecting_client_gets_its_replies() {
     const DISCONNECT: u8 = 2;
     const LEN: usize = 1 << 20;
     let mut rig = Rig::new("good-bye", RingChoice::default(), null());
@@ -222,7 +222,7 @@ fn a_write_that_was_refused_stays_refused() {
 }
 
 #[test]
-fn who_connects_during_a_handover_is_left_to_the_next_process() {
+fn clients_that_connect_during_a_handover_are_served_by_the_next_process() {
     let rig = Rig::new("backlog", RingChoice::default(), null());
     let _client = UnixStream::connect_addr(&rig.address).unwrap();
     let (socket, _) = rig.server.hand_over().unwrap().remove(0);

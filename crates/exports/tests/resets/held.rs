@@ -16,7 +16,7 @@ use super::common::{Daemon, Dir, Guest, SECTOR, eventually, message, send_with};
 /// For RESET_DEVICE and SET_STATUS: the new driver's descriptors differ from those of the held
 /// request.
 #[test]
-fn what_is_held_is_not_done_again_after_a_reset() {
+fn held_requests_are_not_repeated_after_a_reset() {
     for reset in [Request::ResetDevice, Request::SetStatus] {
         let daemon = Daemon::new();
         let (policy, _told) = ErrorPolicy::new(OnError::Report, OnError::Stop);

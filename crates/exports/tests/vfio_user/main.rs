@@ -56,7 +56,7 @@ fn a_client_finds_an_ahci_controller() {
 }
 
 #[test]
-fn what_is_wrong_or_unknown_is_answered() {
+fn wrong_and_unknown_messages_are_answered() {
     let daemon = Daemon::new();
     let mut client = daemon.client();
     for (command, payload, errno) in [
@@ -100,7 +100,7 @@ fn what_is_wrong_or_unknown_is_answered() {
 }
 
 #[test]
-fn without_a_version_nobody_is_served() {
+fn a_client_without_a_version_is_not_served() {
     let daemon = Daemon::new();
     for (command, payload) in [(DEVICE_GET_INFO, words(&[16, 0, 0, 0])), (VERSION, version(1))] {
         let mut client = Client::new(daemon.connect());
@@ -184,7 +184,7 @@ fn level_interrupts_are_masked_until_they_are_ended() {
 
 /// A driver that clears IS after more was set gets another message (AHCI 1.3.1, 10.6).
 #[test]
-fn a_message_follows_for_what_the_driver_has_missed() {
+fn an_interrupt_is_repeated_while_its_status_is_set() {
     let daemon = Daemon::new();
     let (mut client, guest) = (daemon.client(), Guest::new());
     guest.start(&mut client, MSI);

@@ -1,4 +1,4 @@
-//! A file whose pages, and whose close(2), another process answers for: on FUSE, by qemu-storage-daemon.
+//! A file whose pages and close(2) depend on another process: a FUSE export of qemu-storage-daemon.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The file, until this is dropped.
+/// The mounted file, until dropped.
 #[derive(Debug)]
 pub struct Fuse {
     folder: PathBuf,
@@ -48,12 +48,12 @@ impl Fuse {
     ///
     /// # Errors
     ///
-    /// As of open(2).
+    /// Those of open(2).
     pub fn open(&self) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(self.folder.join("file"))
     }
 
-    /// Whoever asks for anything of the file waits until that is dropped.
+    /// Stops the server: all accesses to the file block until the result is dropped.
     pub fn hang(&self) -> Hanging<'_> {
         self.signal(Signal::SIGSTOP);
         Hanging(self)
@@ -66,7 +66,7 @@ impl Fuse {
     }
 }
 
-/// A file that answers nothing.
+/// A file whose accesses block.
 #[derive(Debug)]
 pub struct Hanging<'a>(&'a Fuse);
 
@@ -80,7 +80,7 @@ impl Drop for Fuse {
     fn drop(&mut self) {
         if let Some(server) = self.server {
             let _ = kill(server, Signal::SIGTERM);
-            // It unmounts, and goes.
+            // It unmounts and ends.
             while kill(server, None).is_ok() {
                 std::thread::yield_now();
             }

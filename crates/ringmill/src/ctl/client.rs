@@ -1,4 +1,4 @@
-//! A QMP conversation from the client's side: blocking, one command after the other.
+//! A QMP client: blocking, one command after the other.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,24 +9,24 @@ use std::time::Duration;
 use control::CtlSocket;
 use serde_json::{Map, Value as Json, json};
 
-/// How long a daemon may take to greet. One that serves another client on that monitor greets later.
+/// Time limit for the greeting. A daemon that serves another client on that monitor sends none.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest line that is taken, bytes.
+/// Longest accepted line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
 /// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum ClientError {
-    /// Nobody is there.
+    /// The connection failed.
     Connect(String, io::Error),
     /// The socket failed, or was closed.
     Socket(io::Error),
     /// There is no greeting.
     Silence(String),
-    /// What came is not QMP.
+    /// The answer is not QMP.
     NotQmp(String),
-    /// The command failed: what the daemon says.
+    /// The command failed, with the daemon's error.
     Refused(String),
 }
 
@@ -74,7 +74,7 @@ impl Stream for TcpStream {
 /// A conversation, past the negotiation.
 pub(crate) struct Client {
     stream: BufReader<Box<dyn Stream>>,
-    /// Who is there: the greeting's `package`.
+    /// The greeting's `package`.
     package: String,
     next_id: u64,
 }
@@ -111,13 +111,13 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether the daemon has this program's version. Then its commands are exactly those of this program's
-    /// table.
+    /// Whether the daemon has this program's version. Then this program's table has exactly the daemon's
+    /// commands.
     pub(crate) fn is_this_version(&self) -> bool {
         self.package == concat!("ringmill ", env!("CARGO_PKG_VERSION"))
     }
 
-    /// Has a command carried out: what it returns. Events that come meanwhile are passed over.
+    /// Executes a command and returns its result. Events that arrive meanwhile are dropped.
     pub(crate) fn execute(
         &mut self,
         name: &str,
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Waits for the next event; `None`: the daemon is gone.
+    /// Waits for the next event; `None`: the daemon has ended.
     pub(crate) fn next_event(&mut self) -> Result<Option<Json>, ClientError> {
         loop {
             match self.receive() {

@@ -1,4 +1,4 @@
-//! `ringmill ctl`: a daemon's monitor, for people.
+//! `ringmill ctl`: a client of a daemon's monitor.
 
 pub(crate) mod client;
 mod table;
@@ -15,7 +15,7 @@ use daemon::DaemonError;
 /// The command that runs if the command line names none.
 const COMMANDS: &str = "query-commands";
 
-/// Does what the command line asks for, and prints what comes of it.
+/// Carries out the command line and prints the results.
 pub(crate) fn run(options: &CtlOptions) -> Result<(), DaemonError> {
     let of = |error: ClientError| DaemonError::new(error.to_string());
     let mut client = Client::connect(&options.socket).map_err(of)?;
@@ -50,7 +50,7 @@ fn pretty(answer: &Json) -> String {
     format!("{answer:#}\n")
 }
 
-/// Prints, at once. A reader that has gone away, as `head` does, has read enough.
+/// Prints at once. A closed pipe, as after `head`, is no error.
 fn print(text: &str) -> Result<(), DaemonError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

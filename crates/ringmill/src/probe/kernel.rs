@@ -1,4 +1,4 @@
-//! The kernel's version and what it restricts.
+//! The kernel's version and its restrictions.
 
 use std::fmt;
 use std::fs;
@@ -12,13 +12,13 @@ use super::row;
 /// CAP_SYS_ADMIN of capabilities(7).
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// What /proc says.
+/// Values from /proc.
 pub(super) struct Kernel {
     release: Option<String>,
-    /// `kernel.io_uring_disabled`: 0 for all, 1 for the privileged, 2 for nobody. `None` before
+    /// `kernel.io_uring_disabled`: 0 allows all users, 1 privileged users, 2 none. `None` before
     /// Linux 6.6.
     io_uring_disabled: Option<u32>,
-    /// `kernel.io_uring_group`: whose members may use io_uring at level 1; -1 for none.
+    /// `kernel.io_uring_group`: the group that may use io_uring at level 1; -1 for none.
     io_uring_group: Option<i64>,
     /// `Seccomp` of /proc/self/status: 0 none, 1 strict, 2 filter.
     seccomp: Option<u32>,
@@ -49,7 +49,7 @@ impl Kernel {
         self.capabilities & (1 << capability) != 0
     }
 
-    /// Why io_uring is refused, as far as can be told.
+    /// The reason why io_uring is refused, if it can be found.
     pub(super) fn why_refused(&self, ring: &RingReport) -> Option<String> {
         let errno = ring.refused_altogether()?;
         Some(match (errno, self.io_uring_disabled, self.seccomp) {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_proc_says() {
+    fn values_of_proc_are_read() {
         let status = "Name:\tx\nCapEff:\t0000000000004000\nSeccomp:\t2\nSeccomp_filters:\t3\n";
         let (kernel, root) = proc(status, Some("1\n"));
         let text = kernel.to_string();

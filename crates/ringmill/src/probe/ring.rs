@@ -1,4 +1,4 @@
-//! What io_uring takes: set-up flags and operations.
+//! The features of io_uring: set-up flags and operations.
 
 use std::fmt;
 
@@ -24,13 +24,13 @@ const OPERATIONS: &[(&str, u8)] = &[
     ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
 ];
 
-/// What was found out.
+/// The result of the probe.
 pub(super) struct RingReport {
-    /// The loop's choice on its ladder, or why there is no loop at all.
+    /// The loop's choice among its engines, or the error.
     chosen: Result<Chosen, String>,
-    /// Each set-up flag tried by itself, with what came of it.
+    /// Each set-up flag on its own, with the result.
     flags: Vec<(&'static str, Result<(), String>)>,
-    /// Which of [`OPERATIONS`] there are, and how many operations in all; or why that is unknown.
+    /// Which of [`OPERATIONS`] exist, and the number of all operations; or the error.
     operations: Result<(Vec<bool>, usize), String>,
 }
 
@@ -52,7 +52,7 @@ impl RingReport {
         self.chosen.as_ref().is_ok_and(|chosen| chosen.flags.is_some())
     }
 
-    /// The errno with which io_uring as a whole was refused.
+    /// The errno with which any use of io_uring was refused.
     pub(super) fn refused_altogether(&self) -> Option<Errno> {
         let chosen = self.chosen.as_ref().ok()?;
         match (chosen.flags, chosen.refused.last()) {
@@ -61,7 +61,7 @@ impl RingReport {
         }
     }
 
-    /// What the loop would run on, and why.
+    /// The engine that the loop would use, and the reason.
     pub(super) fn choice(&self) -> String {
         match &self.chosen {
             Ok(chosen) => chosen.to_string(),
@@ -69,7 +69,7 @@ impl RingReport {
         }
     }
 
-    /// Who would carry out reads and writes, and why.
+    /// What would carry out reads and writes, and the reason.
     pub(super) fn aio(&self) -> String {
         let why = match &self.operations {
             _ if !self.usable() => "threads (there is no io_uring)",
@@ -91,14 +91,14 @@ impl RingReport {
     }
 }
 
-/// Each flag with no more than it needs.
+/// Each flag with the flags that it requires.
 fn single_flags() -> [(&'static str, RingFlags); 8] {
     let plain = RingFlags::PLAIN;
     [
         ("no flags", plain),
         ("SINGLE_ISSUER", RingFlags { single_issuer: true, ..plain }),
         ("COOP_TASKRUN", RingFlags { task_run: TaskRun::Coop, ..plain }),
-        // Only a ring with a single issuer can have it.
+        // Requires a ring with a single issuer.
         ("DEFER_TASKRUN", RingFlags { single_issuer: true, task_run: TaskRun::Defer, ..plain }),
         ("NO_SQARRAY", RingFlags { no_sqarray: true, ..plain }),
         ("SUBMIT_ALL", RingFlags { submit_all: true, ..plain }),

@@ -23,7 +23,7 @@ use view::Window;
 /// The line of keys, at the end of a view.
 const KEYS: &str = "q quit  s sort  +/- interval  u queues  arrows PgUp PgDn Home End  Tab threads";
 
-/// Shows it until that is ended.
+/// Runs `ringmill top` to its end.
 pub(crate) fn run(options: &TopOptions) -> Result<(), DaemonError> {
     let client = Client::connect(&options.socket).map_err(failed)?;
     let mut watch = Watch {
@@ -47,18 +47,30 @@ fn failed(error: ClientError) -> DaemonError {
     DaemonError::new(error.to_string())
 }
 
+/// A command that the daemon refuses: `top` needs commands that only ringmill has.
+fn refused(error: ClientError) -> DaemonError {
+    let lacks_command = matches!(error, ClientError::Refused(_));
+    let error = failed(error);
+    match lacks_command {
+        true => error.with_hint(
+            "'top' is for ringmill's daemons. 'ringmill ctl' also controls qemu-storage-daemon.",
+        ),
+        false => error,
+    }
+}
+
 struct Watch {
     client: Client,
     options: TopOptions,
-    /// The look before.
+    /// The previous sample and its time.
     last: (Instant, Sample),
     shown: u64,
 }
 
 impl Watch {
-    /// Looks, and gives what has been done since the last look.
+    /// Takes a sample. Returns the difference to the previous one.
     fn look(&mut self) -> Result<View, DaemonError> {
-        let mut ask = |name| self.client.execute(name, Map::new()).map_err(failed);
+        let mut ask = |name| self.client.execute(name, Map::new()).map_err(refused);
         let exports = ask("x-query-export-stats")?;
         let threads = ask("x-query-iothread-stats")?;
         let (now, sample) = (Instant::now(), Sample::read(&exports, &threads));
@@ -87,7 +99,7 @@ impl Watch {
         format!("{program}{socket}{rest}")
     }
 
-    /// Views one after the other.
+    /// Prints views one after the other.
     fn print(&mut self) -> Result<(), DaemonError> {
         while !self.is_over() {
             thread::sleep(self.interval());
@@ -104,7 +116,7 @@ impl Watch {
         Ok(())
     }
 
-    /// One view, kept up to date.
+    /// Shows one view and updates it.
     fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), DaemonError> {
         let failed = |error: io::Error| DaemonError::new(format!("the terminal: {error}"));
         // The first view shows no load: rates need a second sample.

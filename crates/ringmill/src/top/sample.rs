@@ -1,11 +1,11 @@
-//! What a daemon has done between two looks at it, from what its monitor tells.
+//! A daemon's activity between two samples of its monitor.
 
 use std::collections::BTreeMap;
 
 use control::TopSort;
 use serde_json::Value as Json;
 
-/// What was seen at a look.
+/// The values at one time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample {
     exports: Vec<Export>,
@@ -46,42 +46,42 @@ struct Thread {
     wakeups: u64,
 }
 
-/// How many took how long: where a range begins, where it ends, and the count.
+/// Numbers of requests per range of latency: start, end, count.
 type Latencies = BTreeMap<u64, (u64, u64)>;
 
-/// What was done in an interval, per second where not said otherwise.
+/// The activity in an interval, per second unless stated otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Work {
-    /// The export's name; of a queue, its number and its thread.
+    /// The export's name; for a queue, its number and thread.
     pub(crate) name: String,
-    /// The export's type; empty of a queue.
+    /// The export's type; empty for a queue.
     pub(crate) kind: String,
     pub(crate) requests: f64,
     pub(crate) errors: f64,
     pub(crate) bytes: f64,
-    /// Percentiles of latency, nanoseconds; `None`: nothing was answered.
+    /// Percentiles of latency in nanoseconds; `None`: no answers.
     pub(crate) percentiles: [Option<f64>; 3],
-    /// Requests in flight, over the interval.
+    /// Mean requests in flight.
     pub(crate) depth: f64,
-    /// And now.
+    /// Requests in flight at the end.
     pub(crate) in_flight: u64,
     /// Answers per batch.
     pub(crate) batch: Option<f64>,
     pub(crate) connected: bool,
-    /// Its queues, when it has several.
+    /// The queues, if there are several.
     pub(crate) queues: Vec<Work>,
 }
 
-/// What a thread was at in an interval.
+/// The activity of a thread in an interval.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Turns {
     pub(crate) id: String,
-    /// Of the interval, 0 to 1.
+    /// Fraction of the interval, 0 to 1.
     pub(crate) cpu: f64,
     pub(crate) polled: f64,
-    /// Nanoseconds, now.
+    /// Poll window at the end, nanoseconds.
     pub(crate) window_ns: u64,
-    /// Of its polls, 0 to 1; `None`: it did not poll.
+    /// Fraction of successful polls, 0 to 1; `None`: it did not poll.
     pub(crate) success: Option<f64>,
     /// Per second.
     pub(crate) iterations: f64,
@@ -89,7 +89,7 @@ pub(crate) struct Turns {
     pub(crate) wakeups: f64,
 }
 
-/// What was done in an interval.
+/// The activity of a daemon in an interval.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct View {
     pub(crate) exports: Vec<Work>,
@@ -108,20 +108,20 @@ fn number(value: &Json) -> u64 {
     value.as_u64().unwrap_or_default()
 }
 
-/// Adds what a daemon says, which may be anything.
+/// Adds a number from the daemon; saturates, because it may be anything.
 fn count(to: &mut u64, more: u64) {
     *to = to.saturating_add(more);
 }
 
 impl Sample {
-    /// Reads the answers of `x-query-export-stats` and `x-query-iothread-stats`. What is not there counts
-    /// as nothing.
+    /// Parses the answers of `x-query-export-stats` and `x-query-iothread-stats`. Missing numbers count
+    /// as 0.
     pub(crate) fn read(exports: &Json, threads: &Json) -> Self {
         let exports = list(exports).map(Export::read).collect();
         Sample { exports, threads: list(threads).map(Thread::read).collect() }
     }
 
-    /// What was done since `before`, `seconds` ago.
+    /// The activity since `before`, `seconds` ago.
     pub(crate) fn since(&self, before: &Sample, seconds: f64, sort: TopSort) -> View {
         let exports = self.exports.iter().map(|export| {
             let earlier = before.exports.iter().find(|other| other.id == export.id);
@@ -135,7 +135,7 @@ impl Sample {
             TopSort::Latency => work.percentiles[1].unwrap_or(0.0),
             TopSort::Depth => work.depth,
         };
-        // Stable: what is equal stays in the daemon's order.
+        // Stable: equal exports keep the daemon's order.
         exports.sort_by(|a, b| key(b).total_cmp(&key(a)));
         let threads = self.threads.iter().map(|thread| {
             let earlier = before.threads.iter().find(|other| other.id == thread.id);
@@ -187,7 +187,7 @@ impl Queue {
             count(&mut queue.errors, number(&requests["failed"]));
             count(&mut queue.errors, number(&requests["invalid"]));
             count(&mut queue.total_ns, number(&requests["total-ns"]));
-            // Only what was moved: a discard of a whole disk is no throughput.
+            // Only transferred bytes: a discard of a whole disk is no throughput.
             if requests["operation"] == "read" || requests["operation"] == "write" {
                 count(&mut queue.bytes, number(&requests["bytes"]));
             }
@@ -203,7 +203,7 @@ impl Queue {
         queue
     }
 
-    /// What has come since; of what is told as it is now, that.
+    /// Subtracts the counters of `before`. Present values stay.
     fn since(&self, before: &Queue) -> Queue {
         let mut latencies = self.latencies.clone();
         for (begin, (_, count)) in &mut latencies {
@@ -254,8 +254,8 @@ impl Queue {
     }
 }
 
-/// The latency that `part` of all are within, nanoseconds; within its range, as if they were spread
-/// evenly over it.
+/// The latency in nanoseconds that the fraction `part` of all requests does not exceed. Within a range it is
+/// interpolated linearly.
 fn percentile(latencies: &Latencies, part: f64) -> Option<f64> {
     let all: f64 = latencies.values().map(|(_, count)| *count as f64).sum();
     let mut wanted = part * all;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_has_what_was_done_in_between() {
+    fn a_view_has_the_activity_of_the_interval() {
         let thread = |n: u64| {
             json!([{"id": "io0", "cpu-ns": n * 500_000_000, "polled-ns": n * 250_000_000,
                     "poll-window-ns": 32768, "polls-succeeded": n * 3, "polls-failed": n,
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_monitor_does_not_say_counts_as_nothing() {
+    fn missing_numbers_count_as_zero() {
         let odd = json!([{"id": 7, "queues": {"a": 1}}, 5, {"queues": [{"requests": [null]}]}]);
         let sample = Sample::read(&odd, &json!({"error": 1}));
         let view = sample.since(&Sample::default(), 1.0, TopSort::Latency);

@@ -1,11 +1,11 @@
-//! Commands as a driver of AHCI makes them (ATA8-ACS).
+//! AHCI commands as a driver issues them (ATA8-ACS).
 
 use vcpu::ahci::{Command, LBA, ata};
 
 use crate::model::{SECTOR, Ticket};
 use crate::random::Random;
 
-/// What a command asks for.
+/// The kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -18,12 +18,12 @@ pub(super) enum Kind {
     WriteCache(bool),
     /// Reads beyond the end of the disk.
     OutOfRange,
-    /// Is a command that there is not.
+    /// An operation code that does not exist.
     Unknown,
 }
 
 impl Kind {
-    /// Reads and writes, mostly. Of queued ones there are no others.
+    /// A random command, mostly a read or a write. Queued commands are only reads and writes.
     pub(super) fn any(random: &Random, queued: bool) -> Kind {
         let fua = random.one_in(8);
         match random.below(1000) {
@@ -39,12 +39,12 @@ impl Kind {
         }
     }
 
-    /// Whether it changes what a disk holds.
+    /// Whether the command changes the disk.
     pub(super) fn writes(self) -> bool {
         matches!(self, Kind::Write { .. } | Kind::Trim)
     }
 
-    /// Whether it makes no sense.
+    /// Whether the drive has to refuse the command.
     pub(super) fn is_refused(self) -> bool {
         matches!(self, Kind::OutOfRange | Kind::Unknown)
     }
@@ -55,7 +55,7 @@ impl Kind {
 pub(super) struct Issued {
     pub(super) kind: Kind,
     pub(super) queued: bool,
-    /// What it does to the disk, if anything.
+    /// The change of the model, if the command reads or writes.
     pub(super) ticket: Option<Ticket>,
     /// Issued while the write cache was off.
     pub(super) write_through: bool,
@@ -106,7 +106,7 @@ pub(super) fn command(
         Kind::WriteCache(on) => {
             (Command { features: if on { 0x02 } else { 0x82 }, ..plain(0xef) }, 0)
         }
-        // However large the disk becomes.
+        // Beyond the end of any disk, grown disks included.
         Kind::OutOfRange => (Command { lba: 1 << 40, ..transfer(false) }, len),
         Kind::Unknown => (plain(0xff), 0),
     }

@@ -1,5 +1,6 @@
-//! A guest with its disk on an AHCI controller, which is in its VMM's process, and so are the loops: when
-//! that is killed, the guest is.
+//! A guest with its disk on an AHCI controller.
+//!
+//! The controller and its loops are part of the VMM's process, so a kill of the VMM kills the guest too.
 
 mod command;
 
@@ -24,17 +25,17 @@ const SLOTS: usize = 32;
 /// Most sectors of a command.
 const MOST_SECTORS: u32 = 128;
 
-/// Where everything is in the guest's memory.
+/// Layout of the port's area in guest memory.
 const AREA: PortArea = PortArea { base: 0, request_size: MOST_SECTORS * SECTOR as u32 };
 
-/// How often the driver looks at a register that is to change, nanoseconds.
+/// Interval at which the driver polls a register, nanoseconds.
 const LOOK_NS: u64 = 2_000;
 
 /// READ LOG EXT, log 10h: which queued command has failed.
 const READ_ERROR_LOG: Command =
     Command { command: 0x2f, features: 0, lba: 0x10, count: 1, device: LBA, write: false };
 
-/// What such a guest is like.
+/// The behaviour of a guest with AHCI.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) format: Format,
@@ -91,7 +92,7 @@ pub(crate) struct AhciGuest {
     done: Cell<bool>,
 }
 
-/// Memory of such a guest, which daemons come and go with.
+/// The guest's memory, which outlives its daemons.
 pub(crate) fn memory() -> Arc<GuestMemory> {
     let size = AREA.end();
     let fd = memfd_create(c"sim-ahci", MFdFlags::MFD_CLOEXEC).expect("a memfd");
@@ -131,14 +132,14 @@ impl AhciGuest {
         self.world.fail(&format!("AHCI guest of disk {}: {what}", self.disk))
     }
 
-    /// A new actor, for the guest's first life or the next one.
+    /// Starts the actor of the guest's first life, or of the next one.
     fn boot(&self) {
         let Some(me) = self.me.upgrade() else { return };
         let name = format!("AHCI guest of disk {}", self.disk);
         self.actor.set(Some(self.world.machine.spawn(name, move || me.run())));
     }
 
-    /// What the actor does.
+    /// The actor's main function.
     fn run(&self) {
         let AhciGuest { world, plan, left, .. } = self;
         let (machine, random) = (&world.machine, world.random());
@@ -170,7 +171,7 @@ impl AhciGuest {
         self.done.set(true);
     }
 
-    /// From a controller without a drive to a running list.
+    /// Initialises the port: from no drive to a running command list.
     fn bring_up(&self) -> PortDriver {
         let (world, machine) = (&self.world, self.world.machine.clone());
         let controller = loop {
@@ -202,7 +203,7 @@ impl AhciGuest {
 
     // ---- issuing -------------------------------------------------------------------------------
 
-    /// Issues a batch. `false`: there are no slots.
+    /// Issues a batch. Returns `false` if no slot is free.
     fn issue_some(&self, driver: &mut PortDriver) -> bool {
         let AhciGuest { world, plan, left, .. } = self;
         let random = world.random();
@@ -235,7 +236,7 @@ impl AhciGuest {
             1..16 => 8,
             _ => random.between(1, 2) as u32,
         };
-        // Some places are hot, so that commands meet.
+        // A hot area, so that commands overlap.
         let area = if random.one_in(4) { sectors.min(64) } else { sectors };
         let count = count.min(area);
         let first = random.below(u64::from(area - count + 1)) as u32;
@@ -268,7 +269,7 @@ impl AhciGuest {
         let prds = pieces(random, data, len);
         self.expect(driver.prepare_prdt(slot, &command, &prds));
         if let Kind::WriteCache(_) = kind {
-            // Commands end in any order for whoever is told of several at once.
+            // A driver that learns of several ends at once sees them in any order.
             self.write_through.set(false);
         }
         let issued = Issued {
@@ -344,7 +345,7 @@ impl AhciGuest {
                 model.end_write(ticket, true, stable);
                 Ok(())
             }
-            // What was discarded is there or not.
+            // Discarded sectors may have their old contents or zeroes.
             Kind::Trim => {
                 model.end_write(ticket, false, false);
                 Ok(())
@@ -364,7 +365,7 @@ impl AhciGuest {
         }
     }
 
-    /// A command has failed: those before it have ended, and all others are over.
+    /// Handles a failed command: commands before it have ended, all others are aborted.
     fn failed(&self, driver: &mut PortDriver, failure: Failure) {
         let coverage = &self.world.coverage;
         self.ended(driver, driver.issued() & !failure.unfinished);
@@ -381,7 +382,7 @@ impl AhciGuest {
         };
         self.expect(driver.recover());
         if queued {
-            // Slot 0 is nobody's any more.
+            // Slot 0 is free again.
             self.expect(driver.run(&READ_ERROR_LOG, SECTOR as u32));
             let tag = self.expect(driver.data(0, 1))[0] & 0x9f;
             let named = self
@@ -390,7 +391,7 @@ impl AhciGuest {
                 .get(usize::from(tag))
                 .is_some_and(|issued| issued.as_ref().is_some_and(may_fail));
             if !named {
-                self.fail(&format!("the log tells of {tag}: {:?}", self.issued.borrow()));
+                self.fail(&format!("the error log names {tag}: {:?}", self.issued.borrow()));
             }
             coverage.ahci_logs.one();
         }
@@ -403,17 +404,17 @@ impl AhciGuest {
         self.forget_all();
     }
 
-    /// Resets something while commands are under way, which then are over.
+    /// Resets the list, the link or the controller while commands are in flight, which aborts them.
     fn reset(&self, driver: &mut PortDriver) {
         let (machine, random) = (&self.world.machine, self.world.random());
         self.world.coverage.ahci_resets.one();
         machine.sleep(random.pick(&[0, 5_000, 50_000]));
-        // What has ended by now has.
+        // Commands that have completed before the reset keep their results.
         self.handle(driver);
         match random.below(3) {
-            // The list is stopped and started.
+            // Stop and restart the command list.
             0 => self.expect(driver.recover()),
-            // The link is.
+            // Reset the link.
             1 => {
                 self.expect(driver.start());
                 self.write_through.set(false);
@@ -431,7 +432,7 @@ impl AhciGuest {
         self.forget_all();
     }
 
-    /// Nothing that is under way will be answered.
+    /// Forgets all commands in flight: none of them is answered.
     fn forget_all(&self) {
         for issued in self.issued.borrow_mut().iter_mut().filter_map(Option::take) {
             self.world.coverage.forgotten.one();

@@ -1,4 +1,4 @@
-//! A connection as its client has it: sends requests, takes replies, checks all that it gets.
+//! A connection from the client's side: sends requests, receives replies, checks both.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,39 +15,39 @@ use crate::machine::ActorId;
 use crate::model::{self, SECTOR};
 use crate::world::World;
 
-/// There is no connection any more.
+/// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// A connection, one after the other.
+/// A client's connection, reused for one session after the other.
 pub(super) struct Connection {
     pub(super) shared: Rc<Shared>,
     pub(super) index: u16,
     pub(super) actor: Cell<Option<ActorId>>,
     pub(super) socket: RefCell<Option<Rc<Socket>>>,
-    /// How many daemons had been killed as it connected.
+    /// The number of killed daemons at the time of the connect.
     pub(super) kills: Cell<u64>,
-    /// What the server's replies are like; `None`: they are to options.
+    /// The form of the server's replies; `None` during option negotiation.
     pub(super) mode: Cell<Option<ReplyMode>>,
-    /// Sectors of the disk, as the server has told it.
+    /// Sectors of the disk, as reported by the server.
     pub(super) sectors: Cell<u32>,
     /// `base:allocation` was chosen.
     pub(super) allocation: Cell<bool>,
-    /// What has come, and is no whole message yet.
+    /// Bytes received of an incomplete message.
     pub(super) input: RefCell<Vec<u8>>,
-    /// What is to be sent.
+    /// Bytes still to be sent.
     pub(super) output: RefCell<Vec<u8>>,
     /// By cookie.
     pub(super) requests: RefCell<BTreeMap<u64, Request>>,
-    /// It sleeps until the socket is ready for that.
+    /// The readiness that the actor sleeps for.
     asleep: Cell<Option<PollFlags>>,
-    /// Nobody has looked since it fell asleep.
+    /// The actor fell asleep after the last check of its socket.
     fresh: Cell<bool>,
-    /// When it last did something that holds its requests up.
+    /// Time of the last disturbance that delays requests.
     pub(super) undisturbed_ns: Cell<u64>,
-    /// It has nothing to do any more.
+    /// All requests are sent and answered.
     pub(super) done: Cell<bool>,
-    /// Where what is received comes to at first.
+    /// Receive buffer.
     buffer: RefCell<Vec<u8>>,
 }
 
@@ -88,7 +88,7 @@ impl Connection {
 
     // ---- waiting -------------------------------------------------------------------------------
 
-    /// Waits until then, or until there is something to receive, or room for what is to be sent.
+    /// Waits until `ns`, or until the socket has input, or room for pending output.
     pub(super) fn sleep_until(&self, ns: u64) {
         let mut events = PollFlags::POLLIN;
         if !self.output.borrow().is_empty() {
@@ -100,7 +100,7 @@ impl Connection {
         self.asleep.set(None);
     }
 
-    /// What it waits for, if somebody is to look; `sockets`: the daemon may have done something.
+    /// The readiness that the actor waits for, if its socket needs a check. `sockets`: the daemon may have used its sockets.
     pub(super) fn awaits(
         self: &Rc<Self>,
         sockets: bool,
@@ -111,7 +111,7 @@ impl Connection {
         Some((self.clone(), socket, events))
     }
 
-    /// Its socket is ready: it goes on a moment later.
+    /// Wakes the actor a moment after its socket became ready.
     pub(super) fn wake_soon(&self) {
         if let Some(actor) = self.actor.get() {
             let world = self.world();
@@ -120,13 +120,13 @@ impl Connection {
         }
     }
 
-    /// How long a request has been under way, undisturbed, nanoseconds.
+    /// How long a request has been in flight without disturbance, nanoseconds.
     fn took_ns(&self, request: &Request) -> u64 {
         let now = self.world().machine.now_ns();
         now.saturating_sub(self.undisturbed_ns.get().max(request.offered_ns))
     }
 
-    /// No request has been under way for too long.
+    /// Fails the run if a request has been in flight for too long.
     pub(super) fn check_patience(&self) {
         for request in self.requests.borrow().values() {
             let took = self.took_ns(request);
@@ -142,7 +142,7 @@ impl Connection {
         self.socket.borrow().clone().ok_or(Gone)
     }
 
-    /// Takes what has come, and checks replies. An error: that was the last of it.
+    /// Receives and checks replies. Fails with `Gone` at the end of the connection.
     pub(super) fn receive(&self) -> Result<(), Gone> {
         let socket = self.open_socket()?;
         let mut buffer = self.buffer.borrow_mut();
@@ -152,7 +152,7 @@ impl Connection {
                 Ok(bytes) => {
                     let random = self.world().random();
                     self.input.borrow_mut().extend(&buffer[..bytes]);
-                    // Others may go on before it takes more.
+                    // Let other actors run before the next receive.
                     if bytes < buffer.len() || random.one_in(4) {
                         break Ok(());
                     }
@@ -167,7 +167,7 @@ impl Connection {
         result
     }
 
-    /// Takes all that will ever come of a connection that has ended, or is to be forgotten.
+    /// Receives the rest of a connection that has ended or is to be dropped.
     pub(super) fn receive_rest(&self) {
         loop {
             let Ok(socket) = self.open_socket() else { return };
@@ -182,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is to be sent, as far as there is room: perhaps in pieces.
+    /// Sends pending output while the socket has room, sometimes in pieces.
     pub(super) fn send(&self) -> Result<(), Gone> {
         let Shared { world, plan, .. } = &*self.shared;
         let (machine, random) = (&world.machine, world.random());
@@ -214,7 +214,7 @@ impl Connection {
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// Offers a batch, which is still to be [sent](Self::send). `false`: enough are under way.
+    /// Queues a batch for [`send`](Self::send). Returns `false` if enough requests are in flight.
     pub(super) fn offer_some(&self, mode: ReplyMode) -> bool {
         let Shared { world, plan, left, .. } = &*self.shared;
         let room = plan.depth.saturating_sub(self.in_flight()) as u64;
@@ -230,7 +230,7 @@ impl Connection {
         let (random, model) = (world.random(), &self.shared.model);
         let kind = Kind::any(random, self.allocation.get());
         let sectors = self.sectors.get().min(model.borrow().sectors());
-        // Some places are hot, so that requests meet.
+        // A hot area, so that requests overlap.
         let area = if random.one_in(4) { sectors.min(64) } else { sectors };
         let count = any_count(random, self.shared.plan.large).min(area);
         let first = random.below(u64::from(area - count + 1)) as u32;
@@ -278,7 +278,7 @@ impl Connection {
         }
     }
 
-    /// A request has been answered, with that error or none.
+    /// Handles the answer to a request; `error` is 0 for success.
     pub(super) fn answered(&self, request: Request, error: u32) {
         let Shared { world, model, disk, plan, .. } = &*self.shared;
         let coverage = &world.coverage;
@@ -323,7 +323,7 @@ impl Connection {
         let Some(ticket) = &request.ticket else { return };
         let mut model = model.borrow_mut();
         let checked = if request.kind.writes() {
-            // What was discarded is there or not.
+            // Discarded sectors may have their old contents or zeroes.
             model.end_write(ticket, good && request.kind != Kind::Trim, request.fua);
             Ok(())
         } else if request.kind == Kind::Flush {
@@ -351,7 +351,7 @@ impl Connection {
 
     // ---- the end -------------------------------------------------------------------------------
 
-    /// Nothing that is under way will be answered. `over`: nor will anything be carried out.
+    /// Forgets all requests in flight: none is answered. `over`: none is carried out from now on either.
     pub(super) fn forget_all(&self, over: bool) {
         for request in std::mem::take(&mut *self.requests.borrow_mut()).into_values() {
             self.world().coverage.nbd_unanswered.one();
@@ -365,9 +365,9 @@ impl Connection {
         self.output.borrow_mut().clear();
     }
 
-    /// The daemon was killed. `anew`: and this client with it.
+    /// Handles the kill of the daemon. `anew`: the client was killed along with it.
     pub(super) fn lose(&self, anew: bool) {
-        // What it was answered before it was.
+        // Answers sent before the kill still count.
         self.receive_rest();
         if anew {
             self.forget_all(true);

@@ -1,4 +1,4 @@
-//! Option haggling, as clients do it: none asks for the same.
+//! Option negotiation, in another order each time.
 
 use exports::nbd::wire::client::{
     GREETING_LEN, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_option,
@@ -12,18 +12,18 @@ use super::connection::{Connection, Gone};
 use super::export_name;
 use crate::model::SECTOR;
 
-/// No option has this number.
+/// An option number that does not exist.
 const UNKNOWN_OPTION: u32 = 77;
 
-/// How long an answer may take, and an export to be there, nanoseconds.
+/// How long an answer, or an export's appearance, may take, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Flags that each export has here.
+/// Flags of every export in the simulation.
 const FLAGS: u16 =
     flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_TRIM | flag::CAN_MULTI_CONN;
 
 impl Connection {
-    /// From the greeting to the transmission phase. `false`: it has changed its mind.
+    /// Negotiates from the greeting to the transmission phase. Returns `false` if the client leaves before.
     pub(super) fn shake_hands(&self) -> Result<bool, Gone> {
         let random = self.world().random();
         let greeting: [u8; GREETING_LEN] = self.take()?;
@@ -59,7 +59,7 @@ impl Connection {
             false => self.go(&export)?,
         };
         let sectors = (size / SECTOR as u64) as u32;
-        // One that grows may have done so, and its client is still to be told.
+        // A resize may be done before the client learns of it.
         let most = self.shared.model.borrow().sectors() + 8;
         if size % SECTOR as u64 != 0 || sectors < self.shared.plan.sectors || sectors > most {
             self.fail(&format!("the export has {size} bytes, it is said"));
@@ -75,7 +75,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Options that lead to nothing; and waits until there is the export.
+    /// Sends options without effect, then waits until the export exists.
     fn ask_around(&self, export: &str) -> Result<(), Gone> {
         let (machine, random) = (&self.world().machine, self.world().random());
         if random.one_in(4) {
@@ -94,7 +94,7 @@ impl Connection {
                 self.fail("exports are not listed");
             }
         }
-        // A daemon that has only begun listens before it has exports.
+        // A starting daemon listens before it has exports.
         let until = machine.now_ns() + PATIENCE_NS;
         loop {
             self.option(code::INFO, &named(export))?;
@@ -104,14 +104,14 @@ impl Connection {
                 Err(error) => self.fail(&format!("INFO is refused: {error:#x}")),
             }
             if machine.now_ns() > until {
-                self.fail("there is no such export");
+                self.fail("the export does not exist");
             }
             self.world().coverage.nbd_early.one();
             machine.sleep(20_000);
         }
     }
 
-    /// Leaves in the middle of it.
+    /// Leaves during the negotiation.
     fn break_off(&self) -> Result<bool, Gone> {
         let random = self.world().random();
         self.world().coverage.nbd_broken_off.one();
@@ -127,7 +127,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// `NBD_OPT_EXPORT_NAME`: the size, bytes.
+    /// Sends `NBD_OPT_EXPORT_NAME` and returns the size in bytes.
     fn choose_by_name(&self, export: &str, no_zeroes: bool) -> Result<u64, Gone> {
         self.option(code::EXPORT_NAME, export.as_bytes())?;
         let size = u64::from_be_bytes(self.take()?);
@@ -138,7 +138,7 @@ impl Connection {
         Ok(size)
     }
 
-    /// `NBD_OPT_GO`: the size, bytes.
+    /// Sends `NBD_OPT_GO` and returns the size in bytes.
     fn go(&self, export: &str) -> Result<u64, Gone> {
         let mut data = named(export);
         if self.world().random().one_in(2) {
@@ -180,7 +180,7 @@ impl Connection {
         self.put(&bytes)
     }
 
-    /// An option that is refused so.
+    /// Sends an option that the server has to refuse with `error`.
     fn refuses(&self, option: u32, data: &[u8], error: OptionError) -> Result<(), Gone> {
         self.world().coverage.nbd_refused.one();
         self.option(option, data)?;
@@ -190,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// An option that is taken.
+    /// Sends an option that the server has to accept.
     fn agree(&self, option: u32, data: &[u8]) -> Result<(), Gone> {
         self.option(option, data)?;
         match self.answers(option)? {
@@ -199,7 +199,7 @@ impl Connection {
         }
     }
 
-    /// All answers to an option: how many came before the last one, or the error that it is.
+    /// Reads all answers to an option: returns how many came before the acknowledgement, or the error.
     fn answers(&self, option: u32) -> Result<Result<u32, u32>, Gone> {
         let mut count = 0;
         loop {
@@ -238,7 +238,7 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// Waits until so many bytes have come.
+    /// Waits until `bytes` bytes have been received.
     fn wait_for(&self, bytes: usize) -> Result<(), Gone> {
         let machine = &self.world().machine;
         let until = machine.now_ns() + PATIENCE_NS;

@@ -1,4 +1,4 @@
-//! What a client does with a connection: works, and now and then does something else.
+//! The life of a client: connects, works, and disturbs the server at random.
 
 use exports::nbd::wire::reply::ReplyMode;
 use exports::nbd::wire::request::{CommandType, RequestHeader};
@@ -9,24 +9,24 @@ use super::request::{Came, Kind, Request};
 use super::socket::Socket;
 use crate::machine::FOREVER;
 
-/// What a client does besides.
+/// How a client disturbs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disturbance {
-    /// Waits for its answers, says that it leaves, and comes back.
+    /// Waits for all answers, disconnects, and connects again.
     Leave,
-    /// Says that it leaves while requests are under way.
+    /// Disconnects while requests are in flight.
     LeaveEarly,
-    /// Sends no more, and reads what is still to come.
+    /// Shuts down its sending side and reads the remaining answers.
     HalfClose,
-    /// Leaves in the middle of a message.
+    /// Closes the connection in the middle of a message.
     CutShort,
-    /// Closes the connection, as if it had died.
+    /// Closes the connection without a message, as a killed client.
     Vanish,
     /// Does not read for a while.
     Dawdle,
-    /// Sends what is no request.
+    /// Sends a malformed request.
     Nonsense,
-    /// Announces a payload longer than any may be.
+    /// Announces a payload above the limit.
     TooLong,
 }
 
@@ -43,11 +43,11 @@ impl Disturbance {
     ];
 }
 
-/// How long the server may take to let a client go whose requests have ended, nanoseconds.
+/// How long the server may take to close a connection without requests, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
 impl Connection {
-    /// What the actor does.
+    /// The actor's main function.
     pub(super) fn run(&self) {
         let Shared { world, left, .. } = &*self.shared;
         while left.get() > 0 {
@@ -67,7 +67,7 @@ impl Connection {
         world.coverage.nbd_connections.one();
     }
 
-    /// The server has closed the connection, which it does if its daemon dies.
+    /// Handles a connection closed by the server, which is right only if its daemon was killed.
     fn was_left(&self) {
         let world = self.world();
         world.coverage.gone.one();
@@ -78,7 +78,7 @@ impl Connection {
         self.forget_all(true);
     }
 
-    /// A connection, to the client's end of it.
+    /// Runs one connection until the client closes it.
     fn visit(&self) -> Result<(), Gone> {
         let Shared { world, plan, left, .. } = &*self.shared;
         if !self.shake_hands()? {
@@ -106,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// Has requests carried out for that long, or until there are no more.
+    /// Sends requests for `ns` nanoseconds, or until none are left.
     fn work(&self, mode: ReplyMode, ns: u64) -> Result<(), Gone> {
         let Shared { world, plan, left, .. } = &*self.shared;
         let (machine, random) = (&world.machine, world.random());
@@ -133,12 +133,12 @@ impl Connection {
         Ok(())
     }
 
-    /// `true`: that was the end of the connection.
+    /// Disturbs the server. Returns `true` if the connection is closed.
     fn disturb(&self, mode: ReplyMode, what: Disturbance) -> Result<bool, Gone> {
         let world = self.world();
         let coverage = &world.coverage;
         let (machine, random) = (&world.machine, world.random());
-        // All that it has begun to send.
+        // Send the rest of a request that was begun.
         self.send_all()?;
         match what {
             Disturbance::Leave => {
@@ -208,7 +208,7 @@ impl Connection {
         self.say_last();
     }
 
-    /// The beginning of a write, which is never to be carried out.
+    /// Sends the beginning of a write, which the server must not carry out.
     fn begin_write(&self, mode: ReplyMode) {
         let random = self.world().random();
         let request = Request {
@@ -232,14 +232,14 @@ impl Connection {
         }
     }
 
-    /// Sends what ends the connection, perhaps before all of it was taken.
+    /// Sends the last bytes of a connection, perhaps not all of them.
     fn say_last(&self) {
         if self.send_all() == Err(Gone) {
             self.output.borrow_mut().clear();
         }
     }
 
-    /// Sends all that is to be sent, taking replies meanwhile.
+    /// Sends all pending output and receives replies meanwhile.
     fn send_all(&self) -> Result<(), Gone> {
         loop {
             self.send()?;
@@ -251,7 +251,7 @@ impl Connection {
         }
     }
 
-    /// The server takes no more requests: it answers those that it has, and closes the connection.
+    /// Waits until the server, which receives no more requests, has answered all and closed the connection.
     fn await_end(&self) {
         let machine = &self.world().machine;
         let until = machine.now_ns() + PATIENCE_NS;

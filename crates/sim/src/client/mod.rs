@@ -1,4 +1,4 @@
-//! A client of NBD: a disk, and connections to the export that offers it.
+//! An NBD client: a disk, and connections to its export.
 
 mod connection;
 mod handshake;
@@ -20,7 +20,7 @@ use crate::model::{Model, Ticket};
 use crate::user::User;
 use crate::world::World;
 
-/// The name of the export of a disk.
+/// The export name of a disk.
 pub(crate) fn export_name(disk: usize) -> String {
     format!("disk{disk}")
 }
@@ -31,22 +31,22 @@ pub(crate) struct Client {
     connections: Vec<Rc<Connection>>,
 }
 
-/// What its connections have in common.
+/// State shared by a client's connections.
 struct Shared {
     world: Rc<World>,
     disk: usize,
     plan: Plan,
     model: RefCell<Model>,
-    /// Requests that are still to be sent, by all connections.
+    /// Requests still to be sent, over all connections.
     left: Cell<u64>,
-    /// Writes whose connection the client has closed: the daemon may still carry them out.
+    /// Writes of closed connections, which the daemon may still carry out.
     orphans: RefCell<Vec<Orphan>>,
 }
 
-/// A write that nobody will tell the end of.
+/// A write whose answer the client cannot receive any more.
 struct Orphan {
     ticket: Ticket,
-    /// It is over by then.
+    /// The write has ended by this time.
     until_ns: u64,
 }
 
@@ -67,13 +67,13 @@ impl Client {
 }
 
 impl Shared {
-    /// A write or read that is not answered, and never will be. `over`: nor will it be carried out.
+    /// Forgets a request that will not be answered. `over`: it is not carried out from now on either.
     fn forget(&self, ticket: &Ticket, writes: bool, over: bool) {
         let mut model = self.model.borrow_mut();
         match (writes, over) {
             (true, true) => model.end_write(ticket, false, false),
             (true, false) => {
-                // As long as any may take, and a little more.
+                // The time limit of a request, with a margin.
                 let until_ns = self.world.machine.now_ns() + 2 * self.plan.patience_ns;
                 self.orphans.borrow_mut().push(Orphan { ticket: *ticket, until_ns });
             }
@@ -81,7 +81,7 @@ impl Shared {
         }
     }
 
-    /// Ends the orphans that are over: all of them, if the daemon is.
+    /// Ends the orphans whose time is over, or with `all` every orphan, as the daemon is gone.
     fn end_orphans(&self, all: bool) {
         let now = self.world.machine.now_ns();
         let mut model = self.model.borrow_mut();

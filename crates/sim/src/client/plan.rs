@@ -1,10 +1,10 @@
-//! What a client of NBD is like.
+//! The behaviour of an NBD client.
 
 use super::life::Disturbance;
 use crate::image::Format;
 use crate::random::Random;
 
-/// What a client is like.
+/// The behaviour of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) format: Format,
@@ -16,15 +16,15 @@ pub(crate) struct Plan {
     pub(super) depth: usize,
     /// Requests sent at once, at most.
     pub(super) batch: u64,
-    /// A request is for very many sectors once in so many times.
+    /// One request in `large` is for very many sectors.
     pub(super) large: u64,
-    /// What is sent is sent in pieces once in so many times; 0 for never.
+    /// One send in `pieces` is split; 0 for none.
     pub(super) pieces: u64,
-    /// Bytes received at once, at most.
+    /// Maximum length of a receive, bytes.
     pub(super) sip: usize,
-    /// How long it thinks between batches, at most, nanoseconds.
+    /// Maximum pause between batches, nanoseconds.
     pub(super) think_ns: u64,
-    /// What it does besides, and how long it works in between, at most.
+    /// Disturbances, and the maximum time between them.
     pub(super) disturbances: Vec<Disturbance>,
     pub(super) calm_ns: u64,
     /// How long a request may take, nanoseconds.
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(random: &Random) -> Self {
         let connections = random.pick(&[1, 1, 2, 4]);
-        // More than the daemon takes of one connection at a time, or not.
+        // Below and above the daemon's limit per connection.
         let depth = random.pick(&[1, 2, 8, 32, 160]);
         let calm = random.one_in(3);
         let disturbances = Disturbance::ALL.iter().filter(|_| !calm && random.one_in(2));

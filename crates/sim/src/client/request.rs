@@ -1,4 +1,4 @@
-//! Requests, and what is right as an answer.
+//! Requests and their permitted answers.
 
 use std::ops::Range;
 
@@ -8,12 +8,12 @@ use exports::nbd::wire::request::{CommandType, RequestHeader, command_flag};
 use crate::model::{SECTOR, Ticket};
 use crate::random::Random;
 
-/// Most sectors of a request, but for one in some: 16 KiB.
+/// Maximum sectors of an ordinary request: 16 KiB.
 const MOST_SECTORS: u32 = 32;
-/// Most of all: more than a socket takes at once.
+/// Maximum sectors of a large request: more than a socket buffer holds.
 const LARGE_SECTORS: u32 = 512;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -24,23 +24,23 @@ pub(super) enum Kind {
         fast: bool,
     },
     Cache,
-    /// What is data and what zeroes, of one extent perhaps.
+    /// Block status, sometimes limited to one extent.
     Status {
         one: bool,
     },
-    /// Of no bytes at all.
+    /// A request of no bytes.
     Nothing,
     /// Beyond the end of the disk.
     ReadOutOfRange,
     WriteOutOfRange,
-    /// Is a command that there is not.
+    /// A command number that does not exist.
     Unknown,
-    /// Has a flag that there is not.
+    /// A command flag that does not exist.
     UnknownFlag,
 }
 
 impl Kind {
-    /// Reads and writes, mostly. `allocation`: it may ask what is where.
+    /// A random request, mostly a read or a write. `allocation`: block status is permitted.
     pub(super) fn any(random: &Random, allocation: bool) -> Kind {
         match random.below(100) {
             0..4 if allocation => Kind::Status { one: random.one_in(4) },
@@ -63,18 +63,18 @@ impl Kind {
         }
     }
 
-    /// Whether it changes what a disk holds.
+    /// Whether the request changes the disk.
     pub(super) fn writes(self) -> bool {
         matches!(self, Kind::Write | Kind::Trim | Kind::Zeroes { .. })
     }
 
-    /// Whether it makes no sense.
+    /// Whether the server has to refuse the request.
     pub(super) fn is_refused(self) -> bool {
         use Kind::*;
         matches!(self, ReadOutOfRange | WriteOutOfRange | Unknown | UnknownFlag)
     }
 
-    /// Whether it is sent with data, if of any length.
+    /// Whether the request has a payload, unless it is empty.
     fn has_payload(self) -> bool {
         matches!(self, Kind::Write | Kind::WriteOutOfRange | Kind::UnknownFlag)
     }
@@ -93,7 +93,7 @@ impl Kind {
     }
 }
 
-/// How many sectors a request is for; once in `large` times very many.
+/// A random number of sectors; very many once in `large` times.
 pub(super) fn any_count(random: &Random, large: u64) -> u32 {
     match random.below(256) {
         _ if random.one_in(large) => random.between(1, LARGE_SECTORS.into()) as u32,
@@ -107,24 +107,24 @@ pub(super) fn any_count(random: &Random, large: u64) -> u32 {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) kind: Kind,
-    /// What it does to the disk, if anything.
+    /// The change of the model, if the request reads or writes.
     pub(super) ticket: Option<Ticket>,
     pub(super) first: u32,
     pub(super) count: u32,
-    /// What it writes is stable once it is answered.
+    /// Forced unit access: the data is stable once answered.
     pub(super) fua: bool,
     pub(super) offered_ns: u64,
-    /// Of a read, as far as it has come.
+    /// The received part of a read's answer.
     pub(super) came: Came,
 }
 
-/// What has come of an answer that comes in chunks.
+/// The received part of an answer in chunks.
 #[derive(Default)]
 pub(super) struct Came {
     pub(super) data: Vec<u8>,
-    /// Bytes of them.
+    /// Number of data bytes received.
     pub(super) count: usize,
-    /// Lengths, bytes, and flags.
+    /// Extents: length in bytes, flags.
     pub(super) extents: Vec<(u64, u64)>,
     /// 0: none.
     pub(super) error: u32,
@@ -137,7 +137,7 @@ impl std::fmt::Debug for Came {
 }
 
 impl Request {
-    /// Its header, and how many bytes of data follow.
+    /// Returns the header, and the number of payload bytes after it.
     pub(super) fn header(
         &self,
         random: &Random,
@@ -160,7 +160,7 @@ impl Request {
             Kind::Status { one: true } => flags |= command_flag::REQ_ONE,
             Kind::Flush | Kind::Unknown => (offset, len) = (0, 0),
             Kind::Nothing => len = 0,
-            // However large the disk becomes.
+            // Beyond the end of any disk, grown disks included.
             Kind::ReadOutOfRange | Kind::WriteOutOfRange => offset = 1 << 40,
             Kind::UnknownFlag => flags |= 1 << 14,
             _ => {}
@@ -172,23 +172,22 @@ impl Request {
         (RequestHeader { flags, command: kind.command(), cookie, offset, len }, payload)
     }
 
-    /// Where it begins, bytes.
+    /// First byte of the range.
     pub(super) fn offset(&self) -> u64 {
         u64::from(self.first) * SECTOR as u64
     }
 
-    /// Bytes of its range.
+    /// Length of the range, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.count as usize * SECTOR
     }
 
-    /// Bytes that a good answer brings.
+    /// Bytes of data in a successful answer.
     pub(super) fn answer_bytes(&self) -> usize {
         if self.kind == Kind::Read { self.bytes() } else { 0 }
     }
 
-    /// Which sectors read as zeroes, by the extents that have come: a range of bytes each. An error: they
-    /// make no sense.
+    /// Returns the byte ranges that the received extents report as zeroes. Fails if the extents are malformed.
     pub(super) fn zeroes(&self) -> Result<Vec<Range<u64>>, String> {
         let (extents, len) = (&self.came.extents, self.bytes() as u64);
         let (mut at, mut zeroes) = (0, Vec::new());
@@ -208,7 +207,7 @@ impl Request {
         Ok(zeroes)
     }
 
-    /// Whether it may be answered with that error, or none; `may_fail`: operations have failed.
+    /// Whether `error` is a permitted answer. `may_fail`: whether operations have failed.
     pub(super) fn may_get(&self, error: u32, may_fail: impl Fn() -> bool) -> bool {
         let is = |of: NbdError| error == of as u32;
         match self.kind {

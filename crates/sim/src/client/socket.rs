@@ -11,20 +11,20 @@ use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use super::connection::Gone;
 use crate::world::World;
 
-/// A socket that the server's loops are told of.
+/// A client socket that wakes the server's loops on use.
 pub(super) struct Socket {
-    /// There until it is dropped.
+    /// `None` only while dropped.
     stream: Option<UnixStream>,
     world: Rc<World>,
-    /// Bytes taken since it last was empty.
+    /// Bytes received since the socket was last empty.
     backlog: Cell<usize>,
 }
 
-/// Less than what a server has sent that finds no room for more.
+/// A backlog at which the server's side may have had no room. Below the size of a socket buffer.
 const FULL: usize = 16 << 10;
 
 impl Socket {
-    /// Connects. The daemon may not be there, and find it waiting when it is.
+    /// Connects. The connection waits in the listener's queue if no daemon runs.
     pub(super) fn connect(world: &Rc<World>) -> Rc<Self> {
         let stream = world.nbd_listener().connect();
         world.fds.keep(stream.as_raw_fd());
@@ -32,8 +32,8 @@ impl Socket {
         Rc::new(Socket { stream: Some(stream), world: world.clone(), backlog: Cell::new(0) })
     }
 
-    /// Sends what it takes of it now, to the loop that shakes hands or to those that serve: bytes, perhaps
-    /// none.
+    /// Sends what the socket takes and returns the number of bytes. `shakes_hands` wakes the control loop, else the
+    /// loops that serve.
     pub(super) fn send(&self, bytes: &[u8], shakes_hands: bool) -> Result<usize, Gone> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         match send(self.as_fd().as_raw_fd(), bytes, flags) {
@@ -50,14 +50,14 @@ impl Socket {
         }
     }
 
-    /// Takes what has come: bytes, perhaps none.
+    /// Receives what has arrived and returns the number of bytes, perhaps 0.
     pub(super) fn receive(&self, into: &mut [u8]) -> Result<usize, Gone> {
         match recv(self.as_fd().as_raw_fd(), into, MsgFlags::MSG_DONTWAIT) {
             Ok(0) => Err(Gone),
             Ok(taken) => {
                 self.backlog.set(self.backlog.get() + taken);
                 if self.backlog.get() > FULL {
-                    // There is room for more.
+                    // The server has room to send again.
                     self.world.poke_all();
                 }
                 if taken < into.len() {
@@ -73,9 +73,9 @@ impl Socket {
         }
     }
 
-    /// There is nothing more to be sent.
+    /// Shuts down the sending side.
     pub(super) fn end_output(&self) {
-        // One that is closed has ended.
+        // Fails if the server has closed the connection, which ends the output too.
         let _ = shutdown(self.as_fd().as_raw_fd(), Shutdown::Write);
         self.world.poke_all();
     }

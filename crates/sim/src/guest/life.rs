@@ -1,4 +1,4 @@
-//! What a VMM does with its guest: connects, sets queues up, and now and then takes them down again.
+//! A VMM: connects, sets up queues, and at random stops, resets or changes them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -15,32 +15,32 @@ use super::vmm::{Connection, Gone};
 use super::{Guest, USER_BASE};
 use crate::fds::Kept;
 
-/// What a VMM does while its guest is at work.
+/// How a VMM disturbs the device while its guest works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disturbance {
     /// Stops one queue and starts it again.
     StopQueue,
-    /// Stops its guest, then all queues; everything is answered then. Goes on.
+    /// Pauses its guest and stops all queues, which completes all requests. Then resumes.
     StopAll,
-    /// Closes the connection, as if it had died, and connects again.
+    /// Closes the connection without a message, as a killed VMM, and connects again.
     Vanish,
     /// Resets the device by status 0.
     Status,
     /// Resets the device by RESET_DEVICE.
     Reset,
-    /// Sets the memory table anew.
+    /// Replaces the memory table.
     Memory,
-    /// Plugs memory, and unplugs it.
+    /// Plugs memory and unplugs it.
     Plug,
     /// Switches the write cache on or off.
     WriteCache,
     /// Disables a queue for a while.
     Disable,
-    /// Has a queue signal another eventfd.
+    /// Replaces a queue's call eventfd.
     Call,
-    /// Kicks a queue by another eventfd. In worlds of its own: [`Plan::replace_kicks`](super::Plan::replace_kicks).
+    /// Replaces a queue's kick eventfd. Only in some worlds: [`Plan::replace_kicks`](super::Plan::replace_kicks).
     Kick,
-    /// Manages tasks of virtio-scsi. In worlds of its own, too.
+    /// Sends task management functions of virtio-scsi. Only in some worlds.
     Tasks,
 }
 
@@ -59,15 +59,15 @@ impl Disturbance {
     ];
 }
 
-/// The toggle's place in virtio-blk's configuration space (5.2.4).
+/// Offset of the `writeback` field in virtio-blk's configuration space (5.2.4).
 const WRITEBACK: u32 = 32;
 
-/// Memory that is plugged: where, and how much.
+/// Address of plugged memory, and its length.
 const PLUGGED: u64 = 1 << 40;
 const PLUGGED_LEN: u64 = 0x1000;
 
 impl Guest {
-    /// What the VMM does.
+    /// The actor's main function.
     pub(super) fn run(&self) {
         let world = self.world();
         while self.life().is_err() {
@@ -77,7 +77,7 @@ impl Guest {
         self.done.set(true);
     }
 
-    /// One connection.
+    /// Runs one connection.
     fn life(&self) -> Result<(), Gone> {
         let world = self.world();
         let mut connection = Connection::new(world, self.shared.guest);
@@ -86,12 +86,12 @@ impl Guest {
         self.negotiate(&mut connection)?;
         let (kills, cuts) = (world.kills(), world.cuts());
         if self.cuts.replace(cuts) != cuts {
-            // It has begun anew already, but for what came of a connection that is gone.
+            // The guest was restarted by the power cut. Drop what the lost connection left.
             self.kills.set(kills);
             self.shared.write_through.set(None);
             self.forget_all();
         } else if self.kills.replace(kills) != kills && !self.shared.plan.inflight {
-            // Nobody knows what was in flight: the guest has to begin anew.
+            // No record of requests in flight is left, so the guest is restarted.
             world.coverage.lost.one();
             self.shared.write_through.set(None);
             self.forget_all();
@@ -114,7 +114,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Lets the guest work, for that long or until it is done.
+    /// Lets the guest work for `ns` nanoseconds, or until it has finished.
     fn leave_alone(&self, connection: &Connection, ns: u64) -> Result<(), Gone> {
         let world = self.world();
         let until = world.machine.now_ns() + ns;
@@ -138,7 +138,7 @@ impl Guest {
         connection.tell(Request::SetOwner, &[], &[])
     }
 
-    /// From features to queues.
+    /// Sets the device up, from features to queues.
     fn set_up(&self, connection: &Connection) -> Result<(), Gone> {
         let plan = &self.shared.plan;
         let mut features = connection.ask_number(Request::GetFeatures)?;
@@ -201,14 +201,13 @@ impl Guest {
         addr.extend(u64s(&[config.desc, config.used, config.avail, 0]));
         connection.tell(Request::SetVringAddr, &addr, &[])?;
         let number = u64s(&[index.into()]);
-        // From here on the guest is interrupted by this, and kicks that: before the device knows.
+        // The driver uses the new eventfds before the device knows them.
         queue.call.replace(Some(call.clone()));
         connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
         queue.kick.replace(Some(kick.clone()));
         connection.tell(Request::SetVringKick, &number, &[kick.as_raw_fd()])?;
         connection.tell(Request::SetVringEnable, &u32s(&[index, 1]), &[])?;
-        // A driver that sleeps is woken by its interrupt alone, which the device owes it if it was
-        // answered before.
+        // The interrupt is the only wake-up of a sleeping driver. The device owes one for requests answered before.
         if queue.paused.replace(false) {
             queue.wake();
         }
@@ -221,7 +220,7 @@ impl Guest {
         Kept::new(&self.world().fds, fd)
     }
 
-    /// Stops a queue. Where it goes on.
+    /// Stops a queue. Returns its base: the index of the first available entry not yet taken.
     fn stop_queue(&self, connection: &Connection, queue: &Queue) -> Result<u16, Gone> {
         let answer = connection.ask(Request::GetVringBase, &u32s(&[queue.index.into(), 0]))?;
         let mut base = [0; 4];
@@ -230,7 +229,7 @@ impl Guest {
         Ok(u32::from_ne_bytes(base) as u16)
     }
 
-    /// The guest has its devices anew: what was in flight is nobody's any more.
+    /// Forgets all requests in flight, after a reset of the devices.
     pub(super) fn forget_all(&self) {
         self.queues.iter().for_each(|queue| queue.renew());
         self.control.iter().for_each(|queue| queue.empty());
@@ -317,7 +316,7 @@ impl Guest {
                 coverage.calls.one();
                 let call = self.eventfd();
                 queue.call.replace(Some(call.clone()));
-                // Meanwhile the device signals the other, which nobody looks at any more.
+                // Until the device receives the new eventfd, its signals to the old one are lost.
                 world.machine.sleep(pause);
                 connection.tell(Request::SetVringCall, &number, &[call.as_raw_fd()])?;
             }
@@ -325,8 +324,8 @@ impl Guest {
             Disturbance::Kick => {
                 coverage.kick_fds.one();
                 let kick = self.eventfd();
-                // Until the device is told, the old is kicked, which it may not look at any more before it
-                // does, or the new, or nothing. That is not done again: once it is told, it looks by itself.
+                // Until the device receives the new eventfd, the driver kicks the old one, the new one or none.
+                // Each of these kicks may be lost: the device checks the queue when it receives the eventfd.
                 match random.below(3) {
                     0 => {}
                     1 => drop(queue.kick.replace(Some(kick.clone()))),
@@ -335,7 +334,7 @@ impl Guest {
                 world.machine.sleep(pause);
                 queue.kick.replace(Some(kick.clone()));
                 connection.tell(Request::SetVringKick, &number, &[kick.as_raw_fd()])?;
-                // Much of what comes next would have it look.
+                // Other disturbances would make the device check the queue. Wait until it has done so by itself.
                 let told_ns = world.machine.now_ns();
                 self.shared.undisturbed_ns.set(told_ns);
                 while queue.has_one_offered_by(told_ns) {

@@ -1,11 +1,11 @@
-//! What a guest is like.
+//! The behaviour of a guest.
 
 use super::life::Disturbance;
 use super::{blk, scsi};
 use crate::image::Format;
 use crate::random::Random;
 
-/// What its disk is attached to.
+/// The device that the disk is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Device {
     Blk,
@@ -13,7 +13,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Bytes that it writes besides data.
+    /// Bytes that the device writes to a request besides data.
     pub(super) fn answer(self) -> u32 {
         match self {
             Device::Blk => blk::ANSWER,
@@ -21,7 +21,7 @@ impl Device {
         }
     }
 
-    /// The first queue for requests.
+    /// The index of the first request queue.
     pub(super) fn first_queue(self) -> u16 {
         match self {
             Device::Blk => 0,
@@ -30,37 +30,37 @@ impl Device {
     }
 }
 
-/// What a guest is like.
+/// The behaviour of a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) device: Device,
-    /// For requests.
+    /// Number of request queues.
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
-    /// Requests of a queue at the same time, at most.
+    /// Maximum requests of a queue in flight.
     pub(crate) depth: u16,
-    /// Requests offered at once, at most.
+    /// Maximum requests offered at once.
     pub(crate) batch: u16,
     pub(crate) event_idx: bool,
-    /// A request goes by an indirect table once in so many times; 0 for never.
+    /// One request in `indirect` has an indirect table; 0 for none.
     pub(crate) indirect: u64,
-    /// It kicks for nothing once in so many times.
+    /// One kick in `spurious_kick` is without a request.
     pub(crate) spurious_kick: u64,
-    /// How long it thinks between batches, at most, nanoseconds.
+    /// Maximum pause between batches, nanoseconds.
     pub(crate) think_ns: u64,
-    /// Where the rings' indices begin.
+    /// The initial indices of the rings.
     pub(crate) first_index: u16,
     pub(crate) format: Format,
     /// Sectors of the disk.
     pub(crate) sectors: u32,
-    /// The disk takes discards and write-zeroes.
+    /// The disk supports discard and write-zeroes.
     pub(crate) ranges: bool,
-    /// It asks for a record of what is in flight.
+    /// The VMM negotiates a record of requests in flight.
     pub(crate) inflight: bool,
-    /// Its VMM has queues begin at the available index when it connects again, as Cloud Hypervisor does,
-    /// and believes the record to know better; else at the used index, as QEMU does.
+    /// After a reconnect the VMM starts queues at the available index and relies on the record, as Cloud
+    /// Hypervisor does; else at the used index, as QEMU does.
     pub(crate) begins_at_available: bool,
-    /// What its VMM does now and then, and how long it leaves it alone in between, at most.
+    /// Disturbances, and the maximum time between them.
     pub(crate) disturbances: Vec<Disturbance>,
     pub(crate) calm_ns: u64,
     /// How long a request may take, undisturbed, nanoseconds.
@@ -68,19 +68,19 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Has its disk as a logical unit of a virtio-scsi device.
+    /// Attaches the disk as a logical unit of virtio-scsi.
     pub(crate) fn attach_scsi(&mut self) {
         self.device = Device::Scsi;
-        // That is in a mode page there.
+        // virtio-scsi has the write cache bit in a mode page, which the driver does not change.
         self.disturbances.retain(|disturbance| *disturbance != Disturbance::WriteCache);
     }
 
-    /// Has its driver manage tasks, too; of virtio-scsi.
+    /// Adds task management; virtio-scsi only.
     pub(crate) fn manage_tasks(&mut self) {
         self.disturbances.extend([Disturbance::Tasks; 3]);
     }
 
-    /// Has its VMM replace kick eventfds, too.
+    /// Adds the replacement of kick eventfds.
     pub(crate) fn replace_kicks(&mut self) {
         self.disturbances.push(Disturbance::Kick);
     }

@@ -1,5 +1,4 @@
-//! A queue's driver in a guest: offers requests, kicks, sleeps until it is interrupted, and checks all
-//! that it gets.
+//! A queue's driver in a guest: offers requests, kicks, sleeps until an interrupt, and checks all answers.
 
 use std::cell::{Cell, RefCell};
 
@@ -18,50 +17,50 @@ use crate::model::{self, Model, SECTOR};
 use crate::random::Random;
 use crate::world::World;
 
-/// Guest addresses: the rings of queue `n` are at `n` times this,
+/// Distance of one queue's rings from the next in guest memory, bytes.
 pub(super) const RINGS: u64 = 0x4000;
-/// the places of requests begin here,
+/// Guest address of the request slots.
 pub(super) const SLOTS: u64 = 0x4_0000;
-/// and are this far from one another: a page for header, status and table, then data.
+/// Length of a request slot: a page for header, status and table, then data.
 const SLOT: u64 = 0x1000 + MOST_SECTORS as u64 * SECTOR as u64 + 0x1000;
-/// In a place: the status byte or response, the indirect table.
+/// Offsets in a slot: the status byte or response, the indirect table.
 const STATUS: u64 = 0x40;
 const TABLE: u64 = 0x100;
 const DATA: u64 = 0x1000;
-/// Bytes of a status or response, at most.
+/// Maximum length of a status or response, bytes.
 const ANSWER: usize = scsi::ANSWER as usize;
 
-/// Bytes of memory of a guest with so many queues of such a depth.
+/// Length of guest memory for these queues, bytes.
 pub(super) fn memory_len(queues: u16, depth: u16) -> u64 {
     SLOTS + u64::from(queues) * u64::from(depth) * SLOT
 }
 
-/// What the queues of a guest have in common.
+/// State shared by the queues of a guest.
 pub(crate) struct Shared {
     pub(super) world: Rc<World>,
     pub(super) guest: usize,
     pub(super) view: Rc<MemoryView>,
     pub(super) model: RefCell<Model>,
     pub(super) plan: super::Plan,
-    /// Requests that are still to be offered, by all queues.
+    /// Requests still to be offered, over all queues.
     pub(super) left: Cell<u64>,
-    /// Data on their way to or from memory.
+    /// Buffer for data to or from guest memory.
     pub(super) bytes: RefCell<Vec<u8>>,
-    /// When the VMM last did something that holds requests up.
+    /// Time of the VMM's last disturbance that delays requests.
     pub(super) undisturbed_ns: Cell<u64>,
-    /// The write cache is off for certain, since that step.
+    /// The step since which the write cache is off for certain.
     pub(super) write_through: Cell<Option<u64>>,
     /// Task management is under way.
     pub(super) managing: Cell<bool>,
 }
 
 impl Shared {
-    /// How long a request has been under way, undisturbed, nanoseconds.
+    /// How long a request has been in flight without disturbance, nanoseconds.
     fn took_ns(&self, request: &Request) -> u64 {
         let now = self.world.machine.now_ns();
         let undisturbed = now.saturating_sub(self.undisturbed_ns.get());
         let all = now - request.offered_ns;
-        // However often it is disturbed, it comes to an end.
+        // Disturbances stretch the time limit at most 20 times.
         all.min(undisturbed.max(all / 20))
     }
 }
@@ -74,25 +73,25 @@ pub(crate) struct Queue {
     pub(super) driver: RefCell<Driver>,
     pub(super) kick: RefCell<Option<Rc<Kept>>>,
     pub(super) call: RefCell<Option<Rc<Kept>>>,
-    /// By the VMM, for a while.
+    /// Disabled by the VMM for a while.
     pub(super) disabled: Cell<bool>,
-    /// The step in which it was last kicked.
+    /// The step of the last kick.
     kicked: Cell<u64>,
-    /// By head.
+    /// Requests in flight, by head.
     requests: RefCell<Vec<Option<Request>>>,
-    /// Places in memory.
+    /// Free slots.
     free: RefCell<Vec<u16>>,
     pub(super) in_flight: Cell<u32>,
-    /// Nothing is offered meanwhile.
+    /// The driver offers no requests meanwhile.
     pub(super) paused: Cell<bool>,
-    /// It sleeps until it is interrupted.
+    /// The driver sleeps until an interrupt.
     pub(super) asleep: Cell<bool>,
-    /// Requests offered, as the ring counts them.
+    /// Number of requests offered, modulo the ring's index.
     offered: Cell<u64>,
 }
 
 impl Queue {
-    /// The one of that number among those for requests.
+    /// Request queue `number`.
     pub(super) fn new(shared: Rc<Shared>, number: u16) -> Rc<Self> {
         let plan = &shared.plan;
         let index = plan.device.first_queue() + number;
@@ -101,7 +100,7 @@ impl Queue {
         Queue::with_places(shared, index, free)
     }
 
-    /// That of virtio-scsi for task management.
+    /// The control queue of virtio-scsi.
     pub(super) fn control(shared: Rc<Shared>) -> Rc<Self> {
         Queue::with_places(shared, 0, Vec::new())
     }
@@ -131,7 +130,7 @@ impl Queue {
         &self.shared.world
     }
 
-    /// What the actor does.
+    /// The actor's main function.
     pub(super) fn run(&self) {
         let Shared { world, plan, left, .. } = &*self.shared;
         let random = world.random();
@@ -142,24 +141,23 @@ impl Queue {
             }
             let offered = !self.paused.get() && left.get() > 0 && self.offer_some();
             if offered && random.one_in(4) {
-                // Goes on at once.
+                // Let others run, then continue at once.
                 world.machine.wait_until(0);
                 continue;
             }
-            // The device may answer just as the driver is about to sleep.
+            // Let the device answer just before the driver sleeps.
             world.machine.preempt(8);
             if self.driver.borrow_mut().enable_signals() {
                 world.coverage.raced.one();
                 continue;
             }
-            // With room left: how long until there is more to do. A guest may well have nothing to do
-            // until it is answered.
+            // With room left, think for a while. A driver may also sleep until an answer.
             let more = !self.paused.get() && left.get() > 0;
             let until = match more && (self.in_flight.get() == 0 || random.one_in(2)) {
                 true => world.machine.now_ns() + random.below(plan.think_ns + 1),
                 false => FOREVER,
             };
-            // An interrupt that came before wakes nobody who falls asleep after.
+            // An interrupt from before the sleep does not end the sleep.
             self.take_call();
             self.asleep.set(true);
             world.machine.wait_until(until);
@@ -170,14 +168,14 @@ impl Queue {
         }
     }
 
-    /// Has the actor look again.
+    /// Wakes the actor.
     pub(super) fn wake(&self) {
         if let Some(actor) = self.actor.get() {
             self.world().machine.wake(actor);
         }
     }
 
-    /// The interrupt line, looked at: wakes a driver that sleeps, a moment later.
+    /// Checks the call eventfd, and wakes a sleeping driver a moment later.
     pub(crate) fn look_at_call(&self) {
         if !self.asleep.get() || !self.driver.borrow().has_used() {
             return;
@@ -193,7 +191,7 @@ impl Queue {
         }
     }
 
-    /// Whether it was interrupted since the last time.
+    /// Returns whether an interrupt was raised since the last call.
     fn take_call(&self) -> bool {
         let call = self.call.borrow();
         call.as_ref().is_some_and(|call| nix::unistd::read(&***call, &mut [0; 8]).is_ok())
@@ -201,7 +199,7 @@ impl Queue {
 
     // ---- offering ------------------------------------------------------------------------------
 
-    /// Offers a batch. `false`: there was no room.
+    /// Offers a batch. Returns `false` if the queue was full.
     fn offer_some(&self) -> bool {
         let Shared { world, plan, left, .. } = &*self.shared;
         let random = world.random();
@@ -244,7 +242,7 @@ impl Queue {
         world.poke_queue(self.shared.guest, self.index);
     }
 
-    /// Whether it was kicked after that step.
+    /// Whether the queue was kicked after `step`.
     pub(super) fn was_kicked_since(&self, step: u64) -> bool {
         self.kicked.get() > step && self.kick.borrow().is_some()
     }
@@ -262,7 +260,7 @@ impl Queue {
             1..4 => 8,
             _ => random.between(1, 2) as u32,
         };
-        // Some places are hot, so that requests meet.
+        // A hot area, so that requests overlap.
         let area = if random.one_in(4) { sectors.min(64) } else { sectors };
         let first = random.below(u64::from(area - count.min(area) + 1)) as u32;
         let count = count.min(area);
@@ -298,7 +296,7 @@ impl Queue {
         let answer = Segment { addr: base + STATUS, len: plan.device.answer() };
         let mut writable = segments(random, answer, data, from_device);
         if plan.device == Device::Blk {
-            // The status is the last.
+            // The status is the last segment.
             writable.rotate_left(1);
         }
         let mut driver = self.driver.borrow_mut();
@@ -321,7 +319,7 @@ impl Queue {
             offered_ns: world.machine.now_ns(),
         };
         let Some(head) = head else {
-            // No descriptors are left: as if it had never been.
+            // No descriptor is free: take the request back.
             self.forget(&request);
             return false;
         };
@@ -333,8 +331,8 @@ impl Queue {
 
     // ---- answers -------------------------------------------------------------------------------
 
-    /// Takes all answers that there are, for a driver that may sleep: of what it finds here no interrupt
-    /// will tell it, as it is gone then.
+    /// Takes all answers and the interrupt, for a driver that may be asleep. Wakes it if needed, as the
+    /// interrupt is consumed.
     pub(super) fn look(&self) {
         let before = self.in_flight.get();
         self.reap();
@@ -343,7 +341,7 @@ impl Queue {
         }
     }
 
-    /// Takes all answers that there are.
+    /// Takes all answers.
     pub(super) fn reap(&self) {
         loop {
             let used = self.driver.borrow_mut().reap();
@@ -357,33 +355,33 @@ impl Queue {
         }
     }
 
-    /// What is under way: places, and when it was offered.
+    /// Requests in flight: their slots, and when they were offered.
     pub(super) fn tasks(&self) -> Vec<(u16, u64)> {
         self.requests.borrow().iter().flatten().map(Request::task).collect()
     }
 
-    /// One of these, if there is one.
+    /// A random request in flight, if there is one.
     pub(super) fn any_task(&self, random: &Random) -> Option<(u16, u64)> {
         let tasks = self.tasks();
         (!tasks.is_empty()).then(|| random.pick(&tasks))
     }
 
-    /// Whether that one is under way.
+    /// Whether `task` is in flight.
     pub(super) fn has_task(&self, task: (u16, u64)) -> bool {
         self.requests.borrow().iter().flatten().any(|request| request.task() == task)
     }
 
-    /// Whether a request is under way that was offered by then.
+    /// Whether a request offered at `ns` or before is in flight.
     pub(super) fn has_one_offered_by(&self, ns: u64) -> bool {
         self.requests.borrow().iter().flatten().any(|request| request.offered_ns <= ns)
     }
 
-    /// No request has been under way for too long.
+    /// Fails the run if a request has been in flight for too long.
     pub(crate) fn check_patience(&self) {
         for request in self.requests.borrow().iter().flatten() {
             let took = self.shared.took_ns(request);
             if took > self.shared.plan.patience_ns {
-                self.fail(&format!("{request:?} has been waiting for {took} ns"));
+                self.fail(&format!("{request:?} is in flight for {took} ns"));
             }
         }
     }
@@ -444,7 +442,7 @@ impl Queue {
         let Some(ticket) = &request.ticket else { return };
         let mut model = model.borrow_mut();
         let checked = if request.kind.writes() {
-            // What was discarded is there or not.
+            // Discarded sectors may have their old contents or zeroes.
             let off = request.write_through;
             let stable = request.fua || off.is_some() && off == self.shared.write_through.get();
             model.end_write(ticket, good && request.kind != Kind::Discard, stable);
@@ -468,8 +466,7 @@ impl Queue {
         }
     }
 
-    /// The device has stopped, with this as the next entry of the available ring: all before it was
-    /// answered, nothing from there on was.
+    /// Checks the base of a stopped queue: all requests before it are answered, none from it on.
     pub(super) fn check_stopped(&self, base: u16) {
         self.reap();
         let (offered, in_flight) = (self.driver.borrow().available(), self.in_flight.get());
@@ -480,7 +477,7 @@ impl Queue {
         }
     }
 
-    /// Begins anew with empty rings, and what was under way is forgotten.
+    /// Empties the rings and forgets all requests in flight.
     pub(super) fn renew(&self) {
         self.reap();
         let lost: Vec<_> = self.requests.borrow_mut().iter_mut().filter_map(Option::take).collect();
@@ -492,14 +489,14 @@ impl Queue {
         self.empty();
     }
 
-    /// Begins with empty rings, when nothing is under way.
+    /// Empties the rings while no request is in flight.
     pub(super) fn empty(&self) {
-        // Until the device is set up again, which the driver then knows.
+        // Until the device is set up again.
         self.paused.set(true);
         self.driver.replace(new_driver(&self.shared, self.index));
     }
 
-    /// A request that nobody will answer any more: it may have been done, in part or not at all.
+    /// Forgets a request that will not be answered. It may be carried out in part, or not at all.
     fn forget(&self, request: &Request) {
         self.free.borrow_mut().push(request.slot);
         let Some(ticket) = &request.ticket else { return };
@@ -524,7 +521,7 @@ fn new_driver(shared: &Shared, index: u16) -> Driver {
     driver.expect("rings in memory").starting_at(plan.first_index)
 }
 
-/// A first buffer, and the data in up to four.
+/// Returns `first`, and the data in up to four segments.
 fn segments(random: &Random, first: Segment, data: u64, len: u32) -> Vec<Segment> {
     let mut all = vec![first];
     let (mut addr, mut left) = (data, len);

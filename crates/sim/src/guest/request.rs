@@ -1,22 +1,22 @@
-//! Requests, whatever the device, and what is right as an answer: in terms of virtio-blk.
+//! Requests and their permitted answers, in terms of virtio-blk, whatever the device.
 
 use crate::model::{SECTOR, Ticket};
 use crate::random::Random;
 
-/// What a status byte holds before the device has written it.
+/// The status byte before the device writes it.
 pub(super) const UNANSWERED: u8 = 0xff;
 pub(super) const OK: u8 = 0;
 pub(super) const IO_ERROR: u8 = 1;
 pub(super) const UNSUPPORTED: u8 = 2;
-/// Not done, since something else is to be told first; of SCSI alone.
+/// SCSI only: not carried out, since a unit attention is to be reported first.
 pub(super) const UNIT_ATTENTION: u8 = 3;
-/// Ended by task management, done or not; of SCSI alone.
+/// SCSI only: ended by task management, carried out or not.
 pub(super) const ENDED: u8 = 4;
 
-/// Most sectors of a request: 16 KiB.
+/// Maximum sectors of a request: 16 KiB.
 pub(super) const MOST_SECTORS: u32 = 32;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -28,28 +28,28 @@ pub(super) enum Kind {
     Zeroes(bool),
     /// Reads beyond the end of the disk.
     OutOfRange,
-    /// Is of a type that there is not.
+    /// A request type that does not exist.
     Unknown,
 }
 
-/// What a request is made of, but for the data of a write.
+/// The parts of a request, except the data of a write.
 pub(super) struct Parts {
     pub(super) header: Vec<u8>,
-    /// Follow the header.
+    /// Parameters after the header.
     pub(super) parameters: Vec<u8>,
     /// Bytes of data that the device may write.
     pub(super) from_device: u32,
-    /// What is written is stable once this is answered.
+    /// Forced unit access: the data is stable once answered.
     pub(super) fua: bool,
 }
 
 impl Kind {
-    /// Whether it comes to operations, which may fail.
+    /// Whether the request causes operations, which may fail.
     pub(super) fn moves_data(self) -> bool {
         !matches!(self, Kind::GetId | Kind::OutOfRange | Kind::Unknown)
     }
 
-    /// Reads and writes, mostly.
+    /// A random request, mostly a read or a write.
     pub(super) fn any(random: &Random, ranges: bool) -> Kind {
         match random.below(100) {
             0..45 => Kind::Read,
@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// Whether it changes what a disk holds.
+    /// Whether the request changes the disk.
     pub(super) fn writes(self) -> bool {
         matches!(self, Kind::Write | Kind::Discard | Kind::Zeroes(_))
     }
@@ -74,24 +74,24 @@ impl Kind {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) kind: Kind,
-    /// What it does to the disk, if anything.
+    /// The change of the model, if the request reads or writes.
     pub(super) ticket: Option<Ticket>,
-    /// Its place in the guest's memory.
+    /// Its slot in guest memory.
     pub(super) slot: u16,
-    /// Where its data begin, in that place.
+    /// Offset of the data in the slot.
     pub(super) data: u64,
     /// Bytes that the device may write, besides the status.
     pub(super) writable: u32,
-    /// What it writes is stable once it is answered.
+    /// Forced unit access: the data is stable once answered.
     pub(super) fua: bool,
-    /// Offered while the write cache was off, since that step. If it was on in between, the device may have
-    /// begun with it then.
+    /// The step since which the write cache was off when the request was offered. If the cache was on in between,
+    /// the device may have begun the request then.
     pub(super) write_through: Option<u64>,
     pub(super) offered_ns: u64,
 }
 
 impl Request {
-    /// What tells it from others: its place, and when it was offered.
+    /// Identifies the request: its slot, and when it was offered.
     pub(super) fn task(&self) -> (u16, u64) {
         (self.slot, self.offered_ns)
     }
@@ -101,7 +101,7 @@ impl Request {
         self.ticket.as_ref().map_or(0, |ticket| ticket.count as usize * SECTOR)
     }
 
-    /// Whether it may be answered so; `may_fail`: operations have failed.
+    /// Whether `status` is a permitted answer. `may_fail`: whether operations have failed.
     pub(super) fn may_get(&self, status: u8, may_fail: impl Fn() -> bool) -> bool {
         match self.kind {
             Kind::OutOfRange => status == IO_ERROR,

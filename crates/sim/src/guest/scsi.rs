@@ -1,24 +1,24 @@
-//! Requests as a driver of virtio-scsi makes them (virtio 1.3, 5.6.6; SBC-3, SPC-4).
+//! Requests as virtio-scsi's driver encodes them (virtio 1.3, 5.6.6; SBC-3, SPC-4).
 
 use super::request::{ENDED, IO_ERROR, Kind, OK, Parts, UNIT_ATTENTION, UNSUPPORTED};
 use crate::model::SECTOR;
 use crate::random::Random;
 
-/// Bytes that the device writes besides data: the response, which comes first.
+/// Length of the response, which precedes data, bytes.
 pub(super) const ANSWER: u32 = 108;
 
-/// Queues before those for requests: the control queue, the event queue.
+/// Number of queues before the request queues: control and event.
 pub(super) const FIRST_QUEUE: u16 = 2;
 
-/// What no request may be answered.
+/// A status that is always wrong.
 const WRONG: u8 = 0xee;
 
-/// In a response: the status, the transport's response, the sense data.
+/// Offsets in a response: SCSI status, virtio response, sense data.
 const STATUS: usize = 10;
 const RESPONSE: usize = 11;
 const SENSE: usize = 12;
 
-/// What a request is made of, but for data that are written. `id`: unique while it is under way.
+/// Encodes a request, except the data of a write. `id` is unique among requests in flight.
 pub(super) fn parts(random: &Random, id: u64, kind: Kind, first: u32, count: u32) -> Parts {
     let long = random.one_in(2);
     let mut cdb = [0; 32];
@@ -33,9 +33,9 @@ pub(super) fn parts(random: &Random, id: u64, kind: Kind, first: u32, count: u32
             fua = random.one_in(8);
             cdb[1] = u8::from(fua) << 3;
         }
-        // SYNCHRONIZE CACHE of all there is.
+        // SYNCHRONIZE CACHE of the whole disk.
         Kind::Flush => range(&mut cdb, [0x35, 0x91], long, 0, 0),
-        // WRITE SAME of a block of zeroes; the longer one may go without.
+        // WRITE SAME of a block of zeroes; the longer form may omit the block.
         Kind::Zeroes(unmap) => {
             range(&mut cdb, [0x41, 0x93], long, first.into(), count);
             let no_data = long && random.one_in(2);
@@ -57,7 +57,7 @@ pub(super) fn parts(random: &Random, id: u64, kind: Kind, first: u32, count: u32
             (cdb[0], cdb[4]) = (0x12, 36);
             from_device = 36;
         }
-        // However large the disk becomes.
+        // Beyond the end of any disk, grown disks included.
         Kind::OutOfRange => {
             range(&mut cdb, [0x28, 0x88], true, u64::MAX, 1);
             from_device = SECTOR as u32;
@@ -84,7 +84,7 @@ fn range(cdb: &mut [u8; 32], opcodes: [u8; 2], long: bool, lba: u64, count: u32)
     }
 }
 
-/// A response as a status of virtio-blk's.
+/// Translates a response to a status of virtio-blk.
 pub(super) fn status(kind: Kind, response: &[u8; ANSWER as usize]) -> u8 {
     let (key, code) = (response[SENSE + 2] & 0x0f, response[SENSE + 12]);
     match (response[RESPONSE], response[STATUS]) {

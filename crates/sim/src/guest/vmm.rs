@@ -1,7 +1,7 @@
 //! The front end: a VMM at the other end of a vhost-user socket.
 //!
-//! It waits for each of its messages to be acknowledged, as an actor of its own, beside the queues'
-//! drivers, which go on meanwhile.
+//! The VMM awaits the acknowledgement of each message. It is an actor of its own: the queues' drivers run
+//! meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -19,11 +19,11 @@ use crate::world::World;
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 8;
 
-/// How long until it looks again whether it was answered, nanoseconds: at first, and at most.
+/// Interval at which a pending answer is checked, nanoseconds: at first, and at most.
 const LOOK_NS: u64 = 5_000;
 const MOST_NS: u64 = 100_000;
 
-/// How long a message may take, requests that are to be finished first included.
+/// How long a message may take, nanoseconds, including requests that have to complete before.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// The daemon has closed the connection.
@@ -36,7 +36,7 @@ pub(super) struct Connection {
     stream: UnixStream,
     fds: Rc<Fds>,
     reply_ack: bool,
-    /// How many power cuts there had been.
+    /// Number of power cuts before the connection.
     cuts: u64,
 }
 
@@ -48,7 +48,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects. The daemon may not be there, and find it waiting when it is.
+    /// Connects. The connection waits in the listener's queue if no daemon runs.
     pub(super) fn new(world: &Rc<World>, guest: usize) -> Self {
         let stream = world.listener(guest).connect();
         stream.set_nonblocking(true).expect("a socket");
@@ -59,7 +59,7 @@ impl Connection {
         Connection { world: world.clone(), stream, fds, reply_ack: false, cuts }
     }
 
-    /// Acknowledgements are agreed on.
+    /// Enables acknowledgements (`REPLY_ACK`).
     pub(super) fn has_reply_ack(&mut self) {
         self.reply_ack = true;
     }
@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message and waits until it is carried out.
+    /// Sends a message and waits until it is acknowledged.
     pub(super) fn tell(&self, request: Request, payload: &[u8], fds: &[RawFd]) -> Result<(), Gone> {
         self.send(request, payload, fds)?;
         if self.reply_ack {
@@ -100,7 +100,7 @@ impl Connection {
         Ok(self.ask_with_fd(request, payload)?.0)
     }
 
-    /// The same, and what descriptor comes along.
+    /// Sends a message and waits for its answer, with its descriptor.
     pub(super) fn ask_with_fd(
         &self,
         request: Request,
@@ -110,24 +110,24 @@ impl Connection {
         self.receive(request)
     }
 
-    /// The same, where the answer is a number.
+    /// Sends a message and waits for its answer, a number.
     pub(super) fn ask_number(&self, request: Request) -> Result<u64, Gone> {
         let answer = self.ask(request, &[])?;
         Ok(u64::from_ne_bytes(answer.try_into().expect("8 bytes")))
     }
 
-    /// Whether the power has been on: else it is the VMM that is gone.
+    /// Fails if a power cut has ended the VMM.
     fn check_power(&self) -> Result<(), Gone> {
         if self.world.cuts() == self.cuts { Ok(()) } else { Err(Gone) }
     }
 
-    /// Whether the daemon is still there.
+    /// Fails if the daemon has closed the connection.
     pub(super) fn check(&self) -> Result<(), Gone> {
         self.check_power()?;
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
         match recv(self.stream.as_raw_fd(), &mut [0], flags) {
             Err(Errno::EAGAIN) => Ok(()),
-            Ok(1..) => self.world.fail("a message that nobody asked for"),
+            Ok(1..) => self.world.fail("the daemon sent a message without a request"),
             Ok(0) | Err(_) => Err(Gone),
         }
     }

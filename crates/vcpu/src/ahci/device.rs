@@ -17,7 +17,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::machine::{Machine, OnLoop};
 
-/// A controller as a vCPU's thread reaches it: registers, and the line to its interrupt controller.
+/// A controller from a vCPU thread's side: registers, and the interrupt line.
 #[derive(Clone)]
 pub struct Controller {
     /// The registers.
@@ -31,7 +31,7 @@ impl Controller {
     ///
     /// # Errors
     ///
-    /// `ports` is not 1 to 32, or an eventfd cannot be had.
+    /// `ports` is not 1 to 32, or eventfd(2) fails.
     pub fn new(ports: usize, memory: Arc<GuestMemory>) -> Result<Controller> {
         let line = Arc::new(Line::new()?);
         let told = line.clone();
@@ -43,7 +43,7 @@ impl Controller {
 /// The interrupt line, as an interrupt controller sees it.
 pub struct Line {
     level: AtomicBool,
-    /// Written each time it goes up.
+    /// Written each time the line goes up.
     raised: OwnedFd,
 }
 
@@ -56,7 +56,7 @@ impl Line {
     fn set(&self, level: bool) {
         self.level.store(level, Ordering::Release);
         if level {
-            // It cannot overflow: whoever waits takes it to 0.
+            // Cannot overflow: `wait` resets it to 0.
             let _ = nix::unistd::write(&self.raised, &1u64.to_ne_bytes());
         }
     }
@@ -66,8 +66,8 @@ impl Line {
         self.level.load(Ordering::Acquire)
     }
 
-    /// Sleeps until it is up, at most `limit`; at once if it is, since a level that stays interrupts
-    /// again. Returns how often it went up since the last time. For one thread at a time.
+    /// Sleeps until the line is up, at most `limit`. Returns at once if it is up, as for a level-triggered interrupt.
+    /// Returns how often the line went up since the last call. For one thread at a time.
     ///
     /// # Errors
     ///
@@ -89,10 +89,10 @@ impl Line {
     }
 }
 
-/// An AHCI controller at work: port i is served by I/O thread i, counted round. Dropping it takes
-/// the drives away and waits until nothing is in flight.
+/// A running AHCI controller: I/O thread i, modulo their number, serves port i. Dropping it detaches the drives and waits
+/// until nothing is in flight.
 pub struct AhciDevice {
-    /// Go first: what is in flight still raises the controller's line.
+    /// Dropped first: commands in flight still raise the controller's line.
     drives: Vec<OnLoop>,
     controller: Controller,
 }

@@ -1,4 +1,4 @@
-//! The driver's side of a port, on the thread that plays a vCPU.
+//! The driver side of a port, on the thread that acts as a vCPU.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use super::device::Controller;
 use super::layout::{Command, PortArea};
 use super::{ata, reg};
 
-/// How long a command, or a step of bringing a port up, may take at most.
+/// Time limit of a command, or of a step of the port's initialisation.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A command that failed: what the port shows.
+/// A failed command: the port's registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// PxIS, error bits and all others.
     pub is: u32,
     /// PxTFD: error in bits 15:8, status in bits 7:0.
     pub tfd: u32,
-    /// PxCI and PxSACT: what has not ended.
+    /// PxCI and PxSACT: commands that have not ended.
     pub unfinished: u32,
 }
 
@@ -34,23 +34,23 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The driver's side of a port, on the thread that plays a vCPU.
+/// The driver side of a port, on the thread that acts as a vCPU.
 pub struct PortDriver {
     controller: Controller,
     memory: Rc<MemoryView>,
     port: usize,
     area: PortArea,
-    /// What to do while waiting.
+    /// Called while waiting.
     idle: Box<dyn Fn()>,
-    /// Slots on their way, and those of them that are queued commands.
+    /// Slots in flight, and those of them with queued commands.
     issued: u32,
     queued: u32,
     interrupts: u64,
 }
 
 impl PortDriver {
-    /// A driver for port number `port`, its structures in `area`. While it waits for registers it
-    /// calls `idle`, such as [`std::thread::yield_now`].
+    /// Returns a driver for port number `port` with its structures in `area`. It calls `idle` while it waits for
+    /// registers, such as [`std::thread::yield_now`].
     pub fn new(
         controller: &Controller,
         memory: &Arc<GuestMemory>,
@@ -109,7 +109,7 @@ impl PortDriver {
     ///
     /// # Errors
     ///
-    /// The drive does not come back.
+    /// The drive does not come up again.
     pub fn comreset(&mut self) -> Result<()> {
         self.write(reg::PX_SCTL, 0x301);
         self.write(reg::PX_SCTL, 0x300);
@@ -121,11 +121,11 @@ impl PortDriver {
         Ok(())
     }
 
-    /// Stops the command list: what is on its way is forgotten.
+    /// Stops the command list: commands in flight are forgotten.
     ///
     /// # Errors
     ///
-    /// It goes on running.
+    /// The list does not stop.
     pub fn stop_list(&mut self) -> Result<()> {
         let cmd = self.read(reg::PX_CMD);
         self.write(reg::PX_CMD, cmd & !reg::CMD_ST);
@@ -140,11 +140,11 @@ impl PortDriver {
         self.write(reg::PX_CMD, cmd | reg::CMD_ST);
     }
 
-    /// Recovers from a failed command as AHCI 1.3.1, 6.2.2.1, has it.
+    /// Recovers from a failed command according to AHCI 1.3.1, 6.2.2.1.
     ///
     /// # Errors
     ///
-    /// As [`stop_list`](Self::stop_list).
+    /// Those of [`stop_list`](Self::stop_list).
     pub fn recover(&mut self) -> Result<()> {
         self.stop_list()?;
         self.write(reg::PX_SERR, u32::MAX);
@@ -185,7 +185,7 @@ impl PortDriver {
         self.controller.ahci.mmio_write(register, 4, value.into());
     }
 
-    /// Where its structures are.
+    /// Returns the location of its structures.
     pub fn area(&self) -> &PortArea {
         &self.area
     }
@@ -195,7 +195,7 @@ impl PortDriver {
         &self.memory
     }
 
-    /// Slots with a command on its way.
+    /// Returns the slots with a command in flight.
     pub fn issued(&self) -> u32 {
         self.issued
     }
@@ -205,7 +205,7 @@ impl PortDriver {
         self.interrupts
     }
 
-    /// Puts a command with `len` bytes of data, at the slot's own place, into a slot.
+    /// Writes a command with `len` bytes of data, in the slot's own data area, to a slot.
     ///
     /// # Errors
     ///
@@ -216,11 +216,11 @@ impl PortDriver {
         self.prepare_prdt(slot, command, if len == 0 { &[] } else { std::slice::from_ref(&prd) })
     }
 
-    /// Puts a command into a slot, its data in pieces `(address, length)`.
+    /// Writes a command to a slot, with its data in pieces `(address, length)`.
     ///
     /// # Errors
     ///
-    /// There are more pieces than a table has room for.
+    /// There are more pieces than table entries.
     pub fn prepare_prdt(&mut self, slot: u8, command: &Command, prds: &[(u64, u32)]) -> Result<()> {
         let room = (PortArea::TABLE_SIZE - PortArea::PRDT_AT) / 16;
         ensure!(prds.len() as u64 <= room, "{} pieces are too many", prds.len());
@@ -243,7 +243,7 @@ impl PortDriver {
         Ok(())
     }
 
-    /// Rings the doorbell: the commands in these slots are to be done.
+    /// Writes the doorbell for the commands in these slots.
     pub fn ring(&mut self, slots: u32) {
         let queued = slots & self.queued;
         if queued != 0 {
@@ -253,7 +253,7 @@ impl PortDriver {
         self.write(reg::PX_CI, slots);
     }
 
-    /// The slots whose commands have ended since the last time, by polling.
+    /// Returns the slots whose commands have ended since the last call, by polling.
     ///
     /// # Errors
     ///
@@ -277,8 +277,8 @@ impl PortDriver {
         ended
     }
 
-    /// Sleeps until the interrupt line is up, at most `limit`, and handles the interrupt as Linux's
-    /// driver does: the slots whose commands have ended, of which there may be none.
+    /// Sleeps until the interrupt line is up, at most `limit`, and handles the interrupt as Linux's driver does. Returns
+    /// the slots whose commands have ended, perhaps none.
     ///
     /// # Errors
     ///
@@ -288,7 +288,7 @@ impl PortDriver {
         self.handle_interrupt()
     }
 
-    /// What the interrupt handler does.
+    /// Handles an interrupt.
     ///
     /// # Errors
     ///
@@ -314,7 +314,7 @@ impl PortDriver {
     ///
     /// # Errors
     ///
-    /// [`Failure`], or it takes too long.
+    /// [`Failure`], or a timeout.
     pub fn finish(&mut self, slots: u32) -> Result<()> {
         let limit = Instant::now() + LIMIT;
         while self.issued & slots != 0 {
@@ -325,33 +325,33 @@ impl PortDriver {
         Ok(())
     }
 
-    /// One command in slot 0 from start to end.
+    /// Runs one command in slot 0 to its end.
     ///
     /// # Errors
     ///
-    /// As [`finish`](Self::finish).
+    /// Those of [`finish`](Self::finish).
     pub fn run(&mut self, command: &Command, len: u32) -> Result<()> {
         self.prepare(0, command, len)?;
         self.ring(1);
         self.finish(1)
     }
 
-    /// The IDENTIFY DEVICE data.
+    /// Returns the IDENTIFY DEVICE data.
     ///
     /// # Errors
     ///
-    /// As [`finish`](Self::finish).
+    /// Those of [`finish`](Self::finish).
     pub fn identify(&mut self) -> Result<[u8; 512]> {
         let command = Command { command: ata::IDENTIFY_DEVICE, ..Command::default() };
         self.run(&command, 512)?;
         Ok(self.memory.read_array(self.area.data(0))?)
     }
 
-    /// The data of a slot.
+    /// Returns the data of a slot.
     ///
     /// # Errors
     ///
-    /// `len` reaches beyond guest memory.
+    /// `len` extends beyond guest memory.
     pub fn data(&self, slot: u8, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.memory.read_bytes(self.area.data(slot), &mut bytes)?;

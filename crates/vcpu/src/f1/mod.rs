@@ -1,9 +1,8 @@
 //! F1: a queued request must never wait for an unrelated wake-up.
 //!
-//! A guest reads in batches, with pauses, from a disk whose loop has nothing else to do but a timer
-//! now and then. A virtio-blk queue is kicked by an eventfd, which the loop watches. An AHCI port's
-//! doorbell is handled inline by the vCPU's thread, which queues the requests on the loop: if that
-//! does not wake the loop, they wait for the timer.
+//! A guest reads in batches, with pauses, from a disk whose loop has no other events but a rare timer. A virtio-blk queue
+//! is kicked by an eventfd, which the loop watches. An AHCI port's doorbell is handled inline by the vCPU's thread, which
+//! queues the requests on the loop. If that does not wake the loop, the requests wait for the timer.
 
 mod on_ahci;
 #[cfg(target_arch = "x86_64")]
@@ -28,7 +27,7 @@ use crate::traffic::Traffic;
 pub struct F1Config {
     /// The disk, at least [`bytes`](Self::bytes) long.
     pub disk: BlockdevOptions,
-    /// Bytes read in all: a multiple of a batch.
+    /// Bytes read in total: a multiple of a batch.
     pub bytes: u64,
     /// Bytes per request: a multiple of 512.
     pub request_size: u32,
@@ -36,21 +35,20 @@ pub struct F1Config {
     pub batch: u16,
     /// The pause before each batch is submitted and after each completion.
     pub pause: Duration,
-    /// How often the loop's only other event comes.
+    /// Period of the loop's only other event.
     pub timer: Duration,
-    /// CPUs that the loop and other traffic may run on; empty means as the caller. With two CPUs or
-    /// more a vCPU, which spins, is measured best on a CPU of its own: the caller binds itself.
+    /// CPUs for the loop and other traffic; empty for those of the caller. With two CPUs or more, a spinning vCPU is
+    /// measured best on a CPU without other threads: the caller binds itself.
     pub io_cpus: Vec<usize>,
 }
 
 impl F1Config {
-    /// The workload as published: 128 MiB in batches of 16 reads of 128 KiB, pauses of 1 ms, a loop
-    /// that sleeps up to 499 ms; past the page cache.
+    /// The published workload: 128 MiB in batches of 16 reads of 128 KiB, pauses of 1 ms, a loop that sleeps up to 499 ms;
+    /// with O_DIRECT.
     ///
     /// # Errors
     ///
-    /// There is no file or block device at `path`. (That it is long enough, and written, shows later
-    /// or never: the caller has to see to it.)
+    /// `path` is not a file or block device. The caller has to make sure that it is long enough and was written.
     pub fn published(path: &Path) -> Result<F1Config> {
         Ok(F1Config {
             disk: direct(path)?,
@@ -63,17 +61,17 @@ impl F1Config {
         })
     }
 
-    /// Requests in all.
+    /// Returns the number of requests.
     pub fn requests(&self) -> u64 {
         self.bytes / u64::from(self.request_size)
     }
 
-    /// Batches in all.
+    /// Returns the number of batches.
     pub fn batches(&self) -> u64 {
         self.requests() / u64::from(self.batch)
     }
 
-    /// The pauses alone, which no device can be faster than.
+    /// Returns the sum of the pauses, the minimum time on any device.
     pub fn pauses(&self) -> Duration {
         self.pause * (self.batches() + self.requests()) as u32
     }
@@ -98,16 +96,16 @@ impl F1Config {
     }
 }
 
-/// What is measured against what.
+/// The configurations that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
     /// virtio-blk, kicked by an eventfd.
     VirtioBlk,
-    /// AHCI, as it is.
+    /// AHCI.
     Ahci,
     /// AHCI on a loop that queued requests do not wake.
     AhciWithoutWake,
-    /// The same, while other traffic keeps the loop awake.
+    /// The same, with other traffic that keeps the loop awake.
     AhciWithoutWakeBusy,
 }
 
@@ -116,7 +114,7 @@ impl Variant {
     pub const ALL: [Variant; 4] =
         [Variant::VirtioBlk, Variant::Ahci, Variant::AhciWithoutWake, Variant::AhciWithoutWakeBusy];
 
-    /// What was published for QEMU, for the [published workload](F1Config::published).
+    /// Returns the time published for QEMU with the [published workload](F1Config::published).
     pub fn published(self) -> Duration {
         Duration::from_millis(match self {
             Variant::VirtioBlk => 1250,
@@ -138,13 +136,12 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Who plays the guest.
+/// The kind of the vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VcpuKind {
     /// The calling thread, in Rust.
     Thread,
-    /// A vCPU of KVM's on the calling thread, x86-64 only: AHCI doorbells are MMIO exits, virtio-blk
-    /// kicks ioeventfds.
+    /// A KVM vCPU on the calling thread, x86-64 only: AHCI doorbells are MMIO exits, virtio-blk kicks are ioeventfds.
     Kvm,
 }
 
@@ -152,11 +149,11 @@ pub enum VcpuKind {
 const NO_KVM: &str = "vCPUs of KVM's are there on x86-64 only";
 
 impl VcpuKind {
-    /// Whether this process can have such vCPUs.
+    /// Checks whether this process can have such vCPUs.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason why it cannot.
     pub fn usable(self) -> Result<()> {
         match self {
             VcpuKind::Thread => Ok(()),
@@ -168,33 +165,32 @@ impl VcpuKind {
     }
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Clone)]
 pub struct F1Result {
     /// From before the pause of the first batch to the end of the last pause.
     pub elapsed: Duration,
-    /// How long each request waited from its doorbell until the loop submitted it to the disk, in the
-    /// order of submission.
+    /// The wait of each request from its doorbell until the loop submitted it to the disk, in the order of submission.
     pub waits: Vec<Duration>,
-    /// Doorbells rung, or kicks made.
+    /// Number of doorbells or kicks.
     pub doorbells: u64,
-    /// What the last batch read, request after request.
+    /// The data of the last batch, request after request.
     pub last_batch: Vec<u8>,
 }
 
 impl F1Result {
-    /// The longest wait of a request for its submission.
+    /// Returns the longest wait of a request for its submission.
     pub fn longest_wait(&self) -> Duration {
         self.waits.iter().max().copied().unwrap_or_default()
     }
 
-    /// How many requests waited longer than `limit`.
+    /// Returns how many requests waited longer than `limit`.
     pub fn waited_longer_than(&self, limit: Duration) -> usize {
         self.waits.iter().filter(|&&wait| wait > limit).count()
     }
 }
 
-/// What a guest tells of its run. Times are CLOCK_MONOTONIC, nanoseconds.
+/// Results from the guest's side. Times are CLOCK_MONOTONIC, nanoseconds.
 struct GuestRun {
     began: u64,
     ended: u64,
@@ -204,10 +200,10 @@ struct GuestRun {
     last_batch: Vec<u8>,
 }
 
-/// How often other traffic wakes the loop.
+/// Period of other traffic.
 const TRAFFIC: Duration = Duration::from_micros(100);
 
-/// Longest that a completion may take: twice the timer's period, and what a slow disk may add.
+/// Time limit of a completion: twice the timer's period, plus a margin for a slow disk.
 fn patience(config: &F1Config) -> Duration {
     2 * config.timer + Duration::from_secs(10)
 }
@@ -216,14 +212,14 @@ fn patience(config: &F1Config) -> Duration {
 ///
 /// # Errors
 ///
-/// The configuration makes no sense, the disk or KVM cannot be used, or a request fails.
+/// The configuration is invalid, the disk or KVM cannot be used, or a request fails.
 pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Result> {
     config.check()?;
     vcpu.usable()?;
     let without_wake = matches!(variant, Variant::AhciWithoutWake | Variant::AhciWithoutWakeBusy);
     let event_loop = LoopConfig {
         name: "image".into(),
-        // Where the loop of the published workload sleeps, it does not poll first.
+        // The loop of the published workload sleeps without polling.
         poll: PollParams::OFF,
         ablation: Ablation { no_wake: without_wake, ..Ablation::default() },
         ..LoopConfig::default()
@@ -267,7 +263,7 @@ pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Resu
     Ok(F1Result { elapsed, waits, doorbells, last_batch })
 }
 
-/// A pause of the thread that plays a vCPU.
+/// A pause of the thread that acts as a vCPU.
 fn pause(ns: u64) {
     let until = clock::now_ns() + ns;
     while clock::now_ns() < until {
@@ -275,10 +271,10 @@ fn pause(ns: u64) {
     }
 }
 
-/// Where a KVM vCPU writes its records: behind what is its own.
+/// Address of a KVM vCPU's records, after its own memory.
 const RECORDS_AT: u64 = 1 << 16;
 
-/// Where the driver's structures may begin.
+/// Minimum address of the driver's structures.
 fn structures_at(config: &F1Config) -> u64 {
     (RECORDS_AT + 16 * config.batches()).next_multiple_of(1 << 16)
 }

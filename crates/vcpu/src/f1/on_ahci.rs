@@ -13,7 +13,7 @@ use crate::machine::Machine;
 /// Where a Set Device Bits FIS is received (AHCI 1.3.1, section 4.2.1).
 const SDB_FIS_AT: u64 = 0x58;
 
-/// Bytes of guest memory that it takes.
+/// Length of the guest memory in use.
 pub(super) fn memory(config: &F1Config) -> u64 {
     area(config).end()
 }
@@ -60,7 +60,7 @@ fn on_thread(config: &F1Config, port: &mut PortDriver) -> Result<GuestRun> {
     let mut rung = Vec::with_capacity(config.requests() as usize);
     for batch in 0..config.batches() {
         pause(config.pause_ns());
-        // As Linux has it: each command has a doorbell of its own.
+        // As Linux's driver does: a doorbell for each command.
         for slot in 0..config.batch as u8 {
             let index = batch * u64::from(config.batch) + u64::from(slot);
             prepare(config, port, slot, index)?;
@@ -73,7 +73,7 @@ fn on_thread(config: &F1Config, port: &mut PortDriver) -> Result<GuestRun> {
                 ensure!(clock::now_ns() < limit, "a request was not answered in time");
                 std::thread::yield_now();
             }
-            // Before the registers are read: what completes in between leaves a new one.
+            // Cleared before the registers are read, so that a completion in between writes a new FIS.
             memory.write_bytes(fis, &[0; 4])?;
             for _ in 0..port.poll()?.count_ones() {
                 pause(config.pause_ns());
@@ -95,7 +95,7 @@ mod kvm {
     use crate::kvm::payload::Params;
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
 
-    /// The controller's registers, which note when doorbells are rung.
+    /// The controller's registers, which record the times of doorbells.
     struct Registers {
         ahci: Arc<Ahci>,
         rung: RefCell<Vec<u64>>,

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::machine::Machine;
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk};
 
-/// Bytes of guest memory that it takes.
+/// Length of the guest memory in use.
 pub(super) fn memory(config: &F1Config) -> u64 {
     area(config).end()
 }
@@ -29,7 +29,7 @@ pub(super) fn run(
     let mut queue = GuestQueue::new(machine.memory(), area(config), true)?;
     queue.suppress_signals();
     let setup = queue.setup();
-    // For KVM's vCPU, whose requests differ in their sectors only: they are laid out once.
+    // For KVM's vCPU the requests are written once, as only their sectors change.
     let mut slots = match vcpu {
         VcpuKind::Thread => Vec::new(),
         VcpuKind::Kvm => submit_batch(config, &mut queue, 0)?,
@@ -49,7 +49,7 @@ pub(super) fn run(
     Ok(run)
 }
 
-/// Puts a batch into the queue; its slots, from 0 on in a queue that is new.
+/// Adds a batch to the queue. In a new queue its slots begin at 0.
 fn submit_batch(config: &F1Config, queue: &mut GuestQueue, batch: u64) -> Result<Vec<u16>> {
     let submit = |i| {
         let offset = config.offset(batch * u64::from(config.batch) + u64::from(i));
@@ -99,7 +99,7 @@ mod kvm {
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
     use crate::virtio_blk::QueueSetup;
 
-    /// A device without registers: its kicks do not get this far.
+    /// A device without registers: its kicks are handled by KVM.
     #[derive(Default)]
     struct NoRegisters(Cell<u64>);
 

@@ -1,8 +1,7 @@
-//! A vCPU of KVM's that runs a program of ours at privilege level 3.
+//! A KVM vCPU that runs a small program at privilege level 3.
 //!
-//! Level 3 because nested KVM, as on virtual development machines, runs that natively everywhere,
-//! and level 0 in places only by emulation. So the program has page tables and segments made for it,
-//! I/O privilege level 3 to end itself with an OUT (HLT faults at level 3), and no interrupts.
+//! Nested KVM, as on virtual development machines, runs level 3 natively, and may emulate level 0. So the program gets
+//! page tables and segments, I/O privilege level 3 to end itself with an OUT (HLT faults at level 3), and no interrupts.
 
 #![allow(unsafe_code)]
 
@@ -24,9 +23,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::clock;
 
-/// Guest memory below this is the vCPU's own: page tables, the program, its stack and parameters.
+/// Guest memory below this belongs to the vCPU: page tables, the program, its stack and parameters.
 pub const RESERVED: u64 = 0x1_0000;
-/// Where devices' registers are, and up to where: the second GiB.
+/// First address of device registers, in the second GiB.
 pub const MMIO_BASE: u64 = 1 << 30;
 /// Bytes of device registers.
 pub const MMIO_SIZE: u64 = 1 << 21;
@@ -61,11 +60,11 @@ const EFER_LMA: u64 = 1 << 10;
 const RFLAGS_IOPL3: u64 = (1 << 1) | (3 << 12);
 const MSR_TSC: u32 = 0x10;
 
-/// Devices' registers as a vCPU reaches them, on its own thread.
+/// Device registers from the vCPU's side, on its thread.
 pub trait Mmio {
     /// Reads `size` bytes (1 to 8) at `offset` from [`MMIO_BASE`].
     fn read(&self, offset: u64, size: usize) -> u64;
-    /// Writes them.
+    /// Writes `size` bytes at `offset`.
     fn write(&self, offset: u64, size: usize, value: u64);
 }
 
@@ -84,11 +83,11 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// Whether this process can have virtual machines.
+/// Checks whether this process can have virtual machines.
 ///
 /// # Errors
 ///
-/// Why not: there is no `/dev/kvm`, it is not ours to open, or it makes no machines.
+/// `/dev/kvm` is missing, not accessible, or makes no machines.
 pub fn usable() -> Result<(), Unusable> {
     open().map(drop)
 }
@@ -99,7 +98,7 @@ fn open() -> Result<(Kvm, VmFd), Unusable> {
     Ok((kvm, vm))
 }
 
-/// One vCPU in a virtual machine of its own.
+/// A virtual machine with one vCPU.
 pub struct Vcpu {
     vcpu: VcpuFd,
     vm: VmFd,
@@ -107,8 +106,8 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// A machine with this memory, which begins at guest address 0 and is at most 1 GiB; its first
-    /// [`RESERVED`] bytes are overwritten.
+    /// Makes a machine with this memory, which begins at guest address 0 and is at most 1 GiB. Its first [`RESERVED`] bytes
+    /// are overwritten.
     ///
     /// # Errors
     ///
@@ -126,9 +125,8 @@ impl Vcpu {
                 memory_size: region.size(),
                 userspace_addr: region.host().as_ptr() as u64,
             };
-            // SAFETY: the region is mapped readable and writable for its size, and stays so as long
-            // as the machine, which is dropped before `memory`. Whatever the guest writes there, it
-            // is memory that no Rust reference exists to.
+            // SAFETY: the region is mapped readable and writable for its size as long as the machine, which is dropped
+            // before `memory`. No Rust reference to that memory exists, whatever the guest writes.
             unsafe { vm.set_user_memory_region(region) }.context("KVM_SET_USER_MEMORY_REGION")?;
         }
         let vcpu = vm.create_vcpu(0).context("KVM_CREATE_VCPU")?;
@@ -153,17 +151,17 @@ impl Vcpu {
     /// KVM_IOEVENTFD.
     pub fn kick_by_eventfd(&self, addr: u64, eventfd: &OwnedFd) -> Result<()> {
         let copy = eventfd.as_fd().try_clone_to_owned().context("dup")?.into_raw_fd();
-        // SAFETY: the descriptor was just made for it, and nobody else has it.
+        // SAFETY: the descriptor was just duplicated and has no other owner.
         let eventfd = unsafe { EventFd::from_raw_fd(copy) };
         let addr = IoEventAddress::Mmio(addr);
         self.vm.register_ioevent(&eventfd, &addr, NoDatamatch).context("KVM_IOEVENTFD")
     }
 
-    /// How the guest's time stamp counter runs beside our monotonic clock.
+    /// Returns the relation of the guest's time stamp counter to the monotonic clock.
     ///
     /// # Errors
     ///
-    /// KVM does not tell.
+    /// KVM does not report it.
     pub fn tsc(&self) -> Result<Tsc> {
         let khz = self.vcpu.get_tsc_khz().context("KVM_GET_TSC_KHZ")?;
         let entry = kvm_msr_entry { index: MSR_TSC, ..Default::default() };
@@ -175,11 +173,11 @@ impl Vcpu {
         Ok(Tsc { khz, ticks: msrs.as_slice()[0].data, at_ns: before.midpoint(after) })
     }
 
-    /// Runs the [`payload`] to its end; its parameters as they are then.
+    /// Runs the [`payload`] to its end. Returns its parameters as changed by the program.
     ///
     /// # Errors
     ///
-    /// The guest did what it must not, or KVM failed.
+    /// The guest made a forbidden access, or KVM failed.
     pub fn run(&mut self, params: payload::Params, mmio: &dyn Mmio) -> Result<payload::Params> {
         let view = MemoryView::new(self.memory.clone());
         let code = payload::code();
@@ -232,19 +230,19 @@ pub struct Tsc {
 }
 
 impl Tsc {
-    /// How many ticks `ns` nanoseconds are.
+    /// Converts nanoseconds to ticks.
     pub fn ticks(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.khz) / 1_000_000) as u64
     }
 
-    /// When, on the monotonic clock, the guest read `ticks`; nanoseconds.
+    /// Converts the guest's `ticks` to the monotonic clock, nanoseconds.
     pub fn to_ns(&self, ticks: u64) -> u64 {
         let since = i128::from(ticks) - i128::from(self.ticks);
         (i128::from(self.at_ns) + since * 1_000_000 / i128::from(self.khz)) as u64
     }
 }
 
-/// Memory and registers where they are, all of it writable at level 3.
+/// Maps memory and registers one to one, all of it writable at level 3.
 fn write_page_tables(view: &MemoryView) -> Result<()> {
     let table = PRESENT | WRITABLE | USER;
     let put = |at: u64, entry: u64| view.write_bytes(at, &entry.to_le_bytes());
@@ -271,7 +269,7 @@ fn long_mode_level_3(sregs: &mut kvm_sregs) {
         g: 1,
         ..Default::default()
     };
-    // Selectors as if of a table whose entries 5 and 6 they were, for level 3.
+    // Selectors of entries 6 and 5 of a segment table that does not exist, for level 3.
     let code = kvm_segment { selector: 0x33, type_: 0xb, l: 1, ..segment };
     let data = kvm_segment { selector: 0x2b, type_: 0x3, db: 1, ..segment };
     sregs.cs = code;

@@ -1,9 +1,7 @@
-//! The program that runs in the guest: machine code at privilege level 3, without a stack frame of
-//! Rust's, an operating system or interrupts. It drives an AHCI port or a virtio-blk queue whose
-//! structures the host has laid out, and watches memory for its completions.
+//! The guest's program: machine code at privilege level 3, without stack frames, operating system or interrupts. It
+//! drives an AHCI port or a virtio-blk queue whose structures the host has written, and polls memory for completions.
 //!
-//! It is assembled into read-only data of ours and copied into guest memory; where it lands does not
-//! matter to it.
+//! It is assembled into read-only data and copied into guest memory. It runs at any address.
 
 #![allow(unsafe_code)]
 
@@ -14,8 +12,8 @@ use crate::virtio_blk::QueueArea;
 /// The program's parameters and results, in guest memory: words of 64 bits.
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What the program is to do, and how it went. Addresses are the guest's, physical and
-        /// virtual being the same; times are ticks of the guest's time stamp counter.
+        /// The program's parameters and results. Addresses are guest-physical, which equal virtual ones. Times are ticks
+        /// of the guest's time stamp counter.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[repr(C)]
         pub struct Params {
@@ -23,12 +21,12 @@ macro_rules! params {
         }
 
         impl Params {
-            /// How they lie in memory.
+            /// Encodes the parameters as in memory.
             pub fn to_bytes(self) -> Vec<u8> {
                 [$(self.$name),*].into_iter().flat_map(u64::to_le_bytes).collect()
             }
 
-            /// From how they lie in memory.
+            /// Decodes the parameters from memory.
             pub fn from_bytes(bytes: &[u8; size_of::<Params>()]) -> Params {
                 let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_le_bytes);
                 let mut next = || words.next().unwrap_or_default();
@@ -41,7 +39,7 @@ macro_rules! params {
 params! {
     /// 0: AHCI, 1: virtio-blk.
     device,
-    /// Batches to do, at least one.
+    /// Number of batches, at least one.
     batches,
     /// Requests in a batch: 1 to 32 on AHCI, at most the queue's size on virtio-blk.
     batch,
@@ -49,22 +47,22 @@ params! {
     pause_before,
     /// Pause after each completion.
     pause_after,
-    /// How long a completion may take.
+    /// Time limit of a completion.
     patience,
-    /// First sector of the first request; the others follow.
+    /// First sector of the first request; other requests follow.
     lba,
     /// Sectors of a request.
     sectors,
-    /// Where a [`Record`] per batch is written.
+    /// Address of the [`Record`]s, one per batch.
     records,
-    /// Request 0. AHCI: its command FIS; virtio-blk: its header, the status byte being
-    /// [`QueueArea::STATUS_AT`] bytes behind.
+    /// Address of request 0. AHCI: its command FIS; virtio-blk: its header, with the status byte
+    /// [`QueueArea::STATUS_AT`] bytes after it.
     requests,
-    /// From one request to the next, bytes.
+    /// Distance between requests, bytes.
     stride,
-    /// What tells of completions. AHCI: the Set Device Bits FIS; virtio-blk: the used ring.
+    /// Address that signals completions. AHCI: the Set Device Bits FIS; virtio-blk: the used ring.
     completions,
-    /// AHCI: PxCI; virtio-blk: where kicks are written.
+    /// Address of the doorbell. AHCI: PxCI; virtio-blk: the kick.
     doorbell,
     /// AHCI: PxSACT.
     sact,
@@ -74,22 +72,22 @@ params! {
     avail,
     /// virtio-blk: the queue's size, less one.
     mask,
-    /// Out: kicks made.
+    /// Result: number of kicks.
     kicks,
-    /// Out: see the constants below.
+    /// Result: one of the constants below.
     outcome,
 }
 
-/// [`Params::outcome`]: not at its end yet.
+/// [`Params::outcome`]: not ended.
 pub const RUNNING: u64 = 0;
-/// [`Params::outcome`]: all requests were answered, and well.
+/// [`Params::outcome`]: all requests succeeded.
 pub const DONE: u64 = 1;
 /// [`Params::outcome`]: a request failed.
 pub const FAILED: u64 = 2;
 /// [`Params::outcome`]: a completion took longer than [`Params::patience`].
 pub const TIMED_OUT: u64 = 3;
 
-/// The port that the program ends with a write to.
+/// The port to which the program writes to end itself.
 pub const EXIT_PORT: u16 = 0xf4;
 
 /// When a batch was submitted and completed, ticks.
@@ -105,7 +103,7 @@ impl Record {
     /// Bytes of a record.
     pub const SIZE: u64 = 16;
 
-    /// From how it lies in memory.
+    /// Decodes a record from memory.
     pub fn from_bytes(bytes: [u8; 16]) -> Record {
         let both = u128::from_le_bytes(bytes);
         Record { submitted: both as u64, done: (both >> 64) as u64 }
@@ -163,8 +161,8 @@ std::arch::global_asm!(
     "    mov r15d, 1",
     "    shl r15, cl",
     "    dec r15",
-    // A FIS tells that something has completed, PxSACT what. The FIS is cleared before PxSACT is read,
-    // so that what completes in between leaves a new one.
+    // The FIS signals that a command has completed, PxSACT which one. The FIS is cleared before PxSACT is read, so that a
+    // completion in between writes a new one.
     ".Lvcpu_ahci_wait:",
     "    mov r8, [rbx + {completions}]",
     "    call .Lvcpu_limit",
@@ -196,7 +194,7 @@ std::arch::global_asm!(
     "    test r15d, r15d",
     "    jnz .Lvcpu_ahci_wait",
     "    jmp .Lvcpu_batch_done",
-    // ---- virtio-blk: the chains never change but for the sector.
+    // ---- virtio-blk: only the sector of the chains changes.
     ".Lvcpu_virtio:",
     "    mov rax, rcx",
     "    imul rax, [rbx + {stride}]",
@@ -215,7 +213,7 @@ std::arch::global_asm!(
     "    add r15d, ecx",
     "    mov [rax + 2], r15w",
     "    mfence",
-    // VIRTIO_F_EVENT_IDX: does the index pass the one that the device waits for?
+    // VIRTIO_F_EVENT_IDX: does the index pass the device's event?
     "    mov r8, [rbx + {completions}]",
     "    mov ecx, [rbx + {mask}]",
     "    movzx eax, word ptr [r8 + 8*rcx + 12]",
@@ -285,7 +283,7 @@ std::arch::global_asm!(
     "    cmp rax, rdi",
     "    jb .Lvcpu_pausing",
     "    ret",
-    // Sets r9 to when patience ends.
+    // Sets r9 to the end of the time limit.
     ".Lvcpu_limit:",
     "    rdtsc",
     "    shl rdx, 32",
@@ -293,7 +291,7 @@ std::arch::global_asm!(
     "    add rax, [rbx + {patience}]",
     "    mov r9, rax",
     "    ret",
-    // Ends the program when it has ended.
+    // Ends the program after the time limit.
     ".Lvcpu_look_at_clock:",
     "    pause",
     "    rdtsc",
@@ -332,15 +330,15 @@ std::arch::global_asm!(
     exit_port = const EXIT_PORT,
 );
 
-/// The program's machine code: its first byte is where it begins, with the address of its
-/// [`Params`] in RDI and that of the end of a stack of at least 64 bytes in RSP.
+/// Returns the program's machine code. Its entry point is the first byte, with the address of its [`Params`] in RDI and
+/// the end of a stack of at least 64 bytes in RSP.
 pub fn code() -> &'static [u8] {
     unsafe extern "C" {
         static vcpu_payload_begin: u8;
         static vcpu_payload_end: u8;
     }
     let (begin, end) = (&raw const vcpu_payload_begin, &raw const vcpu_payload_end);
-    // SAFETY: both labels are in the section above, which is read-only data that lives as long as
-    // the program, `end` behind `begin`, and nothing but bytes in between.
+    // SAFETY: both labels are in the section above, static read-only data, with `end` after `begin` and only bytes in
+    // between.
     unsafe { std::slice::from_raw_parts(begin, end.addr() - begin.addr()) }
 }

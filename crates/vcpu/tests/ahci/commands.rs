@@ -16,7 +16,7 @@ fn text(page: &[u8], words: std::ops::Range<usize>) -> String {
 }
 
 #[test]
-fn identify_tells_what_the_drive_is() {
+fn identify_describes_the_drive() {
     let mut rig = Rig::new();
     let page = rig.port().identify().unwrap();
     assert_eq!(page.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
@@ -161,7 +161,7 @@ fn flushes_and_power() {
 }
 
 #[test]
-fn what_is_not_supported_is_aborted() {
+fn unsupported_commands_are_aborted() {
     let mut rig = Rig::new();
     let features = |command: Command, features, count| Command { features, count, ..command };
     // NOP, PACKET, IDENTIFY PACKET, SMART, READ NATIVE MAX (EXT), SET MAX, SECURITY, DOWNLOAD, trusted,

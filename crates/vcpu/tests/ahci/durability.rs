@@ -66,7 +66,7 @@ fn writes() -> Vec<Command> {
 }
 
 #[test]
-fn what_is_flushed_is_there() {
+fn flushed_data_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         // FLUSH CACHE and FLUSH CACHE EXT; STANDBY IMMEDIATE, STANDBY and SLEEP.
@@ -80,7 +80,7 @@ fn what_is_flushed_is_there() {
 }
 
 #[test]
-fn what_is_written_with_forced_unit_access_is_there() {
+fn writes_with_forced_unit_access_survive() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         // WRITE DMA and WRITE MULTIPLE FUA EXT, WRITE FPDMA QUEUED.
@@ -94,7 +94,7 @@ fn what_is_written_with_forced_unit_access_is_there() {
 }
 
 #[test]
-fn with_the_cache_off_each_write_is_there() {
+fn with_the_cache_off_each_write_survives() {
     for format in Format::ALL {
         let mut machine = Machine::new(format, |_| {});
         assert!(!machine.write(&plain(0x35), 1));

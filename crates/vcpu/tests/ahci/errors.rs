@@ -1,4 +1,4 @@
-//! Commands that fail, and how the driver finds out which and why.
+//! Failed commands, and how the driver finds out which failed and why.
 
 use nix::errno::Errno;
 use vcpu::ahci::{Command, reg};
@@ -25,7 +25,7 @@ fn a_failed_command_stops_the_list_until_the_driver_has_recovered() {
     assert_eq!(port.read(reg::PX_TFD), UNC << 8 | 0x51);
     assert_eq!(port.read(reg::PX_CMD) >> 8 & 0x1f, 0, "PxCMD.CCS says which");
     assert_ne!(port.read(reg::PX_CMD) & reg::CMD_CR, 0);
-    // A doorbell is of no use now.
+    // A doorbell has no effect now.
     port.prepare(5, &Command::dma(false, 0, 512), 512).unwrap();
     port.ring(1 << 5);
     rig.turn();
@@ -65,7 +65,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
     rig.turn();
     assert_eq!(rig.port().read(reg::PX_CI), 0, "queued commands give their bit back at once");
     assert_eq!(rig.port().read(reg::PX_SACT), 0b1111);
-    // The first goes well and the second does not, in one batch.
+    // In one batch the first command succeeds and the second fails.
     rig.event_loop.section(|| {
         rig.disk().let_go();
         rig.disk().fail.set(Some(Errno::EIO));
@@ -78,7 +78,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
     let fis = rig.fis(SDB);
     assert_eq!((fis[0], fis[1], fis[2], fis[3]), (0xa1, 0x40, 0x51, UNC as u8));
     assert_eq!(fis[4..8], [0; 4], "none of them ended with this one");
-    // What is left is drained, and the list says that it runs until it is.
+    // The other commands are drained, and the list reports to run meanwhile.
     let cmd = rig.port().read(reg::PX_CMD);
     rig.port().write(reg::PX_CMD, cmd & !reg::CMD_ST);
     rig.let_go(1);
@@ -87,7 +87,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
     assert_eq!(rig.port().read(reg::PX_CMD) & reg::CMD_CR, 0);
     rig.disk().hold.set(false);
     rig.port().recover().unwrap();
-    // Until the log is read, the drive takes nothing else.
+    // Until the log is read, the drive refuses other commands.
     let failure = rig.failure(&Command::dma(false, 0, 512), 512);
     assert_eq!(error(&failure), ABRT);
     let failure = rig.failure(&Command::queued(0, false, 0, 512), 512);
@@ -100,7 +100,7 @@ fn a_failed_queued_command_is_named_by_the_log() {
 }
 
 #[test]
-fn the_log_tells_tag_and_place() {
+fn the_log_has_tag_and_lba() {
     let mut rig = Rig::new();
     rig.disk().fail.set(Some(Errno::EIO));
     rig.port().prepare(9, &Command::queued(9, false, 0x1234 * 512, 512), 512).unwrap();
@@ -165,7 +165,7 @@ fn structures_that_are_not_memory() {
 }
 
 #[test]
-fn a_signature_that_cannot_be_written_keeps_no_list_from_its_start() {
+fn an_unwritable_signature_does_not_prevent_the_list_start() {
     let mut rig = Rig::new();
     rig.port().stop_list().unwrap();
     let cmd = rig.port().read(reg::PX_CMD) & !reg::CMD_FRE;

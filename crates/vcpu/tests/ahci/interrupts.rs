@@ -1,4 +1,4 @@
-//! The interrupt line, and what ends in one interrupt.
+//! The interrupt line, and how many commands share an interrupt.
 
 use vcpu::ahci::{Command, reg};
 
@@ -72,8 +72,7 @@ fn the_line_follows_all_enable_bits() {
     assert!(!up(&rig));
     rig.port().write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
     assert!(up(&rig));
-    // The port first; IS has the bit until it is cleared itself, and gets it back as long as the port
-    // asks.
+    // The port first. The bit in IS must be cleared separately, and is set again while the port has an interrupt.
     rig.port().write_generic(reg::IS, 1);
     assert_eq!((rig.port().read_generic(reg::IS), up(&rig)), (1, true));
     rig.port().write(reg::PX_IS, reg::IS_PSS);
@@ -125,8 +124,8 @@ fn two_ports_share_the_line() {
     assert!(!rig.controller.line.is_up());
 }
 
-/// The line's callback may use the registers itself, as an interrupt controller's may by the way of
-/// the machine lock; what it changes is told when it is over.
+/// The line's callback may access the registers, as an interrupt controller may under the machine lock. Changes that it
+/// makes are reported after its return.
 #[test]
 fn the_callback_may_use_the_registers() {
     use std::sync::atomic::{AtomicU32, Ordering};

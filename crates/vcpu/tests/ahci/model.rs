@@ -1,4 +1,4 @@
-//! Random commands, many at a time, with resets between, against a vector of bytes.
+//! Random commands, many in parallel, with resets in between, compared with a vector of bytes.
 
 use vcpu::ahci::{Command, reg};
 use vcpu::machine::SplitMix64;
@@ -8,7 +8,7 @@ use crate::rig::*;
 const SEEDS: u64 = 6;
 const BATCHES: u64 = 40;
 
-/// A command on its way, and what its data must be.
+/// A command in flight, and its expected data.
 struct Sent {
     slot: u8,
     from: usize,
@@ -43,7 +43,7 @@ fn run(seed: u64) {
         let queued = random.next().is_multiple_of(2);
         rig.disk().hold.set(random.next().is_multiple_of(2));
         let (mut sent, mut slots, mut at) = (Vec::new(), 0u32, 0);
-        // Ranges of one batch do not touch, as their order is nobody's promise.
+        // Ranges of one batch do not overlap, as their order is not defined.
         for slot in 0..1 + random.next() % 32 {
             let slot = slot as u8;
             at += random.next() as usize % 64 * 512;
@@ -105,7 +105,7 @@ fn run(seed: u64) {
     assert!(*rig.disk().bytes.borrow() == model, "seed {seed}");
 }
 
-/// Sends the reads once more, and resets in the midst of them.
+/// Repeats the reads, and resets while they are in flight.
 fn reset_in_flight(rig: &mut Rig, random: &mut SplitMix64, sent: &[Sent], queued: bool) {
     rig.disk().hold.set(true);
     let reads = sent.iter().filter(|sent| sent.read);

@@ -39,7 +39,7 @@ fn queued_commands_run_side_by_side_and_end_in_any_order() {
 }
 
 #[test]
-fn others_run_one_after_the_other_in_the_order_of_their_doorbells() {
+fn non_queued_commands_run_alone_in_doorbell_order() {
     let mut rig = Rig::new();
     rig.disk().hold.set(true);
     for slot in 0..6 {
@@ -67,7 +67,7 @@ fn others_run_one_after_the_other_in_the_order_of_their_doorbells() {
 
 /// A driver must not mix them (SATA 3.x, 13.6.4); what it gets when it does is an order.
 #[test]
-fn queued_commands_and_others_wait_for_each_other() {
+fn queued_and_non_queued_commands_wait_for_each_other() {
     let mut rig = Rig::new();
     rig.disk().hold.set(true);
     for (slot, queued) in [(0, true), (1, true), (2, false), (3, true)] {

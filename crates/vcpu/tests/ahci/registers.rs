@@ -1,4 +1,4 @@
-//! Registers by any size, at any offset.
+//! Register accesses of any size, at any offset.
 
 use vcpu::ahci::reg;
 
@@ -16,7 +16,7 @@ fn the_generic_registers() {
     );
     assert_eq!(port.read_generic(reg::PI), 0b111);
     assert_eq!(port.read_generic(reg::VS), 0x1_0301);
-    // AHCI mode is all there is, and what is read-only stays.
+    // Read-only registers do not change; AHCI mode cannot be left.
     for register in [reg::CAP, reg::PI, reg::VS, 0x14, 0x24, 0x28, 0xa0] {
         let before = port.read_generic(register);
         port.write_generic(register, !before);
@@ -27,7 +27,7 @@ fn the_generic_registers() {
 }
 
 #[test]
-fn ports_that_there_are_not() {
+fn missing_ports() {
     let rig = Rig::new();
     for port in 1..32 {
         for register in (0..0x80).step_by(4) {
@@ -52,13 +52,13 @@ fn any_size_at_any_offset() {
     assert_eq!(ahci.mmio_read(clb, 8), 0x1122_33aa_bb66_7400);
     ahci.mmio_write(fb + 1, 1, 0xff);
     assert_eq!(ahci.mmio_read(fb, 4) & 0xffff, 0xff00);
-    // A byte of a register that is cleared by ones clears only what is in the byte.
+    // A byte write to a write-one-to-clear register clears only bits in the byte.
     assert_eq!(ahci.mmio_read(0x130, 4), 0, "the driver has cleared PxSERR");
     rig.ports[0].write(reg::PX_SCTL, 1);
     rig.ports[0].write(reg::PX_SCTL, 0);
     ahci.mmio_write(0x130 + 3, 1, 0xff);
     assert_eq!(ahci.mmio_read(0x130, 4), 1 << 16);
-    // No access at all.
+    // Not accesses at all.
     for (offset, size) in [(0, 0), (0, 9), (0x1fff, 2), (0x2000, 1), (u64::MAX, 8), (0, usize::MAX)]
     {
         ahci.mmio_write(offset, size, u64::MAX);

@@ -1,4 +1,4 @@
-//! Resets of every kind, in every state: what was in flight is drained, and never heard of again.
+//! Resets of every kind, in every state: commands in flight are drained, and never reported.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,19 +7,19 @@ use vcpu::ahci::{Command, reg};
 
 use crate::rig::*;
 
-/// Where the port may be when it is reset.
+/// The state of the port at the reset.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Idle,
-    /// Commands were announced, and the loop has not looked.
+    /// Commands were announced, and the loop has not taken them.
     Announced,
-    /// One command, that is not queued, is with the disk, others wait.
+    /// A non-queued command is at the disk, others wait.
     Busy,
-    /// Queued commands are with the disk.
+    /// Queued commands are at the disk.
     Queued,
     /// A command has failed.
     Failed,
-    /// A queued command has failed while others are with the disk.
+    /// A queued command has failed while others are at the disk.
     FailedQueued,
 }
 
@@ -55,19 +55,19 @@ fn enter(rig: &mut Rig, state: State) {
     }
 }
 
-/// How many requests the disk has.
+/// Number of requests that the disk holds.
 fn held(rig: &Rig) -> usize {
     rig.disk().held.borrow().len()
 }
 
-/// The port is as new: no command, no error, and a command runs.
+/// Checks that the port is as new: no command, no error, and a command runs.
 fn works(rig: &mut Rig, state: State) {
     rig.disk().hold.set(false);
     rig.log();
     assert_eq!((rig.port().read(reg::PX_CI), rig.port().read(reg::PX_SACT)), (0, 0), "{state:?}");
     assert_eq!(rig.port().read(reg::PX_TFD) & 0x88, 0, "{state:?}: busy");
     if state == State::FailedQueued {
-        // Not after a reset of the drive, where it does no harm.
+        // Needed after some resets, and harmless after a reset of the drive.
         rig.port().run(&Command { lba: 0x10, count: 1, ..command(0x2f) }, 512).unwrap();
     }
     rig.port().run(&Command::dma(false, 1024, 4096), 4096).unwrap();
@@ -76,19 +76,19 @@ fn works(rig: &mut Rig, state: State) {
     assert_eq!(rig.log().len(), 2, "{state:?}");
 }
 
-/// Lets all requests go, one after the other; `ready` must come with the last of them.
+/// Releases all requests in turn; `ready` must become true with the last one.
 fn drain(rig: &mut Rig, state: State, ready: impl Fn(&mut Rig) -> bool) {
     let before = rig.read_memory(area(0).rfis(), 256);
     while held(rig) > 0 {
         assert!(!ready(rig), "{state:?}: ready with {} requests in flight", held(rig));
-        // It goes well, or it fails: nobody hears of it.
+        // Success or failure: the result is not reported.
         rig.disk().fail.set(held(rig).is_multiple_of(2).then_some(nix::errno::Errno::EIO));
         rig.let_go(1);
     }
     rig.disk().fail.set(None);
     assert!(ready(rig), "{state:?}");
     let after = rig.read_memory(area(0).rfis(), 256);
-    // But for the signature.
+    // Except the signature.
     assert_eq!(before[..0x40], after[..0x40], "{state:?}");
     assert_eq!(before[0x58..], after[0x58..], "{state:?}");
 }
@@ -130,7 +130,7 @@ fn the_list_is_started_too_early() {
         let old = held(&rig);
         let read = match state {
             State::FailedQueued => Command { lba: 0x10, count: 1, ..command(0x2f) },
-            // The same slot once more, and nothing that would wait for its like anyhow.
+            // The same slot again, with a command that does not wait for others of its kind.
             State::Queued => Command::queued(0, false, 0, 4096),
             _ => Command::dma(false, 0, 4096),
         };
@@ -189,7 +189,7 @@ fn comreset_that_lasts_longer_than_the_drain() {
     assert_eq!(rig.port().read(reg::PX_SSTS), 0x133);
 }
 
-/// A driver that announces commands before the link is up has not lost them.
+/// Commands that a driver announces before the link is up are not lost.
 #[test]
 fn commands_wait_for_the_link() {
     let mut rig = Rig::new();
@@ -227,7 +227,7 @@ fn reset_of_the_controller() {
 #[test]
 fn software_reset() {
     let mut rig = Rig::new();
-    // Linux's driver sends it in two frames that update the control register.
+    // Linux's driver sends the reset as two frames with the control register.
     let control = |srst: u8| {
         let mut fis = command(0).fis();
         (fis[1], fis[15]) = (0, srst);
@@ -293,7 +293,11 @@ fn a_drive_is_taken_away() {
         let told = gone.clone();
         rig.drives[0].detach(move || told.set(told.get() + 1));
         assert_eq!(rig.port().read(reg::PX_SSTS), 0);
-        assert_eq!(rig.port().read(reg::PX_IS) & reg::IS_PRCS, reg::IS_PRCS, "it is told so");
+        assert_eq!(
+            rig.port().read(reg::PX_IS) & reg::IS_PRCS,
+            reg::IS_PRCS,
+            "the change is reported"
+        );
         rig.turn();
         while held(&rig) > 0 {
             assert_eq!(gone.get(), 0, "{state:?}");

@@ -1,4 +1,4 @@
-//! A controller on a loop that the test turns, in front of disks that answer when they are told to.
+//! A controller on a loop that the test runs, with disks that hold their answers on request.
 #![allow(unreachable_pub, reason = "shared by the files of one test")]
 
 use std::cell::{Cell, RefCell};
@@ -19,16 +19,16 @@ pub const DISK: usize = 4 << 20;
 pub const SECTORS: u64 = DISK as u64 / 512;
 pub const MEMORY: u64 = 16 << 20;
 pub const REQUEST: u32 = 64 << 10;
-/// Guest memory that no port's structures are in.
+/// Guest memory without port structures.
 pub const FREE: u64 = 8 << 20;
 
 /// A disk in memory.
 pub struct Disk {
     pub bytes: RefCell<Vec<u8>>,
-    /// Requests are kept until they are let go.
+    /// Requests are held until released.
     pub hold: Cell<bool>,
     pub held: RefCell<VecDeque<Request>>,
-    /// What requests are answered with instead.
+    /// The error of all requests, if set.
     pub fail: Cell<Option<Errno>>,
     pub log: RefCell<Vec<(Op, u64, u64)>>,
 }
@@ -50,7 +50,7 @@ impl Disk {
         request.complete(Ok(()));
     }
 
-    /// Answers the oldest request that is held.
+    /// Answers the oldest held request.
     pub fn let_go(&self) {
         let request = self.held.borrow_mut().pop_front().expect("a held request");
         self.answer(request);
@@ -99,19 +99,19 @@ pub fn area(port: usize) -> PortArea {
     PortArea { base: first.base + (first.end() - first.base) * port as u64, ..first }
 }
 
-/// What byte `at` holds at first.
+/// The initial contents of byte `at`.
 pub fn pattern(at: usize) -> u8 {
     (at ^ (at >> 9).wrapping_mul(7)) as u8
 }
 
-/// What a disk holds at first.
+/// The initial contents of a disk.
 pub fn contents() -> &'static Vec<u8> {
     static CONTENTS: OnceLock<Vec<u8>> = OnceLock::new();
     CONTENTS.get_or_init(|| (0..DISK).map(pattern).collect())
 }
 
 impl Rig {
-    /// One port, its drive up and running.
+    /// One port with a running drive.
     pub fn new() -> Rig {
         Rig::with(1, false)
     }
@@ -175,14 +175,14 @@ impl Rig {
         &self.disks[0]
     }
 
-    /// Turns the loop until there is nothing to do.
+    /// Runs the loop until it has no work.
     pub fn turn(&self) {
         for _ in 0..4 {
             self.event_loop.run_once(false).unwrap();
         }
     }
 
-    /// Lets `count` held requests go, in one batch.
+    /// Releases `count` held requests in one batch.
     pub fn let_go(&self, count: usize) {
         self.event_loop.section(|| (0..count).for_each(|_| self.disk().let_go()));
         self.turn();
@@ -229,11 +229,11 @@ impl Drop for Rig {
     }
 }
 
-/// Where the data of a long list goes.
+/// Address of a long list's data.
 pub const LONG_DATA: u64 = FREE + (2 << 20);
 
-/// Puts a read of 255 sectors from the first on into a slot of port 0, its data in 65535 pieces of two
-/// bytes each, with two bytes between them.
+/// Writes a read of 255 sectors from the first on to a slot of port 0, with its data in 65535 pieces of two bytes each, two
+/// bytes apart.
 pub fn long_list(memory: &GuestMemory, slot: u64) {
     let read = Command::dma(false, 0, 255 * 512);
     for n in 0..65535 {

@@ -1,4 +1,4 @@
-//! Doorbells from several threads at once, on an I/O thread that is nobody else's.
+//! Doorbells from several threads at once, on one I/O thread.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::rig::{MEMORY, area, long_list};
 
 const THREADS: u8 = 4;
 const ROUNDS: u32 = 200;
-/// Who has waited for so long waits in vain.
+/// Time limit of a wait.
 const LOST: Duration = Duration::from_secs(60);
 
-/// A machine with one port on its I/O thread. They are dropped in turn, the machine last.
+/// A machine with one port on its I/O thread. Dropped in order, the machine last.
 fn start() -> (Machine, AhciDevice, PortDriver) {
     let machine = Machine::new(MachineConfig {
         memory: MEMORY,
@@ -39,7 +39,7 @@ fn doorbells_from_several_threads() {
         for thread in 0..THREADS {
             let ahci = &device.controller().ahci;
             scope.spawn(move || {
-                // Each thread has slots of its own; all write the same registers.
+                // Each thread uses different slots; all write the same registers.
                 let ours = 0xffu64 << (thread * 8);
                 let limit = Instant::now() + LOST;
                 for _ in 0..ROUNDS {
@@ -66,14 +66,14 @@ fn doorbells_from_several_threads() {
     assert!(!device.controller().line.is_up());
 }
 
-/// The line goes up and down on two threads at once, and what was told last is true.
+/// The line goes up and down on two threads at once, and the last reported level is right.
 #[test]
 fn the_line_is_never_left_at_a_wrong_level() {
     let (_machine, _device, mut driver) = start();
     for round in 0..500u32 {
         driver.prepare(0, &Command::queued(0, false, 0, 512), 512).unwrap();
         driver.ring(1);
-        // Sleeping for the interrupt: one that is lost would take the whole limit.
+        // A lost interrupt would take the whole limit.
         let began = Instant::now();
         while driver.issued() != 0 {
             driver.wait(2 * LOST).unwrap();
@@ -101,8 +101,7 @@ fn memory_is_exchanged() {
     assert_eq!(page[0], 0x40);
 }
 
-/// One vCPU stops the list while another is in the midst of a doorbell with long lists: what it has
-/// read then belongs to an earlier life.
+/// One vCPU stops the list while another is within a doorbell with long lists: the commands read belong to an earlier life.
 #[test]
 fn a_list_is_stopped_while_a_doorbell_is_read() {
     let (machine, device, mut driver) = start();
@@ -117,7 +116,7 @@ fn a_list_is_stopped_while_a_doorbell_is_read() {
             driver.stop_list().unwrap();
             driver.write(reg::PX_IS, u32::MAX);
         });
-        // The other vCPU is done with its doorbell. Nothing of it happens.
+        // The other vCPU's doorbell has ended, without an effect.
         driver.start_list();
         for _ in 0..3 {
             on_loop(machine.io_threads()[0].handle(), |_| ()).unwrap();

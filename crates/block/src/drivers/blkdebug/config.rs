@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn errors_name_their_line() {
         for (text, line, why) in [
             ("event = \"none\"\n", 1, "no section"),
             ("[foo]\n", 1, "inject-error, set-state"),

@@ -14,7 +14,7 @@ use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
     name: "blkdebug",
-    help: "another node, with requests that fail as told; for tests",
+    help: "another node, with injected errors, for tests",
     example: "blkdebug,node-name=n,image=disk0,inject-error.0.event=write_aio,\
               inject-error.0.errno=28,inject-error.0.once=on",
     options: &OptionTable {
@@ -149,7 +149,7 @@ static FIELDS: &[Field<Draft>] = &[
             set: |node, seed| put(&mut node.seed, seed.unsigned_abs()),
         },
         need: Need::Default("0"),
-        help: "of what is left to chance: the same seed and requests give the same faults",
+        help: "seed of random decisions: the same seed and requests give the same faults",
     },
     permissions("take-child-perms"),
     permissions("unshare-child-perms"),
@@ -229,12 +229,12 @@ macro_rules! event {
                 },
                 Choice {
                     name: "flush_to_disk",
-                    help: "the flush goes on",
+                    help: "the flush is carried out",
                     set: |rule: &mut $type| ($set)(rule, Event::FlushToDisk),
                 },
                 Choice {
                     name: "pwritev",
-                    help: "the write goes on",
+                    help: "the write is carried out",
                     set: |rule: &mut $type| ($set)(rule, Event::Pwritev),
                 },
                 Choice {
@@ -383,7 +383,7 @@ static INJECT_ERROR: &[Field<Rule>] = &[
             },
         ]),
         need: Need::Default("error"),
-        help: "what becomes of the request before it is answered",
+        help: "what happens to the request before it is answered",
     },
     Field {
         name: "immediately",

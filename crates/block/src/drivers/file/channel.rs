@@ -1,7 +1,7 @@
-//! One loop's way to a file or device: requests in, operations out, step by step.
+//! The channel of one loop to a file or device.
 //!
-//! Nearly every request is one operation with the request's own memory; all others are cut into the
-//! steps of [`plan`](super::plan), one after the other: [`steps`] says which.
+//! Nearly every request is one operation with the request's own memory. Any other request is divided
+//! into the steps of [`plan`](super::plan), which [`steps`] carries out one after the other.
 
 mod steps;
 
@@ -24,7 +24,7 @@ use crate::node::Channel;
 use crate::options::DetectZeroes;
 use crate::request::{Detached, Op, Request};
 
-/// The channel as its users hold it.
+/// A channel. Its users hold it in an `Rc`.
 pub(crate) struct FileChannel {
     inner: Rc<Inner>,
 }
@@ -36,7 +36,8 @@ struct Inner {
     file: LoopFile,
     tail_file: Option<LoopFile>,
     slots: RefCell<Slots>,
-    /// What is to be submitted when the section ends, or the next request does not continue it.
+    /// Requests that become one operation. Submitted when the section ends, or when the next request
+    /// does not continue them.
     run: RefCell<Option<Run>>,
     run_queued: Cell<bool>,
     bounces: RefCell<Bounces>,
@@ -45,11 +46,11 @@ struct Inner {
     node: Arc<FileNode>,
 }
 
-/// What is to be done for a request now.
+/// The next action for a request.
 enum Next {
     /// An operation, on the tail's file or the main one.
     Submit { tail: bool, op: IoOp, bufs: IoBufs },
-    /// Nothing: it waits for its turn.
+    /// Nothing: the request waits for its turn.
     Wait,
     /// Answer it.
     Done(Result<(), Errno>),
@@ -88,8 +89,8 @@ impl Channel for FileChannel {
         }
         let op = match request.op {
             Op::Read => IoOp::Read { offset: request.offset },
-            // What is in the place of memory that was taken away is not what the guest wrote. (Had it
-            // not been replaced, the kernel would say this.)
+            // The front end shrank the file of the guest's memory, which reads as zeroes since then. The
+            // kernel would answer EFAULT if the memory had not been replaced.
             Op::Write { .. } if request.bufs.is_lost() => {
                 return request.complete(Err(Errno::EFAULT));
             }
@@ -154,7 +155,7 @@ impl Inner {
         }
     }
 
-    /// `len`: bytes of a read or write.
+    /// `len` is the length of a read or write in bytes.
     #[inline]
     fn trace_submit(&self, token: u32, op: IoOp, len: u64) {
         let range = || describe::range(op, len);
@@ -169,7 +170,7 @@ impl Inner {
 
     // ---- simple requests -----------------------------------------------------------------------
 
-    /// Takes a request that is one operation, or a part of one.
+    /// Takes a request that is one operation or a part of one.
     #[inline]
     fn gather(&self, op: IoOp, request: Request) {
         let mut run = self.run.borrow_mut();
@@ -200,8 +201,8 @@ impl Inner {
         self.event_loop.submit(&self.file, op, self.engine, bufs, &target, first);
     }
 
-    /// Answers the requests of one operation. If the `whole` of it was not done at once, each goes on
-    /// by itself.
+    /// Answers the requests of one operation. If the operation was short (`whole` is unset), each
+    /// request continues on its own.
     fn complete_run(&self, first: u32, whole: bool) {
         let mut next = Some(first);
         while let Some(token) = next {
@@ -223,8 +224,8 @@ impl Inner {
 
     // ---- all others ----------------------------------------------------------------------------
 
-    /// An operation is done that is not all of one request: several, a step, or one that should have
-    /// been all of a `simple` request, which goes on in steps.
+    /// Continues after an operation that is not all of one request: a merged operation, a step, or a
+    /// short operation of a simple request.
     #[cold]
     fn complete_other(&self, token: u32, result: i32, bufs: IoBufs, simple: Option<Detached>) {
         let whole = usize::try_from(result) == Ok(bufs.len());

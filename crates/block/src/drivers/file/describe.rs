@@ -1,10 +1,10 @@
-//! Operations as trace points tell of them.
+//! Operations in trace points.
 
 use std::ffi::CStr;
 
 use event_loop::IoOp;
 
-/// The name of an operation, after the system call where it is one.
+/// The name of an operation: its system call, if there is one.
 pub(super) fn name(op: IoOp) -> &'static CStr {
     match op {
         IoOp::Read { .. } => c"read",
@@ -18,7 +18,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
     }
 }
 
-/// Its first byte, and how many there are, `len` of a read or write; of an fsync neither.
+/// Offset and length of an operation; `len` is that of a read or write. Both are 0 for an fsync.
 pub(super) fn range(op: IoOp, len: u64) -> (u64, u64) {
     match op {
         IoOp::Read { offset } | IoOp::Write { offset, .. } => (offset, len),

@@ -1,9 +1,9 @@
-//! Image locks, as QEMU takes them, so that QEMU, qemu-img and ringmill see each other.
+//! Image locks as QEMU takes them, so that QEMU, qemu-img and ringmill respect each other.
 //!
-//! Each user of an image says what it does with it and what it cannot bear others to do. Both are
-//! read locks on single bytes: byte 100 + p while permission p is in use, byte 200 + p while p is not
-//! shared with others. Having set its own bytes, a user tests the opposite ones: p in use here
-//! against 200 + p elsewhere, p not shared here against 100 + p elsewhere. The locks belong to the
+//! Each user of an image states the permissions that it uses and the ones that it does not share. Both
+//! are read locks on single bytes: byte 100 + p while permission p is in use, byte 200 + p while p is not
+//! shared. After it has set its own bytes, a user tests the opposite bytes: 200 + p for each permission
+//! in use, 100 + p for each permission that it does not share. The locks belong to the
 //! open file description (`F_OFD_SETLK`, fcntl_locking(2)), so they end when it is closed, also by
 //! a crash. Learned from `strace` of QEMU 10.0's tools; `docs/interop` of QEMU has no page on it.
 
@@ -29,11 +29,11 @@ const IN_USE: i64 = 100;
 /// First byte for permissions that are not shared.
 const NOT_SHARED: i64 = 200;
 
-/// What one can do with an image. The numbers are the byte offsets of the protocol.
+/// A way to use an image. The numbers are the byte offsets of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i64)]
 pub(crate) enum Permission {
-    /// Reads that make sense, which a half-copied image does not give.
+    /// Reads of a consistent disk. A half-copied image cannot give that.
     ConsistentRead = 0,
     /// Writes.
     Write = 1,
@@ -59,8 +59,8 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// Of a node that serves a disk: it reads (and writes) the image, and nobody else may write it
-    /// or change its size meanwhile.
+    /// The claims of a node that serves a disk: it reads (and writes) the image, and excludes other
+    /// writers and resizes.
     pub(crate) fn of_disk(read_only: bool) -> Self {
         use Permission::{ConsistentRead, Resize, Write};
         Claims {
@@ -69,12 +69,12 @@ impl Claims {
         }
     }
 
-    /// Of who does not use the image for now.
+    /// No claims: the image is not used for now.
     pub(crate) fn none() -> Self {
         Claims { in_use: &[], not_shared: &[] }
     }
 
-    /// Of who makes the image anew.
+    /// The claims while an image is created.
     fn of_maker() -> Self {
         use Permission::{Resize, Write};
         Claims { in_use: &[Write, Resize], not_shared: &[Write, Resize] }
@@ -91,16 +91,16 @@ impl Claims {
     }
 }
 
-/// The lock of an image that is being made. Nobody uses the image while it is held.
+/// The lock of an image that is being created. It excludes all other users.
 #[derive(Debug)]
 pub struct CreationLock(#[expect(dead_code, reason = "held for its drop")] Option<ImageLock>);
 
 impl CreationLock {
-    /// Locks a file that is to be emptied and made anew.
+    /// Locks a file before it is emptied and created again.
     ///
     /// # Errors
     ///
-    /// Somebody uses it; the hint says who.
+    /// The file is in use; the hint names the process.
     pub fn take(file: &fs::File, path: &Path) -> Result<CreationLock, OpenError> {
         let fd = file.try_clone().map_err(|_| {
             OpenError::os(format!("Could not lock '{}'", path.display()), Errno::last())
@@ -110,7 +110,7 @@ impl CreationLock {
     }
 }
 
-/// An image's locks; dropping it gives them up.
+/// The locks of an image; dropping it releases them.
 #[derive(Debug)]
 pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
@@ -118,12 +118,12 @@ pub(crate) struct ImageLock {
     claims: Mutex<Claims>,
     /// The descriptor that claims a block device for writing (`O_EXCL`, open(2)). Kept as long as the lock.
     claim: OnceLock<Arc<OwnedFd>>,
-    /// Whether it is this process' to give up; `None`: it has always been.
+    /// Whether this process owns the locks and may release them; `None`: always.
     owned: Option<Arc<AtomicBool>>,
 }
 
 impl ImageLock {
-    /// Locks the image open at `fd`, or says who is in the way.
+    /// Locks the image open at `fd`. The error names the process in conflict.
     ///
     /// `None` when there is nothing to hold: locking is off, or `auto` on a file system that has no
     /// open file description locks. `owned`: see [`Inherited::owned`](crate::inherited::Inherited::owned).
@@ -170,7 +170,7 @@ impl ImageLock {
         Ok(Some(image_lock))
     }
 
-    /// Locks again what another process may have given up, to which the image was handed over in vain.
+    /// Takes the locks again after a failed handover, since the other process may have released them.
     pub(crate) fn retake(&self) {
         for byte in self.claims().bytes() {
             if let Err(errno) = set(&self.fd, byte, libc::F_RDLCK) {
@@ -179,27 +179,27 @@ impl ImageLock {
         }
     }
 
-    /// What holds it.
+    /// The descriptor that holds the locks.
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
 
-    /// Keeps the claim of a device opened with `O_EXCL`, also for nodes that are opened anew.
+    /// Keeps the claim of a device opened with `O_EXCL`, also across reopens.
     pub(crate) fn keep_claim(&self, fd: &Arc<OwnedFd>) {
         // The first descriptor stays.
         let _ = self.claim.set(fd.clone());
     }
 
-    /// What it claims.
+    /// The present claims.
     pub(crate) fn claims(&self) -> Claims {
         *lock(&self.claims)
     }
 
-    /// Claims something else from now on.
+    /// Changes the claims.
     ///
     /// # Errors
     ///
-    /// Somebody is in the way; then it claims what it did.
+    /// The new claims conflict with another user; then the old claims stay.
     pub(crate) fn change(&self, wanted: Claims) -> Result<(), OpenError> {
         let mut claims = lock(&self.claims);
         let (before, after): (Vec<_>, Vec<_>) =
@@ -225,7 +225,7 @@ impl ImageLock {
         Ok(())
     }
 
-    /// Checks that a file is the one that is locked: another one may have its name by now.
+    /// Checks that `fd` is the locked file: the path may name another file by now.
     pub(crate) fn check_is_of(&self, fd: &OwnedFd, path: &Path) -> Result<(), OpenError> {
         let inode = |fd: &OwnedFd| {
             let stat = nix::sys::stat::fstat(fd.as_fd());
@@ -243,7 +243,7 @@ impl ImageLock {
     }
 }
 
-/// Looks whether others do what `claims` does not share, or do not share what it does.
+/// Tests the bytes of other users for a conflict with `claims`.
 fn look_for_others(fd: &OwnedFd, path: &Path, claims: Claims) -> Result<(), OpenError> {
     for &p in claims.in_use {
         if is_locked(fd, path, NOT_SHARED + p as i64)? {
@@ -262,12 +262,13 @@ fn look_for_others(fd: &OwnedFd, path: &Path, claims: Claims) -> Result<(), Open
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
-        // The process that hands over has the same open file, and goes on with it unless this one does.
+        // The process that hands over shares the open file description, and keeps the locks unless
+        // this process takes the image over.
         if self.owned.as_ref().is_some_and(|owned| !owned.load(Ordering::Relaxed)) {
             return;
         }
         for byte in self.claims().bytes() {
-            // The close of the last descriptor would do it as well; somebody may hold one longer.
+            // A close of the last descriptor would release them too, but another process may hold one longer.
             let _ = set(&self.fd, byte, libc::F_UNLCK);
         }
     }
@@ -295,7 +296,7 @@ fn set(fd: &OwnedFd, byte: i64, kind: i32) -> Result<(), Errno> {
 
 /// Whether another open file description holds a lock on the byte.
 fn is_locked(fd: &OwnedFd, path: &Path, byte: i64) -> Result<bool, OpenError> {
-    // A write lock would conflict with the read locks that everybody takes.
+    // A write lock would conflict with the read locks of all users.
     let mut lock = flock(byte, libc::F_WRLCK);
     fcntl(fd.as_fd(), FcntlArg::F_OFD_GETLK(&mut lock)).map_err(|errno| {
         OpenError::os(
@@ -349,10 +350,10 @@ struct Holder {
     name: String,
 }
 
-/// Looks for the process whose descriptor holds the lock. Open file description locks have no pid
-/// of their own (`l_pid` is -1), but `/proc/PID/fdinfo/FD` lists the locks of each descriptor, of
-/// those processes that we may look into: a user's are its own, and a confined thread's those that are
-/// confined as it is (Landlock), as a rule its own process.
+/// Finds the process whose descriptor holds the lock. Open file description locks have no process ID
+/// (`l_pid` is -1), but `/proc/PID/fdinfo/FD` lists the locks of each descriptor. Only processes that
+/// this one may inspect are found: those of the same user, and under Landlock only those in the same
+/// domain.
 fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
     let stat = nix::sys::stat::fstat(fd.as_fd()).map_err(|_| LockedBy::Unknown)?;
     let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
@@ -360,7 +361,7 @@ fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
     let own = std::os::fd::AsRawFd::as_raw_fd(fd).to_string();
     let mut otherwise = if shows_all("/proc") { LockedBy::Nobody } else { LockedBy::Unknown };
     let mut refused = |error: io::Error| {
-        // Else it has ended.
+        // Otherwise the process has ended.
         if error.kind() == io::ErrorKind::PermissionDenied {
             otherwise = LockedBy::Unknown;
         }
@@ -385,10 +386,10 @@ fn holder(fd: &OwnedFd, byte: i64) -> Result<Holder, LockedBy> {
     Err(otherwise)
 }
 
-/// Whether all processes of the machine are in this /proc: with `hidepid=2` those of others are not, the first
-/// one in front, and in a PID namespace those outside of it.
+/// Whether /proc shows all processes of the machine. With `hidepid=2` the processes of other users are
+/// missing, PID 1 among them; in a PID namespace those outside of it are missing.
 fn shows_all(proc: &str) -> bool {
-    // `PROC_PID_INIT_INO`: the first namespace's inode, whatever the kernel.
+    // `PROC_PID_INIT_INO`: the inode of the initial PID namespace in all kernels.
     let first = Path::new("pid:[4026531836]");
     let own = fs::read_link(format!("{proc}/self/ns/pid"));
     own.is_ok_and(|own| own == first) && Path::new(&format!("{proc}/1")).exists()

@@ -1,33 +1,33 @@
 //! Requests that continue each other become one operation.
 //!
-//! A guest that reads or writes a disk from front to back sends its requests one behind the other, and
-//! what an operation costs (its way through the file system, the block layer and the device) is nearly
-//! the same for 4 KiB and for 256. Those of one section are gathered here: each continues the one
-//! before it, where it can. Nobody waits: the section's end submits what there is.
+//! A guest that reads or writes a disk sequentially sends adjacent requests. The cost of an operation
+//! (file system, block layer, device) is nearly the same for 4 KiB and for 256 KiB. So adjacent requests
+//! of one section become one operation. No request waits for others: the end of the section submits
+//! what has been gathered.
 
 use event_loop::{IoBufs, IoOp};
 
 use super::plan::MAX_SEGMENTS;
 
-/// Bytes of an operation that more is added to, at most.
+/// Largest merged operation in bytes.
 ///
-/// All requests of an operation are answered when the last of its bytes is there, and a device works
-/// on several operations at a time only if there are several: so not without limit.
+/// All its requests are answered when its last byte has arrived, and a device works in parallel only on
+/// several operations, so merging has a limit.
 const MAX_BYTES: u64 = 256 * 1024;
 
-/// Requests that are one operation. One alone is a simple request; several are in slots, a list linked by
-/// `merged_with`.
+/// Requests that are one operation. A single one is a simple request; several are slots in a list linked
+/// by `merged_with`.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) op: IoOp,
     pub(crate) first: u32,
     pub(crate) last: u32,
-    /// The memory of all.
+    /// The memory of all requests.
     pub(crate) bufs: IoBufs,
 }
 
 impl Run {
-    /// A request alone.
+    /// A run of one request.
     #[inline]
     pub(crate) fn new(op: IoOp, token: u32, bufs: IoBufs) -> Self {
         Run { op, first: token, last: token, bufs }

@@ -50,19 +50,19 @@ pub(crate) enum Kind {
 /// An opened image. Holds the image locks for as long as it lives.
 pub(crate) struct FileNode {
     name: String,
-    /// The same for trace points.
+    /// The name for trace points.
     trace_name: CString,
     fd: Arc<OwnedFd>,
-    /// The file once more, without `O_DIRECT`, for the part of a block at its end. There where there
-    /// is such a part, or may be after a resize.
+    /// The file without `O_DIRECT`, for a partial block at its end. Present if there is such a tail, or
+    /// may be one after a resize.
     tail_fd: Option<Arc<OwnedFd>>,
-    /// As it was opened.
+    /// The geometry at the time of opening.
     geometry: Geometry,
     /// With `auto-read-only`: why the file could not be opened for writing.
     why_read_only: Option<OpenError>,
-    /// The size now, bytes.
+    /// The present size in bytes.
     size: AtomicU64,
-    /// Without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
+    /// The limits without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
     limits: Limits,
     serialise: Serialise,
     kind: Kind,
@@ -72,10 +72,10 @@ pub(crate) struct FileNode {
     detect_zeroes: DetectZeroes,
     /// Whether written data waits in the host's page cache.
     page_cache: bool,
-    /// There was a tail before a resize: see [`may_wait`](Self::may_wait).
+    /// There was a tail before a resize, see [`may_wait`](Self::may_wait).
     had_tail: AtomicBool,
     capabilities: Capabilities,
-    /// A flush of the page cache has failed. The kernel reports that once and then believes the
+    /// A flush of the page cache has failed. The kernel reports that once and then considers the
     /// lost pages clean, so no later flush can be answered with success.
     flush_failed: Arc<AtomicBool>,
     /// Flushes of the page cache that are under way.
@@ -88,7 +88,7 @@ pub(crate) struct FileNode {
 }
 
 impl FileNode {
-    /// Opens and locks the image; takes it from `inherited` if it is there.
+    /// Opens and locks the image, or takes it from `inherited`.
     pub(crate) fn open(
         name: String,
         kind: Kind,
@@ -99,8 +99,8 @@ impl FileNode {
         open::open(name, kind, common, options, None, inherited)
     }
 
-    /// Opens the image that an earlier node has `locked`, whose lock this one takes over, as well as
-    /// what is known of its flushes.
+    /// Opens again the image that an earlier node has `locked`. Takes over the lock and the state of
+    /// flushes.
     pub(crate) fn reopen(
         name: String,
         kind: Kind,
@@ -116,36 +116,36 @@ impl FileNode {
         })
     }
 
-    /// Its descriptor.
+    /// The descriptor of the file.
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
 
-    /// Whether a flush has failed, so that no later one can be believed.
+    /// Whether a flush has failed, so that all later ones must fail.
     pub(crate) fn flush_failed(&self) -> &Arc<AtomicBool> {
         &self.flush_failed
     }
 
-    /// Whether a durable write is a write and a flush. A write with `RWF_DSYNC` fails with its own error,
-    /// such as that the disk is full, or with that of pages that others have written and that are lost
-    /// now: nobody could tell which.
+    /// Whether a durable write is a write and a flush. A failed write with `RWF_DSYNC` returns either its
+    /// own error, such as a full disk, or the error of lost pages of other writes: the two cannot be told
+    /// apart.
     fn flushes_writes(&self) -> bool {
         self.page_cache && !self.no_flush
     }
 
-    /// Whether something that was written may wait in the host's page cache: all, or what lies in the tail.
+    /// Whether written data may be in the host's page cache: all data, or the data of the tail.
     fn may_wait(&self) -> bool {
         self.page_cache || self.had_tail.load(Ordering::Relaxed) || self.limits_now().tail.is_some()
     }
 
-    /// Its lock, if the image is locked.
+    /// The image lock, if locking is on.
     pub(crate) fn lock(&self) -> Option<&Arc<ImageLock>> {
         self.lock.as_ref()
     }
 
-    /// The size now, bytes.
+    /// The present size in bytes.
     fn size(&self) -> u64 {
-        // Nothing else hangs on it: who does not see a change yet is like one who came before it.
+        // Relaxed: a request that does not see a change yet counts as one before the change.
         self.size.load(Ordering::Relaxed)
     }
 
@@ -157,7 +157,7 @@ impl FileNode {
 
     fn limits_now(&self) -> Limits {
         match self.grows.load(Ordering::Relaxed) {
-            // It may become longer, so the last block is as good as any.
+            // The file may grow, so its last block is a whole one.
             true => self.limits,
             false => self.limits.with_size(self.size()),
         }
@@ -175,7 +175,7 @@ impl BlockNode for FileNode {
 
     fn inode(&self) -> Option<u64> {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
-        // A device's is that of a name in /dev.
+        // The inode of a device is that of a name in /dev.
         SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
     }
 
@@ -247,7 +247,7 @@ fn no_linux_aio(name: &str, error: &SetupError) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// What the file system or device turned out not to have: tried once, then remembered.
+/// Calls that the file system or device turned out to lack: tried once, then remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Capabilities {
     no_punch: AtomicBool,
@@ -258,7 +258,7 @@ pub(crate) struct Capabilities {
 
 impl Capabilities {
     fn has(flag: &AtomicBool) -> bool {
-        // Nothing else hangs on it: who does not see it yet tries once more.
+        // Relaxed: a thread that does not see the flag yet tries the call once more.
         !flag.load(Ordering::Relaxed)
     }
 

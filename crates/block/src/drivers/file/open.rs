@@ -52,7 +52,7 @@ pub(super) fn open(
     };
     let read_only = common.read_only || why_read_only.is_some();
     if options.aio == Some(Aio::Native) && !common.cache.direct {
-        // It would wait for the disk as it submits.
+        // Without O_DIRECT, Linux AIO waits for the disk at submission.
         return Err(OpenError::new(
             "aio=native was specified, but it requires cache.direct=on, which was not specified.",
         ));
@@ -84,7 +84,7 @@ pub(super) fn open(
         .ok_or_else(|| OpenError::new(format!("'{}' is too large", path.display())))?;
     let has_tail = size % align.request as u64 > 0;
     let may_have_tail = align.request as u64 > SECTOR && !read_only;
-    // The last part of a block can be written in no other way without making the file longer.
+    // Without O_DIRECT, the only way to write a partial block without making the file longer.
     let tail_fd = match has_tail || may_have_tail {
         false => None,
         true => Some(Arc::new(OwnedFd::from(
@@ -119,7 +119,7 @@ pub(super) fn open(
             let held_by = inherited_lock.map_or_else(|| fd.clone(), Arc::new);
             let lock = ImageLock::take(&held_by, path, options.locking, claims, owned)?;
             if !is_claimed {
-                // Checked after the lock, whose error names a program that takes image locks.
+                // Checked after the lock, because the lock's error can name a program.
                 return Err(claimed_by_others(path, metadata.rdev()));
             }
             lock.map(Arc::new)
@@ -171,9 +171,9 @@ struct OpenFile {
     why_read_only: Option<OpenError>,
 }
 
-/// Opens the file for what the node may do. With `auto-read-only`, falls back to reading. `claims`: claims a device
-/// that is opened for writing, which excludes mounts. A device that is claimed already is opened all the same, with
-/// `is_claimed` unset.
+/// Opens the file as the options ask. With `auto-read-only`, falls back to read-only. `claims`: asks for
+/// exclusive use of a device that is opened for writing, which excludes mounts. A device that is in
+/// exclusive use is opened all the same, with `is_claimed` unset.
 fn open_file(
     path: &Path,
     kind: Kind,
@@ -181,8 +181,8 @@ fn open_file(
     claims: bool,
 ) -> Result<OpenFile, OpenError> {
     let Cache { direct, .. } = common.cache;
-    // Opening some things does something (a tape rewinds, a FIFO waits), so look first. No
-    // O_NONBLOCK instead: the ring would answer EAGAIN where it should go and wait.
+    // Opening has side effects for some file types (a tape rewinds, a FIFO waits), so the type is
+    // checked first. O_NONBLOCK does not help: the ring would answer EAGAIN instead of waiting.
     let metadata = std::fs::metadata(path)
         .map_err(|e| could_not_open(path, errno_of(&e), !common.read_only))?;
     check_kind(path, kind, &metadata.file_type())?;
@@ -280,7 +280,7 @@ fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
     }
 }
 
-/// The error for a block device whose claim is not an image lock, such as a mount.
+/// The error for a block device in exclusive use that has no image lock, such as a mounted one.
 fn claimed_by_others(path: &Path, device: u64) -> OpenError {
     let error = could_not_open(path, Errno::EBUSY, false);
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
@@ -299,8 +299,7 @@ fn claimed_by_others(path: &Path, device: u64) -> OpenError {
         (None, Some(holder)) => {
             error.with_hint(format!("{} lies on it. {why}", holder.file_name().display()))
         }
-        // The claim may be short-lived: last requests of a killed process, or a device that was closed
-        // just now.
+        // The use may be short: the last requests of a killed process, or a device that was just closed.
         (None, None) => error
             .with_hint(format!(
                 "Something has claimed it: a mount, a volume, swap or another program. {why}"

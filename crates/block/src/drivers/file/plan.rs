@@ -4,23 +4,23 @@ use event_loop::IoBufs;
 
 use super::probe::Alignment;
 
-/// Bytes of one read or write: what the kernel copies from the page cache, while all else on the thread
-/// waits. The kernel would take 2 GiB (`MAX_RW_COUNT`).
+/// Most bytes of one read or write. The kernel copies them from the page cache while everything else on
+/// the thread waits. Its own limit is 2 GiB (`MAX_RW_COUNT`).
 const MAX_BYTES: u64 = 4 << 20;
-/// `UIO_MAXIOV`: segments it takes at once.
+/// `UIO_MAXIOV`: the most segments per system call.
 pub(crate) const MAX_SEGMENTS: usize = 1024;
-/// Bytes in a bounce buffer.
+/// Size of a bounce buffer in bytes.
 pub(crate) const BOUNCE: usize = 128 * 1024;
 
-/// What an image's transfers must keep to. Bytes.
+/// Limits of an image's transfers, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Of memory and ranges.
+    /// Alignment of memory and ranges.
     pub(crate) align: Alignment,
-    /// Of discards and write-zeroes: a device's logical block.
+    /// Alignment of discards and write-zeroes: a device's logical block.
     pub(crate) sector: u64,
-    /// Where the part of a block at the image's end begins that is not aligned. It is reached
-    /// without `O_DIRECT`, thus in any alignment.
+    /// Start of the partial block at the image's end. It is accessed without `O_DIRECT`, so in any
+    /// alignment.
     pub(crate) tail: Option<u64>,
     max_bytes: u64,
     max_segments: usize,
@@ -34,18 +34,18 @@ pub(crate) enum Step {
         /// Bytes.
         len: usize,
     },
-    /// Read an aligned span into a bounce buffer; `len` bytes after the first `skip` are wanted.
+    /// Read an aligned span into a bounce buffer, and copy `len` bytes after the first `skip`.
     BounceRead {
         /// First byte of the span.
         start: u64,
         /// Bytes of the span, at most [`BOUNCE`].
         span: usize,
-        /// Bytes of the span before those wanted.
+        /// Bytes of the span before the wanted ones.
         skip: usize,
         /// Bytes wanted.
         len: usize,
     },
-    /// Copy into a bounce buffer, write that.
+    /// Copy into a bounce buffer and write it.
     BounceWrite {
         /// Bytes, at most [`BOUNCE`].
         len: usize,
@@ -54,14 +54,14 @@ pub(crate) enum Step {
     Modify {
         /// First byte of the block.
         start: u64,
-        /// Bytes before those changed.
+        /// Bytes before the changed ones.
         skip: usize,
-        /// Bytes changed.
+        /// Number of changed bytes.
         len: usize,
     },
 }
 
-/// Which way a transfer goes, and where it stands.
+/// Direction and progress of a transfer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Position {
     /// Next byte of the image.
@@ -70,7 +70,7 @@ pub(crate) struct Position {
     pub(crate) memory: usize,
     /// Bytes left.
     pub(crate) left: u64,
-    /// Towards the image.
+    /// To the image.
     pub(crate) write: bool,
 }
 
@@ -79,7 +79,7 @@ impl Limits {
         Limits { align, sector, tail: None, max_bytes: MAX_BYTES, max_segments: MAX_SEGMENTS }
     }
 
-    /// The same for an image of that size, bytes.
+    /// The same limits for an image of that size in bytes.
     pub(crate) fn with_size(self, size: u64) -> Self {
         let rest = size % self.align.request as u64;
         Limits { tail: (rest > 0).then_some(size - rest), ..self }
@@ -95,8 +95,8 @@ impl Limits {
         (offset | len) & (self.align.request as u64 - 1) != 0
     }
 
-    /// Whether the kernel takes the whole request, which does not reach beyond the image, as it is: the
-    /// way of nearly all requests. One of whole blocks does not reach into the tail, so this needs no
+    /// Whether the kernel accepts the request as it is, which is true for nearly all requests. The
+    /// request does not reach beyond the image; whole blocks do not reach into the tail, so this needs no
     /// size.
     #[inline]
     pub(crate) fn is_simple(&self, offset: u64, bufs: &IoBufs) -> bool {
@@ -107,7 +107,7 @@ impl Limits {
             && self.memory_fits(bufs)
     }
 
-    /// Whether `O_DIRECT` takes the memory: addresses by the device's DMA, lengths by its block.
+    /// Whether `O_DIRECT` accepts the memory: addresses by the device's DMA, lengths by its block.
     #[inline]
     fn memory_fits(&self, bufs: &IoBufs) -> bool {
         let Alignment { memory, request } = self.align;
@@ -123,7 +123,7 @@ impl Limits {
         addresses & (memory - 1) == 0 && lengths & (request - 1) == 0
     }
 
-    /// Plans the next step, and makes `part` the memory of an in-place one. `left` is not 0.
+    /// Plans the next step. `part` becomes the memory of an in-place step. `left` is not 0.
     pub(crate) fn next(&self, position: Position, bufs: &IoBufs, part: &mut IoBufs) -> Step {
         let Position { at, memory, left, write } = position;
         let in_tail = self.in_tail(at);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Steps cover the range exactly, in order, and each keeps to the limits.
+        /// Steps cover the range exactly, in order, and each keeps the limits.
         #[test]
         fn steps_cover_the_range_and_keep_to_the_limits(
             shift in 0u32..=12, memory in 0u32..=12, at in 0u64..100_000, len in 1usize..400_000,

@@ -1,4 +1,4 @@
-//! What an opened file or device wants and can do: size, alignment, discard.
+//! Properties of an opened file or device: size, alignment, discard.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,14 +7,14 @@ use nix::errno::Errno;
 use nix::sys::uio::pread;
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// Largest alignment that is probed for, in bytes; also what is used when probing tells nothing.
+/// Largest alignment that is probed, in bytes; also the default if probing gives no result.
 const SAFE_ALIGN: usize = 4096;
 
 /// Bytes that [`read_block`] reads.
 pub(super) const BLOCK: u64 = SAFE_ALIGN as u64;
 
-/// What `O_DIRECT` asks of memory and of the range, in bytes; both are powers of two, and both are
-/// 1 without `O_DIRECT`.
+/// Alignment that `O_DIRECT` requires of memory and range, in bytes. Both are powers of two, and 1
+/// without `O_DIRECT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
     /// Addresses of segments.
@@ -24,23 +24,21 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// Nothing is asked.
+    /// No requirement.
     pub(crate) const NONE: Alignment = Alignment { memory: 1, request: 1 };
 
-    /// What a file on that block device, or the device itself, wants. `None` when it has no direct
-    /// I/O at all.
+    /// The alignment of a device, or of a file on that device. `None`: direct I/O is not supported.
     pub(crate) fn probe(fd: impl AsFd, device: u64) -> Option<Alignment> {
         let mut align = Self::ask(fd.as_fd())?;
-        // zram moves whole pages whatever the segment is, so a segment that does not begin with a
-        // page has the bytes around it overwritten (Linux 6.18, where it claims to take 512).
+        // zram moves whole pages, so a segment that does not begin at a page boundary has the bytes around
+        // it overwritten (Linux 6.18, although it reports 512).
         if device_name(device).is_some_and(|name| name.starts_with("zram")) {
             align.memory = align.memory.max(SAFE_ALIGN);
         }
         Some(align)
     }
 
-    /// What the kernel says (statx(2), `STATX_DIOALIGN`, since Linux 6.1), else what trial reads
-    /// show.
+    /// The alignment by statx(2) (`STATX_DIOALIGN`, since Linux 6.1), otherwise by trial reads.
     fn ask(fd: BorrowedFd<'_>) -> Option<Alignment> {
         if let Ok(stat) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
             && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
@@ -54,8 +52,8 @@ impl Alignment {
                 .then_some(Alignment { memory, request });
         }
         let safe = Alignment { memory: SAFE_ALIGN, request: SAFE_ALIGN };
-        // Where even one byte can be read, at an odd address, reads are checked by nobody (a hole, an
-        // empty file), and tell nothing about writes.
+        // If one byte at an odd address can be read, the kernel does not check reads here (a hole, an
+        // empty file), and they tell nothing about writes.
         if trial_read(fd, 1, 1) {
             return Some(safe);
         }
@@ -66,7 +64,7 @@ impl Alignment {
     }
 }
 
-/// Whether the first `len` bytes can be read into memory aligned to `align` and to no more.
+/// Whether the first `len` bytes can be read into memory aligned to exactly `align`.
 fn trial_read(fd: impl AsFd, len: usize, align: usize) -> bool {
     let mut memory = vec![0; 2 * SAFE_ALIGN + len];
     let start = memory.as_ptr().align_offset(SAFE_ALIGN) + align % SAFE_ALIGN;
@@ -104,7 +102,7 @@ fn sysfs(device: u64) -> String {
     format!("/sys/dev/block/{major}:{minor}")
 }
 
-/// What sysfs says of a block device's queue, by device number; `None` where it says nothing.
+/// An attribute of a block device's queue in sysfs, by device number.
 pub(crate) fn queue_attribute(device: u64, name: &str) -> Option<u64> {
     let device = sysfs(device);
     // A partition has its disk's queue.

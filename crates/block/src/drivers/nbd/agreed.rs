@@ -1,18 +1,18 @@
-//! What was agreed on with a server.
+//! The result of the negotiation with a server.
 
 use nbd_wire::flag;
 use nbd_wire::reply::ReplyMode;
 
-/// An export, as the server described it, and how it is talked to.
+/// The server's description of an export, and the negotiated options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// Transmission flags.
     pub(crate) flags: u16,
-    /// Which replies it gives.
+    /// Form of its replies.
     pub(crate) mode: ReplyMode,
-    /// The number of the context `base:allocation`, where it has that.
+    /// The number of the context `base:allocation`, if the server has it.
     pub(crate) allocation: Option<u32>,
     /// Offsets and lengths are multiples of it: a power of two, at most 64 KiB.
     pub(crate) minimum: u32,
@@ -28,8 +28,8 @@ impl Agreed {
         self.flags & bit != 0
     }
 
-    /// Whether an export that was described like this before, to its users too, can go on as `self`;
-    /// else what is in the way.
+    /// Whether a connection to `self` can replace one to an export that was described as `before`.
+    /// The error is the difference.
     pub(crate) fn continues(&self, before: &Agreed) -> Result<(), String> {
         const FEATURES: [(u16, &str); 5] = [
             (flag::SEND_FLUSH, "flush"),

@@ -1,13 +1,14 @@
-//! A connection at work: requests into the socket, answers out of it, and what happens when it breaks.
+//! A running connection: requests into the socket, replies out of it, and what happens when it breaks.
 //!
-//! Both ways go through the loop's ring: one receive is always under way, which brings as many answers as
-//! have come, the data of a large read straight into its memory; one send has all commands that are
-//! ready, with the data of writes from where they lie. Nothing is allocated per request.
+//! Both directions use the loop's ring. One receive is always in flight. It takes all replies that have
+//! arrived, and the data of a large read goes straight into its memory. One send carries all ready commands
+//! with the data of writes in place. Nothing is allocated per request.
 //!
-//! When the connection breaks, what was not answered is sent again over the next one, which a task on
-//! this loop makes: reads, writes, zeroes and trims may be carried out twice. As QEMU has it, requests
-//! wait for that as long as `reconnect-delay` says, and fail from then on until a connection is there. A
-//! connection that was no good, since the server left before it had answered anything, is none: the next
+//! When the connection breaks, a task on this loop makes a new one, and unanswered requests are sent again:
+//! reads, writes, zeroes and trims may be carried out twice. As in QEMU, requests wait for
+//! `reconnect-delay`, and fail after that until there is a connection. A connection that ends before the
+//! server has answered anything does not count: the next attempt comes after a growing pause, and it does not
+//! prolong the wait of requests.
 //! attempt comes after a pause that grows, and no request waits longer for it.
 
 use std::cell::{Cell, RefCell};
@@ -31,35 +32,35 @@ use crate::request::Request;
 /// Tokens of the two operations on the socket.
 const RECEIVE: u32 = 0;
 const SEND: u32 = 1;
-/// Bytes of the last command and the closing alert of TLS.
+/// Bytes of the last command with the closing alert of TLS.
 const MAX_GOODBYE: usize = 1024;
-/// A connection that has lasted so long was good, also if nobody had anything to ask, nanoseconds.
+/// A connection that has lasted this long counts, even without a request, nanoseconds.
 const GOOD_NS: u64 = 16_000_000_000;
 
-/// Why a connection is used no longer.
+/// Why a connection ends.
 #[derive(Debug, Clone, Copy)]
 enum Broken {
-    /// The server left, or the network did.
+    /// The server or the network ended the connection.
     Left,
     /// The socket failed.
     Socket(Errno),
-    /// The server does not keep to the protocol: it is not asked again.
+    /// The server violated the protocol: no reconnection.
     Rules(Violation),
     /// TLS failed.
     Tls(&'static str),
-    /// Nobody uses the node on this loop any more.
+    /// The node is no longer used on this loop.
     Closed,
 }
 
-/// The way to the server.
+/// The state of the connection.
 enum Link {
-    /// There is none; a task is making one.
+    /// Not connected; a task is connecting.
     Down,
-    /// There is one.
+    /// Connected.
     Up(Socket),
-    /// It is being taken down: operations on it are under way.
+    /// Being closed: operations on the socket are in flight.
     Breaking(Socket, Broken),
-    /// There is none, and never will be.
+    /// Not connected, for good.
     Dead,
 }
 
@@ -69,7 +70,7 @@ struct Socket {
     file: LoopFile,
 }
 
-/// A connection as its users hold it: closed when the last of them lets go.
+/// A connection for its users: closed when the last of them drops it.
 pub(super) struct Connection(Rc<Inner>);
 
 struct Inner {
@@ -78,30 +79,30 @@ struct Inner {
     shared: Arc<Shared>,
     state: RefCell<State>,
     link: RefCell<Link>,
-    /// Between the socket and the state, with TLS.
+    /// With TLS, the layer between socket and state.
     secure: RefCell<Option<Secure<Client>>>,
-    /// The lists of the two operations, while they are not under way.
+    /// The lists of segments of the two operations, while these are not in flight.
     receive_bufs: RefCell<IoBufs>,
     send_bufs: RefCell<IoBufs>,
     receiving: Cell<bool>,
     sending: Cell<bool>,
     queued: Cell<bool>,
-    /// While the link is down: requests wait.
+    /// While not connected: requests wait.
     patient: Cell<bool>,
     patience: Cell<Option<TimerId>>,
-    /// When it ends that requests wait, loop time; as of when the last good connection broke.
+    /// Loop time at which waiting requests fail, counted from the end of the last good connection.
     deadline: Cell<Option<u64>>,
-    /// Since when the link is up, loop time.
+    /// Loop time at which the connection was made.
     up_since_ns: Cell<u64>,
     /// The server has answered something on this connection.
     answered: Cell<bool>,
-    /// Before the next attempt, unless the last connection was good.
+    /// Pause before the next attempt, unless the last connection was good.
     pause: Cell<Option<Pause>>,
     closed: Cell<bool>,
 }
 
 impl Connection {
-    /// A connection that is there, or, of `None`, one that is made now. `None`: there is no memory.
+    /// Takes a connection, or makes one. `None`: out of memory.
     pub(super) fn new(
         event_loop: &EventLoop,
         shared: &Arc<Shared>,
@@ -175,7 +176,7 @@ impl Channel for Connection {
 impl Inner {
     // ---- out -----------------------------------------------------------------------------------
 
-    /// Sends, at the end of the section, what is ready then.
+    /// Sends the commands that are ready at the end of the section.
     fn send_later(&self) {
         if let Some(me) = self.me.upgrade() {
             let me: Rc<dyn DeferredCall> = me;
@@ -301,7 +302,7 @@ impl Inner {
         self.secure.borrow_mut().as_mut().map_or(Ok(false), |secure| secure.encrypt(bufs))
     }
 
-    /// Answers what was answered: whether anything was.
+    /// Completes answered requests. Returns whether there were any.
     fn take_answers(&self) -> bool {
         let mut any = false;
         loop {
@@ -335,14 +336,14 @@ impl Inner {
 
     fn up(&self, connected: Connected) {
         let Connected { fd, mut agreed, secured } = connected;
-        // Nothing that the node's users were not told of.
+        // Only features that the node's users know of.
         agreed.flags &= self.shared.agreed.flags;
         let file = self.event_loop.register_file(fd.clone());
         self.state.borrow_mut().connected(agreed);
         let secure = secured.map(|secured| {
             Secure::new(secured.session, &secured.plain, &mut *self.state.borrow_mut())
         });
-        // Without memory for TLS, the next attempt comes as after any lost connection.
+        // If there is no memory for TLS, continue as after any lost connection.
         let is_lost = matches!(secure, Some(None));
         self.secure.replace(secure.flatten());
         self.link.replace(Link::Up(Socket { fd, file }));
@@ -359,11 +360,11 @@ impl Inner {
         self.send_later();
     }
 
-    /// Ends a connection; what is under way on it is waited for.
+    /// Ends a connection after its operations in flight.
     fn take_down(&self, why: Broken) {
         let mut link = self.link.borrow_mut();
         if let Link::Up(socket) = &*link {
-            // Brings both operations to their end.
+            // Ends both operations.
             let _ = shutdown(socket.fd.as_raw_fd(), Shutdown::Both);
             let socket = socket.clone();
             *link = Link::Breaking(socket, why);
@@ -405,7 +406,7 @@ impl Inner {
         self.reconnect();
     }
 
-    /// One line per event that somebody has to look at; no request waits for it.
+    /// Logs one line per event that needs attention; requests do not wait for it.
     fn tell(&self, why: Broken) {
         let (name, server) = (&self.shared.name, &self.shared.target.options.server);
         match why {
@@ -425,7 +426,7 @@ impl Inner {
         }
     }
 
-    /// Patience begins to run out, or goes on to.
+    /// Starts or continues the `reconnect-delay`.
     fn start_timer(&self) {
         self.stop_timer();
         let latest = self.event_loop.now_ns().saturating_add(self.shared.delay_ns());
@@ -510,7 +511,7 @@ impl Inner {
         });
     }
 
-    /// Nobody uses the connection any more.
+    /// Closes the connection after the last user.
     fn close(&self) {
         self.closed.set(true);
         self.stop_timer();
@@ -545,7 +546,7 @@ impl Inner {
             },
         };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // A courtesy: the server sees the end either way.
+        // Not required: the server sees the end of the connection either way.
         let _ = send(socket.fd.as_raw_fd(), bytes, flags);
     }
 }

@@ -1,5 +1,5 @@
-//! Getting to a server: addresses, a socket, the handshake. All of it in tasks that never block; only
-//! names are resolved on a thread of their own, since getaddrinfo(3) has no other way.
+//! Connecting to a server: addresses, a socket, the handshake. All of it in tasks that never block, except
+//! that a thread resolves names, since getaddrinfo(3) blocks.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -29,37 +29,37 @@ use tls::{Client, Connector, MAX_EXPANSION, MAX_PLAIN, Progress, Session, Sessio
 use super::agreed::Agreed;
 use crate::options::{NbdOptions, NbdServerAddr};
 
-/// How long a server may take from the first packet to the end of the handshake, nanoseconds.
+/// Time limit of a server from the first packet to the end of the handshake, nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// Pause before a unix socket whose queue is full is tried again, nanoseconds.
+/// Pause before the next attempt at a UNIX socket with a full backlog, nanoseconds.
 const QUEUE_FULL_NS: u64 = 10_000_000;
-/// Replies that an option may have.
+/// Most replies to one option.
 const MAX_REPLIES: u32 = 64;
 /// `NBD_REP_ERR_TLS_REQD`.
 const TLS_REQUIRED: u32 = 0x8000_0005;
 /// `NBD_REP_ERR_UNKNOWN`.
 const NO_SUCH_EXPORT: u32 = 0x8000_0006;
-/// The context that block status is about.
+/// The context of the block status.
 const ALLOCATION: &str = "base:allocation";
 
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum ConnectError {
-    /// The address is none, or nobody listens there.
+    /// The address is invalid, or no process listens there.
     Connect(String, Errno),
-    /// The name is not known, or not for sure.
+    /// The name cannot be resolved.
     Resolve(String),
-    /// The server left in the middle of the handshake.
+    /// The server disconnected during the handshake.
     Left,
     /// The socket failed.
     Socket(Errno),
-    /// The server does not keep to the protocol.
+    /// The server violated the protocol.
     Rules(&'static str),
-    /// The server does not say anything.
+    /// The server does not answer.
     Silence,
-    /// The server refuses; what it said.
+    /// The server refuses, with this text.
     Refused(String),
-    /// What is offered is of no use.
+    /// The offered export cannot be used.
     Unusable(String),
     /// TLS failed.
     Tls(String),
@@ -102,18 +102,18 @@ pub(crate) struct Connected {
 /// TLS of a connection in the transmission phase.
 pub(crate) struct Secured {
     pub(super) session: Session<Client>,
-    /// Plaintext that was received and not used.
+    /// Received plaintext that was not used yet.
     pub(super) plain: Vec<u8>,
 }
 
-/// Where to connect to, and by which credentials.
+/// The address, and credentials for TLS.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(super) options: NbdOptions,
     pub(super) tls: Option<Connector>,
 }
 
-/// Connects and shakes hands, or fails in a time that is bounded.
+/// Connects and negotiates within a time limit.
 pub(crate) async fn connect_to(
     event_loop: &EventLoop,
     target: &Target,
@@ -136,7 +136,7 @@ pub(crate) async fn connect_to(
     .await
 }
 
-/// The same on another loop, for one that may not connect.
+/// The same on another loop, for a loop that may not connect.
 pub(crate) async fn connect_on(
     connector: &LoopHandle,
     target: &Target,
@@ -147,13 +147,13 @@ pub(crate) async fn connect_on(
         let on_loop = event_loop.clone();
         event_loop.spawn(async move { done.send(connect_to(&on_loop, &target).await) });
     };
-    // Neither happens before the node goes, which keeps the thread.
+    // This fails only after the node is gone, which keeps the thread.
     connector.spawn(connecting).map_err(|_| ConnectError::Left)?;
     connected.await.unwrap_or(Err(ConnectError::Left))
 }
 
-/// Connects as the options of a node that is being opened say: with `open-timeout`, for so long again
-/// and again.
+/// Connects as the options of a new node say. With `open-timeout`, repeats that for so
+/// long.
 pub(crate) async fn open(
     event_loop: &EventLoop,
     target: &Target,
@@ -165,7 +165,7 @@ pub(crate) async fn open(
         let tried = connect_to(event_loop, target).await;
         let again = event_loop.now_ns() + pause.next_ns();
         match tried {
-            // A server that is there and says no will say no again.
+            // A server that refuses will refuse again.
             Err(ConnectError::Connect(..) | ConnectError::Left | ConnectError::Socket(_))
                 if again < deadline =>
             {
@@ -176,7 +176,7 @@ pub(crate) async fn open(
     }
 }
 
-/// How long to wait between attempts: 1, 2, 4, 8, then always 16 seconds, as QEMU does.
+/// Pauses between attempts: 1, 2, 4, 8, then always 16 seconds, as in QEMU.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Pause(u32);
 
@@ -214,9 +214,9 @@ async fn open_socket(
                 let address = SockaddrStorage::from(address);
                 match connect_one(event_loop, family, &address, &name).await {
                     Ok(fd) => {
-                        // A request that waits for the acknowledgement of others would be late.
+                        // Otherwise a request waits for the acknowledgement of earlier ones.
                         let _ = setsockopt(&fd, sockopt::TcpNoDelay, &true);
-                        // A machine that is gone says nothing, also not that it is gone.
+                        // Otherwise the crash of the server's machine is not noticed.
                         let _ = setsockopt(&fd, sockopt::KeepAlive, &true);
                         return Ok(fd);
                     }
@@ -241,7 +241,7 @@ async fn connect_one(
         match connect(fd.as_raw_fd(), address) {
             Ok(()) => return Ok(fd),
             Err(Errno::EINPROGRESS | Errno::EINTR) => break,
-            // Its queue is full; no event says when it is not any more.
+            // The backlog is full; no event reports the end of that.
             Err(Errno::EAGAIN) => {
                 event_loop.sleep_until(event_loop.now_ns() + QUEUE_FULL_NS).await;
             }
@@ -315,7 +315,7 @@ impl Server {
         Ok(())
     }
 
-    /// With TLS, waits for the next plaintext.
+    /// With TLS, receives the next plaintext.
     async fn decrypt(&mut self) -> Result<(), ConnectError> {
         let Server { ready, secured } = self;
         let Some(Secured { session, plain }) = secured else { return Ok(()) };
@@ -336,7 +336,7 @@ impl Server {
         Ok(())
     }
 
-    /// Has the server begin TLS, and performs the handshake of TLS.
+    /// Negotiates TLS, and performs the TLS handshake.
     async fn start_tls(&mut self, connector: &Connector) -> Result<(), ConnectError> {
         let mut message = Vec::new();
         encode_option(code::STARTTLS, &[], &mut message);
@@ -372,8 +372,8 @@ impl Server {
         Ok(())
     }
 
-    /// Sends an option and takes its replies, up to the one that ends them, each by `tell`. `None`:
-    /// done; else why it is refused.
+    /// Sends an option and receives its replies up to the last one. `tell` gets each reply. `None`:
+    /// success; otherwise the reason of a refusal.
     async fn option(
         &mut self,
         option: u32,
@@ -403,7 +403,7 @@ impl Server {
         Err(ConnectError::Rules("too many replies to an option"))
     }
 
-    /// The same of an option that a server need not know: whether it does.
+    /// The same for an optional option. Returns whether the server supports it.
     async fn can(&mut self, option: u32) -> Result<bool, ConnectError> {
         let mut message = Vec::new();
         encode_option(option, &[], &mut message);
@@ -505,7 +505,7 @@ async fn negotiate(
     describe(size, flags, sizes, mode, allocation).map_err(ConnectError::Unusable)
 }
 
-/// Shakes hands on a socket that is connected already.
+/// Negotiates on a connected socket.
 #[cfg(feature = "fuzzing")]
 pub(super) async fn shake_hands(
     event_loop: &EventLoop,
@@ -519,7 +519,7 @@ pub(super) async fn shake_hands(
     negotiate(&mut server, export, None).await
 }
 
-/// Checks what the server says of an export.
+/// Checks the server's description of an export.
 fn describe(
     size: u64,
     flags: u16,
@@ -533,7 +533,7 @@ fn describe(
     if flags & flag::HAS_FLAGS == 0 {
         return Err("Export flags are not set".to_owned());
     }
-    // Without being told, what QEMU takes: sectors, where the export consists of them.
+    // QEMU's defaults: sectors, if the export's size is a multiple of them.
     let usual = (if size.is_multiple_of(512) { 512 } else { 1 }, 4096, MAX_PAYLOAD);
     let (minimum, preferred, maximum) = sizes.unwrap_or(usual);
     if !minimum.is_power_of_two() || minimum > 64 << 10 {

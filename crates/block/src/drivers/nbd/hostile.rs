@@ -340,7 +340,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_a_server_sends_each_request_is_answered_once(
+    fn each_request_is_answered_once_for_any_server_input(
         mode in prop_oneof![
             Just(ReplyMode::Simple), Just(ReplyMode::Structured), Just(ReplyMode::Extended),
         ],

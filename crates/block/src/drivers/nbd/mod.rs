@@ -1,8 +1,8 @@
 //! `nbd`: an image on another machine, or in another process, behind an NBD server.
 //!
-//! From the socket inwards: `connect` gets to the server and shakes hands, [`agreed`] is what came of
-//! that; `channel` is a connection on its loop, `state` and `slots` are what it keeps for the requests
-//! under way; `remote` is the way to a connection that another loop has.
+//! From the socket inwards: `connect` connects and negotiates, [`agreed`] is the result;
+//! `channel` is a connection on its loop, `state` and `slots` are its requests in flight;
+//! `remote` leads to the connection of another loop.
 //!
 //! [`agreed`]: agreed::Agreed
 
@@ -43,19 +43,19 @@ const SECTOR: u64 = 512;
 /// An export of an NBD server.
 pub(crate) struct NbdNode {
     shared: Arc<Shared>,
-    /// The connection that the node was opened with, until a loop takes it.
+    /// The connection that was made when the node was opened, until a loop takes it.
     first: Mutex<Option<Connected>>,
-    /// To the loop that has taken it, and keeps it for as long as the node is there.
+    /// The loop that has taken it and keeps it as long as the node exists.
     keeper: Mutex<Option<Keeper>>,
 }
 
-/// Where the first connection is.
+/// The loop with the first connection.
 struct Keeper {
     handle: LoopHandle,
     jobs: Arc<mailbox::Sender<Job>>,
 }
 
-/// What connections have to know.
+/// Data that connections share.
 struct Shared {
     name: String,
     target: Target,
@@ -67,13 +67,13 @@ struct Shared {
     serialise: Serialise,
 }
 
-/// The first connection of a node, and how to make others.
+/// The first connection of a node, and the means to make others.
 pub(crate) struct Opened {
     connected: Connected,
     target: Target,
 }
 
-/// Connects to the server of a node that is to be opened, in a task.
+/// Connects to the server for a new node, in a task.
 async fn connect(event_loop: &EventLoop, target: Target) -> Result<Opened, OpenError> {
     let connected = connect::open(event_loop, &target).await;
     let connected = connected.map_err(|error| OpenError::new(error.to_string()))?;
@@ -81,8 +81,8 @@ async fn connect(event_loop: &EventLoop, target: Target) -> Result<Opened, OpenE
 }
 
 impl NbdNode {
-    /// Makes a node of a connection. Others are made by the thread `connector`, for which no
-    /// loop that the node is used on waits.
+    /// Creates a node from a connection. The thread `connector` makes all others, and must not wait for a loop
+    /// on which the node is used.
     pub(crate) fn new(
         name: String,
         common: &BlockdevOptions,
@@ -142,7 +142,7 @@ impl BlockNode for NbdNode {
         let mut keeper = lock(&self.keeper);
         let kept = keeper.as_ref().filter(|keeper| keeper.handle.spawn(|_| {}).is_ok());
         let agreed = &self.shared.agreed;
-        // Of an export that nobody writes to, all connections tell the same.
+        // A read-only export is the same on all connections.
         let several = agreed.has(flag::CAN_MULTI_CONN) || agreed.has(flag::READ_ONLY);
         if let Some(keeper) = kept.filter(|_| !several) {
             return Ok(Remote::new(event_loop, self.clone(), keeper.jobs.clone()));
@@ -165,12 +165,12 @@ impl BlockNode for NbdNode {
 }
 
 impl Shared {
-    /// How long requests wait while there is no connection, nanoseconds.
+    /// How long requests wait without a connection, nanoseconds.
     fn delay_ns(&self) -> u64 {
         u64::from(self.target.options.reconnect_delay) * 1_000_000_000
     }
 
-    /// Applies the node's options to a request; `Some`: that is its answer.
+    /// Applies the node's options to a request. `Some`: its answer.
     fn prepare(&self, request: &mut Request) -> Option<Result<(), Errno>> {
         if self.geometry.read_only && !request.op.only_reads() {
             return Some(Err(Errno::EROFS));
@@ -183,7 +183,7 @@ impl Shared {
             detect_zeroes(self.detect_zeroes, request);
         }
         match &mut request.op {
-            // Memory that was taken away holds nothing that the guest wrote.
+            // Memory that was taken away no longer has the guest's data.
             Op::Write { .. } if request.bufs.is_lost() => return Some(Err(Errno::EFAULT)),
             Op::Discard if self.discard == Discard::Ignore => return Some(Ok(())),
             Op::WriteZeroes { may_unmap, .. } if self.discard == Discard::Ignore => {

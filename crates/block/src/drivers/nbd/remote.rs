@@ -1,8 +1,8 @@
-//! A connection of another loop's, for a server that does not say that several connections see each
-//! other's flushes.
+//! A channel to the connection of another loop, for a server that does not promise that a flush covers
+//! several connections.
 //!
-//! Requests are posted to the loop that has the connection, and their data copied on both ways. That
-//! costs, and allocates; whoever wants speed has a server with multi-conn, or serves the node by one
+//! Requests are sent to the loop with the connection, and their data is copied in both directions. That
+//! costs time and allocates. Fast are servers with multi-conn, or nodes that are served by one
 //! loop.
 
 use std::cell::{Cell, RefCell};
@@ -18,17 +18,17 @@ use crate::node::{BlockNode, Channel};
 use crate::request::{Op, Request};
 use crate::submit::submit;
 
-/// A request, for another loop.
+/// A request for another loop.
 pub(super) struct Job {
     op: Op,
     offset: u64,
     len: u64,
-    /// Bytes of its memory: what is written, or room for what is read.
+    /// Contents of its memory: data to write, or space for a read.
     data: Vec<u8>,
     answer: oneshot::Sender<(Result<(), Errno>, Vec<u8>)>,
 }
 
-/// Carries out what other loops ask for, and keeps the connection for as long as somebody may ask.
+/// Carries out the requests of other loops, and keeps the connection as long as there can be requests.
 pub(super) async fn keep(
     event_loop: EventLoop,
     channel: Rc<dyn Channel>,
@@ -60,7 +60,7 @@ pub(super) struct Remote {
 
 enum Way {
     Jobs(Arc<mailbox::Sender<Job>>),
-    /// The loop that had the connection is gone.
+    /// A channel of this loop, after the end of the other loop.
     Channel(Rc<dyn Channel>),
 }
 
@@ -79,7 +79,7 @@ impl Remote {
         })
     }
 
-    /// Posts a request and waits for its answer; `Err`: the loop that has the connection is gone.
+    /// Sends a request and waits for its answer. `Err`: the loop with the connection has ended.
     async fn post(&self, request: &mut Request) -> Result<Result<(), Errno>, LoopGone> {
         let reads = matches!(request.op, Op::Read | Op::BlockStatus);
         let mut data = vec![0; request.bufs.len()];
@@ -102,7 +102,7 @@ impl Remote {
         Ok(result)
     }
 
-    /// Finds another way, since the loop that had the connection is gone.
+    /// Finds another connection after the end of the loop that had it.
     fn take_over(&self) -> io::Result<Rc<dyn Channel>> {
         if let Way::Channel(channel) = &*self.way.borrow() {
             return Ok(channel.clone());

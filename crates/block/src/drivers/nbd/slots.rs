@@ -1,4 +1,4 @@
-//! A connection's requests under way: preallocated, and what becomes of each.
+//! A connection's requests in flight: preallocated slots, and the steps of each request.
 
 use event_loop::IoBufs;
 use nbd_wire::client::ReplyHeader;
@@ -11,24 +11,24 @@ use super::agreed::Agreed;
 use crate::request::{Op, Request};
 use crate::status::{self, Extent, State as ExtentState};
 
-/// Requests that a server has at once; more wait for one of them.
+/// Most requests at the server; further ones wait.
 pub(super) const SLOTS: usize = 128;
 
 /// Most bytes of a range without data in one command.
 const MAX_RANGE: u64 = 1 << 30;
 
-/// Where a request is.
+/// The state of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// There is none.
+    /// No request.
     Free,
-    /// Its command is to be sent, or part of that was.
+    /// Its command is to be sent, or is partly sent.
     Ready,
-    /// The server has it.
+    /// Sent; the server works on it.
     Asked,
-    /// It was answered, but is being sent still.
+    /// Answered, but not sent completely.
     Answered,
-    /// What came of the command is to be looked at.
+    /// The command has ended, and its result was not processed yet.
     Over,
 }
 
@@ -36,17 +36,17 @@ pub(super) enum Stage {
 pub(super) struct Slot {
     pub(super) request: Option<Request>,
     pub(super) stage: Stage,
-    /// A list that is being sent has part of it.
+    /// The list that is being sent contains a part of it.
     pub(super) sending: bool,
-    /// Tells the slot's commands from each other, in cookies.
+    /// Distinguishes the successive commands of a slot, in cookies.
     pub(super) generation: u32,
-    /// Bytes of the request that were done by commands before.
+    /// Bytes of the request that earlier commands have done.
     pub(super) done: u64,
     pub(super) command: CommandType,
     flags: u16,
     /// Bytes of the command's range.
     pub(super) len: u64,
-    /// What is written is zeroes of our own.
+    /// The written data is zeroes, not the request's memory.
     pub(super) zeroes: bool,
     /// Bytes of header and payload that were put into lists.
     pub(super) sent: usize,
@@ -61,11 +61,11 @@ pub(super) struct Slot {
     pub(super) got_status: bool,
 }
 
-/// What is next for a request.
+/// The next step of a request.
 pub(super) enum Plan {
     /// A command for the server.
     Command,
-    /// Nothing: it is done.
+    /// None: the request has ended.
     Done(Result<(), Errno>),
 }
 
@@ -121,7 +121,7 @@ impl Slot {
         u64::from(self.generation) << 32 | u64::from(tag)
     }
 
-    /// The command is to be sent, maybe anew.
+    /// Queues the command, possibly again.
     pub(super) fn make_ready(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         self.stage = Stage::Ready;
@@ -134,8 +134,8 @@ impl Slot {
         self.got_status = false;
     }
 
-    /// Finds out what the request needs next; `zeroes`: how many bytes of our own there are to be
-    /// written.
+    /// Plans the next step of the request; `zeroes`: bytes of zeroes that one write may
+    /// carry.
     pub(super) fn plan(&mut self, agreed: &Agreed, zeroes: usize) -> Plan {
         let Some(request) = &mut self.request else { return Plan::Done(Err(Errno::EIO)) };
         let has = |bit| agreed.flags & bit != 0;
@@ -170,7 +170,7 @@ impl Slot {
                 if !beyond.is_zero() {
                     return Plan::Done(Err(Errno::ENOSPC));
                 }
-                // Where there is no such flag, a flush follows.
+                // A server without the flag gets a flush afterwards.
                 if !fua || self.done == 0 || has(flag::SEND_FUA) || !has(flag::SEND_FLUSH) {
                     return Plan::Done(Ok(()));
                 }
@@ -198,7 +198,7 @@ impl Slot {
         Plan::Command
     }
 
-    /// Writes an extent of the answer to a block status; what is beyond the range is cut off.
+    /// Writes an extent of a block status, limited to the range.
     pub(super) fn put_extent(&mut self, len: u64, state: ExtentState) {
         let Some(request) = &mut self.request else { return };
         let len = len.min(self.len.saturating_sub(self.described));
@@ -209,7 +209,7 @@ impl Slot {
     }
 }
 
-/// The request that a reply is about.
+/// The cookie of a reply, which identifies the request.
 pub(super) fn cookie_of(header: &ReplyHeader) -> u64 {
     match *header {
         ReplyHeader::Simple { cookie, .. } | ReplyHeader::Chunk { cookie, .. } => cookie,

@@ -1,9 +1,9 @@
-//! What a connection has of its own: requests under way, what is to be sent, and the server's bytes as
-//! they come. Nothing here calls anybody; the channel does.
+//! The state of a connection: requests in flight, bytes to send, and the parser of the server's
+//! bytes. It does no I/O; the channel does.
 //!
-//! A server is a stranger: whatever it sends, each request is answered once, no byte is written outside
-//! the memory of the request that asked for it, and nothing that it announces makes this side keep
-//! anything for it.
+//! A server is not trusted. Whatever it sends, each request is answered once, no byte is written outside
+//! the memory of the request that the reply is for, and no announced length makes this side allocate
+//! memory.
 
 use std::collections::VecDeque;
 
@@ -19,41 +19,41 @@ use super::slots::{Plan, SLOTS, Slot, Stage, cookie_of};
 use crate::request::Request;
 use crate::status::State as ExtentState;
 
-/// Bytes that are received at once, beside the data of a read that are known to come next.
+/// Bytes per receive, apart from data of reads that is known to follow.
 const INPUT: usize = 32 << 10;
-/// Zeroes that are written at once where the server cannot write zeroes.
+/// Zeroes per write, for a server without write-zeroes.
 const ZEROES: usize = 64 << 10;
 /// Most segments of an operation, `IOV_MAX`.
 const MAX_SEGMENTS: usize = 1024;
-/// Most bytes in one list, so that a reply need not wait for much.
+/// Most bytes of one list, so that a reply does not wait long.
 const MAX_LIST: usize = MAX_PAYLOAD as usize;
-/// Errors that one reply may consist of.
+/// Most errors in one reply.
 const MAX_ERRORS: u32 = 16;
 
-/// A server has broken the protocol's rules: which one.
+/// The violated rule of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation(pub(super) &'static str);
 
-/// What is next.
+/// The result of parsing.
 pub(super) enum Next {
-    /// A request is done.
+    /// A request has ended.
     Complete(Request, Result<(), Errno>),
-    /// More bytes have to come.
+    /// More bytes are needed.
     Input,
 }
 
-/// What the next bytes are.
+/// Meaning of the next bytes.
 #[derive(Debug, Clone, Copy)]
 enum Incoming {
     /// A header.
     Header,
-    /// What a chunk begins with, `need` bytes of its `len`.
+    /// The start of a chunk: `need` bytes of its `len`.
     Prefix { tag: u32, kind: ChunkKind, last: bool, len: u64, need: usize },
     /// Data of a read, for its memory from `at` on.
     Data { tag: u32, last: bool, at: usize, left: usize },
     /// Extents.
     Extents { tag: u32, last: bool, left: u64 },
-    /// What is of no interest.
+    /// Bytes that are ignored.
     Skip { tag: u32, last: bool, left: u64 },
 }
 
@@ -65,26 +65,26 @@ pub(super) struct State {
     waiting: VecDeque<Request>,
     /// Commands to be sent, in order.
     ready: VecDeque<u32>,
-    /// Commands of which a list that is being sent has part.
+    /// Commands with a part in the list that is being sent.
     sending: Vec<u32>,
-    /// Commands that are over.
+    /// Commands that have ended.
     over: VecDeque<u32>,
     headers: IoBufs,
     zeroes: IoBufs,
     send: Gather,
     // ---- what comes ----
     input: IoBufs,
-    /// The bytes of the input that were not looked at yet.
+    /// Start of the input that was not parsed yet.
     begin: usize,
     end: usize,
     incoming: Incoming,
-    /// Bytes that were to go straight to a request's memory.
+    /// Bytes of the current receive that go straight to a request's memory.
     direct: usize,
     receive: Gather,
 }
 
 impl State {
-    /// `None`: there is no memory.
+    /// `None`: out of memory.
     pub(super) fn new(agreed: Agreed) -> Option<Self> {
         Some(State {
             agreed,
@@ -108,7 +108,7 @@ impl State {
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// Takes a request, or gives it back with its answer.
+    /// Takes a request, or returns it with its answer.
     pub(super) fn submit(&mut self, request: Request) -> Option<(Request, Result<(), Errno>)> {
         let Some(tag) = self.free.pop() else {
             self.waiting.push_back(request);
@@ -144,12 +144,12 @@ impl State {
         Some((request, result))
     }
 
-    /// Requests under way, and waiting.
+    /// The number of requests in flight or waiting.
     pub(super) fn requests(&self) -> usize {
         SLOTS - self.free.len() + self.waiting.len()
     }
 
-    /// The next request of all, as one that fails; nothing may be under way on the socket.
+    /// Removes the next request, to fail it. No operation is in flight on the socket.
     pub(super) fn next_failed(&mut self) -> Option<Request> {
         let taken = self.slots.iter().position(|slot| slot.request.is_some());
         match taken {
@@ -164,12 +164,12 @@ impl State {
 
     // ---- out -----------------------------------------------------------------------------------
 
-    /// Whether there is something to be sent.
+    /// Whether there is something to send.
     pub(super) fn has_commands(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Puts what is to be sent into one list, commands and their data. It is being sent until
+    /// Collects commands and their data in one list, which counts as being sent until
     /// [`sent`](Self::sent).
     pub(super) fn gather(&mut self, list: &mut IoBufs) {
         self.send.begin(list);
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// What was gathered has been sent, or never will be.
+    /// Records that the collected list was sent, or never will be.
     pub(super) fn sent(&mut self, list: &mut IoBufs) {
         self.send.release(list);
         while let Some(tag) = self.sending.pop() {
@@ -218,7 +218,7 @@ impl State {
         }
     }
 
-    /// The connection is gone, and no operation is under way: all that was not answered is to be sent
+    /// Records the end of the connection, without operations in flight. All unanswered requests will be sent
     /// again.
     pub(super) fn disconnected(&mut self, list: &mut IoBufs) {
         self.sent(list);
@@ -233,10 +233,10 @@ impl State {
         }
     }
 
-    /// A new connection is there.
+    /// Records a new connection.
     pub(super) fn connected(&mut self, agreed: Agreed) {
         self.agreed = agreed;
-        // Its limits may be others.
+        // The new limits may differ.
         self.ready.clear();
         for tag in 0..SLOTS as u32 {
             let Some(slot) = self.slots.get_mut(tag as usize) else { continue };
@@ -256,11 +256,11 @@ impl State {
 
     // ---- in ------------------------------------------------------------------------------------
 
-    /// Where the next bytes are to go.
+    /// Puts the memory for the next bytes into the list.
     pub(super) fn input_memory(&mut self, list: &mut IoBufs) {
         if self.begin > 0 {
             let left = self.end - self.begin;
-            // Less than a header, or a record: a few bytes.
+            // Less than a header or record: a few bytes.
             let mut rest = [0; 64];
             if let Some(rest) = rest.get_mut(..left) {
                 self.input.copy_out(self.begin, rest);
@@ -282,7 +282,7 @@ impl State {
         self.receive.append(list, &self.input, self.end, INPUT - self.end, 1);
     }
 
-    /// That many bytes have come to the memory just given; not zero.
+    /// Records that so many bytes have arrived in that memory; not zero.
     pub(super) fn received(&mut self, mut bytes: usize, list: &mut IoBufs) {
         self.receive.release(list);
         let direct = std::mem::take(&mut self.direct).min(bytes);
@@ -294,11 +294,11 @@ impl State {
         self.end = (self.end + bytes).min(INPUT);
     }
 
-    /// Looks at what has come.
+    /// Parses the received bytes.
     ///
     /// # Errors
     ///
-    /// The server has broken a rule.
+    /// The server has violated the protocol.
     pub(super) fn next(&mut self) -> Result<Next, Violation> {
         loop {
             while let Some(tag) = self.over.pop_front() {
@@ -319,7 +319,7 @@ impl State {
         }
     }
 
-    /// The answer to a command is there, or the command was not needed.
+    /// Processes the end of a command.
     fn command_over(&mut self, tag: u32) -> Option<(Request, Result<(), Errno>)> {
         let slot = self.slots.get_mut(tag as usize)?;
         if let Some(errno) = slot.error {
@@ -342,7 +342,7 @@ impl State {
         self.go_on(tag)
     }
 
-    /// Takes one thing from the input. `false`: there is not enough of it.
+    /// Parses one item of the input. `false`: it is incomplete.
     fn step(&mut self) -> Result<bool, Violation> {
         match self.incoming {
             Incoming::Header => self.header(),
@@ -384,7 +384,7 @@ impl State {
         }
     }
 
-    /// Takes bytes that are there from the input's front.
+    /// Removes available bytes from the input's front.
     fn take(&mut self, bytes: &mut [u8]) {
         self.begin += self.input.copy_out(self.begin, bytes);
     }
@@ -437,7 +437,7 @@ impl State {
         }
     }
 
-    /// What a chunk begins with is there; `left`: bytes of it that follow.
+    /// Parses the start of a chunk; `left` bytes of the chunk follow.
     fn prefix(
         &mut self,
         tag: u32,
@@ -454,7 +454,7 @@ impl State {
         let offset = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
         let from = offset.wrapping_sub(slot.offset());
         let at = slot.done as usize;
-        // Checked against the request's length, which is that of its memory.
+        // Checked against the request's length, which is the length of its memory.
         let place = |len: u64| match from.checked_add(len) {
             Some(end) if from < slot.len && end <= slot.len => Ok(at + from as usize),
             _ => Err(OUTSIDE),
@@ -514,7 +514,7 @@ impl State {
         let state = match (flags & hole != 0, flags & zero != 0) {
             (true, true) => ExtentState::Hole,
             (false, true) => ExtentState::Zeroes,
-            // Of a hole that does not read as zeroes nothing is known.
+            // A hole that does not read as zeroes has unknown contents.
             (_, false) => ExtentState::Data,
         };
         if let Some(slot) = self.slots.get_mut(tag as usize) {
@@ -524,7 +524,7 @@ impl State {
         Ok(true)
     }
 
-    /// A chunk, or a simple reply, has come in full.
+    /// Processes the end of a chunk or of a simple reply.
     fn chunk_over(&mut self, tag: u32, last: bool) -> Result<bool, Violation> {
         self.incoming = Incoming::Header;
         let Some(slot) = self.slots.get_mut(tag as usize).filter(|_| last) else {
@@ -544,8 +544,8 @@ impl State {
     }
 }
 
-/// Whether a chunk fits to what was asked; how many bytes of what it begins with have to be there for
-/// it to be understood.
+/// Checks a chunk against its request. Returns how many bytes of its start are needed to
+/// parse it.
 fn announced(
     slot: &mut Slot,
     mode: ReplyMode,

@@ -23,7 +23,7 @@ const SIZE: u64 = 1 << 30;
 
 pub(super) static NULL_CO: DriverKind = DriverKind {
     name: "null-co",
-    help: "reads and writes nothing, and answers at once; for measuring",
+    help: "a null device that answers at once, for measurements",
     example: "null-co,node-name=n,size=8589934592",
     options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_co(null)) },
 };

@@ -1,6 +1,6 @@
-//! The state of an image that all loops share: its metadata in memory, and who is at work where.
+//! The state of an image that all loops share: its metadata in memory, and the ranges claimed by requests.
 //!
-//! One lock, held for as long as a call in memory takes. Nothing waits under it.
+//! One lock, held for the length of a call in memory. No task waits under it.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -16,12 +16,12 @@ use super::locks::{Ranges, Taken};
 use super::metadata::Metadata;
 use super::steps::{SECTOR, read};
 
-/// What all loops share.
+/// The state that all loops share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) engine: Engine,
     pub(super) ranges: Ranges,
-    /// Tables that are being read, and who waits for them too.
+    /// Tables that are being read, and the other tasks that wait for them.
     reading: Vec<(Table, Vec<Waker>)>,
 }
 
@@ -31,7 +31,7 @@ impl Core {
     }
 }
 
-/// A part of the disk that a request has, until this is dropped.
+/// A part of the disk that is claimed for a request, until this is dropped.
 pub(super) struct Claim<'a> {
     image: &'a Image,
     taken: Option<Taken>,
@@ -60,7 +60,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A table that this task reads. Those who wait for it are woken when this is dropped, however it ends.
+/// A table that this task reads. Dropping it wakes the tasks that wait for the table.
 struct Reading<'a> {
     image: &'a Image,
     table: Table,
@@ -77,7 +77,7 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Room for data that is not mapped yet. What is left of it when this is dropped is given up.
+/// Clusters for data that are not mapped yet. Unused ones are released when this is dropped.
 pub(super) struct Reserved<'a> {
     image: &'a Image,
     pub(super) room: Room,
@@ -88,7 +88,7 @@ impl<'a> Reserved<'a> {
         Reserved { image, room }
     }
 
-    /// The first clusters of it are mapped.
+    /// Records that the first clusters are mapped.
     pub(super) fn advance(&mut self, clusters: u64) {
         self.room.host += clusters * self.image.cluster;
         self.room.clusters -= clusters;
@@ -105,7 +105,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Image {
-    /// Has the clusters of a range, beside others or alone.
+    /// Waits for the clusters of a range, shared or exclusive.
     pub(super) async fn claim(&self, range: Range<u64>, is_alone: bool) -> Claim<'_> {
         let range = self.clusters(range);
         if range.is_empty() {
@@ -122,8 +122,8 @@ impl Image {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Has the engine do something, and reads the tables that it needs for that. What it changes is kept before
-    /// anybody else can ask the engine.
+    /// Calls the engine, and reads the tables that the call needs. Records changed sectors before any other
+    /// task can call the engine.
     pub(super) async fn engine<T>(
         &self,
         channels: &Channels,
@@ -146,7 +146,7 @@ impl Image {
         }
     }
 
-    /// Keeps what a call of the engine has changed.
+    /// Records the sectors that a call of the engine has changed.
     pub(super) fn keep(&self, engine: &mut Engine) {
         if engine.has_changed()
             && let Some(metadata) = &self.shared.metadata
@@ -156,7 +156,7 @@ impl Image {
         }
     }
 
-    /// Reads a table, or waits until another task has.
+    /// Reads a table, or waits until another task has read it.
     async fn read_table(&self, channels: &Channels, table: Table) -> Result<(), Errno> {
         let mut is_mine = false;
         let mut asked = false;
@@ -168,7 +168,7 @@ impl Image {
                     asked = true;
                     Poll::Pending
                 }
-                // It has been read, or that has failed: the caller sees which.
+                // The other task has read it or failed; the caller finds out.
                 None if asked => Poll::Ready(()),
                 None => {
                     reading.push((table, Vec::new()));
@@ -189,14 +189,14 @@ impl Image {
     }
 }
 
-/// Reads a part of the file as it is to be: with what is kept of it and not there yet.
+/// Reads a part of the file with the changes that were not written yet.
 pub(super) async fn read_kept(
     channels: &Channels,
     metadata: Option<&Metadata>,
     offset: u64,
     len: usize,
 ) -> Result<Vec<u8>, Errno> {
-    // Before the file is read: what is written meanwhile is among it.
+    // Taken before the file is read: a change that is written meanwhile is included here.
     let kept = metadata.map(|kept| kept.kept(offset..offset + len as u64));
     let mut bytes = read(channels, offset, len).await?;
     for (at, sector) in kept.into_iter().flatten() {

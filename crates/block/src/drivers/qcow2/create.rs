@@ -16,36 +16,36 @@ use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
 
-/// Bytes written at once.
+/// Most bytes per write.
 const AT_ONCE: usize = 1 << 20;
 
 /// A qcow2 image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateQcow2 {
-    /// Bytes of the disk, a multiple of 512.
+    /// Size of the disk in bytes, a multiple of 512.
     pub size: u64,
-    /// The backing file as the header names it (relative to the image, if it is no absolute path), and
+    /// The backing file as named in the header (relative to the image, unless the path is absolute), and
     /// its format.
     pub backing: Option<(String, String)>,
-    /// Bytes of a cluster: a power of two, 512 to 2 MiB. QEMU's default is 64 KiB.
+    /// Size of a cluster in bytes: a power of two, 512 to 2 MiB. QEMU's default is 64 KiB.
     pub cluster_size: u32,
     /// Bits of a reference count: a power of two, 1 to 64. QEMU's default is 16.
     pub refcount_bits: u32,
 }
 
 impl CreateQcow2 {
-    /// One of that size, bytes, with what QEMU has by default, and nothing behind.
+    /// An image of that size in bytes with QEMU's defaults, without a backing file.
     pub fn new(size: u64) -> CreateQcow2 {
         CreateQcow2 { size, backing: None, cluster_size: 65536, refcount_bits: 16 }
     }
 }
 
-/// Creates an image in the file at `path`, which is made, or made empty before. Blocks until its content is
+/// Creates an image in the file at `path`, which is created or emptied first. Blocks until its content is
 /// on stable storage. The caller syncs the folder of a new file.
 ///
 /// # Errors
 ///
-/// The file cannot be made, locked or written, or the options fit no image.
+/// The file cannot be created, locked or written, or the options contradict each other.
 pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> {
     if !create.size.is_multiple_of(512) {
         return Err(OpenError::new("Image size must be a multiple of 512"));
@@ -54,7 +54,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     made.map_err(|error| failed(path, &error))?;
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
     let common = BlockdevOptions::new(None, Driver::file(file.clone()));
-    // Locked from here on, so nobody else's image is made empty.
+    // Locked from here on, so that no image in use is emptied.
     let node =
         FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
@@ -75,8 +75,8 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     created.map_err(|error| failed(path, &error))
 }
 
-/// Parts of a new image, each with its first byte in the file: header, refcount table, refcount blocks and L1 table, in
-/// this order and without gaps. `None`: nothing can have such options.
+/// The parts of a new image with their offsets in the file: header, refcount table, refcount blocks and L1 table, in
+/// this order and without gaps. `None`: the options contradict each other.
 pub(super) fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
     let cluster = u64::from(create.cluster_size);
     let (bits, order) = (cluster.trailing_zeros(), create.refcount_bits.trailing_zeros());
@@ -129,7 +129,7 @@ fn header(
         extensions.resize(extensions.len().next_multiple_of(8), 0);
         name.as_bytes()
     });
-    // The end of the extensions.
+    // End of the header extensions.
     extensions.resize(extensions.len() + 8, 0);
     let name_at = match name {
         [] => 0,

@@ -1,7 +1,7 @@
-//! Requests that go straight to a node below: all of the range lies in one place there.
+//! Requests that go straight to a node below, because their whole range lies in one place there.
 //!
-//! No task, no memory from the heap. The clusters of the range are claimed until the answer, so they stay where
-//! they are.
+//! They need no task and no heap memory. The clusters of the range are claimed until the answer, so they stay in
+//! place.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::node::Channel;
 use crate::request::{Completion, Detached, Op, Request};
 use crate::slab::Slab;
 
-/// Requests of one channel at the nodes below.
+/// Requests of one channel in flight at the nodes below.
 #[derive(Default)]
 pub(super) struct Direct(RefCell<Slab<OnItsWay>>);
 
@@ -27,21 +27,21 @@ struct OnItsWay {
     taken: Taken,
 }
 
-/// What became of a request.
+/// The result of an attempt.
 pub(super) enum Begun {
     /// It was sent down.
     Sent,
     /// It was answered.
     Answered,
-    /// It takes more than that.
+    /// It needs a task.
     Not(Request),
 }
 
-/// The node below that has all of a request, and from which byte on. `None`: it reads as zeroes.
+/// The node below that has the whole request, and the offset there. `None`: the range reads as zeroes.
 type Goes<'a> = Option<(&'a Rc<dyn Channel>, u64)>;
 
 impl Direct {
-    /// Sends a request down, if all of it lies in one place and nobody else changes that. Its answer goes to `to`,
+    /// Sends a request down if its range lies in one place and no other request changes that. Its answer goes to `to`,
     /// which calls [`end`](Self::end).
     pub(super) fn begin(
         &self,
@@ -52,8 +52,8 @@ impl Direct {
     ) -> Begun {
         let writes = match request.op {
             Op::Read => false,
-            // Of a durable write the metadata has to be on stable storage too.
-            // No answer depends on metadata that a kill would take.
+            // No answer may depend on metadata that a kill would lose. For a durable write, the metadata
+            // has to be on stable storage too.
             Op::Write { fua } if image.is_committed() && (!fua || image.is_stable()) => true,
             Op::Write { .. }
             | Op::Flush
@@ -79,7 +79,7 @@ impl Direct {
         Begun::Sent
     }
 
-    /// Answers the request in a place.
+    /// Answers the request with this number.
     pub(super) fn end(&self, image: &Image, place: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let ended = self.0.borrow_mut().remove(place);
         if let Some(OnItsWay { request, taken }) = ended {
@@ -89,7 +89,7 @@ impl Direct {
     }
 }
 
-/// Where all of a request goes, with its clusters claimed. `None`: it has several places, or none, or has to wait.
+/// The place of a request, with its clusters claimed. `None`: it has several places, or none, or has to wait.
 fn find<'a>(
     image: &Image,
     channels: &'a Channels,

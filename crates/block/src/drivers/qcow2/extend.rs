@@ -1,4 +1,4 @@
-//! Makes the file of an image longer ahead of its use, where a write that makes it longer is slow.
+//! Extends the file of an image ahead of its use, where a write beyond its end is slow.
 
 use std::sync::atomic::Ordering;
 
@@ -9,18 +9,18 @@ use super::context::{Channels, Transfer};
 use super::image::Image;
 use crate::request::Op;
 
-/// Bytes at once, at most, and what part of the disk's size.
+/// Most bytes at once, and the fraction of the disk's size.
 const MOST: u64 = 16 << 20;
 const PART: u64 = 64;
-/// Clusters at once, at least.
+/// Fewest clusters at once.
 const LEAST: u64 = 4;
 
-/// How many clusters at once, for a disk of that size.
+/// The number of clusters at once, for a disk of that size.
 pub(super) fn clusters(size: u64, cluster: u64) -> u64 {
     ((size / PART).min(MOST) / cluster).max(LEAST)
 }
 
-/// The file is being made longer.
+/// An extension of the file in progress.
 struct Ahead<'a> {
     image: &'a Image,
     is_over: bool,
@@ -35,7 +35,7 @@ impl Drop for Ahead<'_> {
 }
 
 impl Image {
-    /// Makes the file longer if it is time for that, and nobody else is at it.
+    /// Extends the file if that is due and no other task does it.
     pub(super) async fn extend(&self, channels: &Channels) {
         let clusters = self.ahead.load(Ordering::Relaxed);
         if clusters == 0 {
@@ -53,7 +53,7 @@ impl Image {
         lock(&self.core).engine.end_ahead(written.is_ok());
         ahead.is_over = true;
         if written.is_err() {
-            // It becomes longer by being written to.
+            // Writes extend it.
             self.ahead.store(0, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,4 @@
-//! An opened image: what all loops share.
+//! An opened image: the state that all loops share.
 
 use std::io;
 use std::ops::Range;
@@ -20,46 +20,46 @@ use super::metadata::Metadata;
 use super::steps::write;
 use super::storage::{self, Shared};
 
-/// Bytes of metadata in memory from which on they are written without a flush, and runs of clusters that wait to
-/// be free.
+/// Metadata in memory that is written without waiting for a flush, in bytes. The limit also counts runs of
+/// clusters that are to be freed.
 const MOST_KEPT: usize = 32 << 20;
 const MOST_GIVEN_UP: usize = 1 << 16;
 
 /// An opened image.
 pub(super) struct Image {
-    /// The metadata, and which requests are at work where.
+    /// The metadata, and the ranges claimed by requests.
     pub(super) core: std::sync::Mutex<Core>,
     pub(super) shared: Arc<Shared>,
-    /// Bytes of a cluster.
+    /// Size of a cluster in bytes.
     pub(super) cluster: u64,
     pub(super) version: u32,
     pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
     pub(super) read_only: bool,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     size: AtomicU64,
-    /// Held by who changes the size.
+    /// Held during a resize.
     pub(super) resizing: Mutex<()>,
-    /// Requests that write to new clusters now.
+    /// Requests that write to new clusters at present.
     pub(super) allocating: AtomicUsize,
-    /// How often the metadata has changed, and as of which of these changes they are in the file and
+    /// Number of changes of the metadata, and the number of the last one that is in the file and
     /// on stable storage.
     changes: AtomicU64,
     flushed: AtomicU64,
-    /// The files were flushed since the image was opened: who had it before may have been killed, and have left
-    /// metadata that is not on stable storage.
+    /// The files were flushed since the image was opened. Before that, metadata of a killed process may not be on
+    /// stable storage.
     was_flushed: AtomicBool,
-    /// As of which of them they outlast this process, should it be killed.
+    /// Number of the last change that survives a kill of this process.
     committed: AtomicU64,
-    /// Held by who writes metadata to the file.
+    /// Held while metadata is written to the file.
     pub(super) flushing: Mutex<()>,
-    /// Held by who commits to the journal, or marks the image. Taken after `flushing`.
+    /// Held during a commit to the journal, or a change of the image's mark. Taken after `flushing`.
     committing: Mutex<()>,
-    /// Held by who makes the file longer.
+    /// Held while the file is extended.
     pub(super) extending: Mutex<()>,
-    /// Clusters that the file is made longer by at once. 0: it becomes longer by being written to.
+    /// Clusters by which the file is extended ahead of use. 0: only writes extend it.
     pub(super) ahead: AtomicU64,
-    /// Damage that was found in the metadata.
+    /// Damage found in the metadata.
     pub(super) damage: Found,
 }
 
@@ -94,22 +94,22 @@ impl Image {
         }
     }
 
-    /// Has the file made longer ahead of its use ([`extend`]).
+    /// Extends the file ahead of its use from now on ([`extend`]).
     pub(super) fn extend_ahead(&mut self) {
         *self.ahead.get_mut() = extend::clusters(self.size(), self.cluster);
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// The disk has another size from now on. Who calls it has the last cluster to himself.
+    /// Sets the size of the disk. The caller has claimed the last cluster alone.
     pub(super) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    /// Where a range ends: with the disk ends the cluster too.
+    /// The end of a range in the file: the last cluster of the disk counts as complete.
     pub(super) fn end(&self, end: u64) -> u64 {
         match end == self.size() {
             true => end.next_multiple_of(self.cluster),
@@ -117,9 +117,9 @@ impl Image {
         }
     }
 
-    /// Has the tables reach as far as a disk of that size.
+    /// Extends the tables to a disk of that size.
     pub(super) async fn grow_tables(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
-        // Nothing is being written: what has changed of the table in its old place is not to be, or it could lead to
+        // No write-out may run: changes of the table at its old place must not reach the file, where they could lead to
         // tables that are not there yet.
         let _turn = self.flushing.lock().await;
         self.engine(channels, |engine| {
@@ -131,7 +131,7 @@ impl Image {
         self.write_metadata(channels).await.map(drop)
     }
 
-    /// Has the header say that size with the next flush.
+    /// Writes the disk's size to the header with the next flush.
     pub(super) async fn set_header_size(
         &self,
         channels: &Channels,
@@ -145,33 +145,33 @@ impl Image {
         .await
     }
 
-    /// The clusters that a range touches, all of each.
+    /// The clusters that contain a range.
     pub(super) fn clusters(&self, range: Range<u64>) -> Range<u64> {
-        // The disk's size leaves room for that.
+        // The limit of the disk's size rules out an overflow.
         range.start - range.start % self.cluster..range.end.next_multiple_of(self.cluster)
     }
 
-    /// Takes note that metadata has changed, before anybody learns of it.
+    /// Counts a change of the metadata, before any request depends on it.
     pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether all metadata is on stable storage, what was there before the image was opened too.
+    /// Whether all metadata is on stable storage, including that of earlier processes.
     pub(super) fn is_stable(&self) -> bool {
         self.is_clean() && self.was_flushed.load(Ordering::Acquire)
     }
 
-    /// Whether all that was changed of the metadata is on stable storage.
+    /// Whether all changes of the metadata are on stable storage.
     pub(super) fn is_clean(&self) -> bool {
         self.flushed.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
-    /// Whether all that was changed of the metadata outlasts this process.
+    /// Whether all changes of the metadata survive a kill of this process.
     pub(super) fn is_committed(&self) -> bool {
         self.committed.load(Ordering::Acquire) >= self.changes.load(Ordering::Acquire)
     }
 
-    /// Has all that was answered before on stable storage.
+    /// Makes all answered requests durable.
     pub(super) async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
         if self.is_clean() {
             storage::sync(channels).await?;
@@ -185,8 +185,8 @@ impl Image {
         Ok(())
     }
 
-    /// Has what was changed so far outlast this process. Before it does, no write is answered that may
-    /// depend on it. Without a journal, it has to be in the file.
+    /// Makes all changes so far survive a kill of this process. No write that may depend on a change is answered
+    /// before. Without a journal, the changes have to be in the file.
     pub(super) async fn commit(&self, channels: &Channels) -> Result<(), Errno> {
         let wanted = self.changes.load(Ordering::Acquire);
         let is_done = || self.committed.load(Ordering::Acquire) >= wanted;
@@ -195,14 +195,14 @@ impl Image {
         }
         if self.has_journal() {
             if self.allocating.load(Ordering::Relaxed) > 0 {
-                // Others are about to commit too: one commit is for all of them.
+                // Let other tasks join: one commit serves all of them.
                 take_turns().await;
                 if is_done() {
                     return Ok(());
                 }
             }
             let _turn = self.committing.lock().await;
-            // Somebody else may have done it for all who waited.
+            // Another task may have committed for all waiting ones.
             if is_done() || self.keep_changed(channels).await {
                 return Ok(());
             }
@@ -214,8 +214,8 @@ impl Image {
         Ok(())
     }
 
-    /// Writes all metadata there is now to the file. Who calls it has `flushing`. Returns up to which
-    /// change that is.
+    /// Writes all changed metadata to the file. The caller holds `flushing`. Returns the number of the last
+    /// written change.
     async fn write_metadata(&self, channels: &Channels) -> Result<u64, Errno> {
         let Some(metadata) = &self.shared.metadata else {
             return Ok(self.changes.load(Ordering::Acquire));
@@ -223,7 +223,7 @@ impl Image {
         let (write_out, changes, age) = {
             let _turn = self.committing.lock().await;
             self.make_marked(channels, metadata).await;
-            // All that is taken fits together, and is of one age.
+            // All sectors are taken under one lock, so they are consistent.
             let mut core = lock(&self.core);
             let changes = self.changes.load(Ordering::Acquire);
             let (write_out, committed) = metadata.begin();
@@ -233,7 +233,7 @@ impl Image {
         write_out.carry_out(channels).await?;
         self.committed.fetch_max(changes, Ordering::Release);
         if self.has_given_up() {
-            // What a task has begun that has ended since may be written there still.
+            // Writes of tasks that have ended may still be in flight to the same places.
             self.shared.settle_writes().await;
             lock(&self.core).engine.settle(age);
         }
@@ -243,7 +243,7 @@ impl Image {
         Ok(changes)
     }
 
-    /// Puts all metadata that has changed into the journal. Who calls it has `committing`. `false`: there is none.
+    /// Puts all changed metadata into the journal. The caller holds `committing`. `false`: there is no journal.
     async fn keep_changed(&self, channels: &Channels) -> bool {
         let Some(metadata) = &self.shared.metadata else { return false };
         self.make_marked(channels, metadata).await;
@@ -251,14 +251,14 @@ impl Image {
         self.note_commit(metadata, metadata.commit(), changes)
     }
 
-    /// Has the image marked before the first commit. Who calls it has `committing`.
+    /// Marks the image before the first commit. The caller holds `committing`.
     async fn make_marked(&self, channels: &Channels, metadata: &Metadata) {
         if let Err(errno) = self.mark(channels, metadata).await {
             self.note_commit(metadata, Err(errno.into()), 0);
         }
     }
 
-    /// Takes note of what came of a commit of all changes up to `changes`. `false`: there is no journal.
+    /// Records the result of a commit of all changes up to `changes`. `false`: there is no journal.
     fn note_commit(&self, metadata: &Metadata, committed: io::Result<bool>, changes: u64) -> bool {
         match committed {
             Ok(true) => {
@@ -277,52 +277,52 @@ impl Image {
         }
     }
 
-    /// Has the image say that there is a journal.
+    /// Writes a mark to the image that names the journal.
     async fn mark(&self, channels: &Channels, metadata: &Metadata) -> Result<(), Errno> {
         let (Some(mark), Some(at)) = (metadata.unmarked(), Mark::place(self.cluster)) else {
             return Ok(());
         };
         write(channels, at, &mark)?.await.0?;
-        // With the bit alone it would be an image that has to be repaired.
+        // The bit alone would mean that the image needs a repair.
         storage::sync(channels).await?;
-        // Until the bit is there, the journal of a process that is killed is not needed.
+        // Until the bit is set, a later process does not need the journal.
         metadata.set_named(true).map_err(errno_of)?;
         metadata.set_marked(true);
         marker::write_dirty(channels, true).await
     }
 
-    /// Has the image say that nothing is missing. Who calls it has `flushing`, or the image.
+    /// Removes the mark from the image. The caller holds `flushing`, or owns the image.
     async fn unmark(&self, channels: &Channels) -> Result<(), Errno> {
         let Some(metadata) = &self.shared.metadata else { return Ok(()) };
         if metadata.is_marked() {
             metadata.set_marked(false);
             marker::unmark(channels, self.cluster).await?;
             metadata.set_named(false).map_err(errno_of)?;
-            // Not before: if it fails, it is to be tried again, or the image to be marked again.
+            // Only now: after a failure, this is repeated, or the image is marked again.
             metadata.set_unmarked();
         }
         Ok(())
     }
 
-    /// Whether there is a journal, and it has not failed.
+    /// Whether there is a working journal.
     fn has_journal(&self) -> bool {
         self.shared.metadata.as_ref().is_some_and(Metadata::has_journal)
     }
 
-    /// Whether the image has all of it, and says that nothing is missing.
+    /// Whether all changes are in the file and the image has no mark.
     pub(super) fn is_whole(&self) -> bool {
         self.is_clean() && !self.shared.metadata.as_ref().is_some_and(Metadata::is_marked)
     }
 
-    /// Has nothing left elsewhere of one that is whole. Nobody uses it any more.
+    /// Drops the journal of a complete image that is no longer used.
     pub(super) fn drop_journal(&self) {
         self.shared.metadata.iter().for_each(Metadata::drop_journal);
     }
 
-    /// Has all of it where another process finds it that has the journal from this one: there, so that guests do not
-    /// wait for the disk. Without a journal, in the file.
+    /// Leaves all changes to the process that takes over: in the journal, so that guests do not wait for the
+    /// disk. Without a journal, in the file.
     pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
-        // Limits are for guests, and somebody waits.
+        // Without throttling, because the guests wait.
         channels.all().for_each(|channel| channel.drain_begin());
         let let_go = match self.leave_to_journal(channels).await {
             Ok(false) => self.close(channels).await,
@@ -332,24 +332,24 @@ impl Image {
         let_go
     }
 
-    /// `false`: the journal does not have all of it.
+    /// `false`: the journal does not have all changes.
     async fn leave_to_journal(&self, channels: &Channels) -> Result<bool, Errno> {
         if !self.has_journal() || self.is_whole() {
             return Ok(self.is_whole());
         }
-        // The other process does not know which clusters were given up, and are not in the file as free.
+        // The other process does not learn of released clusters that the file does not have as free.
         self.write_if(channels, || self.has_given_up()).await?;
         let _turn = self.flushing.lock().await;
         let _committing = self.committing.lock().await;
         Ok(self.keep_changed(channels).await && !self.has_given_up())
     }
 
-    /// Has all of it in the file, and the image say that nothing is missing. Where somebody changes it all the same, as
-    /// nobody has waited for the disk, it says so or is marked still: `EBUSY`.
+    /// Writes all changes to the file, and removes the mark. If the image is changed meanwhile, the mark stays:
+    /// `EBUSY`.
     pub(super) async fn close(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
         let _turn = self.flushing.lock().await;
-        // What is changed from here on is marked for again.
+        // Later changes mark the image again.
         let _committing = self.committing.lock().await;
         match self.is_clean() {
             true => self.unmark(channels).await,
@@ -357,12 +357,12 @@ impl Image {
         }
     }
 
-    /// Whether clusters were given up that the file does not have as free.
+    /// Whether there are released clusters that the file does not have as free.
     pub(super) fn has_given_up(&self) -> bool {
         lock(&self.core).engine.given_up() > 0
     }
 
-    /// Writes the metadata if there is too much of it in memory.
+    /// Writes the metadata if too much of it is in memory.
     pub(super) async fn limit(&self, channels: &Channels) -> Result<(), Errno> {
         let is_due = || {
             self.shared.metadata.as_ref().is_some_and(|metadata| metadata.len() > MOST_KEPT)
@@ -374,7 +374,7 @@ impl Image {
     async fn write_if(&self, channels: &Channels, is_due: impl Fn() -> bool) -> Result<(), Errno> {
         if is_due() {
             let _turn = self.flushing.lock().await;
-            // Somebody else may have done it meanwhile.
+            // Another task may have done it meanwhile.
             if is_due() {
                 self.write_metadata(channels).await?;
             }
@@ -382,13 +382,13 @@ impl Image {
         Ok(())
     }
 
-    /// New data is in the file, at a place that no metadata in the file leads to.
+    /// Records new data in the file, to which no metadata in the file leads.
     pub(super) fn wrote_new_data(&self) {
         self.shared.metadata.iter().for_each(Metadata::wrote_new_data);
     }
 }
 
-/// What a request is answered with for an error.
+/// The answer to a request after an error.
 pub(super) fn errno_of(error: io::Error) -> Errno {
     match (error.raw_os_error(), error.kind()) {
         (Some(errno), _) => Errno::from_raw(errno),

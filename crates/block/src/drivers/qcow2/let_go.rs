@@ -1,8 +1,8 @@
-//! Letting an image go: on a thread of its own, for which nobody has to wait.
+//! Closing an image on a separate thread, so that no caller has to wait for the disk.
 //!
-//! Where the disk does not answer, those who wanted the image are told so, and the process goes on with it. What is
-//! under way then goes on beside: it holds the locks that anybody has who writes metadata or marks the image, and
-//! leaves an image that has been changed in between as it is.
+//! If the disk does not answer, the callers get an error, and the process continues to use the image. The close
+//! then goes on beside it. It holds the same locks as other tasks that write metadata or mark the image, and
+//! leaves an image that was changed meanwhile as it is.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -14,16 +14,16 @@ use event_loop::sync::lock;
 use super::image::Image;
 use super::open::{Below, on_a_loop};
 
-/// The thread that lets an image go, if there is one.
+/// The thread that closes an image, if there is one.
 #[derive(Default)]
 pub(super) struct LettingGo(Mutex<Option<JoinHandle<()>>>);
 
 impl LettingGo {
-    /// Begins. What comes of it is told, and then [`end`](Self::end) does not wait.
+    /// Begins. Once the result was reported, [`end`](Self::end) does not wait.
     ///
     /// # Errors
     ///
-    /// There is no thread; or one is at it since an earlier call.
+    /// There is no thread, or the thread of an earlier call is still at work.
     pub(super) fn begin(
         &self,
         below: &Below,
@@ -45,10 +45,10 @@ impl LettingGo {
         Ok(told)
     }
 
-    /// Waits until nothing is under way.
+    /// Waits for the end of the thread.
     pub(super) fn end(&self) {
         let thread = lock(&self.0).take();
-        // One that has panicked has told nobody anything.
+        // A thread that panicked has dropped its sender, which reports the failure.
         let _ = thread.map(JoinHandle::join);
     }
 }

@@ -1,27 +1,27 @@
-//! Which requests are at work on which part of a disk: the one lock table of an image.
+//! The claims of requests on parts of a disk: the one lock table of an image.
 //!
-//! Requests that use the mapping of their clusters share them; a request that changes the mapping has them
-//! alone. Who comes first is served first: a request waits for those before it that it must not run beside,
-//! and for no other.
+//! Requests that use the mapping of their clusters share them. A request that changes the mapping has them
+//! alone. In order of arrival: a request waits only for earlier requests that it conflicts
+//! with.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::task::{Context, Poll, Waker};
 
-/// A part of the disk that a request has.
+/// A claimed part of the disk.
 #[derive(Debug)]
 #[must_use = "has to be given back"]
 pub(super) enum Taken {
-    /// Beside others: a place in the list.
+    /// Shared: a place in the list.
     Shared(usize),
-    /// Alone: the number of the request.
+    /// Exclusive: the number of the request.
     Alone(u64),
 }
 
-/// What requests have, and what they wait for.
+/// The granted and the waiting claims.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// Empty ranges are free places.
+    /// Empty ranges are free entries.
     shared: Vec<Range<u64>>,
     free: Vec<usize>,
     alone: Vec<(u64, Range<u64>)>,
@@ -34,7 +34,7 @@ struct Waiting {
     number: u64,
     range: Range<u64>,
     is_alone: bool,
-    /// It has it, and has been told.
+    /// Set when the claim was granted and the waker was called.
     taken: Option<Taken>,
     waker: Waker,
 }
@@ -44,7 +44,7 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Ranges {
-    /// Takes a range, unless another request has it or waits for it. It is not empty.
+    /// Claims a range, unless another request has claimed it or waits for it. The range is not empty.
     #[inline]
     pub(super) fn try_take(&mut self, range: &Range<u64>, is_alone: bool) -> Option<Taken> {
         let waits = self.waiting.iter().any(|waiting| {
@@ -76,7 +76,7 @@ impl Ranges {
         }
     }
 
-    /// Takes a range once it is its turn. `number`: none at first, kept for the next call.
+    /// Claims a range when it is its turn. `number`: `None` at first, kept for the next call.
     pub(super) fn poll_take(
         &mut self,
         range: &Range<u64>,
@@ -111,7 +111,7 @@ impl Ranges {
         Poll::Pending
     }
 
-    /// A request waits no more. Returns those whose turn it is by that.
+    /// Removes a waiting claim. Returns the wakers of claims that are granted by that.
     pub(super) fn stop_waiting(&mut self, number: u64) -> Vec<Waker> {
         let at = self.waiting.iter().position(|waiting| waiting.number == number);
         match at.and_then(|at| self.waiting.remove(at)) {
@@ -121,7 +121,7 @@ impl Ranges {
         }
     }
 
-    /// Gives a range back. Returns those whose turn it is by that, to be woken.
+    /// Releases a range. Returns the wakers of claims that are granted by that.
     #[inline]
     pub(super) fn give_back(&mut self, taken: Taken) -> Vec<Waker> {
         match taken {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_share_run_side_by_side_and_one_that_is_alone_waits_for_them() {
+    fn shared_claims_coexist_and_an_exclusive_one_waits_for_them() {
         let mut ranges = Ranges::default();
         let one = ranges.try_take(&(0..4), false).unwrap();
         let two = ranges.try_take(&(2..6), false).unwrap();
@@ -176,7 +176,7 @@ mod tests {
         let far = ranges.try_take(&(6..8), true).unwrap();
         let mut number = None;
         assert!(context(|cx| ranges.poll_take(&(3..5), true, &mut number, cx)).is_pending());
-        // Who comes later does not overtake, unless it is elsewhere.
+        // A later claim does not overtake, unless its range is disjoint.
         assert!(ranges.try_take(&(4..5), false).is_none());
         let elsewhere = ranges.try_take(&(0..3), false).unwrap();
         assert!(ranges.give_back(one).is_empty());
@@ -191,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_no_more_lets_the_next_go_on() {
+    fn removing_a_waiting_claim_grants_the_next_one() {
         let mut ranges = Ranges::default();
         let shared = ranges.try_take(&(0..4), false).unwrap();
         let (mut alone, mut next) = (None, None);
         assert!(context(|cx| ranges.poll_take(&(0..4), true, &mut alone, cx)).is_pending());
         assert!(context(|cx| ranges.poll_take(&(0..4), false, &mut next, cx)).is_pending());
         assert_eq!(ranges.stop_waiting(alone.unwrap()).len(), 1);
-        // It was its turn already when it stopped.
+        // Its claim was granted already when it stopped.
         assert!(ranges.stop_waiting(next.unwrap()).is_empty());
         assert!(ranges.give_back(shared).is_empty());
         assert!(ranges.try_take(&(0..4), true).is_some());

@@ -8,7 +8,7 @@ use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
     name: "qcow2",
-    help: "QEMU's image format: grows as it is written to, lies on top of other images",
+    help: "QEMU's image format: grows with writes, and may have a backing image",
     example: "qcow2,node-name=n,file=disk0,backing=disk1,discard=unmap",
     options: &OptionTable {
         fields: FIELDS,
@@ -98,7 +98,7 @@ static FIELDS: &[Field<Draft>] = &[
             },
         },
         need: Need::Optional("what the image names, if it names something"),
-        help: "the node behind the image, by name; empty, or null in JSON, for none",
+        help: "name of the backing node; empty, or null in JSON, for none",
     },
     Field {
         name: "data-file",

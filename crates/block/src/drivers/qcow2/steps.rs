@@ -1,13 +1,13 @@
-//! How metadata goes to the file: in an order in which the image is whole after each step.
+//! The order in which metadata is written to the file. The image is consistent after each step.
 //!
-//! 1. reference counts, each as high as it was or is to be, and the guest's data;
-//! 2. the refcount table, and where it is;
+//! 1. reference counts, each as the higher of the old and the new number, and the guest's data;
+//! 2. the refcount table and its place;
 //! 3. L2 tables;
-//! 4. the L1 table, and where it is;
-//! 5. reference counts as they are.
+//! 4. the L1 table and its place;
+//! 5. reference counts with their new numbers.
 //!
-//! Each step is on stable storage before the next. What is cut off leaves clusters that nobody uses, as
-//! QEMU's own order does, and never one that is used and not counted.
+//! Each step is on stable storage before the next. An interruption leaves unused clusters that are counted, as
+//! in QEMU's own order, and never a used cluster that is not counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -22,32 +22,32 @@ use super::metadata::Metadata;
 use super::storage::sync;
 use crate::request::Op;
 
-/// What is kept track of, bytes.
+/// The unit of changes in bytes.
 pub(super) const SECTOR: usize = 512;
-/// Bytes written at once.
+/// Most bytes per write.
 const RUN: usize = 1 << 20;
-/// Bytes of an entry of a table.
+/// Size of a table's entry in bytes.
 pub(super) const ENTRY: usize = 8;
-/// Where a header has the disk's size, the L1 table's entries and offset, and the refcount table's offset and clusters.
+/// Places in a header: the disk's size, the L1 table's entries and offset, and the refcount table's offset and clusters.
 pub(super) const SIZE: Range<usize> = 24..32;
 const L1_ENTRIES: Range<usize> = 36..40;
 const L1_OFFSET: Range<usize> = 40..48;
 const REFCOUNT_TABLE: Range<usize> = 48..60;
-/// By number.
+/// Changed sectors by number.
 pub(super) type Sectors = BTreeMap<u64, Box<[u8; SECTOR]>>;
 
-/// Where the file has which metadata.
+/// The places of metadata in the file.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     cluster: u64,
     refcount_bits: u32,
     l1: Range<u64>,
     refcount_table: Range<u64>,
-    /// First bytes of the refcount blocks.
+    /// First byte of each refcount block.
     pub(super) refcount_blocks: HashSet<u64>,
 }
 
-/// What is to be written, by step.
+/// The sectors of each step.
 #[derive(Default)]
 pub(super) struct Steps {
     counts: Sectors,
@@ -57,7 +57,7 @@ pub(super) struct Steps {
     header: Sectors,
 }
 
-/// The sectors of a range, all of each.
+/// The numbers of the sectors that contain a range.
 pub(super) fn numbers(range: &Range<u64>) -> Range<u64> {
     range.start / SECTOR as u64..range.end.div_ceil(SECTOR as u64)
 }
@@ -67,7 +67,7 @@ pub(super) fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Layout {
-    /// That of an image with that header, and that refcount table.
+    /// The layout of an image with that header and refcount table.
     pub(super) fn new(header: &Header, refcount_table: &[u8]) -> Layout {
         let (offset, len) = header.refcount_table;
         let mut layout = Layout {
@@ -87,7 +87,7 @@ impl Layout {
         self.refcount_blocks.extend(blocks);
     }
 
-    /// Says which sector belongs to which step, and takes note of what has moved.
+    /// Assigns sectors to steps, and updates the places of moved tables.
     pub(super) fn sort(&mut self, sectors: &Sectors) -> Steps {
         if let Some(header) = sectors.get(&0) {
             let l1 = number(&header[L1_OFFSET]);
@@ -117,7 +117,7 @@ impl Layout {
 }
 
 impl Steps {
-    /// `counted` is called when all counts are in the file, raised.
+    /// Writes the steps. `counted` is called when all counts are in the file, raised.
     pub(super) async fn write(
         self,
         channels: &Channels,
@@ -140,7 +140,7 @@ impl Steps {
         if let Some(new) = header.get(&0)
             && !refcount_table.is_empty()
         {
-            // Where the refcount table is, but the L1 table where it was.
+            // The header with the new refcount table and the old L1 table.
             let mut moved = new.clone();
             let in_file = read(channels, 0, SECTOR).await?;
             moved.copy_from_slice(&in_file);
@@ -149,8 +149,8 @@ impl Steps {
         }
         order.then(&l2).await?;
         order.then(&l1).await?;
-        // A larger disk shows what was past its end, which an L2 table says is zeroes. That table may be in the file
-        // since an earlier write-out, even of a process that was killed, and not on stable storage.
+        // A larger disk shows the area past its old end, which an L2 table declares as zeroes. An earlier write-out, even
+        // of a killed process, may have put that table into the file without a sync.
         *order.unsynced |= !header.is_empty();
         order.then(&header).await?;
         if let (Some(mark), Some(at)) = (metadata.mark_of_commit(), Mark::place(before.cluster)) {
@@ -160,10 +160,10 @@ impl Steps {
     }
 }
 
-/// Writes that follow each other.
+/// Writes in a fixed order.
 struct Order<'a> {
     channels: &'a Channels,
-    /// Something was written that is not on stable storage.
+    /// Something was written since the last sync.
     unsynced: &'a mut bool,
 }
 
@@ -175,7 +175,7 @@ impl Order<'_> {
         }
     }
 
-    /// Writes, once all that was written before is on stable storage.
+    /// Writes, after all earlier writes are on stable storage.
     async fn then(&mut self, sectors: &Sectors) -> Result<(), Errno> {
         if !sectors.is_empty() {
             self.sync().await?;
@@ -208,7 +208,7 @@ fn memory(len: usize) -> Result<IoBufs, Errno> {
     AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)
 }
 
-/// Reads from the file, zeroes past its end.
+/// Reads from the file; zeroes past its end.
 pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
     let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, memory(len)?);
     let (result, bufs) = read.await;
@@ -218,7 +218,7 @@ pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result
     Ok(bytes)
 }
 
-/// Sectors that follow each other: the first one's number, and the bytes.
+/// Adjacent sectors: the first number, and the bytes.
 fn runs(sectors: &Sectors) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     for (number, sector) in sectors {
@@ -234,8 +234,8 @@ fn runs(sectors: &Sectors) -> Vec<(u64, Vec<u8>)> {
     runs
 }
 
-/// Of each reference count the higher of what is in the file and what is to be there, and then those
-/// that are lower in the end. What the file has in a block that is new to it says nothing.
+/// Returns each reference count as the higher of the file's and the new number, and the sectors of counts
+/// that are lower at the end. The old contents of a new refcount block do not count.
 async fn highest(
     channels: &Channels,
     counts: Sectors,
@@ -266,11 +266,11 @@ async fn highest(
     Ok((highest, lower))
 }
 
-/// Makes each count at least what it is in `other`.
+/// Raises each count to at least that in `other`.
 fn raise(counts: &mut [u8; SECTOR], other: &[u8; SECTOR], bits: u32) {
     if bits >= 8 {
         let len = bits as usize / 8;
-        // The higher byte comes first, so they compare as numbers do.
+        // Big-endian, so the bytes compare as the numbers do.
         for (count, other) in counts.chunks_exact_mut(len).zip(other.chunks_exact(len)) {
             if *count < *other {
                 count.copy_from_slice(other);

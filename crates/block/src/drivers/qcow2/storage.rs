@@ -1,4 +1,4 @@
-//! What the files of an image have in common: writes that are under way, metadata that is not written yet.
+//! State of an image's files: writes in flight, metadata that is not written yet.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::metadata::Metadata;
 use super::writes::{Ticket, Writes};
 use crate::request::Op;
 
-/// What requests to an image share beside its tables.
+/// State that an image's requests share, besides its tables.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Writes to the files whose tasks may end before them.
+    /// Writes to the files that may outlive their tasks.
     writes: Arc<Writes>,
-    /// Metadata on its way to the file. An image that is only read has none, unless another process has left some.
+    /// Changed metadata. A read-only image has none, unless another process has left some.
     pub(super) metadata: Option<Metadata>,
 }
 
@@ -24,7 +24,7 @@ impl Shared {
         Arc::new(Shared { writes: Arc::default(), metadata })
     }
 
-    /// Takes note of a write to one of the files that begins.
+    /// Records the beginning of a write to one of the files.
     pub(super) fn begin_write(&self) -> Ticket {
         self.writes.begin()
     }
@@ -35,7 +35,7 @@ impl Shared {
     }
 }
 
-/// Flushes the nodes that are written to.
+/// Flushes the nodes of the image's files.
 pub(super) async fn sync(channels: &Channels) -> Result<(), Errno> {
     let flush = |channel| Transfer::start(channel, Op::Flush, 0, 0, IoBufs::new());
     let file = flush(&channels.file);

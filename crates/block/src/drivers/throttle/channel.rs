@@ -1,4 +1,4 @@
-//! One loop's way through a throttle node.
+//! The channel of one loop to a throttle node.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -13,9 +13,9 @@ use super::schedule::{Direction, Schedule};
 use crate::node::Channel;
 use crate::request::{Op, Request};
 
-/// Requests held back that there is room for from the start; what is not used is not touched.
+/// Initial capacity for held requests; unused memory is not touched.
 const FIRST: usize = 256;
-/// Requests that one timer lets go in a row (contract E11).
+/// Most requests that one timer releases in a row (contract E11).
 const BATCH: usize = 64;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
@@ -28,13 +28,13 @@ pub(super) struct ThrottleChannel {
     child: Rc<dyn Channel>,
     schedule: RefCell<Arc<Schedule>>,
     held: [RefCell<Held>; 2],
-    /// Those who wait for the end of all requests.
+    /// Drains that wait for the end of all requests.
     draining: Cell<u32>,
-    /// Tells of new limits, and its number with the group.
+    /// Scheduled when the limits have changed; the number is that with the group.
     bell: OnceCell<(BottomHalf, u64)>,
 }
 
-/// Requests held back, the first to come in front: that one has been counted, and `timer` is its.
+/// Held requests in order. The first one has been counted, and `timer` is for it.
 struct Held {
     requests: VecDeque<Request>,
     timer: Option<TimerId>,
@@ -64,9 +64,9 @@ impl ThrottleChannel {
             }
         });
         let number = channel.node.group.join(bell.clone());
-        // There is none yet.
+        // The cell is empty so far.
         let _ = channel.bell.set((bell, number));
-        // The limits may have changed since they were asked for.
+        // The limits may have changed since the schedule was read.
         channel.schedule.replace(channel.node.group.schedule());
         channel
     }
@@ -79,7 +79,7 @@ impl ThrottleChannel {
         }
     }
 
-    /// Counts a request; `Some`: it may go then, and not before.
+    /// Counts a request. `Some`: the earliest time at which it may be sent on.
     fn count(&self, direction: Direction, bytes: u64) -> Option<u64> {
         let now = self.event_loop.now_ns();
         let when = self.schedule.borrow().take(now, direction, bytes);
@@ -92,7 +92,7 @@ impl ThrottleChannel {
         held.timer = Some(self.event_loop.submit_timer(when, &target, direction as u32));
     }
 
-    /// Counts the first of those held back; whether it may go now.
+    /// Counts the first held request. Returns whether it may be sent on now.
     fn count_first(&self, direction: Direction) -> bool {
         let mut held = self.held(direction).borrow_mut();
         let Some(first) = held.requests.front() else { return false };
@@ -105,13 +105,13 @@ impl ThrottleChannel {
         }
     }
 
-    /// Lets the first go, which has been counted, and all whose time has come too.
+    /// Sends on the first held request, which has been counted, and all later ones that are due.
     fn go_on(&self, direction: Direction) {
         for _ in 0..BATCH {
             let first = self.held(direction).borrow_mut().requests.pop_front();
             let Some(first) = first else { return };
             self.child.submit(first);
-            // A request that came in meanwhile, when nothing was held, may wait now.
+            // A request that arrived while none was held may have armed the timer.
             if self.held(direction).borrow().timer.is_some() || !self.count_first(direction) {
                 return;
             }
@@ -137,7 +137,7 @@ impl ThrottleChannel {
         }
     }
 
-    /// Answers what is held back, undone.
+    /// Answers the held requests without carrying them out.
     fn cancel(&self, direction: Direction) {
         loop {
             let first = self.held(direction).borrow_mut().requests.pop_front();

@@ -1,4 +1,4 @@
-//! `throttle-group`: limits that nodes keep to together.
+//! `throttle-group`: limits that nodes share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use event_loop::sync::lock;
 use super::limits::{LimitsError, ThrottleLimits};
 use super::schedule::Schedule;
 
-/// Limits that all requests of all nodes of the group keep to together, on whichever loop.
+/// Limits for the sum of all requests of all nodes of the group, on all loops.
 ///
-/// Requests do not come here: each channel holds the buckets, which are exchanged by each other when
-/// the limits change.
+/// Requests do not pass through the group: each channel has a reference to the present buckets, and
+/// replaces it when the limits change.
 #[derive(Default)]
 pub struct ThrottleGroup {
     state: Mutex<State>,
@@ -23,7 +23,7 @@ pub struct ThrottleGroup {
 struct State {
     limits: ThrottleLimits,
     schedule: Option<Arc<Schedule>>,
-    /// Of the channels, by number: to be scheduled when the limits have changed.
+    /// Bottom halves of the channels, by number: scheduled when the limits have changed.
     bells: Vec<(u64, BottomHalf)>,
     next: u64,
 }
@@ -36,18 +36,18 @@ impl State {
 }
 
 impl ThrottleGroup {
-    /// A group with these limits.
+    /// Creates a group with these limits.
     ///
     /// # Errors
     ///
-    /// They make no sense.
+    /// The limits contradict each other.
     pub fn new(limits: ThrottleLimits) -> Result<Arc<Self>, LimitsError> {
         let group = ThrottleGroup::default();
         group.set_limits(limits)?;
         Ok(Arc::new(group))
     }
 
-    /// Its limits.
+    /// The present limits.
     pub fn limits(&self) -> ThrottleLimits {
         lock(&self.state).limits
     }
@@ -57,17 +57,17 @@ impl ThrottleGroup {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that waits.
+    /// Counts a delayed request.
     pub(super) fn count_held(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Changes the limits. What was counted so far is forgotten, as in QEMU, and what is held back
-    /// keeps to the new limits at once.
+    /// Changes the limits. The buckets start empty, as in QEMU, and the new limits hold at once for held
+    /// requests.
     ///
     /// # Errors
     ///
-    /// They make no sense; the group goes on as before.
+    /// The limits contradict each other; the group keeps its old ones.
     pub fn set_limits(&self, limits: ThrottleLimits) -> Result<(), LimitsError> {
         limits.check()?;
         let mut state = lock(&self.state);
@@ -77,12 +77,12 @@ impl ThrottleGroup {
         Ok(())
     }
 
-    /// The buckets now.
+    /// The present buckets.
     pub(super) fn schedule(&self) -> Arc<Schedule> {
         lock(&self.state).schedule()
     }
 
-    /// Has `bell` scheduled whenever the limits have changed, until [`leave`](Self::leave).
+    /// Registers `bell`, which is scheduled on each change of the limits until [`leave`](Self::leave).
     pub(super) fn join(&self, bell: BottomHalf) -> u64 {
         let mut state = lock(&self.state);
         let number = state.next;

@@ -115,7 +115,7 @@ mod tests {
 
     /// Each was tried on qemu-storage-daemon 11.1.
     #[test]
-    fn what_makes_no_sense_is_refused_in_qemus_words() {
+    fn contradicting_limits_are_refused_in_qemus_words() {
         let limit = |average, max, max_length| Limit { average, max, max_length };
         let total = |limit| ThrottleLimits { iops_total: limit, ..Default::default() };
         let refused = |limits: ThrottleLimits| limits.check().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! `throttle`: another node, at the pace of a throttle group.
+//! `throttle`: another node, with the limits of a throttle group.
 
 use crate::options::{BlockdevRef, Inherited, ParentDraft};
 
@@ -7,7 +7,7 @@ use ::options::table::{self, Field, Kind, Need, put};
 
 pub(in crate::drivers) static THROTTLE: DriverKind = DriverKind {
     name: "throttle",
-    help: "another node, at the pace of a throttle group",
+    help: "another node, with the limits of a throttle group",
     example: "throttle,node-name=n,throttle-group=slow,file=disk0",
     options: &OptionTable {
         fields: FIELDS,

@@ -1,15 +1,15 @@
-//! When a request may go on: leaky buckets, without a clock and without I/O.
+//! When a request may be sent on: leaky buckets, without a clock and without I/O.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::limits::{Limit, ThrottleLimits};
 
-/// Time is counted in this part of a nanosecond, for what a request takes to be rounded by little: 36
-/// years fit.
+/// Resolution of time. With a fraction of a nanosecond, rounding the cost of a request is harmless, and
+/// 36 years fit.
 const TICKS_PER_NS: u64 = 16;
 const TICKS_PER_SECOND: f64 = 1e9 * TICKS_PER_NS as f64;
 
-/// Which limits a request counts towards.
+/// The limits that a request counts towards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
@@ -17,22 +17,22 @@ pub(super) enum Direction {
     Write,
 }
 
-/// A bucket. Each request pours in what it is worth, and the bucket leaks at a constant rate. While
-/// it is filled beyond its mark the next request has to wait, so one may be larger than the mark.
+/// A leaky bucket. Each request adds its cost, and the bucket leaks at a constant rate. While its level is
+/// above the mark, the next request has to wait. So a single request may cost more than the mark.
 ///
-/// How full it is shows in one number, when it will be empty, which changes with requests only and
-/// which threads share by exchanging it.
+/// The level is stored as the time at which the bucket will be empty. That number changes only with
+/// requests, so threads share it by compare-and-exchange.
 #[derive(Debug)]
 struct Bucket {
-    /// How long it takes for one unit to leak.
+    /// Time for one unit to leak.
     ticks_per_unit: f64,
-    /// How long it takes from the mark to empty.
+    /// Time to leak from the mark to empty.
     mark: u64,
     empty_at: AtomicU64,
 }
 
 impl Bucket {
-    /// Leaks `rate` units per second; `seconds`: from the mark to empty.
+    /// A bucket that leaks `rate` units per second; `seconds` is the time from the mark to empty.
     fn new(rate: u64, seconds: f64) -> Self {
         Bucket {
             ticks_per_unit: TICKS_PER_SECOND / rate as f64,
@@ -42,9 +42,9 @@ impl Bucket {
         }
     }
 
-    /// Pours a request in; from when on it may go. In ticks.
+    /// Adds a request. Returns the time from which on it may be sent, in ticks.
     fn pour(&self, now: u64, units: f64) -> u64 {
-        // Up: rounding never lets more pass than the limit.
+        // Rounded up: rounding must not let more pass than the limit.
         let worth = (units * self.ticks_per_unit).ceil() as u64;
         let full_until = |empty_at: u64| empty_at.max(now);
         let before = self.empty_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
@@ -56,25 +56,25 @@ impl Bucket {
     }
 }
 
-/// A limit at work. Threads write to it, each at another time, as to nothing beside it.
+/// One limit. On its own cache line, since threads write to it at independent times.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Meter {
     of: Unit,
     average: Bucket,
-    /// Keeps a burst to its rate; one that lasts a second or less may come at once.
+    /// Limits the rate of a burst. A burst of up to a second may come at once.
     burst: Option<Bucket>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Unit {
     Byte,
-    /// Larger requests count as several of that size, bytes.
+    /// Requests larger than this many bytes count as several.
     Operation(u64),
 }
 
 impl Meter {
-    /// `None`: there is no limit. The marks are those of QEMU's docs/throttle.txt.
+    /// `None`: no limit. The marks are those of QEMU's docs/throttle.txt.
     fn new(of: Unit, limit: Limit) -> Option<Meter> {
         let Limit { average, max, max_length } = limit;
         let length = f64::from(max_length);
@@ -99,7 +99,7 @@ impl Meter {
     }
 }
 
-/// The limits of a group at work, shared by all that keep to them.
+/// The limits of a group, shared by all its channels.
 #[derive(Debug)]
 pub(super) struct Schedule {
     total: [Option<Meter>; 2],
@@ -120,11 +120,10 @@ impl Schedule {
         }
     }
 
-    /// Counts a request. Returns from when on it may go, which is `now` or later. Nanoseconds.
+    /// Counts a request. Returns the time from which on it may be sent, in nanoseconds: `now` or later.
     ///
-    /// It counts from now on, so who calls this does what was asked for, if later, and waits with a
-    /// further request of that direction until this one has gone. Those that wait then go in the
-    /// order in which they asked: each in its turn.
+    /// The request counts at once. So the caller must send it then, and must not count another request of
+    /// that direction before. Callers that wait are then served in the order of their calls.
     pub(super) fn take(&self, now: u64, direction: Direction, bytes: u64) -> u64 {
         let own = match direction {
             Direction::Read => &self.read,

@@ -86,7 +86,7 @@ fn a_burst_of_a_second_may_come_at_once() {
 }
 
 #[test]
-fn what_was_not_used_is_there_for_the_next_burst_and_no_more() {
+fn unused_bandwidth_is_available_for_one_burst_only() {
     let schedule = Schedule::new(&iops(100, 2000, 1));
     let burst = |now| (0..).take_while(|_| schedule.take(now, Direction::Read, 1) <= now).count();
     assert_eq!(burst(0), 2001);

@@ -9,7 +9,7 @@ use crate::bitmaps::NewBitmap;
 
 pub(super) static COMMAND: Command<NewBitmap> = Command {
     name: "block-dirty-bitmap-add",
-    help: "create a bitmap, which notes the parts of a node that are written to",
+    help: "create a bitmap, which records the parts of a node that are written to",
     example: r#"{"node": "disk0", "name": "b0"}"#,
     arguments: NEW,
     returns: Returns::Nothing,

@@ -27,7 +27,7 @@ pub(in super::super) static NEW: &[Field<NewBitmap>] = &[
         name: "node",
         kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.bitmap.node, name) },
         need: Need::Required,
-        help: "the node whose writes it notes",
+        help: "the node whose writes it records",
     },
     Field {
         name: "name",

@@ -9,7 +9,7 @@ use crate::bitmaps::BitmapName;
 
 pub(super) static COMMAND: Command<BitmapName> = Command {
     name: "block-dirty-bitmap-disable",
-    help: "have a bitmap note no more writes",
+    help: "stop a bitmap from recording writes",
     example: r#"{"node": "disk0", "name": "b0"}"#,
     arguments: NAME,
     returns: Returns::Nothing,

@@ -9,7 +9,7 @@ use crate::bitmaps::BitmapName;
 
 pub(super) static COMMAND: Command<BitmapName> = Command {
     name: "block-dirty-bitmap-enable",
-    help: "have a bitmap note writes",
+    help: "let a bitmap record writes",
     example: r#"{"node": "disk0", "name": "b0"}"#,
     arguments: NAME,
     returns: Returns::Nothing,

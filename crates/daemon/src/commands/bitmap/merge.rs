@@ -9,7 +9,7 @@ use crate::bitmaps::Merge;
 
 pub(super) static COMMAND: Command<Merge> = Command {
     name: "block-dirty-bitmap-merge",
-    help: "set the bits of some bitmaps in another one",
+    help: "add the bits of several bitmaps to another one",
     example: r#"{"node": "disk0", "target": "b0", "bitmaps": ["b1"]}"#,
     arguments: MERGE,
     returns: Returns::Nothing,

@@ -11,7 +11,7 @@ use crate::Daemon;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "change-backing-file",
-    help: "change the name of the backing file in an image's header; the nodes stay as they are",
+    help: "change the name of the backing file in an image's header; nodes do not change",
     example: r#"{"device": "disk0", "image-node-name": "disk0", "backing-file": "base.qcow2"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

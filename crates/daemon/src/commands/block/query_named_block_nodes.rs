@@ -70,7 +70,7 @@ static NODE: &[Member] = &[
 
 static BITMAP: &[Member] = &[
     Member::new("name", Reply::Text, "the bitmap's name"),
-    Member::new("recording", Reply::Bool, "it notes writes"),
+    Member::new("recording", Reply::Bool, "it records writes"),
     Member::new("busy", Reply::Bool, "a job or an export uses it"),
     Member::new("persistent", Reply::Bool, "it is kept in the image; always false"),
     Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
@@ -84,7 +84,7 @@ static CACHE: &[Member] = &[
 ];
 
 static CHILD: &[Member] = &[
-    Member::new("child", Reply::Text, "what it is to the node above"),
+    Member::new("child", Reply::Text, "its role for the parent node"),
     Member::new("node-name", Reply::Text, "its name"),
 ];
 
@@ -92,7 +92,7 @@ static IMAGE: &[Member] = &[
     Member::new("filename", Reply::Text, "its path, or options in JSON"),
     Member::new("format", Reply::Text, "its driver"),
     Member::new("virtual-size", Reply::Int, "size of the disk, in bytes"),
-    Member::new("actual-size", Reply::Int, "what it takes on its file system, in bytes"),
+    Member::new("actual-size", Reply::Int, "its allocated size, in bytes"),
     Member::new("limits", Reply::Object(LIMITS), "what requests to it should keep to"),
     Member::optional("dirty-flag", Reply::Bool, "it was not closed properly; always false"),
     Member::optional("cluster-size", Reply::Int, "of an image format: bytes of a cluster"),

@@ -44,11 +44,11 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             },
             Choice {
                 name: "hard",
-                help: "send its client away",
+                help: "disconnect its client",
                 set: |to| put(&mut to.mode, DeleteMode::Hard),
             },
         ]),
         need: Need::Default("safe"),
-        help: "whether its client may be sent away",
+        help: "whether its client may be disconnected",
     },
 ];

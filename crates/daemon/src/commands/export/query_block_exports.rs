@@ -55,6 +55,6 @@ static EXPORT_INFO: &[Member] = &[
     Member::optional(
         "io-status",
         IO_STATUS,
-        "of one whose rerror or werror is not report: whether it is stopped, and by which error",
+        "if rerror or werror is not report: whether an error has stopped the export, and which",
     ),
 ];

@@ -8,7 +8,7 @@ use super::super::Command;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "x-block-export-resume",
-    help: "resume an export that an error has stopped; its held requests are done again, in order",
+    help: "resume an export that an error has stopped; its held requests are repeated in order",
     example: r#"{"id": "e0"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

@@ -90,7 +90,7 @@ impl<T: Copies> Rows<T> {
         Choice { name: "full", help: "all", set: |to| put(&mut to.copy().sync, Sync::Full) };
     pub(super) const NONE: Choice<T> = Choice {
         name: "none",
-        help: "only what is written from now on",
+        help: "only data written from now on",
         set: |to| put(&mut to.copy().sync, Sync::None),
     };
     /// The same as full for a single image. Refused where an image has a backing image.

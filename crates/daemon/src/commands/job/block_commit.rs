@@ -10,7 +10,7 @@ use crate::jobs::{ChainOptions, CopyOptions};
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-commit",
-    help: "copy what images have into an image behind them; if the topmost is among them, that one takes its place by job-complete",
+    help: "copy the data of images into a backing image; if the topmost image is included, job-complete replaces that image by the backing image",
     example: r#"{"job-id": "j0", "device": "disk0", "top-node": "mid", "base-node": "base"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

@@ -9,7 +9,7 @@ use super::super::Command;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-job-change",
-    help: "change options of a job; only those that a mirror has already are taken",
+    help: "change options of a job; accepts only the options that a mirror has already",
     example: r#"{"id": "j0", "type": "mirror", "copy-mode": "background"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
@@ -53,7 +53,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             Choice { name: "create", help: "a creation: nothing can be changed", set: |_| Ok(()) },
         ]),
         need: Need::Required,
-        help: "what kind of job it is",
+        help: "the kind of job",
     },
     Field {
         name: "copy-mode",

@@ -10,7 +10,7 @@ use crate::jobs::{ChainOptions, CopyOptions};
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-stream",
-    help: "copy what an image shows of the images behind it into the image, which does without them then",
+    help: "copy data of backing images into an image, until the image needs them no more",
     example: r#"{"job-id": "j0", "device": "disk0", "base-node": "base"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

@@ -12,7 +12,7 @@ use crate::jobs::{BackupOptions, BitmapMode, CopyOptions, Sync};
 
 pub(in super::super) static COMMAND: Command<BackupOptions> = Command {
     name: "blockdev-backup",
-    help: "copy a node, as it is at this moment, to another node",
+    help: "copy the present contents of a node to another node",
     example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
@@ -72,7 +72,7 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
             Rows::TOP,
             Choice {
                 name: "incremental",
-                help: "what a bitmap has set, which is cleared of it if the job succeeds",
+                help: "data marked in a bitmap, which is cleared if the job succeeds",
                 set: |to| put(&mut to.copy.sync, Sync::Incremental),
             },
             Choice {
@@ -110,7 +110,7 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
             },
         ]),
         need: Need::Optional("on-success for sync=incremental; else an error with a bitmap"),
-        help: "what becomes of the bitmap's bits",
+        help: "what happens to the bitmap's bits",
     },
     Rows::SPEED,
     Rows::ON_SOURCE_ERROR,
@@ -125,7 +125,7 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
             },
             Choice {
                 name: "break-snapshot",
-                help: "the write goes on, and the job fails",
+                help: "the write is carried out, and the job fails",
                 set: |to| put(&mut to.on_cbw_error, OnCbwError::BreakSnapshot),
             },
         ]),

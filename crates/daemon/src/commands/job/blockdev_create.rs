@@ -50,7 +50,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             shape: || {
                 Shape::Union(Union {
                     tag: "driver",
-                    help: "what kind of image it is",
+                    help: "the kind of image",
                     common: Vec::new(),
                     variants: vec![Variant {
                         name: "file",
@@ -137,7 +137,7 @@ static FILE: Table<File, CreateOptions> = Table {
                 },
             ]),
             need: Need::Default("off"),
-            help: "what is done about its space beforehand",
+            help: "how its space is allocated beforehand",
         },
     ],
     build: |file: File| {

@@ -11,7 +11,7 @@ use crate::jobs::{CopyOptions, MirrorOptions};
 
 pub(super) static COMMAND: Command<MirrorOptions> = Command {
     name: "blockdev-mirror",
-    help: "copy a node to another and keep both equal, until the copy takes its place",
+    help: "copy a node to another and keep both equal, until the copy replaces the node",
     example: r#"{"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
@@ -42,7 +42,7 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
         name: "replaces",
         kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.replaces, Some(name)) },
         need: Need::Optional("the source"),
-        help: "the node whose place the target takes in the end",
+        help: "the node that the target replaces at the end",
     },
     Field {
         name: "sync",

@@ -9,7 +9,7 @@ use crate::jobs::JobVerb;
 
 pub(super) static COMMAND: Command<JobName> = Command {
     name: "job-complete",
-    help: "end a mirror that is ready; its target takes the source's place",
+    help: "end a mirror that is ready; its target replaces the source",
     example: r#"{"id": "j0"}"#,
     arguments: JobName::ID,
     returns: Returns::Nothing,

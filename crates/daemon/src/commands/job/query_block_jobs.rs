@@ -7,7 +7,7 @@ use super::super::Command;
 
 pub(super) static COMMAND: Command<()> = Command {
     name: "query-block-jobs",
-    help: "list the jobs that copy block nodes",
+    help: "list copying jobs",
     example: "",
     arguments: &[],
     returns: Returns::Data("one for each job", Reply::List(&Reply::Object(BLOCK_JOB_INFO))),
@@ -18,7 +18,7 @@ pub(super) static COMMAND: Command<()> = Command {
 static BLOCK_JOB_INFO: &[Member] = &[
     Member::new("device", Reply::Text, "the job's name"),
     Member::new("type", JOB_TYPE, "what it does"),
-    Member::new("status", JOB_STATUS, "what it is at"),
+    Member::new("status", JOB_STATUS, "its status"),
     Member::new("len", Reply::Int, "how much work there is, in bytes"),
     Member::new("offset", Reply::Int, "how much of it is done, in bytes"),
     Member::new("speed", Reply::Int, "bytes a second at most; 0: no limit"),

@@ -18,7 +18,7 @@ pub(super) static COMMAND: Command<()> = Command {
 static JOB_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the job's name"),
     Member::new("type", JOB_TYPE, "what it does"),
-    Member::new("status", JOB_STATUS, "what it is at"),
+    Member::new("status", JOB_STATUS, "its status"),
     Member::new("current-progress", Reply::Int, "how much of its work is done; bytes, of a copy"),
     Member::new("total-progress", Reply::Int, "how much work there is, as far as is known"),
     Member::optional("error", Reply::Text, "why it failed"),

@@ -7,7 +7,7 @@ use super::super::FixedCommand;
 
 pub(super) static COMMAND: FixedCommand = FixedCommand {
     name: "query-commands",
-    help: "list the commands there are",
+    help: "list all commands",
     returns: Returns::Data("one for each command", Reply::List(&Reply::Object(COMMAND_INFO))),
     answer: || qmp::commands().map(|command| json!({"name": command.name()})).collect(),
 };

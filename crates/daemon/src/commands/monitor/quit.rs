@@ -6,7 +6,7 @@ use super::super::{Answer, Command, Leave};
 
 pub(super) static COMMAND: Command<(), Answer> = Command {
     name: "quit",
-    help: "end the daemon; requests in flight are finished and flushed",
+    help: "end the daemon, after completing requests in flight and flushing",
     example: "",
     arguments: &[],
     returns: Returns::Nothing,

@@ -7,7 +7,7 @@ use crate::confinement;
 
 pub(super) static COMMAND: Command<()> = Command {
     name: "x-query-sandbox",
-    help: "return what the daemon has given up: capabilities, system calls, paths",
+    help: "return the sandbox's limits: capabilities, system calls, paths",
     example: "",
     arguments: &[],
     returns: Returns::Data("what is in force", Reply::Object(SANDBOX)),
@@ -36,7 +36,7 @@ static SANDBOX: &[Member] = &[
     Member::optional(
         "seccomp",
         Reply::Object(CALLS),
-        "how many system calls each kind of thread may make; none: there is no filter",
+        "how many system calls each kind of thread may make; none: no filter",
     ),
     Member::optional("landlock", Reply::Object(LANDLOCK), "what can be opened; none: no Landlock"),
     Member::new(
@@ -44,7 +44,11 @@ static SANDBOX: &[Member] = &[
         Reply::Bool,
         "rings can do what they are used for and no more",
     ),
-    Member::new("not-in-force", Reply::List(&Reply::Text), "what there is not, and why"),
+    Member::new(
+        "not-in-force",
+        Reply::List(&Reply::Text),
+        "mechanisms that are not in force, with the reasons",
+    ),
 ];
 
 static CALLS: &[Member] = &[

@@ -6,7 +6,7 @@ use super::super::{Answer, Command, Leave};
 
 pub(super) static COMMAND: Command<(), Answer> = Command {
     name: "x-upgrade",
-    help: "replace the daemon by the program that is at its path now; all connections are handed over",
+    help: "replace the daemon by the program now at its path, and hand all connections over",
     example: "",
     arguments: &[],
     returns: Returns::Data("the process that serves now", Reply::Object(UPGRADED)),

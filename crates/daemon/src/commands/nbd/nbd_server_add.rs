@@ -51,7 +51,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
         name: "name",
         kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, Some(name)) },
         need: Need::Optional("the node's name"),
-        help: "what clients call the export, and its id",
+        help: "the export's name for clients, and its id",
     },
     Field {
         name: "description",

@@ -48,11 +48,11 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             },
             Choice {
                 name: "hard",
-                help: "send its clients away",
+                help: "disconnect its clients",
                 set: |to| put(&mut to.mode, DeleteMode::Hard),
             },
         ]),
         need: Need::Default("safe"),
-        help: "whether its clients may be sent away",
+        help: "whether its clients may be disconnected",
     },
 ];

@@ -8,7 +8,7 @@ use super::super::Command;
 
 pub(in super::super) static COMMAND: Command<Arguments> = Command {
     name: "blockdev-snapshot",
-    help: "put an image that is opened without a backing file above a node, as blockdev-snapshot-sync does",
+    help: "make a node the backing file of an image that was opened without one, as blockdev-snapshot-sync does",
     example: r#"{"node": "disk0", "overlay": "top"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

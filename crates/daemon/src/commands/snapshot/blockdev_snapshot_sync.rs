@@ -9,7 +9,7 @@ use crate::snapshot::SnapshotSync;
 
 pub(in super::super) static COMMAND: Command<SnapshotSync> = Command {
     name: "blockdev-snapshot-sync",
-    help: "create an image above a node; writes go to that image from now on",
+    help: "create an overlay of a node; later writes go to the overlay",
     example: r#"{"node-name": "disk0", "snapshot-file": "/srv/top.qcow2", "snapshot-node-name": "top"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,

@@ -98,19 +98,19 @@ pub(super) static KINDS: &[Kind] = &[
     },
     Kind {
         name: "block-dirty-bitmap-enable",
-        help: "have a bitmap note writes",
+        help: "let a bitmap record writes",
         arguments: name_shape,
         read: |object| Ok(Action::BitmapEnable(name(object)?, true)),
     },
     Kind {
         name: "block-dirty-bitmap-disable",
-        help: "have a bitmap note no more writes",
+        help: "stop a bitmap from recording writes",
         arguments: name_shape,
         read: |object| Ok(Action::BitmapEnable(name(object)?, false)),
     },
     Kind {
         name: "block-dirty-bitmap-merge",
-        help: "set the bits of some bitmaps in another one",
+        help: "add the bits of several bitmaps to another one",
         arguments: || Shape::Object(table::members(MERGE)),
         read: |object| Ok(Action::BitmapMerge(read(MERGE, object, "block-dirty-bitmap-merge")?)),
     },

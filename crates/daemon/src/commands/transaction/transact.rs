@@ -14,7 +14,7 @@ use control::qmp::QmpError;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "transaction",
-    help: "carry out all of some actions at one moment of all disks, or none",
+    help: "carry out several actions at the same moment of all disks, or none of them",
     example: r#"{"actions": [{"type": "block-dirty-bitmap-clear", "data": {"node": "disk0", "name": "b0"}},
         {"type": "blockdev-backup", "data": {"job-id": "j0", "device": "disk0", "target": "disk1", "sync": "full"}}]}"#,
     arguments: ARGUMENTS,
@@ -106,10 +106,10 @@ fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
 }
 
 impl Daemon {
-    /// Carries out all actions at one moment: no request of a user is under way meanwhile. If one fails, those before it
-    /// are undone.
+    /// Carries out all actions while no request of a user is in flight. If one fails, the earlier ones are
+    /// undone.
     async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
-        // What is held goes on at the end, whatever the users use then.
+        // Held requests continue at the end, on the users' nodes at that time.
         let held = self.nodes.hold_all().await;
         let mut done = Vec::new();
         for action in actions {

@@ -1,4 +1,4 @@
-//! Carrying out a simulated operation, for real.
+//! Carries out simulated operations on real files.
 
 #![allow(unsafe_code)]
 
@@ -10,10 +10,10 @@ use super::storage::{InFlight, Storage};
 use super::{Pending, Verdict};
 use crate::ring::RingOp;
 
-/// What memory holds that the kernel might still write to.
+/// Contents of memory that the kernel might still write to.
 const GARBAGE: u8 = 0xa5;
 
-/// A read's or write's segments; none of all others.
+/// The segments of a read or write; empty for other operations.
 pub(super) fn segments(op: &RingOp) -> Vec<libc::iovec> {
     match *op {
         RingOp::Rw { segment, .. } => vec![segment],
@@ -26,7 +26,7 @@ pub(super) fn segments(op: &RingOp) -> Vec<libc::iovec> {
 }
 
 impl Pending {
-    /// Writes garbage where the operation is to read into.
+    /// Writes garbage to the memory that the operation reads into.
     pub(super) fn scribble(&self) {
         if let RingOp::Rw { write: false, .. } | RingOp::RwVectored { write: false, .. } = self.op {
             for v in segments(&self.op) {
@@ -36,12 +36,12 @@ impl Pending {
         }
     }
 
-    /// Does it, as far as the verdict lets. A count, or a negated errno.
+    /// Carries out the operation, as far as the verdict permits. Returns a count, or a negated errno.
     pub(super) fn carry_out(&self, storage: &Storage) -> i32 {
         // SAFETY: open until the completion, by `Ring::push`'s contract.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
         if let Verdict::Fail(errno) | Verdict::FailLate(_, errno) = self.verdict {
-            // What passes by itself came before the flush was tried.
+            // A transient error precedes the flush itself.
             let tried = !matches!(errno, libc::EAGAIN | libc::EINTR);
             if tried && matches!(self.op, RingOp::Fsync { .. }) && !is_direct(fd) {
                 storage.flush_failed(fd, self.flushes);
@@ -77,7 +77,7 @@ impl Pending {
         }
     }
 
-    /// What it will change of a file, if anything.
+    /// The change that the operation will make to a file, if any.
     pub(super) fn in_flight(&self, file: &OwnedFd) -> Option<InFlight> {
         // SAFETY: open until the completion, by `Ring::push`'s contract.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
@@ -126,7 +126,7 @@ impl Pending {
         })
     }
 
-    /// The same by calls that Miri knows.
+    /// The same with calls that Miri supports.
     fn transfer_one_by_one(&self, write: bool, mut offset: u64, segments: &[libc::iovec]) -> i32 {
         let mut done = 0;
         for &libc::iovec { iov_base: base, iov_len: len } in segments {
@@ -155,7 +155,7 @@ impl Pending {
             return self.write_zeroes(mode, offset, len);
         }
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
-        // Memory files cannot zero a range, but punching and allocating it comes to the same.
+        // Memory files cannot zero a range, but punching and allocating it has the same effect.
         let zeroing = mode & libc::FALLOC_FL_ZERO_RANGE != 0;
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE;
         let steps: &[i32] = if zeroing {
@@ -173,7 +173,7 @@ impl Pending {
         0
     }
 
-    /// The same by a call that Miri knows, as far as the file reaches.
+    /// The same with a call that Miri supports, up to the file's end.
     fn write_zeroes(&self, mode: i32, offset: u64, len: u64) -> i32 {
         // SAFETY: open until the completion, by `Ring::push`'s contract.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
@@ -190,13 +190,13 @@ impl Pending {
     }
 }
 
-/// What a flush of a descriptor will make stable that is submitted now.
+/// The changes that a flush submitted now will make stable.
 pub(super) fn begin_flush(storage: &Storage, fd: RawFd) -> u64 {
     // SAFETY: open until the completion, by `Ring::push`'s contract.
     storage.begin_flush(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Whether fallocate(2) in that mode changes contents.
+/// Whether fallocate(2) in this mode changes contents.
 fn zeroes(mode: i32) -> bool {
     mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0
 }

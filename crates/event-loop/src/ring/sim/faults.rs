@@ -1,30 +1,30 @@
-//! What goes wrong in a simulation, how often, and who says so.
+//! Faults of a simulation: their kinds, their chances, and scripts that decide them.
 
 use crate::ring::{RingFile, RingOp};
 
 /// How a simulated ring behaves. Chances are in percent, per operation or per call.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// How long operations take, nanoseconds: from the first to the second.
+    /// Duration of an operation, nanoseconds: minimum and maximum.
     pub latency_ns: (u64, u64),
     /// Chance that an operation takes a hundred times as long.
     pub late: u8,
-    /// Chance that a read or write of more than one byte is done only in part, a byte at least.
+    /// Chance that a read or write of more than one byte is short, by at least a byte.
     pub short: u8,
     /// Chance that an operation fails, without an effect.
     pub fail: u8,
-    /// What with: errnos, picked at random. Empty means `EIO`.
+    /// Errnos of failures, picked at random. Empty means `EIO`.
     pub errnos: Vec<i32>,
-    /// Room in the submission queue.
+    /// Size of the submission queue.
     pub entries: usize,
-    /// Chance that the submission queue calls itself full before it is.
+    /// Chance that the submission queue reports to be full before it is.
     pub full: u8,
-    /// Room in the completion queue; what finds none comes with the next call.
+    /// Size of the completion queue. Further completions come with the next call.
     pub completions: usize,
-    /// Chance that a call returns early, with nothing, and having submitted only some: a signal, or no
-    /// memory for requests.
+    /// Chance that a call returns early, without completions, having submitted only some operations, as after
+    /// a signal or without memory for requests.
     pub early_return: u8,
-    /// Chance, per call, that a descriptor shows as ready that need not be.
+    /// Chance, per call, that a descriptor reports to be ready without need.
     pub spurious_poll: u8,
     /// Chance, per call, that a poll ends with `ENOMEM`.
     pub poll_fails: u8,
@@ -34,12 +34,12 @@ pub struct Faults {
     pub duplicate: u8,
     /// Chance that a cancellation comes too late.
     pub late_cancel: u8,
-    /// Chance that there is no room in the table of registered files.
+    /// Chance that the table of registered files is full.
     pub no_fixed_file: u8,
-    /// Write garbage to memory that an operation is to read into, for as long as it is in flight and
-    /// beyond what it has read in the end.
+    /// Write garbage to memory that an operation reads into, while it is in flight and beyond the bytes that
+    /// it reads.
     pub scribble: bool,
-    /// How much later it is with each reading of the clock, nanoseconds. Not 0 where a loop polls.
+    /// How far each reading of the clock advances time, nanoseconds. Must not be 0 if a loop polls.
     pub clock_step_ns: u64,
 }
 
@@ -69,7 +69,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// A bit of everything that goes unnoticed by whoever does it right: no operation fails.
+    /// Returns all faults that correct code handles without an error. No operation fails.
     pub fn rough() -> Self {
         Faults {
             late: 5,
@@ -111,8 +111,8 @@ impl Faults {
                     return Verdict::Good;
                 }
                 let part = 1 + random.below(len - 1);
-                // Disks stop at sectors, memory anywhere. But what is written of a sector is so at once: who cuts the
-                // power would find one torn within.
+                // Transfers stop at sector boundaries on a disk, and anywhere in memory. A sector is written at
+                // once, as a power cut would otherwise tear it.
                 let sectors = part / 512 * 512;
                 let whole = sectors > 0 && random.percent(50);
                 match op {
@@ -128,18 +128,18 @@ impl Faults {
 
 macro_rules! happened {
     ($($(#[doc = $doc:literal])* $name:ident $text:literal),* $(,)?) => {
-        /// How often a ring has done to its loop what it may.
+        /// How often a ring has caused each fault.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Happened { $($(#[doc = $doc])* pub $name: u64),* }
 
         impl Happened {
-            /// The sum of both.
+            /// Returns the sum of both.
             #[must_use]
             pub fn and(&self, other: &Happened) -> Happened {
                 Happened { $($name: self.$name + other.$name),* }
             }
 
-            /// All counts, with what they count.
+            /// Returns all counts with their descriptions.
             pub fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($text, self.$name)),*]
             }
@@ -152,11 +152,11 @@ happened! {
     late "operations that took a hundred times as long",
     /// Transfers that stopped short.
     short "transfers that stopped short",
-    /// Operations that failed with an error that passes by itself.
+    /// Operations that failed with a transient error.
     transient "operations that failed with EAGAIN or EINTR",
     /// Operations that failed with another error.
     failed "operations that failed for good",
-    /// Completions that overtook an operation that was submitted before.
+    /// Completions that overtook an earlier operation.
     reordered "completions out of order",
     /// Completions that came twice.
     duplicates "completions that came twice",
@@ -174,7 +174,7 @@ happened! {
     ended_multishots "multishot polls that ended",
 }
 
-/// A file operation as a script sees it. Lengths and offsets in bytes.
+/// A file operation for a script. Lengths and offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SimOp {
     /// A read.
@@ -206,10 +206,10 @@ pub enum SimOp {
     },
 }
 
-/// What becomes of an operation.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// What seed and faults say.
+    /// According to seed and faults.
     Seeded,
     /// It succeeds.
     Good,
@@ -217,15 +217,15 @@ pub enum Verdict {
     Fail(i32),
     /// It fails with this errno, this many nanoseconds later: `(nanoseconds, errno)`.
     FailLate(u64, i32),
-    /// A read or write stops after this many bytes. 0 is how the end of a file shows.
+    /// A read or write stops after this many bytes. 0 means the end of the file.
     Short(u64),
     /// It succeeds, this many nanoseconds later.
     Delay(u64),
-    /// It succeeds after [`Sim::release`](super::Sim::release), not before.
+    /// It succeeds once [`Sim::release`](super::Sim::release) is called.
     Hold,
 }
 
-/// The operation in a script's terms, and its file. `None`: no file operation.
+/// Describes the operation for a script, with its file. Returns `None` for other operations.
 pub(super) fn describe(op: &RingOp) -> Option<(SimOp, RingFile)> {
     let rw = |write, offset, len: usize, rw_flags: i32| {
         let len = len as u64;
@@ -251,7 +251,7 @@ pub(super) fn describe(op: &RingOp) -> Option<(SimOp, RingFile)> {
     })
 }
 
-/// splitmix64: small, and the same everywhere.
+/// splitmix64: small, and equal on all machines.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -266,7 +266,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

@@ -1,18 +1,18 @@
 //! A simulated ring: virtual time, seeded order, seeded and scripted faults.
 //!
-//! Operations on files are real system calls on real descriptors, [`Sim::file`]'s memory files as
-//! a rule, but *when* each is carried out, in what order, how far and with what result is up to the
-//! simulation. What it may do is what io_uring may do: complete in any order, early or late, in part or
-//! not at all; refuse to take more; have completions that only the next call fetches; return from
-//! a wait for no reason; report a descriptor ready that is not; end a multishot poll. From submission
-//! to completion it scribbles over memory to be read into, since the kernel may.
+//! Operations on files are real system calls on real descriptors, usually [`Sim::file`]'s memory files. The
+//! simulation decides when each is carried out, in what order, how far and with what result, within what
+//! io_uring may do. It completes operations in any order, early or late, in part or not at all. It refuses
+//! further operations, delays completions to the next call, returns from a wait without a reason, reports a
+//! descriptor ready that is not, and ends multishot polls. From submission to completion it overwrites
+//! memory to be read into, since the kernel may.
 //!
-//! What a power cut would leave of the files is kept track of, with a write cache that loses, keeps and
-//! tears: [`Storage`].
+//! [`Storage`] tracks what a power cut would leave of the files, with a write cache that loses, keeps and
+//! tears writes.
 //!
-//! Descriptors are watched for real, so that other threads can wake the loop. Time is virtual: it
-//! passes when the loop waits with operations pending, by leaps, and a little with each reading of
-//! the clock, so that busy polling ends.
+//! Descriptors are watched for real, so that other threads can wake the loop. Time is virtual. It advances
+//! when the loop waits for pending operations, and a little with each reading of the clock, so that busy
+//! polling ends.
 //!
 //! ```
 //! use event_loop::ring::sim::{Faults, Sim};
@@ -54,10 +54,9 @@ pub use crate::ring::socket::socket_transfers;
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
 pub use crate::thread_pool::without_threads;
 
-/// A simulated world: one ring, one clock, any number of files. Clones are handles to the same.
+/// A simulated world: one ring, one clock, any number of files. Clones are handles to the same world.
 ///
-/// The same seed, faults and calls give the same course of events, as long as no other thread takes
-/// part.
+/// Equal seeds, faults and calls cause equal courses of events, unless other threads take part.
 #[derive(Clone)]
 pub struct Sim(Rc<RefCell<World>>);
 
@@ -67,7 +66,7 @@ fn memory_file() -> io::Result<File> {
     Ok(memfd_create("sim", MFdFlags::MFD_CLOEXEC)?.into())
 }
 
-/// Miri knows no memory files: one without a name.
+/// Miri does not support memory files: an unlinked one.
 #[cfg(miri)]
 fn memory_file() -> io::Result<File> {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -81,7 +80,7 @@ fn memory_file() -> io::Result<File> {
 
 type Script = Box<dyn FnMut(&SimOp) -> Verdict>;
 
-/// What happens outside of the loop, and when.
+/// An event outside of the loop, and its time.
 type Outside = (u64, Box<dyn FnOnce()>);
 
 struct World {
@@ -92,10 +91,10 @@ struct World {
     script: Option<Script>,
     /// By time, the next one last.
     outside: Vec<Outside>,
-    /// Real descriptors.
+    /// Watches real descriptors.
     polls: EpollRing,
     from_polls: Vec<Completion>,
-    /// Polls that are armed, for faults to pick from: `user_data`, and whether it is multishot.
+    /// Armed polls, for faults to pick from: `user_data`, and whether it is multishot.
     armed: Vec<(u64, bool)>,
     queue: VecDeque<(RingOp, u64)>,
     pending: Vec<Pending>,
@@ -104,27 +103,27 @@ struct World {
     storage: Storage,
     max_in_flight: usize,
     happened: Happened,
-    /// Real descriptors are looked at: always, or (`Some`) only once somebody has said that there is
-    /// something to see.
+    /// When to check real descriptors: always, or (`Some`) only after a call of
+    /// [`look_at_descriptors`](Sim::look_at_descriptors).
     touched: Option<bool>,
 }
 
-/// When held operations are due.
+/// Due time of held operations.
 const HELD: u64 = u64::MAX;
 
-/// An operation under way.
+/// An operation in flight.
 struct Pending {
     due_ns: u64,
     fd: RawFd,
     op: RingOp,
     user_data: u64,
     verdict: Verdict,
-    /// Of a flush: the changes that it makes stable.
+    /// For a flush: the changes that it makes stable.
     flushes: u64,
 }
 
 impl Sim {
-    /// A world that begins at time 0.
+    /// Creates a world that begins at time 0.
     ///
     /// # Panics
     ///
@@ -133,12 +132,12 @@ impl Sim {
         Self::with_storage(seed, faults, Storage::new())
     }
 
-    /// The same, with files that other worlds have too: those of other loops, or those before a power
+    /// Creates a world that shares files with other worlds: those of other loops, or those before a power
     /// cut.
     ///
     /// # Panics
     ///
-    /// As of [`new`](Self::new).
+    /// As for [`new`](Self::new).
     #[expect(clippy::expect_used, reason = "for tests")]
     pub fn with_storage(seed: u64, faults: Faults, storage: Storage) -> Self {
         Sim(Rc::new(RefCell::new(World {
@@ -162,32 +161,32 @@ impl Sim {
         })))
     }
 
-    /// A loop over this world.
+    /// Creates a loop in this world.
     ///
     /// # Errors
     ///
-    /// As of [`EventLoop::with_ring`].
+    /// Those of [`EventLoop::with_ring`].
     pub fn event_loop(&self, config: LoopConfig) -> Result<EventLoop, SetupError> {
         EventLoop::with_ring(config, self.ring(), self.chosen(), self.clock())
     }
 
-    /// The world's ring, for [`EventLoop::with_ring`].
+    /// Returns the world's ring, for [`EventLoop::with_ring`].
     pub fn ring(&self) -> Box<dyn Ring> {
         Box::new(self.clone())
     }
 
-    /// The world's clock, for [`EventLoop::with_ring`].
+    /// Returns the world's clock, for [`EventLoop::with_ring`].
     pub fn clock(&self) -> Box<dyn Clock> {
         Box::new(self.clone())
     }
 
-    /// What a loop over this world says that it runs on: io_uring at its best.
+    /// Returns what a loop in this world reports as its ring: io_uring with the best flags.
     pub fn chosen(&self) -> Chosen {
         Chosen { flags: Some(RingFlags::BEST), refused: Vec::new() }
     }
 
-    /// A file in memory with this content, which counts as durable. A real one (memfd_create(2)):
-    /// whatever works on a descriptor works on it.
+    /// Creates a file in memory with this content, which counts as durable. The file is real
+    /// (memfd_create(2)), so all calls on descriptors work.
     ///
     /// # Errors
     ///
@@ -200,41 +199,40 @@ impl Sim {
         Ok(Arc::new(fd))
     }
 
-    /// The files that a power cut concerns: [`file`](Self::file)'s, and those that are
-    /// [added](Storage::add).
+    /// Returns the storage, with the files of [`file`](Self::file) and those [added](Storage::add).
     pub fn storage(&self) -> Storage {
         self.0.borrow().storage.clone()
     }
 
-    /// What a power cut now would leave at least: see [`Storage::stable`].
+    /// Returns the minimum that a power cut now would leave: see [`Storage::stable`].
     pub fn durable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
         self.0.borrow().storage.stable(fd)
     }
 
-    /// What a power cut now leaves of a file, with operations of this world in flight: see
-    /// [`Storage::cut`]. The simulation goes on as if nothing had been.
+    /// Returns what a power cut now leaves of a file, operations in flight included: see [`Storage::cut`].
+    /// The simulation continues unchanged.
     pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
         world.storage.cut_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
-    /// What a process leaves of a file that is killed now: all that has completed, and of each operation that this
-    /// world has in flight all, nothing or a part. The simulation goes on as if nothing had been. `None`: the file
-    /// is not kept track of.
+    /// Returns what a kill of the process now leaves of a file: all completed changes, and of each operation
+    /// in flight all, nothing or a part. The simulation continues unchanged. `None` if the file is not
+    /// tracked.
     pub fn killed(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
         world.storage.killed_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
-    /// Decides about each file operation as it is submitted, instead of the seeded faults where it
-    /// does not say [`Verdict::Seeded`]. It must not call the `Sim` itself.
+    /// Sets a script that decides about each file operation at its submission. For [`Verdict::Seeded`] the
+    /// seeded faults decide. The script must not call the `Sim` itself.
     pub fn script(&self, script: impl FnMut(&SimOp) -> Verdict + 'static) {
         self.0.borrow_mut().script = Some(Box::new(script));
     }
 
-    /// Has something happen at a time, while the loop looks for events or sleeps: what another thread
-    /// would do, a descriptor signalled or something asked of a [`LoopHandle`](crate::LoopHandle),
-    /// but at the same point in each run. It must not call the `Sim` itself, nor the loop.
+    /// Makes `call` at a time at which the loop checks for events or sleeps, in place of another thread: it
+    /// may signal a descriptor or use a [`LoopHandle`](crate::LoopHandle). The call comes at the same point
+    /// in each run. It must not call the `Sim` or the loop.
     pub fn at(&self, ns: u64, call: impl FnOnce() + 'static) {
         let outside = &mut self.0.borrow_mut().outside;
         let place = outside.partition_point(|(due_ns, _)| *due_ns > ns);
@@ -246,46 +244,45 @@ impl Sim {
         self.0.borrow_mut().faults = faults;
     }
 
-    /// Lets operations go on that were held by [`Verdict::Hold`]; returns how many.
+    /// Completes operations held by [`Verdict::Hold`]. Returns their number.
     pub fn release(&self) -> usize {
         let world = &mut *self.0.borrow_mut();
         let held = world.pending.iter_mut().filter(|pending| pending.due_ns == HELD);
         held.map(|pending| pending.due_ns = world.now_ns).count()
     }
 
-    /// From here on real descriptors are looked at only after a call of this: where all that happens
-    /// to them is the simulation's doing, which knows, and a system call per look would be most of
-    /// what it does.
+    /// Checks real descriptors from now on only after a call of this. Saves the system calls if all changes
+    /// of descriptors are made by the simulation.
     pub fn look_at_descriptors(&self) {
         self.0.borrow_mut().touched = Some(true);
     }
 
-    /// Whether a real descriptor has something to tell.
+    /// Returns whether a real descriptor has an event.
     pub fn has_events(&self) -> bool {
         let world = self.0.borrow();
         let mut fds = [PollFd::new(world.polls.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// When the next operation is due that is under way, and not held; `None`: none is.
+    /// Returns when the next operation in flight is due, except held ones. `None` if there is none.
     pub fn next_due_ns(&self) -> Option<u64> {
         let world = self.0.borrow();
         let due = world.pending.iter().map(|pending| pending.due_ns).min();
         due.filter(|due_ns| *due_ns != HELD)
     }
 
-    /// File operations submitted and not yet completed.
+    /// Returns the number of file operations in flight.
     pub fn in_flight(&self) -> usize {
         self.0.borrow().pending.len()
     }
 
-    /// What this ring has done to its loop so far.
+    /// Returns how often this ring has caused each fault.
     pub fn happened(&self) -> Happened {
         self.0.borrow().happened.clone()
     }
 
-    /// The process is killed: of the operations under way each is carried out or not, and that is
-    /// all that will ever happen here.
+    /// Kills the process: each operation in flight is carried out or not. Nothing happens in this world any
+    /// more.
     pub fn kill(&self) {
         let world = &mut *self.0.borrow_mut();
         world.queue.clear();
@@ -296,22 +293,22 @@ impl Sim {
         }
     }
 
-    /// The most file operations that were under way at once so far.
+    /// Returns the maximum number of file operations in flight so far.
     pub fn max_in_flight(&self) -> usize {
         self.0.borrow().max_in_flight
     }
 
-    /// Virtual time, nanoseconds; does not count as a reading of the clock.
+    /// Returns virtual time, nanoseconds. Does not count as a reading of the clock.
     pub fn now_ns(&self) -> u64 {
         self.0.borrow().now_ns
     }
 
-    /// Lets time pass.
+    /// Advances time.
     pub fn advance(&self, ns: u64) {
         self.0.borrow_mut().now_ns += ns;
     }
 
-    /// How often the loop has read the clock.
+    /// Returns how often the loop has read the clock.
     pub fn clock_reads(&self) -> u64 {
         self.0.borrow().clock_reads
     }
@@ -338,7 +335,7 @@ impl Ring for Sim {
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool {
         let world = &mut *self.0.borrow_mut();
         let full = world.queue.len() >= world.faults.entries.max(1);
-        // An empty queue takes something, else nothing would ever move.
+        // An empty queue takes at least one operation, as no progress would be possible otherwise.
         if full || (!world.queue.is_empty() && world.random.percent(world.faults.full)) {
             world.happened.full += 1;
             return false;
@@ -361,7 +358,7 @@ impl Ring for Sim {
         if !world.completions.is_empty() {
             return Ready::Completions;
         }
-        // What has come is there to be fetched, as flagged task work is.
+        // Completions that are due can be fetched, like flagged task work.
         let due = world.pending.iter().any(|pending| pending.due_ns <= world.now_ns);
         if due || world.look_at_descriptors(Wait::No).is_err() || !world.from_polls.is_empty() {
             return Ready::NeedsEnter;
@@ -375,7 +372,7 @@ impl Ring for Sim {
         into.extend(world.completions.drain(..room));
     }
 
-    /// None: no descriptor shows virtual time.
+    /// `None`: no descriptor signals virtual time.
     fn pollable_fd(&self) -> Option<RawFd> {
         None
     }
@@ -406,15 +403,14 @@ impl Ring for Sim {
 }
 
 impl World {
-    /// What operations in flight will change of a file.
+    /// The changes that operations in flight will make to a file.
     fn in_flight(&self, file: &OwnedFd) -> Vec<storage::InFlight> {
         self.pending.iter().filter_map(|pending| pending.in_flight(file)).collect()
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
         if self.random.percent(self.faults.early_return) {
-            // As a signal has it, or a lack of memory for requests: before everything was submitted, or
-            // after that.
+            // A signal, or a lack of memory for requests, ends the call before or after the submission.
             self.happened.early_returns += 1;
             let some = self.random.below(self.queue.len() as u64 + 1);
             self.submit(some as usize);
@@ -469,10 +465,10 @@ impl World {
     }
 
     fn push_poll(&mut self, op: &RingOp, user_data: u64) {
-        // It may be ready as it is armed.
+        // The descriptor may be ready already.
         self.touched = self.touched.map(|_| true);
-        // SAFETY: a poll names no memory; descriptors, and a socket's memory, are `Ring::push`'s
-        // caller's promise.
+        // SAFETY: a poll names no memory. Descriptors, and a socket's memory, are the promise of
+        // `Ring::push`'s caller.
         let taken = unsafe { self.polls.push(op, user_data) };
         debug_assert!(taken, "epoll takes any number");
     }
@@ -490,7 +486,7 @@ impl World {
         if let RingOp::Rw { file, socket: true, .. }
         | RingOp::RwVectored { file, socket: true, .. } = &mut op
         {
-            // A real socket, and no faults but those of polls.
+            // A real socket, with only the faults of polls.
             *file = RingFile::Fd(fd);
             return self.push_poll(&op, user_data);
         }
@@ -528,11 +524,11 @@ impl World {
     fn cancel(&mut self, target: u64, user_data: u64) {
         let comes_late = self.random.percent(self.faults.late_cancel);
         let Some(at) = self.pending.iter().position(|pending| pending.user_data == target) else {
-            // A poll, then, or nothing at all.
+            // The target is a poll, or has completed.
             return self.push_poll(&RingOp::PollRemove { user_data: target }, user_data);
         };
         if comes_late {
-            // It goes on, and completes soon.
+            // Too late to cancel: the operation completes soon.
             self.pending[at].due_ns = self.now_ns;
             return self.complete(user_data, -libc::EALREADY);
         }
@@ -545,7 +541,7 @@ impl World {
         self.completions.push_back(Completion { user_data, result, more: false });
     }
 
-    /// Carries out what is due, in random order, as far as the completion queue has room.
+    /// Carries out operations that are due, in random order, while the completion queue has room.
     fn post(&mut self) {
         self.disturb_polls();
         loop {
@@ -558,7 +554,7 @@ impl World {
             }
             let pick = self.random.below(all as u64) as usize;
             if pick < self.from_polls.len() {
-                // In order: what a poll says last must come last.
+                // In order, as the last completion of a poll must come last.
                 let completion = self.from_polls.remove(0);
                 self.completions.push_back(completion);
                 continue;
@@ -568,7 +564,7 @@ impl World {
                 .filter(|&at| self.pending[at].due_ns <= self.now_ns)
                 .nth(nth)
                 .unwrap_or(0);
-            // In the order they were submitted, so that the first is the oldest.
+            // Keeps the order of submission, so that the first is the oldest.
             let pending = self.pending.remove(at);
             self.happened.reordered += u64::from(at > 0);
             let result = pending.carry_out(&self.storage);
@@ -580,7 +576,7 @@ impl World {
         }
     }
 
-    /// Takes what the real descriptors have to say.
+    /// Takes the events of the real descriptors.
     fn look_at_descriptors(&mut self, wait: Wait) -> io::Result<()> {
         if let Some(touched) = &mut self.touched
             && !std::mem::take(touched)
@@ -605,13 +601,13 @@ impl World {
         Ok(())
     }
 
-    /// Takes an armed poll away without the loop's knowledge.
+    /// Removes an armed poll without a completion.
     fn forget_poll(&mut self, user_data: u64) {
         self.armed.retain(|(armed, _)| *armed != user_data);
         self.polls.forget(user_data);
     }
 
-    /// Polls that fire for nothing, or end as if memory had run out.
+    /// Causes spurious events of polls, and ends polls as for a lack of memory.
     fn disturb_polls(&mut self) {
         let fails = self.random.percent(self.faults.poll_fails);
         if self.armed.is_empty() || !(fails || self.random.percent(self.faults.spurious_poll)) {

@@ -1,24 +1,24 @@
 //! What a power cut leaves: files on storage with a volatile write cache.
 //!
-//! A write that has completed is in a cache until a flush. The rules are those that disks, file systems
-//! and Linux document, and no more than these:
+//! A completed write is in a cache until a flush. The rules are those that disks, file systems and Linux
+//! document, and no more than these:
 //!
-//! - A sector of [`SECTOR`] bytes is written whole or not at all. Anything larger may be torn between
-//!   any two sectors.
-//! - What is not flushed may survive or not, each change by itself, in any order, except that a sector
-//!   does not go back: it has the contents after one of the changes to it, or those that were flushed.
-//! - fsync(2) and fdatasync(2), once they succeed, have made stable all that had *completed* when they
-//!   were submitted. What was under way then may be covered or not.
-//! - A write with `RWF_DSYNC`, once it succeeds, is stable, and so is the file's size if that takes it. It
-//!   says nothing about other sectors.
-//! - A discard, or zeroing, is a change like any other: until it is flushed the range may have its old
-//!   contents or zeroes. So is a change of size, also one that did not come down the ring: it is noticed
-//!   when the next operation on the file comes, or when somebody asks.
-//! - What is in flight at the cut may have happened, in part, or not, whatever it would have completed with.
-//! - If a flush of a file that is cached by the kernel fails, what it was to make stable is never made
-//!   so by a later one, since the kernel believes its pages clean (fsync(2), "ERRORS").
+//! - A sector of [`SECTOR`] bytes is written whole or not at all. Larger writes may be torn between sectors.
+//! - Each unflushed change may survive or not, independently and in any order. A sector has its flushed
+//!   contents, or those after one of the later changes to it.
+//! - A successful fsync(2) or fdatasync(2) makes all changes stable that had *completed* when it was
+//!   submitted. Changes in flight at that time may be covered or not.
+//! - A successful write with `RWF_DSYNC` is stable, and so is the file's size if the write extends the file.
+//!   Other sectors are not covered.
+//! - A discard or zeroing is a change like any other: until it is flushed, the range may have its old
+//!   contents or zeroes. A change of size is one too, even outside of the ring. It is noticed with the next
+//!   operation on the file, or the next query.
+//! - An operation in flight at the cut may have happened, in part, or not, whatever its result would have
+//!   been.
+//! - After a failed flush of a file that the kernel caches, later flushes do not make its changes stable,
+//!   since the kernel believes its pages clean (fsync(2), "ERRORS").
 //!
-//! What is done on other threads (`aio=threads`, ioctls) is not seen, apart from changes of size.
+//! Changes made on other threads (`aio=threads`, ioctls) are not tracked, except changes of size.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -33,36 +33,36 @@ use nix::sys::stat::fstat;
 use super::faults::Random;
 use crate::sync::lock;
 
-/// Bytes that are written whole or not at all.
+/// Bytes that are written atomically.
 pub const SECTOR: usize = 512;
 
 type Sector = [u8; SECTOR];
 
-/// The files of a simulation, with what of each is stable and what is not. Clones are handles to the
-/// same, so that worlds of several loops have their files in common.
+/// The files of a simulation, with their stable and unstable contents. Clones are handles to the same
+/// storage, so worlds of several loops can share files.
 #[derive(Clone, Default)]
 pub struct Storage(Arc<Mutex<HashMap<Id, Disk>>>);
 
-/// A file, whatever descriptor leads to it: device and inode.
+/// Identifies a file behind any descriptor: device and inode.
 type Id = (u64, u64);
 
 struct Disk {
-    /// A descriptor of ours.
+    /// The storage's own descriptor.
     file: File,
-    /// The stable contents, whole sectors, at least as many as `stable_size` needs.
+    /// The stable contents, in whole sectors, at least as many as `stable_size` needs.
     stable: Vec<u8>,
     stable_size: u64,
-    /// By number: what was written since, oldest first. Never empty.
+    /// Later contents of sectors by number, oldest first. Never empty.
     sectors: BTreeMap<u64, Vec<Version>>,
-    /// Sizes that the file got since, oldest first: which change made it so, and bytes.
+    /// Later sizes of the file, oldest first: the number of the change, and bytes.
     sizes: Vec<(u64, u64)>,
-    /// Bytes, as far as we know.
+    /// Present size, bytes.
     size: u64,
-    /// Changes so far.
+    /// Number of changes so far.
     changes: u64,
 }
 
-/// What is known of a file that another process goes on with: [`Storage::unflushed`].
+/// The unflushed state of a file for another process: [`Storage::unflushed`].
 pub struct Unflushed(Disk);
 
 /// A sector's contents after a change.
@@ -70,20 +70,20 @@ pub struct Unflushed(Disk);
 struct Version {
     change: u64,
     bytes: Box<Sector>,
-    /// A flush of it has failed.
+    /// A flush of this version has failed.
     lost: bool,
 }
 
-/// A write in flight at the cut: the first byte, and the bytes. `None`: zeroes, so many.
+/// A write in flight at the cut: the first byte, and the bytes or a number of zeroes.
 pub(super) type InFlight = (u64, Result<Vec<u8>, u64>);
 
 impl Storage {
-    /// A storage without files.
+    /// Creates a storage without files.
     pub fn new() -> Storage {
         Storage::default()
     }
 
-    /// Keeps track of a file from here on; what it contains is stable.
+    /// Starts to track a file. Its contents count as stable.
     ///
     /// # Errors
     ///
@@ -107,18 +107,18 @@ impl Storage {
         Ok(())
     }
 
-    /// What a power cut may take back of a file, for [`go_on`](Self::go_on). `None`: it is not kept track of.
+    /// Returns the unflushed state of a file, for [`replace`](Self::replace). `None` if it is not tracked.
     pub fn unflushed(&self, fd: &OwnedFd) -> Option<Unflushed> {
         self.with(fd.as_fd(), |disk| disk.copy(&disk.file).ok().map(Unflushed))?
     }
 
-    /// Keeps track of a file that has taken the place of another one, as a process has left that which was killed:
-    /// what was not flushed of it may still be lost, and so may what is different now.
+    /// Starts to track a file that replaces the file of a killed process. Unflushed changes of that file may
+    /// still be lost, and so may all differences between the two.
     ///
     /// # Errors
     ///
     /// Those of dup(2) and fstat(2).
-    pub fn go_on(&self, fd: &OwnedFd, unflushed: &Unflushed) -> io::Result<()> {
+    pub fn replace(&self, fd: &OwnedFd, unflushed: &Unflushed) -> io::Result<()> {
         let disk = unflushed.0.copy(&File::from(fd.try_clone()?))?;
         let id = id_of(fd.as_fd()).ok_or_else(io::Error::last_os_error)?;
         lock(&self.0).insert(id, disk);
@@ -126,40 +126,40 @@ impl Storage {
         Ok(())
     }
 
-    /// Takes note of what has been written to a file by others than the ring, and not been flushed.
+    /// Notes unflushed changes made outside of the ring.
     pub fn look(&self, fd: &OwnedFd) {
         self.with(fd.as_fd(), Disk::look);
     }
 
-    /// Forgets a file.
+    /// Stops tracking a file.
     pub fn remove(&self, fd: &OwnedFd) {
         id_of(fd.as_fd()).map(|id| lock(&self.0).remove(&id));
     }
 
-    /// What is stable of a file: what a power cut leaves that takes all that it may. `None`: it is not
-    /// kept track of.
+    /// Returns the stable contents of a file: the minimum that a power cut leaves. `None` if the file is not
+    /// tracked.
     pub fn stable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
         self.with(fd.as_fd(), |disk| disk.stable[..disk.stable_size as usize].to_vec())
     }
 
-    /// How many sectors a power cut may take back.
+    /// Returns the number of sectors with unflushed changes.
     pub fn unstable_sectors(&self, fd: &OwnedFd) -> usize {
         self.with(fd.as_fd(), |disk| disk.sectors.len()).unwrap_or(0)
     }
 
-    /// What a power cut now leaves of a file, by a seed: the same one leaves the same. Everything goes
-    /// on as if nothing had been. `None`: the file is not kept track of.
+    /// Returns what a power cut now leaves of a file. Equal seeds give equal results. The storage continues
+    /// unchanged. `None` if the file is not tracked.
     ///
-    /// What is in flight has not happened; [`Sim::cut`](super::Sim::cut) knows of that too.
+    /// Operations in flight have no effect here; [`Sim::cut`](super::Sim::cut) includes them.
     pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         self.cut_with(fd.as_fd(), seed, Vec::new())
     }
 
-    /// The power is back: the file contains this, which [`cut`](Self::cut) has left, and it is stable.
+    /// Restores power: the file gets `contents`, which [`cut`](Self::cut) returned, as stable contents.
     ///
     /// # Errors
     ///
-    /// Those of ftruncate(2) and write(2); `ENOENT`: the file is not kept track of.
+    /// Those of ftruncate(2) and write(2). `ENOENT`: the file is not tracked.
     pub fn restore(&self, fd: &OwnedFd, contents: Vec<u8>) -> io::Result<()> {
         self.with(fd.as_fd(), |disk| disk.restore(contents)).ok_or(io::ErrorKind::NotFound)?
     }
@@ -182,22 +182,22 @@ impl Storage {
         self.with(fd, |disk| disk.killed(&mut Random::new(seed), in_flight))
     }
 
-    /// A write, or zeroing, of a range has completed. `dsync`: and is stable.
+    /// Records a completed write or zeroing of a range. `dsync`: the range is stable.
     pub(super) fn changed(&self, fd: BorrowedFd<'_>, offset: u64, len: u64, dsync: bool) {
         self.with(fd, |disk| disk.changed(offset, len, dsync));
     }
 
-    /// A flush is submitted: what it will make stable.
+    /// Records the submission of a flush. Returns the number of changes that it covers.
     pub(super) fn begin_flush(&self, fd: BorrowedFd<'_>) -> u64 {
         self.with(fd, |disk| disk.changes).unwrap_or(0)
     }
 
-    /// A flush has succeeded that was submitted after so many changes.
+    /// Records the success of a flush that covers `until` changes.
     pub(super) fn flushed(&self, fd: BorrowedFd<'_>, until: u64) {
         self.with(fd, |disk| disk.flushed(until));
     }
 
-    /// It has failed.
+    /// Records the failure of a flush that covers `until` changes.
     pub(super) fn flush_failed(&self, fd: BorrowedFd<'_>, until: u64) {
         self.with(fd, |disk| {
             let unflushed = disk.sectors.values_mut().flatten();
@@ -211,7 +211,7 @@ impl Storage {
             return None;
         }
         let disk = disks.get_mut(&id_of(fd)?)?;
-        // As ftruncate(2) has it, which does not come down the ring.
+        // ftruncate(2) does not use the ring.
         disk.look_at_size();
         Some(call(disk))
     }
@@ -221,13 +221,13 @@ pub(super) fn id_of(fd: BorrowedFd<'_>) -> Option<Id> {
     fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Bytes in whole sectors.
+/// Number of bytes in whole sectors.
 fn padded(size: u64) -> usize {
     (size as usize).next_multiple_of(SECTOR)
 }
 
 impl Disk {
-    /// The same of another file.
+    /// The same state for another file.
     fn copy(&self, file: &File) -> io::Result<Disk> {
         let file = file.try_clone()?;
         let (stable, sectors, sizes) =
@@ -235,7 +235,7 @@ impl Disk {
         Ok(Disk { file, stable, sectors, sizes, ..*self })
     }
 
-    /// The newest contents of a file, in whole sectors.
+    /// Reads the present contents of the file, in whole sectors.
     fn read(&self) -> Vec<u8> {
         let (mut all, mut done) = (vec![0; padded(self.size)], 0);
         while let Ok(n @ 1..) = self.file.read_at(&mut all[done..], done as u64) {
@@ -258,11 +258,11 @@ impl Disk {
         }
     }
 
-    /// Has the newest contents of these sectors as a version of them.
+    /// Records the present contents of these sectors as a version.
     fn remember(&mut self, sectors: Range<u64>) {
         let mut all = vec![[0; SECTOR]; (sectors.end - sectors.start) as usize];
         let (bytes, mut done) = (all.as_flattened_mut(), 0);
-        // Zeroes past the end.
+        // Past the end there are zeroes.
         let start = sectors.start * SECTOR as u64;
         while let Ok(n @ 1..) = self.file.read_at(&mut bytes[done..], start + done as u64) {
             done += n;
@@ -274,7 +274,7 @@ impl Disk {
     }
 
     fn restore(&mut self, contents: Vec<u8>) -> io::Result<()> {
-        // What is a hole again takes no memory.
+        // Truncating first makes holes, which need no memory.
         self.file.set_len(0)?;
         self.file.write_all_at(&contents, 0)?;
         (self.size, self.stable_size) = (contents.len() as u64, contents.len() as u64);
@@ -292,7 +292,7 @@ impl Disk {
         }
         self.changes += 1;
         if size < self.size {
-            // What was there reads as zeroes if it becomes longer again.
+            // The cut part reads as zeroes if the file grows again.
             self.remember(size / SECTOR as u64..self.size.div_ceil(SECTOR as u64));
         }
         self.size = size;
@@ -300,7 +300,7 @@ impl Disk {
     }
 
     fn changed(&mut self, offset: u64, len: u64, dsync: bool) {
-        // A discard may be of more than there is.
+        // A discard may extend past the end.
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end {
             return;
@@ -317,7 +317,7 @@ impl Disk {
                 self.make_stable(number, &newest.bytes);
             }
         }
-        // A file has one size, which is stable too if it takes that to find the range.
+        // Sizes that cover the range are stable with it.
         self.sizes.retain(|(_, size)| *size >= end);
         if self.stable_size < end {
             self.sizes.clear();
@@ -387,8 +387,8 @@ impl Disk {
         self.land(self.read(), self.size, in_flight, &Style::Some(50), random)
     }
 
-    /// What there is of a file, with so many bytes, once operations in flight have been done, or some of them, or
-    /// parts.
+    /// Returns the contents with `size` bytes after operations in flight were carried out, in part or not at
+    /// all.
     fn land(
         &self,
         mut left: Vec<u8>,
@@ -397,14 +397,14 @@ impl Disk {
         style: &Style,
         random: &mut Random,
     ) -> Vec<u8> {
-        // In any order, and from there on only whole sectors.
+        // In any order, with sector granularity.
         while !in_flight.is_empty() {
             let (offset, bytes) =
                 in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
             let fate = style.fate(random, u64::MAX);
             let bytes = match bytes {
                 Ok(bytes) => bytes,
-                // Past the end there are zeroes anyhow.
+                // Past the end there are zeroes already.
                 Err(len) => vec![0; len.min(self.size.saturating_sub(offset)) as usize],
             };
             let mut at = 0;
@@ -413,7 +413,7 @@ impl Disk {
                 let len = (SECTOR - start as usize % SECTOR).min(bytes.len() - at);
                 if fate.spares(random) {
                     put(&mut left, start, &bytes[at..at + len]);
-                    // Within the file it changes no size.
+                    // Only a write past the end changes the size.
                     if start + len as u64 > self.size && random.percent(50) {
                         size = size.max(start + len as u64);
                     }
@@ -434,24 +434,24 @@ fn put(left: &mut Vec<u8>, at: u64, bytes: &[u8]) {
     left[at..end].copy_from_slice(bytes);
 }
 
-/// How much a cut takes: each of them finds other mistakes.
+/// How much a cut loses. Each style finds other mistakes.
 enum Style {
     Everything,
     Nothing,
-    /// What came after so many changes.
+    /// Loses all changes after this number.
     Later(u64),
-    /// Whole changes, with that chance in percent, and now and then a part of one.
+    /// Keeps whole changes with this chance in percent, and sometimes a part of one.
     Some(u8),
-    /// Sectors, with that chance.
+    /// Keeps sectors with this chance in percent.
     Sectors(u8),
 }
 
-/// What becomes of a change.
+/// The fate of a change.
 #[derive(Clone, Copy)]
 enum Fate {
     Kept,
     Dropped,
-    /// Each sector survives with that chance in percent.
+    /// Each sector survives with this chance in percent.
     Torn(u8),
 }
 

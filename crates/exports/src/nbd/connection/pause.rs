@@ -1,4 +1,4 @@
-//! A connection that stands still, to be gone on with here or by another process.
+//! Pausing a connection, to continue it here or in another process.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -13,40 +13,40 @@ use crate::nbd::session::transmission::Agreed;
 use crate::nbd::state::{End, append};
 use crate::nbd::wire::MAX_PAYLOAD;
 
-/// What all connections of a thread have of messages, bytes: those for which there is no room are not
-/// handed over, since all wait for its being copied.
+/// Most bytes of unfinished messages that all connections of a thread hand over. Connections beyond that are
+/// not handed over, because all requests wait while the bytes are copied.
 pub(in crate::nbd) const MAX_LEFT: usize = 2 * MAX_PAYLOAD as usize;
 
-/// A client in the transmission phase, of whose requests none is under way, as it is handed over to
-/// another process.
+/// A client in the transmission phase without requests in flight, for a handover to another
+/// process.
 #[derive(Debug)]
 pub struct SavedClient {
     /// The connection.
     pub socket: OwnedFd,
-    /// What was negotiated.
+    /// The negotiated options.
     pub agreed: Agreed,
-    /// What came and was not looked at yet; it begins with a request.
+    /// Received bytes that were not parsed yet, starting with a request.
     pub input: Vec<u8>,
-    /// Replies, or the rest of some, that are to be sent before all others. Who goes on has them too: all
-    /// wait for each copy.
+    /// Replies, or parts of replies, that have to be sent first. Shared with a connection that continues here,
+    /// because all requests wait for each copy.
     pub output: Arc<Vec<u8>>,
 }
 
 #[derive(Default)]
 pub(super) struct Pause {
     paused: Cell<bool>,
-    /// Told once nothing is under way.
+    /// Informed once nothing is in flight.
     quiet: Cell<Option<oneshot::Sender<()>>>,
-    /// Dropped with it.
+    /// Dropped at the end of the connection.
     end: Cell<Option<oneshot::Sender<()>>>,
-    /// The socket's operations that were called back.
+    /// Cancelled operations of the socket.
     pub(super) receive_called_back: Cell<bool>,
     pub(super) send_called_back: Cell<bool>,
-    /// The list of what is sent has something that goes out first.
+    /// The list of segments to send contains bytes that have to be sent first.
     unsent: Cell<bool>,
-    /// What another process has left of what came, from the second on,
+    /// Received bytes from the previous process, from the second request on.
     input: RefCell<(Vec<u8>, usize)>,
-    /// and what is to be sent before all else.
+    /// Bytes from the previous process that have to be sent first.
     output: RefCell<Arc<Vec<u8>>>,
 }
 
@@ -60,16 +60,16 @@ impl Pause {
         self.paused.get()
     }
 
-    /// Whether something is to be sent before what is ready.
+    /// Whether there are bytes to send before the ready replies.
     pub(super) fn has_output(&self) -> bool {
         self.unsent.get() || !self.output.borrow().is_empty()
     }
 }
 
 impl Connection {
-    /// Takes no more requests and calls the socket's operations back. The answer comes when nothing is
-    /// under way any more; replies that the client does not take are not waited for. With TLS they go
-    /// on being sent.
+    /// Takes no more requests, and cancels the socket's operations. The answer comes when nothing is in
+    /// flight. Replies that the client does not take are not waited for. With TLS, sending
+    /// continues.
     pub(in crate::nbd) fn pause(&self) -> oneshot::Receiver<()> {
         let (quiet, is_quiet) = oneshot::channel();
         self.pause.quiet.set(Some(quiet));
@@ -84,7 +84,7 @@ impl Connection {
         is_quiet
     }
 
-    /// Goes on where it was.
+    /// Continues as before [`pause`](Self::pause).
     pub(in crate::nbd) fn resume(&self) {
         if self.pause.paused.replace(false) {
             drop(self.pause.quiet.take());
@@ -107,14 +107,14 @@ impl Connection {
                 None => self.end_input(End::Socket(Errno::ENOMEM)),
             }
         }
-        // What was called back may come yet.
+        // The result of a cancelled operation may still come.
         if !self.receiving.get() {
             self.take_requests();
         }
     }
 
-    /// As it is to be handed over. `None`: it is not to be, because it ends, has TLS, has gone on, or has
-    /// more bytes than there is `room` for, which it takes up.
+    /// The connection's state for a handover. `None`: it cannot be handed over, because it ends, has TLS, has
+    /// been resumed, or has more bytes than `room`, from which its bytes are subtracted.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Connection {
         let (left, at) = &*self.pause.input.borrow();
         let left = left.get(*at..).unwrap_or_default();
         let unsent = if self.pause.unsent.get() { self.send_bufs.borrow().len() } else { 0 };
-        // Before anything is copied: all wait for it.
+        // Checked before copying, because all requests wait for it.
         let bytes = output.len() + unsent + state.left_len() + left.len();
         let Some(rest) = room.checked_sub(bytes) else { return Ok(None) };
         *room = rest;
@@ -150,7 +150,7 @@ impl Connection {
         Ok(Some(SavedClient { socket, agreed: self.service.agreed, input, output: kept.clone() }))
     }
 
-    /// Gives the state what another process has left of what came. `false`: there is nothing more.
+    /// Gives received bytes of the previous process to the state. `false`: there are no more.
     pub(super) fn give_input(&self) -> bool {
         let (input, at) = &mut *self.pause.input.borrow_mut();
         let Some(rest) = input.get(*at..).filter(|rest| !rest.is_empty()) else { return false };
@@ -166,7 +166,7 @@ impl Connection {
         given > 0
     }
 
-    /// Whether what the socket does not take at once is kept.
+    /// Whether bytes that the socket does not accept at once are kept.
     pub(super) fn holds_output(&self) -> bool {
         self.pause.is_paused() && self.secure.is_none()
     }
@@ -191,9 +191,9 @@ impl Connection {
         }
     }
 
-    /// Another process goes on with those that could be handed over. Of the others, one with TLS is
-    /// stopped, and one that was ending sends what it still has to; completes, whichever way, when it
-    /// has ended. `None`: it has nothing to do here any more.
+    /// Ends a connection here after a handover. A connection that was handed over ends at once. One with TLS is
+    /// stopped, and one that was ending sends its remaining replies; completes when it has ended. `None`:
+    /// nothing is left to do here.
     pub(in crate::nbd) fn part(&self) -> Option<oneshot::Receiver<()>> {
         if self.secure.is_some() {
             self.stop();

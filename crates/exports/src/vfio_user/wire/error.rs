@@ -1,4 +1,4 @@
-//! What can be wrong with the bytes of a message.
+//! Errors in the bytes of a message.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 pub enum WireError {
     /// The header's flags are not those of a command.
     NotCommand(u32),
-    /// The header's size is less than a header, or more than any message may have.
+    /// The header's size is less than a header, or more than any message has.
     Size(u32),
     /// The payload is shorter or longer than its command's.
     Length(usize),
@@ -19,23 +19,23 @@ pub enum WireError {
     TooManyDescriptors,
     /// A descriptor that is neither an eventfd nor memory.
     WrongDescriptor(usize),
-    /// Flags that the command does not have, or not together.
+    /// Unknown flags, or flags that exclude each other.
     Flags(u32),
-    /// A range of no bytes, or one whose end does not fit the address space.
+    /// An empty range, or one whose end does not fit the address space.
     Range {
-        /// Where it begins.
+        /// First address.
         address: u64,
         /// Bytes.
         size: u64,
     },
-    /// More bytes of a region than a message reads or writes.
+    /// More bytes of a region than one message may read or write.
     Data(u32),
     /// The version's capabilities are not text that ends with a zero byte.
     Capabilities,
 }
 
 impl WireError {
-    /// What the client is told.
+    /// The error for the client.
     pub fn errno(self) -> Errno {
         match self {
             WireError::Data(_) => Errno::E2BIG,

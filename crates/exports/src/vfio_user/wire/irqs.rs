@@ -6,38 +6,38 @@ use std::os::fd::OwnedFd;
 use super::WireError;
 use super::message::Fields;
 
-/// What becomes of interrupts.
+/// A change of interrupts.
 #[derive(Debug)]
 pub struct SetIrqs<'a> {
     /// The kind of interrupts: INTx, MSI, MSI-X and others.
     pub index: u32,
-    /// Which of that kind. None, with [`IrqAction::Trigger`] and no data: all are taken away.
+    /// The interrupts of that kind. Empty, with [`IrqAction::Trigger`] and no data: all eventfds are removed.
     pub range: Range<u32>,
-    /// What is done to each.
+    /// The action for each.
     pub action: IrqAction,
-    /// How that is said.
+    /// The interrupts that it applies to, or their eventfds.
     pub data: IrqData<'a>,
 }
 
-/// What is done to interrupts.
+/// An action on interrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqAction {
-    /// They are masked.
+    /// Mask them.
     Mask,
-    /// They are unmasked.
+    /// Unmask them.
     Unmask,
-    /// With eventfds: these are to be signalled. Else: they are raised.
+    /// With eventfds: signal these from now on. Otherwise: raise the interrupts.
     Trigger,
 }
 
-/// Which of the interrupts an action is for.
+/// The data of an action.
 #[derive(Debug)]
 pub enum IrqData<'a> {
-    /// All.
+    /// None: the action applies to all.
     None,
-    /// Those whose byte is not 0; one byte for each.
+    /// One byte for each: the action applies where it is not 0.
     Bool(&'a [u8]),
-    /// One eventfd for each; or none: those that there were are taken away.
+    /// One eventfd for each; an empty list removes the present ones.
     EventFds(Vec<OwnedFd>),
 }
 

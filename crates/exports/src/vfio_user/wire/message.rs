@@ -51,11 +51,11 @@ pub fn command_name(command: u16) -> String {
 /// A command of a client.
 #[derive(Debug)]
 pub enum Message<'a> {
-    /// VERSION: which version of the protocol is spoken. Nothing depends on the client's capabilities.
+    /// VERSION: the version of the protocol. The client's capabilities are not used.
     Version {
-        /// Versions of another number have nothing in common.
+        /// Versions with different major numbers are incompatible.
         major: u16,
-        /// Versions of higher numbers have more.
+        /// Higher minor numbers add features.
         minor: u16,
     },
     /// DMA_MAP.
@@ -64,9 +64,9 @@ pub enum Message<'a> {
     DmaUnmap(DmaUnmap),
     /// DEVICE_GET_INFO.
     DeviceInfo,
-    /// DEVICE_GET_REGION_INFO of the region of this number.
+    /// DEVICE_GET_REGION_INFO of the region with this number.
     RegionInfo(u32),
-    /// DEVICE_GET_IRQ_INFO of the interrupts of this number.
+    /// DEVICE_GET_IRQ_INFO of the interrupts with this number.
     IrqInfo(u32),
     /// DEVICE_SET_IRQS.
     SetIrqs(SetIrqs<'a>),
@@ -80,11 +80,11 @@ pub enum Message<'a> {
     Reset,
     /// DEVICE_FEATURE: none is offered.
     Feature,
-    /// A command that is not known, or needs what was not offered.
+    /// An unknown command, or one that needs a feature that was not offered.
     Unknown(u16),
 }
 
-/// Addresses of the guest: not empty, and within 64 bits.
+/// A range of guest addresses: not empty, and within 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DmaRange {
     address: u64,
@@ -104,27 +104,27 @@ impl DmaRange {
         }
     }
 
-    /// Where it begins.
+    /// First address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes; not 0.
+    /// Size in bytes; not 0.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The first address behind it.
+    /// The first address after the range.
     pub fn end(&self) -> u64 {
         self.address + self.size
     }
 
-    /// Whether the two have an address in common.
+    /// Whether the two ranges have an address in common.
     pub fn overlaps(&self, other: &DmaRange) -> bool {
         self.address < other.end() && other.address < self.end()
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether `other` lies completely in this range.
     pub fn contains(&self, other: &DmaRange) -> bool {
         self.address <= other.address && other.end() <= self.end()
     }
@@ -139,48 +139,48 @@ impl fmt::Debug for DmaRange {
 /// Memory of the guest.
 #[derive(Debug)]
 pub struct DmaMap {
-    /// Where the device sees it.
+    /// Addresses for the device.
     pub range: DmaRange,
-    /// The device may write to it.
+    /// Whether the device may write to it.
     pub writable: bool,
-    /// The file that it is in, and where there it begins. `None`: it can be reached by messages only.
+    /// The file that contains it, and the offset there. `None`: accessible only by messages.
     pub file: Option<(OwnedFd, u64)>,
 }
 
-/// Memory that goes.
+/// Memory to unmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaUnmap {
-    /// Which; `None`: all.
+    /// The addresses; `None`: all.
     pub range: Option<DmaRange>,
 }
 
-/// Bytes of a region are asked for.
+/// A read from a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionRead {
-    /// The region's number.
+    /// Number of the region.
     pub region: u32,
-    /// From this byte on.
+    /// First byte.
     pub offset: u64,
-    /// So many; at most [`MAX_DATA`].
+    /// Number of bytes, at most [`MAX_DATA`].
     pub count: usize,
 }
 
-/// Bytes for a region.
+/// A write to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionWrite<'a> {
-    /// The region's number.
+    /// Number of the region.
     pub region: u32,
-    /// From this byte on.
+    /// First byte.
     pub offset: u64,
     /// At most [`MAX_DATA`].
     pub data: &'a [u8],
 }
 
-/// Bytes of a write in REGION_WRITE_MULTI, and most of them that are data.
+/// Bytes per write in REGION_WRITE_MULTI, and the most data bytes among them.
 const WRITE_LEN: usize = 24;
 const WRITE_DATA: usize = 8;
 
-/// Writes in their order, each of at most 8 bytes.
+/// Writes in order, each of at most 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionWrites<'a>(&'a [[u8; WRITE_LEN]]);
 
@@ -209,12 +209,12 @@ impl<'a> RegionWrites<'a> {
         )
     }
 
-    /// How many there are.
+    /// The number of writes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no writes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -234,11 +234,11 @@ const MAP_WRITE: u32 = 1 << 1;
 const UNMAP_ALL: u32 = 1 << 1;
 
 impl<'a> Message<'a> {
-    /// Takes a payload and what came with it apart.
+    /// Parses a payload and the descriptors received with it.
     ///
     /// # Errors
     ///
-    /// [`WireError`]; the descriptors are closed then.
+    /// [`WireError`]; the descriptors are closed.
     pub fn parse(command: u16, payload: &'a [u8], fds: Vec<OwnedFd>) -> Result<Self, WireError> {
         let mut fields = Fields(payload);
         let message = match command {
@@ -299,7 +299,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Where a region is read or written, and how many bytes of it.
+/// Offset, region and length of an access.
 fn place(fields: &mut Fields<'_>) -> Result<(u64, u32, usize), WireError> {
     let (offset, region, count) = (fields.u64()?, fields.u32()?, fields.u32()?);
     match usize::try_from(count) {
@@ -340,14 +340,14 @@ impl DmaUnmap {
             0 => Some(DmaRange::new(address, size)?),
             UNMAP_ALL if (address, size) == (0, 0) => None,
             UNMAP_ALL => return Err(WireError::Range { address, size }),
-            // A bitmap of dirty pages among them.
+            // Among them a bitmap of dirty pages.
             flags => return Err(WireError::Flags(flags)),
         };
         Ok(DmaUnmap { range })
     }
 }
 
-/// What is left of a payload.
+/// The rest of a payload.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 

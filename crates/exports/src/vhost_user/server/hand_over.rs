@@ -1,4 +1,4 @@
-//! A server is handed over to another process, or begins with what another one has handed over.
+//! Hands a server over to another process, or begins with the state of another process.
 
 use std::future::Future;
 use std::io;
@@ -17,23 +17,23 @@ use crate::vhost_user::orders::{Begin, Beginning, Order};
 use crate::vhost_user::session::Session;
 use crate::vhost_user::wire::{Message, request_name};
 
-/// A front end that is served.
+/// The connected front end.
 pub(super) type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend);
 
-/// Who is told that all is there, and what is then waited for.
+/// The sender to inform when all is ready, and the receiver of the order to begin.
 pub(super) type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<Begin>);
 
-/// What messages say of where rings begin.
+/// Meaning of the rings' bases in the messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bases {
-    /// As front ends have said it.
+    /// As a front end has sent them.
     Said,
-    /// It is where the other process has stopped them.
+    /// Where the previous process has stopped the rings.
     Known,
 }
 
 impl Service {
-    /// What the future gives, or the order that comes first.
+    /// The result of the future, or an order that comes first.
     pub(super) async fn unless_ordered<T>(
         &self,
         future: impl Future<Output = T>,
@@ -43,14 +43,14 @@ impl Service {
             let mut orders = self.orders.borrow_mut();
             match pin!(orders.receive()).poll(cx) {
                 Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
-                // Nobody can give any more: it is stopped.
+                // There are no more senders: the server stops.
                 Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
             }
         })
         .await
     }
 
-    /// Has itself handed over, by one order after the other, until it is to resume or to stop.
+    /// Carries out orders for a handover until one says to resume or to stop.
     pub(super) async fn obey(
         &self,
         listener: &Listener,
@@ -91,8 +91,8 @@ impl Service {
         }
     }
 
-    /// Answers with what the future gives, which may take as long as a disk: not if another order comes first, as it
-    /// is not wanted any more then. Gives that one.
+    /// Answers with the result of the future, which may take as long as a disk. If another order comes first,
+    /// the answer is not wanted any more, and that order is returned.
     async fn answer<T>(
         &self,
         answer: oneshot::Sender<T>,
@@ -124,7 +124,7 @@ impl Service {
         }
     }
 
-    /// What there is to hand over.
+    /// The state for a handover.
     fn describe(
         &self,
         listener: &Listener,
@@ -145,7 +145,7 @@ impl Service {
         Ok(SavedServer { listener, file, session })
     }
 
-    /// Continues with the state that another process has handed over, once told to begin.
+    /// Continues with the state of another process, once told to begin.
     pub(super) async fn go_on(&self, listener: &Listener, beginning: Beginning) {
         let Beginning { session, ready, begin } = beginning;
         match session {
@@ -164,7 +164,7 @@ impl Service {
         }
     }
 
-    /// Hears what the front end has said to another process. `None`: it is not gone on with.
+    /// Handles the messages that the front end sent to the previous process. `None`: the session is not continued.
     pub(super) async fn repeat(
         &self,
         messages: Vec<Saved>,

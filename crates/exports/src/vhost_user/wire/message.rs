@@ -1,4 +1,4 @@
-//! Messages: what each request says, its content valid.
+//! Messages with valid contents.
 
 use std::os::fd::OwnedFd;
 
@@ -9,8 +9,8 @@ use super::{MAX_TABLE_REGIONS, Request, WireError};
 /// The largest queue size allowed by the virtio specification (2.7).
 const MAX_QUEUE_SIZE: u32 = 32768;
 
-/// In the payload of SET_VRING_KICK, _CALL and _ERR: the queue's index, and "no descriptor comes
-/// with this".
+/// Fields of the payload of SET_VRING_KICK, _CALL and _ERR: the queue's index, and the flag for "without
+/// descriptor".
 const VRING_IDX_MASK: u64 = 0xff;
 const VRING_NOFD: u64 = 1 << 8;
 
@@ -23,12 +23,11 @@ pub struct VringAddr {
     pub avail: u64,
     /// The used ring, a multiple of 4.
     pub used: u64,
-    /// Guest address under which writes to the used ring are to be logged (VHOST_VRING_F_LOG), if they
-    /// are.
+    /// Guest address for the log of writes to the used ring (VHOST_VRING_F_LOG).
     pub log: Option<u64>,
 }
 
-/// A region to take away; its mmap offset and descriptor mean nothing.
+/// A region to remove; its mmap offset and descriptor have no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionId {
     /// Guest address.
@@ -39,10 +38,10 @@ pub struct RegionId {
     pub user_addr: u64,
 }
 
-/// Who writes config space, and thus which fields may be written.
+/// The writer of configuration space, which decides the writable fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConfigWrite {
-    /// The guest, its writable fields.
+    /// The guest.
     Driver,
     /// The destination of a migration.
     Migration,
@@ -51,26 +50,26 @@ pub enum ConfigWrite {
 /// SET_LOG_BASE: memory for the log of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogDescription {
-    /// Bytes of it.
+    /// Size in bytes.
     pub mmap_size: u64,
-    /// Where it begins in its file, bytes.
+    /// Offset in its file in bytes.
     pub mmap_offset: u64,
 }
 
-/// GET_INFLIGHT_FD, SET_INFLIGHT_FD: memory for the rings' requests in flight.
+/// GET_INFLIGHT_FD, SET_INFLIGHT_FD: memory for in-flight records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InflightDescription {
-    /// Bytes of it.
+    /// Size in bytes.
     pub mmap_size: u64,
-    /// Where it begins in its file, bytes.
+    /// Offset in its file in bytes.
     pub mmap_offset: u64,
-    /// Rings.
+    /// Number of rings.
     pub num_queues: u16,
     /// Entries of each: a power of two up to 32768.
     pub queue_size: u16,
 }
 
-/// A message, its content valid as far as that shows without the session.
+/// A message whose content is valid as far as that can be checked without the session.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum Message {
@@ -83,7 +82,7 @@ pub enum Message {
         description: LogDescription,
         fd: OwnedFd,
     },
-    /// To be signalled when something was logged.
+    /// Eventfd to signal after an entry in the log.
     SetLogFd(OwnedFd),
     /// `num`: a power of two up to 32768.
     SetVringNum {
@@ -101,7 +100,7 @@ pub enum Message {
     GetVringBase {
         index: u32,
     },
-    /// Without a descriptor the ring is to be polled.
+    /// Without a descriptor the ring is polled.
     SetVringKick {
         index: u32,
         fd: Option<OwnedFd>,
@@ -122,7 +121,7 @@ pub enum Message {
         index: u32,
         enable: bool,
     },
-    /// A socket for requests of the back end's own.
+    /// Socket for messages of the back end.
     SetBackendReqFd(OwnedFd),
     /// `size`: at most [`MAX_CONFIG`](super::MAX_CONFIG).
     GetConfig {
@@ -136,7 +135,7 @@ pub enum Message {
         data: Vec<u8>,
         writer: ConfigWrite,
     },
-    /// `payload_len`: of the request, which the reply has as well.
+    /// `payload_len`: length of the request's payload, which is also that of the reply.
     GetInflightFd {
         num_queues: u16,
         queue_size: u16,
@@ -155,12 +154,11 @@ pub enum Message {
 }
 
 impl Message {
-    /// Makes a message of a payload and the descriptors that came with it. Descriptors that the
-    /// message does not keep are closed.
+    /// Parses a payload and the descriptors received with it. Unused descriptors are closed.
     ///
     /// # Errors
     ///
-    /// [`WireError`]. Where the next message begins is known nevertheless.
+    /// [`WireError`]. The start of the next message is still known.
     pub fn parse(code: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, WireError> {
         let request = Request::from_code(code).ok_or(WireError::UnknownRequest)?;
         let allowed = request.payload_len();
@@ -262,7 +260,7 @@ impl Message {
                 Message::AddMemReg(region.with_fd(fds.one()?))
             }
             Request::RemMemReg => {
-                // One descriptor may come by mistake, and is closed unused.
+                // A superfluous descriptor is tolerated and closed.
                 fds.0.truncate(fds.0.len().saturating_sub(1));
                 fields.u64()?;
                 let RegionFields { guest_addr, size, user_addr, .. } = region(&mut fields)?;
@@ -283,7 +281,7 @@ impl Message {
     }
 }
 
-/// The fields of a payload, in their order.
+/// The fields of a payload in order.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -315,7 +313,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The descriptors of a message that nobody has taken yet.
+/// The descriptors of a message that were not taken yet.
 struct Fds(Vec<OwnedFd>);
 
 impl Fds {
@@ -365,7 +363,7 @@ fn mem_table(fields: &mut Fields, fds: &mut Fds) -> Result<Vec<Region>, WireErro
     let count = usize::try_from(count).ok().filter(|&n| n <= MAX_TABLE_REGIONS).ok_or(
         WireError::Field { name: "number of regions", value: count.into(), allowed: "up to 32" },
     )?;
-    // Front ends differ in whether the regions that are not there are sent.
+    // Some front ends omit unused regions.
     if fields.0.len() < 32 * count {
         let allowed = (8 + 32 * count, 8 + 32 * MAX_TABLE_REGIONS);
         return Err(WireError::PayloadLength { len: 8 + fields.0.len(), allowed });

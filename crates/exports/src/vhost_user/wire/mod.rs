@@ -2,8 +2,8 @@
 //! replies in, bytes out.
 //!
 //! Layouts and numbers are those of the vhost-user protocol specification in QEMU's documentation
-//! (docs/interop/vhost-user.rst); numbers are in the machine's byte order. What a [`Message`] holds
-//! was checked as far as it can be without knowing the session.
+//! (docs/interop/vhost-user.rst); numbers are in the machine's byte order. A [`Message`] is valid as far
+//! as that can be checked without the session.
 
 #![forbid(unsafe_code)]
 
@@ -24,18 +24,18 @@ pub use request::{Request, request_name};
 /// Length of a message header, bytes.
 pub const HEADER_LEN: usize = 12;
 
-/// The longest payload taken, bytes. No known request comes near; an unknown one may be longer than
-/// all known ones, and is still read to its end so that it can be refused by a reply.
+/// Longest accepted payload in bytes. Known requests are much shorter. A longer unknown request is read
+/// to its end, so that it can be refused by a reply.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// The most regions SET_MEM_TABLE can name: 8 by the specification, but the front ends that use
-/// rust-vmm's crates, such as Cloud Hypervisor, send up to 32.
+/// Most regions of SET_MEM_TABLE: 8 by the specification, but front ends with rust-vmm's crates, such as
+/// Cloud Hypervisor, send up to 32.
 pub const MAX_TABLE_REGIONS: usize = 32;
 
-/// The most descriptors a message can come with.
+/// Most descriptors of a message.
 pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
 
-/// The most bytes of config space that one message reads or writes.
+/// Most bytes of configuration space in one message.
 pub const MAX_CONFIG: usize = 256;
 
 const VERSION: u32 = 1;
@@ -43,23 +43,23 @@ const VERSION_MASK: u32 = 0x3;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
 
-/// What a message begins with.
+/// A message header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Number of the request; maybe none that is known.
+    /// Number of the request, known or not.
     pub code: u32,
-    /// The sender waits for an acknowledgement, if REPLY_ACK was negotiated.
+    /// The sender waits for an acknowledgement if REPLY_ACK was negotiated.
     pub need_reply: bool,
-    /// Bytes that follow; at most [`MAX_PAYLOAD`].
+    /// Length of the payload, at most [`MAX_PAYLOAD`].
     pub payload_len: usize,
 }
 
 impl Header {
-    /// Takes a header apart.
+    /// Parses a header.
     ///
     /// # Errors
     ///
-    /// After one of these it is unknown where the next message begins: [`WireError::Flags`],
+    /// After one of these the start of the next message is unknown: [`WireError::Flags`],
     /// [`WireError::PayloadTooLong`].
     pub fn parse(bytes: [u8; HEADER_LEN]) -> Result<Self, WireError> {
         let mut fields = Fields(&bytes);
@@ -75,7 +75,7 @@ impl Header {
     }
 }
 
-/// What the back end asks of the front end, over a socket of its own.
+/// A message of the back end to the front end, over a separate socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendRequest {
     /// CONFIG_CHANGE_MSG: the configuration space has changed.
@@ -83,7 +83,7 @@ pub enum BackendRequest {
 }
 
 impl BackendRequest {
-    /// The message's bytes. No answer is asked for.
+    /// The message's bytes. It asks for no answer.
     pub fn encode(self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let words = [self as u32, VERSION, 0].map(u32::to_ne_bytes);
@@ -92,11 +92,11 @@ impl BackendRequest {
     }
 }
 
-/// Takes a whole message apart: a header, its payload and nothing else.
+/// Parses a whole message: a header, its payload and nothing else.
 ///
 /// # Errors
 ///
-/// [`WireError`]; a message cut short shows as [`WireError::PayloadLength`].
+/// [`WireError`]; a truncated message is [`WireError::PayloadLength`].
 pub fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(Header, Message), WireError> {
     let Some((header, payload)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         let allowed = (HEADER_LEN, HEADER_LEN + MAX_PAYLOAD);

@@ -1,4 +1,4 @@
-//! The requests: numbers, names, and what each comes with.
+//! The requests: numbers, names, payload lengths and descriptors.
 
 use super::{MAX_CONFIG, MAX_TABLE_REGIONS};
 
@@ -54,12 +54,12 @@ requests! {
 }
 
 impl Request {
-    /// The request of this number; `None` when no session understands it.
+    /// The request with this number, if it is known.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|&request| request as u32 == code)
     }
 
-    /// Whether the specification gives it a reply of its own, which stands for an acknowledgement.
+    /// Whether the specification gives it a reply of its own, which replaces an acknowledgement.
     pub fn has_reply(self) -> bool {
         matches!(
             self,
@@ -75,7 +75,7 @@ impl Request {
         )
     }
 
-    /// How long its payload may be, in bytes: least and most.
+    /// Shortest and longest payload in bytes.
     pub(super) fn payload_len(self) -> (usize, usize) {
         match self {
             Request::GetFeatures
@@ -108,7 +108,7 @@ impl Request {
     }
 }
 
-/// The number of a request, for people: its name, where the specification has one.
+/// The name of a request for messages: that of the specification, or the number.
 pub fn request_name(code: u32) -> String {
     let unsupported = match code {
         19 => "SEND_RARP",

@@ -1,4 +1,4 @@
-//! What is to be done next for a request that is not one operation, and what came of the last step.
+//! The steps of a request that is not one operation: the next step, and the result of the last one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,11 +15,11 @@ use crate::drivers::serialise::Mailbox;
 use crate::request::{Op, Request};
 use crate::status;
 
-/// Bytes of zeroes written at once where nothing better is there.
+/// Bytes of zeroes per write, where the file system has no call that zeroes a range.
 const ZEROES: usize = 1 << 20;
 
 impl Inner {
-    // ---- what next -----------------------------------------------------------------------------
+    // ---- the next step -------------------------------------------------------------------------
 
     pub(super) fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
         if let Stage::Settling(before) = slot.stage {
@@ -55,7 +55,7 @@ impl Inner {
         }
     }
 
-    /// Claims the blocks of a request that writes. `false`: it has to wait.
+    /// Claims the blocks that a request writes. `false`: the request has to wait.
     fn claim(&self, slot: &mut Slot, token: u32) -> bool {
         slot.claimed = true;
         let Request { op, offset, len, .. } = slot.request;
@@ -133,21 +133,21 @@ impl Inner {
         IoOp::Write { offset, dsync: fua && !self.node.no_flush && !self.node.page_cache }
     }
 
-    /// The memory of a step that writes zeroes; `Some(None)` for one that does not. `None`: there
-    /// is no memory.
+    /// The memory of a step that writes zeroes; `Some(None)` for a step without zeroes. `None`: out of
+    /// memory.
     fn zeroes_for(&self, slot: &Slot) -> Option<Option<&IoBufs>> {
         if !slot.zeroes {
             return Some(None);
         }
         if self.zeroes.get().is_none() {
-            // Never written, so it takes up no memory but the page tables'.
+            // Never written: all pages are the kernel's zero page.
             self.zeroes.set(AlignedBuf::io_bufs(ZEROES, 4096)?).ok();
         }
         self.zeroes.get().map(Some)
     }
 
-    /// The next step of zeroing `left` bytes: a call where there is one and where whole blocks are
-    /// concerned, else zeroes.
+    /// The next step of zeroing `left` bytes: a system call for whole blocks if there is one, otherwise
+    /// a write of zeroes.
     fn zero(
         &self,
         slot: &mut Slot,
@@ -160,7 +160,7 @@ impl Inner {
         let at = slot.request.offset + slot.done;
         let sector = self.node.limits.sector;
         let head = at % sector;
-        // A format on top takes what it has written zeroes to for a part of the file.
+        // A format above relies on the file's end being behind its zeroes.
         let extends = at + left > self.node.size();
         let method = Method::best(&self.node, may_unmap, extends);
         let write = match method {
@@ -194,7 +194,7 @@ impl Inner {
         Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
     }
 
-    // ---- what came of it -----------------------------------------------------------------------
+    // ---- the result of a step ------------------------------------------------------------------
 
     pub(super) fn took_step(
         &self,
@@ -213,7 +213,7 @@ impl Inner {
                 Ok(None) => {}
                 Err(errno) => return Next::Done(Err(errno)),
             },
-            // One block, which no system call cuts.
+            // One block: the kernel does not shorten such a write.
             Stage::ModifyWrite(len) if n == self.node.limits.align.request => {
                 slot.done += len as u64;
             }
@@ -233,8 +233,8 @@ impl Inner {
         self.next(slot, part, token)
     }
 
-    /// A flush of the page cache that went well is done once those that went on beside it have ended, and
-    /// unless one of them has failed: `before` is their numbers' end.
+    /// A successful flush of the page cache counts once all flushes that ran at the same time (numbers
+    /// below `before`) have ended, if none of them has failed.
     fn settle(&self, slot: &mut Slot, token: u32, before: u64) -> Next {
         if !self.node.syncs.have_ended(before, self.mailbox(), token) {
             slot.stage = Stage::Settling(before);
@@ -246,7 +246,7 @@ impl Inner {
         }
     }
 
-    /// Accounts for `n` bytes of a step; `None`: the next one is to be planned.
+    /// Accounts for `n` bytes of a step. `None`: plan the next step.
     fn took_transfer_step(
         &self,
         slot: &mut Slot,
@@ -254,7 +254,7 @@ impl Inner {
         step: Step,
         n: usize,
     ) -> Result<Option<Next>, Errno> {
-        // Planned before a resize, maybe, so what was asked for counts more than where it lies now.
+        // A resize may have come after the plan, so the requested length counts, not the tail's present place.
         let limits = self.node.limits_now();
         let at = slot.request.offset + slot.done;
         let align = if limits.in_tail(at) { 1 } else { limits.align.request };
@@ -308,7 +308,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// The file ends here: what is left of a read is zeroes.
+    /// The file ends here: the rest of a read is zeroes.
     fn zero_rest(&self, slot: &mut Slot) {
         let memory = slot.done as usize;
         let left = slot.request.bufs.len().saturating_sub(memory);
@@ -325,9 +325,9 @@ impl Inner {
                 self.next(slot, part, token)
             }
             Stage::Discard if discard_failed(&self.node, errno) => Next::Done(Ok(())),
-            // Cancelled, as its loop ends, it has not begun.
+            // A cancelled flush has not begun: its loop ends.
             Stage::Sync if self.node.may_wait() && errno != Errno::ECANCELED => {
-                // Before it counts as ended.
+                // Before the flush counts as ended.
                 self.node.flush_failed.store(true, Ordering::Relaxed);
                 Next::Done(Err(errno))
             }
@@ -336,8 +336,8 @@ impl Inner {
     }
 }
 
-/// How many bytes of a read of `asked` count, and whether the file ends there. Where blocks are read,
-/// a part of one is what is left before the end; after whole blocks it has to show again.
+/// Returns how many bytes of a read of `asked` count, and whether the file ends there. With `O_DIRECT`,
+/// a part of a block is the file's end. After whole blocks, the next read shows the end.
 fn bytes_read(n: usize, asked: usize, align: usize) -> (usize, bool) {
     match n - n % align {
         _ if n >= asked => (n, false),

@@ -137,7 +137,7 @@ mod tests {
         Format { cluster_bits: 16, refcount_order: 4, version: 3, has_data_file: false };
 
     #[test]
-    fn entries_are_told_apart() {
+    fn kinds_of_entries_are_distinguished() {
         let parse = |raw| Entry::parse(raw, &FORMAT).ok();
         assert_eq!(parse(0), Some(Entry::Nowhere));
         assert_eq!(parse(1), Some(Entry::Zeroes { host: None, own: false }));

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_stays_and_the_rest_goes() {
+    fn used_tables_stay_in_memory_and_others_are_dropped() {
         let mut tables = Tables::new(4, 2);
         let table = |byte: u8| vec![byte; 8].into_boxed_slice();
         let has = |tables: &mut Tables, index| tables.slot(index).map(|slot| tables.bytes(slot)[0]);

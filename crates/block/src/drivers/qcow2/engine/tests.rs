@@ -236,7 +236,7 @@ fn course(seed: u64) {
 }
 
 #[test]
-fn what_a_reader_finds_after_each_call_is_whole_and_as_expected() {
+fn the_image_is_consistent_and_correct_after_each_call() {
     (0..64).for_each(course);
 }
 
@@ -261,7 +261,7 @@ fn the_table_of_counts_grows() {
 }
 
 #[test]
-fn what_is_given_up_is_not_found_before_it_is_settled() {
+fn released_clusters_are_not_reused_before_the_release_is_settled() {
     let mut file = File::new(&CreateQcow2::new(1 << 30));
     let mut engine = file.open();
     let first = file.call(&mut engine, |engine| engine.room(0, 4)).unwrap();
@@ -279,7 +279,7 @@ fn what_is_given_up_is_not_found_before_it_is_settled() {
 }
 
 #[test]
-fn a_damaged_entry_stops_what_needs_it_and_nothing_else() {
+fn a_damaged_entry_fails_only_requests_that_need_it() {
     let mut file = File::new(&CreateQcow2::new(1 << 30));
     let mut engine = file.open();
     let room = file.call(&mut engine, |engine| engine.room(0, 2)).unwrap();

@@ -1,4 +1,4 @@
-//! The folder where journals lie.
+//! The folder of journals.
 
 use std::fs::File;
 use std::io;
@@ -20,17 +20,17 @@ use super::{COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid,
 use crate::drivers::qcow2::marker::Mark;
 use crate::drivers::qcow2::steps::Sectors;
 
-/// How a folder is opened, and a file in it.
+/// Flags to open the folder, and a file in it.
 const FOLDER: OFlags =
     OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Where journals lie.
+/// The folder of journals.
 #[derive(Debug, Clone)]
 pub(crate) struct Journals(Arc<Folder>);
 
-/// What was found to be a user's alone, wherever its path leads later: that user may have it lead elsewhere, and
-/// this process be a mightier one still.
+/// A folder that was checked to be a user's alone. Kept open, because that user may change its path, and
+/// this process may have more privileges.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: PathBuf,
@@ -39,12 +39,12 @@ pub(super) struct Folder {
 }
 
 impl Journals {
-    /// Those in that folder, which is of that user and for nobody else: who this process is, or becomes, which
-    /// only root does.
+    /// The journals in that folder, which belongs to that user alone: the user of this process, or the one that
+    /// this process, as root, will change to.
     ///
     /// # Errors
     ///
-    /// There is none, and it cannot be made; or it is somebody else's.
+    /// The folder does not exist and cannot be created, or belongs to another user.
     pub(crate) fn in_folder(path: &Path, user: u32) -> io::Result<Journals> {
         match mkdir(path, Mode::RWXU) {
             Err(Errno::EXIST) => {}
@@ -63,19 +63,19 @@ impl Journals {
         Ok(journals)
     }
 
-    /// Others neither make journals nor remove those of nobody while it is held.
+    /// A lock: while it is held, no other process creates journals or removes unused ones.
     fn turn(&self) -> io::Result<OwnedFd> {
         let folder = openat(&self.0.fd, ".", FOLDER, Mode::empty())?;
         flock(&folder, FlockOperation::LockExclusive)?;
         Ok(folder)
     }
 
-    /// Removes what processes that are gone have left and no image is marked with.
+    /// Removes journals of ended processes that no image has the mark of.
     fn sweep(&self) -> io::Result<()> {
         let turn = self.turn()?;
         for entry in Dir::new(turn.try_clone()?)? {
             let entry = entry?;
-            // Others may be gone by now.
+            // Other processes may remove files too.
             let opened = self.0.open(entry.file_name(), OFlags::RDONLY | FILE);
             let Ok(file) = opened else { continue };
             if !lock(&file)? {
@@ -89,7 +89,7 @@ impl Journals {
         Ok(())
     }
 
-    /// A new journal, for the image in the file with that inode.
+    /// Creates a journal for the image in the file with that inode.
     pub(in crate::drivers::qcow2) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
         let _turn = self.turn()?;
         let mark = Mark::new()?;
@@ -116,8 +116,8 @@ impl Journals {
         Ok(journal)
     }
 
-    /// What a process that was killed has left of an image with that mark, which is as of that commit, in the file
-    /// with that inode; and the journal, unless it is `for_a_look`.
+    /// Finds what a killed process has left for an image with that mark and commit number, in the file
+    /// with that inode. Returns also the journal, unless it is `for_a_look`.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl Journals {
         self.look_into(file, mark, as_of, inode, for_a_look)
     }
 
-    /// The same, in the file of the journal.
+    /// The same for an open journal.
     pub(in crate::drivers::qcow2) fn look_into(
         &self,
         file: File,
@@ -159,7 +159,7 @@ impl Journals {
         if committed > MOST_COMMITS {
             return Err(invalid("more commits than there can have been"));
         }
-        // Before a journal is made void, its image is marked as of the next commit.
+        // Before a journal is made void, its image gets the number of the next commit.
         if !(written..=committed.saturating_add(1)).contains(&as_of) {
             return Ok(Found::Nothing);
         }
@@ -171,7 +171,7 @@ impl Journals {
         let slots = bytes.get(SLOTS..).unwrap_or_default();
         let (slots, sectors) = Slots::read(slots, written, committed)?;
         let (folder, mark) = (self.0.clone(), mark.clone());
-        // Who only looks has had it for no longer than his turn, and nobody has found it in use.
+        // A mere look holds the lock only within this turn, so that no other process finds the journal in use.
         let journal =
             (!for_a_look).then_some(Journal { file, folder, mark, slots, committed, written });
         Ok(Found::Left(journal, sectors))
@@ -179,7 +179,7 @@ impl Journals {
 }
 
 impl Folder {
-    /// Opens a file in it. One that is no file, and may keep whoever reads it waiting, is none: `EINVAL`.
+    /// Opens a file in the folder. A special file, which could block a reader, is refused: `EINVAL`.
     fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
         let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?.into();
         check_is_file(&file)?;
@@ -190,13 +190,13 @@ impl Folder {
         unlinkat(&self.fd, name, AtFlags::empty())
     }
 
-    /// Gives a folder that is this process' user's alone, so that nobody else has put anything there, to the user
-    /// that it becomes.
+    /// Gives a folder of this process' user alone, which therefore has no files of other users, to the user
+    /// that the process changes to.
     fn give(&self) -> io::Result<()> {
         let user = Some(Uid::from_raw(self.user));
         for entry in Dir::new(openat(&self.fd, ".", FOLDER, Mode::empty())?)? {
             let entry = entry?;
-            // Of the folder's own names, its parent's is not to be given.
+            // Without the entry of its parent folder.
             if !entry.file_name().to_bytes().starts_with(b".") {
                 chownat(&self.fd, entry.file_name(), user, None, AtFlags::SYMLINK_NOFOLLOW)?;
             }
@@ -209,16 +209,16 @@ pub(in crate::drivers::qcow2) fn name(mark: &Mark) -> String {
     format!("qcow2-{mark}")
 }
 
-/// What is there of a journal that an image names.
+/// The state of a journal that an image names.
 #[derive(Debug)]
 pub(in crate::drivers::qcow2) enum Found {
-    /// It is not there, or not that of the image as it is now.
+    /// It is missing, or does not fit the present image.
     Nothing,
-    /// Another process has it.
+    /// Another process uses it.
     InUse,
-    /// The image is a copy of the one that it was left for.
+    /// The image is a copy of the one that the journal is for.
     OfAnother,
-    /// What was left.
+    /// Its contents.
     Left(Option<Journal>, Sectors),
 }
 
@@ -229,7 +229,7 @@ fn check_is_file(file: &File) -> rustix::io::Result<()> {
     }
 }
 
-/// All of it, wherever whoever else has the file open has read to.
+/// Reads a whole file, regardless of the shared file position.
 fn read(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 20];
@@ -241,7 +241,7 @@ fn read(file: &File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// One owner at a time, which may be two processes of which one gives place to the other. `false`: there is another.
+/// Locks a journal for one owner, or for two processes of an upgrade. `false`: there is another owner.
 fn lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(false),

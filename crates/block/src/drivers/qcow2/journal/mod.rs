@@ -1,14 +1,14 @@
-//! What a process keeps of an image's metadata for the one after it, should it be killed.
+//! A journal: changes of an image's metadata that survive a kill of the process.
 //!
-//! Metadata waits in memory for a flush ([`metadata`](super::metadata)), where a process that is killed leaves it. What the guest
-//! was told is written must not go with it, as the guest lives on. So before a write is answered, the
-//! sectors that it has changed go to a file in memory, which is there until the machine ends: a copy, without
-//! any waiting for a disk. Who opens the image next finds the file by a [mark](super::marker) in the image,
-//! and writes what is there to the image, in the order in which a flush would.
+//! Metadata stays in memory until a flush ([`metadata`](super::metadata)), so a killed process would lose it. But
+//! the guest lives on and has been told that its writes are done. So before a write is answered, the
+//! changed sectors are copied to a file in memory, which exists until the machine stops. No request waits for
+//! a disk. The process that opens the image next finds the file by a [mark](super::marker) in the image,
+//! and writes its contents to the image in the order of a flush.
 //!
-//! A journal is a header and slots. A slot holds a sector as of some commit. Of those with the same number
-//! the highest commit counts, if that was finished, and what it has is not in the image yet. So a
-//! commit is one write, of its number, after the slots; and a flush is one, too.
+//! A journal has a header and slots. A slot has the contents of a sector at some commit. Among slots with the
+//! same sector the highest finished commit counts, unless the image has it already. So a
+//! commit is one write of its number after the slots, and the end of a flush is one write too.
 
 mod folder;
 mod slots;
@@ -30,18 +30,18 @@ use super::marker::Mark;
 use super::steps::SECTOR;
 use crate::inherited::OpenImage;
 
-/// What a journal begins with; the mark follows.
+/// First bytes of a journal; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
-/// Where its header has the last commit that was finished, the last of which all is in the image, whether an
-/// image may be marked with it, and the inode of the image's file, or 0.
+/// Place in the header of: the last finished commit, the last commit that is completely in the image, whether an
+/// image may have its mark, and the inode of the image's file or 0.
 const COMMITS: u64 = 64;
 const NAMED: u64 = COMMITS + 16;
 const INODE: u64 = NAMED + 8;
-/// Nobody makes more commits: a journal that says so has rotted. As many again can be counted.
+/// More commits never occur: such a number means corruption. As many again can be counted.
 const MOST_COMMITS: u64 = u64::MAX / 2;
-/// Where slots begin.
+/// Offset of the slots.
 const SLOTS: usize = 4096;
-/// Slots that an empty journal keeps.
+/// Number of slots that an empty journal keeps.
 const KEPT: usize = 2048;
 
 fn invalid(why: &str) -> io::Error {
@@ -52,7 +52,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// A journal, and who has it is the only one.
+/// A journal. It has one owner.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
@@ -64,21 +64,21 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// What the image has to be marked with.
+    /// The mark for the image.
     pub(super) fn mark(&self) -> &Mark {
         &self.mark
     }
 
-    /// The last commit.
+    /// The number of the last commit.
     pub(super) fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// Keeps sectors, all of them or, should the process be killed, none. `None`: no metadata any more.
+    /// Commits sectors: after a kill, all of them are there or none. `None`: no longer metadata.
     ///
     /// # Errors
     ///
-    /// Those of pwrite(2); somebody has removed the file. The journal must not be used any more.
+    /// As of pwrite(2), or the file was removed. The journal must not be used any more.
     pub(super) fn commit<'a>(
         &mut self,
         sectors: impl Iterator<Item = (u64, Option<&'a [u8; SECTOR]>)>,
@@ -109,7 +109,7 @@ impl Journal {
         Ok(())
     }
 
-    /// All that was kept up to a commit is in the image.
+    /// Records that all commits up to this one are in the image.
     pub(super) fn written(&mut self, commit: u64) -> io::Result<()> {
         if commit <= self.written {
             return Ok(());
@@ -124,23 +124,23 @@ impl Journal {
         Ok(())
     }
 
-    /// The commit as of which the image is once this is made void.
+    /// The number that the image has after the journal is made void.
     pub(super) fn next(&self) -> u64 {
         self.committed + 1
     }
 
-    /// Nothing is to be found in it any more, nor what an unfinished commit has left.
+    /// Makes all contents void, unfinished commits included.
     pub(super) fn make_void(&mut self) -> io::Result<()> {
         self.committed = self.next();
         self.written(self.committed)
     }
 
-    /// Whether an image may be marked with it, from now on.
+    /// Sets whether an image may have its mark from now on.
     pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
         self.file.write_all_at(&u64::from(named).to_ne_bytes(), NAMED)
     }
 
-    /// Its file, for a process that goes on with it. Whoever has that has the lock as well.
+    /// Its file for the process that takes over. The file holds the lock too.
     pub(super) fn file(&self) -> io::Result<OpenImage<Arc<OwnedFd>>> {
         let path = self.folder.path.join(name(&self.mark));
         Ok(OpenImage { path, fd: Arc::new(self.file.try_clone()?.into()), lock: None })
@@ -153,7 +153,7 @@ impl Journal {
         self.file.write_all_at(&bytes, COMMITS)
     }
 
-    /// It is not needed any more.
+    /// Removes a journal that is not needed any more.
     pub(super) fn remove(self) {
         let name = name(&self.mark);
         if let Err(errno) = self.folder.remove(&name) {
@@ -188,7 +188,7 @@ mod tests {
             Folder(folder)
         }
 
-        /// Whose the folder is, and what lies in it.
+        /// The owners of the folder and its contents.
         fn owners(&self) -> Vec<u32> {
             let in_it = std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
             let paths = [self.0.clone()].into_iter().chain(in_it);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_found_and_what_was_written_is_not() {
+    fn committed_sectors_are_found_and_written_ones_are_not() {
         let folder = Folder::new("journal");
         let journals = folder.journals();
         let mut journal = journals.create(None).unwrap();
@@ -242,7 +242,7 @@ mod tests {
         journal.written(second).unwrap();
         drop(journal);
         assert_eq!(found(&journals, &mark, second), [(9, 5)]);
-        // An image that is older than what was written, or newer than what was committed, is another one.
+        // An image that is older than the last write, or newer than the last commit, is another image.
         assert!(matches!(journals.find(&mark, second - 1, None, false), Ok(Found::Nothing)));
         assert!(matches!(journals.find(&mark, second + 3, None, false), Ok(Found::Nothing)));
 
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_for_a_copy_and_not_in_use_by_who_only_looks() {
+    fn a_copy_of_the_image_is_refused_and_a_look_takes_no_lock() {
         let folder = Folder::new("journal-copy");
         let journals = folder.journals();
         let mut journal = journals.create(Some(7)).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_was_cut_off_counts_for_nothing_now_and_later() {
+    fn an_unfinished_commit_has_no_effect() {
         let folder = Folder::new("journal-cut");
         let journals = folder.journals();
         let mut journal = journals.create(None).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_with_more_commits_than_can_be_counted_is_refused() {
+    fn a_journal_with_too_many_commits_is_refused() {
         let folder = Folder::new("journal-commits");
         let journals = folder.journals();
         let mut journal = journals.create(None).unwrap();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_and_no_image_names_is_swept_away() {
+    fn journals_without_owner_and_image_are_removed() {
         let folder = Folder::new("journal-sweep");
         let journals = folder.journals();
         let made = [(); 3].map(|()| journals.create(None).unwrap());
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_nothing_to_wait_for() {
+    fn special_files_do_not_block() {
         let folder = Folder::new("journal-pipe");
         let (journals, mark) = (folder.journals(), Mark::new().unwrap());
         let path = folder.0.join(name(&mark));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_somebody_has_removed_keeps_nothing() {
+    fn a_removed_journal_refuses_commits() {
         let folder = Folder::new("journal-removed");
         let mut journal = folder.journals().create(None).unwrap();
         std::fs::remove_dir_all(&folder.0).unwrap();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_large_becomes_small() {
+    fn an_empty_journal_shrinks() {
         let folder = Folder::new("journal-large");
         let mut journal = folder.journals().create(None).unwrap();
         let sector = [1; SECTOR];
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_can_write_to_is_refused() {
+    fn a_folder_that_other_users_can_write_to_is_refused() {
         let folder = Folder::new("journal-open");
         std::fs::create_dir(&folder.0).unwrap();
         std::fs::set_permissions(&folder.0, Permissions::from_mode(0o777)).unwrap();
@@ -362,7 +362,7 @@ mod tests {
         std::fs::remove_file(&link.0).unwrap();
     }
 
-    /// Whom the process becomes gets the folder, with what it had before; nobody else's is taken for it.
+    /// The user that the process changes to gets the folder with its contents. A folder of any other user is refused.
     #[test]
     fn a_folder_is_given_to_the_user_that_the_process_becomes() {
         const USER: u32 = 65533;
@@ -380,11 +380,11 @@ mod tests {
         let made = journals.create(None).unwrap();
         assert_eq!(folder.owners(), [USER; 3]);
         made.remove();
-        // It is that user's from then on, and nobody else's.
+        // The folder belongs to that user alone from then on.
         drop(Journals::in_folder(&folder.0, USER).unwrap());
         assert!(Journals::in_folder(&folder.0, USER + 1).is_err());
         assert!(Journals::in_folder(&folder.0, me()).is_err());
-        // The user has another folder come up by that name: nothing is made there.
+        // The user replaces the folder by another: nothing is created there.
         let moved = Folder::new("journal-moved");
         std::fs::rename(&folder.0, &moved.0).unwrap();
         std::fs::create_dir(&folder.0).unwrap();

@@ -1,5 +1,5 @@
-//! Images over a disk that answers late, or with an error, or is not to be asked. What a process that is killed right then would leave is
-//! looked at read-only, with a copy of the journals.
+//! Images over a disk that answers late, fails, or must not be used. The remains of a kill at that moment are
+//! opened read-only, with a copy of the journals.
 
 use std::fs;
 use std::future::{Future, poll_fn};
@@ -32,13 +32,13 @@ use crate::submit::submit;
 use crate::throttle::{Limit, ThrottleGroup, ThrottleLimits};
 
 const CLUSTER: u64 = 65536;
-/// Where the mark is.
+/// Offset of the mark.
 const MARK: u64 = CLUSTER - 512;
 const WRITE: Op = Op::Write { fua: false };
-/// Longer than anything takes.
+/// Longer than any operation takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder with an image and the journals of who uses it; gone with its value.
+/// A folder with an image and journals, removed on drop.
 struct Home(PathBuf);
 
 impl Home {
@@ -63,7 +63,7 @@ impl Home {
         BlockdevOptions::new(Some("file"), Driver::file(file))
     }
 
-    /// What the first clusters of the image begin with, for a process that has these journals.
+    /// The first bytes of the image's first clusters, for a process with these journals.
     fn read_with<const N: usize>(&self, journals: &Path) -> [u8; N] {
         let file = BlockdevRef::Inline(Box::new(self.file(Locking::Off)));
         let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2(file)));
@@ -77,7 +77,7 @@ impl Home {
         self.read_with(&self.journals())
     }
 
-    /// The same, if the process that uses it was killed now.
+    /// The same after a kill of the process at this moment.
     fn left<const N: usize>(&self) -> [u8; N] {
         let copies = self.0.join("copies");
         drop(Journals::in_folder(&copies, geteuid().as_raw()).unwrap());
@@ -94,14 +94,14 @@ impl Home {
         image[DIRTY_AT] & DIRTY_BIT == 0 && mark.iter().all(|byte| *byte == 0)
     }
 
-    /// From now on there is no journal any more, and it takes a commit to find that out.
+    /// Removes the journals. The process notices at the next commit.
     fn lose_journals(&self) {
         for entry in fs::read_dir(self.journals()).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
     }
 
-    /// Nothing of the image is anywhere else.
+    /// Whether the image has everything.
     fn is_closed(&self) -> bool {
         self.is_unmarked() && fs::read_dir(self.journals()).unwrap().next().is_none()
     }
@@ -123,17 +123,17 @@ fn qcow2(file: BlockdevRef) -> Qcow2Options {
     }
 }
 
-/// A node that is another one, but that a request of some kind waits, or fails.
+/// A filter that delays or fails a request of some kind.
 struct Gate {
     below: Arc<dyn BlockNode>,
     next: Mutex<Option<(Kind, Fate)>>,
-    /// Requests that were no reads.
+    /// Requests other than reads.
     changes: AtomicUsize,
     waiting: Mutex<Option<Sender<()>>>,
     came: Condvar,
 }
 
-/// Whether a request is of it.
+/// Whether a request is of that kind.
 type Kind = fn(&Request) -> bool;
 
 #[derive(Clone, Copy)]
@@ -143,12 +143,12 @@ enum Fate {
 }
 
 impl Gate {
-    /// What the next request of that kind will find.
+    /// Sets the fate of the next request of that kind.
     fn set(&self, kind: Kind, fate: Fate) {
         *lock(&self.next) = Some((kind, fate));
     }
 
-    /// Waits for the one that waits.
+    /// Waits for the delayed request to arrive.
     fn wait(&self) {
         let nobody = |waiting: &mut Option<_>| waiting.is_none();
         let waited = self.came.wait_timeout_while(lock(&self.waiting), PATIENCE, nobody).unwrap();
@@ -257,7 +257,7 @@ impl Disk {
         Disk { node: Arc::new(node), gate }
     }
 
-    /// What another process that goes on with it is given.
+    /// The files for a process that takes the image over.
     fn handed_over(&self) -> Inherited {
         let OpenImage { path, fd, .. } = self.node.journal().unwrap();
         let mut inherited = Inherited::default();
@@ -276,7 +276,7 @@ impl Disk {
 
 type Pending<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// Who reads and writes a disk, on a loop of its own.
+/// A user of a disk on its own loop.
 struct Guest {
     event_loop: EventLoop,
     channel: Rc<dyn Channel>,
@@ -293,7 +293,7 @@ impl Guest {
         self.wait_for(Box::pin(what), PATIENCE).unwrap_or_else(|_| panic!("LOST: an answer"))
     }
 
-    /// What takes longer comes back.
+    /// Returns the future again if it takes longer.
     fn wait_for<T: 'static>(&self, what: Pending<T>, limit: Duration) -> Result<T, Pending<T>> {
         let limit = self.event_loop.now_ns() + limit.as_nanos() as u64;
         let mut end = Box::pin(self.event_loop.sleep_until(limit));
@@ -345,8 +345,8 @@ fn writes_mark(request: &Request) -> bool {
     matches!(request.op, Op::Write { .. }) && request.offset == MARK
 }
 
-/// The disk is asked for nothing, by none of the two processes, and the new one knows all that the old one has answered.
-/// Until it serves, the old one goes on if nothing comes of it.
+/// Neither process uses the disk, and the new one knows everything that the old one has answered. Until the new one
+/// serves, the old one can continue.
 #[test]
 fn an_image_goes_from_a_process_to_another_without_its_disk() {
     let home = Home::new("without");
@@ -372,16 +372,16 @@ fn an_image_goes_from_a_process_to_another_without_its_disk() {
     let mut inherited = disk.handed_over();
     let next = Disk::on(disk.gate.clone(), &home, &mut inherited);
     inherited.own();
-    // As a process leaves that takes nothing down.
+    // Ends like a process, without closing anything.
     drop(guest);
     std::mem::forget(disk.node);
     let guest = Guest::new(next.node.clone());
     let before = next.changes();
     guest.write(3, 4);
-    // Of the disk, but nothing of what is written elsewhere first.
+    // Only the guest's own write reaches the disk.
     assert_eq!(next.changes(), before + 1);
     assert_eq!(home.left(), [1, 2, 3, 4]);
-    // All of it is in the file then.
+    // Afterwards the file has everything.
     guest.flush();
     home.lose_journals();
     assert_eq!(home.left(), [1, 2, 3, 4]);
@@ -390,9 +390,9 @@ fn an_image_goes_from_a_process_to_another_without_its_disk() {
     assert_eq!(home.read(), [1, 2, 3, 4]);
 }
 
-/// Nobody finds room where the file does not say yet that there is some: the other process would not know.
+/// Released clusters that the file does not have as free are not reused: the other process would not know.
 #[test]
-fn what_is_given_up_is_in_the_file_before_an_image_is_let_go() {
+fn released_clusters_are_in_the_file_before_a_handover() {
     let home = Home::new("given-up");
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
@@ -406,7 +406,7 @@ fn what_is_given_up_is_in_the_file_before_an_image_is_let_go() {
     assert_eq!(home.left(), [0, 0, 1, 1]);
 }
 
-/// Another journal than the image's own is not taken for it, and the image not for one whose journal is gone.
+/// Neither a journal of another image is used, nor an image whose journal is gone.
 #[test]
 fn an_image_is_not_gone_on_with_without_its_journal() {
     let home = Home::new("other");
@@ -432,9 +432,9 @@ fn an_image_is_not_gone_on_with_without_its_journal() {
     assert_eq!(home.left(), [1, 2]);
 }
 
-/// The disk does not flush, and nobody waits for it.
+/// The disk does not answer a flush, and the handover ends without it.
 #[test]
-fn an_image_that_is_let_go_in_vain_is_used_on() {
+fn an_image_stays_in_use_after_a_failed_handover() {
     let home = Home::new("vain");
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
@@ -453,7 +453,7 @@ fn an_image_that_is_let_go_in_vain_is_used_on() {
     disk.node.letting_go.end();
     assert!(disk.node.image.is_whole() && home.is_unmarked());
     assert_eq!(home.left(), [2]);
-    // In vain, too.
+    // This one fails too.
     guest.write(1, 3);
     assert!(!disk.node.image.is_whole());
     assert_eq!(home.left(), [2, 3]);
@@ -464,9 +464,9 @@ fn an_image_that_is_let_go_in_vain_is_used_on() {
     assert_eq!(home.read(), [2, 3]);
 }
 
-/// The mark is on its way out when nobody waits any more.
+/// The removal of the mark is in flight when the handover is given up.
 #[test]
-fn what_changes_while_a_mark_goes_is_not_lost() {
+fn changes_during_the_removal_of_a_mark_are_kept() {
     let home = Home::new("mark");
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
@@ -477,7 +477,7 @@ fn what_changes_while_a_mark_goes_is_not_lost() {
     drop(disk.let_go());
     disk.gate.wait();
     let write = guest.ask(WRITE, 1, sector(2));
-    // It takes no longer than that if it does not wait; else it goes on once the disk does.
+    // The write is answered within this time or waits for the disk.
     let early = guest.wait_for(write, Duration::from_millis(300));
     disk.gate.open();
     early.unwrap_or_else(|write| guest.wait(write)).0.unwrap();
@@ -487,9 +487,9 @@ fn what_changes_while_a_mark_goes_is_not_lost() {
     assert!(home.is_closed());
 }
 
-/// The disk fails to take the mark away: the image is not let go, and whatever becomes of it then is right.
+/// The disk fails to remove the mark: the handover fails, and later uses of the image are right.
 #[test]
-fn a_mark_that_stays_is_known_of() {
+fn a_failed_removal_of_a_mark_is_reported() {
     for goes_on in [false, true] {
         let home = Home::new("stays");
         let disk = Disk::new(&home);
@@ -512,7 +512,7 @@ fn a_mark_that_stays_is_known_of() {
 }
 
 #[test]
-fn an_image_is_closed_when_it_is_not_being_let_go_any_more() {
+fn closing_an_image_waits_for_an_unfinished_handover() {
     let home = Home::new("closed");
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
@@ -529,9 +529,9 @@ fn an_image_is_closed_when_it_is_not_being_let_go_any_more() {
     assert_eq!(home.read(), [1]);
 }
 
-/// Limits that hold back what is asked of the disk hold up nobody who waits for that.
+/// The limits of a throttle group do not apply to the writes of a handover.
 #[test]
-fn an_image_is_let_go_whatever_the_limits_below_it_are() {
+fn throttling_does_not_delay_a_handover() {
     let home = Home::new("limits");
     let group = ThrottleGroup::new(ThrottleLimits::default()).unwrap();
     let mut nodes = NodeRegistry::new();
@@ -543,7 +543,7 @@ fn an_image_is_let_go_whatever_the_limits_below_it_are() {
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
     home.lose_journals();
-    // A sector takes as long as anybody waits.
+    // A sector takes as long as the handover may.
     let bps_total = Limit { average: 8, ..Limit::default() };
     group.set_limits(ThrottleLimits { bps_total, ..ThrottleLimits::default() }).unwrap();
     guest.wait(disk.let_go()).unwrap();
