@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use block::NodeRegistry;
 use block::job::Bitmap;
-use block::track::DirtyBitmap;
+use block::track::{DirtyBitmap, Storage};
 use control::qmp::QmpError;
 use serde_json::{Value as Json, json};
 
@@ -17,6 +17,9 @@ const MAX_NAME: usize = 1023;
 const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
 /// Most parts of a disk, a bit each: 256 MiB of memory.
 const MAX_PARTS: u64 = 1 << 31;
+
+/// Bitmaps whose bits can be used.
+pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
 
 /// A bitmap, as commands name it.
 #[derive(Debug, Clone, Default)]
@@ -50,14 +53,18 @@ fn refused(desc: impl Into<String>) -> QmpError {
 pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
     let told = bitmaps.iter().map(|bitmap| {
-        json!({
+        let mut told = json!({
             "name": bitmap.name(),
             "recording": bitmap.is_recording(),
-            "persistent": false,
+            "persistent": bitmap.storage() != Storage::Memory,
             "busy": bitmap.is_busy(),
             "granularity": bitmap.bits().granularity(),
             "count": bitmap.bits().count(),
-        })
+        });
+        if bitmap.storage() == Storage::Inconsistent {
+            told["inconsistent"] = true.into();
+        }
+        told
     });
     (!bitmaps.is_empty()).then(|| told.collect())
 }
@@ -73,8 +80,10 @@ impl Daemon {
     }
 
     /// The same, to be changed.
-    fn idle_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
-        idle(self.bitmap(&of.node, &of.name)?)
+    fn own_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
+        let bitmap = self.bitmap(&of.node, &of.name)?;
+        check(&bitmap, &[Storage::Memory, Storage::Image])?;
+        Ok(bitmap)
     }
 
     /// A bitmap that a backup is to go by.
@@ -84,7 +93,9 @@ impl Daemon {
         name: &str,
     ) -> Result<Arc<DirtyBitmap>, QmpError> {
         let found = self.nodes.tracking(node).and_then(|tracking| tracking.bitmap(name));
-        idle(found.ok_or_else(|| refused(format!("Bitmap '{name}' could not be found")))?)
+        let found = found.ok_or_else(|| refused(format!("Bitmap '{name}' could not be found")))?;
+        check(&found, READABLE)?;
+        Ok(found)
     }
 
     /// `block-dirty-bitmap-add`.
@@ -99,7 +110,8 @@ impl Daemon {
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }
-        if persistent {
+        let store = opened.bitmap_store();
+        if persistent && store.is_none() {
             let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
             return Err(refused(why));
         }
@@ -119,6 +131,9 @@ impl Daemon {
             let cluster = opened.details().map_or(*GRANULARITY.end(), |image| image.cluster_size);
             cluster.clamp(*GRANULARITY.start(), *GRANULARITY.end())
         });
+        if let Some(store) = store.filter(|_| persistent) {
+            store.check_new(&name, granularity).map_err(refused)?;
+        }
         let size = opened.geometry().size;
         if size.div_ceil(granularity) > MAX_PARTS {
             return Err(refused(format!(
@@ -128,13 +143,28 @@ impl Daemon {
         }
         drop(opened);
         let tracking = self.nodes.track(&node).await.map_err(DaemonError::from)?;
-        tracking.add_bitmap(Arc::new(DirtyBitmap::new(name, size, granularity, !disabled)));
+        let storage = if persistent { Storage::Image } else { Storage::Memory };
+        let bitmap = DirtyBitmap::new(name, size, granularity, !disabled, storage);
+        tracking.add_bitmap(Arc::new(bitmap));
         Ok(())
     }
 
     /// `block-dirty-bitmap-remove`. Returns the bitmap.
-    pub(super) fn remove_bitmap(&mut self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
-        let removed = self.idle_bitmap(of)?;
+    pub(super) async fn remove_bitmap(
+        &mut self,
+        of: &BitmapName,
+    ) -> Result<Arc<DirtyBitmap>, QmpError> {
+        let removed = self.bitmap(&of.node, &of.name)?;
+        check(&removed, &[Storage::Memory, Storage::Image, Storage::Inconsistent])?;
+        if removed.storage() != Storage::Memory
+            && let Ok(node) = self.nodes.node(&of.node)
+            && let Some(store) = node.bitmap_store()
+        {
+            store.forget(&of.name, &self.control).await.map_err(|errno| {
+                let (name, node, why) = (&of.name, &of.node, errno.desc());
+                refused(format!("Failed to remove bitmap '{name}' from file of '{node}': {why}"))
+            })?;
+        }
         if let Some(tracking) = self.nodes.tracking(&of.node) {
             tracking.remove_bitmap(&of.name);
         }
@@ -146,7 +176,7 @@ impl Daemon {
         &mut self,
         of: &BitmapName,
     ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
-        let bitmap = self.idle_bitmap(of)?;
+        let bitmap = self.own_bitmap(of)?;
         let bits = bitmap.bits().take();
         Ok((bitmap, bits))
     }
@@ -157,7 +187,7 @@ impl Daemon {
         of: &BitmapName,
         recording: bool,
     ) -> Result<(Arc<DirtyBitmap>, bool), QmpError> {
-        let bitmap = self.idle_bitmap(of)?;
+        let bitmap = self.own_bitmap(of)?;
         let before = bitmap.is_recording();
         bitmap.set_recording(recording);
         Ok((bitmap, before))
@@ -169,10 +199,11 @@ impl Daemon {
         merge: Merge,
     ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
         let Merge { node, target, bitmaps } = merge;
-        let to = self.idle_bitmap(&BitmapName { node: node.clone(), name: target })?;
+        let to = self.own_bitmap(&BitmapName { node: node.clone(), name: target })?;
         let mut sources = Vec::new();
         for (of, name) in bitmaps {
             let from = self.bitmap(of.as_deref().unwrap_or(&node), &name)?;
+            check(&from, READABLE)?;
             let (size, other) = (to.bits().size(), from.bits().size());
             if size != other {
                 return Err(refused(format!(
@@ -191,12 +222,20 @@ impl Daemon {
     }
 }
 
-fn idle(bitmap: Arc<DirtyBitmap>) -> Result<Arc<DirtyBitmap>, QmpError> {
-    match bitmap.is_busy() {
-        true => Err(refused(format!(
-            "Bitmap '{}' is currently in use by another operation and cannot be used",
-            bitmap.name()
-        ))),
-        false => Ok(bitmap),
+/// Checks that nothing uses a bitmap, and that it is where it can be used so.
+pub(super) fn check(bitmap: &DirtyBitmap, usable: &[Storage]) -> Result<(), QmpError> {
+    let name = bitmap.name();
+    if bitmap.is_busy() {
+        let why = "is currently in use by another operation and cannot be used";
+        return Err(refused(format!("Bitmap '{name}' {why}")));
+    }
+    match bitmap.storage() {
+        storage if usable.contains(&storage) => Ok(()),
+        Storage::Inconsistent => {
+            Err(refused(format!("Bitmap '{name}' is inconsistent and cannot be used")))
+        }
+        Storage::ReadOnlyImage | Storage::Memory | Storage::Image => {
+            Err(refused(format!("Bitmap '{name}' is readonly and cannot be modified")))
+        }
     }
 }

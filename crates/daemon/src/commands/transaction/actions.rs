@@ -167,7 +167,7 @@ impl Daemon {
                 Undo::RemoveBitmap(name)
             }
             Action::BitmapRemove(name) => {
-                let bitmap = self.remove_bitmap(&name)?;
+                let bitmap = self.remove_bitmap(&name).await?;
                 Undo::AddBitmap(name.node, bitmap)
             }
             Action::BitmapClear(name) => {
@@ -203,7 +203,7 @@ impl Daemon {
     /// Undoes an action. No request of a user has been carried out since.
     pub(super) async fn undo(&mut self, undo: Undo) {
         match undo {
-            Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name)),
+            Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name).await),
             Undo::AddBitmap(node, bitmap) => {
                 if let Some(tracking) = self.nodes.tracking(&node) {
                     tracking.add_bitmap(bitmap);
