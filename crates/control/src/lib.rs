@@ -63,8 +63,8 @@ pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{
-    Addr, Address, AhciOptions, AllowOther, ExportKind, ExportNeeds, ExportOptions, ExportType,
-    FuseOptions, MAX_QUEUES, NbdOptions, ScsiOptions, SizeUse, VhostUserOptions,
+    Addr, Address, AhciOptions, AllowOther, BitmapRef, ExportKind, ExportNeeds, ExportOptions,
+    ExportType, FuseOptions, MAX_QUEUES, NbdOptions, ScsiOptions, SizeUse, VhostUserOptions,
 };
 pub use graph::Graph;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};

@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use block::NodeRegistry;
+use block::driver::Layer;
 use block::job::Bitmap;
 use block::track::{DirtyBitmap, Storage};
+use control::BitmapRef;
 use control::qmp::QmpError;
 use serde_json::{Value as Json, json};
 
@@ -98,6 +100,53 @@ impl Daemon {
         Ok(found)
     }
 
+    /// Bitmaps that an export is to show.
+    pub(super) fn bitmaps_for_export(
+        &self,
+        node: &str,
+        bitmaps: &[BitmapRef],
+        writable: bool,
+    ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
+        // By others than the export's clients.
+        let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);
+        let find = |BitmapRef { node: of, name }: &BitmapRef| {
+            let bitmap = match of {
+                Some(of) => self.bitmap(of, name)?,
+                None => {
+                    let found = self.bitmap_behind(node, name);
+                    found.ok_or_else(|| refused(format!("Bitmap '{name}' is not found")))?
+                }
+            };
+            check(&bitmap, READABLE)?;
+            if !writable && changes && bitmap.is_recording() {
+                let why = format!("Enabled bitmap '{name}' incompatible with readonly export");
+                return Err(refused(why));
+            }
+            Ok(bitmap)
+        };
+        let found: Result<Vec<_>, QmpError> = bitmaps.iter().map(find).collect();
+        found.map_err(|error| DaemonError::new(error.desc))
+    }
+
+    /// A bitmap of a node, or of one below its filters or behind it.
+    fn bitmap_behind(&self, node: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
+        let mut node = node.to_owned();
+        loop {
+            let found = self.nodes.tracking(&node).and_then(|tracking| tracking.bitmap(name));
+            if found.is_some() {
+                return found;
+            }
+            let info = self.nodes.info(&node)?;
+            let below = match info.options.driver.layer() {
+                Layer::Filter => info.children.first(),
+                Layer::Storage | Layer::Window | Layer::Format => {
+                    info.children.iter().find(|child| child.role == "backing")
+                }
+            };
+            node = below?.edge.node().name().to_owned();
+        }
+    }
+
     /// `block-dirty-bitmap-add`.
     pub(super) async fn add_bitmap(&mut self, new: NewBitmap) -> Result<(), QmpError> {
         let NewBitmap { bitmap: BitmapName { node, name }, granularity, persistent, disabled } =
@@ -124,7 +173,7 @@ impl Daemon {
         if self.bitmap(&node, &name).is_ok() {
             return Err(refused(format!("Bitmap already exists: {name}")));
         }
-        if name.len() > MAX_NAME {
+        if name.len() > MAX_NAME && !persistent {
             return Err(refused(format!("Bitmap name too long: {name}")));
         }
         let granularity = granularity.unwrap_or_else(|| {

@@ -216,7 +216,7 @@ impl Daemon {
         let tracking = self.nodes.tracking_of_size(name);
         let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
         let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
-        if let Some(bitmap) = bitmaps.iter().find(inconsistent) {
+        if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {
             let message = format!("Bitmap '{}' is inconsistent and cannot be used", bitmap.name());
             return Err(DaemonError::new(message));
         }

@@ -107,12 +107,19 @@ impl Daemon {
         match command {
             Command::Add(step) => self.add(&step).await?,
             Command::ObjectDel { id } => self.delete_object(&id)?,
-            Command::NbdServerAdd { device, name, description, writable } => {
-                let export = self.graph.nbd_export(&device, &name, &description, writable);
+            Command::NbdServerAdd { device, name, description, writable, bitmap } => {
+                let export = self.graph.nbd_export(
+                    &device,
+                    &name,
+                    &description,
+                    bitmap.as_deref(),
+                    writable,
+                );
                 let export = export.map_err(DaemonError::from)?;
                 let options = json!({
                     "type": "nbd", "id": export.id, "node-name": device, "name": name,
                     "description": description, "writable": export.writable,
+                    "bitmaps": bitmap.into_iter().collect::<Vec<_>>(),
                 });
                 let origin = format!("--export {options}");
                 self.add(&Step { origin, action: Action::Export(export) }).await?;

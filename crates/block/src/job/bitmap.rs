@@ -120,6 +120,9 @@ impl Bitmap {
     /// changes, or until the end of the range.
     pub fn run(&self, offset: u64, len: u64) -> (bool, u64) {
         let parts = self.parts(offset, len);
+        if parts.is_empty() {
+            return (false, len);
+        }
         let is_set = self.is_set(parts.start);
         let end = match is_set {
             true => self.first_clear(parts.clone()),

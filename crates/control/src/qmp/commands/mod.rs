@@ -186,6 +186,8 @@ pub enum Command {
         description: String,
         /// Whether clients may write, if the node can be written to.
         writable: bool,
+        /// A dirty bitmap that clients can ask for.
+        bitmap: Option<String>,
     },
     /// `nbd-server-remove`.
     NbdServerRemove {

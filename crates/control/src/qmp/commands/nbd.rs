@@ -1,9 +1,8 @@
 //! The NBD server, and exports on it by one name.
 
 use super::{Arguments, Command, CommandRow, DeleteMode, Job, Returns};
-use crate::error::OptionError;
 use crate::nbd_server;
-use crate::table::{self, Choice, Field, Kind, Need, Table, put};
+use crate::table::{Choice, Field, Kind, Need, Table, put};
 
 pub(super) static COMMANDS: &[CommandRow] = &[
     CommandRow {
@@ -29,9 +28,10 @@ pub(super) static COMMANDS: &[CommandRow] = &[
         example: r#"{"device": "disk0", "writable": true}"#,
         arguments: Arguments::Table(&Table {
             fields: ADD,
-            build: |Add { device, name, description, writable }| {
+            build: |Add { device, name, description, writable, bitmap }| {
                 let name = name.unwrap_or_else(|| device.clone());
-                Ok(Job::Run(Command::NbdServerAdd { device, name, description, writable }))
+                let add = Command::NbdServerAdd { device, name, description, writable, bitmap };
+                Ok(Job::Run(add))
             },
         }),
         returns: Returns::Nothing,
@@ -54,6 +54,7 @@ struct Add {
     name: Option<String>,
     description: String,
     writable: bool,
+    bitmap: Option<String>,
 }
 
 static ADD: &[Field<Add>] = &[
@@ -81,11 +82,12 @@ static ADD: &[Field<Add>] = &[
         need: Need::Default("off"),
         help: "whether clients may write, if the node can be written to",
     },
-    Field::unoffered("bitmap", |_, bitmap, name, at| {
-        // No node has bitmaps.
-        let bitmap = table::text(bitmap, name, at)?;
-        Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
-    }),
+    Field {
+        name: "bitmap",
+        kind: Kind::Text { meta: "<name>", set: |add, name| put(&mut add.bitmap, Some(name)) },
+        need: Need::Optional("none"),
+        help: "a dirty bitmap that clients can ask for",
+    },
 ];
 
 #[derive(Default)]

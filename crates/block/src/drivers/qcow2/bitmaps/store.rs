@@ -148,9 +148,12 @@ impl ImageBitmaps {
             let mut same = stored.iter().filter(|bitmap| bitmap.name() == entry.name);
             same.any(|bitmap| bitmap.storage() == Storage::Inconsistent)
         };
-        let (kept, gone) = before.entries.into_iter().partition(stays);
-        let new = stored.iter().filter(|bitmap| bitmap.storage() == Storage::Image);
-        let new = new.map(|bitmap| New {
+        // As in QEMU, bitmaps keep their order, and those that are new follow, the newest first.
+        let place = |name: &str| before.entries.iter().position(|entry| entry.name == name);
+        let mut new: Vec<_> = stored.iter().rev().collect();
+        new.retain(|bitmap| bitmap.storage() == Storage::Image);
+        new.sort_by_key(|bitmap| place(bitmap.name()).unwrap_or(usize::MAX));
+        let new = new.into_iter().map(|bitmap| New {
             entry: Entry {
                 name: bitmap.name().to_owned(),
                 in_use: false,
@@ -160,7 +163,9 @@ impl ImageBitmaps {
             },
             bits: bitmap.bits().to_bytes(),
         });
-        self.replace(channels, kept, new.collect(), gone).await
+        let new = new.collect();
+        let (kept, gone) = before.entries.iter().cloned().partition(stays);
+        self.replace(channels, kept, new, gone).await
     }
 
     /// Removes a bitmap.
