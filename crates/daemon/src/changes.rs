@@ -63,7 +63,10 @@ impl Daemon {
                 self.nodes.add_throttle_group(&group.id, made);
             }
             Action::Object(object) => self.objects.add(object, self.nodes.credentials())?,
-            Action::Blockdev(options) => self.open_node(options).await?,
+            Action::Blockdev(options) => {
+                self.open_node(options).await?;
+                self.take_bitmaps().await?;
+            }
             Action::Export(options) => {
                 self.be_active_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);

@@ -24,11 +24,6 @@ impl NodeRegistry {
         self.nodes.get(name)?.tracking.as_ref()
     }
 
-    /// Whether a node has dirty bitmaps.
-    pub fn has_bitmaps(&self, name: &str) -> bool {
-        self.tracking(name).is_some_and(|tracking| !tracking.bitmaps().is_empty())
-    }
-
     /// What watches the writes of a node, and of those below it whose size changes with its own.
     pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
         let mut names = vec![name.to_owned()];

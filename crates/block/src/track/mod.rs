@@ -61,6 +61,12 @@ impl Tracking {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Replaces all bitmaps.
+    pub fn set_bitmaps(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
+        *lock(&self.bitmaps) = bitmaps;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// Gives all bitmaps another size. No write is under way.
     pub fn resize_bitmaps(&self, size: u64) {
         let mut bitmaps = lock(&self.bitmaps);

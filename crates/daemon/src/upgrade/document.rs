@@ -79,7 +79,7 @@ impl Collected {
         Ok(all.into())
     }
 
-    fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
+    pub(super) fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
         match bytes {
             [] => Ok(Json::Null),
             bytes => {
@@ -162,7 +162,7 @@ impl Document {
         Ok(saved)
     }
 
-    fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
+    pub(super) fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
         match memory {
             Json::Null => Ok(Vec::new()),
             fd => content(self.fd(fd)?).map_err(|error| format!("descriptor {fd}: {error}")),
@@ -230,7 +230,7 @@ fn contexts(client: &Json) -> Result<Contexts, String> {
     }
 }
 
-fn boolean(json: &Json) -> Result<bool, String> {
+pub(super) fn boolean(json: &Json) -> Result<bool, String> {
     json.as_bool().ok_or_else(|| format!("{json} is neither true nor false"))
 }
 
