@@ -93,6 +93,27 @@ pub struct BackupOptions {
     pub bitmap: Option<String>,
     /// `bitmap-mode`.
     pub bitmap_mode: Option<BitmapMode>,
+    /// `compress`.
+    pub compress: bool,
+    /// `x-perf`.
+    pub perf: Perf,
+}
+
+/// `x-perf`: how a backup copies. `use-copy-range` changes nothing: data passes through memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Perf {
+    /// `max-workers`: copies at the same time.
+    pub max_workers: i64,
+    /// `max-chunk`: most bytes of one copy. 0: no limit.
+    pub max_chunk: i64,
+    /// `min-cluster-size`: bytes of a part, at least.
+    pub min_cluster_size: u64,
+}
+
+impl Default for Perf {
+    fn default() -> Perf {
+        Perf { max_workers: 64, max_chunk: 0, min_cluster_size: 0 }
+    }
 }
 
 /// `blockdev-create`: an image to be made.

@@ -198,11 +198,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// `block-dirty-bitmap-remove`. Returns the bitmap.
+    /// `block-dirty-bitmap-remove`. Returns the bitmap, and its place among the node's.
     pub(super) async fn remove_bitmap(
         &mut self,
         of: &BitmapName,
-    ) -> Result<Arc<DirtyBitmap>, QmpError> {
+    ) -> Result<(Arc<DirtyBitmap>, usize), QmpError> {
         let removed = self.bitmap(&of.node, &of.name)?;
         check(&removed, &[Storage::Memory, Storage::Image, Storage::Inconsistent])?;
         if removed.storage() != Storage::Memory
@@ -214,10 +214,9 @@ impl Daemon {
                 refused(format!("Failed to remove bitmap '{name}' from file of '{node}': {why}"))
             })?;
         }
-        if let Some(tracking) = self.nodes.tracking(&of.node) {
-            tracking.remove_bitmap(&of.name);
-        }
-        Ok(removed)
+        let tracking = self.nodes.tracking(&of.node);
+        let place = tracking.map_or(0, |tracking| tracking.remove_bitmap(&of.name));
+        Ok((removed, place))
     }
 
     /// `block-dirty-bitmap-clear`. Returns the bitmap, and the bits that it had.

@@ -93,9 +93,23 @@ impl Tracking {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets a bitmap.
-    pub fn remove_bitmap(&self, name: &str) {
-        lock(&self.bitmaps).retain(|bitmap| bitmap.name() != name);
+    /// Forgets a bitmap. Returns its place in the list.
+    pub fn remove_bitmap(&self, name: &str) -> usize {
+        let mut bitmaps = lock(&self.bitmaps);
+        let place = bitmaps.iter().position(|bitmap| bitmap.name() == name);
+        let place = place.inspect(|place| drop(bitmaps.remove(*place)));
+        let place = place.unwrap_or(bitmaps.len());
+        drop(bitmaps);
+        self.generation.fetch_add(1, Ordering::Release);
+        place
+    }
+
+    /// Puts a bitmap back at the place that it had.
+    pub fn restore_bitmap(&self, place: usize, bitmap: Arc<DirtyBitmap>) {
+        let mut bitmaps = lock(&self.bitmaps);
+        let place = place.min(bitmaps.len());
+        bitmaps.insert(place, bitmap);
+        drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);
     }
 

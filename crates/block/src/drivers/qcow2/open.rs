@@ -12,7 +12,7 @@ use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
 
 use super::Qcow2Node;
-use super::bitmaps::{self, ImageBitmaps};
+use super::bitmaps::{self, ImageBitmaps, Loaded};
 use super::context::Channels;
 use super::core::read_kept;
 use super::damage::Damages;
@@ -110,8 +110,8 @@ pub(crate) struct Opening {
     read_only: bool,
     /// Its journal, of a process that gives place to this one.
     going_on: Option<GoingOn>,
-    /// There is such a process: nothing is written.
-    is_shared: bool,
+    /// There is such a process, and nothing is written until the image is this one's.
+    unowned: Option<Arc<AtomicBool>>,
     damages: Option<Damages>,
 }
 
@@ -142,15 +142,7 @@ impl Opening {
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, read_only)?;
-        Ok(Opening {
-            file,
-            start,
-            header,
-            read_only,
-            going_on: None,
-            is_shared: false,
-            damages: None,
-        })
+        Ok(Opening { file, start, header, read_only, going_on: None, unowned: None, damages: None })
     }
 
     /// Goes on with what another process has handed over, if the image is among that and not whole.
@@ -158,7 +150,8 @@ impl Opening {
         let mark = self.header.mark.as_ref().filter(|_| !self.read_only && self.header.is_dirty);
         let file = mark.and_then(|(mark, _)| inherited.take_named(&journal::name(mark)));
         let going_on = file.map(|file| GoingOn { file, owned: inherited.owned().clone() });
-        Opening { going_on, is_shared: inherited.is_shared(), ..self }
+        let unowned = inherited.is_shared().then(|| inherited.owned().clone());
+        Opening { going_on, unowned, ..self }
     }
 
     /// Sets where damage is reported that is found while the image is in use.
@@ -202,7 +195,8 @@ impl Opening {
         backing: Option<Arc<dyn BlockNode>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, mut start, mut header, read_only, going_on, is_shared, damages } = self;
+        let Opening { file, mut start, mut header, read_only, going_on, unowned, damages } = self;
+        let is_shared = unowned.is_some();
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -248,13 +242,22 @@ impl Opening {
         if writes_now && (header.loses_autoclear || header.has_stale_bitmaps) {
             end_autoclear(&name, &below, &header).map_err(|error| failed(&name, "open", &error))?;
         }
-        let bitmaps = {
-            let (header, end) = (header.clone(), below.file.geometry().size);
-            run_apart(&below, move |channels| async move {
-                bitmaps::load(&channels, &header, end, read_only, writes_now).await
-            })
+        let bitmaps = match header.bitmaps {
+            Some(extension) => {
+                let (header, end) = (header.clone(), below.file.geometry().size);
+                run_apart(&below, move |channels| async move {
+                    bitmaps::load(&channels, &header, extension, end, read_only, writes_now).await
+                })
+            }
+            None => Ok(Loaded::default()),
         };
         let bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
+        if writes_now && let Some(names) = bitmaps.inconsistent() {
+            log::warn!(
+                "qcow2 image of node '{name}' was not closed, and its dirty bitmaps are inconsistent: {names}; remove \
+                 them, and begin with a full backup"
+            );
+        }
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals, inode);
         }
@@ -292,7 +295,8 @@ impl Opening {
             image.changed();
         }
         let image = Arc::new(image);
-        let bitmaps = ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps);
+        let bitmaps =
+            ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps, unowned);
         Ok(Qcow2Node {
             image,
             bitmaps: Arc::new(bitmaps),

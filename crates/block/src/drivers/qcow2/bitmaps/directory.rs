@@ -2,6 +2,9 @@
 //!
 //! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources, and the limits are QEMU's.
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+
 use crate::drivers::qcow2::steps::number;
 
 /// Most bitmaps in an image.
@@ -11,7 +14,7 @@ const MAX_DIRECTORY: u64 = 1024 * MAX_BITMAPS as u64;
 /// Longest name, bytes.
 pub(super) const MAX_NAME: usize = 1023;
 /// Bits of the bytes of a part.
-const GRANULARITY_BITS: std::ops::RangeInclusive<u32> = 9..=31;
+const GRANULARITY_BITS: RangeInclusive<u32> = 9..=31;
 /// Most bytes of a bitmap's bits.
 const MAX_BITS: u64 = 512 << 20;
 /// Bytes of a directory entry before its extra data and its name.
@@ -155,9 +158,10 @@ pub(super) fn parse(
     cluster: u64,
 ) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = Vec::new();
+    let mut names = HashSet::new();
     while !bytes.is_empty() {
         let (entry, len) = Entry::parse(bytes, cluster)?;
-        if entries.iter().any(|other| other.name == entry.name) {
+        if !names.insert(entry.name.clone()) {
             return Err(format!("bitmap '{}' is there twice", entry.name));
         }
         entries.push(entry);

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::directory::{self, Entry};
+use super::directory::{self, Entry, Extension};
 use super::{Directory, data_clusters};
 use crate::drivers::qcow2::context::Channels;
 use crate::drivers::qcow2::header::Header;
@@ -21,6 +21,24 @@ pub(in super::super) struct Loaded {
     pub(super) bitmaps: Vec<Arc<DirtyBitmap>>,
 }
 
+/// Most names in a log line.
+const TOLD: usize = 8;
+
+impl Loaded {
+    /// The names of inconsistent bitmaps, for a log line. `None`: there are none.
+    pub(in super::super) fn inconsistent(&self) -> Option<String> {
+        let all = self.bitmaps.iter();
+        let all = all.filter(|bitmap| bitmap.storage() == Storage::Inconsistent);
+        let names: Vec<_> = all.map(|bitmap| format!("{:?}", bitmap.name())).collect();
+        let told = names.get(..TOLD).unwrap_or(&names).join(", ");
+        match names.len() {
+            0 => None,
+            ..=TOLD => Some(told),
+            more => Some(format!("{told} and {} more", more - TOLD)),
+        }
+    }
+}
+
 fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: qemu-img check", why.into()))
 }
@@ -30,11 +48,11 @@ fn invalid(why: impl Into<String>) -> io::Error {
 pub(in super::super) async fn load(
     channels: &Channels,
     header: &Header,
+    extension: Extension,
     end: u64,
     read_only: bool,
     mark: bool,
 ) -> io::Result<Loaded> {
-    let Some(extension) = header.bitmaps else { return Ok(Loaded::default()) };
     let at @ (offset, len) = extension.directory;
     if offset + len > end {
         return Err(invalid("the bitmap directory is beyond the end of the file"));

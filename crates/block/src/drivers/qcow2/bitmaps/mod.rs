@@ -9,6 +9,8 @@ mod directory;
 mod load;
 mod store;
 
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::EventLoop;
@@ -41,8 +43,16 @@ pub(super) struct ImageBitmaps {
     /// Held by what changes the directory.
     changing: tokio::sync::Mutex<()>,
     loaded: Vec<Arc<DirtyBitmap>>,
+    /// Of an image that another process hands over: whether it is this process' alone. Before, nothing is written.
+    owned: Option<Arc<AtomicBool>>,
     /// Has the bitmaps that are to be stored, instead of those above.
     tracking: Mutex<Option<Arc<Tracking>>>,
+}
+
+/// The names of bitmaps that stay in the file as they are.
+fn inconsistent(bitmaps: &[Arc<DirtyBitmap>]) -> HashSet<&str> {
+    let kept = bitmaps.iter().filter(|bitmap| bitmap.storage() == Storage::Inconsistent);
+    kept.map(|bitmap| bitmap.name()).collect()
 }
 
 /// A bitmap in the file, as QMP tells of it.
@@ -58,6 +68,7 @@ impl ImageBitmaps {
         below: Below,
         image: Arc<Image>,
         loaded: Loaded,
+        owned: Option<Arc<AtomicBool>>,
     ) -> ImageBitmaps {
         ImageBitmaps {
             node_name,
@@ -66,6 +77,7 @@ impl ImageBitmaps {
             directory: Mutex::new(loaded.directory),
             changing: tokio::sync::Mutex::default(),
             loaded: loaded.bitmaps,
+            owned,
             tracking: Mutex::default(),
         }
     }
@@ -93,15 +105,12 @@ impl ImageBitmaps {
     /// Whether the file has what it is to have once it is closed.
     pub(super) fn are_whole(&self) -> bool {
         let stored = self.stored();
-        let stays = |entry: &Entry| {
-            let is_it = |bitmap: &Arc<DirtyBitmap>| {
-                bitmap.name() == entry.name && bitmap.storage() == Storage::Inconsistent
-            };
-            stored.iter().any(is_it)
-        };
+        let kept = inconsistent(&stored);
+        let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
         self.image.read_only
+            || !is_ours
             || stored.iter().all(|bitmap| bitmap.storage() != Storage::Image)
-                && lock(&self.directory).entries.iter().all(stays)
+                && lock(&self.directory).entries.iter().all(|entry| kept.contains(&*entry.name))
     }
 }
 

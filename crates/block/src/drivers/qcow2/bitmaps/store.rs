@@ -1,11 +1,13 @@
 //! Writing the bitmaps of an image that is closed, and removing one.
 
+use std::collections::{HashMap, HashSet};
+
 use event_loop::AlignedBuf;
 use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::directory::{self, Entry, Extension};
-use super::{Directory, ImageBitmaps, data_clusters};
+use super::{Directory, ImageBitmaps, data_clusters, inconsistent};
 use crate::drivers::qcow2::context::{Channels, Transfer};
 use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::header_layout::Change;
@@ -144,15 +146,13 @@ impl ImageBitmaps {
         let _turn = self.changing.lock().await;
         let before = lock(&self.directory).clone();
         let stored = self.stored();
-        let stays = |entry: &Entry| {
-            let mut same = stored.iter().filter(|bitmap| bitmap.name() == entry.name);
-            same.any(|bitmap| bitmap.storage() == Storage::Inconsistent)
-        };
+        let kept = inconsistent(&stored);
         // As in QEMU, bitmaps keep their order, and those that are new follow, the newest first.
-        let place = |name: &str| before.entries.iter().position(|entry| entry.name == name);
+        let places = before.entries.iter().zip(0..).map(|(entry, place)| (&*entry.name, place));
+        let places: HashMap<&str, usize> = places.collect();
         let mut new: Vec<_> = stored.iter().rev().collect();
         new.retain(|bitmap| bitmap.storage() == Storage::Image);
-        new.sort_by_key(|bitmap| place(bitmap.name()).unwrap_or(usize::MAX));
+        new.sort_by_key(|bitmap| places.get(bitmap.name()).copied().unwrap_or(usize::MAX));
         let new = new.into_iter().map(|bitmap| New {
             entry: Entry {
                 name: bitmap.name().to_owned(),
@@ -164,6 +164,7 @@ impl ImageBitmaps {
             bits: bitmap.bits().to_bytes(),
         });
         let new = new.collect();
+        let stays = |entry: &Entry| kept.contains(&*entry.name);
         let (kept, gone) = before.entries.iter().cloned().partition(stays);
         self.replace(channels, kept, new, gone).await
     }
@@ -216,7 +217,8 @@ impl ImageBitmaps {
         match written.await {
             Ok(directory) => {
                 *lock(&self.directory) = directory;
-                old.retain(|host| !rooms.counted.contains(host));
+                let counted: HashSet<u64> = rooms.counted.iter().copied().collect();
+                old.retain(|host| !counted.contains(host));
                 rooms.give_back(&old).await;
                 Ok(())
             }

@@ -3,11 +3,13 @@
 use super::run;
 use crate::error::OptionError;
 use crate::job::{
-    BackupOptions, BitmapMode, CopyOptions, JobCommand, MirrorOptions, OnCbwError, Sync,
+    BackupOptions, BitmapMode, CopyOptions, JobCommand, MirrorOptions, OnCbwError, Perf, Sync,
 };
 use crate::qmp::commands::Job;
 use crate::rows::{OnErrorHelp, on_error};
+use crate::shape::Shape;
 use crate::table::{self, Choice, Field, Kind, Need, Reads, Table, put};
+use crate::value::Value;
 
 /// `granularity` when none is given, as QEMU chooses it for a file.
 const GRANULARITY: u64 = 64 << 10;
@@ -18,9 +20,17 @@ const BUF_SIZE: u64 = 16 << 20;
 pub(super) const BLOCKDEV_BACKUP: &dyn Reads<Job> = &Table {
     fields: BACKUP,
     build: |copy: Copy| {
-        let Copy { options, on_cbw_error, bitmap, bitmap_mode, .. } = copy;
+        let Copy { options, on_cbw_error, bitmap, bitmap_mode, compress, perf, .. } = copy;
         check_bitmap(options.sync, bitmap.is_some(), bitmap_mode)?;
-        run(JobCommand::Backup(BackupOptions { copy: options, on_cbw_error, bitmap, bitmap_mode }))
+        let copy = options;
+        run(JobCommand::Backup(BackupOptions {
+            copy,
+            on_cbw_error,
+            bitmap,
+            bitmap_mode,
+            compress,
+            perf,
+        }))
     },
 };
 
@@ -47,7 +57,45 @@ struct Copy {
     buf_size: Option<u64>,
     bitmap: Option<String>,
     bitmap_mode: Option<BitmapMode>,
+    compress: bool,
+    perf: Perf,
 }
+
+static PERF: &[Field<Perf>] = &[
+    Field {
+        name: "use-copy-range",
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("off"),
+        help: "changes nothing: data passes through memory",
+    },
+    Field {
+        name: "max-workers",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |perf, workers| put(&mut perf.max_workers, workers),
+        },
+        need: Need::Default("64"),
+        help: "copies at the same time, which the job's memory of 16 MiB limits to 16",
+    },
+    Field {
+        name: "max-chunk",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |perf, bytes| put(&mut perf.max_chunk, bytes),
+        },
+        need: Need::Default("0"),
+        help: "most bytes of one copy, at most 1048576, which 0 stands for",
+    },
+    Field {
+        name: "min-cluster-size",
+        kind: Kind::Int {
+            range: 0..=1 << 20,
+            set: |perf, bytes| put(&mut perf.min_cluster_size, bytes.unsigned_abs()),
+        },
+        need: Need::Default("65536"),
+        help: "bytes that are copied before one of them is overwritten: a power of two",
+    },
+];
 
 /// Checks that a bitmap and what becomes of it go together. In QEMU's words.
 fn check_bitmap(sync: Sync, bitmap: bool, mode: Option<BitmapMode>) -> table::Set {
@@ -245,6 +293,27 @@ static BACKUP: &[Field<Copy>] = &[
     AUTO_FINALIZE,
     AUTO_DISMISS,
     FILTER,
+    Field {
+        name: "compress",
+        kind: Kind::Bool(|copy, on| put(&mut copy.compress, on)),
+        need: Need::Default("off"),
+        help: "write compressed clusters, which no target supports: refused",
+    },
+    Field {
+        name: "x-perf",
+        kind: Kind::Nested {
+            shape: || Shape::Object(table::members(PERF)),
+            read: |copy, value, at| {
+                let Value::Object(mut object) = value else {
+                    return Err(table::wrong_type(at.whole(), "object"));
+                };
+                table::read(PERF, &mut copy.perf, &mut object, at)?;
+                table::refuse_rest(&object, at, "x-perf", table::names(PERF))
+            },
+        },
+        need: Need::Optional("as its members say"),
+        help: "how the job copies",
+    },
     TARGET,
 ];
 
