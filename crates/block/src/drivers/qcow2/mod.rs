@@ -210,7 +210,9 @@ impl Drop for Qcow2Node {
         self.letting_go.end();
         // The process that hands over goes on with the image and its journal, unless this one does.
         let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
-        if !self.read_only && is_ours {
+        if self.read_only {
+            self.bitmaps.tell_lost();
+        } else if is_ours {
             open::close(&self.name, &self.below, &self.image, &self.bitmaps);
         }
     }

@@ -102,6 +102,18 @@ impl ImageBitmaps {
         }
     }
 
+    /// Logs the bitmaps that an image that is only read cannot store.
+    pub(super) fn tell_lost(&self) {
+        let stored = self.stored();
+        let lost = stored.iter().filter(|bitmap| bitmap.storage() == Storage::Image);
+        for bitmap in lost {
+            let (bitmap, node) = (bitmap.name(), &self.node_name);
+            log::warn!(
+                "bitmap '{bitmap}' of node '{node}' is lost: its image is open for reading only"
+            );
+        }
+    }
+
     /// Whether the file has what it is to have once it is closed.
     pub(super) fn are_whole(&self) -> bool {
         let stored = self.stored();
