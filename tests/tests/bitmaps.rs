@@ -313,11 +313,12 @@ fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
     for (command, arguments) in [
         ("remove", of("p")),
         ("clear", of("p")),
-        ("disable", of("p")),
         ("merge", json!({"node": "disk", "target": "p", "bitmaps": ["b1"]})),
     ] {
         assert!(peers.both(&named(command), arguments).get("error").is_some());
     }
+    peers.execute(&named("disable"), of("p"));
+    bitmaps(&mut peers);
     peers.execute("blockdev-del", json!({"node-name": "disk"}));
     add_image(&mut peers, json!({}));
     let mut now = bitmaps(&mut peers);

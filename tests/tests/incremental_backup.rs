@@ -4,8 +4,6 @@
 
 mod common;
 
-use std::fs;
-
 use common::peers::run;
 use common::wait_for_end;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
@@ -101,7 +99,7 @@ impl Backup for Jobs {
     }
 }
 
-/// A client that copies over NBD: what changes of the disk meanwhile is kept in an image behind which the disk lies.
+/// A client that copies over NBD while the guest is stopped.
 struct Pull;
 
 /// Copies what a context says is dirty, or all data if none is given, into `backup.img`.
@@ -138,43 +136,27 @@ c.shutdown()
 ";
 
 impl Pull {
-    /// Has a client copy from a view of the disk that does not change. `actions` are of the same moment as the view.
-    fn copy(scratch: &Scratch, qmp: &mut Qmp, mut actions: Vec<Value>, shown: Option<&str>) {
-        let fleece = scratch.path("fleece.qcow2");
-        let _ = fs::remove_file(&fleece);
-        let fleece = fleece.display().to_string();
-        let size = SIZE.to_string();
-        client_output(scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &fleece, &size]);
-        let file = json!({"driver": "file", "filename": fleece});
-        let node =
-            json!({"driver": "qcow2", "node-name": "fleece", "file": file, "backing": "disk"});
-        qmp.execute("blockdev-add", node);
-        let job = json!({"job-id": "j", "device": "disk", "target": "fleece", "sync": "none"});
-        actions.push(json!({"type": "blockdev-backup", "data": job}));
-        qmp.execute("transaction", json!({"actions": actions}));
-        let mut export =
-            json!({"type": "nbd", "id": "pull", "node-name": "fleece", "name": "pull"});
+    /// Has a client copy the disk, which nobody writes to meanwhile. `shown`: only what that bitmap has set.
+    fn copy(scratch: &Scratch, qmp: &mut Qmp, shown: Option<&str>) {
+        let mut export = json!({"type": "nbd", "id": "pull", "node-name": "disk", "name": "pull"});
         if let Some(name) = shown {
-            export["bitmaps"] = json!([{"node": "disk", "name": name}]);
+            export["bitmaps"] = json!([name]);
         }
         qmp.execute("block-export-add", export);
-        // The guest goes on meanwhile.
-        write(scratch, 1000);
         let context = shown.map(|name| format!("qemu:dirty-bitmap:{name}")).unwrap_or_default();
         let given = format!("uri, context = {:?}, {context:?}", nbd_uri(scratch, "pull"));
         let path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
         client_output(scratch, "/usr/bin/env", &[path, "nbdsh", "-c", &given, "-c", COPY]);
         qmp.execute("block-export-del", json!({"id": "pull"}));
         qmp.wait_for("BLOCK_EXPORT_DELETED");
-        qmp.execute("job-cancel", json!({"id": "j"}));
-        qmp.wait_for("BLOCK_JOB_CANCELLED");
-        qmp.execute("blockdev-del", json!({"node-name": "fleece"}));
     }
 }
 
 impl Backup for Pull {
     fn full(&self, scratch: &Scratch, qmp: &mut Qmp) {
-        Pull::copy(scratch, qmp, vec![new_bitmap()], None);
+        let bitmap = new_bitmap();
+        qmp.execute("block-dirty-bitmap-add", bitmap["data"].clone());
+        Pull::copy(scratch, qmp, None);
     }
 
     fn incremental(&self, scratch: &Scratch, qmp: &mut Qmp) {
@@ -185,12 +167,13 @@ impl Backup for Pull {
         };
         let merge = json!({"node": "disk", "target": "copied", "bitmaps": [BITMAP]});
         let clear = json!({"node": "disk", "name": BITMAP});
-        let actions = vec![
-            json!({"type": "block-dirty-bitmap-add", "data": data(json!({"disabled": true}))}),
-            json!({"type": "block-dirty-bitmap-merge", "data": merge}),
-            json!({"type": "block-dirty-bitmap-clear", "data": clear}),
-        ];
-        Pull::copy(scratch, qmp, actions, Some("copied"));
+        let actions = json!([
+            {"type": "block-dirty-bitmap-add", "data": data(json!({"disabled": true}))},
+            {"type": "block-dirty-bitmap-merge", "data": merge},
+            {"type": "block-dirty-bitmap-clear", "data": clear},
+        ]);
+        qmp.execute("transaction", json!({"actions": actions}));
+        Pull::copy(scratch, qmp, Some("copied"));
         qmp.execute("block-dirty-bitmap-remove", data(json!({})));
     }
 }
@@ -226,9 +209,7 @@ fn back_up(how: &dyn Backup, interrupted: usize, kill: bool) -> usize {
             unusable => {
                 if unusable.is_some() {
                     let of = json!({"node": "disk", "name": BITMAP});
-                    let refused = json!({"job-id": "x", "device": "disk", "target": "disk",
-                        "sync": "incremental", "bitmap": BITMAP});
-                    qmp.refused("blockdev-backup", refused);
+                    qmp.refused("block-dirty-bitmap-clear", of.clone());
                     qmp.execute("block-dirty-bitmap-remove", of);
                 }
                 how.full(&scratch, &mut qmp);

@@ -235,7 +235,8 @@ impl Daemon {
         of: &BitmapName,
         recording: bool,
     ) -> Result<(Arc<DirtyBitmap>, bool), QmpError> {
-        let bitmap = self.own_bitmap(of)?;
+        let bitmap = self.bitmap(&of.node, &of.name)?;
+        check(&bitmap, READABLE)?;
         let before = bitmap.is_recording();
         bitmap.set_recording(recording);
         Ok((bitmap, before))

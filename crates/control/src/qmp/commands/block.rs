@@ -219,7 +219,7 @@ static STORED_BITMAP: &[Member] = &[
     Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
     Member::new(
         "flags",
-        Reply::List(&Reply::Text),
+        Reply::List(&Reply::Word(&["in-use", "auto"])),
         "in-use: not stored since the image was opened; auto: it notes writes",
     ),
 ];
