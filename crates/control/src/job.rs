@@ -93,8 +93,6 @@ pub struct BackupOptions {
     pub bitmap: Option<String>,
     /// `bitmap-mode`.
     pub bitmap_mode: Option<BitmapMode>,
-    /// `compress`.
-    pub compress: bool,
     /// `x-perf`.
     pub perf: Perf,
 }

@@ -101,13 +101,10 @@ impl Daemon {
         &mut self,
         options: BackupOptions,
     ) -> Result<(), QmpError> {
-        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
+        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, perf } = options;
         let (cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
         check_parts(ends.size, cluster)?;
-        if compress {
-            return Err(QmpError::generic("Compression is not supported for this drive "));
-        }
         let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
         let used = match bitmap {
             Some(name) => {

@@ -20,17 +20,10 @@ const BUF_SIZE: u64 = 16 << 20;
 pub(super) const BLOCKDEV_BACKUP: &dyn Reads<Job> = &Table {
     fields: BACKUP,
     build: |copy: Copy| {
-        let Copy { options, on_cbw_error, bitmap, bitmap_mode, compress, perf, .. } = copy;
+        let Copy { options, on_cbw_error, bitmap, bitmap_mode, perf, .. } = copy;
         check_bitmap(options.sync, bitmap.is_some(), bitmap_mode)?;
         let copy = options;
-        run(JobCommand::Backup(BackupOptions {
-            copy,
-            on_cbw_error,
-            bitmap,
-            bitmap_mode,
-            compress,
-            perf,
-        }))
+        run(JobCommand::Backup(BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, perf }))
     },
 };
 
@@ -57,7 +50,6 @@ struct Copy {
     buf_size: Option<u64>,
     bitmap: Option<String>,
     bitmap_mode: Option<BitmapMode>,
-    compress: bool,
     perf: Perf,
 }
 
@@ -293,12 +285,11 @@ static BACKUP: &[Field<Copy>] = &[
     AUTO_FINALIZE,
     AUTO_DISMISS,
     FILTER,
-    Field {
-        name: "compress",
-        kind: Kind::Bool(|copy, on| put(&mut copy.compress, on)),
-        need: Need::Default("off"),
-        help: "write compressed clusters, which no target supports: refused",
-    },
+    // No node writes compressed clusters.
+    Field::unoffered("compress", |_, on, name, at| match table::boolean(on, name, at)? {
+        true => Err(OptionError::new("Compression is not supported for this drive ")),
+        false => Ok(()),
+    }),
     Field {
         name: "x-perf",
         kind: Kind::Nested {
