@@ -511,3 +511,27 @@ fn bitmaps_are_handed_over_in_an_upgrade() {
     assert_eq!(names, ["old", "new"]);
     assert!(!stored.to_string().contains("in-use"), "{stored}");
 }
+
+/// After a kill, the bitmap is not there, and the daemon starts all the same.
+#[test]
+fn an_export_with_bitmaps_is_not_in_the_state_file() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "raw.img", MIB);
+    let start = || {
+        let state = scratch.path("state").display().to_string();
+        let command = ServerCommand::new(&scratch).monitor("qmp").args(["--state", &state]);
+        nbd_server(command.file("disk", &image, ""), &scratch, "").start()
+    };
+    let server = start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("block-dirty-bitmap-add", json!({"node": "disk", "name": "b", "disabled": true}));
+    let export = |id: &str, bitmaps: Value| json!({"type": "nbd", "id": id, "node-name": "disk", "name": id, "bitmaps": bitmaps});
+    qmp.execute("block-export-add", export("shows", json!(["b"])));
+    qmp.execute("block-export-add", export("plain", json!([])));
+    server.kill();
+    let server = start();
+    let exports = Qmp::connect(&server.socket("qmp")).execute("query-block-exports", json!({}));
+    let ids: Vec<_> = exports.as_array().expect("a list").iter().map(|e| &e["id"]).collect();
+    assert_eq!(ids, ["plain"]);
+    server.stop();
+}
