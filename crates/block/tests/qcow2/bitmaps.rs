@@ -110,7 +110,7 @@ fn bitmaps_of_all_forms_of_images_are_read_by_qemu() {
         assert!(!tracking.bitmap("empty").unwrap().is_recording());
         // Removed while in use: at once, and its clusters are free.
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
-        let store = node.bitmap_store().unwrap();
+        let store = nodes.node("disk").unwrap().bitmap_store().unwrap();
         let forgotten = store.forget("fine", &event_loop);
         event_loop.block_on(forgotten).unwrap().unwrap();
         tracking.remove_bitmap("fine");

@@ -33,7 +33,7 @@ impl Loaded {
         let told = names.get(..TOLD).unwrap_or(&names).join(", ");
         match names.len() {
             0 => None,
-            ..=TOLD => Some(told),
+            1..=TOLD => Some(told),
             more => Some(format!("{told} and {} more", more - TOLD)),
         }
     }
