@@ -28,6 +28,8 @@ pub fn run(data: &[u8]) {
         read_only,
         multi_conn: true,
         minimum_block: 512,
+        allocation_depth: !read_only,
+        bitmaps: vec!["b0".into(), "b1".into()],
     };
     let exports = [Arc::new(disk("", false)), Arc::new(disk("rom", true))];
     let flags = input.u8();

@@ -57,6 +57,8 @@ pub(crate) fn serve(
         io_threads: vec![event_loop.handle()],
         writable: true,
         writethrough: false,
+        allocation_depth: false,
+        bitmaps: Vec::new(),
     };
     let export = event_loop.block_on(server.add(config)).expect("it turns")?;
     Ok((server, export))

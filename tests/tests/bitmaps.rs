@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::peers::Peers;
+use std::fs;
+use std::path::Path;
+
+use common::peers::{Peers, run};
 use common::{Load, MIB, check, create, daemon, wait_for_end};
-use integration::{BlkClient, Image, Qmp, Scratch, eventually};
+use integration::nbd::{nbd_export, nbd_server, nbd_uri};
+use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
 
 /// The bitmaps that both daemons report, by node, regardless of their order.
@@ -235,4 +239,299 @@ fn incremental_backups_add_up_to_the_disk() {
         server.stop();
         check(&Image::existing(&scratch.path("target.img")), &log, log.len());
     }
+}
+
+/// What `qemu-img` tells of the bitmaps of an image, which it finds whole.
+fn stored(folder: &Path) -> Value {
+    run("qemu-img", folder, &["check", "-q", "DIR/disk.qcow2"]);
+    let told = run("qemu-img", folder, &["info", "--output=json", "DIR/disk.qcow2"]);
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    told["format-specific"]["data"]["bitmaps"].clone()
+}
+
+fn add_image(peers: &mut Peers, options: Value) {
+    let mut node = json!({"driver": "qcow2", "node-name": "disk",
+        "file": {"driver": "file", "filename": "DIR/disk.qcow2"}});
+    for (name, value) in options.as_object().expect("members") {
+        node[name] = value.clone();
+    }
+    peers.execute("blockdev-add", node);
+}
+
+/// Each of the two opens what the other one has stored.
+#[test]
+fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "64M"]);
+    for arguments in [&["b0"][..], &["-g", "4096", "--disable", "b1"]] {
+        let (name, options) = arguments.split_last().expect("a name");
+        let arguments = [&["bitmap", "--add"], options, &["DIR/disk.qcow2", name]].concat();
+        peers.run("qemu-img", &arguments);
+    }
+    add_image(&mut peers, json!({}));
+    let of = |name: &str| json!({"node": "disk", "name": name});
+    let new = |name: &str, granularity: u64| json!({"node": "disk", "name": name, "persistent": true, "granularity": granularity});
+    bitmaps(&mut peers);
+    for (command, arguments) in
+        [("add", new(&"x".repeat(1024), 65536)), ("add", new("b0", 65536)), ("remove", of("gone"))]
+    {
+        peers.both(&named(command), arguments);
+    }
+    peers.execute(&named("add"), new("p", 65536));
+    peers.execute(&named("add"), new("q", 1 << 31));
+    peers.execute(&named("add"), of("memory"));
+    peers.serve("disk");
+    peers.io(&["write 2M 100k", "write 5M 1", "write -z 60M 1M"]);
+    peers.execute(&named("merge"), json!({"node": "disk", "target": "b1", "bitmaps": ["b0"]}));
+    let all = bitmaps(&mut peers);
+    assert_eq!(count(&all, "b1"), (128 + 64 + 1024) << 10);
+    peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
+    peers.execute("block_resize", json!({"node-name": "disk", "size": 128 << 20}));
+    peers.execute(&named("remove"), of("b0"));
+    bitmaps(&mut peers);
+    // A removal is undone with the rest of a transaction.
+    let actions = json!([
+        {"type": named("remove"), "data": of("p")},
+        {"type": "abort", "data": {}},
+    ]);
+    assert!(peers.both("transaction", json!({"actions": actions})).get("error").is_some());
+    let last = bitmaps(&mut peers);
+    let folders = peers.sides().map(|side| side.folder.clone());
+    peers.stop();
+    let [ours, theirs] = folders.each_ref().map(|folder| stored(folder));
+    assert_eq!(ours, theirs);
+    assert_eq!(ours.as_array().map(Vec::len), Some(3));
+
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let [to_ours, to_theirs] = peers.sides().map(|side| side.path("disk.qcow2"));
+    fs::copy(folders[1].join("disk.qcow2"), to_ours).expect("theirs");
+    fs::copy(folders[0].join("disk.qcow2"), to_theirs).expect("ours");
+    add_image(&mut peers, json!({"read-only": true}));
+    for (command, arguments) in [
+        ("remove", of("p")),
+        ("clear", of("p")),
+        ("merge", json!({"node": "disk", "target": "p", "bitmaps": ["b1"]})),
+    ] {
+        assert!(peers.both(&named(command), arguments).get("error").is_some());
+    }
+    peers.execute(&named("disable"), of("p"));
+    bitmaps(&mut peers);
+    peers.execute("blockdev-del", json!({"node-name": "disk"}));
+    add_image(&mut peers, json!({}));
+    let mut now = bitmaps(&mut peers);
+    now.push(last.iter().find(|bitmap| bitmap["name"] == "memory").expect("it").clone());
+    now.sort_by_key(|bitmap| bitmap["name"].to_string());
+    assert_eq!(now, last);
+    peers.stop();
+}
+
+#[test]
+fn inconsistent_bitmaps_can_only_be_removed() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "8M"]);
+    for name in ["b0", "b1"] {
+        peers.run("qemu-img", &["bitmap", "--add", "DIR/disk.qcow2", name]);
+    }
+    // In use, as a daemon that was killed leaves them.
+    add_image(&mut peers, json!({}));
+    for side in peers.sides() {
+        fs::copy(side.path("disk.qcow2"), side.path("killed.qcow2")).expect("a copy");
+    }
+    peers.execute("blockdev-del", json!({"node-name": "disk"}));
+    for side in peers.sides() {
+        fs::rename(side.path("killed.qcow2"), side.path("disk.qcow2")).expect("put back");
+    }
+    add_image(&mut peers, json!({}));
+    let of = |name: &str| json!({"node": "disk", "name": name});
+    let inconsistent = |peers: &mut Peers| {
+        let told = peers.sides().map(|side| {
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+            let disk = nodes["return"]
+                .as_array()
+                .and_then(|nodes| nodes.iter().find(|node| node["node-name"] == "disk").cloned());
+            disk.expect("the node")["dirty-bitmaps"].clone()
+        });
+        assert_eq!(told[0], told[1]);
+        let all = told[0].as_array().cloned().unwrap_or_default();
+        all.iter().filter(|bitmap| bitmap["inconsistent"] == true).count()
+    };
+    assert_eq!(inconsistent(&mut peers), 2);
+    peers.execute(&named("add"), of("m"));
+    for (command, arguments) in [
+        (named("clear"), of("b0")),
+        (named("enable"), of("b0")),
+        (named("merge"), json!({"node": "disk", "target": "m", "bitmaps": ["b0"]})),
+        ("block_resize".to_owned(), json!({"node-name": "disk", "size": 16 << 20})),
+    ] {
+        let refused = peers.both(&command, arguments);
+        assert!(refused.to_string().contains("inconsistent"), "{command}: {refused}");
+    }
+    peers.execute(&named("remove"), of("b0"));
+    assert_eq!(inconsistent(&mut peers), 1);
+    let folders = peers.sides().map(|side| side.folder.clone());
+    peers.stop();
+    let [ours, theirs] = folders.each_ref().map(|folder| stored(folder));
+    assert_eq!(ours, theirs);
+    assert_eq!(ours[0]["flags"], json!(["in-use", "auto"]));
+}
+
+#[test]
+fn clients_see_bitmaps_as_those_of_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base.qcow2", "64M"]);
+    peers.run("qemu-io", &["-c", "write 10M 1M", "-c", "write -z 20M 1M", "DIR/base.qcow2"]);
+    let create = ["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2"];
+    peers.run("qemu-img", &[&create[..], &["DIR/disk.qcow2"]].concat());
+    add_image(&mut peers, json!({}));
+    let of = |name: &str| json!({"node": "disk", "name": name});
+    peers.execute(&named("add"), of("a"));
+    peers.execute(&named("add"), json!({"node": "disk", "name": "fine", "granularity": 512}));
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let export = |name: &str, bitmaps: Value, writable: bool| {
+        json!({"type": "nbd", "id": name, "node-name": "disk", "name": name, "writable": writable,
+            "bitmaps": bitmaps, "allocation-depth": true})
+    };
+    for arguments in [
+        export("e", json!(["gone"]), true),
+        export("e", json!(["a"]), false),
+        export("e", json!([{"node": "gone", "name": "a"}]), true),
+        export("e", json!([{"node": "disk", "name": "gone"}]), true),
+    ] {
+        assert!(peers.both("block-export-add", arguments).get("error").is_some());
+    }
+    peers.execute(
+        "block-export-add",
+        export("e", json!(["a", {"node": "disk", "name": "fine"}]), true),
+    );
+    peers.io(&["write 3M 64k", "write 5M 512", "write 0 1M", "write 10M 64k"]);
+    // Busy.
+    for command in ["clear", "remove", "disable"] {
+        assert!(peers.both(&named(command), of("a")).get("error").is_some(), "{command}");
+    }
+    assert!(peers.both("block-export-add", export("f", json!(["a"]), true)).get("error").is_some());
+    bitmaps(&mut peers);
+    let uri = "nbd+unix:///e?socket=DIR/nbd.sock";
+    for context in ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:fine", "qemu:allocation-depth"] {
+        let map = format!("--map={context}");
+        let [ours, theirs] = peers.sides().map(|side| run("nbdinfo", &side.folder, &[&map, uri]));
+        assert_eq!(ours, theirs, "{context}");
+        let image = format!(
+            "driver=nbd,server.type=unix,server.path=DIR/nbd.sock,export=e,x-dirty-bitmap={context}"
+        );
+        let map = ["map", "--output=json", "--image-opts", &image];
+        let [ours, theirs] = peers.sides().map(|side| run("qemu-img", &side.folder, &map));
+        assert_eq!(ours, theirs, "{context}");
+    }
+    let [ours, theirs] = peers
+        .sides()
+        .map(|side| run("env", &side.folder, &["PATH=/usr/bin:/bin", "nbdsh", "-c", ALL_CONTEXTS]));
+    assert_eq!(ours, theirs);
+    assert!(ours.contains("qemu:dirty-bitmap:fine"), "{ours}");
+    peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
+    peers.execute(&named("clear"), of("a"));
+    peers.execute("nbd-server-add", json!({"device": "disk", "writable": true, "bitmap": "fine"}));
+    bitmaps(&mut peers);
+    peers.stop();
+}
+
+/// What libnbd finds: all contexts of one request, then one extent of each.
+const ALL_CONTEXTS: &str = "
+names = []
+c = nbd.NBD()
+c.set_opt_mode(True)
+c.set_export_name('e')
+c.connect_unix('DIR/nbd.sock')
+c.opt_list_meta_context(lambda name: names.append(name))
+print(names)
+for name in names[1:]:
+    c.add_meta_context(name)
+c.opt_go()
+for flags in 0, nbd.CMD_FLAG_REQ_ONE:
+    c.block_status(60 << 20, 1 << 20, lambda *told: print(told[:3]), flags)
+";
+
+/// Bits, settings and clients of bitmaps go over to the new process; nothing is written to the image's bitmaps.
+#[test]
+fn bitmaps_are_handed_over_in_an_upgrade() {
+    let scratch = Scratch::new();
+    run("qemu-img", scratch.dir(), &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "64M"]);
+    run("qemu-img", scratch.dir(), &["bitmap", "--add", "DIR/disk.qcow2", "old"]);
+    let raw = Image::filled(&scratch, "raw.img", MIB);
+    let disk = scratch.path("disk.qcow2");
+    let disk = format!("qcow2,node-name=disk,file.driver=file,file.filename={}", disk.display());
+    let command = ServerCommand::new(&scratch).called_qemu_storage_daemon().monitor("qmp");
+    let command = command.arg("--blockdev").arg(disk).file("raw", &raw, "");
+    let command = nbd_server(command, &scratch, "");
+    let mut server = nbd_export(command, "disk", ",writable=on,bitmaps.0=old").start();
+    let write = |offset: &str| {
+        let uri = nbd_uri(&scratch, "disk");
+        run("qemu-io", scratch.dir(), &["-f", "raw", "-c", &format!("write {offset} 64k"), &uri]);
+    };
+    let told = |server: &Server| {
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let nodes = nodes.as_array().expect("a list");
+        let told = nodes.iter().filter_map(|node| node.get("dirty-bitmaps").cloned());
+        told.collect::<Vec<_>>()
+    };
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    for (node, name, more) in [
+        ("disk", "new", json!({"persistent": true, "granularity": 4096})),
+        ("disk", "memory", json!({})),
+        ("raw", "of-raw", json!({"disabled": true})),
+    ] {
+        let mut bitmap = json!({"node": node, "name": name});
+        for (name, value) in more.as_object().expect("members") {
+            bitmap[name] = value.clone();
+        }
+        qmp.execute("block-dirty-bitmap-add", bitmap);
+    }
+    drop(qmp);
+    write("1M");
+    for round in 1..4u64 {
+        let before = told(&server);
+        assert_eq!(before[0][1]["count"], round * 65536, "{before:?}");
+        server.upgrade();
+        assert_eq!(told(&server), before);
+        // The next write is noted.
+        write(&format!("{}M", round + 1));
+    }
+    let map = ["--map=qemu:dirty-bitmap:old", &nbd_uri(&scratch, "disk")];
+    assert_eq!(run("nbdinfo", scratch.dir(), &map).matches("dirty").count(), 4);
+    server.stop();
+    let stored = stored(scratch.dir());
+    let names: Vec<_> = stored.as_array().expect("a list").iter().map(|b| &b["name"]).collect();
+    assert_eq!(names, ["old", "new"]);
+    assert!(!stored.to_string().contains("in-use"), "{stored}");
+}
+
+/// After a kill, the bitmap is not there, and the daemon starts all the same.
+#[test]
+fn an_export_with_bitmaps_is_not_in_the_state_file() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "raw.img", MIB);
+    let start = || {
+        let state = scratch.path("state").display().to_string();
+        let command = ServerCommand::new(&scratch).monitor("qmp").args(["--state", &state]);
+        nbd_server(command.file("disk", &image, ""), &scratch, "").start()
+    };
+    let server = start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("block-dirty-bitmap-add", json!({"node": "disk", "name": "b", "disabled": true}));
+    let export = |id: &str, bitmaps: Value| json!({"type": "nbd", "id": id, "node-name": "disk", "name": id, "bitmaps": bitmaps});
+    qmp.execute("block-export-add", export("shows", json!(["b"])));
+    qmp.execute("block-export-add", export("plain", json!([])));
+    server.kill();
+    let server = start();
+    let exports = Qmp::connect(&server.socket("qmp")).execute("query-block-exports", json!({}));
+    let ids: Vec<_> = exports.as_array().expect("a list").iter().map(|e| &e["id"]).collect();
+    assert_eq!(ids, ["plain"]);
+    server.stop();
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Qmp, Scratch, ServerCommand, client as python_client, tool};
+use integration::{Guest, Qmp, Scratch, Server, ServerCommand, client as python_client, tool};
 use nix::sys::signal::Signal;
 
 /// `--blockdev` for a qcow2 image in the scratch folder, as the node `disk`.
@@ -165,21 +165,27 @@ fn damage_is_reported_once() {
 }
 
 #[test]
-fn lost_bitmaps_are_named() {
+fn bitmaps_that_a_kill_leaves_inconsistent_are_named() {
     let scratch = Scratch::new();
     client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
     for name in ["daily", "weekly"] {
         client_output(&scratch, "qemu-img", &["bitmap", "--add", "disk.qcow2", name]);
     }
-    let lines = |options: &str| {
-        let server = qcow2(ServerCommand::new(&scratch), &scratch, options).start();
+    let start = |options: &str| qcow2(ServerCommand::new(&scratch), &scratch, options).start();
+    let lines = |server: &Server| {
         let log = server.log();
-        server.stop();
         let lines = log.lines().filter(|line| line.contains("bitmaps"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(lines(",read-only=on"), [""; 0]);
-    let told = lines("");
+    for options in [",read-only=on", "", ""] {
+        let server = start(options);
+        assert_eq!(lines(&server), [""; 0], "closed, the image has what it had");
+        server.stop();
+    }
+    start("").kill();
+    let server = start("");
+    let told = lines(&server);
     assert!(matches!(&*told, [line] if line.contains("\"daily\", \"weekly\"")), "{told:?}");
-    assert_eq!(lines(""), [""; 0], "they are lost by now");
+    server.stop();
+    assert_eq!(check(&scratch), Some(0));
 }

@@ -18,6 +18,7 @@ use crate::error::OpenError;
 use crate::format::Format;
 use crate::inherited::OpenImage;
 use crate::request::Request;
+use crate::track::BitmapStore;
 
 /// An opened image, shared by all threads.
 ///
@@ -114,6 +115,11 @@ pub trait BlockNode: Send + Sync {
 
     /// Returns what an image format knows of its image.
     fn details(&self) -> Option<ImageDetails> {
+        None
+    }
+
+    /// Returns the dirty bitmaps in the image, if its format has room for bitmaps.
+    fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
         None
     }
 

@@ -136,13 +136,15 @@ struct Opened {
     node: Arc<dyn BlockNode>,
     options: BlockdevOptions,
     children: Vec<Child>,
+    /// Of a node whose image has dirty bitmaps.
+    tracking: Option<Arc<Tracking>>,
 }
 
 impl Opened {
     fn entry(self, node: Kept) -> (String, Entry) {
-        let Opened { name, options, children, .. } = self;
+        let Opened { name, options, children, tracking, .. } = self;
         let active = options.active;
-        (name, Entry { node, options, children, active, filter: None, tracking: None })
+        (name, Entry { node, options, children, active, filter: None, tracking })
     }
 }
 
@@ -424,7 +426,8 @@ impl NodeRegistry {
         let mut context =
             OpenContext { registry: self, name: &name, options, children: &mut children, nested };
         let node = options.driver.open(&mut context)?;
-        Ok(Opened { name, node, options: options.clone(), children })
+        let (node, tracking) = self.with_stored_bitmaps(&name, node);
+        Ok(Opened { name, node, options: options.clone(), children, tracking })
     }
 
     /// The thread that connects to NBD servers, started by whoever opens the first such node. It lives as

@@ -596,7 +596,7 @@ fn an_nbd_server_and_its_exports() {
     );
     let nbd = |name: &str, description: &str| {
         let (name, description) = (name.to_owned(), description.to_owned());
-        ExportKind::Nbd(NbdOptions { name, description })
+        ExportKind::Nbd(NbdOptions { name, description, ..NbdOptions::default() })
     };
     assert_eq!((&first.kind, first.writable), (&nbd("n", ""), false));
     assert_eq!((&second.kind, second.writable), (&nbd("", "a disk"), true));

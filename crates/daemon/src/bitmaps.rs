@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use block::NodeRegistry;
+use block::driver::Layer;
 use block::job::Bitmap;
-use block::track::DirtyBitmap;
+use block::track::{DirtyBitmap, Storage};
+use control::BitmapRef;
 use control::qmp::QmpError;
 use serde_json::{Value as Json, json};
 
@@ -17,6 +19,9 @@ const MAX_NAME: usize = 1023;
 const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
 /// Most parts of a disk, a bit each: 256 MiB of memory.
 const MAX_PARTS: u64 = 1 << 31;
+
+/// Bitmaps whose bits can be used.
+pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
 
 /// A bitmap, as commands name it.
 #[derive(Debug, Clone, Default)]
@@ -50,14 +55,18 @@ fn refused(desc: impl Into<String>) -> QmpError {
 pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
     let told = bitmaps.iter().map(|bitmap| {
-        json!({
+        let mut told = json!({
             "name": bitmap.name(),
             "recording": bitmap.is_recording(),
-            "persistent": false,
+            "persistent": bitmap.storage() != Storage::Memory,
             "busy": bitmap.is_busy(),
             "granularity": bitmap.bits().granularity(),
             "count": bitmap.bits().count(),
-        })
+        });
+        if bitmap.storage() == Storage::Inconsistent {
+            told["inconsistent"] = true.into();
+        }
+        told
     });
     (!bitmaps.is_empty()).then(|| told.collect())
 }
@@ -73,8 +82,10 @@ impl Daemon {
     }
 
     /// The same, to be changed.
-    fn idle_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
-        idle(self.bitmap(&of.node, &of.name)?)
+    fn own_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
+        let bitmap = self.bitmap(&of.node, &of.name)?;
+        check(&bitmap, &[Storage::Memory, Storage::Image])?;
+        Ok(bitmap)
     }
 
     /// A bitmap that a backup is to go by.
@@ -84,7 +95,56 @@ impl Daemon {
         name: &str,
     ) -> Result<Arc<DirtyBitmap>, QmpError> {
         let found = self.nodes.tracking(node).and_then(|tracking| tracking.bitmap(name));
-        idle(found.ok_or_else(|| refused(format!("Bitmap '{name}' could not be found")))?)
+        let found = found.ok_or_else(|| refused(format!("Bitmap '{name}' could not be found")))?;
+        check(&found, READABLE)?;
+        Ok(found)
+    }
+
+    /// Bitmaps that an export is to show.
+    pub(super) fn bitmaps_for_export(
+        &self,
+        node: &str,
+        bitmaps: &[BitmapRef],
+        writable: bool,
+    ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
+        // By others than the export's clients.
+        let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);
+        let find = |BitmapRef { node: of, name }: &BitmapRef| {
+            let bitmap = match of {
+                Some(of) => self.bitmap(of, name)?,
+                None => {
+                    let found = self.bitmap_behind(node, name);
+                    found.ok_or_else(|| refused(format!("Bitmap '{name}' is not found")))?
+                }
+            };
+            check(&bitmap, READABLE)?;
+            if !writable && changes && bitmap.is_recording() {
+                let why = format!("Enabled bitmap '{name}' incompatible with readonly export");
+                return Err(refused(why));
+            }
+            Ok(bitmap)
+        };
+        let found: Result<Vec<_>, QmpError> = bitmaps.iter().map(find).collect();
+        found.map_err(|error| DaemonError::new(error.desc))
+    }
+
+    /// A bitmap of a node, or of one below its filters or behind it.
+    fn bitmap_behind(&self, node: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
+        let mut node = node.to_owned();
+        loop {
+            let found = self.nodes.tracking(&node).and_then(|tracking| tracking.bitmap(name));
+            if found.is_some() {
+                return found;
+            }
+            let info = self.nodes.info(&node)?;
+            let below = match info.options.driver.layer() {
+                Layer::Filter => info.children.first(),
+                Layer::Storage | Layer::Window | Layer::Format => {
+                    info.children.iter().find(|child| child.role == "backing")
+                }
+            };
+            node = below?.edge.node().name().to_owned();
+        }
     }
 
     /// `block-dirty-bitmap-add`.
@@ -99,7 +159,8 @@ impl Daemon {
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }
-        if persistent {
+        let store = opened.bitmap_store();
+        if persistent && store.is_none() {
             let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
             return Err(refused(why));
         }
@@ -112,13 +173,16 @@ impl Daemon {
         if self.bitmap(&node, &name).is_ok() {
             return Err(refused(format!("Bitmap already exists: {name}")));
         }
-        if name.len() > MAX_NAME {
+        if name.len() > MAX_NAME && !persistent {
             return Err(refused(format!("Bitmap name too long: {name}")));
         }
         let granularity = granularity.unwrap_or_else(|| {
             let cluster = opened.details().map_or(*GRANULARITY.end(), |image| image.cluster_size);
             cluster.clamp(*GRANULARITY.start(), *GRANULARITY.end())
         });
+        if let Some(store) = store.filter(|_| persistent) {
+            store.check_new(&name, granularity).map_err(refused)?;
+        }
         let size = opened.geometry().size;
         if size.div_ceil(granularity) > MAX_PARTS {
             return Err(refused(format!(
@@ -128,17 +192,31 @@ impl Daemon {
         }
         drop(opened);
         let tracking = self.nodes.track(&node).await.map_err(DaemonError::from)?;
-        tracking.add_bitmap(Arc::new(DirtyBitmap::new(name, size, granularity, !disabled)));
+        let storage = if persistent { Storage::Image } else { Storage::Memory };
+        let bitmap = DirtyBitmap::new(name, size, granularity, !disabled, storage);
+        tracking.add_bitmap(Arc::new(bitmap));
         Ok(())
     }
 
-    /// `block-dirty-bitmap-remove`. Returns the bitmap.
-    pub(super) fn remove_bitmap(&mut self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
-        let removed = self.idle_bitmap(of)?;
-        if let Some(tracking) = self.nodes.tracking(&of.node) {
-            tracking.remove_bitmap(&of.name);
+    /// `block-dirty-bitmap-remove`. Returns the bitmap, and its place among the node's.
+    pub(super) async fn remove_bitmap(
+        &mut self,
+        of: &BitmapName,
+    ) -> Result<(Arc<DirtyBitmap>, usize), QmpError> {
+        let removed = self.bitmap(&of.node, &of.name)?;
+        check(&removed, &[Storage::Memory, Storage::Image, Storage::Inconsistent])?;
+        if removed.storage() != Storage::Memory
+            && let Ok(node) = self.nodes.node(&of.node)
+            && let Some(store) = node.bitmap_store()
+        {
+            store.forget(&of.name, &self.control).await.map_err(|errno| {
+                let (name, node, why) = (&of.name, &of.node, errno.desc());
+                refused(format!("Failed to remove bitmap '{name}' from file of '{node}': {why}"))
+            })?;
         }
-        Ok(removed)
+        let tracking = self.nodes.tracking(&of.node);
+        let place = tracking.map_or(0, |tracking| tracking.remove_bitmap(&of.name));
+        Ok((removed, place))
     }
 
     /// `block-dirty-bitmap-clear`. Returns the bitmap, and the bits that it had.
@@ -146,7 +224,7 @@ impl Daemon {
         &mut self,
         of: &BitmapName,
     ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
-        let bitmap = self.idle_bitmap(of)?;
+        let bitmap = self.own_bitmap(of)?;
         let bits = bitmap.bits().take();
         Ok((bitmap, bits))
     }
@@ -157,7 +235,8 @@ impl Daemon {
         of: &BitmapName,
         recording: bool,
     ) -> Result<(Arc<DirtyBitmap>, bool), QmpError> {
-        let bitmap = self.idle_bitmap(of)?;
+        let bitmap = self.bitmap(&of.node, &of.name)?;
+        check(&bitmap, READABLE)?;
         let before = bitmap.is_recording();
         bitmap.set_recording(recording);
         Ok((bitmap, before))
@@ -169,10 +248,11 @@ impl Daemon {
         merge: Merge,
     ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
         let Merge { node, target, bitmaps } = merge;
-        let to = self.idle_bitmap(&BitmapName { node: node.clone(), name: target })?;
+        let to = self.own_bitmap(&BitmapName { node: node.clone(), name: target })?;
         let mut sources = Vec::new();
         for (of, name) in bitmaps {
             let from = self.bitmap(of.as_deref().unwrap_or(&node), &name)?;
+            check(&from, READABLE)?;
             let (size, other) = (to.bits().size(), from.bits().size());
             if size != other {
                 return Err(refused(format!(
@@ -191,12 +271,20 @@ impl Daemon {
     }
 }
 
-fn idle(bitmap: Arc<DirtyBitmap>) -> Result<Arc<DirtyBitmap>, QmpError> {
-    match bitmap.is_busy() {
-        true => Err(refused(format!(
-            "Bitmap '{}' is currently in use by another operation and cannot be used",
-            bitmap.name()
-        ))),
-        false => Ok(bitmap),
+/// Checks that nothing uses a bitmap, and that it is where it can be used so.
+pub(super) fn check(bitmap: &DirtyBitmap, usable: &[Storage]) -> Result<(), QmpError> {
+    let name = bitmap.name();
+    if bitmap.is_busy() {
+        let why = "is currently in use by another operation and cannot be used";
+        return Err(refused(format!("Bitmap '{name}' {why}")));
+    }
+    match bitmap.storage() {
+        storage if usable.contains(&storage) => Ok(()),
+        Storage::Inconsistent => {
+            Err(refused(format!("Bitmap '{name}' is inconsistent and cannot be used")))
+        }
+        Storage::ReadOnlyImage | Storage::Memory | Storage::Image => {
+            Err(refused(format!("Bitmap '{name}' is readonly and cannot be modified")))
+        }
     }
 }

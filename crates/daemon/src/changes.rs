@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::options::BlockdevOptions;
+use block::track::{DirtyBitmap, Storage};
 use block::{ConnectContext, Connections, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
@@ -53,7 +55,10 @@ impl Daemon {
         let graph = self.graph.with(action)?;
         match action {
             Action::Object(options) => self.make_object(options)?,
-            Action::Blockdev(options) => self.open_node(options).await?,
+            Action::Blockdev(options) => {
+                self.open_node(options).await?;
+                self.take_bitmaps().await?;
+            }
             Action::Export(options) => {
                 self.be_active_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);
@@ -192,12 +197,17 @@ impl Daemon {
         self.graph.check_resize(name)?;
         let before = self.nodes.node(name)?.geometry().size;
         let tracking = self.nodes.tracking_of_size(name);
-        let mut bitmaps = tracking.iter().flat_map(|tracking| tracking.bitmaps());
-        if let Some(busy) = bitmaps.find(|bitmap| bitmap.is_busy()) {
+        let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
+        let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
+        if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {
+            let message = format!("Bitmap '{}' is inconsistent and cannot be used", bitmap.name());
+            return Err(DaemonError::new(message));
+        }
+        if let Some(busy) = bitmaps.iter().find(|bitmap| bitmap.is_busy()) {
             let message = format!("Bitmap '{}' of '{name}' is in use", busy.name());
             return Err(DaemonError::new(message));
         }
-        let has_bitmaps = tracking.iter().any(|tracking| !tracking.bitmaps().is_empty());
+        let has_bitmaps = !bitmaps.is_empty();
         if has_bitmaps && size > before {
             // Before anybody can write there.
             let _held = self.nodes.hold_all().await;

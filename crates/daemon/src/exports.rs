@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
-use control::ExportOptions;
+use control::{ExportKind, ExportOptions};
 use event_loop::{EventLoop, JoinHandle, oneshot};
 use stats::QueueStats;
 
@@ -38,6 +38,8 @@ struct Export {
     kind: &'static str,
     /// The nodes are logical units of a SCSI target.
     has_luns: bool,
+    /// It shows dirty bitmaps, which a restart may not find.
+    shows_bitmaps: bool,
     /// `None` once it is being stopped.
     serving: Option<Box<dyn Running>>,
     /// Gives whether all could be flushed.
@@ -103,6 +105,7 @@ impl Exports {
             nodes: options.nodes().map(String::from).collect(),
             kind: options.kind.type_name(),
             has_luns: options.kind.more_luns().is_some(),
+            shows_bitmaps: matches!(&options.kind, ExportKind::Nbd(nbd) if !nbd.bitmaps.is_empty()),
             serving: Some(export),
             stopping: None,
             awaited: None,
@@ -172,6 +175,11 @@ impl Exports {
             shutting_down: export.serving.is_none(),
             io_status: export.policy.as_ref().map(|policy| policy.status()),
         })
+    }
+
+    /// Whether an export shows dirty bitmaps.
+    pub(super) fn shows_bitmaps(&self, id: &str) -> bool {
+        self.exports.iter().any(|export| export.id == id && export.shows_bitmaps)
     }
 
     /// The nodes that an export offers.

@@ -107,9 +107,11 @@ impl Daemon {
     }
 
     fn state(&self, keeping: &Keeping) -> Result<String, String> {
-        // An export that is shutting down is left out: a restart must not bring it back.
+        // An export that is shutting down is left out: a restart must not bring it back. So is one with bitmaps, which a
+        // kill leaves inconsistent: the restart would fail.
         let offered = |id: &str| {
-            let stays = self.exports.state(id) != Some(ExportState::ShuttingDown);
+            let is_ending = self.exports.state(id) == Some(ExportState::ShuttingDown);
+            let stays = !is_ending && !self.exports.shows_bitmaps(id);
             stays.then(|| self.exports.nodes_of(id))
         };
         let options = self.definitions.configuration(&self.nodes, offered)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use exports::nbd::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next};
-use exports::nbd::session::transmission::{Agreed, Command, Verdict};
+use exports::nbd::session::transmission::{Agreed, Command, Context, Contexts, Verdict};
 use exports::nbd::wire::reply::{NbdError, ReplyMode};
 use exports::nbd::wire::request::{CommandType, RequestHeader, command_flag};
 use exports::nbd::wire::{MAX_PAYLOAD, flag, option::code};
@@ -27,8 +27,17 @@ fn exports() -> Vec<Arc<ExportInfo>> {
         read_only: false,
         multi_conn: true,
         minimum_block: 512,
+        allocation_depth: true,
+        bitmaps: vec!["b0".into(), "b1".into()],
     };
-    let rom = ExportInfo { name: "rom".into(), read_only: true, minimum_block: 1, ..disk.clone() };
+    let rom = ExportInfo {
+        name: "rom".into(),
+        read_only: true,
+        minimum_block: 1,
+        allocation_depth: false,
+        bitmaps: Vec::new(),
+        ..disk.clone()
+    };
     vec![Arc::new(disk), Arc::new(rom)]
 }
 
@@ -111,7 +120,7 @@ fn a_client_looks_round_and_goes() {
         read_only: true,
         mode: ReplyMode::Simple,
         minimum_block: 1,
-        allocation: false,
+        contexts: Contexts::default(),
     };
     assert_eq!((index, agreed), (1, expected));
     let (replies, next) = Client::new(3).option(code::ABORT, b"ignored");
@@ -152,21 +161,33 @@ fn contexts_are_those_of_one_export_and_the_last_choice() {
     assert_eq!(client.replies(code::LIST_META_CONTEXT, &all), [INVALID]);
     assert_eq!(client.replies(code::STRUCTURED_REPLY, b""), [ACK]);
     for (queries, replies) in [
-        (&[][..], &[META_CONTEXT, ACK][..]),
+        (&[][..], &[META_CONTEXT, META_CONTEXT, META_CONTEXT, META_CONTEXT, ACK][..]),
         (&["base:"], &[META_CONTEXT, ACK]),
+        (&["qemu:"], &[META_CONTEXT, META_CONTEXT, META_CONTEXT, ACK]),
+        (&["qemu:dirty-bitmap:"], &[META_CONTEXT, META_CONTEXT, ACK]),
+        (&["qemu:dirty-bitmap:b1", "qemu:dirty-bitmap:b2"], &[META_CONTEXT, ACK]),
+        (&["qemu:allocation-depth"], &[META_CONTEXT, ACK]),
         (&["x:y", "base:allocation"], &[META_CONTEXT, ACK]),
-        (&["x:y", "base:other"], &[ACK]),
+        (&["x:y", "base:other", "qemu:x", "allocation-depth", "qemu:dirty-bitmap"], &[ACK]),
     ] {
         let queries = contexts("disk", queries);
         assert_eq!(client.replies(code::LIST_META_CONTEXT, &queries), replies);
     }
     assert_eq!(client.replies(code::LIST_META_CONTEXT, &contexts("nobody", &[])), [UNKNOWN]);
+    assert_eq!(client.replies(code::LIST_META_CONTEXT, &contexts("rom", &[])), [META_CONTEXT, ACK]);
+    let own = contexts("disk", &["qemu:dirty-bitmap:b1", "qemu:allocation-depth", "qemu:"]);
+    assert_eq!(client.replies(code::SET_META_CONTEXT, &own), [META_CONTEXT, META_CONTEXT, ACK]);
+    let chosen = Client(client.0.clone()).go("disk").1.contexts;
+    assert_eq!(chosen, Contexts { allocation: false, depth: true, bitmaps: 0b10 });
+    let ids: Vec<u32> = chosen.iter().map(Context::id).collect();
+    assert_eq!((&ids[..], Contexts::of_ids(ids.iter().copied())), (&[1, 3][..], chosen));
+    assert_eq!(Contexts::of_ids([66, u32::MAX]), Contexts::default());
     assert_eq!(client.replies(code::SET_META_CONTEXT, &contexts("disk", &["base:"])), [ACK]);
     assert_eq!(client.replies(code::SET_META_CONTEXT, &all), [META_CONTEXT, ACK]);
-    assert!(!Client(client.0.clone()).go("rom").1.allocation, "chosen for another export");
-    assert!(Client(client.0.clone()).go("disk").1.allocation);
+    assert!(!Client(client.0.clone()).go("rom").1.contexts.allocation, "chosen for another export");
+    assert!(Client(client.0.clone()).go("disk").1.contexts.allocation);
     assert_eq!(client.replies(code::SET_META_CONTEXT, &contexts("nobody", &[])), [UNKNOWN]);
-    assert!(!client.go("disk").1.allocation, "a failure undoes the choice before");
+    assert!(!client.go("disk").1.contexts.allocation, "a failure undoes the choice before");
 }
 
 #[test]
@@ -200,7 +221,13 @@ fn the_old_way_to_an_export() {
 }
 
 fn agreed(mode: ReplyMode, read_only: bool) -> Agreed {
-    Agreed { size: 1 << 30, read_only, mode, minimum_block: 512, allocation: true }
+    Agreed {
+        size: 1 << 30,
+        read_only,
+        mode,
+        minimum_block: 512,
+        contexts: Contexts { allocation: true, ..Contexts::default() },
+    }
 }
 
 fn header(command: CommandType, flags: u16, offset: u64, len: u64) -> RequestHeader {
@@ -248,7 +275,7 @@ fn what_cannot_be_done_is_refused_with_the_right_error() {
         refused(agreed(simple, false), header(Read, command_flag::DF, 0, 512)).0,
         NbdError::Inval
     );
-    let without = Agreed { allocation: false, ..agreed(ReplyMode::Structured, false) };
+    let without = Agreed { contexts: Contexts::default(), ..agreed(ReplyMode::Structured, false) };
     assert_eq!(refused(without, header(BlockStatus, 0, 0, 512)).0, NbdError::Inval);
     // A payload where there should be none is taken, and then refused.
     let extended = agreed(ReplyMode::Extended, false);
@@ -298,7 +325,8 @@ proptest! {
     ) {
         let (offset, len) = if near { (offset % (size + 2), len % (size + 2)) } else { (offset, len) };
         let mode = if extended { ReplyMode::Extended } else { ReplyMode::Structured };
-        let agreed = Agreed { size, read_only: false, mode, minimum_block: 1, allocation: true };
+        let contexts = Contexts { depth: true, ..Contexts::default() };
+        let agreed = Agreed { size, read_only: false, mode, minimum_block: 1, contexts };
         let header = header(command.into(), flags, offset, len);
         match agreed.judge(&header) {
             Verdict::Do(Command::Read { offset, len, .. } | Command::Write { offset, len, .. }) => {

@@ -45,6 +45,8 @@ fn serve(event_loop: &EventLoop, dir: &Dir) -> (NbdServer, NbdExport) {
         io_threads: vec![event_loop.handle()],
         writable: false,
         writethrough: false,
+        allocation_depth: false,
+        bitmaps: Vec::new(),
     });
     let export = event_loop.block_on(adding).unwrap().unwrap();
     (server, export)

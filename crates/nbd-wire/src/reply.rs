@@ -26,6 +26,12 @@ pub mod allocation {
     pub const ZERO: u32 = 1 << 1;
 }
 
+/// `NBD_STATE_DIRTY` of the contexts `qemu:dirty-bitmap:NAME`.
+pub mod dirty {
+    /// The bit is set.
+    pub const DIRTY: u32 = 1 << 0;
+}
+
 /// Which replies a client has negotiated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ReplyMode {

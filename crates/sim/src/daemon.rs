@@ -183,6 +183,8 @@ impl Daemon {
                         io_threads,
                         writable: true,
                         writethrough: false,
+                        allocation_depth: false,
+                        bitmaps: Vec::new(),
                     });
                     continue;
                 }

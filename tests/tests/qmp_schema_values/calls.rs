@@ -97,10 +97,15 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         all.push(export(kind, inherited.clone()).below(below));
     }
     all.push(export("fuse", json!({"mountpoint": path("mount")})));
+    // A bitmap that clients of an export for reading can ask for.
+    let shown = json!({"node": "d0", "name": "anything", "disabled": true});
+    let hidden = json!({"node": "d0", "name": "anything"});
     all.push(
         export("nbd", json!({}))
             .before("nbd-server-start", server.clone())
-            .after("nbd-server-stop", json!({})),
+            .before("block-dirty-bitmap-add", shown.clone())
+            .after("nbd-server-stop", json!({}))
+            .after("block-dirty-bitmap-remove", hidden.clone()),
     );
     let start = |addr: Value, below| {
         call("nbd-server-start", json!({"addr": addr}))
@@ -116,7 +121,13 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call("nbd-server-add", json!({"device": "d0", "name": "anything"}))
             .before("nbd-server-start", server.clone())
     };
-    all.push(add().after("nbd-server-stop", json!({})).after(GONE, json!({})));
+    all.push(
+        add()
+            .before("block-dirty-bitmap-add", shown)
+            .after("nbd-server-stop", json!({}))
+            .after(GONE, json!({}))
+            .after("block-dirty-bitmap-remove", hidden),
+    );
     let remove = add();
     all.push(
         call("nbd-server-remove", json!({"name": "anything"}))

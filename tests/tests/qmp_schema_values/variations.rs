@@ -161,6 +161,8 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "logical-block-size" | "l2-cache-entry-size" | "max-transfer") => one(json!(4096)),
         (_, "align" | "offset" | "opt-write-zero" | "opt-discard") => one(json!(512)),
         (_, "granularity" | "max-write-zero" | "max-discard") => one(json!(65536)),
+        (_, "max-chunk" | "min-cluster-size") => one(json!(65536)),
+        (_, "max-workers") => one(json!(4)),
         (_, "to") => one(json!(65535)),
         // Megabytes suit sizes, speeds, times in nanoseconds and numbers of requests.
         ("object-add/throttle-group/limits", _) => one(json!({})),
@@ -200,7 +202,9 @@ fn beside(what: &str) -> Value {
         };
     }
     let is = |path: &str| what.ends_with(path);
-    if is("/aio=\"native\"") {
+    if what.starts_with("nbd-server-add/") {
+        json!({})
+    } else if is("/aio=\"native\"") {
         json!({"cache": {"direct": true}})
     } else if is("/detect-zeroes=\"unmap\"") {
         json!({"discard": "unmap"})

@@ -27,6 +27,8 @@ pub enum OnCbwError {
 #[derive(Clone)]
 pub struct Backup {
     snapshot: Arc<Snapshot>,
+    /// Most bytes of one copy.
+    max_chunk: u64,
 }
 
 impl Backup {
@@ -38,6 +40,12 @@ impl Backup {
     /// Of a disk of `size` bytes, of which nothing is copied yet: see [`add`](Self::add).
     pub fn of_nothing(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
         Backup::of(Bitmap::new(size, cluster, false), on_error, What::All)
+    }
+
+    /// Copies at most so many bytes at once.
+    #[must_use]
+    pub fn with_max_chunk(self, max_chunk: u64) -> Backup {
+        Backup { max_chunk: max_chunk.min(CHUNK), ..self }
     }
 
     /// Has the parts that a bitmap has set copied. Before the job begins, while nothing is written.
@@ -65,7 +73,8 @@ impl Backup {
     }
 
     fn of(left: Bitmap, on_error: OnCbwError, what: What) -> Backup {
-        Backup { snapshot: Arc::new(Snapshot::new(left, on_error, what)) }
+        let snapshot = Arc::new(Snapshot::new(left, on_error, what));
+        Backup { snapshot, max_chunk: CHUNK }
     }
 
     /// The filter to put between the source and its users.
@@ -92,7 +101,7 @@ impl Backup {
         only_written: bool,
     ) -> Result<End, Option<Failure>> {
         let (source, target) = (worker.source.clone(), worker.target.clone());
-        let most = (CHUNK / self.snapshot.left.granularity()).max(1);
+        let most = (self.max_chunk / self.snapshot.left.granularity()).max(1);
         let mut copies = Copies::default();
         let mut failed = None;
         let mut next = 0;

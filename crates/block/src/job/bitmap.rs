@@ -6,17 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A bit for each part of a disk; for all threads, without a lock.
 pub struct Bitmap {
     size: u64,
-    granularity: u64,
+    /// A part has two to the power of this many bytes. A shift is ten times as fast as a division.
+    shift: u32,
     words: Box<[AtomicU64]>,
 }
 
 impl Bitmap {
     /// For a disk of `size` bytes, in parts of `granularity` bytes, a power of two; all bits as `set`.
     pub fn new(size: u64, granularity: u64, set: bool) -> Bitmap {
-        let granularity = granularity.next_power_of_two();
-        let parts = size.div_ceil(granularity);
+        let shift = granularity.next_power_of_two().trailing_zeros();
+        let parts = size.div_ceil(1 << shift);
         let words = (0..parts.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let bitmap = Bitmap { size, granularity, words };
+        let bitmap = Bitmap { size, shift, words };
         if set {
             bitmap.set(0, size);
         }
@@ -30,7 +31,7 @@ impl Bitmap {
 
     /// Bytes of a part.
     pub fn granularity(&self) -> u64 {
-        self.granularity
+        1 << self.shift
     }
 
     /// The parts that a range of the disk lies in.
@@ -39,13 +40,13 @@ impl Bitmap {
         if offset >= end {
             return 0..0;
         }
-        offset / self.granularity..end.div_ceil(self.granularity)
+        offset >> self.shift..((end - 1) >> self.shift) + 1
     }
 
     /// The bytes of some parts.
     pub(super) fn bytes_of(&self, parts: &Range<u64>) -> Range<u64> {
-        let end = (parts.end * self.granularity).min(self.size);
-        parts.start * self.granularity..end
+        let end = (parts.end << self.shift).min(self.size);
+        parts.start << self.shift..end
     }
 
     /// Sets the bits of all parts that the range touches. What was written to the disk before is seen
@@ -67,7 +68,7 @@ impl Bitmap {
 
     /// Sets the bits of all parts that a bit of the other bitmap touches.
     pub fn merge(&self, other: &Bitmap) {
-        if (self.granularity, self.size) == (other.granularity, other.size) {
+        if (self.shift, self.size) == (other.shift, other.size) {
             for (word, theirs) in self.words.iter().zip(&other.words) {
                 let theirs = theirs.load(Ordering::Acquire);
                 if theirs != 0 {
@@ -87,13 +88,67 @@ impl Bitmap {
     /// Clears all bits. Returns those that were set.
     pub fn take(&self) -> Bitmap {
         let words = self.words.iter().map(|word| AtomicU64::new(word.swap(0, Ordering::AcqRel)));
-        Bitmap { size: self.size, granularity: self.granularity, words: words.collect() }
+        Bitmap { size: self.size, shift: self.shift, words: words.collect() }
+    }
+
+    /// The bits as bytes, lowest bit first, as many as there are parts: the form of qcow2.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words = self.words.iter().map(|word| word.load(Ordering::Acquire).to_le_bytes());
+        let mut bytes: Vec<u8> = words.flatten().collect();
+        bytes.truncate(self.byte_len() as usize);
+        bytes
+    }
+
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub fn byte_len(&self) -> u64 {
+        self.size.div_ceil(self.granularity()).div_ceil(8)
+    }
+
+    /// Sets bits that are set in bytes of that form, `at` bytes from the beginning. Bits past the end are left out.
+    pub fn set_bytes(&self, at: u64, bytes: &[u8]) {
+        let parts = self.size.div_ceil(self.granularity());
+        for (byte, first) in bytes.iter().zip((at * 8..parts).step_by(8)) {
+            let left = (parts - first).min(8);
+            let bits = u64::from(*byte) & (u64::MAX >> (64 - left));
+            if let Some(word) = self.words.get((first / 64) as usize).filter(|_| bits != 0) {
+                word.fetch_or(bits << (first % 64), Ordering::Release);
+            }
+        }
+    }
+
+    /// The bits of the range that a part of the disk begins with: whether they are set, and bytes until that
+    /// changes, or until the end of the range.
+    pub fn run(&self, offset: u64, len: u64) -> (bool, u64) {
+        let parts = self.parts(offset, len);
+        if parts.is_empty() {
+            return (false, len);
+        }
+        let is_set = self.is_set(parts.start);
+        let end = match is_set {
+            true => self.first_clear(parts.clone()),
+            false => self.first_set(parts.start).map_or(parts.end, |set| set.min(parts.end)),
+        };
+        (is_set, ((end << self.shift).min(offset.saturating_add(len)) - offset))
+    }
+
+    /// The first part of a range whose bit is not set, or the range's end.
+    fn first_clear(&self, parts: Range<u64>) -> u64 {
+        let mut part = parts.start;
+        while part < parts.end {
+            let word = self.words.get((part / 64) as usize);
+            let clear = !word.map_or(0, |word| word.load(Ordering::Acquire)) >> (part % 64);
+            if clear != 0 {
+                return (part + u64::from(clear.trailing_zeros())).min(parts.end);
+            }
+            part = (part / 64 + 1) * 64;
+        }
+        parts.end
     }
 
     /// Bytes in parts whose bits are set, a part that the disk ends in counted whole, as QEMU does it.
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
-        self.words.iter().map(ones).sum::<u64>() * self.granularity
+        self.words.iter().map(ones).sum::<u64>() * self.granularity()
     }
 
     fn for_words(&self, parts: Range<u64>, change: impl Fn(&AtomicU64, u64)) {
@@ -131,11 +186,11 @@ impl Bitmap {
     /// Bytes in parts whose bits are set.
     pub fn bytes(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
-        let bytes = self.words.iter().map(ones).sum::<u64>() * self.granularity;
+        let bytes = self.words.iter().map(ones).sum::<u64>() * self.granularity();
         // The last part may be a short one.
-        let rest = self.size % self.granularity;
-        match rest != 0 && self.is_set(self.size / self.granularity) {
-            true => bytes - self.granularity + rest,
+        let rest = self.size % self.granularity();
+        match rest != 0 && self.is_set(self.size >> self.shift) {
+            true => bytes - self.granularity() + rest,
             false => bytes,
         }
     }
@@ -144,6 +199,44 @@ impl Bitmap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_have_all_bits_and_none_past_the_end() {
+        let bitmap = Bitmap::new(1000 * 512 + 100, 512, false);
+        for part in [0, 1, 63, 64, 999, 1000] {
+            bitmap.set(part * 512, 1);
+        }
+        let bytes = bitmap.to_bytes();
+        assert_eq!((bytes.len(), bytes[0], bytes[7], bytes[8], bytes[125]), (126, 3, 0x80, 1, 1));
+        let other = Bitmap::new(bitmap.size(), 512, false);
+        other.set_bytes(0, &bytes[..100]);
+        other.set_bytes(100, &bytes[100..]);
+        assert_eq!(other.to_bytes(), bytes);
+        other.set_bytes(100, &[0xff; 1000]);
+        assert_eq!(other.count(), (4 + 1001 - 800) * 512);
+    }
+
+    #[test]
+    fn runs_end_where_bits_change() {
+        let bitmap = Bitmap::new(300 * 512 + 100, 512, false);
+        bitmap.set(60 * 512, 100 * 512);
+        bitmap.set(299 * 512, 1000);
+        let runs = |mut at: u64, end: u64| {
+            let mut runs = Vec::new();
+            while at < end {
+                let (is_set, len) = bitmap.run(at, end - at);
+                runs.push((is_set, len));
+                at += len;
+            }
+            runs
+        };
+        let all = [(false, 60 * 512), (true, 100 * 512), (false, 139 * 512), (true, 612)];
+        assert_eq!(runs(0, bitmap.size()), all);
+        assert_eq!(runs(100, 200), [(false, 100)]);
+        assert_eq!(runs(60 * 512 + 1, 161 * 512), [(true, 100 * 512 - 1), (false, 512)]);
+        let whole = Bitmap::new(256 * 512, 512, true);
+        assert_eq!(whole.run(512, 255 * 512), (true, 255 * 512));
+    }
 
     #[test]
     fn parts_are_those_that_a_range_touches() {

@@ -20,7 +20,7 @@ pub use copy::{Failure, Side};
 pub use copy_before_write::CopyBeforeWrite;
 pub use mirror::{End, Mirror};
 pub use mirror_top::MirrorTop;
-pub use worker::{OnError, Worker, WorkerConfig};
+pub use worker::{CHUNK, OnError, Worker, WorkerConfig};
 
 use crate::node::{Geometry, ResizeError, Resized};
 

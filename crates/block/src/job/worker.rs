@@ -19,7 +19,7 @@ use crate::node::{BlockNode, Channel};
 /// How long it takes at most until an order is noticed, nanoseconds.
 pub(super) const SLICE_NS: u64 = 20_000_000;
 /// Bytes copied at once.
-pub(super) const CHUNK: u64 = 1 << 20;
+pub const CHUNK: u64 = 1 << 20;
 /// Copies at once, at most.
 const COPIES: u64 = 16;
 

@@ -18,6 +18,7 @@ use crate::node::{BlockNode, Geometry};
 use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
 use crate::request::Op;
 use crate::submit::submit;
+use crate::track::{DirtyBitmap, Storage};
 
 impl NodeRegistry {
     /// Whether the node of that name is active; also when there is none.
@@ -49,6 +50,7 @@ impl NodeRegistry {
         let inactive: Arc<dyn BlockNode> =
             Arc::new(InactiveNode::new(name.to_owned(), node.geometry(), reader));
         users.point_to(&inactive).await.map_err(|error| failed(error.to_string()))?;
+        self.detach_stored_bitmaps(name, &node);
         let going = self.with_nested(name);
         let locks: Vec<_> =
             going.iter().filter_map(|name| self.locks.get(name)?.upgrade()).collect();
@@ -108,7 +110,7 @@ impl NodeRegistry {
         }
         let users =
             drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
-        let node = self.as_tracked(name, top.node);
+        let node = top.node;
         let pointed = users.point_to(&node).await;
         pointed.map_err(|error| OpenError::new(error.to_string()))?;
         let nested = nested.into_iter().map(|nested| {
@@ -121,10 +123,13 @@ impl NodeRegistry {
         entry.node = Kept::Top(node);
         entry.children = top.children;
         entry.active = true;
+        entry.tracking = top.tracking;
         if let Some(tracking) = &entry.tracking {
-            // Another process may have written anywhere.
+            // Another process may have written anywhere. It has kept up bitmaps that are in the image.
             tracking.resize_bitmaps(size);
-            tracking.bitmaps().iter().for_each(|bitmap| bitmap.bits().set(0, size));
+            let in_memory = |bitmap: &Arc<DirtyBitmap>| bitmap.storage() == Storage::Memory;
+            let bitmaps = tracking.bitmaps().into_iter().filter(in_memory);
+            bitmaps.for_each(|bitmap| bitmap.bits().set(0, size));
         }
         Ok(())
     }

@@ -24,11 +24,6 @@ impl NodeRegistry {
         self.nodes.get(name)?.tracking.as_ref()
     }
 
-    /// Whether a node has dirty bitmaps.
-    pub fn has_bitmaps(&self, name: &str) -> bool {
-        self.tracking(name).is_some_and(|tracking| !tracking.bitmaps().is_empty())
-    }
-
     /// What watches the writes of a node, and of those below it whose size changes with its own.
     pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
         let mut names = vec![name.to_owned()];
@@ -57,7 +52,7 @@ impl NodeRegistry {
         }
         let node = self.node(name)?;
         let tracking = Arc::new(Tracking::new(name, self.thresholds.clone()));
-        let tracked: Arc<dyn BlockNode> = Arc::new(Tracked::new(node, tracking.clone()));
+        let tracked: Arc<dyn BlockNode> = Arc::new(Tracked::new(node.clone(), tracking.clone()));
         let failed = |why: String| OpenError::new(format!("node '{name}': {why}"));
         let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
         users.point_to(&tracked).await.map_err(|error| failed(error.to_string()))?;
@@ -67,7 +62,41 @@ impl NodeRegistry {
             Kept::Nested(_) => Kept::Nested(Arc::downgrade(&tracked)),
         };
         entry.tracking = Some(tracking.clone());
+        if let Some(store) = node.bitmap_store() {
+            store.keep(tracking.clone());
+        }
         Ok(tracking)
+    }
+
+    /// A node that was just opened, watched if its image has bitmaps or if the node of that name was watched before.
+    pub(super) fn with_stored_bitmaps(
+        &self,
+        name: &str,
+        node: Arc<dyn BlockNode>,
+    ) -> (Arc<dyn BlockNode>, Option<Arc<Tracking>>) {
+        let before = self.tracking(name).filter(|_| !self.looks).cloned();
+        let store = node.bitmap_store().filter(|_| !self.looks);
+        let stored = store.as_ref().map_or_else(Vec::new, |store| store.bitmaps());
+        let tracking = match before {
+            Some(tracking) => tracking,
+            None if stored.is_empty() => return (node, None),
+            None => Arc::new(Tracking::new(name, self.thresholds.clone())),
+        };
+        if let Some(store) = store {
+            tracking.set_stored(stored);
+            store.keep(tracking.clone());
+        }
+        (Arc::new(Tracked::new(node, tracking.clone())), Some(tracking))
+    }
+
+    /// Has a node that is about to be closed store the bitmaps that it has now, and forgets those.
+    pub(super) fn detach_stored_bitmaps(&self, name: &str, node: &Arc<dyn BlockNode>) {
+        if let (Some(tracking), Some(store)) = (self.tracking(name), node.bitmap_store()) {
+            let last = Tracking::new(name, None);
+            last.set_stored(tracking.stored());
+            store.keep(Arc::new(last));
+            tracking.set_stored(Vec::new());
+        }
     }
 
     /// A node that takes the place of the one of that name, watched if that one is.

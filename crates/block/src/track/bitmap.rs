@@ -5,26 +5,51 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::job::Bitmap;
 
+/// Where a bitmap is when its node is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// Nowhere: it is in memory only.
+    Memory,
+    /// In the image, which it is stored to when the node is closed.
+    Image,
+    /// In an image that is only read. The bitmap does not change.
+    ReadOnlyImage,
+    /// In an image that was not closed since its last change. What the bitmap lacks is not known.
+    Inconsistent,
+}
+
 /// A dirty bitmap of a node; for all threads.
 pub struct DirtyBitmap {
     name: String,
     bits: Bitmap,
+    storage: Storage,
     recording: AtomicBool,
     busy: AtomicBool,
 }
 
 impl DirtyBitmap {
     /// A bitmap without a set bit, for a node of `size` bytes, in parts of `granularity` bytes.
-    pub fn new(name: String, size: u64, granularity: u64, recording: bool) -> DirtyBitmap {
+    pub fn new(
+        name: String,
+        size: u64,
+        granularity: u64,
+        recording: bool,
+        storage: Storage,
+    ) -> DirtyBitmap {
+        // The bits of an inconsistent bitmap say nothing.
+        let (size, recording) = match storage {
+            Storage::Inconsistent => (0, false),
+            Storage::Memory | Storage::Image | Storage::ReadOnlyImage => (size, recording),
+        };
         let bits = Bitmap::new(size, granularity, false);
         let (recording, busy) = (AtomicBool::new(recording), AtomicBool::new(false));
-        DirtyBitmap { name, bits, recording, busy }
+        DirtyBitmap { name, bits, storage, recording, busy }
     }
 
     /// The same for a node of another size. Parts that are new are not set.
     pub fn resized(&self, size: u64) -> DirtyBitmap {
-        let name = self.name.clone();
-        let resized = DirtyBitmap::new(name, size, self.bits.granularity(), self.is_recording());
+        let (name, granularity) = (self.name.clone(), self.bits.granularity());
+        let resized = DirtyBitmap::new(name, size, granularity, self.is_recording(), self.storage);
         resized.bits.merge(&self.bits);
         resized
     }
@@ -37,6 +62,11 @@ impl DirtyBitmap {
     /// The bits.
     pub fn bits(&self) -> &Bitmap {
         &self.bits
+    }
+
+    /// Where the bitmap is when its node is closed.
+    pub fn storage(&self) -> Storage {
+        self.storage
     }
 
     /// Whether writes set bits.
@@ -63,11 +93,13 @@ impl DirtyBitmap {
 /// The bitmaps of a node, as a channel knows them.
 pub(super) type Bitmaps = Arc<[Arc<DirtyBitmap>]>;
 
-/// Notes a write that has ended, or failed: a part of it may have been done.
+/// Notes a write that is about to begin.
 #[inline]
 pub(super) fn note(bitmaps: &[Arc<DirtyBitmap>], offset: u64, len: u64) {
-    for bitmap in bitmaps.iter().filter(|bitmap| bitmap.is_recording()) {
-        bitmap.bits.set(offset, len);
+    for bitmap in bitmaps {
+        if bitmap.is_recording() {
+            bitmap.bits.set(offset, len);
+        }
     }
 }
 
@@ -77,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_bitmap_keeps_its_bits_in_another_size() {
-        let bitmap = DirtyBitmap::new("b".into(), 10 << 20, 65536, true);
+        let bitmap = DirtyBitmap::new("b".into(), 10 << 20, 65536, true, Storage::Memory);
         bitmap.bits().set(0, 1);
         bitmap.bits().set((10 << 20) - 1, 1);
         for (size, bytes) in [(20 << 20, 2 * 65536), (5 << 20, 65536), (10 << 20, 2 * 65536)] {
@@ -85,5 +117,12 @@ mod tests {
             assert_eq!((resized.bits().size(), resized.bits().count()), (size, bytes));
             note(&[Arc::new(bitmap.resized(size))], 0, u64::MAX);
         }
+    }
+
+    #[test]
+    fn an_inconsistent_bitmap_has_no_bits_and_records_nothing() {
+        let bitmap = DirtyBitmap::new("b".into(), 1 << 40, 512, true, Storage::Inconsistent);
+        assert!(!bitmap.is_recording());
+        assert_eq!((bitmap.bits().size(), bitmap.resized(1 << 20).bits().size()), (0, 0));
     }
 }

@@ -1,27 +1,21 @@
 //! A loop's channel to a node whose writes are watched.
 
 use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use event_loop::IoBufs;
-use nix::errno::Errno;
 
 use super::Tracking;
 use super::bitmap::{Bitmaps, note};
 use crate::node::Channel;
-use crate::request::{Completion, Op, Request};
-use crate::watched::WatchedWrites;
+use crate::request::{Op, Request};
 
 pub(super) struct TrackedChannel {
-    me: Weak<TrackedChannel>,
     node: Rc<dyn Channel>,
     tracking: Arc<Tracking>,
     /// As of this generation of the list.
     generation: Cell<u64>,
     bitmaps: RefCell<Bitmaps>,
-    writes: WatchedWrites,
     /// Discards reach the node.
     discards: bool,
 }
@@ -31,25 +25,26 @@ impl TrackedChannel {
         node: Rc<dyn Channel>,
         tracking: Arc<Tracking>,
         discards: bool,
-    ) -> Rc<TrackedChannel> {
-        Rc::new_cyclic(|me| TrackedChannel {
-            me: me.clone(),
+    ) -> TrackedChannel {
+        TrackedChannel {
             node,
             generation: Cell::new(tracking.generation.load(Ordering::Acquire)),
             bitmaps: RefCell::new(tracking.list()),
             tracking,
-            writes: WatchedWrites::default(),
             discards,
-        })
+        }
     }
 
-    /// Whether there are bitmaps. Only a change of the list takes a lock.
+    /// Sets the bits of a write. Only a change of the list takes a lock.
+    ///
+    /// Before the write: of one that is cut off by a kill, a part may have been done. Bits are taken from a
+    /// bitmap only while no write is under way.
     #[inline]
-    fn has_bitmaps(&self) -> bool {
+    fn note(&self, offset: u64, len: u64) {
         if self.tracking.generation.load(Ordering::Acquire) != self.generation.get() {
             self.read_list();
         }
-        !self.bitmaps.borrow().is_empty()
+        note(&self.bitmaps.borrow(), offset, len);
     }
 
     #[cold]
@@ -61,14 +56,12 @@ impl TrackedChannel {
 }
 
 impl Channel for TrackedChannel {
-    fn submit(&self, mut request: Request) {
+    fn submit(&self, request: Request) {
         if !request.op.only_reads() {
-            self.tracking.threshold.check(request.offset.saturating_add(request.len));
-            if self.has_bitmaps()
-                && (self.discards || request.op != Op::Discard)
-                && let Some(me) = self.me.upgrade()
-            {
-                self.writes.begin(&mut request, me);
+            let Request { op, offset, len, .. } = request;
+            self.tracking.threshold.check(offset.saturating_add(len));
+            if self.discards || op != Op::Discard {
+                self.note(offset, len);
             }
         }
         self.node.submit(request);
@@ -84,14 +77,5 @@ impl Channel for TrackedChannel {
 
     fn drain_end(&self) {
         self.node.drain_end();
-    }
-}
-
-impl Completion for TrackedChannel {
-    fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
-        let Some(mut write) = self.writes.end(tag) else { return };
-        // Not earlier: what is copied between the mark and the write would be the old data.
-        note(&self.bitmaps.borrow(), write.offset, write.len);
-        write.owed.send(result, bufs);
     }
 }

@@ -4,6 +4,7 @@
 
 mod bitmap;
 mod channel;
+mod store;
 mod threshold;
 
 use std::io;
@@ -16,8 +17,9 @@ use event_loop::EventLoop;
 use event_loop::sync::lock;
 
 use self::bitmap::Bitmaps;
-pub use self::bitmap::DirtyBitmap;
+pub use self::bitmap::{DirtyBitmap, Storage};
 use self::channel::TrackedChannel;
+pub use self::store::{BitmapStore, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
 use crate::inherited::OpenImage;
@@ -59,17 +61,55 @@ impl Tracking {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Replaces all bitmaps.
+    pub fn set_bitmaps(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
+        *lock(&self.bitmaps) = bitmaps;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// Gives all bitmaps another size. No write is under way.
     pub fn resize_bitmaps(&self, size: u64) {
-        for bitmap in lock(&self.bitmaps).iter_mut() {
+        let mut bitmaps = lock(&self.bitmaps);
+        for bitmap in bitmaps.iter_mut().filter(|bitmap| bitmap.bits().size() != size) {
             *bitmap = Arc::new(bitmap.resized(size));
+        }
+        drop(bitmaps);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The bitmaps that are in the image, or are to be, the oldest first.
+    pub(crate) fn stored(&self) -> Vec<Arc<DirtyBitmap>> {
+        let bitmaps = lock(&self.bitmaps);
+        bitmaps.iter().filter(|bitmap| bitmap.storage() != Storage::Memory).cloned().collect()
+    }
+
+    /// Forgets the bitmaps that are in the image, which is closed, and has those of the image that took its place.
+    pub(crate) fn set_stored(&self, stored: Vec<Arc<DirtyBitmap>>) {
+        {
+            let mut bitmaps = lock(&self.bitmaps);
+            bitmaps.retain(|bitmap| bitmap.storage() == Storage::Memory);
+            bitmaps.extend(stored);
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets a bitmap.
-    pub fn remove_bitmap(&self, name: &str) {
-        lock(&self.bitmaps).retain(|bitmap| bitmap.name() != name);
+    /// Forgets a bitmap. Returns its place in the list.
+    pub fn remove_bitmap(&self, name: &str) -> usize {
+        let mut bitmaps = lock(&self.bitmaps);
+        let place = bitmaps.iter().position(|bitmap| bitmap.name() == name);
+        let place = place.inspect(|place| drop(bitmaps.remove(*place)));
+        let place = place.unwrap_or(bitmaps.len());
+        drop(bitmaps);
+        self.generation.fetch_add(1, Ordering::Release);
+        place
+    }
+
+    /// Puts a bitmap back at the place that it had.
+    pub fn restore_bitmap(&self, place: usize, bitmap: Arc<DirtyBitmap>) {
+        let mut bitmaps = lock(&self.bitmaps);
+        let place = place.min(bitmaps.len());
+        bitmaps.insert(place, bitmap);
+        drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -115,6 +155,10 @@ impl BlockNode for Tracked {
         self.node.details()
     }
 
+    fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
+        self.node.bitmap_store()
+    }
+
     fn set_backing_name(
         self: Arc<Self>,
         name: Option<BackingName>,
@@ -126,6 +170,6 @@ impl BlockNode for Tracked {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let node = self.node.clone().open_channel(event_loop)?;
         let discards = self.node.geometry().discard;
-        Ok(TrackedChannel::new(node, self.tracking.clone(), discards))
+        Ok(Rc::new(TrackedChannel::new(node, self.tracking.clone(), discards)))
     }
 }

@@ -12,7 +12,7 @@ mod vhost_user;
 
 pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, SizeUse};
-pub use nbd::NbdOptions;
+pub use nbd::{BitmapRef, NbdOptions};
 pub use vfio_user::AhciOptions;
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 
@@ -353,10 +353,11 @@ pub(crate) fn nbd_export(
     node: &str,
     name: &str,
     description: &str,
+    bitmap: Option<&str>,
     writable: bool,
 ) -> Result<ExportOptions, OptionError> {
     let member = |name: &str, value: &str| (name.to_owned(), Value::Text(value.to_owned()));
-    let object = vec![
+    let mut object = vec![
         member("type", "nbd"),
         member("id", name),
         member("node-name", node),
@@ -364,5 +365,8 @@ pub(crate) fn nbd_export(
         member("description", description),
         ("writable".to_owned(), Value::Bool(writable)),
     ];
+    object.extend(
+        bitmap.map(|name| ("bitmaps".to_owned(), Value::List(vec![Value::Text(name.to_owned())]))),
+    );
     read(object, &Context::new(Dialect::Json))
 }

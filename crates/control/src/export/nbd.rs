@@ -5,7 +5,8 @@ use block::job::OnError;
 use super::on_error::{RERROR_NBD, WERROR_NBD};
 use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
 use crate::error::OptionError;
-use crate::table::{self, Context, Field, Kind, Need, only_off};
+use crate::shape::Shape;
+use crate::table::{self, Context, Field, Kind, Need, put};
 use crate::value::{Dialect, Value};
 
 /// What an export over NBD has.
@@ -15,6 +16,19 @@ pub struct NbdOptions {
     pub name: String,
     /// `description`, for people, at most 4096 bytes.
     pub description: String,
+    /// `allocation-depth`.
+    pub allocation_depth: bool,
+    /// `bitmaps`.
+    pub bitmaps: Vec<BitmapRef>,
+}
+
+/// A bitmap that clients can ask for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BitmapRef {
+    /// The node that has it. `None`: the export's, or one behind it.
+    pub node: Option<String>,
+    /// Its name.
+    pub name: String,
 }
 
 impl ExportType for NbdOptions {
@@ -52,6 +66,8 @@ impl ExportType for NbdOptions {
 pub(super) struct NbdDraft {
     name: Option<String>,
     description: String,
+    allocation_depth: bool,
+    bitmaps: Vec<BitmapRef>,
 }
 
 /// Longest string of the protocol, bytes.
@@ -87,15 +103,50 @@ pub(super) static NBD: &[Field<Draft>] = &[
         need: Need::Optional("none"),
         help: "text for people, shown with the export's name",
     },
-    Field::unoffered("bitmaps", bitmaps),
-    Field::unoffered("allocation-depth", only_off),
+    Field {
+        name: "bitmaps",
+        kind: Kind::Nested { shape: bitmaps_shape, read: bitmaps },
+        need: Need::Optional("none"),
+        help: "dirty bitmaps that clients can ask for, as metadata contexts qemu:dirty-bitmap:NAME",
+    },
+    Field {
+        name: "allocation-depth",
+        kind: Kind::Bool(|export, on| {
+            export.nbd.allocation_depth = on;
+            Ok(())
+        }),
+        need: Need::Default("off"),
+        help: "let clients ask which image of the backing chain data comes from, by the metadata context \
+               qemu:allocation-depth",
+    },
 ];
+
+/// A bitmap of a node.
+static BITMAP: &[Field<BitmapRef>] = &[
+    Field {
+        name: "node",
+        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node, Some(name)) },
+        need: Need::Required,
+        help: "the bitmap's node",
+    },
+    Field {
+        name: "name",
+        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, name) },
+        need: Need::Required,
+        help: "the bitmap's name",
+    },
+];
+
+fn bitmaps_shape() -> Shape {
+    let one = Shape::Either(vec![Shape::Text("<name>"), Shape::Object(table::members(BITMAP))]);
+    Shape::List(Box::new(one), "bitmap <n>: a name, or a node and a name")
+}
 
 /// Returns the options that were read.
 pub(super) fn finish(draft: &mut Draft) -> NbdOptions {
-    let NbdDraft { name, description } = std::mem::take(&mut draft.nbd);
+    let NbdDraft { name, description, allocation_depth, bitmaps } = std::mem::take(&mut draft.nbd);
     let name = name.or_else(|| draft.node_name.clone());
-    NbdOptions { name: name.unwrap_or_default(), description }
+    NbdOptions { name: name.unwrap_or_default(), description, allocation_depth, bitmaps }
 }
 
 fn check(what: &str, text: &str) -> table::Set {
@@ -108,19 +159,32 @@ fn check(what: &str, text: &str) -> table::Set {
     Ok(())
 }
 
-/// No node has bitmaps, so none is ever found.
-fn bitmaps(_: &mut Draft, value: Value, name: &str, at: &Context) -> table::Set {
-    match value {
-        Value::List(bitmaps) => match bitmaps.into_iter().next() {
-            Some(bitmap) => {
-                let bitmap = table::text(bitmap, &format!("{name}.0"), at)?;
-                Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
+fn bitmaps(export: &mut Draft, value: Value, at: &Context) -> table::Set {
+    let Value::List(list) = value else {
+        return match at.dialect {
+            Dialect::Keyval => {
+                Err(OptionError::new(format!("Parameter '{}' expects a list", at.whole())))
             }
-            None => Ok(()),
-        },
-        _ if at.dialect == Dialect::Keyval => {
-            Err(OptionError::new(format!("Parameter '{name}' expects a list")))
+            Dialect::Json => Err(table::wrong_type(at.whole(), "array")),
+        };
+    };
+    let read = |(value, index): (Value, usize)| {
+        let at = &at.below(&index.to_string());
+        match value {
+            Value::Text(name) => Ok(BitmapRef { node: None, name }),
+            Value::Object(mut object) => {
+                let mut bitmap = BitmapRef::default();
+                table::read(BITMAP, &mut bitmap, &mut object, at)?;
+                table::refuse_rest(&object, at, "a bitmap", table::names(BITMAP))?;
+                Ok(bitmap)
+            }
+            Value::Null
+            | Value::Bool(_)
+            | Value::Integer(_)
+            | Value::Number(_)
+            | Value::List(_) => Err(table::wrong_type(at.whole(), "string, object")),
         }
-        _ => Err(table::wrong_type(name, "array")),
-    }
+    };
+    export.nbd.bitmaps = list.into_iter().zip(0..).map(read).collect::<Result<_, _>>()?;
+    Ok(())
 }

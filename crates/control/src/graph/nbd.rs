@@ -29,6 +29,7 @@ impl Graph {
         device: &str,
         name: &str,
         description: &str,
+        bitmap: Option<&str>,
         writable: bool,
     ) -> Result<ExportOptions, OptionError> {
         if self.nbd_server.is_none() {
@@ -36,7 +37,7 @@ impl Graph {
         }
         let node = self.find(device, device)?;
         let can_write = !node.read_only && !self.lies_on_read_only(device);
-        export::nbd_export(device, name, description, writable && can_write)
+        export::nbd_export(device, name, description, bitmap, writable && can_write)
     }
 
     /// Whether that export is one of the NBD server's; `None`: there is none.

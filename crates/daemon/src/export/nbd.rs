@@ -85,6 +85,8 @@ impl Daemon {
         let Some(server) = &self.nbd_server else {
             return Err(DaemonError::new("NBD server not running"));
         };
+        let bitmaps =
+            self.bitmaps_for_export(&options.node_name, &nbd.bitmaps, options.writable)?;
         let config = NbdExportConfig {
             id: options.id.clone(),
             name: nbd.name.clone(),
@@ -93,6 +95,8 @@ impl Daemon {
             io_threads: self.threads.handles(&options.iothreads)?,
             writable: options.writable,
             writethrough: options.writethrough,
+            allocation_depth: nbd.allocation_depth,
+            bitmaps,
         };
         let export = server.add(config).await.map_err(DaemonError::with_advice)?;
         Ok(Box::new(export))

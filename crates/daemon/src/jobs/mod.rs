@@ -22,7 +22,7 @@ pub(super) use self::chain::ChainOptions;
 use self::job::{Copying, How, Job, Open, Parts, Status};
 pub(super) use self::options::{
     BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, JobVerb, MirrorOptions,
-    Preallocation, Sync,
+    Perf, Preallocation, Sync,
 };
 use self::worker::Order;
 use super::state::Moving;

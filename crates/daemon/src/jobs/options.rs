@@ -109,6 +109,25 @@ pub(crate) struct BackupOptions {
     pub(crate) bitmap: Option<String>,
     /// `bitmap-mode`.
     pub(crate) bitmap_mode: Option<BitmapMode>,
+    /// `x-perf`.
+    pub(crate) perf: Perf,
+}
+
+/// `x-perf`: how a backup copies. `use-copy-range` changes nothing: data passes through memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Perf {
+    /// `max-workers`: copies at the same time.
+    pub(crate) max_workers: i64,
+    /// `max-chunk`: most bytes of one copy. 0: no limit.
+    pub(crate) max_chunk: i64,
+    /// `min-cluster-size`: bytes of a part, at least.
+    pub(crate) min_cluster_size: u64,
+}
+
+impl Default for Perf {
+    fn default() -> Perf {
+        Perf { max_workers: 64, max_chunk: 0, min_cluster_size: 0 }
+    }
 }
 
 /// `blockdev-create`: an image to be made.

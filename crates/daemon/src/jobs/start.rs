@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::graph::{Edge, drain};
-use block::job::{Backup, Bitmap, Control, MirrorTop, WorkerConfig};
+use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, WorkerConfig};
 use block::node::BlockNode;
 use control::Graph;
 use control::qmp::QmpError;
@@ -12,7 +12,7 @@ use event_loop::mailbox;
 use super::super::{Daemon, DaemonError, Message};
 use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
 use super::options::{
-    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Sync,
+    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Perf, Sync,
 };
 use super::{create, worker};
 
@@ -23,6 +23,33 @@ pub(super) const BACKUP_BUF_SIZE: u64 = 16 << 20;
 
 pub(super) fn negative_speed() -> QmpError {
     QmpError::generic("Parameter 'speed' expects a non-negative value")
+}
+
+/// Checks `x-perf`. Returns bytes of a part, most bytes of one copy, and bytes of memory. Errors are QEMU's.
+fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
+    let Perf { max_workers, max_chunk, min_cluster_size } = perf;
+    let most = i64::from(i32::MAX);
+    if !(1..=most).contains(&max_workers) {
+        return Err(QmpError::generic(format!("max-workers must be between 1 and {most}")));
+    }
+    let Ok(max_chunk) = u64::try_from(max_chunk) else {
+        let why = "max-chunk must be zero (which means no limit) or positive";
+        return Err(QmpError::generic(why));
+    };
+    if min_cluster_size > 0 && !min_cluster_size.is_power_of_two() {
+        let why = "Could not create node: Cannot create block-copy-state: min-cluster-size needs to \
+                   be a power of 2";
+        return Err(QmpError::generic(why));
+    }
+    let cluster = min_cluster_size.max(CLUSTER);
+    if max_chunk > 0 && max_chunk < cluster {
+        return Err(QmpError::generic(format!(
+            "Required max-chunk ({max_chunk}) is less than backup cluster size ({cluster})"
+        )));
+    }
+    let max_chunk = if max_chunk == 0 { CHUNK } else { max_chunk };
+    let memory = max_workers.unsigned_abs().saturating_mul(CHUNK);
+    Ok((cluster, max_chunk, memory.min(BACKUP_BUF_SIZE)))
 }
 
 /// Where a copy comes from and goes to.
@@ -74,9 +101,10 @@ impl Daemon {
         &mut self,
         options: BackupOptions,
     ) -> Result<(), QmpError> {
-        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode } = options;
+        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, perf } = options;
+        let (cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
-        check_parts(ends.size, CLUSTER)?;
+        check_parts(ends.size, cluster)?;
         let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
         let used = match bitmap {
             Some(name) => {
@@ -87,9 +115,10 @@ impl Daemon {
             None => None,
         };
         let backup = match selects {
-            true => Backup::of_nothing(ends.size, CLUSTER, on_cbw_error),
-            false => Backup::new(ends.size, CLUSTER, on_cbw_error),
+            true => Backup::of_nothing(ends.size, cluster, on_cbw_error),
+            false => Backup::new(ends.size, cluster, on_cbw_error),
         };
+        let backup = backup.with_max_chunk(max_chunk);
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());
@@ -97,7 +126,7 @@ impl Daemon {
         let how = How::Parts(Parts::Backup(used), backup, ends.size);
         let graph = self.graph_with_copy(&copy, "backup")?;
         let filter: Arc<dyn BlockNode> = Arc::new(filter);
-        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
+        self.start_copy(copy, ends, graph, Some(filter), how, task, buf_size).await
     }
 
     /// `blockdev-mirror`.

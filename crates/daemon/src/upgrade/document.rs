@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use exports::nbd::SavedClient;
-use exports::nbd::session::transmission::Agreed;
+use exports::nbd::session::transmission::{Agreed, Context, Contexts};
 use exports::nbd::wire::reply::ReplyMode;
 use exports::vhost_user::handover::{Saved, SavedRings};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -62,13 +62,16 @@ impl Collected {
     pub fn clients(&mut self, clients: Vec<SavedClient>) -> Result<Json, String> {
         let mut all = Vec::new();
         for SavedClient { socket, agreed, input, output } in clients {
-            let Agreed { read_only, mode, minimum_block, allocation, size: _ } = agreed;
+            let Agreed { read_only, mode, minimum_block, contexts, size: _ } = agreed;
+            let ids: Vec<u32> = contexts.iter().map(Context::id).collect();
             all.push(json!({
                 "socket": self.add(socket),
                 "replies": mode_name(mode),
                 "read-only": read_only,
                 "minimum-block": minimum_block,
-                "allocation": allocation,
+                // For older versions, which know no other contexts.
+                "allocation": contexts.allocation,
+                "contexts": ids,
                 "input": self.memory(&input)?,
                 "output": self.memory(&output)?,
             }));
@@ -76,7 +79,7 @@ impl Collected {
         Ok(all.into())
     }
 
-    fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
+    pub(super) fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
         match bytes {
             [] => Ok(Json::Null),
             bytes => {
@@ -149,7 +152,7 @@ impl Document {
                 read_only: boolean(&client["read-only"])?,
                 mode: mode(text(&client["replies"])?)?,
                 minimum_block,
-                allocation: boolean(&client["allocation"])?,
+                contexts: contexts(client)?,
             };
             let socket = self.connection(&client["socket"])?;
             let input = self.content(&client["input"])?;
@@ -159,7 +162,7 @@ impl Document {
         Ok(saved)
     }
 
-    fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
+    pub(super) fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
         match memory {
             Json::Null => Ok(Vec::new()),
             fd => content(self.fd(fd)?).map_err(|error| format!("descriptor {fd}: {error}")),
@@ -213,7 +216,21 @@ fn mode(name: &str) -> Result<ReplyMode, String> {
     found.ok_or_else(|| format!("'{name}' are no replies"))
 }
 
-fn boolean(json: &Json) -> Result<bool, String> {
+/// The metadata contexts of a client. Older versions have one at most.
+fn contexts(client: &Json) -> Result<Contexts, String> {
+    match &client["contexts"] {
+        Json::Null => {
+            let allocation = boolean(&client["allocation"])?;
+            Ok(Contexts { allocation, ..Contexts::default() })
+        }
+        ids => {
+            let ids = list(ids)?.iter().map(number).collect::<Result<Vec<u32>, _>>()?;
+            Ok(Contexts::of_ids(ids))
+        }
+    }
+}
+
+pub(super) fn boolean(json: &Json) -> Result<bool, String> {
     json.as_bool().ok_or_else(|| format!("{json} is neither true nor false"))
 }
 

@@ -16,6 +16,7 @@ use serde_json::{Map, Value as Json, json};
 use super::super::export::{Described, Stopped};
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
+use super::bitmaps;
 use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
@@ -113,11 +114,6 @@ impl Daemon {
 
     /// The command line that makes what there is.
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
-        for name in self.nodes.names().filter(|name| self.nodes.has_bitmaps(name)) {
-            log::warn!(
-                "upgrade: the dirty bitmaps of node '{name}' are forgotten: begin with a full backup again"
-            );
-        }
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
         }
@@ -257,6 +253,7 @@ impl Daemon {
             "images": images,
             "listeners": listeners,
             "exports": exports,
+            "bitmaps": bitmaps::describe(&self.nodes),
         });
         Ok((graph, fds.0))
     }
@@ -346,7 +343,8 @@ impl Daemon {
         awaited.set("the disk of an image with a journal has not answered");
         self.nodes.let_go().await.map_err(failed)?;
         awaited.set("the new program has not taken over");
-        let queues = json!({"exports": exports});
+        let bits = bitmaps::bits(&self.nodes, &mut fds)?;
+        let queues = json!({"exports": exports, "bitmaps": bits});
         packets.send_document(QUEUES, &queues, &fds.0).await.map_err(|error| gone(&error))?;
         expect(packets, HAVE).await?;
         packets.send(GO, &[], &[]).await.map_err(|error| gone(&error))

@@ -17,6 +17,7 @@
 //! it ends the new one and goes on. The new one touches no queue before it has received `Go`. So at no
 //! time do both.
 
+mod bitmaps;
 mod definitions;
 pub mod document;
 mod hand_over;

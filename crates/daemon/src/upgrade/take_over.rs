@@ -19,6 +19,7 @@ use serde_json::Value as Json;
 use super::super::export::Stopped;
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
+use super::bitmaps::{self, TakenBitmap, TakenBits};
 use super::document::{
     Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
 };
@@ -37,6 +38,13 @@ pub(crate) enum TakenExport {
     Server { listener: TakenListener, session: Option<SavedSession> },
     /// `fuse`.
     Mount { devices: Vec<OwnedFd>, allow_other: bool },
+}
+
+/// What another process hands over once its queues have stopped.
+struct Handed {
+    /// By the exports' names.
+    stopped: BTreeMap<String, Stopped>,
+    bits: Vec<TakenBits>,
 }
 
 /// What another process has handed over and this one has not yet made its own.
@@ -58,6 +66,8 @@ pub struct TakenOver {
     pub(crate) images: Vec<OpenImage<OwnedFd>>,
     listeners: HashMap<String, TakenListener>,
     exports: HashMap<String, TakenExport>,
+    /// Of nodes that there are not yet.
+    pub(super) bitmaps: Vec<TakenBitmap>,
 }
 
 /// Receives what is handed over on standard input, and puts the real one in its place. To be called
@@ -154,6 +164,7 @@ impl TakenOver {
             images,
             listeners,
             exports,
+            bitmaps: bitmaps::read(&json["bitmaps"])?,
         })
     }
 
@@ -183,7 +194,7 @@ impl TakenOver {
     /// # Errors
     ///
     /// The other process goes on, or has died.
-    fn stop_other(&self) -> Result<BTreeMap<String, Stopped>, DaemonError> {
+    fn stop_other(&self) -> Result<Handed, DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, READY, &[]).map_err(failed)?;
         let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
@@ -202,6 +213,9 @@ impl TakenOver {
         };
         object(&json["exports"])
             .and_then(|exports| exports.iter().map(stopped).collect())
+            .and_then(|stopped| {
+                Ok(Handed { stopped, bits: bitmaps::read_bits(&mut queues, &json["bitmaps"])? })
+            })
             .map_err(|why: String| DaemonError::new(why))
     }
 
@@ -261,8 +275,9 @@ impl Daemon {
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
-        let stopped = taken.stop_other()?;
+        let Handed { stopped, bits } = taken.stop_other()?;
         self.make(&late).await?;
+        self.take_bits(&bits);
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
         if let Err(error) = taken.commit() {
             self.taken = Some(taken);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Completion, Op, Request};
+use block::track::DirtyBitmap;
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
@@ -43,6 +44,8 @@ const LAST_REPLIES_NS: u64 = 1_000_000_000;
 pub(super) struct Service {
     pub(super) channel: Rc<dyn Channel>,
     pub(super) agreed: Agreed,
+    /// The export's bitmaps.
+    pub(super) bitmaps: Arc<[Arc<DirtyBitmap>]>,
     /// TLS, if it was begun. It moves to where it is used.
     pub(super) secured: Option<Box<Secured>>,
     /// Each write is on stable storage before the reply.
@@ -95,7 +98,12 @@ impl Connection {
         mut service: Service,
         ended: Ended,
     ) -> Option<Rc<Self>> {
-        let mut state = State::new(service.agreed, service.writethrough, fd.as_raw_fd())?;
+        let mut state = State::new(
+            service.agreed,
+            service.bitmaps.clone(),
+            service.writethrough,
+            fd.as_raw_fd(),
+        )?;
         let secure = match service.secured.take() {
             Some(secured) => {
                 let Secured { session, plain } = *secured;

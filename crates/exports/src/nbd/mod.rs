@@ -11,6 +11,7 @@
 
 mod arena;
 mod connection;
+mod extents;
 mod handshake;
 mod holes;
 mod listener;

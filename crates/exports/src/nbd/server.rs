@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::node::{BlockNode, Changes, Watcher};
+use block::track::DirtyBitmap;
 use event_loop::{EventLoop, LoopHandle, oneshot};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -22,7 +23,7 @@ use tls::Acceptor;
 use super::handshake::{Failure, Negotiated, Secured, negotiate};
 use super::listener::{Listener, NbdListen};
 use super::session::handshake::ExportInfo;
-use super::session::transmission::Agreed;
+use super::session::transmission::{Agreed, MAX_BITMAPS};
 use super::state::End;
 use super::wire::MAX_STRING;
 use super::worker::{Client, WorkerHandle};
@@ -60,6 +61,10 @@ pub struct NbdExportConfig {
     pub writable: bool,
     /// `writethrough`: what is written is on stable storage before the reply.
     pub writethrough: bool,
+    /// `allocation-depth`: there is a context `qemu:allocation-depth`.
+    pub allocation_depth: bool,
+    /// `bitmaps`: there is a context `qemu:dirty-bitmap:NAME` of each. They are busy until the export has stopped.
+    pub bitmaps: Vec<Arc<DirtyBitmap>>,
 }
 
 /// A server with its exports. Lives on the control loop.
@@ -73,6 +78,23 @@ pub struct NbdServer {
 pub struct NbdExport {
     shared: Rc<Shared>,
     export: Rc<Export>,
+    _bitmaps: BusyBitmaps,
+}
+
+/// Bitmaps of an export, which nobody else uses until this is dropped.
+struct BusyBitmaps(Arc<[Arc<DirtyBitmap>]>);
+
+impl BusyBitmaps {
+    fn new(bitmaps: Vec<Arc<DirtyBitmap>>) -> BusyBitmaps {
+        bitmaps.iter().for_each(|bitmap| bitmap.set_busy(true));
+        BusyBitmaps(bitmaps.into())
+    }
+}
+
+impl Drop for BusyBitmaps {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|bitmap| bitmap.set_busy(false));
+    }
 }
 
 struct Shared {
@@ -321,6 +343,11 @@ impl Shared {
                 return Err(ExportError::Config(format!("{what} contains NUL")));
             }
         }
+        if config.bitmaps.len() > MAX_BITMAPS {
+            let why = format!("an export cannot have more than {MAX_BITMAPS} bitmaps");
+            return Err(ExportError::Config(why));
+        }
+        let bitmaps = BusyBitmaps::new(config.bitmaps);
         if io_threads.is_empty() {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
@@ -334,7 +361,9 @@ impl Shared {
             && geometry.size % u64::from(geometry.request_alignment) == 0;
         let mut workers = Vec::with_capacity(io_threads.len());
         for io_thread in &io_threads {
-            let spawned = WorkerHandle::spawn(io_thread, node.clone(), config.writethrough).await?;
+            let (node, bitmaps) = (node.clone(), bitmaps.0.clone());
+            let spawned =
+                WorkerHandle::spawn(io_thread, node, bitmaps, config.writethrough).await?;
             workers.push(spawned.map_err(|error| ExportError::Attach {
                 io_thread: io_thread.name().into(),
                 error,
@@ -352,6 +381,8 @@ impl Shared {
             read_only: !writable,
             multi_conn: self.max_connections != 1,
             minimum_block: if aligned { geometry.request_alignment } else { 512 },
+            allocation_depth: config.allocation_depth,
+            bitmaps: bitmaps.0.iter().map(|bitmap| bitmap.name().to_owned()).collect(),
         });
         let export = Rc::new(Export {
             id,
@@ -365,7 +396,7 @@ impl Shared {
         self.exports.borrow_mut().push(export.clone());
         let changes = export.watch(&node);
         self.event_loop.spawn(follow(Rc::downgrade(&export), Arc::downgrade(&node), changes));
-        Ok(NbdExport { shared: self, export })
+        Ok(NbdExport { shared: self, export, _bitmaps: bitmaps })
     }
 
     async fn accept(self: &Rc<Self>, listener: &Listener) {

@@ -23,6 +23,8 @@ pub(super) struct Slot {
     pub(super) reply: Reply,
     /// Bytes of data that go with the reply, from the beginning of `memory`.
     pub(super) data: usize,
+    /// The data is the whole reply, with its headers.
+    pub(super) is_whole: bool,
     /// A flush of it is under way: the second half of what is to be on stable storage.
     pub(super) flushing: bool,
     /// Loop time at which it was taken, nanoseconds.
@@ -38,6 +40,7 @@ impl Slot {
             bufs: IoBufs::with_capacity(1),
             reply: Reply::Done,
             data: 0,
+            is_whole: false,
             flushing: false,
             started_ns: 0,
         }
@@ -49,6 +52,7 @@ impl Slot {
         self.command = command;
         self.reply = Reply::Done;
         self.data = 0;
+        self.is_whole = false;
         self.flushing = false;
         self.started_ns = now_ns;
     }

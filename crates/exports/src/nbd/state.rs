@@ -4,28 +4,24 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use block::request::Op;
-use block::status::{self, EXTENT_LEN, State as ExtentState};
+use block::track::DirtyBitmap;
 use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
 use stats::InFlight;
 
 use super::arena::{Arena, HEADERS, INPUT};
+use super::extents::{self, Chunks};
 use super::holes::Out;
-use super::session::handshake::ALLOCATION_ID;
-use super::session::transmission::{Agreed, Command, Verdict};
+use super::session::transmission::{Agreed, Command, Contexts, Verdict};
 use super::slots::{SLOTS, Slots, counted};
 use super::wire::MAX_PAYLOAD;
-use super::wire::reply::{
-    Asked, MAX_HEADER, NbdError, Reply, ReplyMode, allocation, encode_extent, extent_len,
-};
+use super::wire::reply::{Asked, MAX_HEADER, NbdError, Reply, ReplyMode};
 use super::wire::request::{
     CommandType, EXTENDED_HEADER_LEN, HEADER_LEN, RequestHeader, command_flag,
 };
-
-/// Extents of a block status reply at most.
-const MAX_EXTENTS: usize = 1024;
 
 /// Most holes in the replies that are sent together. Further zeroes are sent as data. A hole takes up to
 /// three of the 1024 segments that the kernel takes at once.
@@ -98,6 +94,7 @@ pub(super) enum Next {
 pub(super) struct State {
     client: RawFd,
     agreed: Agreed,
+    bitmaps: Arc<[Arc<DirtyBitmap>]>,
     writethrough: bool,
     arena: Arena,
     pub(super) slots: Slots,
@@ -114,10 +111,16 @@ pub(super) struct State {
 impl State {
     /// `None`: there is no memory.
     /// `client` names it in traces.
-    pub(super) fn new(agreed: Agreed, writethrough: bool, client: RawFd) -> Option<Self> {
+    pub(super) fn new(
+        agreed: Agreed,
+        bitmaps: Arc<[Arc<DirtyBitmap>]>,
+        writethrough: bool,
+        client: RawFd,
+    ) -> Option<Self> {
         Some(State {
             client,
             agreed,
+            bitmaps,
             writethrough,
             arena: Arena::new()?,
             slots: Slots::new(),
@@ -234,10 +237,11 @@ impl State {
             Verdict::Do(command) => command,
         };
         let Some(tag) = self.slots.take() else { return Next::Wait };
-        let memory = match memory_of(&command) {
+        let (reply_len, len) = memory_of(&command, self.agreed.contexts);
+        let memory = match reply_len + len {
             0 => None,
             len => match self.arena.take(len) {
-                Some(memory) => Some((memory, len)),
+                Some(memory) => Some(memory),
                 None => {
                     self.slots.give(tag);
                     return Next::Wait;
@@ -249,10 +253,10 @@ impl State {
         let Some(slot) = self.slots.get(tag) else { return Next::Wait };
         slot.begin(asked, command, now_ns);
         slot.bufs.clear();
-        slot.memory = memory.map(|(memory, len)| {
-            slot.bufs.append_part(&self.arena.whole, memory.offset, len);
-            memory
-        });
+        if let Some(memory) = memory.filter(|_| len > 0) {
+            slot.bufs.append_part(&self.arena.whole, memory.offset + reply_len, len);
+        }
+        slot.memory = memory;
         if let Command::Write { len, .. } = command {
             let len = len as usize;
             let got = len.min(self.end - self.begin);
@@ -301,6 +305,10 @@ impl State {
             }
             // What is read once is in the host's page cache, if it has to do with the node.
             Command::Cache { offset, len } => (Op::Read, offset, len.min(MAX_PAYLOAD.into())),
+            Command::BlockStatus { .. } if !extents::asks_node(self.agreed.contexts) => {
+                self.answered(tag, Ok(()), IoBufs::new());
+                return Next::Answered;
+            }
             Command::BlockStatus { offset, len, .. } => (Op::BlockStatus, offset, len),
         };
         let bufs = std::mem::take(&mut slot.bufs);
@@ -312,7 +320,7 @@ impl State {
     /// A request has come back. `true`: it is to be followed by a flush under the same tag.
     pub(super) fn answered(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> bool {
         let through = self.writethrough;
-        let mode = self.agreed.mode;
+        let Agreed { mode, contexts, .. } = self.agreed;
         let Some(slot) = self.slots.get(tag) else { return false };
         slot.bufs = bufs;
         if let Command::Trim { fua, .. } = slot.command
@@ -328,7 +336,17 @@ impl State {
             (Ok(()), Command::Read { offset, len, .. }) => {
                 (Reply::Data { offset, len }, len as usize)
             }
-            (Ok(()), Command::BlockStatus { .. }) => encode_status(&mut slot.bufs, mode),
+            (Ok(()), Command::BlockStatus { len, one, .. }) => {
+                let begin = slot.memory.map_or(0, |memory| memory.offset);
+                let memory = &mut self.arena.whole;
+                let mut chunks = Chunks { mode, asked: slot.asked, len, one, memory, at: begin };
+                slot.is_whole = chunks.put_all(contexts, &self.bitmaps, &slot.bufs);
+                match slot.is_whole {
+                    true => (Reply::Done, chunks.at - begin),
+                    // The block layer gives at least one extent.
+                    false => (Reply::Error(NbdError::Io), 0),
+                }
+            }
             (Ok(()), _) => (Reply::Done, 0),
         };
         if slot.data == 0
@@ -385,7 +403,9 @@ impl State {
                     out.read(self.agreed.mode, slot.asked, data, &mut holes_left);
                 }
                 (_, reply, memory) => {
-                    out.header(reply.encode(self.agreed.mode, slot.asked));
+                    if !slot.is_whole {
+                        out.header(reply.encode(self.agreed.mode, slot.asked));
+                    }
                     if let Some(memory) = memory.filter(|_| slot.data > 0) {
                         bufs.append_part(&self.arena.whole, memory.offset, slot.data);
                     }
@@ -520,42 +540,20 @@ fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: Reply) {
     }
 }
 
-/// Bytes of memory that a command needs.
-fn memory_of(command: &Command) -> usize {
+/// Bytes of memory that a command needs: for a reply with headers, and behind it for the node.
+fn memory_of(command: &Command, contexts: Contexts) -> (usize, usize) {
     match *command {
-        Command::Read { len, .. } | Command::Write { len, .. } => len as usize,
-        Command::Cache { len, .. } => len.min(MAX_PAYLOAD.into()) as usize,
-        Command::BlockStatus { one: true, .. } => EXTENT_LEN,
-        Command::BlockStatus { .. } => MAX_EXTENTS * EXTENT_LEN,
-        _ => 0,
+        Command::Read { len, .. } | Command::Write { len, .. } => (0, len as usize),
+        Command::Cache { len, .. } => (0, len.min(MAX_PAYLOAD.into()) as usize),
+        Command::BlockStatus { one, .. } => {
+            (extents::reply_len(contexts, one), extents::told_len(contexts, one))
+        }
+        Command::Flush | Command::Trim { .. } | Command::WriteZeroes { .. } | Command::Nothing => {
+            (0, 0)
+        }
     }
 }
 
-/// Rewrites the block layer's extents, in their place, as the protocol has them.
-fn encode_status(bufs: &mut IoBufs, mode: ReplyMode) -> (Reply, usize) {
-    let mut count = 0;
-    let mut at = 0;
-    // An extent never is longer than what it replaces, so those to come are still there.
-    while let Some(extent) = status::extent(bufs, count) {
-        let flags = match extent.state {
-            ExtentState::Data => 0,
-            ExtentState::Hole => allocation::HOLE | allocation::ZERO,
-            ExtentState::Zeroes => allocation::ZERO,
-        };
-        let bytes = encode_extent(mode, extent.len, flags);
-        at += bufs.copy_in(at, &bytes[..extent_len(mode)]);
-        count += 1;
-        if mode != ReplyMode::Extended && extent.len > u64::from(u32::MAX) {
-            // It was cut short, so the next one would not be adjacent.
-            break;
-        }
-    }
-    match count {
-        // The block layer gives at least one.
-        0 => (Reply::Error(NbdError::Io), 0),
-        _ => (Reply::Status { context: ALLOCATION_ID, count: count as u32 }, at),
-    }
-}
 impl tls::Sink for State {
     fn input_memory(&mut self, place: &mut IoBufs) {
         State::input_memory(self, place);

@@ -10,6 +10,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::{BlockNode, Channel};
+use block::track::DirtyBitmap;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use nix::errno::Errno;
 use stats::InFlight;
@@ -45,6 +46,7 @@ pub(super) struct WorkerHandle {
 pub(super) struct Worker {
     event_loop: EventLoop,
     channel: Rc<dyn Channel>,
+    bitmaps: Arc<[Arc<DirtyBitmap>]>,
     read_only: bool,
     writethrough: bool,
     stats: Arc<QueueStats>,
@@ -72,6 +74,7 @@ impl WorkerHandle {
     pub(super) async fn spawn(
         io_thread: &LoopHandle,
         node: Arc<dyn BlockNode>,
+        bitmaps: Arc<[Arc<DirtyBitmap>]>,
         writethrough: bool,
     ) -> Result<io::Result<Self>, LoopGone> {
         let (jobs, mut receiver) = mailbox::channel::<Job>();
@@ -87,6 +90,7 @@ impl WorkerHandle {
             let worker = Rc::new(Worker {
                 event_loop: event_loop.clone(),
                 channel,
+                bitmaps,
                 read_only: node.geometry().read_only,
                 writethrough,
                 stats: of_worker,
@@ -251,6 +255,7 @@ impl Worker {
         let service = Service {
             channel: self.channel.clone(),
             agreed,
+            bitmaps: self.bitmaps.clone(),
             secured,
             writethrough: self.writethrough,
             stats: self.stats.clone(),

@@ -90,6 +90,8 @@ impl Rig {
             io_threads,
             writable,
             writethrough,
+            allocation_depth: false,
+            bitmaps: Vec::new(),
         });
         let added = Rc::new(RefCell::new(None));
         let to = added.clone();

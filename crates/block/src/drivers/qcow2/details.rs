@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use ::options::{Object, Value};
 use event_loop::sync::lock;
 
+use super::bitmaps::Told;
 use super::header::Header;
 use crate::node::{BackingName, ImageDetails};
 
@@ -61,8 +62,24 @@ impl Details {
         *lock(&self.backing) = backing;
     }
 
-    pub(super) fn get(&self) -> ImageDetails {
-        let data = Value::Object(self.data.clone());
+    /// With the bitmaps that the file has.
+    pub(super) fn get(&self, bitmaps: &[Told]) -> ImageDetails {
+        let mut data = self.data.clone();
+        if !bitmaps.is_empty() {
+            let tell = |Told { name, granularity, flags }: &Told| {
+                let flags = flags.iter().map(|flag| (*flag).into()).collect();
+                let members = [
+                    ("flags", Value::List(flags)),
+                    ("name", name.as_str().into()),
+                    ("granularity", (*granularity).into()),
+                ];
+                let members = members.map(|(name, value)| (name.to_owned(), value));
+                Value::Object(members.into_iter().collect())
+            };
+            let bitmaps = Value::List(bitmaps.iter().map(tell).collect());
+            data.push(("bitmaps".to_owned(), bitmaps));
+        }
+        let data = Value::Object(data);
         ImageDetails {
             cluster_size: self.cluster,
             backing: lock(&self.backing).clone(),

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::bitmaps::Bitmaps;
+use super::bitmaps::Extension as Bitmaps;
 use super::marker::Mark;
 use crate::error::OpenError;
 
@@ -45,7 +45,7 @@ const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear features.
-const BITMAPS: u64 = 1;
+pub(super) const BITMAPS: u64 = 1;
 const RAW_DATA_FILE: u64 = 1 << 1;
 
 /// Header extensions.
@@ -53,7 +53,7 @@ pub(super) const END: u32 = 0;
 pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
-const BITMAPS_EXTENSION: u32 = 0x2385_2875;
+pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 
 /// What an image's header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,10 +82,12 @@ pub(crate) struct Header {
     pub(crate) is_dirty: bool,
     /// There is room for a mark.
     pub(crate) has_room: bool,
-    /// The image has autoclear features, which end when the image is written to.
-    pub(crate) has_autoclear: bool,
+    /// The image has autoclear features that end when the image is written to.
+    pub(crate) loses_autoclear: bool,
     /// The persistent dirty bitmaps, if their autoclear bit says that the bitmaps are valid.
     pub(crate) bitmaps: Option<Bitmaps>,
+    /// The autoclear bit says that the bitmaps are not valid.
+    pub(crate) has_stale_bitmaps: bool,
 }
 
 /// The backing file that a header names.
@@ -200,6 +202,11 @@ impl Header {
         };
         let data_file =
             (incompatible & DATA_FILE != 0).then_some(DataFile { filename: extensions.data_file });
+        let (bitmaps, has_stale_bitmaps) = match (extensions.bitmaps, autoclear & BITMAPS != 0) {
+            (Some(data), true) => (Some(bitmaps_at(data, cluster)?), false),
+            (data, _) => (None, data.is_some()),
+        };
+        let kept = if bitmaps.is_some() { BITMAPS } else { 0 };
         Ok(Header {
             version,
             cluster,
@@ -213,8 +220,9 @@ impl Header {
             mark,
             is_dirty: incompatible & DIRTY != 0,
             has_room: version == 3 && Mark::fits(bytes, cluster),
-            has_autoclear: autoclear != 0,
-            bitmaps: extensions.bitmaps.filter(|_| autoclear & BITMAPS != 0),
+            loses_autoclear: autoclear & !kept != 0,
+            bitmaps,
+            has_stale_bitmaps,
         })
     }
 }
@@ -291,14 +299,14 @@ fn text(bytes: &[u8], what: &str) -> Result<String, OpenError> {
 
 /// Those header extensions that matter.
 #[derive(Default)]
-struct Extensions {
+struct Extensions<'a> {
     backing_format: Option<String>,
     data_file: Option<String>,
-    bitmaps: Option<Bitmaps>,
+    bitmaps: Option<&'a [u8]>,
 }
 
-impl Extensions {
-    fn parse(first: &[u8], mut at: usize, version: u32) -> Result<Extensions, OpenError> {
+impl<'a> Extensions<'a> {
+    fn parse(first: &'a [u8], mut at: usize, version: u32) -> Result<Extensions<'a>, OpenError> {
         let mut found = Extensions::default();
         loop {
             let kind = number(first, at, 4);
@@ -321,7 +329,7 @@ impl Extensions {
                     set(&mut found.backing_format, text(data, "the backing file's format")?)?;
                 }
                 DATA_FILE_NAME => set(&mut found.data_file, text(data, "the data file's name")?)?,
-                BITMAPS_EXTENSION => found.bitmaps = Bitmaps::parse(data),
+                BITMAPS_EXTENSION => set(&mut found.bitmaps, data)?,
                 FEATURE_NAMES if len % FEATURE_NAME != 0 => {
                     return Err(invalid("the table of the features' names"));
                 }
@@ -332,7 +340,11 @@ impl Extensions {
     }
 }
 
-fn set(place: &mut Option<String>, value: String) -> Result<(), OpenError> {
+fn bitmaps_at(data: &[u8], cluster: u64) -> Result<Bitmaps, OpenError> {
+    Bitmaps::parse(data, cluster).map_err(|why| invalid(format!("bitmaps_ext: {why}")))
+}
+
+fn set<T>(place: &mut Option<T>, value: T) -> Result<(), OpenError> {
     match place.replace(value) {
         None => Ok(()),
         Some(_) => Err(invalid("a header extension that is there twice")),

@@ -114,10 +114,11 @@ pub(super) async fn write_corrupt(channels: &Channels) -> Result<(), Errno> {
     change_header(channels, |header| set_corrupt(header, true)).await
 }
 
-/// Clears the autoclear features in the header of a file of version 3, which invalidates bitmaps and the like. On
-/// stable storage on return, so before data changes.
-pub(super) async fn write_autoclear(channels: &Channels) -> Result<(), Errno> {
-    change_header(channels, |header| header[AUTOCLEAR].fill(0)).await?;
+/// Sets the autoclear features in the header of a file of version 3. On stable storage on return, so before data
+/// changes.
+pub(super) async fn write_autoclear(channels: &Channels, features: u64) -> Result<(), Errno> {
+    change_header(channels, |header| header[AUTOCLEAR].copy_from_slice(&features.to_be_bytes()))
+        .await?;
     sync(channels).await
 }
 

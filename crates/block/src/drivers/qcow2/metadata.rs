@@ -383,8 +383,9 @@ mod tests {
             mark: None,
             is_dirty: false,
             has_room: true,
-            has_autoclear: false,
+            loses_autoclear: false,
             bitmaps: None,
+            has_stale_bitmaps: false,
         };
         let metadata = Metadata::new(&header, &[]);
         lock(&metadata.state).insert(0, &[0xff; SECTOR]);

@@ -7,7 +7,6 @@
 //! other is a task on the loop that it came from ([`channel`]).
 
 mod access;
-mod backing_name;
 mod bitmaps;
 mod channel;
 mod context;
@@ -20,6 +19,7 @@ mod driver;
 mod engine;
 mod extend;
 mod header;
+mod header_layout;
 mod image;
 mod implicit;
 mod journal;
@@ -46,6 +46,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use event_loop::EventLoop;
 use nix::errno::Errno;
 
+use self::bitmaps::ImageBitmaps;
 use self::channel::Qcow2Channel;
 use self::context::Channels;
 use self::details::Details;
@@ -59,6 +60,7 @@ use crate::node::{
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
+use crate::track::BitmapStore;
 
 pub use self::create::{CreateQcow2, create_qcow2};
 pub use self::damage::Damage;
@@ -72,6 +74,7 @@ pub(crate) struct Qcow2Node {
     name: String,
     below: Below,
     image: Arc<Image>,
+    bitmaps: Arc<ImageBitmaps>,
     details: Details,
     read_only: bool,
     discard: Discard,
@@ -140,7 +143,11 @@ impl BlockNode for Qcow2Node {
     }
 
     fn details(&self) -> Option<ImageDetails> {
-        Some(self.details.get())
+        Some(self.details.get(&self.bitmaps.tell()))
+    }
+
+    fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
+        Some(self.bitmaps.clone())
     }
 
     fn set_backing_name(
@@ -203,8 +210,10 @@ impl Drop for Qcow2Node {
         self.letting_go.end();
         // The process that hands over goes on with the image and its journal, unless this one does.
         let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
-        if !self.read_only && is_ours {
-            open::close(&self.name, &self.below, &self.image);
+        if self.read_only {
+            self.bitmaps.tell_lost();
+        } else if is_ours {
+            open::close(&self.name, &self.below, &self.image, &self.bitmaps);
         }
     }
 }

@@ -12,12 +12,13 @@ use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
 
 use super::Qcow2Node;
+use super::bitmaps::{self, ImageBitmaps, Loaded};
 use super::context::Channels;
 use super::core::read_kept;
 use super::damage::Damages;
 use super::details::Details;
 use super::engine::{Contents, Engine, Stop};
-use super::header::{self, Header};
+use super::header::{self, BITMAPS, Header};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
 use super::let_go::LettingGo;
@@ -109,8 +110,8 @@ pub(crate) struct Opening {
     read_only: bool,
     /// Its journal, of a process that gives place to this one.
     going_on: Option<GoingOn>,
-    /// There is such a process: nothing is written.
-    is_shared: bool,
+    /// There is such a process, and nothing is written until the image is this one's.
+    unowned: Option<Arc<AtomicBool>>,
     damages: Option<Damages>,
 }
 
@@ -141,15 +142,7 @@ impl Opening {
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, read_only)?;
-        Ok(Opening {
-            file,
-            start,
-            header,
-            read_only,
-            going_on: None,
-            is_shared: false,
-            damages: None,
-        })
+        Ok(Opening { file, start, header, read_only, going_on: None, unowned: None, damages: None })
     }
 
     /// Goes on with what another process has handed over, if the image is among that and not whole.
@@ -157,7 +150,8 @@ impl Opening {
         let mark = self.header.mark.as_ref().filter(|_| !self.read_only && self.header.is_dirty);
         let file = mark.and_then(|(mark, _)| inherited.take_named(&journal::name(mark)));
         let going_on = file.map(|file| GoingOn { file, owned: inherited.owned().clone() });
-        Opening { going_on, is_shared: inherited.is_shared(), ..self }
+        let unowned = inherited.is_shared().then(|| inherited.owned().clone());
+        Opening { going_on, unowned, ..self }
     }
 
     /// Sets where damage is reported that is found while the image is in use.
@@ -201,7 +195,8 @@ impl Opening {
         backing: Option<Arc<dyn BlockNode>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
-        let Opening { file, mut start, mut header, read_only, going_on, is_shared, damages } = self;
+        let Opening { file, mut start, mut header, read_only, going_on, unowned, damages } = self;
+        let is_shared = unowned.is_some();
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
             && !read_only
@@ -243,8 +238,25 @@ impl Opening {
             cleared.map_err(|error| failed(&name, "recover", &error))?;
             header = Header::parse(&read_start(&below.file)?, read_only)?;
         }
-        if !read_only && !goes_on && !is_shared && header.has_autoclear {
+        let writes_now = !read_only && !goes_on && !is_shared;
+        if writes_now && (header.loses_autoclear || header.has_stale_bitmaps) {
             end_autoclear(&name, &below, &header).map_err(|error| failed(&name, "open", &error))?;
+        }
+        let bitmaps = match header.bitmaps {
+            Some(extension) => {
+                let (header, end) = (header.clone(), below.file.geometry().size);
+                run_apart(&below, move |channels| async move {
+                    bitmaps::load(&channels, &header, extension, end, read_only, writes_now).await
+                })
+            }
+            None => Ok(Loaded::default()),
+        };
+        let bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
+        if writes_now && let Some(names) = bitmaps.inconsistent() {
+            log::warn!(
+                "qcow2 image of node '{name}' was not closed, and its dirty bitmaps are inconsistent: {names}; remove \
+                 them, and begin with a full backup"
+            );
         }
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals, inode);
@@ -282,8 +294,12 @@ impl Opening {
         if lacks && goes_on {
             image.changed();
         }
+        let image = Arc::new(image);
+        let bitmaps =
+            ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps, unowned);
         Ok(Qcow2Node {
-            image: Arc::new(image),
+            image,
+            bitmaps: Arc::new(bitmaps),
             details: Details::new(&start, &header),
             name,
             below,
@@ -392,19 +408,20 @@ fn find_left(
     }
 }
 
-/// Clears the autoclear features before data changes. Warns with the names of the bitmaps: incremental backups that
-/// use the bitmaps need a full backup first.
+/// Clears autoclear features that the driver does not maintain, before data changes.
 fn end_autoclear(name: &str, below: &Below, header: &Header) -> io::Result<()> {
-    if let Some(bitmaps) = header.bitmaps {
-        let names =
-            run_apart(below, move |channels| async move { Ok(bitmaps.names(&channels).await?) });
-        let names = names.unwrap_or_else(|error| format!("their names cannot be read: {error}"));
+    if header.has_stale_bitmaps {
         log::warn!(
-            "qcow2 image of node '{name}' has persistent dirty bitmaps, which are not kept up and become invalid, as it \
-             is opened for writing: {names}"
+            "qcow2 image of node '{name}': a program lacking bitmap support modified this file, so all bitmaps \
+             are now considered inconsistent, and are ignored; begin with a full backup, and qemu-img check -r \
+             leaks frees their space"
         );
     }
-    run_apart(below, |channels| async move { Ok(marker::write_autoclear(&channels).await?) })
+    let kept = if header.bitmaps.is_some() { BITMAPS } else { 0 };
+    run_apart(
+        below,
+        move |channels| async move { Ok(marker::write_autoclear(&channels, kept).await?) },
+    )
 }
 
 /// A new journal, if there can be one.
@@ -537,13 +554,22 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
 }
 
 /// Writes what is in memory of the metadata, and has nothing left elsewhere.
-pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>) {
-    let closed = match image.is_whole() {
+pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>, bitmaps: &Arc<ImageBitmaps>) {
+    let closed = match image.is_whole() && bitmaps.are_whole() {
         // One that nobody has changed needs no loop for that.
         true => Ok(()),
         false => {
-            let image = image.clone();
-            run_apart(below, move |channels| async move { Ok(image.close(&channels).await?) })
+            let (name, image, bitmaps) = (name.to_owned(), image.clone(), bitmaps.clone());
+            run_apart(below, move |channels| async move {
+                if let Err(errno) = bitmaps.store(&channels).await {
+                    log::error!(
+                        "storing the dirty bitmaps of the qcow2 image of node '{name}' failed: {}; they are \
+                         inconsistent from now on: remove them, and begin with a full backup",
+                        errno.desc()
+                    );
+                }
+                Ok(image.close(&channels).await?)
+            })
         }
     };
     match closed {

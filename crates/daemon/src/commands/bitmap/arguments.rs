@@ -44,10 +44,12 @@ pub(in super::super) static NEW: &[Field<NewBitmap>] = &[
         need: Need::Optional("the cluster size, 65536 without one"),
         help: "bytes of a part, which has one bit: a power of two, at least 512",
     },
-    // Kept in memory only.
-    Field::unoffered("persistent", |to, on, name, at| {
-        put(&mut to.persistent, table::boolean(on, name, at)?)
-    }),
+    Field {
+        name: "persistent",
+        kind: Kind::Bool(|to, on| put(&mut to.persistent, on)),
+        need: Need::Default("off"),
+        help: "store the bitmap in the qcow2 image when the image is closed",
+    },
     Field {
         name: "disabled",
         kind: Kind::Bool(|to, on| put(&mut to.disabled, on)),

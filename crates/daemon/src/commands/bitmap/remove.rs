@@ -16,7 +16,7 @@ pub(super) static COMMAND: Command<BitmapName> = Command {
     records: false,
     run: |daemon, bitmap| {
         Box::pin(async move {
-            daemon.remove_bitmap(&bitmap)?;
+            daemon.remove_bitmap(&bitmap).await?;
             Ok(json!({}))
         })
     },

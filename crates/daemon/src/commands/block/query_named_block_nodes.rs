@@ -72,9 +72,24 @@ static BITMAP: &[Member] = &[
     Member::new("name", Reply::Text, "the bitmap's name"),
     Member::new("recording", Reply::Bool, "it records writes"),
     Member::new("busy", Reply::Bool, "a job or an export uses it"),
-    Member::new("persistent", Reply::Bool, "it is kept in the image; always false"),
+    Member::new("persistent", Reply::Bool, "it is stored in the image when that is closed"),
     Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
     Member::new("count", Reply::Int, "bytes in parts that were written to"),
+    Member::optional(
+        "inconsistent",
+        Reply::Bool,
+        "the image was not closed since the bitmap's last change: the bitmap can only be removed",
+    ),
+];
+
+static STORED_BITMAP: &[Member] = &[
+    Member::new("name", Reply::Text, "the bitmap's name"),
+    Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
+    Member::new(
+        "flags",
+        Reply::List(&Reply::Word(&["in-use", "auto"])),
+        "in-use: not stored since the image was opened; auto: it notes writes",
+    ),
 ];
 
 static CACHE: &[Member] = &[
@@ -132,6 +147,11 @@ fn specific() -> Shape {
 }
 
 static QCOW2: &[Member] = &[
+    Member::optional(
+        "bitmaps",
+        Reply::List(&Reply::Object(STORED_BITMAP)),
+        "dirty bitmaps, as the file has them",
+    ),
     Member::new("compat", Reply::Text, "the version: 0.10 (2) or 1.1 (3)"),
     Member::optional("lazy-refcounts", Reply::Bool, "reference counts may be written late"),
     Member::optional("corrupt", Reply::Bool, "the image is marked as corrupt"),

@@ -3,12 +3,14 @@
 use block::job::OnCbwError;
 use control::qmp::Returns;
 use options::OptionError;
-use options::table::{Choice, Field, Kind, Need, put};
+use options::shape::Shape;
+use options::table::{self, Choice, Field, Kind, Need, put};
+use options::value::Value;
 use serde_json::json;
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
-use crate::jobs::{BackupOptions, BitmapMode, CopyOptions, Sync};
+use crate::jobs::{BackupOptions, BitmapMode, CopyOptions, Perf, Sync};
 
 pub(in super::super) static COMMAND: Command<BackupOptions> = Command {
     name: "blockdev-backup",
@@ -135,5 +137,61 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
     Rows::FILTER_OF_SOURCE,
+    // No node writes compressed clusters.
+    Field::unoffered("compress", |_, on, name, at| match table::boolean(on, name, at)? {
+        true => Err(OptionError::new("Compression is not supported for this drive ")),
+        false => Ok(()),
+    }),
+    Field {
+        name: "x-perf",
+        kind: Kind::Nested {
+            shape: || Shape::Object(table::members(PERF)),
+            read: |to, value, at| {
+                let Value::Object(mut object) = value else {
+                    return Err(table::wrong_type(at.whole(), "object"));
+                };
+                table::read(PERF, &mut to.perf, &mut object, at)?;
+                table::refuse_rest(&object, at, "x-perf", table::names(PERF))
+            },
+        },
+        need: Need::Optional("as its members say"),
+        help: "how the job copies",
+    },
     Rows::TARGET,
+];
+
+static PERF: &[Field<Perf>] = &[
+    Field {
+        name: "use-copy-range",
+        kind: Kind::Bool(|_, _| Ok(())),
+        need: Need::Default("off"),
+        help: "changes nothing: data passes through memory",
+    },
+    Field {
+        name: "max-workers",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |perf, workers| put(&mut perf.max_workers, workers),
+        },
+        need: Need::Default("64"),
+        help: "copies at the same time, which the job's memory of 16 MiB limits to 16",
+    },
+    Field {
+        name: "max-chunk",
+        kind: Kind::Int {
+            range: i64::MIN..=i64::MAX,
+            set: |perf, bytes| put(&mut perf.max_chunk, bytes),
+        },
+        need: Need::Default("0"),
+        help: "most bytes of one copy, at most 1048576, which 0 stands for",
+    },
+    Field {
+        name: "min-cluster-size",
+        kind: Kind::Int {
+            range: 0..=1 << 20,
+            set: |perf, bytes| put(&mut perf.min_cluster_size, bytes.unsigned_abs()),
+        },
+        need: Need::Default("65536"),
+        help: "bytes that are copied before one of them is overwritten: a power of two",
+    },
 ];

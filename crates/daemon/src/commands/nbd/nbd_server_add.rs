@@ -2,8 +2,7 @@
 
 use control::qmp::Returns;
 use control::{Action, Step};
-use options::OptionError;
-use options::table::{self, Field, Kind, Need, put};
+use options::table::{Field, Kind, Need, put};
 use serde_json::json;
 
 use super::super::Command;
@@ -16,14 +15,17 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, Arguments { device, name, description, writable }| {
+    run: |daemon, Arguments { device, name, description, writable, bitmap }| {
         Box::pin(async move {
             let name = name.unwrap_or_else(|| device.clone());
-            let export = daemon.graph.nbd_export(&device, &name, &description, writable);
+            let bitmap_name = bitmap.as_deref();
+            let export =
+                daemon.graph.nbd_export(&device, &name, &description, bitmap_name, writable);
             let export = export.map_err(DaemonError::from)?;
             let options = json!({
                 "type": "nbd", "id": export.id, "node-name": device, "name": name,
                 "description": description, "writable": export.writable,
+                "bitmaps": bitmap.into_iter().collect::<Vec<_>>(),
             });
             let origin = format!("--export {options}");
             daemon.add(&Step { origin, action: Action::Export(export) }).await?;
@@ -38,6 +40,7 @@ pub(super) struct Arguments {
     name: Option<String>,
     description: String,
     writable: bool,
+    bitmap: Option<String>,
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
@@ -65,9 +68,10 @@ static ARGUMENTS: &[Field<Arguments>] = &[
         need: Need::Default("off"),
         help: "whether clients may write, if the node can be written to",
     },
-    Field::unoffered("bitmap", |_, bitmap, name, at| {
-        // No node has bitmaps.
-        let bitmap = table::text(bitmap, name, at)?;
-        Err(OptionError::new(format!("Bitmap '{bitmap}' is not found")))
-    }),
+    Field {
+        name: "bitmap",
+        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.bitmap, Some(name)) },
+        need: Need::Optional("none"),
+        help: "a dirty bitmap that clients can ask for",
+    },
 ];

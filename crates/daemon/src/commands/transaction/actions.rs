@@ -36,7 +36,7 @@ pub(super) enum Action {
 /// What undoes it.
 pub(super) enum Undo {
     RemoveBitmap(BitmapName),
-    AddBitmap(String, Arc<DirtyBitmap>),
+    AddBitmap(String, Arc<DirtyBitmap>, usize),
     SetBits(Arc<DirtyBitmap>, Bitmap),
     SetRecording(Arc<DirtyBitmap>, bool),
     CancelJob(String),
@@ -155,8 +155,8 @@ impl Daemon {
                 Undo::RemoveBitmap(name)
             }
             Action::BitmapRemove(name) => {
-                let bitmap = self.remove_bitmap(&name)?;
-                Undo::AddBitmap(name.node, bitmap)
+                let (bitmap, place) = self.remove_bitmap(&name).await?;
+                Undo::AddBitmap(name.node, bitmap, place)
             }
             Action::BitmapClear(name) => {
                 let (bitmap, bits) = self.clear_bitmap(&name)?;
@@ -191,10 +191,10 @@ impl Daemon {
     /// Undoes an action. No request of a user has been carried out since.
     pub(super) async fn undo(&mut self, undo: Undo) {
         match undo {
-            Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name)),
-            Undo::AddBitmap(node, bitmap) => {
+            Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name).await),
+            Undo::AddBitmap(node, bitmap, place) => {
                 if let Some(tracking) = self.nodes.tracking(&node) {
-                    tracking.add_bitmap(bitmap);
+                    tracking.restore_bitmap(place, bitmap);
                 }
             }
             Undo::SetBits(bitmap, bits) => {

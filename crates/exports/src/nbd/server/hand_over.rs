@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Client, NbdExport, NbdServer, WorkerHandle};
 use crate::nbd::connection::SavedClient;
-use crate::nbd::session::transmission::Agreed;
+use crate::nbd::session::transmission::{Agreed, Contexts};
 
 impl NbdServer {
     /// Takes nobody from here on, nor has anybody use an export who is still to choose one; they wait
@@ -92,7 +92,11 @@ impl NbdExport {
         for SavedClient { socket, agreed, input, output } in clients {
             let (shared, export) = (self.shared.clone(), self.export.clone());
             let read_only = agreed.read_only || export.info.borrow().read_only;
-            let agreed = Agreed { read_only, ..agreed };
+            // Bitmaps that the export had in the other process only are left out of replies.
+            let there = export.info.borrow().bitmaps.len() as u32;
+            let bitmaps = agreed.contexts.bitmaps & !u64::MAX.checked_shl(there).unwrap_or(0);
+            let contexts = Contexts { bitmaps, ..agreed.contexts };
+            let agreed = Agreed { read_only, contexts, ..agreed };
             let left = (input, output);
             let client = Client { socket: Arc::new(socket), agreed, secured: None, left };
             self.shared.count(async move { shared.attend(&export, client).await });

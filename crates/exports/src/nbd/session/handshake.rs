@@ -3,17 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::transmission::Agreed;
+use super::transmission::{Agreed, Context, Contexts};
 use crate::nbd::wire::option::{
-    ClientOption, Contexts, InfoRequest, Invalid, OptionError, OptionReply, code,
+    ClientOption, Contexts as Queries, InfoRequest, Invalid, OptionError, OptionReply, code,
 };
 use crate::nbd::wire::reply::ReplyMode;
 use crate::nbd::wire::{INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, flag, handshake_flag};
 
-/// The one metadata context there is.
-const ALLOCATION: &str = "base:allocation";
-/// Its number.
-pub const ALLOCATION_ID: u32 = 0;
+/// Metadata contexts: the parts of their names.
+const BASE: &str = "base:";
+const ALLOCATION: &str = "allocation";
+const QEMU: &str = "qemu:";
+const DEPTH: &str = "allocation-depth";
+const BITMAP: &str = "dirty-bitmap:";
 
 /// QSD's error for an option that is sent twice.
 const EXTENDED_ALREADY: &str = "extended headers already negotiated";
@@ -36,9 +38,61 @@ pub struct ExportInfo {
     /// Bytes: a power of two, at most 65536, that `size` is a multiple of. Requests that are no
     /// multiple of it are slow, or refused where the client was told so.
     pub minimum_block: u32,
+    /// There is a context `qemu:allocation-depth`.
+    pub allocation_depth: bool,
+    /// The names of bitmaps that there are contexts of, at most
+    /// [`MAX_BITMAPS`](super::transmission::MAX_BITMAPS).
+    pub bitmaps: Vec<String>,
 }
 
 impl ExportInfo {
+    fn bitmaps(&self, is_wanted: impl Fn(&str) -> bool) -> u64 {
+        let names = self.bitmaps.iter().zip(0..);
+        names.filter(|(name, _)| is_wanted(name)).fold(0, |bits, (_, index)| bits | 1 << index)
+    }
+
+    /// The contexts that a query asks for. `lists`: a namespace alone stands for all in it.
+    fn contexts_of(&self, query: &str, lists: bool) -> Contexts {
+        let none = Contexts::default();
+        if let Some(name) = query.strip_prefix(BASE) {
+            return Contexts { allocation: name == ALLOCATION || lists && name.is_empty(), ..none };
+        }
+        let Some(name) = query.strip_prefix(QEMU) else { return none };
+        let all = lists && name.is_empty();
+        let bitmaps = match name.strip_prefix(BITMAP) {
+            Some("") => self.bitmaps(|_| lists),
+            Some(wanted) => self.bitmaps(|name| name == wanted),
+            None => self.bitmaps(|_| all),
+        };
+        let depth = self.allocation_depth && (all || name == DEPTH);
+        Contexts { depth, bitmaps, ..none }
+    }
+
+    /// All contexts that queries ask for. `lists`: and all if there are no queries.
+    fn contexts(&self, queries: &[&str], lists: bool) -> Contexts {
+        let mut contexts = Contexts::default();
+        let all = [BASE, QEMU];
+        let queries = if lists && queries.is_empty() { &all } else { queries };
+        for query in queries {
+            let Contexts { allocation, depth, bitmaps } = self.contexts_of(query, lists);
+            contexts.allocation |= allocation;
+            contexts.depth |= depth;
+            contexts.bitmaps |= bitmaps;
+        }
+        contexts
+    }
+
+    fn context_name(&self, context: Context) -> String {
+        match context {
+            Context::Allocation => format!("{BASE}{ALLOCATION}"),
+            Context::Depth => format!("{QEMU}{DEPTH}"),
+            Context::Bitmap(index) => {
+                let name = self.bitmaps.get(index as usize).map_or("", String::as_str);
+                format!("{QEMU}{BITMAP}{name}")
+            }
+        }
+    }
+
     /// The transmission flags for a client with those replies.
     fn flags(&self, mode: ReplyMode) -> u16 {
         let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE;
@@ -126,8 +180,8 @@ pub struct Negotiation {
     fixed: bool,
     no_zeroes: bool,
     mode: ReplyMode,
-    /// The export for which `base:allocation` was chosen.
-    allocation_of: Option<String>,
+    /// The metadata contexts that were chosen, and of which export.
+    contexts: Option<(String, Contexts)>,
 }
 
 impl Negotiation {
@@ -240,23 +294,24 @@ impl Negotiation {
                 answer.put(OptionReply::Ack);
             }
             Ok(ClientOption::ListMetaContext(contexts)) => {
-                if self.find_for_contexts(&contexts, exports, &mut answer) {
-                    let all = contexts.queries.is_empty();
-                    if all || contexts.queries.iter().any(|q| [ALLOCATION, "base:"].contains(q)) {
-                        answer.put(OptionReply::MetaContext { id: 0, name: ALLOCATION });
+                if let Some(export) = self.find_for_contexts(&contexts, exports, &mut answer) {
+                    for context in export.contexts(&contexts.queries, true).iter() {
+                        let name = &export.context_name(context);
+                        answer.put(OptionReply::MetaContext { id: 0, name });
                     }
                     answer.put(OptionReply::Ack);
                 }
             }
             Ok(ClientOption::SetMetaContext(contexts)) => {
-                self.allocation_of = None;
-                if self.find_for_contexts(&contexts, exports, &mut answer) {
-                    if contexts.queries.contains(&ALLOCATION) {
-                        self.allocation_of = Some(contexts.name.to_owned());
-                        answer
-                            .put(OptionReply::MetaContext { id: ALLOCATION_ID, name: ALLOCATION });
+                self.contexts = None;
+                if let Some(export) = self.find_for_contexts(&contexts, exports, &mut answer) {
+                    let chosen = export.contexts(&contexts.queries, false);
+                    for context in chosen.iter() {
+                        let (id, name) = (context.id(), &export.context_name(context));
+                        answer.put(OptionReply::MetaContext { id, name });
                     }
                     answer.put(OptionReply::Ack);
+                    self.contexts = Some((contexts.name.to_owned(), chosen));
                 }
             }
             Ok(ClientOption::Unknown) => {
@@ -319,22 +374,22 @@ impl Negotiation {
         Some(index)
     }
 
-    /// Whether contexts can be asked for now, and of that export; refuses it if not.
-    fn find_for_contexts(
+    /// The export that contexts are asked of, if that can be asked for now; refuses it if not.
+    fn find_for_contexts<'a>(
         &self,
-        contexts: &Contexts<'_>,
-        exports: &[Arc<ExportInfo>],
+        queries: &Queries<'_>,
+        exports: &'a [Arc<ExportInfo>],
         answer: &mut Answer<'_>,
-    ) -> bool {
+    ) -> Option<&'a ExportInfo> {
         if self.mode == ReplyMode::Simple {
             answer.refuse(OptionError::Invalid, "structured replies are to be negotiated first");
-            return false;
+            return None;
         }
-        if find(contexts.name, exports).is_none() {
-            answer.refuse(OptionError::Unknown, &not_present(contexts.name));
-            return false;
+        let found = find(queries.name, exports).and_then(|index| exports.get(index));
+        if found.is_none() {
+            answer.refuse(OptionError::Unknown, &not_present(queries.name));
         }
-        true
+        found.map(|export| &**export)
     }
 
     fn agreed(&self, export: &ExportInfo, keeps_block_size: bool) -> Agreed {
@@ -343,7 +398,10 @@ impl Negotiation {
             read_only: export.read_only,
             mode: self.mode,
             minimum_block: if keeps_block_size { export.minimum_block } else { 1 },
-            allocation: self.allocation_of.as_ref() == Some(&export.name),
+            contexts: match &self.contexts {
+                Some((name, contexts)) if *name == export.name => *contexts,
+                _ => Contexts::default(),
+            },
         }
     }
 }

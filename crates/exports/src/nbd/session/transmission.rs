@@ -15,8 +15,77 @@ pub struct Agreed {
     pub mode: ReplyMode,
     /// Offsets and lengths are multiples of it, bytes, a power of two.
     pub minimum_block: u32,
-    /// `base:allocation` was chosen.
+    /// The metadata contexts that were chosen.
+    pub contexts: Contexts,
+}
+
+/// Metadata contexts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contexts {
+    /// `base:allocation`.
     pub allocation: bool,
+    /// `qemu:allocation-depth`.
+    pub depth: bool,
+    /// `qemu:dirty-bitmap:NAME`: a bit for each of the export's bitmaps, the first one's the lowest.
+    pub bitmaps: u64,
+}
+
+/// Most bitmaps of an export.
+pub const MAX_BITMAPS: usize = 64;
+
+/// Numbers of contexts, those of QEMU. Bitmaps are numbered from the last one on.
+const ALLOCATION: u32 = 0;
+const DEPTH: u32 = 1;
+const FIRST_BITMAP: u32 = 2;
+
+/// A metadata context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Context {
+    /// `base:allocation`.
+    Allocation,
+    /// `qemu:allocation-depth`.
+    Depth,
+    /// `qemu:dirty-bitmap:NAME`: of the bitmap of that index.
+    Bitmap(u32),
+}
+
+impl Context {
+    /// The context's number.
+    pub fn id(self) -> u32 {
+        match self {
+            Context::Allocation => ALLOCATION,
+            Context::Depth => DEPTH,
+            Context::Bitmap(index) => FIRST_BITMAP + index,
+        }
+    }
+}
+
+impl Contexts {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == Contexts::default()
+    }
+
+    /// All, in the order of their numbers.
+    pub fn iter(self) -> impl Iterator<Item = Context> {
+        let bitmaps = (0..MAX_BITMAPS as u32).filter(move |index| self.bitmaps >> index & 1 == 1);
+        let allocation = self.allocation.then_some(Context::Allocation);
+        let depth = self.depth.then_some(Context::Depth);
+        allocation.into_iter().chain(depth).chain(bitmaps.map(Context::Bitmap))
+    }
+
+    /// The contexts of these numbers. Those that there cannot be are left out.
+    pub fn of_ids(ids: impl IntoIterator<Item = u32>) -> Contexts {
+        let mut contexts = Contexts::default();
+        for id in ids {
+            match id {
+                ALLOCATION => contexts.allocation = true,
+                DEPTH => contexts.depth = true,
+                id => contexts.bitmaps |= 1u64.checked_shl(id - FIRST_BITMAP).unwrap_or(0),
+            }
+        }
+        contexts
+    }
 }
 
 /// A request that can be carried out: in range, aligned, allowed.
@@ -133,7 +202,7 @@ impl Agreed {
             CommandType::Write if extended => (command_flag::PAYLOAD_LEN, true),
             CommandType::Write | CommandType::Trim => (0, true),
             CommandType::WriteZeroes => (command_flag::NO_HOLE | command_flag::FAST_ZERO, true),
-            CommandType::BlockStatus if self.allocation => (command_flag::REQ_ONE, false),
+            CommandType::BlockStatus if !self.contexts.is_empty() => (command_flag::REQ_ONE, false),
             _ => return Err(NbdError::Inval),
         };
         // Any command may have FUA.

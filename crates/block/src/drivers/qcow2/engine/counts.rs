@@ -44,7 +44,7 @@ pub(in super::super) fn set_count(block: &mut [u8], at: usize, order: u32, to: u
 impl Engine {
     /// Finds free clusters that follow each other, and holds them: one or more, at most `most`. They are not
     /// counted.
-    pub(super) fn reserve(&mut self, most: u64) -> Result<Room, Stop> {
+    pub(in super::super) fn reserve(&mut self, most: u64) -> Result<Room, Stop> {
         let bits = self.format.block_bits();
         loop {
             if self.first_free >= self.most_clusters() {
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// Free clusters for tables, so many that follow each other. Each counts as used once.
-    pub(super) fn take(&mut self, clusters: u64) -> Result<u64, Stop> {
+    pub(in super::super) fn take(&mut self, clusters: u64) -> Result<u64, Stop> {
         if clusters > 1 {
             return self.take_at_end(clusters);
         }
@@ -273,6 +273,22 @@ impl Engine {
             self.held.insert(cluster..cluster + 1);
             self.give_up(cluster..cluster + 1);
         }
+    }
+
+    /// A cluster that was [reserved](Self::reserve) is in use: by something that no table here leads to.
+    pub(in super::super) fn use_reserved(&mut self, host: u64) -> Result<(), Stop> {
+        let cluster = host >> self.format.cluster_bits;
+        self.raise(cluster)?;
+        self.held.remove(cluster..cluster + 1);
+        Ok(())
+    }
+
+    /// A cluster that something else than a table here led to is not in use any more.
+    pub(in super::super) fn give_back(&mut self, host: u64) -> Result<(), Stop> {
+        let cluster = host >> self.format.cluster_bits;
+        self.count_slot(cluster)?;
+        self.lower(cluster);
+        Ok(())
     }
 
     fn note_count(&mut self, cluster: u64, at: usize) {

@@ -1,0 +1,118 @@
+//! Reading the bitmaps of an image that is opened.
+
+use std::io;
+use std::sync::Arc;
+
+use super::directory::{self, Entry, Extension};
+use super::{Directory, data_clusters};
+use crate::drivers::qcow2::context::Channels;
+use crate::drivers::qcow2::header::Header;
+use crate::drivers::qcow2::steps::{read, write};
+use crate::drivers::qcow2::storage::sync;
+use crate::track::{DirtyBitmap, Storage};
+
+/// Most bits of all bitmaps of an image, 512 MiB of memory: more is an image that is made to take memory.
+const MAX_BITS: u64 = 1 << 32;
+
+/// What an image has.
+#[derive(Default)]
+pub(in super::super) struct Loaded {
+    pub(super) directory: Directory,
+    pub(super) bitmaps: Vec<Arc<DirtyBitmap>>,
+}
+
+/// Most names in a log line.
+const TOLD: usize = 8;
+
+impl Loaded {
+    /// The names of inconsistent bitmaps, for a log line. `None`: there are none.
+    pub(in super::super) fn inconsistent(&self) -> Option<String> {
+        let all = self.bitmaps.iter();
+        let all = all.filter(|bitmap| bitmap.storage() == Storage::Inconsistent);
+        let names: Vec<_> = all.map(|bitmap| format!("{:?}", bitmap.name())).collect();
+        let told = names.get(..TOLD).unwrap_or(&names).join(", ");
+        match names.len() {
+            0 => None,
+            1..=TOLD => Some(told),
+            more => Some(format!("{told} and {} more", more - TOLD)),
+        }
+    }
+}
+
+fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: qemu-img check", why.into()))
+}
+
+/// Reads the bitmaps of an image. `end`: that of the file. `mark`: has the file say that they are in use, on stable
+/// storage on return.
+pub(in super::super) async fn load(
+    channels: &Channels,
+    header: &Header,
+    extension: Extension,
+    end: u64,
+    read_only: bool,
+    mark: bool,
+) -> io::Result<Loaded> {
+    let at @ (offset, len) = extension.directory;
+    if offset + len > end {
+        return Err(invalid("the bitmap directory is beyond the end of the file"));
+    }
+    let mut bytes = read(channels, offset, len as usize).await?;
+    let parsed = directory::parse(&bytes, extension, header.cluster);
+    let mut entries = parsed.map_err(invalid)?;
+    let valid = entries.iter().filter(|entry| !entry.in_use);
+    let bits = valid.map(|entry| header.size.div_ceil(entry.granularity()));
+    if bits.fold(0, u64::saturating_add) > MAX_BITS {
+        return Err(invalid(format!("the bitmaps have more than {MAX_BITS} bits")));
+    }
+    let mut bitmaps = Vec::new();
+    for entry in &entries {
+        let storage = match (entry.in_use, read_only) {
+            (true, _) => Storage::Inconsistent,
+            (false, true) => Storage::ReadOnlyImage,
+            (false, false) => Storage::Image,
+        };
+        let (name, granularity) = (entry.name.clone(), entry.granularity());
+        let bitmap = DirtyBitmap::new(name, header.size, granularity, entry.auto, storage);
+        if !entry.in_use {
+            load_bits(channels, header, end, entry, &bitmap).await?;
+        }
+        bitmaps.push(Arc::new(bitmap));
+    }
+    if mark && entries.iter().any(|entry| !entry.in_use) {
+        directory::set_in_use(&mut bytes, &entries);
+        write(channels, offset, &bytes)?.await.0?;
+        sync(channels).await?;
+        entries.iter_mut().for_each(|entry| entry.in_use = true);
+    }
+    Ok(Loaded { directory: Directory { entries, at }, bitmaps })
+}
+
+async fn load_bits(
+    channels: &Channels,
+    header: &Header,
+    end: u64,
+    entry: &Entry,
+    bitmap: &DirtyBitmap,
+) -> io::Result<()> {
+    let damaged = || invalid(format!("bitmap '{}' is damaged", entry.name));
+    let bytes = bitmap.bits().byte_len();
+    if u64::from(entry.table.1) != bytes.div_ceil(header.cluster) {
+        return Err(damaged());
+    }
+    let ones = vec![0xff; header.cluster as usize];
+    let table = data_clusters(channels, entry, end).await?.ok_or_else(damaged)?;
+    for (raw, at) in table.into_iter().zip((0..bytes).step_by(header.cluster as usize)) {
+        let len = header.cluster.min(bytes - at) as usize;
+        match raw {
+            0 => {}
+            1 => bitmap.bits().set_bytes(at, &ones[..len]),
+            offset if offset.is_multiple_of(header.cluster) && offset < end => {
+                let bits = read(channels, offset, len).await?;
+                bitmap.bits().set_bytes(at, &bits);
+            }
+            _ => return Err(damaged()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Persistent dirty bitmaps of an image.
+//!
+//! An image that is opened for writing marks its bitmaps as in use, on stable storage before anything else
+//! changes. A kill leaves them so, and whoever opens the image next finds them inconsistent. Closing the image
+//! stores them. The new bitmaps lie in clusters that nothing refers to, until one sector of the header leads to the
+//! new directory.
+
+mod directory;
+mod load;
+mod store;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use event_loop::EventLoop;
+use event_loop::sync::lock;
+use nix::errno::Errno;
+
+use self::directory::Entry;
+pub(super) use self::directory::Extension;
+pub(super) use self::load::{Loaded, load};
+use super::context::Channels;
+use super::image::{Image, errno_of};
+use super::open::Below;
+use super::steps::{ENTRY, read};
+use crate::track::{BitmapStore, DirtyBitmap, Forgotten, Storage, Tracking};
+
+/// What the file has.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Directory {
+    entries: Vec<Entry>,
+    /// First byte and length. Without entries: `(0, 0)`.
+    at: (u64, u64),
+}
+
+/// The bitmaps of an image.
+pub(super) struct ImageBitmaps {
+    node_name: String,
+    below: Below,
+    image: Arc<Image>,
+    directory: Mutex<Directory>,
+    /// Held by what changes the directory.
+    changing: tokio::sync::Mutex<()>,
+    loaded: Vec<Arc<DirtyBitmap>>,
+    /// Of an image that another process hands over: whether it is this process' alone. Before, nothing is written.
+    owned: Option<Arc<AtomicBool>>,
+    /// Has the bitmaps that are to be stored, instead of those above.
+    tracking: Mutex<Option<Arc<Tracking>>>,
+}
+
+/// The names of bitmaps that stay in the file as they are.
+fn inconsistent(bitmaps: &[Arc<DirtyBitmap>]) -> HashSet<&str> {
+    let kept = bitmaps.iter().filter(|bitmap| bitmap.storage() == Storage::Inconsistent);
+    kept.map(|bitmap| bitmap.name()).collect()
+}
+
+/// A bitmap in the file, as QMP tells of it.
+pub(super) struct Told {
+    pub(super) name: String,
+    pub(super) granularity: u64,
+    pub(super) flags: Vec<&'static str>,
+}
+
+impl ImageBitmaps {
+    pub(super) fn new(
+        node_name: String,
+        below: Below,
+        image: Arc<Image>,
+        loaded: Loaded,
+        owned: Option<Arc<AtomicBool>>,
+    ) -> ImageBitmaps {
+        ImageBitmaps {
+            node_name,
+            below,
+            image,
+            directory: Mutex::new(loaded.directory),
+            changing: tokio::sync::Mutex::default(),
+            loaded: loaded.bitmaps,
+            owned,
+            tracking: Mutex::default(),
+        }
+    }
+
+    /// What the file has.
+    pub(super) fn tell(&self) -> Vec<Told> {
+        let directory = lock(&self.directory);
+        let tell = |entry: &Entry| {
+            let flags = [(entry.in_use, "in-use"), (entry.auto, "auto")];
+            let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag);
+            let (name, granularity) = (entry.name.clone(), entry.granularity());
+            Told { name, granularity, flags: flags.collect() }
+        };
+        directory.entries.iter().map(tell).collect()
+    }
+
+    /// The bitmaps that are to be in the image, the oldest first.
+    fn stored(&self) -> Vec<Arc<DirtyBitmap>> {
+        match &*lock(&self.tracking) {
+            Some(tracking) => tracking.stored(),
+            None => self.loaded.clone(),
+        }
+    }
+
+    /// Logs the bitmaps that an image that is only read cannot store.
+    pub(super) fn tell_lost(&self) {
+        let stored = self.stored();
+        let lost = stored.iter().filter(|bitmap| bitmap.storage() == Storage::Image);
+        for bitmap in lost {
+            let (bitmap, node) = (bitmap.name(), &self.node_name);
+            log::warn!(
+                "bitmap '{bitmap}' of node '{node}' is lost: its image is open for reading only"
+            );
+        }
+    }
+
+    /// Whether the file has what it is to have once it is closed.
+    pub(super) fn are_whole(&self) -> bool {
+        let stored = self.stored();
+        let kept = inconsistent(&stored);
+        let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
+        self.image.read_only
+            || !is_ours
+            || stored.iter().all(|bitmap| bitmap.storage() != Storage::Image)
+                && lock(&self.directory).entries.iter().all(|entry| kept.contains(&*entry.name))
+    }
+}
+
+impl BitmapStore for ImageBitmaps {
+    fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
+        self.loaded.clone()
+    }
+
+    fn keep(&self, tracking: Arc<Tracking>) {
+        *lock(&self.tracking) = Some(tracking);
+    }
+
+    fn check_new(&self, name: &str, granularity: u64) -> Result<(), String> {
+        let prefix = format!("Can't make bitmap '{name}' persistent in '{}': ", self.node_name);
+        if self.image.version < 3 {
+            return Err(prefix + "Cannot store dirty bitmaps in qcow2 v2 files");
+        }
+        let names: Vec<_> = self.stored().iter().map(|bitmap| bitmap.name().to_owned()).collect();
+        let checked = directory::check_new(name, granularity, self.image.size(), &names);
+        checked.map_err(|why| prefix + &why)
+    }
+
+    fn forget(self: Arc<Self>, name: &str, event_loop: &EventLoop) -> Forgotten {
+        let (name, event_loop) = (name.to_owned(), event_loop.clone());
+        Box::pin(async move {
+            if lock(&self.directory).entries.iter().all(|entry| entry.name != name) {
+                return Ok(());
+            }
+            let channels = self.below.open_channels(&event_loop).map_err(errno_of)?;
+            self.remove(&channels, &name).await?;
+            self.image.flush(&channels).await
+        })
+    }
+}
+
+/// The entries of a bitmap's table: places of clusters in the file; 0 for zeroes and 1 for ones. `end`: that of the
+/// file. `None`: the table is not in the file.
+async fn data_clusters(
+    channels: &Channels,
+    entry: &Entry,
+    end: u64,
+) -> Result<Option<Vec<u64>>, Errno> {
+    let (offset, entries) = entry.table;
+    let len = u64::from(entries) * ENTRY as u64;
+    if offset + len > end {
+        return Ok(None);
+    }
+    let table = read(channels, offset, len as usize).await?;
+    let (table, _) = table.as_chunks::<ENTRY>();
+    Ok(Some(table.iter().map(|entry| u64::from_be_bytes(*entry)).collect()))
+}

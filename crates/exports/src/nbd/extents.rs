@@ -1,0 +1,135 @@
+//! Replies to block status requests: a chunk for each metadata context that the client has chosen.
+
+use block::status::{self, EXTENT_LEN, Extent, State};
+use block::track::DirtyBitmap;
+use event_loop::IoBufs;
+
+use super::session::transmission::{Context, Contexts};
+use super::wire::reply::{
+    Asked, MAX_HEADER, Reply, ReplyMode, allocation, dirty, encode_extent, extent_len,
+};
+use std::sync::Arc;
+
+/// Extents of a chunk at most.
+const MAX_EXTENTS: usize = 1024;
+
+fn most(one: bool) -> usize {
+    if one { 1 } else { MAX_EXTENTS }
+}
+
+/// Bytes of the chunks, at most.
+pub(super) fn reply_len(contexts: Contexts, one: bool) -> usize {
+    contexts.iter().count() * (MAX_HEADER + most(one) * EXTENT_LEN)
+}
+
+/// Bytes of what the node tells, at most.
+pub(super) fn told_len(contexts: Contexts, one: bool) -> usize {
+    if asks_node(contexts) { most(one) * EXTENT_LEN } else { 0 }
+}
+
+/// Whether the node has to be asked.
+pub(super) fn asks_node(contexts: Contexts) -> bool {
+    contexts.allocation || contexts.depth
+}
+
+/// A reply in the making.
+pub(super) struct Chunks<'a> {
+    pub(super) mode: ReplyMode,
+    pub(super) asked: Asked,
+    /// Bytes of the disk, and of one extent only.
+    pub(super) len: u64,
+    pub(super) one: bool,
+    /// The memory, and where the next byte goes.
+    pub(super) memory: &'a mut IoBufs,
+    pub(super) at: usize,
+}
+
+impl Chunks<'_> {
+    /// Puts all chunks. Returns whether there were extents for each. `told`: by the node.
+    pub(super) fn put_all(
+        &mut self,
+        contexts: Contexts,
+        bitmaps: &[Arc<DirtyBitmap>],
+        told: &IoBufs,
+    ) -> bool {
+        let of_node = |flags: fn(Extent) -> u32| {
+            let extents = (0..).map_while(|index| status::extent(told, index));
+            extents.map(move |extent| (extent.len, flags(extent)))
+        };
+        let left = contexts.iter().count();
+        for (context, left) in contexts.iter().zip((0..left).rev()) {
+            let id = context.id();
+            let is_put = match context {
+                Context::Allocation => self.put(id, left == 0, of_node(state)),
+                Context::Depth => self.put(id, left == 0, of_node(|extent| extent.depth)),
+                Context::Bitmap(index) => match bitmaps.get(index as usize) {
+                    Some(bitmap) => {
+                        let runs = runs(bitmap, self.asked.offset, self.len);
+                        self.put(id, left == 0, runs)
+                    }
+                    None => false,
+                },
+            };
+            if !is_put {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Puts a chunk. Neighbouring extents that are the same become one. `false`: there are no extents.
+    fn put(
+        &mut self,
+        context: u32,
+        is_last: bool,
+        extents: impl Iterator<Item = (u64, u32)>,
+    ) -> bool {
+        let header =
+            |count| Reply::Status { context, count }.encode_chunk(self.mode, self.asked, is_last);
+        let first = self.at + header(1).1;
+        let len = extent_len(self.mode);
+        let mut count = 0;
+        let mut last: Option<(u64, u32)> = None;
+        for (bytes, flags) in extents {
+            let merged = match last {
+                Some((before, same)) if same == flags => before + bytes,
+                _ if count == most(self.one) => break,
+                _ => {
+                    count += 1;
+                    bytes
+                }
+            };
+            last = Some((merged, flags));
+            let encoded = encode_extent(self.mode, merged, flags);
+            self.memory.copy_in(first + (count - 1) * len, &encoded[..len]);
+            if self.mode != ReplyMode::Extended && merged > u64::from(u32::MAX) {
+                // It was cut short, so the next one would not be adjacent.
+                break;
+            }
+        }
+        let (header, header_len) = header(count as u32);
+        self.memory.copy_in(self.at, &header[..header_len]);
+        self.at = first + count * len;
+        count > 0
+    }
+}
+
+fn state(extent: Extent) -> u32 {
+    match extent.state {
+        State::Data => 0,
+        State::Hole => allocation::HOLE | allocation::ZERO,
+        State::Zeroes => allocation::ZERO,
+    }
+}
+
+fn runs(bitmap: &DirtyBitmap, offset: u64, len: u64) -> impl Iterator<Item = (u64, u32)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done >= len {
+            return None;
+        }
+        let (is_set, run) = bitmap.bits().run(offset + done, len - done);
+        done += run;
+        Some((run, if is_set { dirty::DIRTY } else { 0 }))
+    })
+}
