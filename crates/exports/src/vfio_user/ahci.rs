@@ -5,6 +5,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
 use devices::pci::{Bar, Description, Identity, InterruptPin, Msi};
@@ -17,7 +18,6 @@ use stats::QueueStats;
 use super::device::Device;
 use super::interrupts::Interrupts;
 use crate::vhost_user::ExportError;
-use crate::vhost_user::flush::flush;
 
 /// The controller of Intel's ICH9, which drivers of all systems know.
 const DESCRIPTION: Description = Description {
