@@ -48,7 +48,7 @@ fn an_upgrade_is_refused_and_the_drive_stays() {
     assert_eq!(ids(&mut client), 0x2922_8086);
     let mut qmp = Qmp::connect(&server.socket("monitor"));
     let why = qmp.refused("x-upgrade", json!({}));
-    assert!(why.contains("vfio-user-ahci cannot be handed over"), "{why}");
+    assert!(why.contains("vfio-user exports cannot be handed over"), "{why}");
     let why = qmp.refused("block-export-del", json!({"id": "ahci"}));
     assert_eq!(why, "export 'ahci' still in use");
     drop(client);

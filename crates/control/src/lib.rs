@@ -64,7 +64,8 @@ pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{
     Addr, Address, AhciOptions, AllowOther, ExportKind, ExportNeeds, ExportOptions, ExportType,
-    FuseOptions, MAX_QUEUES, NbdOptions, ScsiOptions, SizeUse, VhostUserOptions,
+    FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions, ScsiOptions, SizeUse,
+    VhostUserOptions,
 };
 pub use graph::Graph;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};

@@ -320,8 +320,8 @@ fn export_info(export: ExportInfo<'_>) -> Json {
         "type": export.kind,
         "id": export.id,
     });
-    if let Some(luns) = export.luns {
-        info["luns"] = luns.into();
+    if let Some((list, nodes)) = export.list {
+        info[list] = nodes.into();
     }
     if let Some(status) = export.io_status {
         info["io-status"] = match status {

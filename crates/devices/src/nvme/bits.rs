@@ -113,7 +113,7 @@ impl DoorbellOf {
     /// The doorbell at an offset of BAR 0. `None`: none is there.
     pub(crate) fn at(offset: u64) -> Option<Self> {
         let at = offset.checked_sub(DOORBELLS_AT)?;
-        if offset >= MSIX_TABLE_AT.into() || !at.is_multiple_of(DOORBELL) {
+        if offset >= u64::from(MSIX_TABLE_AT) || !at.is_multiple_of(DOORBELL) {
             return None;
         }
         let number = u16::try_from(at / DOORBELL).ok()?;

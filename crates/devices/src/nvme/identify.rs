@@ -10,9 +10,10 @@ use super::status::Status;
 /// Bytes of the data of Identify.
 pub(crate) const IDENTIFY_SIZE: usize = 4096;
 
-/// PCI vendor and subsystem vendor: those of the PCI function.
-pub(crate) const VENDOR: u16 = 0x4e58;
-pub(crate) const SUBSYSTEM_VENDOR: u16 = 0x1af4;
+/// The PCI vendor of the function.
+pub const VENDOR: u16 = 0x4e58;
+/// The PCI subsystem vendor of the function.
+pub const SUBSYSTEM_VENDOR: u16 = 0x1af4;
 
 /// CNS: which data is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

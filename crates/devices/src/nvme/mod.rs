@@ -27,6 +27,7 @@ mod worker;
 
 pub use bits::{BAR_SIZE, MAX_IO_QUEUES, MSIX_PENDING_AT, MSIX_TABLE_AT};
 pub use controller::Controller;
+pub use identify::{SUBSYSTEM_VENDOR, VENDOR};
 pub use namespace::{ControllerConfig, NamespaceConfig};
 pub use shared::Messages;
 pub use worker::Attachment;

@@ -486,8 +486,9 @@ impl Completion for Worker {
             }
             (Err(Errno::EOPNOTSUPP), Work::Deallocate) => {}
             (Err(errno), _) => {
+                let unit = slot.nsid.saturating_sub(1) as u16;
                 if let Some(stats) = self.shared.stats.get(usize::from(slot.sqid) - 1) {
-                    stats.node_failed(slot.nsid as u16, slot.kind, slot.range.offset, errno);
+                    stats.node_failed(unit, slot.kind, slot.range.offset, errno);
                 }
                 let kind = match slot.work {
                     Work::Compare(_) | Work::Verify(_) => Kind::Read,

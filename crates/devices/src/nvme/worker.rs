@@ -420,7 +420,10 @@ impl Worker {
                 continue;
             }
             let mut taken = 0;
-            while let Some(step) = self.state.borrow_mut().next(self, qid) {
+            loop {
+                // Not borrowed while it is begun, which may answer it.
+                let step = self.state.borrow_mut().next(self, qid);
+                let Some(step) = step else { break };
                 taken += 1;
                 pieces += self.begin(&me, step);
                 if pieces >= PIECES_PER_TURN {

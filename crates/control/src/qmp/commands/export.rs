@@ -103,6 +103,11 @@ static EXPORT_INFO: &[Member] = &[
         Reply::List(&Reply::Text),
         "the block nodes of its logical units, LUN 0 first; of vhost-user-scsi only",
     ),
+    Member::optional(
+        "namespaces",
+        Reply::List(&Reply::Text),
+        "the block nodes of its namespaces, number 1 first; of vfio-user-nvme only",
+    ),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
     Member::optional(
         "io-status",
