@@ -52,8 +52,8 @@ const JOB: &str = "
     verify --do_verify=1 --numjobs=4 --offset_increment=8m --cpus_allowed=0-3 --cpus_allowed_policy=split
     verify --bssplit=512/10:4k/40:64k/30:1m/20 --bs_unaligned=0 --size=32m --do_verify=1
     dd if=/dev/urandom of=/dev/nvme0n2 bs=1M count=4 oflag=direct 2>/dev/null
-    /bin/blkdiscard -f -o 0 -l 1048576 /dev/nvme0n2
-    /bin/blkdiscard -f -z -o 1048576 -l 1048576 /dev/nvme0n2
+    /bin/blkdiscard -f -o 0 -l 1048576 /dev/nvme0n2 2>/dev/null
+    /bin/blkdiscard -f -z -o 1048576 -l 1048576 /dev/nvme0n2 2>/dev/null
     dd if=/dev/nvme0n2 bs=1M skip=1 count=1 iflag=direct 2>/dev/null | tr -d '\\000' | wc -c";
 
 #[test]
