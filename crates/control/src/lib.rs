@@ -77,7 +77,7 @@ pub use object::{
 };
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
-pub use serve::{CacheMode, ImageKind, ServeFormat, ServeOptions};
+pub use serve::{CacheMode, ImageKind, ServeDevice, ServeFormat, ServeOptions};
 pub use state::{Merged, State, configuration, relative_path};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};

@@ -13,6 +13,7 @@ mod vhost_user;
 pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, MoreNodes, SizeUse};
 pub use nbd::NbdOptions;
+pub(crate) use vfio_user::MAX_NVME_QUEUES;
 pub use vfio_user::{AhciOptions, NvmeOptions};
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 

@@ -147,7 +147,7 @@ pub(super) static NVME: &[Field<Draft>] = &[
 ];
 
 /// The most I/O queues: each has an interrupt of its own, and monitors have few descriptors for them.
-const MAX_NVME_QUEUES: u16 = 64;
+pub(crate) const MAX_NVME_QUEUES: u16 = 64;
 /// I/O queues unless they are told.
 const NVME_QUEUES: u16 = 4;
 /// The most namespaces.

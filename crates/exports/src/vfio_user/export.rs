@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -76,10 +77,12 @@ impl VfioUserExport {
         let io_thread = first(io_threads)?;
         // Guests refuse a second disk with the same identifiers. No two exports of a host have one path.
         let identity = match &listen {
-            Listen::Path(path) | Listen::TakenOver(_, Some(path)) => path.display().to_string(),
-            Listen::Fd(_) | Listen::TakenOver(_, None) => String::new(),
+            Listen::Path(path) | Listen::TakenOver(_, Some(path)) => {
+                std::path::absolute(path).unwrap_or_else(|_| path.clone())
+            }
+            Listen::Fd(_) | Listen::TakenOver(_, None) => PathBuf::new(),
         };
-        let identity = format!("{serial}\n{identity}");
+        let identity = format!("{serial}\n{}", identity.display());
         let options = NvmeOptions { writable, writethrough, serial, identity, num_queues };
         let started = NvmeDevice::start(control_loop, &io_thread, nodes, options);
         let (device, interrupts) = started.await?;
