@@ -60,7 +60,8 @@ fn controllers_are_attached_over_vfio_user() {
         let text = eventually("the instructions", || {
             Some(server.log()).filter(|text| text.contains("--user-device"))
         });
-        let option = text.split('\'').nth(1).expect("QEMU's option");
+        let option = text.split("-device '").nth(1).expect("QEMU's option");
+        let option = option.split('\'').next().expect("its value");
         let option: serde_json::Value = serde_json::from_str(option).expect("JSON");
         assert_eq!(option["driver"], "vfio-user-pci");
         assert_eq!(option["socket"]["path"], path(&socket));
