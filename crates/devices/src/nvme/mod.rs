@@ -20,6 +20,7 @@ mod identify;
 mod logs;
 mod namespace;
 mod queue;
+mod queues;
 mod requests;
 mod shared;
 mod status;

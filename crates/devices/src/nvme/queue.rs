@@ -99,16 +99,21 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Has the driver write the doorbell to memory from now on.
+    /// Has the driver write the doorbell to memory from now on. `is_new`: what is there is of an earlier queue.
     pub(crate) fn set_shadow(
         &mut self,
         doorbell: DoorbellOf,
         pages: ShadowPages,
+        is_new: bool,
         memory: &MemoryView,
     ) -> Result<(), QueueError> {
         let shadow = Shadow::of(doorbell, pages);
-        // A driver writes the shadow with the next command only.
-        memory.store_release(shadow.doorbell, self.tail)?;
+        match memory.load_acquire(shadow.doorbell)? {
+            // Linux writes the shadow from the queue's creation on, before it tells where the shadow is.
+            tail if !is_new && tail != 0 => self.move_tail(tail)?,
+            // Other drivers write it with the next command.
+            _ => memory.store_release(shadow.doorbell, self.tail)?,
+        }
         shadow.set_event(memory, self.tail)?;
         (self.event, self.shadow) = (self.tail, Some(shadow));
         Ok(())
@@ -222,10 +227,14 @@ impl CompletionQueue {
         &mut self,
         doorbell: DoorbellOf,
         pages: ShadowPages,
+        is_new: bool,
         memory: &MemoryView,
     ) -> Result<(), QueueError> {
         let shadow = Shadow::of(doorbell, pages);
-        memory.store_release(shadow.doorbell, self.head)?;
+        match memory.load_acquire(shadow.doorbell)? {
+            head if !is_new && head != 0 => self.move_head(head)?,
+            _ => memory.store_release(shadow.doorbell, self.head)?,
+        }
         self.shadow = Some(shadow);
         self.disarm(memory)
     }
@@ -376,7 +385,7 @@ mod tests {
         let memory = memory();
         let bell = DoorbellOf::Submission(1);
         let mut queue = SubmissionQueue::new(0x1000, 16);
-        queue.set_shadow(bell, PAGES, &memory).unwrap();
+        queue.set_shadow(bell, PAGES, true, &memory).unwrap();
         let (shadow, event) = (PAGES.doorbells + bell.offset(), PAGES.events + bell.offset());
         let mut tail = 0;
         let mut submit = |memory: &MemoryView| {
@@ -408,12 +417,27 @@ mod tests {
         assert_eq!(queue.refresh(&memory), Err(QueueError::Doorbell));
     }
 
+    /// Linux does so after a reset.
+    #[test]
+    fn what_a_driver_wrote_before_it_told_where_is_not_lost() {
+        let memory = memory();
+        let bell = DoorbellOf::Submission(1);
+        let mut queue = SubmissionQueue::new(0x1000, 16);
+        queue.set_tail(1).unwrap();
+        memory.store_release(PAGES.doorbells + bell.offset(), 3).unwrap();
+        queue.set_shadow(bell, PAGES, false, &memory).unwrap();
+        assert_eq!(std::iter::from_fn(|| queue.pop(&memory).unwrap()).count(), 3);
+        let mut next = SubmissionQueue::new(0x1000, 16);
+        next.set_shadow(bell, PAGES, true, &memory).unwrap();
+        assert!(next.is_empty() && !next.is_rung(&memory), "a new queue begins anew");
+    }
+
     #[test]
     fn a_full_completion_queue_reads_the_shadow() {
         let memory = memory();
         let bell = DoorbellOf::Completion(1);
         let mut queue = CompletionQueue::new(0x1000, 3);
-        queue.set_shadow(bell, PAGES, &memory).unwrap();
+        queue.set_shadow(bell, PAGES, true, &memory).unwrap();
         let (shadow, event) = (PAGES.doorbells + bell.offset(), PAGES.events + bell.offset());
         let mut head = 0;
         for cid in 0..50 {

@@ -12,9 +12,10 @@ use super::command::{ByteRange, DSM_RANGE, Entry, IoCommand, MAX_DSM_RANGES, dsm
 use super::data::DataPointer;
 use super::logs::Failed;
 use super::namespace::Namespace;
+use super::queues::State;
 use super::shared::Shared;
 use super::status::Status;
-use super::worker::{State, Worker};
+use super::worker::Worker;
 use stats::InFlight;
 use stats::Kind;
 
@@ -43,6 +44,13 @@ pub(super) struct Slot {
     status: Status,
     work: Work,
     started_ns: u64,
+}
+
+/// What a command reads next.
+pub(super) struct Piece {
+    tag: u32,
+    nsid: u32,
+    range: ByteRange,
 }
 
 /// What is done when a block request is answered.
@@ -390,6 +398,18 @@ impl Worker {
         }
     }
 
+    /// Goes on with commands that read piece by piece.
+    pub(super) fn go_on(&self) {
+        let unfinished = std::mem::take(&mut self.state.borrow_mut().unfinished);
+        let Some(me) = self.me() else { return };
+        for Piece { tag, nsid, range } in unfinished {
+            match bounce(range.len) {
+                Ok(bufs) => self.submit(&me, tag, nsid, Op::Read, range, bufs),
+                Err(_) => self.complete(tag, Err(Errno::ENOMEM), IoBufs::new()),
+            }
+        }
+    }
+
     fn submit(&self, me: &Rc<Worker>, tag: u32, nsid: u32, op: Op, range: ByteRange, bufs: IoBufs) {
         let to: Rc<dyn Completion> = me.clone();
         let channel = (nsid as usize).checked_sub(1).and_then(|at| self.channels.get(at));
@@ -497,15 +517,11 @@ impl Completion for Worker {
                 slot.status = Status::of(errno, kind);
             }
         }
-        if let Some((piece, nsid)) = next {
-            match (bounce(piece.len), self.me()) {
-                (Ok(bufs), Some(me)) => {
-                    drop(state);
-                    return self.submit(&me, tag, nsid, Op::Read, piece, bufs);
-                }
-                (Err(status), _) => slot.status = status,
-                (Ok(_), None) => slot.status = Status::INTERNAL_ERROR,
-            }
+        if let Some((range, nsid)) = next {
+            // Not from here: a node that answers at once would nest as deep as there are pieces.
+            state.unfinished.push(Piece { tag, nsid, range });
+            drop(state);
+            return self.finish_later();
         }
         slot.pending = slot.pending.saturating_sub(1);
         let done = if slot.pending == 0 { state.slots.remove(tag) } else { None };

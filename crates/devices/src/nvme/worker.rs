@@ -14,6 +14,7 @@ use nix::errno::Errno;
 
 use super::bits::DoorbellOf;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
+use super::queues::{Completion, Places, State, Submission};
 use super::requests::Slots;
 use super::shared::{Messages, Shared};
 use block::flush::flush;
@@ -102,83 +103,6 @@ impl Attachment {
     }
 }
 
-/// A submission queue and its commands.
-pub(super) struct Submission {
-    pub(super) queue: SubmissionQueue,
-    pub(super) cqid: u16,
-    pub(super) in_flight: u32,
-    /// The driver broke the rules: no more is taken.
-    is_broken: bool,
-    /// Commands were answered in this batch.
-    pub(super) has_answers: bool,
-    /// No more is taken; the answer to who wants the queue deleted.
-    deleting: Option<oneshot::Sender<()>>,
-}
-
-impl Submission {
-    pub(super) fn is_taking(&self) -> bool {
-        !self.is_broken && self.deleting.is_none()
-    }
-}
-
-/// A completion queue.
-pub(super) struct Completion {
-    pub(super) queue: CompletionQueue,
-    vector: Option<u16>,
-    /// Entries were posted in this batch.
-    pub(super) has_posts: bool,
-    /// A command waits for the driver to take entries.
-    pub(super) is_full: bool,
-}
-
-/// A place for the queue of each number, from 1 on.
-pub(super) struct Places<T>(Vec<Option<T>>);
-
-impl<T> Places<T> {
-    fn new(queues: usize) -> Self {
-        Places(std::iter::repeat_with(|| None).take(queues).collect())
-    }
-
-    #[inline]
-    pub(super) fn get(&mut self, qid: u16) -> Option<&mut T> {
-        self.0.get_mut(usize::from(qid).checked_sub(1)?)?.as_mut()
-    }
-
-    fn set(&mut self, qid: u16, value: Option<T>) {
-        let place = usize::from(qid).checked_sub(1).and_then(|at| self.0.get_mut(at));
-        if let Some(place) = place {
-            *place = value;
-        }
-    }
-
-    fn clear(&mut self) {
-        self.0.fill_with(|| None);
-    }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
-        let numbered = (1..).zip(&mut self.0);
-        numbered.filter_map(|(qid, place)| Some((qid, place.as_mut()?)))
-    }
-}
-
-/// What is preallocated, and the queues.
-pub(super) struct State {
-    pub(super) memory: Rc<MemoryView>,
-    memory_version: u64,
-    pub(super) submissions: Places<Submission>,
-    pub(super) completions: Places<Completion>,
-    pages: Option<ShadowPages>,
-    /// Counts resets: commands of earlier lives are answered to nobody.
-    pub(super) life: u64,
-    pub(super) slots: Slots,
-    /// A command waits for a slot.
-    pub(super) wants_slot: bool,
-    /// Those who wait for the commands that had begun before this number, and how many drains they have begun.
-    waiting: Vec<(u64, oneshot::Sender<()>)>,
-    /// The queue that a turn begins with.
-    first: u16,
-}
-
 /// The I/O queues of a controller on their loop.
 pub(super) struct Worker {
     pub(super) event_loop: EventLoop,
@@ -226,6 +150,7 @@ impl Worker {
                 life: 0,
                 slots: Slots::new(queues),
                 wants_slot: false,
+                unfinished: Vec::new(),
                 waiting: Vec::new(),
                 first: 1,
             }),
@@ -278,6 +203,8 @@ impl Worker {
             }
             Order::Shadow { pages, done } => {
                 self.set_shadow(pages);
+                // What the driver has submitted meanwhile was told in memory alone.
+                self.look_again();
                 done.send(());
             }
             Order::Reset(done) => {
@@ -304,7 +231,7 @@ impl Worker {
         let mut state = self.state.borrow_mut();
         state.refresh_memory(&self.shared);
         if let Some(pages) = state.pages
-            && let Err(error) = queue.set_shadow(bell, pages, &state.memory)
+            && let Err(error) = queue.set_shadow(bell, pages, true, &state.memory)
         {
             self.tell(error);
         }
@@ -319,7 +246,7 @@ impl Worker {
         state.refresh_memory(&self.shared);
         let mut is_broken = false;
         if let Some(pages) = state.pages
-            && let Err(error) = queue.set_shadow(bell, pages, &state.memory)
+            && let Err(error) = queue.set_shadow(bell, pages, true, &state.memory)
         {
             self.tell(error);
             is_broken = true;
@@ -336,14 +263,14 @@ impl Worker {
         *own = Some(pages);
         for (qid, submission) in submissions.iter_mut() {
             let bell = DoorbellOf::Submission(qid);
-            if let Err(error) = submission.queue.set_shadow(bell, pages, memory) {
+            if let Err(error) = submission.queue.set_shadow(bell, pages, false, memory) {
                 submission.is_broken = true;
                 self.tell(error);
             }
         }
         for (qid, completion) in completions.iter_mut() {
             let bell = DoorbellOf::Completion(qid);
-            if let Err(error) = completion.queue.set_shadow(bell, pages, memory) {
+            if let Err(error) = completion.queue.set_shadow(bell, pages, false, memory) {
                 self.tell(error);
             }
         }
@@ -465,87 +392,7 @@ impl Worker {
     /// Has the driver, and the controller, tell of new commands. Returns whether there are some.
     fn arm(&self) -> bool {
         let is_rung = !self.shared.doorbells.fall_asleep();
-        self.state.borrow_mut().arm() | is_rung
-    }
-}
-
-impl State {
-    /// Goes on in the memory that the controller has now.
-    #[inline]
-    pub(super) fn refresh_memory(&mut self, shared: &Shared) {
-        let version = shared.memory.version();
-        if version != self.memory_version {
-            self.memory = MemoryView::new(shared.memory.get());
-            self.memory_version = version;
-        }
-    }
-
-    fn take_registers(&mut self, worker: &Worker) {
-        let doorbells = &worker.shared.doorbells;
-        for (qid, submission) in self.submissions.iter_mut() {
-            if let Some(tail) = doorbells.take(DoorbellOf::Submission(qid))
-                && let Err(error) = submission.queue.set_tail(tail)
-            {
-                worker.tell(error);
-            }
-        }
-        for (qid, completion) in self.completions.iter_mut() {
-            if let Some(head) = doorbells.take(DoorbellOf::Completion(qid))
-                && let Err(error) = completion.queue.set_head(head)
-            {
-                worker.tell(error);
-            }
-        }
-    }
-
-    /// Finds out whether a queue has commands.
-    #[inline]
-    fn look(&mut self, worker: &Worker, qid: u16, is_polled: bool) -> Result<bool, QueueError> {
-        let Some(submission) = self.submissions.get(qid).filter(|queue| queue.is_taking()) else {
-            return Ok(false);
-        };
-        let looked = submission.queue.refresh(&self.memory);
-        let looked = match is_polled {
-            true => looked.and_then(|()| submission.queue.disarm(&self.memory)),
-            false => looked,
-        };
-        if let Err(error) = looked {
-            self.break_queue(worker, qid, error);
-            return Err(error);
-        }
-        Ok(!submission.queue.is_empty())
-    }
-
-    /// Takes nothing from a queue any more.
-    #[cold]
-    pub(super) fn break_queue(&mut self, worker: &Worker, qid: u16, error: QueueError) {
-        if let Some(submission) = self.submissions.get(qid) {
-            submission.is_broken = true;
-        }
-        worker.tell(error);
-    }
-
-    /// Whether a shadow says that there is something to do.
-    #[inline]
-    fn is_rung(&mut self) -> bool {
-        let State { memory, submissions, completions, .. } = self;
-        let mut submissions = submissions.iter_mut().map(|(_, submission)| submission);
-        let mut completions = completions.iter_mut().map(|(_, completion)| completion);
-        submissions.any(|it| it.is_taking() && it.queue.is_rung(memory))
-            || completions.any(|it| it.is_full && it.queue.is_rung(memory))
-    }
-
-    fn arm(&mut self) -> bool {
-        let State { memory, submissions, completions, .. } = self;
-        let mut is_rung = false;
-        for (_, submission) in submissions.iter_mut().filter(|(_, it)| it.is_taking()) {
-            // What cannot be armed is found broken when it is looked at.
-            is_rung |= submission.queue.arm(memory).unwrap_or(true);
-        }
-        for (_, completion) in completions.iter_mut().filter(|(_, it)| it.is_full) {
-            is_rung |= completion.queue.arm(memory).unwrap_or(false);
-        }
-        is_rung
+        self.state.borrow_mut().arm(self) | is_rung
     }
 }
 
@@ -591,6 +438,7 @@ impl DeferredCall for Worker {
                 done.send(());
             }
         }
+        self.go_on();
         for (word, base) in vectors.iter_mut().zip([0, 64]) {
             while *word != 0 {
                 self.messages.send(base + word.trailing_zeros() as u16);
