@@ -2,8 +2,11 @@
 
 mod rig;
 
+use std::sync::Arc;
+
 use block::request::Op;
 use event_loop::{PollParams, PollPolicy, oneshot};
+use guest_memory::test_util::USER_BASE;
 use nix::errno::Errno;
 use rig::*;
 use stats::Kind;
@@ -384,6 +387,24 @@ fn memory_that_goes_is_not_touched_and_a_queue_without_is_fatal() {
     assert!(!is_done(&mut rig, &mut settled), "a read is still in the old memory");
     rig.disks[0].release();
     assert!(is_done(&mut rig, &mut settled));
+    rig.wait("a fatal status", |rig| rig.read(CSTS) == 3);
+    rig.set_memory(memory);
+    rig.write(CC, 0);
+    rig.wait("it is down", |rig| rig.read(CSTS) == 0);
+    rig.enable();
+    rig.create(1);
+    rig.ok(1, io(READ, 0, 1));
+}
+
+/// Else the loop would look for commands for ever.
+#[test]
+fn event_indices_that_cannot_be_written_are_fatal() {
+    let mut rig = Rig::ready(0);
+    rig.use_shadows();
+    let memory = rig.memory.memory().clone();
+    let less = memory.without_region(EVENTS, USER_BASE + EVENTS, MEMORY - EVENTS).unwrap();
+    rig.set_memory(Arc::new(less));
+    rig.ok(1, command(FLUSH).nsid(1));
     rig.wait("a fatal status", |rig| rig.read(CSTS) == 3);
     rig.set_memory(memory);
     rig.write(CC, 0);

@@ -29,8 +29,8 @@ pub const ENTRIES: u32 = 64;
 const QUEUE: u64 = 1 << 16;
 pub const DATA: u64 = 1 << 20;
 const SHADOW: u64 = 0xe_0000;
-const EVENTS: u64 = 0xe_1000;
-const MEMORY: u64 = 8 << 20;
+pub const EVENTS: u64 = 0xe_1000;
+pub const MEMORY: u64 = 8 << 20;
 
 pub const FLUSH: u8 = 0;
 pub const WRITE: u8 = 1;
@@ -264,7 +264,7 @@ impl Rig {
                 Vec::new()
             }
         };
-        let memory = memfd_memory(&[(0, MEMORY)]).unwrap();
+        let memory = memfd_memory(&[(0, EVENTS), (EVENTS, MEMORY - EVENTS)]).unwrap();
         controller.set_memory(memory.clone());
         Rig {
             event_loop,
