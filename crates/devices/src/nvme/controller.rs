@@ -49,7 +49,7 @@ pub(super) struct State {
     masked: u32,
     /// A reset waits for commands to end.
     is_resetting: bool,
-    /// Counts resets: what was begun in an earlier life is answered to nobody.
+    /// Counts resets. Commands of earlier lives get no completion.
     pub(super) life: u64,
     pub(super) memory: Rc<MemoryView>,
     pub(super) admin: Option<Admin>,
@@ -273,7 +273,7 @@ impl Controller {
         };
         let (flushed, me) = (self.flush(), self.me.clone());
         self.event_loop.spawn(async move {
-            // A flush that has failed cannot be told: CSTS knows complete only. The node reports it.
+            // CSTS has no value for a failed flush. The node reports the failure.
             let _ = flushed.await;
             let Some(me) = me.upgrade() else { return };
             let state = &mut *me.state.borrow_mut();
@@ -283,7 +283,7 @@ impl Controller {
         });
     }
 
-    /// A queue is not memory: the controller cannot go on until it is reset.
+    /// A queue is not memory: only a reset helps.
     #[cold]
     pub(super) fn fail(&self) {
         let mut state = self.state.borrow_mut();
@@ -292,14 +292,14 @@ impl Controller {
         }
     }
 
-    /// An event that the driver may want to be told of.
+    /// Reports an event to the driver.
     pub(super) fn happened(&self, event: Event) {
         self.state.borrow_mut().events.happened(event);
         self.run_admin();
     }
 
     pub(super) fn order(&self, order: Order) {
-        // An order that cannot be sent is dropped, its answer with it: whoever waits is told.
+        // An order that cannot be sent is dropped with its answer's sender, which ends the wait.
         let _ = self.orders.send(order);
     }
 
@@ -309,7 +309,7 @@ impl Controller {
         self.shared.memory.set(memory);
     }
 
-    /// Takes the controller to the state after a power-on. Commands that have begun are answered to nobody.
+    /// Takes the controller to the state after a power-on. Commands under way end without a completion.
     pub fn reset(&self) {
         {
             let state = &mut *self.state.borrow_mut();
@@ -341,7 +341,7 @@ impl Controller {
         asked
     }
 
-    /// The geometry of a namespace's node, by its place from 0 on: the driver is told of another size.
+    /// Sets the geometry of a namespace, by its place from 0 on. A new size is an event.
     pub fn set_geometry(&self, place: usize, geometry: &Geometry) {
         let Some(namespace) = self.shared.namespaces.get(place) else { return };
         if !namespace.resize(geometry.size) {

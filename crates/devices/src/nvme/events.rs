@@ -42,7 +42,7 @@ pub(crate) struct Events {
     /// CIDs of requests that wait.
     requests: VecDeque<u16>,
     waiting: VecDeque<Event>,
-    /// Log pages whose events were told, and that were not read since: no further events of theirs are told.
+    /// A bit per log page that the driver has yet to read after an event: no more events of such a page are reported.
     masked: u32,
 }
 
@@ -73,7 +73,7 @@ impl Events {
         Some((cid, event.result()))
     }
 
-    /// The driver has read a log page: its events are told again.
+    /// The driver has read a log page: its events are reported again.
     pub(crate) fn was_read(&mut self, page: u8) {
         self.masked &= !1u32.checked_shl(page.into()).unwrap_or(0);
     }

@@ -20,7 +20,7 @@ pub(super) struct Submission {
     pub(super) is_broken: bool,
     /// Commands were answered in this batch.
     pub(super) has_answers: bool,
-    /// No more is taken; the answer to who wants the queue deleted.
+    /// The queue is being deleted: takes no more commands, and answers here when it is idle.
     pub(super) deleting: Option<oneshot::Sender<()>>,
 }
 
@@ -70,21 +70,21 @@ impl<T> Places<T> {
     }
 }
 
-/// What is preallocated, and the queues.
+/// The queues, and preallocated memory for their commands.
 pub(super) struct State {
     pub(super) memory: Rc<MemoryView>,
     pub(super) memory_version: u64,
     pub(super) submissions: Places<Submission>,
     pub(super) completions: Places<Completion>,
     pub(super) pages: Option<ShadowPages>,
-    /// Counts resets: commands of earlier lives are answered to nobody.
+    /// Counts resets. Commands of earlier lives get no completion.
     pub(super) life: u64,
     pub(super) slots: Slots,
     /// A command waits for a slot.
     pub(super) wants_slot: bool,
     /// Commands of which more is to be read.
     pub(super) unfinished: Vec<Piece>,
-    /// Those who wait for the commands that had begun before this number.
+    /// Waits for the end of all commands before this number.
     pub(super) waiting: Vec<(u64, oneshot::Sender<()>)>,
     /// The queue that a turn begins with.
     pub(super) first: u16,
@@ -155,7 +155,7 @@ impl State {
         worker.tell(error);
     }
 
-    /// Whether a shadow says that there is something to do.
+    /// Whether a shadow has a new value that matters.
     #[inline]
     pub(super) fn is_rung(&mut self) -> bool {
         let State { memory, submissions, completions, .. } = self;
@@ -165,7 +165,7 @@ impl State {
             || completions.any(|it| it.is_full && it.queue.is_rung(memory))
     }
 
-    /// Has the driver tell of new commands by registers. Returns whether there are some.
+    /// Has the driver write registers for new commands. Returns whether there are some already.
     pub(super) fn arm(&mut self, worker: &Worker) -> bool {
         let State { memory, submissions, completions, .. } = self;
         let mut is_rung = false;

@@ -45,7 +45,7 @@ impl Status {
     pub(crate) const READ_ERROR: Status = Status(MEDIA | 0x81 | DNR);
     pub(crate) const COMPARE_FAILURE: Status = Status(MEDIA | 0x85 | DNR);
 
-    /// What the driver is told when the node has failed a request.
+    /// Returns the status for a request that the node has failed.
     pub(crate) fn of(errno: Errno, kind: Kind) -> Status {
         match (errno, kind) {
             (Errno::ENOSPC | Errno::EDQUOT, _) => Status::CAPACITY_EXCEEDED,
@@ -71,7 +71,7 @@ impl Status {
     }
 }
 
-/// A completion: what the driver is told.
+/// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// Dword 0.

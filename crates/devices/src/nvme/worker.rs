@@ -1,5 +1,5 @@
-//! The I/O queues at work on their I/O thread: when they are looked at, when the driver is told, how they are made,
-//! deleted and reset. What is done with a command is in `requests`.
+//! The I/O queues at work on their I/O thread: polling, notifications, creation, deletion and resets. `requests` carries
+//! out the commands.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -52,7 +52,7 @@ pub(crate) enum Order {
         pages: ShadowPages,
         done: oneshot::Sender<()>,
     },
-    /// Forgets all queues. Done when their commands have ended, which are answered to nobody.
+    /// Forgets all queues. Done when their commands have ended. Their completions are not posted.
     Reset(oneshot::Sender<()>),
     /// Done when the commands that have begun have ended: nothing uses memory that the controller had before.
     Settle(oneshot::Sender<()>),
@@ -122,7 +122,7 @@ pub(super) struct Worker {
     queued: Cell<bool>,
 }
 
-/// Pieces of commands that one turn takes on, for the sake of the loop's other sources (contract E11).
+/// Segments and ranges that one turn takes on, at most, so that other sources run (contract E11).
 const PIECES_PER_TURN: usize = 4096;
 
 impl Worker {
@@ -165,7 +165,7 @@ impl Worker {
         let fd = worker.shared.doorbells.fd().clone();
         let id = event_loop.add_handler(fd, events, Trigger::Edge, worker.clone());
         worker.handler.set(Some(id));
-        // What was rung before signals nobody.
+        // A doorbell from before the handler was added sends no signal.
         worker.wants_arming.set(true);
         worker.finish_later();
         worker
@@ -203,7 +203,7 @@ impl Worker {
             }
             Order::Shadow { pages, done } => {
                 self.set_shadow(pages);
-                // What the driver has submitted meanwhile was told in memory alone.
+                // The driver may have written the shadows, and no register, meanwhile.
                 self.look_again();
                 done.send(());
             }
@@ -280,7 +280,7 @@ impl Worker {
     fn settle(&self, done: oneshot::Sender<()>) {
         let waits = {
             let mut state = self.state.borrow_mut();
-            // The old memory is let go of, too.
+            // This releases the old memory.
             state.refresh_memory(&self.shared);
             let next = state.slots.next_number();
             let waits = state.slots.oldest().is_some();
@@ -328,7 +328,7 @@ impl Worker {
         let _ = self.notices.send(notice);
     }
 
-    /// Takes commands until there are none: a bounded amount of work, for the sake of other sources (contract E11).
+    /// Takes commands until the queues are empty, or the turn's limit is reached (contract E11).
     fn take_turn(&self) {
         let Some(me) = self.me() else { return };
         let queues = self.shared.stats.len() as u16;
@@ -389,7 +389,7 @@ impl Worker {
         }
     }
 
-    /// Has the driver, and the controller, tell of new commands. Returns whether there are some.
+    /// Requests signals for new commands. Returns whether there are some already.
     fn arm(&self) -> bool {
         let is_rung = !self.shared.doorbells.fall_asleep();
         self.state.borrow_mut().arm(self) | is_rung
@@ -397,7 +397,7 @@ impl Worker {
 }
 
 impl DeferredCall for Worker {
-    /// Ends a batch: interrupts, counters, those who wait.
+    /// Ends a batch: interrupts, counters, deletions and waits.
     fn run(&self) {
         let (mut wants_slot, mut vectors) = (false, [0; 2]);
         {
