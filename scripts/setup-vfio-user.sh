@@ -23,7 +23,7 @@ depmod -b "$work/kernel" "$version"
 (cd "$work/root" && cpio -idm --quiet) <"$guest/initramfs-fio"
 rm "$work"/root/lib/modules/*
 n=10
-for module in qemu_fw_cfg ahci sd_mod ext4; do
+for module in qemu_fw_cfg ahci nvme sd_mod ext4; do
     modprobe -d "$work/kernel" -S "$version" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
 done | awk '!seen[$0]++' | while read -r path; do
     cp "$path" "$work/root/lib/modules/$n-$(basename "$path")"

@@ -19,6 +19,7 @@ pub mod journal;
 pub mod nbd;
 pub mod nbd_client;
 pub mod nbd_server;
+pub mod nvme;
 pub mod options;
 pub mod qcow2;
 pub mod qmp;
@@ -107,6 +108,11 @@ mod tests {
     #[test]
     fn nbd_server() {
         replay("nbd_server", super::nbd_server::run);
+    }
+
+    #[test]
+    fn nvme() {
+        replay("nvme", super::nvme::run);
     }
 
     #[test]

@@ -42,7 +42,7 @@ macro_rules! chapters {
 chapters! {
     serving_a_disk: "serving";
     an_image_as_a_file: "fuse";
-    a_sata_drive: "vfio-user";
+    which_controller: "vfio-user";
     coming_from_qsd: "from-qsd";
     several_disks_and_threads: "disks-and-threads";
     snapshots_mirrors_backups: "snapshots";

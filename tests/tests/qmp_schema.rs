@@ -17,6 +17,7 @@ const OURS: &[&str] = &[
     "block-export-add/iothread:array",
     "block-export-add/type=vhost-user-scsi",
     "block-export-add/type=vfio-user-ahci",
+    "block-export-add/type=vfio-user-nvme",
     "block-export-add/stall-timeout-ms",
     "block-export-add/vhost-user-blk/pin-memory",
     "block-export-add/vhost-user-blk/rerror",
@@ -33,7 +34,9 @@ const OURS: &[&str] = &[
     "query-block-exports-> []/io-status",
     "query-block-exports-> []/luns",
     "query-block-exports-> []/type=vhost-user-scsi",
+    "query-block-exports-> []/namespaces",
     "query-block-exports-> []/type=vfio-user-ahci",
+    "query-block-exports-> []/type=vfio-user-nvme",
     "query-named-block-nodes-> []/children",
     "query-named-block-nodes-> []/image/limits",
 ];

@@ -46,6 +46,35 @@ fn from_nothing_to_a_guest_with_a_disk() {
     assert_eq!(lines, ["131072", &sum]);
 }
 
+/// What is printed for a controller names the socket, where there is one.
+#[test]
+fn controllers_are_attached_over_vfio_user() {
+    for device in ["nvme", "ahci"] {
+        let scratch = Scratch::new();
+        let socket = scratch.path("disk.sock");
+        let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+        let server = ServerCommand::other_command(&scratch, "serve")
+            .arg(path(&scratch.path("disk.img")))
+            .args(["--size", "1M", "--as", device, "--socket", &path(&socket)])
+            .start();
+        let text = eventually("the instructions", || {
+            Some(server.log()).filter(|text| text.contains("--user-device"))
+        });
+        let option = text.split("-device '").nth(1).expect("QEMU's option");
+        let option = option.split('\'').next().expect("its value");
+        let option: serde_json::Value = serde_json::from_str(option).expect("JSON");
+        assert_eq!(option["driver"], "vfio-user-pci");
+        assert_eq!(option["socket"]["path"], path(&socket));
+        assert!(text.contains(&format!("--user-device socket={}\n", socket.display())));
+        std::os::unix::net::UnixStream::connect(&socket).expect("the export listens");
+        server.stop();
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 1);
+    let output = refused(&scratch, image.path(), &["--as", "nvme", "--pin-memory"]);
+    assert!(output.contains("--as nvme: memory cannot be pinned"), "{output}");
+}
+
 #[test]
 fn an_image_that_exists_keeps_its_size_and_contents() {
     let scratch = Scratch::new();

@@ -1,5 +1,6 @@
-//! A vfio-user-ahci export of a whole daemon: sandboxed, refused and removed. What its clients see is tested by
-//! `crates/exports/tests/vfio_user/`, real guests by `guest_ahci.rs`.
+//! vfio-user exports of a whole daemon: sandboxed, refused and removed. What their clients see is tested by
+//! `crates/exports/tests/vfio_user/` and `crates/devices/tests/nvme/`, real guests by `guest_ahci.rs` and
+//! `guest_nvme.rs`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use integration::{Image, Qmp, Scratch, Server, ServerCommand};
 use serde_json::json;
 
-fn server(scratch: &Scratch, image: &Image) -> Server {
-    let socket = scratch.path("ahci.sock");
+fn server(scratch: &Scratch, image: &Image, kind: &str) -> Server {
+    let socket = scratch.path("pci.sock");
     let export = format!(
-        "vfio-user-ahci,id=ahci,node-name=disk,addr.type=unix,addr.path={},writable=on",
+        "{kind},id=pci,node-name=disk,addr.type=unix,addr.path={},writable=on",
         socket.display()
     );
     ServerCommand::new(scratch)
@@ -39,25 +40,34 @@ fn ids(stream: &mut UnixStream) -> u32 {
     u32::from_ne_bytes(reply[32..].try_into().expect("four bytes"))
 }
 
-#[test]
-fn an_upgrade_is_refused_and_the_drive_stays() {
+fn an_upgrade_is_refused_and_the_drive_stays(kind: &str, expected: u32) {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 1);
-    let server = server(&scratch, &image);
-    let mut client = UnixStream::connect(scratch.path("ahci.sock")).expect("a socket");
-    assert_eq!(ids(&mut client), 0x2922_8086);
+    let server = server(&scratch, &image, kind);
+    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    assert_eq!(ids(&mut client), expected);
     let mut qmp = Qmp::connect(&server.socket("monitor"));
     let why = qmp.refused("x-upgrade", json!({}));
-    assert!(why.contains("vfio-user-ahci cannot be handed over"), "{why}");
-    let why = qmp.refused("block-export-del", json!({"id": "ahci"}));
-    assert_eq!(why, "export 'ahci' still in use");
+    assert!(why.contains("vfio-user exports cannot be handed over"), "{why}");
+    let why = qmp.refused("block-export-del", json!({"id": "pci"}));
+    assert_eq!(why, "export 'pci' still in use");
     drop(client);
-    let mut client = UnixStream::connect(scratch.path("ahci.sock")).expect("a socket");
-    assert_eq!(ids(&mut client), 0x2922_8086, "the next client is served");
-    qmp.execute("block-export-del", json!({"id": "ahci", "mode": "hard"}));
+    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    assert_eq!(ids(&mut client), expected, "the next client is served");
+    qmp.execute("block-export-del", json!({"id": "pci", "mode": "hard"}));
     assert_eq!(client.read(&mut [0; 1]).expect("an end"), 0);
     integration::eventually("the socket is removed", || {
-        (!scratch.path("ahci.sock").exists()).then_some(())
+        (!scratch.path("pci.sock").exists()).then_some(())
     });
     server.stop();
+}
+
+#[test]
+fn an_upgrade_is_refused_and_the_ahci_drive_stays() {
+    an_upgrade_is_refused_and_the_drive_stays("vfio-user-ahci", 0x2922_8086);
+}
+
+#[test]
+fn an_upgrade_is_refused_and_the_nvme_controller_stays() {
+    an_upgrade_is_refused_and_the_drive_stays("vfio-user-nvme", 0x0001_4e58);
 }

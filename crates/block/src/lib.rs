@@ -8,6 +8,7 @@ mod connections;
 pub mod driver;
 pub mod drivers;
 mod error;
+pub mod flush;
 mod format;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -63,7 +63,8 @@ pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{
     Addr, Address, AhciOptions, AllowOther, BitmapRef, ExportKind, ExportNeeds, ExportOptions,
-    ExportType, FuseOptions, MAX_QUEUES, NbdOptions, ScsiOptions, SizeUse, VhostUserOptions,
+    ExportType, FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions, ScsiOptions, SizeUse,
+    VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
 pub use graph::Graph;
@@ -77,7 +78,7 @@ pub use object::{
 pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
-pub use serve::{CacheMode, ImageKind, ServeFormat, ServeOptions};
+pub use serve::{CacheMode, ImageKind, ServeDevice, ServeFormat, ServeOptions};
 pub use state::{Merged, State, configuration, relative_path};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};

@@ -11,8 +11,8 @@ use block::options::{
 use crate::address::check_socket_path;
 use crate::error::OptionError;
 use crate::export::{
-    Addr, AllowOther, ExportKind, ExportOptions, FuseOptions, MAX_QUEUES, STALL_TIMEOUT_MS,
-    VhostUserOptions,
+    Addr, AhciOptions, AllowOther, ExportKind, ExportOptions, FuseOptions, MAX_NVME_QUEUES,
+    MAX_QUEUES, NvmeOptions, STALL_TIMEOUT_MS, VhostUserOptions,
 };
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
@@ -40,6 +40,8 @@ pub struct ServeOptions {
     pub size: Option<u64>,
     /// Of `mount`: the file. `None`: of `serve`.
     pub mount: Option<FuseOptions>,
+    /// `--as`: the device that the guest sees.
+    pub device: ServeDevice,
     /// `--socket`: where the front end connects, at most 107 bytes.
     pub socket: PathBuf,
     /// `--queues`: request queues the guest may use.
@@ -95,6 +97,18 @@ impl CacheMode {
     }
 }
 
+/// The device that a guest sees.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ServeDevice {
+    /// virtio-blk over vhost-user.
+    #[default]
+    VirtioBlk,
+    /// An NVMe controller over vfio-user.
+    Nvme,
+    /// An AHCI controller over vfio-user.
+    Ahci,
+}
+
 /// The format of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServeFormat {
@@ -134,6 +148,7 @@ impl ServeOptions {
             format: None,
             size: None,
             mount: None,
+            device: ServeDevice::default(),
             socket: PathBuf::new(),
             queues: 8,
             iothreads: 1,
@@ -188,10 +203,20 @@ impl ServeOptions {
             ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
         };
         let node = common(Some(NODE), driver);
-        let kind = match &self.mount {
-            Some(mount) => ExportKind::Fuse(mount.clone()),
-            None => ExportKind::VhostUserBlk(VhostUserOptions {
-                addr: Addr::Unix { path: self.socket.clone() },
+        let addr = Addr::Unix { path: self.socket.clone() };
+        let kind = match (&self.mount, self.device) {
+            (Some(mount), _) => ExportKind::Fuse(mount.clone()),
+            (None, ServeDevice::Ahci) => {
+                ExportKind::VfioUserAhci(AhciOptions { addr, serial: None })
+            }
+            (None, ServeDevice::Nvme) => ExportKind::VfioUserNvme(NvmeOptions {
+                addr,
+                serial: None,
+                num_queues: self.queues,
+                more_namespaces: Vec::new(),
+            }),
+            (None, ServeDevice::VirtioBlk) => ExportKind::VhostUserBlk(VhostUserOptions {
+                addr,
                 num_queues: Some(self.queues),
                 logical_block_size: self.block_size,
                 pin_memory: self.pin_memory,
@@ -262,6 +287,28 @@ impl LogDraft for ServeOptions {
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
+    Field {
+        name: "as",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "virtio-blk",
+                help: "a virtio-blk device, over vhost-user",
+                set: |serve| put(&mut serve.device, ServeDevice::VirtioBlk),
+            },
+            Choice {
+                name: "nvme",
+                help: "an NVMe controller, over vfio-user: for guests without virtio drivers",
+                set: |serve| put(&mut serve.device, ServeDevice::Nvme),
+            },
+            Choice {
+                name: "ahci",
+                help: "an AHCI controller with a SATA drive, over vfio-user: for old guests",
+                set: |serve| put(&mut serve.device, ServeDevice::Ahci),
+            },
+        ]),
+        need: Need::Default("virtio-blk"),
+        help: "device that the guest sees",
+    },
     Field {
         name: "socket",
         kind: Kind::Path(|serve, path| {
@@ -507,12 +554,41 @@ pub(crate) fn start_mount(arguments: Vec<OsString>) -> Result<ServeOptions, Opti
     Ok(ServeOptions { mount: Some(mount), ..ServeOptions::new(PathBuf::from(image)) })
 }
 
+/// Refuses what a device cannot be given.
+fn check_device(serve: &ServeOptions) -> Result<(), OptionError> {
+    let name = match serve.device {
+        ServeDevice::VirtioBlk => return Ok(()),
+        ServeDevice::Nvme => "nvme",
+        ServeDevice::Ahci => "ahci",
+    };
+    let refused = |why: &str, option: &str| {
+        let error = OptionError::new(format!("--as {name}: {why}"));
+        Err(error.hint(format!("Leave {option} out.")))
+    };
+    if serve.block_size != 512 {
+        return refused("blocks have 512 bytes", "--block-size");
+    }
+    if serve.pin_memory {
+        return refused("memory cannot be pinned", "--pin-memory");
+    }
+    if serve.iothreads > 1 {
+        return refused("one thread serves all queues", "--iothreads");
+    }
+    if serve.device == ServeDevice::Nvme && serve.queues > MAX_NVME_QUEUES {
+        return Err(OptionError::new(format!(
+            "--queues: nvme has at most {MAX_NVME_QUEUES} queues"
+        )));
+    }
+    Ok(())
+}
+
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {
         return Err(OptionError::new("--aio native: requires a cache mode without the page cache")
             .hint("Add --cache none, which is the default, or --cache directsync."));
     }
+    check_device(&serve)?;
     if serve.iothreads > serve.queues && serve.mount.is_none() {
         return Err(OptionError::new(format!(
             "--iothreads {}: more threads than queues ({})",

@@ -33,11 +33,11 @@ pub(super) struct Exports {
 
 struct Export {
     id: String,
-    /// The nodes that it offers: one, or those of the logical units.
+    /// The nodes that it offers: one, or those of the logical units or namespaces.
     nodes: Vec<String>,
     kind: &'static str,
-    /// The nodes are logical units of a SCSI target.
-    has_luns: bool,
+    /// The member that lists the nodes in its description, if there can be several.
+    list: Option<&'static str>,
     /// It shows dirty bitmaps, which a restart may not find.
     shows_bitmaps: bool,
     /// `None` once it is being stopped.
@@ -65,8 +65,8 @@ pub(super) enum ExportState {
 pub(super) struct ExportInfo<'a> {
     pub(super) id: &'a str,
     pub(super) node_name: &'a str,
-    /// The nodes of the logical units; `None` if the export has no logical units.
-    pub(super) luns: Option<&'a [String]>,
+    /// All its nodes, if there can be several, and the member that lists them.
+    pub(super) list: Option<(&'static str, &'a [String])>,
     pub(super) kind: &'static str,
     pub(super) shutting_down: bool,
     /// `None`: errors stop nothing.
@@ -104,7 +104,7 @@ impl Exports {
             id: options.id.clone(),
             nodes: options.nodes().map(String::from).collect(),
             kind: options.kind.type_name(),
-            has_luns: options.kind.more_luns().is_some(),
+            list: options.kind.more_nodes().map(|more| more.list),
             shows_bitmaps: matches!(&options.kind, ExportKind::Nbd(nbd) if !nbd.bitmaps.is_empty()),
             serving: Some(export),
             stopping: None,
@@ -170,7 +170,7 @@ impl Exports {
         self.exports.iter().map(|export| ExportInfo {
             id: &export.id,
             node_name: export.nodes.first().map_or("", String::as_str),
-            luns: export.has_luns.then_some(&export.nodes),
+            list: export.list.map(|list| (list, &export.nodes[..])),
             kind: export.kind,
             shutting_down: export.serving.is_none(),
             io_status: export.policy.as_ref().map(|policy| policy.status()),

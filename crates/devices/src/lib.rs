@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ahci;
+pub mod nvme;
 pub mod pci;
 pub mod virtio;
 pub mod virtio_blk;

@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 /// A word at any address: volatile accesses through it need no alignment.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
@@ -33,6 +35,31 @@ pub fn prefetch(host: *const u8, for_writing: bool) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (host, for_writing);
+}
+
+/// Reads a little-endian word that the guest publishes: what it wrote before is seen afterwards. `None`: the word is
+/// not aligned to its size.
+///
+/// # Safety
+///
+/// `src` must be valid for reads of 4 bytes.
+pub(crate) unsafe fn load_acquire(src: *mut u8) -> Option<u32> {
+    let word: *mut AtomicU32 = src.cast();
+    // SAFETY: the caller vouches for the bytes; the alignment was checked. The other side accesses them at the same
+    // time, so they are only ever accessed as an atomic or volatile.
+    word.is_aligned().then(|| u32::from_le(unsafe { &*word }.load(Ordering::Acquire)))
+}
+
+/// Writes a little-endian word that the guest waits for: it sees then what was written before. `None`: the word is not
+/// aligned to its size.
+///
+/// # Safety
+///
+/// `dst` must be valid for writes of 4 bytes.
+pub(crate) unsafe fn store_release(dst: *mut u8, value: u32) -> Option<()> {
+    let word: *mut AtomicU32 = dst.cast();
+    // SAFETY: as in `load_acquire`.
+    word.is_aligned().then(|| unsafe { &*word }.store(value.to_le(), Ordering::Release))
 }
 
 /// Copies from guest memory.

@@ -247,6 +247,43 @@ impl MemoryView {
         Ok(())
     }
 
+    /// Reads the little-endian word of 32 bits at `addr`, by which the guest publishes what it wrote before: that is
+    /// seen by reads that follow.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when part of the word is not memory, or the word is not aligned to its size.
+    #[inline]
+    pub fn load_acquire(&self, addr: u64) -> Result<u32, AccessError> {
+        let host = self.word(addr)?;
+        // SAFETY: `word` gives four mapped bytes of guest memory.
+        unsafe { access::load_acquire(host) }.ok_or(AccessError { addr, len: 4 })
+    }
+
+    /// Writes the little-endian word of 32 bits at `addr`, by which the guest sees what was written before.
+    ///
+    /// # Errors
+    ///
+    /// As [`load_acquire`](Self::load_acquire).
+    #[inline]
+    pub fn store_release(&self, addr: u64, value: u32) -> Result<(), AccessError> {
+        let host = self.word(addr)?;
+        // SAFETY: `word` gives four mapped bytes of guest memory.
+        unsafe { access::store_release(host, value) }.ok_or(AccessError { addr, len: 4 })?;
+        self.logging.mark(addr, 4);
+        Ok(())
+    }
+
+    /// Where the four bytes at `addr` are mapped.
+    #[inline]
+    fn word(&self, addr: u64) -> Result<*mut u8, AccessError> {
+        if let Some(host) = self.one_piece(addr, 4) {
+            return Ok(host);
+        }
+        self.miss(addr, 4)?;
+        self.one_piece(addr, 4).ok_or(AccessError { addr, len: 4 })
+    }
+
     /// Prefetches the cache line at `addr` for reading, or `for_writing`, if it is in a remembered region. Does not wait.
     /// Has no effect on an address that is not memory.
     #[inline]

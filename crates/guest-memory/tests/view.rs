@@ -101,3 +101,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn words_that_publish_are_aligned_and_in_memory() {
+    let view = MemoryView::new(memfd_memory(&[(0x1000, 0x1000), (0x2000, 0x1000)]).unwrap());
+    view.store_release(0x1ffc, 0x0403_0201).unwrap();
+    assert_eq!(view.load_acquire(0x1ffc), Ok(0x0403_0201));
+    let mut bytes = [0; 4];
+    view.read_bytes(0x1ffc, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 2, 3, 4], "little-endian");
+    for addr in [0x1ffe, 0x1001, 0x3000, 0xffc, u64::MAX - 3] {
+        assert!(view.load_acquire(addr).is_err(), "{addr:#x}");
+        assert!(view.store_release(addr, 1).is_err(), "{addr:#x}");
+    }
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::{CreateQcow2, Format, create_qcow2};
-use control::{FuseOptions, ImageKind, ServeFormat, ServeOptions, Step};
+use control::{FuseOptions, ImageKind, ServeDevice, ServeFormat, ServeOptions, Step};
 
 use crate::trace;
 use daemon::pidfile::Pidfile;
@@ -218,16 +218,35 @@ fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
     let mut text = format!("Serving {} on {socket}\n", options.image.display());
     // A comma in an option's value is doubled: QEMU's keyval syntax.
     let quoted = socket.to_string().replace(',', ",,");
+    let (needs, qemu, cloud_hypervisor) = match options.device {
+        ServeDevice::VirtioBlk => (
+            "",
+            format!(
+                "-chardev socket,id=disk0,path={quoted} \\
+  -device vhost-user-blk-pci,chardev=disk0,num-queues={queues}"
+            ),
+            format!("--disk vhost_user=true,socket={socket},num_queues={queues},queue_size=128"),
+        ),
+        ServeDevice::Nvme | ServeDevice::Ahci => {
+            let path = serde_json::Value::from(socket.to_string());
+            (
+                " from version 10.1 on",
+                format!(
+                    "-device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":{path}}}}}'"
+                ),
+                format!("--user-device socket={socket}"),
+            )
+        }
+    };
     text += &format!(
         "
-Attach it to QEMU (the guest's memory must be shared with ringmill):
+Attach it to QEMU{needs} (the guest's memory must be shared with ringmill):
   -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem -m 2G \\
-  -chardev socket,id=disk0,path={quoted} \\
-  -device vhost-user-blk-pci,chardev=disk0,num-queues={queues}
+  {qemu}
 
 Or to Cloud Hypervisor:
   --memory size=2G,shared=on \\
-  --disk vhost_user=true,socket={socket},num_queues={queues},queue_size=128
+  {cloud_hypervisor}
 
 "
     );

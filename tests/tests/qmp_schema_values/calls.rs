@@ -92,6 +92,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         ("vhost-user-blk", "block-export-add/vhost-user-blk/addr/fd"),
         ("vhost-user-scsi", "block-export-add/vhost-user-scsi/addr/fd"),
         ("vfio-user-ahci", "block-export-add/vfio-user-ahci/addr/fd"),
+        ("vfio-user-nvme", "block-export-add/vfio-user-nvme/addr/fd"),
     ] {
         all.push(export(kind, addr.clone()));
         all.push(export(kind, inherited.clone()).below(below));

@@ -131,7 +131,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
     match (at, name) {
         (_, "iothread") => one(json!("io0")),
         (_, "iothread[]") => one(json!("io1")),
-        (_, "luns[]") => one(json!("d1")),
+        (_, "luns[]" | "namespaces[]") => one(json!("d1")),
         ("blockdev-add/qcow2/file", _) => one(json!("image")),
         (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
         (_, "bitmap") => one(json!("anything")),
@@ -220,7 +220,7 @@ fn beside(what: &str) -> Value {
         json!({"top-node": null})
     } else if what.contains("/tls-authz=") {
         json!({"tls-creds": "tls0"})
-    } else if what.contains("/luns[]") {
+    } else if what.contains("/luns[]") || what.contains("/namespaces[]") {
         json!({"node-name": null})
     } else if is("/ipv4=false") || is("/ipv6=true") {
         json!({"host": "::1"})

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use block::job::OnError;
 
-use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
+use super::{Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::table::{Choice, Field, Kind, Need, put};
 
@@ -36,7 +36,7 @@ impl ExportType for FuseOptions {
         "fuse"
     }
 
-    fn more_luns(&self) -> Option<&[String]> {
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
         None
     }
 

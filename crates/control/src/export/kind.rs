@@ -13,8 +13,8 @@ pub trait ExportType {
     /// `type`.
     fn type_name(&self) -> &'static str;
 
-    /// The nodes of the second and later logical units. `None`: the export has no logical units.
-    fn more_luns(&self) -> Option<&[String]>;
+    /// The nodes behind the first. `None`: the export has one node always.
+    fn more_nodes(&self) -> Option<MoreNodes<'_>>;
 
     /// The address, which no other export may have.
     fn address(&self) -> Address;
@@ -30,6 +30,15 @@ pub trait ExportType {
 
     /// The option whose default is the node's name. It is made explicit when the export's node is replaced.
     fn named_by_node(&self) -> Option<&'static str>;
+}
+
+/// Nodes of an export that takes several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoreNodes<'a> {
+    /// The option that lists all of them, and the member of QMP's description.
+    pub list: &'static str,
+    /// Those behind the first.
+    pub nodes: &'a [String],
 }
 
 /// How an export handles its node's size.

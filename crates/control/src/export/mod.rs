@@ -11,9 +11,10 @@ mod vfio_user;
 mod vhost_user;
 
 pub use fuse::{AllowOther, FuseOptions};
-pub use kind::{Address, ExportNeeds, ExportType, SizeUse};
+pub use kind::{Address, ExportNeeds, ExportType, MoreNodes, SizeUse};
 pub use nbd::{BitmapRef, NbdOptions};
-pub use vfio_user::AhciOptions;
+pub(crate) use vfio_user::MAX_NVME_QUEUES;
+pub use vfio_user::{AhciOptions, NvmeOptions};
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 
 use std::ops::Deref;
@@ -62,6 +63,8 @@ pub enum ExportKind {
     Fuse(FuseOptions),
     /// `vfio-user-ahci`: an AHCI controller of another process.
     VfioUserAhci(AhciOptions),
+    /// `vfio-user-nvme`: an NVMe controller of another process. `node-name` is namespace 1's.
+    VfioUserNvme(NvmeOptions),
 }
 
 impl Deref for ExportKind {
@@ -74,6 +77,7 @@ impl Deref for ExportKind {
             ExportKind::Nbd(options) => options,
             ExportKind::Fuse(options) => options,
             ExportKind::VfioUserAhci(options) => options,
+            ExportKind::VfioUserNvme(options) => options,
         }
     }
 }
@@ -81,7 +85,8 @@ impl Deref for ExportKind {
 impl ExportOptions {
     /// The nodes that it offers.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
-        std::iter::once(&self.node_name).chain(self.kind.more_luns().unwrap_or_default())
+        let more = self.kind.more_nodes().map_or(&[][..], |more| more.nodes);
+        std::iter::once(&self.node_name).chain(more)
     }
 }
 
@@ -98,7 +103,8 @@ pub(crate) struct Draft {
     /// `None`: the default.
     stall_timeout_ms: Option<u64>,
     vhost_user: VhostUserOptions,
-    luns: Vec<String>,
+    /// Of the options that list several.
+    nodes: Vec<String>,
     nbd: nbd::NbdDraft,
     fuse: FuseOptions,
     serial: Option<String>,
@@ -160,6 +166,14 @@ static TYPES: &[Type] = &[
         fields: vfio_user::AHCI,
         kind: |draft| Ok(ExportKind::VfioUserAhci(vfio_user::ahci(draft))),
     },
+    Type {
+        name: "vfio-user-nvme",
+        help: "an NVMe controller for a virtual machine, whose guest needs no virtio driver",
+        example: "vfio-user-nvme,id=e,namespaces.0=disk0,namespaces.1=disk1,addr.type=unix,\
+                  addr.path=/run/nvme0.sock,writable=on,num-queues=4,iothread=io0",
+        fields: vfio_user::NVME,
+        kind: |draft| Ok(ExportKind::VfioUserNvme(vfio_user::nvme(draft)?)),
+    },
 ];
 
 /// What all exports have.
@@ -188,7 +202,7 @@ static COMMON: &[Field<Draft>] = &[
                 Ok(())
             },
         },
-        need: Need::Optional("none; only vhost-user-scsi with luns may do without"),
+        need: Need::Optional("none; only exports that take a list of nodes may do without"),
         help: "block node to export",
     },
     Field {
@@ -288,6 +302,30 @@ fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, Opti
     }
 }
 
+/// The nodes behind the first, of an export that takes `node-name` or the option `list`, at most `max` nodes.
+fn more_nodes(
+    draft: &mut Draft,
+    list: &'static str,
+    max: usize,
+) -> Result<Vec<String>, OptionError> {
+    let hint =
+        || format!("One disk is node-name=<node>; several are {list}.0=<node>,{list}.1=<node>,…");
+    let mut nodes = std::mem::take(&mut draft.nodes).into_iter();
+    match (&draft.node_name, nodes.next()) {
+        (None, Some(first)) => draft.node_name = Some(first),
+        (None, None) => return Err(table::missing("node-name").hint(hint())),
+        (Some(_), Some(_)) => {
+            let error = OptionError::new(format!("node-name and {list} exclude each other"));
+            return Err(error.hint(hint()));
+        }
+        (Some(_), None) => {}
+    }
+    if nodes.len() >= max {
+        return Err(OptionError::new(format!("{list} must be at most {max}")));
+    }
+    Ok(nodes.collect())
+}
+
 /// Returns what an export may have.
 pub fn options() -> Union {
     let variant = |kind: &Type| Variant {
@@ -324,7 +362,8 @@ pub fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionErr
     };
     let mut draft = Draft::default();
     table::read(COMMON, &mut draft, &mut object, at)?;
-    if draft.node_name.is_none() && !table::names(kind.fields).any(|name| name == "luns") {
+    let takes_list = table::names(kind.fields).any(|name| matches!(name, "luns" | "namespaces"));
+    if draft.node_name.is_none() && !takes_list {
         return Err(table::missing("node-name"));
     }
     table::read(kind.fields, &mut draft, &mut object, at)?;

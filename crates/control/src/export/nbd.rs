@@ -3,7 +3,7 @@
 use block::job::OnError;
 
 use super::on_error::{RERROR_NBD, WERROR_NBD};
-use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
+use super::{Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::shape::Shape;
 use crate::table::{self, Context, Field, Kind, Need, put};
@@ -36,7 +36,7 @@ impl ExportType for NbdOptions {
         "nbd"
     }
 
-    fn more_luns(&self) -> Option<&[String]> {
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
         None
     }
 

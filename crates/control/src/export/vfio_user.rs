@@ -5,8 +5,9 @@ use std::path::Path;
 use block::job::OnError;
 
 use super::vhost_user::addr_shape;
-use super::{Addr, Address, Draft, ExportNeeds, ExportType, SizeUse};
+use super::{Addr, Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
+use crate::shape::Shape;
 use crate::table::{Field, Kind, Need, put};
 
 /// What an AHCI controller over vfio-user has.
@@ -18,12 +19,30 @@ pub struct AhciOptions {
     pub serial: Option<String>,
 }
 
-impl AhciOptions {
-    fn socket(&self) -> Option<&Path> {
-        match &self.addr {
-            Addr::Unix { path } => Some(path),
-            Addr::Fd { .. } => None,
-        }
+/// What an NVMe controller over vfio-user has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeOptions {
+    /// `addr`: where the client connects.
+    pub addr: Addr,
+    /// `serial`: the controller's serial number, 1 to 20 printable ASCII characters. `None`: the export's id.
+    pub serial: Option<String>,
+    /// `num-queues`: I/O queues, 1 to 64.
+    pub num_queues: u16,
+    /// `namespaces.1` and on: the nodes of the namespaces behind the first.
+    pub more_namespaces: Vec<String>,
+}
+
+fn socket(addr: &Addr) -> Option<&Path> {
+    match addr {
+        Addr::Unix { path } => Some(path),
+        Addr::Fd { .. } => None,
+    }
+}
+
+fn address(addr: &Addr) -> Address {
+    match addr {
+        Addr::Unix { path } => Address::Path(path.clone()),
+        Addr::Fd { fd } => Address::Fd(fd.clone()),
     }
 }
 
@@ -32,19 +51,16 @@ impl ExportType for AhciOptions {
         "vfio-user-ahci"
     }
 
-    fn more_luns(&self) -> Option<&[String]> {
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
         None
     }
 
     fn address(&self) -> Address {
-        match &self.addr {
-            Addr::Unix { path } => Address::Path(path.clone()),
-            Addr::Fd { fd } => Address::Fd(fd.clone()),
-        }
+        address(&self.addr)
     }
 
     fn needs(&self) -> ExportNeeds<'_> {
-        ExportNeeds { socket: self.socket(), ..ExportNeeds::default() }
+        ExportNeeds { socket: socket(&self.addr), ..ExportNeeds::default() }
     }
 
     /// A drive tells its size when it is identified.
@@ -61,39 +77,121 @@ impl ExportType for AhciOptions {
     }
 }
 
-/// The most characters of a serial number (ATA8-ACS, IDENTIFY DEVICE).
+impl ExportType for NvmeOptions {
+    fn type_name(&self) -> &'static str {
+        "vfio-user-nvme"
+    }
+
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
+        Some(MoreNodes { list: "namespaces", nodes: &self.more_namespaces })
+    }
+
+    fn address(&self) -> Address {
+        address(&self.addr)
+    }
+
+    fn needs(&self) -> ExportNeeds<'_> {
+        ExportNeeds { socket: socket(&self.addr), ..ExportNeeds::default() }
+    }
+
+    fn size_use(&self) -> SizeUse {
+        SizeUse::Follows
+    }
+
+    fn error_policies(&self) -> Option<(OnError, OnError)> {
+        None
+    }
+
+    fn named_by_node(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// The most characters of a serial number (ATA8-ACS, IDENTIFY DEVICE; NVM Express 1.4, section 5.15).
 const MAX_SERIAL: usize = 20;
 
 /// Options of `vfio-user-ahci`.
-pub(super) static AHCI: &[Field<Draft>] = &[
+pub(super) static AHCI: &[Field<Draft>] = &[ADDR, SERIAL];
+
+/// Options of `vfio-user-nvme`.
+pub(super) static NVME: &[Field<Draft>] = &[
+    ADDR,
     Field {
-        name: "addr",
-        kind: Kind::Nested { shape: addr_shape, read: super::vhost_user::addr },
-        need: Need::Required,
-        help: "where the virtual machine monitor connects",
-    },
-    Field {
-        name: "serial",
-        kind: Kind::Text {
-            meta: "<text>",
-            set: |export, serial| {
-                let is_printable =
-                    serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-                if serial.is_empty() || serial.len() > MAX_SERIAL || !is_printable {
-                    return Err(OptionError::new(format!(
-                        "serial must be 1 to {MAX_SERIAL} printable ASCII characters"
-                    )));
-                }
-                put(&mut export.serial, Some(serial))
+        name: "namespaces",
+        kind: Kind::Nested {
+            shape: || {
+                let name = Box::new(Shape::Text("<node-name>"));
+                Shape::List(name, "block node of namespace <n> + 1, from 0")
+            },
+            read: |export, value, at| {
+                export.nodes = super::names(value, at, "list of strings")?;
+                Ok(())
             },
         },
-        need: Need::Optional("the export's id, its first 20 characters"),
-        help: "serial number of the drive, up to 20 characters",
+        need: Need::Optional("node-name is namespace 1, the only one"),
+        help: "block nodes of the namespaces, instead of node-name",
     },
+    Field {
+        name: "num-queues",
+        kind: Kind::Int {
+            range: 1..=MAX_NVME_QUEUES as i64,
+            set: |export, queues| {
+                export.vhost_user.num_queues = u16::try_from(queues).ok();
+                Ok(())
+            },
+        },
+        need: Need::Default("4"),
+        help: "I/O queues the guest may use, 1 to 64",
+    },
+    SERIAL,
 ];
+
+/// The most I/O queues: each has an interrupt of its own, and monitors have few descriptors for them.
+pub(crate) const MAX_NVME_QUEUES: u16 = 64;
+/// I/O queues unless they are told.
+const NVME_QUEUES: u16 = 4;
+/// The most namespaces.
+const MAX_NAMESPACES: usize = 256;
+
+const ADDR: Field<Draft> = Field {
+    name: "addr",
+    kind: Kind::Nested { shape: addr_shape, read: super::vhost_user::addr },
+    need: Need::Required,
+    help: "where the virtual machine monitor connects",
+};
+
+const SERIAL: Field<Draft> = Field {
+    name: "serial",
+    kind: Kind::Text {
+        meta: "<text>",
+        set: |export, serial| {
+            let is_printable = serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            if serial.is_empty() || serial.len() > MAX_SERIAL || !is_printable {
+                return Err(OptionError::new(format!(
+                    "serial must be 1 to {MAX_SERIAL} printable ASCII characters"
+                )));
+            }
+            put(&mut export.serial, Some(serial))
+        },
+    },
+    need: Need::Optional("the export's id, its first 20 characters"),
+    help: "serial number of the drive or controller, up to 20 characters",
+};
 
 /// The rest of `vfio-user-ahci`.
 pub(super) fn ahci(draft: &mut Draft) -> AhciOptions {
     let addr = std::mem::take(&mut draft.vhost_user).addr;
     AhciOptions { addr, serial: draft.serial.take() }
+}
+
+/// The rest of `vfio-user-nvme`.
+pub(super) fn nvme(draft: &mut Draft) -> Result<NvmeOptions, OptionError> {
+    let more_namespaces = super::more_nodes(draft, "namespaces", MAX_NAMESPACES)?;
+    let common = std::mem::take(&mut draft.vhost_user);
+    Ok(NvmeOptions {
+        addr: common.addr,
+        serial: draft.serial.take(),
+        num_queues: common.num_queues.unwrap_or(NVME_QUEUES),
+        more_namespaces,
+    })
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use block::job::OnError;
 
 use super::on_error::{RERROR, WERROR};
-use super::{Address, Draft, ExportNeeds, ExportType, SizeUse};
+use super::{Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
@@ -79,7 +79,7 @@ impl ExportType for VhostUserOptions {
         "vhost-user-blk"
     }
 
-    fn more_luns(&self) -> Option<&[String]> {
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
         None
     }
 
@@ -116,8 +116,8 @@ impl ExportType for ScsiOptions {
         "vhost-user-scsi"
     }
 
-    fn more_luns(&self) -> Option<&[String]> {
-        Some(&self.more_luns)
+    fn more_nodes(&self) -> Option<MoreNodes<'_>> {
+        Some(MoreNodes { list: "luns", nodes: &self.more_luns })
     }
 
     fn address(&self) -> Address {
@@ -155,7 +155,7 @@ pub(super) static SCSI: &[Field<Draft>] = &[
                 Shape::List(name, "block node of logical unit <n>, from 0")
             },
             read: |export, value, at| {
-                export.luns = super::names(value, at, "list of strings")?;
+                export.nodes = super::names(value, at, "list of strings")?;
                 Ok(())
             },
         },
@@ -187,27 +187,14 @@ const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
 
 /// The rest of `vhost-user-scsi`.
 pub(super) fn scsi(draft: &mut Draft) -> Result<ScsiOptions, OptionError> {
-    let mut luns = std::mem::take(&mut draft.luns).into_iter();
-    match (&draft.node_name, luns.next()) {
-        (None, Some(first)) => draft.node_name = Some(first),
-        (None, None) => return Err(table::missing("node-name").hint(LUNS_HINT)),
-        (Some(_), Some(_)) => {
-            return Err(OptionError::new("node-name and luns exclude each other").hint(LUNS_HINT));
-        }
-        (Some(_), None) => {}
-    }
-    if luns.len() >= MAX_LUNS {
-        return Err(OptionError::new(format!("luns must be at most {MAX_LUNS}")));
-    }
+    let more_luns = super::more_nodes(draft, "luns", MAX_LUNS)?;
     let options = std::mem::take(&mut draft.vhost_user);
     if options.num_queues > Some(MAX_SCSI_QUEUES) {
         return Err(OptionError::new(format!("num-queues must be at most {MAX_SCSI_QUEUES}"))
             .hint("The vhost-user protocol names a queue in 8 bits, and two carry no requests."));
     }
-    Ok(ScsiOptions { options, more_luns: luns.collect() })
+    Ok(ScsiOptions { options, more_luns })
 }
-
-const LUNS_HINT: &str = "One disk is node-name=<node>; several are luns.0=<node>,luns.1=<node>,…";
 
 const ADDR: Field<Draft> = Field {
     name: "addr",

@@ -74,7 +74,9 @@ fn differences_from_qsd() {
     let error = refused(&["--export", "vduse-blk,id=e,node-name=n"]);
     assert_eq!(
         error.hint.as_deref(),
-        Some("Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, vfio-user-ahci")
+        Some(
+            "Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, vfio-user-ahci, vfio-user-nvme"
+        )
     );
     let nbd =
         |options: &str| refused(&["--nbd-server", &format!("addr.type=unix,addr.path=s{options}")]);

@@ -113,6 +113,7 @@ impl Daemon {
             ExportKind::Nbd(own) => self.start_nbd(options, own).await,
             ExportKind::Fuse(own) => self.start_fuse(options, own).await,
             ExportKind::VfioUserAhci(own) => self.start_ahci(options, own).await,
+            ExportKind::VfioUserNvme(own) => self.start_nvme(options, own).await,
         }
     }
 

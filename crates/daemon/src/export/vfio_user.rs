@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::sync::Arc;
 
-use control::{AhciOptions, ExportOptions};
+use control::{Addr, AhciOptions, ExportOptions, NvmeOptions};
 use exports::vfio_user::{VfioUserConfig, VfioUserExport};
 use exports::vhost_user::ExportError;
 use stats::QueueStats;
@@ -12,7 +12,7 @@ use super::super::statistics::QueueStatistics;
 use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
 
 /// Why a daemon with such an export is not replaced.
-const NO_HAND_OVER: &str = "exports of type vfio-user-ahci cannot be handed over to another process; shut the guest \
+const NO_HAND_OVER: &str = "vfio-user exports cannot be handed over to another process; shut the guest \
                             down, remove the export, and add it again after the upgrade";
 
 impl Running for VfioUserExport {
@@ -79,16 +79,37 @@ impl Daemon {
         options: &ExportOptions,
         own: &AhciOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
-        let config = VfioUserConfig {
+        let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
+        let node = self.nodes.get(&options.node_name)?;
+        let export = VfioUserExport::ahci(&self.control, config, node).await;
+        Ok(Box::new(export.map_err(DaemonError::with_advice)?))
+    }
+
+    pub(super) async fn start_nvme(
+        &mut self,
+        options: &ExportOptions,
+        own: &NvmeOptions,
+    ) -> Result<Box<dyn Running>, DaemonError> {
+        let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
+        let nodes = options.nodes().map(|name| self.nodes.get(name));
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let export = VfioUserExport::nvme(&self.control, config, nodes, own.num_queues).await;
+        Ok(Box::new(export.map_err(DaemonError::with_advice)?))
+    }
+
+    fn vfio_user(
+        &mut self,
+        options: &ExportOptions,
+        addr: &Addr,
+        serial: Option<&str>,
+    ) -> Result<VfioUserConfig, DaemonError> {
+        Ok(VfioUserConfig {
             id: options.id.clone(),
-            listen: self.listen(&own.addr)?,
+            listen: self.listen(addr)?,
             io_threads: self.threads.handles(&options.iothreads)?,
-            node: self.nodes.get(&options.node_name)?,
             writable: options.writable,
             writethrough: options.writethrough,
-            serial: own.serial.clone().unwrap_or_else(|| options.id.clone()),
-        };
-        let export = VfioUserExport::ahci(&self.control, config).await;
-        Ok(Box::new(export.map_err(DaemonError::with_advice)?))
+            serial: serial.unwrap_or(&options.id).to_owned(),
+        })
     }
 }

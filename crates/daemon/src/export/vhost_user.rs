@@ -134,7 +134,7 @@ impl Daemon {
             held: true,
         };
         let control = self.control.clone();
-        let started = if options.kind.more_luns().is_some() {
+        let started = if options.kind.more_nodes().is_some() {
             let nodes = options.nodes().map(|name| Ok(under(policy, self.nodes.get(name)?)));
             let nodes = nodes.collect::<Result<_, DaemonError>>()?;
             VhostUserExport::scsi(control, config, nodes).await

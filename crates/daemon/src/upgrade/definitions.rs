@@ -188,8 +188,9 @@ fn with_nodes(
             put_member(object, name, Value::Text(node.clone()));
         }
         let mut now = now.into_iter().map(Value::Text);
-        if has(object, "luns") {
-            put_member(object, "luns", Value::List(now.collect()));
+        let list = ["luns", "namespaces"].into_iter().find(|list| has(object, list));
+        if let Some(list) = list {
+            put_member(object, list, Value::List(now.collect()));
         } else if let Some(node) = now.next() {
             put_member(object, "node-name", node);
         }

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use block::request::{Completion, Op, Request as NodeRequest};
 use block::status::{self, State as ExtentState};
@@ -28,7 +29,6 @@ use super::attributes::FileAttributes;
 use super::session::{Todo, counted, judge};
 use super::slots::{At, SLOTS, Slots};
 use super::wire::{Answer, Invalid, MAX_REQUEST, Message, Request, SetAttributes};
-use crate::vhost_user::flush::flush;
 
 /// The most reads that are armed at once.
 const MAX_ARMED: u32 = 16;

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use block::track::DirtyBitmap;
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
@@ -21,7 +22,6 @@ use super::handshake::Secured;
 use super::session::transmission::Agreed;
 use super::state::End;
 use super::turns::Turns;
-use crate::vhost_user::flush::flush;
 
 type Job = Box<dyn FnOnce(&Rc<Worker>) + Send>;
 

@@ -2,9 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
 use devices::pci::{Bar, Description, Identity, InterruptPin, Msi};
@@ -14,10 +16,9 @@ use nix::errno::Errno;
 use stats::InFlight;
 use stats::QueueStats;
 
-use super::device::Device;
+use super::device::{Device, Ended, Served};
 use super::interrupts::Interrupts;
 use crate::vhost_user::ExportError;
-use crate::vhost_user::flush::flush;
 
 /// The controller of Intel's ICH9, which drivers of all systems know.
 const DESCRIPTION: Description = Description {
@@ -50,7 +51,7 @@ pub(super) struct AhciDevice {
     ahci: Arc<Ahci>,
     stats: Vec<Arc<QueueStats>>,
     jobs: mailbox::Sender<Job>,
-    gone: oneshot::Receiver<()>,
+    gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 /// The drive on the I/O thread.
@@ -111,24 +112,7 @@ impl AhciDevice {
         let stats = attached
             .await?
             .map_err(|error| ExportError::Attach { io_thread: io_thread.name().into(), error })?;
-        Ok((AhciDevice { ahci, stats: vec![stats], jobs, gone }, interrupts))
-    }
-
-    /// Takes the drive off its thread.
-    pub(super) async fn end(self) {
-        drop(self.jobs);
-        // One whose loop is gone is gone with it.
-        let _ = self.gone.await;
-    }
-
-    /// The counters of the drives.
-    pub(super) fn stats(&self) -> &[Arc<QueueStats>] {
-        &self.stats
-    }
-
-    /// The requests in flight.
-    pub(super) fn in_flight(&self) -> oneshot::Receiver<Vec<InFlight>> {
-        self.ask(|on_loop, answer| answer.send(on_loop.drive.in_flight()))
+        Ok((AhciDevice { ahci, stats: vec![stats], jobs, gone: Cell::new(Some(gone)) }, interrupts))
     }
 
     fn ask<R: Send + 'static>(
@@ -203,6 +187,30 @@ impl Device for AhciDevice {
         self.ask(|on_loop, answer| {
             let channels = std::iter::once(&on_loop.channel);
             flush(channels, Box::new(|result| answer.send(result)));
+        })
+    }
+}
+
+impl Served for AhciDevice {
+    fn stats(&self) -> &[Arc<QueueStats>] {
+        &self.stats
+    }
+
+    fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
+        self.ask(|on_loop, answer| {
+            let of_port = |request| (0, request);
+            answer.send(on_loop.drive.in_flight().into_iter().map(of_port).collect());
+        })
+    }
+
+    fn end(self: Rc<Self>) -> Ended {
+        let gone = self.gone.take();
+        drop(self);
+        Box::pin(async move {
+            // A drive whose loop is gone is gone with it.
+            if let Some(gone) = gone {
+                let _ = gone.await;
+            }
         })
     }
 }

@@ -3,12 +3,15 @@
 
 #![forbid(unsafe_code)]
 
+use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use devices::pci::Description;
 use event_loop::oneshot;
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
+use stats::{InFlight, QueueStats};
 
 /// A PCI device, as the control plane knows it.
 pub trait Device {
@@ -33,4 +36,19 @@ pub trait Device {
 
     /// Makes durable what was written.
     fn flush(&self) -> oneshot::Receiver<Result<(), Errno>>;
+}
+
+/// Completes when a device is off its I/O thread.
+pub type Ended = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A device of an export.
+pub trait Served: Device {
+    /// The counters of each drive or queue.
+    fn stats(&self) -> &[Arc<QueueStats>];
+
+    /// The requests in flight, with the drive or queue that they came by: its place in [`stats`](Self::stats).
+    fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>>;
+
+    /// Takes it off its I/O thread. For the last that has it.
+    fn end(self: Rc<Self>) -> Ended;
 }

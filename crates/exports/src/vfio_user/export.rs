@@ -3,29 +3,29 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::BlockNode;
 use event_loop::{EventLoop, LoopHandle};
-use stats::InFlight;
-use stats::QueueStats;
+use stats::{InFlight, QueueStats};
 
 use super::ahci::{AhciDevice, DriveOptions};
-use super::device::Device;
+use super::device::Served;
+use super::interrupts::Interrupts;
+use super::nvme::{NvmeDevice, NvmeOptions};
 use super::server::Server;
 use crate::vhost_user::{ExportError, Listen};
 
-/// What `--export type=vfio-user-ahci` says.
+/// What all exports over vfio-user have.
 pub struct VfioUserConfig {
     /// `id`: its name in messages.
     pub id: String,
     /// `addr`.
     pub listen: Listen,
-    /// `iothread`: at least one, of which the first serves the drive.
+    /// `iothread`: at least one, of which the first serves the device.
     pub io_threads: Vec<LoopHandle>,
-    /// `node-name`.
-    pub node: Arc<dyn BlockNode>,
     /// `writable`.
     pub writable: bool,
     /// Whether the guest finds the write cache off. It may switch it on.
@@ -34,10 +34,10 @@ pub struct VfioUserConfig {
     pub serial: String,
 }
 
-/// A block node offered over a vfio-user socket. Dropping it stops it without waiting.
+/// Block nodes offered over a vfio-user socket. Dropping it stops it without waiting.
 pub struct VfioUserExport {
     server: Server,
-    device: Rc<AhciDevice>,
+    device: Rc<dyn Served>,
     io_thread: LoopHandle,
 }
 
@@ -51,16 +51,52 @@ impl VfioUserExport {
     pub async fn ahci(
         control_loop: &EventLoop,
         config: VfioUserConfig,
+        node: Arc<dyn BlockNode>,
     ) -> Result<Self, ExportError> {
-        let VfioUserConfig { id, listen, io_threads, node, writable, writethrough, serial } =
-            config;
-        let io_thread = io_threads
-            .into_iter()
-            .next()
-            .ok_or_else(|| ExportError::Config("an export needs an I/O thread".into()))?;
+        let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial } = config;
+        let io_thread = first(io_threads)?;
         let options = DriveOptions { writable, writethrough, serial };
         let (device, interrupts) = AhciDevice::start(&io_thread, node, options).await?;
-        let device = Rc::new(device);
+        Self::start(control_loop, id, listen, io_thread, Rc::new(device), interrupts)
+    }
+
+    /// Offers nodes as the namespaces of an NVMe controller with so many I/O queues, 1 to
+    /// [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES). Clients can connect when this returns, and are served from
+    /// [`begin`](Self::begin) on.
+    ///
+    /// # Errors
+    ///
+    /// As of [`ahci`](Self::ahci); or the number of queues is out of range.
+    pub async fn nvme(
+        control_loop: &EventLoop,
+        config: VfioUserConfig,
+        nodes: Vec<Arc<dyn BlockNode>>,
+        num_queues: u16,
+    ) -> Result<Self, ExportError> {
+        let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial } = config;
+        let io_thread = first(io_threads)?;
+        // Guests refuse a second disk with the same identifiers. No two exports of a host have one path.
+        let identity = match &listen {
+            Listen::Path(path) | Listen::TakenOver(_, Some(path)) => {
+                std::path::absolute(path).unwrap_or_else(|_| path.clone())
+            }
+            Listen::Fd(_) | Listen::TakenOver(_, None) => PathBuf::new(),
+        };
+        let identity = format!("{serial}\n{}", identity.display());
+        let options = NvmeOptions { writable, writethrough, serial, identity, num_queues };
+        let started = NvmeDevice::start(control_loop, &io_thread, nodes, options);
+        let (device, interrupts) = started.await?;
+        Self::start(control_loop, id, listen, io_thread, Rc::new(device), interrupts)
+    }
+
+    fn start(
+        control_loop: &EventLoop,
+        id: String,
+        listen: Listen,
+        io_thread: LoopHandle,
+        device: Rc<dyn Served>,
+        interrupts: Arc<Interrupts>,
+    ) -> Result<Self, ExportError> {
         let server = Server::start(control_loop, id, listen, device.clone(), interrupts)?;
         Ok(VfioUserExport { server, device, io_thread })
     }
@@ -75,25 +111,22 @@ impl VfioUserExport {
         self.server.is_connected()
     }
 
-    /// The counters of each drive.
+    /// The counters of each drive or queue.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.device.stats()
     }
 
-    /// The drives: the port of each, the thread that serves it, and what it has done.
+    /// The drives or queues: the number of each, the thread that serves it, and what it has done.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
-        let drives = self.queue_stats().iter().enumerate();
-        drives.map(|(port, stats)| (port, &self.io_thread, stats))
+        let queues = self.queue_stats().iter().enumerate();
+        queues.map(|(number, stats)| (number, &self.io_thread, stats))
     }
 
-    /// The requests in flight, with the ports that they came by.
+    /// The requests in flight, with the drives or queues that they came by.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let asked = self.device.in_flight();
-        async move {
-            // A drive whose loop is gone has none.
-            let in_flight = asked.await.unwrap_or_default();
-            in_flight.into_iter().map(|request| (0, request)).collect()
-        }
+        // A device whose loop is gone has none.
+        async move { asked.await.unwrap_or_default() }
     }
 
     /// Makes durable what was written, while requests are served.
@@ -117,10 +150,14 @@ impl VfioUserExport {
     pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
         let VfioUserExport { server, device, io_thread: _ } = self;
         let stopped = server.stop(on_quiet).await;
-        match Rc::try_unwrap(device) {
-            Ok(device) => device.end().await,
-            Err(_shared) => debug_assert!(false, "the service has ended"),
-        }
+        debug_assert_eq!(Rc::strong_count(&device), 1, "the service has ended");
+        device.end().await;
         stopped
     }
+}
+
+/// The thread that serves a device.
+fn first(io_threads: Vec<LoopHandle>) -> Result<LoopHandle, ExportError> {
+    let first = io_threads.into_iter().next();
+    first.ok_or_else(|| ExportError::Config("an export needs an I/O thread".into()))
 }

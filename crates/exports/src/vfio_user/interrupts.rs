@@ -2,8 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Mutex;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use devices::nvme::Messages;
 use devices::pci::Description;
 use event_loop::{Signal, sync::lock};
 use nix::errno::Errno;
@@ -25,6 +28,8 @@ pub const IRQ_KINDS: u32 = 5;
 pub struct Interrupts {
     has_pin: bool,
     state: Mutex<State>,
+    /// Changes with each change of the eventfds of MSI-X, after it.
+    msix_version: AtomicU64,
 }
 
 struct State {
@@ -33,11 +38,23 @@ struct State {
     /// A level interrupt is masked when it is signalled, until the client has taken note.
     masked: bool,
     intx: Option<Signal>,
-    msi: Vec<Option<Signal>>,
-    msix: Vec<Option<Signal>>,
+    msi: Vec<Option<Vector>>,
+    msix: Vec<Option<Vector>>,
 }
 
-fn none(vectors: usize) -> Vec<Option<Signal>> {
+/// What a message is sent by.
+struct Vector {
+    fd: EventFd,
+    signal: Signal,
+}
+
+impl Vector {
+    fn new(fd: EventFd) -> Self {
+        Vector { signal: Signal::new(fd.fd().clone()), fd }
+    }
+}
+
+fn none<T>(vectors: usize) -> Vec<Option<T>> {
     std::iter::repeat_with(|| None).take(vectors).collect()
 }
 
@@ -54,6 +71,7 @@ impl Interrupts {
                 msi: none(usize::from(of.msi.is_some())),
                 msix: none(msix),
             }),
+            msix_version: AtomicU64::new(0),
         }
     }
 
@@ -68,8 +86,8 @@ impl Interrupts {
     pub fn send(&self, vector: usize) {
         let state = lock(&self.state);
         for vectors in [&state.msi, &state.msix] {
-            if let Some(Some(signal)) = vectors.get(vector) {
-                signal.send();
+            if let Some(Some(vector)) = vectors.get(vector) {
+                vector.signal.send();
             }
         }
     }
@@ -108,7 +126,7 @@ impl Interrupts {
                 if (index, action) == (INTX, IrqAction::Unmask) {
                     return Ok(any.then(|| Unmasker(fds.into_iter().next())));
                 }
-                Wanted::Signals(fds.iter().map(|fd| Signal::new(fd.fd().clone())).collect())
+                Wanted::Signals(fds.into_iter().map(Vector::new).collect())
             }
             IrqData::None => Wanted::All,
             IrqData::Bool(bools) => Wanted::Some(bools),
@@ -118,7 +136,7 @@ impl Interrupts {
             (_, IrqAction::Trigger, Wanted::All) if !any => state.forget(index),
             (INTX, IrqAction::Trigger, Wanted::Signals(mut signals)) => {
                 if any {
-                    state.intx = signals.pop();
+                    state.intx = signals.pop().map(|vector| vector.signal);
                     state.masked = false;
                     state.signal_level();
                 }
@@ -140,9 +158,9 @@ impl Interrupts {
                 let vectors = state.vectors(index).get(range).unwrap_or_default();
                 for (number, vector) in vectors.iter().enumerate() {
                     if wanted.has(number)
-                        && let Some(signal) = vector
+                        && let Some(vector) = vector
                     {
-                        signal.send();
+                        vector.signal.send();
                     }
                 }
             }
@@ -158,6 +176,8 @@ impl Interrupts {
             // Messages are not masked here, and no eventfd masks.
             (_, IrqAction::Mask | IrqAction::Unmask, _) => return Err(Errno::EINVAL),
         }
+        drop(state);
+        self.msix_version.fetch_add(1, Ordering::Release);
         Ok(None)
     }
 
@@ -174,6 +194,45 @@ impl Interrupts {
         for index in [INTX, MSI, MSIX] {
             state.forget(index);
         }
+        drop(state);
+        self.msix_version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Sends MSI-X messages from one thread, without a lock as long as the client sets no other eventfds.
+pub struct Messenger {
+    interrupts: Arc<Interrupts>,
+    /// [`Interrupts::msix_version`] of these. `None`: none was seen.
+    version: Cell<Option<u64>>,
+    signals: RefCell<Vec<Option<Signal>>>,
+}
+
+impl Messenger {
+    /// One for a device's interrupts.
+    pub fn new(interrupts: Arc<Interrupts>) -> Self {
+        Messenger { interrupts, version: Cell::new(None), signals: RefCell::default() }
+    }
+
+    #[cold]
+    fn refresh(&self, version: u64) {
+        let signal = |vector: &Option<Vector>| {
+            vector.as_ref().map(|vector| Signal::new(vector.fd.fd().clone()))
+        };
+        let signals = lock(&self.interrupts.state).msix.iter().map(signal).collect();
+        self.signals.replace(signals);
+        self.version.set(Some(version));
+    }
+}
+
+impl Messages for Messenger {
+    fn send(&self, vector: u16) {
+        let version = self.interrupts.msix_version.load(Ordering::Acquire);
+        if self.version.get() != Some(version) {
+            self.refresh(version);
+        }
+        if let Some(Some(signal)) = self.signals.borrow().get(usize::from(vector)) {
+            signal.send();
+        }
     }
 }
 
@@ -187,7 +246,7 @@ enum Wanted<'a> {
     All,
     Some(&'a [u8]),
     /// Those with one of these each; none have any if there are none.
-    Signals(Vec<Signal>),
+    Signals(Vec<Vector>),
 }
 
 impl Wanted<'_> {
@@ -213,7 +272,7 @@ impl State {
     }
 
     /// The vectors of a kind of messages.
-    fn vectors(&mut self, index: u32) -> &mut [Option<Signal>] {
+    fn vectors(&mut self, index: u32) -> &mut [Option<Vector>] {
         match index {
             MSI => &mut self.msi,
             MSIX => &mut self.msix,

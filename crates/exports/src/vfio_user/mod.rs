@@ -2,8 +2,8 @@
 //!
 //! From the socket inwards: [`wire`] makes typed messages of bytes, [`session`] answers them or says what
 //! is to be done, `server` does that and ties it to sockets. `memory` keeps the guest's memory, as the
-//! client shares it; [`interrupts`] signals. What the device is, is behind [`device::Device`]; `ahci` puts
-//! an AHCI controller there and makes a [`VfioUserExport`] of it.
+//! client shares it; [`interrupts`] signals. What the device is, is behind [`device::Device`]; `ahci` and `nvme` put
+//! controllers there, and [`VfioUserExport`] is one with its server.
 //!
 //! The server is a task on the control loop, as that of vhost-user is: registers are read and written there,
 //! requests are carried out on the I/O threads.
@@ -15,6 +15,7 @@ mod error;
 mod export;
 pub mod interrupts;
 pub mod memory;
+mod nvme;
 mod server;
 pub mod session;
 pub mod wire;

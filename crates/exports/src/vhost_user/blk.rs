@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::flush::{FlushDone, flush};
 use block::node::{BlockNode, Channel, Watcher};
 use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_blk::{self, DeviceConfig, start_queue};
@@ -14,10 +15,9 @@ use event_loop::{EventLoop, Signal};
 use queue::Queue;
 use stats::QueueStats;
 
-use super::device::{Device, DeviceOnLoop, FlushDone};
+use super::device::{Device, DeviceOnLoop};
 use super::error::ExportError;
 use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
-use super::flush::flush;
 use super::server::MAX_QUEUES;
 
 impl VhostUserExport {

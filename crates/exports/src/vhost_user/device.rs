@@ -11,10 +11,10 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::flush::FlushDone;
 use block::node::Watcher;
 use devices::virtio::{CacheRecord, Virtqueue};
 use event_loop::{EventLoop, Signal};
-use nix::errno::Errno;
 use queue::Queue;
 
 /// A virtio device, as the control plane knows it.
@@ -81,9 +81,6 @@ pub trait Device: Send + Sync {
     /// When the loop lacks what the device needs.
     fn attach(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn DeviceOnLoop>>;
 }
-
-/// Gets the result of a flush.
-pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
 
 /// A device on one loop.
 pub trait DeviceOnLoop {

@@ -21,7 +21,6 @@ mod error;
 mod eventfd;
 mod export;
 pub mod fd_passing;
-pub(crate) mod flush;
 pub mod handover;
 mod inflight;
 pub(crate) mod listener;

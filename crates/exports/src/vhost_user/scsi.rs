@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::flush::{FlushDone, flush};
 use block::node::{BlockNode, Channel, Watcher};
 use devices::virtio::{CacheRecord, Virtqueue};
 use devices::virtio_scsi::{self, DeviceConfig, FIRST_REQUEST_QUEUE, LunConfig};
@@ -15,10 +16,9 @@ use event_loop::{EventLoop, Signal};
 use queue::Queue;
 use stats::QueueStats;
 
-use super::device::{Device, DeviceOnLoop, FlushDone};
+use super::device::{Device, DeviceOnLoop};
 use super::error::ExportError;
 use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
-use super::flush::flush;
 use super::server::MAX_QUEUES;
 
 /// The most request queues: the control queue and the event queue take two of all.

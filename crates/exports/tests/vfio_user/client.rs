@@ -63,18 +63,18 @@ impl Daemon {
             id: "e".into(),
             listen: Listen::Path(dir.socket()),
             io_threads: vec![io.handle().clone()],
-            node: disk.clone() as Arc<dyn BlockNode>,
             writable: true,
             writethrough: false,
             serial: "serial".into(),
         };
+        let node = disk.clone() as Arc<dyn BlockNode>;
         let (stop, stopping) = oneshot::channel();
         let (started, has_started) = mpsc::channel();
         let (end, stopped) = mpsc::channel();
         let run = move |event_loop: &event_loop::EventLoop| {
             let control = event_loop.clone();
             event_loop.spawn(async move {
-                let export = VfioUserExport::ahci(&control, config).await.unwrap();
+                let export = VfioUserExport::ahci(&control, config, node).await.unwrap();
                 export.begin();
                 started.send(()).unwrap();
                 let _ = stopping.await;

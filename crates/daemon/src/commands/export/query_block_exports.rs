@@ -25,8 +25,8 @@ fn export_info(export: ExportInfo<'_>) -> Json {
         "type": export.kind,
         "id": export.id,
     });
-    if let Some(luns) = export.luns {
-        info["luns"] = luns.into();
+    if let Some((list, nodes)) = export.list {
+        info[list] = nodes.into();
     }
     if let Some(status) = export.io_status {
         info["io-status"] = match status {
@@ -50,6 +50,11 @@ static EXPORT_INFO: &[Member] = &[
         "luns",
         Reply::List(&Reply::Text),
         "the block nodes of its logical units, LUN 0 first; of vhost-user-scsi only",
+    ),
+    Member::optional(
+        "namespaces",
+        Reply::List(&Reply::Text),
+        "the block nodes of its namespaces, number 1 first; of vfio-user-nvme only",
     ),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
     Member::optional(

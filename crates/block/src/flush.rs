@@ -1,16 +1,16 @@
-//! Flushing the nodes of a device, when its export ends.
-
-#![forbid(unsafe_code)]
+//! Flushing several nodes: those of a device, when its export ends.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::node::Channel;
-use block::request::{Completion, Op, Request};
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
-use super::device::FlushDone;
+use crate::node::Channel;
+use crate::request::{Completion, Op, Request};
+
+/// Gets what came of a flush.
+pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
 
 /// Flushes that are not all answered.
 struct Flushes {
@@ -39,7 +39,7 @@ impl Completion for Flushes {
 
 /// Flushes what these channels go to, then calls `done` with the first error, maybe before this
 /// returns.
-pub(crate) fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
+pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
     let flushes = Rc::new(Flushes {
         // One for this function, which may be answered while it still submits.
         left: Cell::new(1),

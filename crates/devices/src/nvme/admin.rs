@@ -1,0 +1,470 @@
+//! The admin queue and its commands (section 5).
+
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+
+use event_loop::oneshot;
+use event_loop::sync::lock;
+
+use super::bits::{
+    COMPLETION, Configuration, DoorbellOf, MAX_ADMIN_ENTRIES, MAX_ENTRIES, PAGE, SUBMISSION,
+};
+use super::command::Entry;
+use super::controller::{Controller, State};
+use super::features::{Feature, Features, Select};
+use super::identify::{self, Cns};
+use super::logs::{self, LogPage, Wanted};
+use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
+use super::status::{Answer, Status};
+use super::worker::Order;
+use stats::QueueStats;
+
+/// Opcodes.
+const DELETE_SUBMISSION: u8 = 0x00;
+const CREATE_SUBMISSION: u8 = 0x01;
+const GET_LOG_PAGE: u8 = 0x02;
+const DELETE_COMPLETION: u8 = 0x04;
+const CREATE_COMPLETION: u8 = 0x05;
+const IDENTIFY: u8 = 0x06;
+const ABORT: u8 = 0x08;
+const SET_FEATURES: u8 = 0x09;
+const GET_FEATURES: u8 = 0x0a;
+const ASYNC_EVENT: u8 = 0x0c;
+const DOORBELL_BUFFERS: u8 = 0x7c;
+
+/// Commands taken in a row, for the sake of the control loop's other tasks (contract E11).
+const TURN: u32 = 32;
+
+/// The admin queues.
+pub(super) struct Admin {
+    pub(super) submission: SubmissionQueue,
+    pub(super) completion: CompletionQueue,
+    /// A command is carried out by the worker; the next one waits.
+    is_busy: bool,
+}
+
+impl Admin {
+    /// Queues at an address, of a number of entries. `None`: they are too small, or reach beyond all addresses.
+    pub(super) fn new(submission: (u64, u32), completion: (u64, u32)) -> Option<Self> {
+        let fits = |(base, size): (u64, u32), entry| {
+            let len = u64::from(size) * entry;
+            (2..=MAX_ADMIN_ENTRIES).contains(&size) && base.checked_add(len).is_some()
+        };
+        (fits(submission, SUBMISSION) && fits(completion, COMPLETION)).then(|| Admin {
+            submission: SubmissionQueue::new(submission.0, submission.1),
+            completion: CompletionQueue::new(completion.0, completion.1),
+            is_busy: false,
+        })
+    }
+}
+
+/// The I/O queues that the driver has made.
+#[derive(Debug)]
+pub(super) struct Queues {
+    /// By number, less one: the completion queue of each submission queue.
+    submissions: Vec<Option<u16>>,
+    completions: Vec<bool>,
+}
+
+impl Queues {
+    pub(super) fn new(queues: u16) -> Self {
+        let queues = queues.into();
+        Queues { submissions: vec![None; queues], completions: vec![false; queues] }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.submissions.fill(None);
+        self.completions.fill(false);
+    }
+
+    /// Whether the queue is there that a doorbell is of.
+    pub(super) fn has(&self, bell: DoorbellOf) -> bool {
+        let at = |qid: u16| usize::from(qid).checked_sub(1);
+        match bell {
+            DoorbellOf::Submission(qid) => {
+                at(qid).and_then(|at| self.submissions.get(at)).is_some_and(Option::is_some)
+            }
+            DoorbellOf::Completion(qid) => {
+                at(qid).and_then(|at| self.completions.get(at)).is_some_and(|is_there| *is_there)
+            }
+        }
+    }
+
+    /// The place of a submission queue.
+    fn submission(&mut self, qid: u16) -> Result<&mut Option<u16>, Status> {
+        let at = usize::from(qid).checked_sub(1).ok_or(Status::INVALID_QUEUE_ID)?;
+        self.submissions.get_mut(at).ok_or(Status::INVALID_QUEUE_ID)
+    }
+
+    /// The place of a completion queue.
+    fn completion(&mut self, qid: u16) -> Result<&mut bool, Status> {
+        let at = usize::from(qid).checked_sub(1).ok_or(Status::INVALID_QUEUE_ID)?;
+        self.completions.get_mut(at).ok_or(Status::INVALID_QUEUE_ID)
+    }
+}
+
+/// What becomes of an admin command.
+enum Outcome {
+    Now(Answer),
+    /// It is answered when an event happens.
+    Waits,
+    /// The worker carries it out.
+    Later(Pin<Box<dyn Future<Output = Status>>>),
+}
+
+impl From<Status> for Outcome {
+    fn from(status: Status) -> Self {
+        Outcome::Now(status.into())
+    }
+}
+
+/// A number, as the only result.
+fn result(result: u32) -> Outcome {
+    Outcome::Now(Answer { result, status: Status::SUCCESS })
+}
+
+impl Controller {
+    /// Carries admin commands out, and tells of events.
+    pub(super) fn run_admin(&self) {
+        let (mut has_posts, mut left) = (false, TURN);
+        let ran = loop {
+            if left == 0 {
+                self.run_admin_later();
+                break Ok(());
+            }
+            left -= 1;
+            match self.pop_admin() {
+                Ok(Some(entry)) => match self.admin_command(&entry) {
+                    Ok(is_answered) => has_posts |= is_answered,
+                    Err(error) => break Err(error),
+                },
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        match ran.and_then(|()| self.tell_events()) {
+            Ok(told) => has_posts |= told,
+            Err(QueueError::NotMemory | QueueError::Doorbell) => self.fail(),
+        }
+        if has_posts {
+            self.messages.send(0);
+        }
+    }
+
+    /// Others get their turn first.
+    fn run_admin_later(&self) {
+        let me = self.me.clone();
+        self.event_loop.spawn(async move {
+            event_loop::take_turns().await;
+            if let Some(me) = me.upgrade() {
+                me.run_admin();
+            }
+        });
+    }
+
+    fn pop_admin(&self) -> Result<Option<Entry>, QueueError> {
+        let State { admin, memory, .. } = &mut *self.state.borrow_mut();
+        let Some(admin) = admin.as_mut().filter(|admin| !admin.is_busy) else { return Ok(None) };
+        if admin.submission.is_empty() || !admin.completion.reserve(memory)? {
+            return Ok(None);
+        }
+        admin.submission.pop(memory)
+    }
+
+    /// Carries a command out. Returns whether it is answered.
+    fn admin_command(&self, entry: &Entry) -> Result<bool, QueueError> {
+        let outcome = {
+            let state = &mut *self.state.borrow_mut();
+            self.execute(state, entry).unwrap_or_else(Outcome::from)
+        };
+        match outcome {
+            Outcome::Now(answer) => self.answer_admin(entry.cid, answer).map(|()| true),
+            Outcome::Waits => {
+                if let Some(admin) = &mut self.state.borrow_mut().admin {
+                    admin.completion.unreserve();
+                }
+                Ok(false)
+            }
+            Outcome::Later(done) => {
+                let life = {
+                    let mut state = self.state.borrow_mut();
+                    if let Some(admin) = &mut state.admin {
+                        admin.is_busy = true;
+                    }
+                    state.life
+                };
+                let (me, cid) = (self.me.clone(), entry.cid);
+                self.event_loop.spawn(async move {
+                    let status = done.await;
+                    if let Some(me) = me.upgrade() {
+                        me.end_admin(life, cid, status);
+                    }
+                });
+                Ok(false)
+            }
+        }
+    }
+
+    /// The worker has carried a command out.
+    fn end_admin(&self, life: u64, cid: u16, status: Status) {
+        {
+            let state = &mut *self.state.borrow_mut();
+            match &mut state.admin {
+                Some(admin) if state.life == life => admin.is_busy = false,
+                Some(_) | None => return,
+            }
+        }
+        match self.answer_admin(cid, status.into()) {
+            Ok(()) => self.messages.send(0),
+            Err(_) => self.fail(),
+        }
+        self.run_admin();
+    }
+
+    fn answer_admin(&self, cid: u16, answer: Answer) -> Result<(), QueueError> {
+        let State { admin, memory, .. } = &mut *self.state.borrow_mut();
+        let Some(Admin { submission, completion, .. }) = admin else { return Ok(()) };
+        if !answer.status.is_success() {
+            let status = answer.status;
+            let failed = logs::Failed { sqid: 0, cid, status, lba: 0, nsid: 0 };
+            lock(&self.shared.errors).add(failed);
+        }
+        completion.post(memory, answer, (0, submission.head()), cid)
+    }
+
+    /// Answers requests for events. Returns whether there were some.
+    fn tell_events(&self) -> Result<bool, QueueError> {
+        let State { admin, memory, events, .. } = &mut *self.state.borrow_mut();
+        let Some(Admin { submission, completion, .. }) = admin else { return Ok(false) };
+        let mut told = false;
+        while completion.reserve(memory)? {
+            let Some((cid, result)) = events.answer() else {
+                completion.unreserve();
+                break;
+            };
+            let answer = Answer { result, status: Status::SUCCESS };
+            completion.post(memory, answer, (0, submission.head()), cid)?;
+            told = true;
+        }
+        Ok(told)
+    }
+
+    fn execute(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        match entry.opcode {
+            DELETE_SUBMISSION => self.delete_submission(state, entry),
+            CREATE_SUBMISSION => self.create_submission(state, entry),
+            DELETE_COMPLETION => self.delete_completion(state, entry),
+            CREATE_COMPLETION => self.create_completion(state, entry),
+            GET_LOG_PAGE => self.log_page(state, entry),
+            IDENTIFY => self.identify(state, entry),
+            // Commands begin at once and end by themselves: none is aborted, which bit 0 says.
+            ABORT => Ok(result(1)),
+            SET_FEATURES => self.set_feature(&mut state.features, entry),
+            GET_FEATURES => self.feature(&state.features, entry),
+            ASYNC_EVENT if state.events.request(entry.cid) => Ok(Outcome::Waits),
+            ASYNC_EVENT => Err(Status::TOO_MANY_EVENT_REQUESTS),
+            DOORBELL_BUFFERS => self.set_doorbell_buffers(entry),
+            // Format NVM, firmware and namespace management among them.
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    /// Has the worker do something.
+    fn later(&self, order: impl FnOnce(oneshot::Sender<()>) -> Order) -> Outcome {
+        let (done, is_done) = oneshot::channel();
+        self.order(order(done));
+        Outcome::Later(Box::pin(async move {
+            match is_done.await {
+                Ok(()) => Status::SUCCESS,
+                Err(_gone) => Status::INTERNAL_ERROR,
+            }
+        }))
+    }
+
+    fn create_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        let has_size = Configuration::has_completion_size;
+        let (qid, size, base) = new_queue(entry, COMPLETION, has_size(state.cc))?;
+        let [_, dword11, ..] = entry.dwords;
+        let (wants_interrupts, vector) = (dword11 & 2 != 0, (dword11 >> 16) as u16);
+        if vector > self.config.num_queues {
+            return Err(Status::INVALID_VECTOR);
+        }
+        let place = state.queues.completion(qid)?;
+        if std::mem::replace(place, true) {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        let vector = wants_interrupts.then_some(vector);
+        Ok(self.later(|done| Order::CreateCompletion { qid, base, size, vector, done }))
+    }
+
+    fn create_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        let has_size = Configuration::has_submission_size;
+        let (qid, size, base) = new_queue(entry, SUBMISSION, has_size(state.cc))?;
+        let [_, dword11, ..] = entry.dwords;
+        let cqid = (dword11 >> 16) as u16;
+        if !state.queues.has(DoorbellOf::Completion(cqid)) {
+            return Err(Status::INVALID_COMPLETION_QUEUE);
+        }
+        let place = state.queues.submission(qid)?;
+        if place.is_some() {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        *place = Some(cqid);
+        Ok(self.later(|done| Order::CreateSubmission { qid, base, size, cqid, done }))
+    }
+
+    fn delete_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        let [dword10, ..] = entry.dwords;
+        let qid = dword10 as u16;
+        state.queues.submission(qid)?.take().ok_or(Status::INVALID_QUEUE_ID)?;
+        Ok(self.later(|done| Order::DeleteSubmission { qid, done }))
+    }
+
+    fn delete_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        let [dword10, ..] = entry.dwords;
+        let qid = dword10 as u16;
+        if state.queues.submissions.contains(&Some(qid)) {
+            return Err(Status::INVALID_QUEUE_DELETION);
+        }
+        if !std::mem::take(state.queues.completion(qid)?) {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        Ok(self.later(|done| Order::DeleteCompletion { qid, done }))
+    }
+
+    fn set_doorbell_buffers(&self, entry: &Entry) -> Result<Outcome, Status> {
+        let (doorbells, events) = entry.prp_entries();
+        if !doorbells.is_multiple_of(PAGE) || !events.is_multiple_of(PAGE) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let pages = ShadowPages { doorbells, events };
+        Ok(self.later(|done| Order::Shadow { pages, done }))
+    }
+
+    fn identify(&self, state: &State, entry: &Entry) -> Result<Outcome, Status> {
+        let data = entry.admin_data()?;
+        let [dword10, ..] = entry.dwords;
+        let namespace = || self.shared.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE);
+        let page = match Cns::parse(dword10)? {
+            Cns::Namespace => identify::namespace(namespace()?),
+            Cns::Controller => identify::controller(&self.config, &self.shared.namespaces),
+            Cns::List if entry.nsid >= u32::MAX - 1 => return Err(Status::INVALID_NAMESPACE),
+            Cns::List => identify::list(entry.nsid, self.shared.namespaces.len()),
+            Cns::Descriptors => {
+                namespace()?;
+                identify::descriptors(&self.config, entry.nsid)
+            }
+        };
+        data.write(&state.memory, page.bytes())?;
+        Ok(Status::SUCCESS.into())
+    }
+
+    fn log_page(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        let data = entry.admin_data()?;
+        let Wanted { page, notes, offset, len } = Wanted::parse(&entry.dwords)?;
+        let errors = &self.shared.errors;
+        let bytes = match page {
+            LogPage::Errors => lock(errors).page(),
+            LogPage::Health => {
+                let hours = self.event_loop.now_ns() / 3_600_000_000_000;
+                let queues = self.shared.stats.iter().map(|stats| -> &QueueStats { stats });
+                logs::health(&lock(errors), queues, hours)
+            }
+            LogPage::Firmware => logs::firmware(),
+            LogPage::ChangedNamespaces => logs::changed_namespaces(&state.changed),
+            LogPage::Effects => logs::effects(),
+        };
+        let bytes = bytes.bytes().get(offset..offset + len).unwrap_or_default();
+        data.write(&state.memory, bytes)?;
+        if let Some(number) = notes {
+            state.events.was_read(number);
+            if page == LogPage::ChangedNamespaces {
+                state.changed.clear();
+            }
+        }
+        Ok(Status::SUCCESS.into())
+    }
+
+    fn set_feature(&self, features: &mut Features, entry: &Entry) -> Result<Outcome, Status> {
+        let [dword10, value, ..] = entry.dwords;
+        match Feature::to_set(dword10)? {
+            Feature::Kept(place) => features.keep(place, value),
+            // The one power state.
+            Feature::PowerManagement if value & 0x1f == 0 => {}
+            Feature::PowerManagement => return Err(Status::INVALID_FIELD),
+            Feature::WriteCache => return Ok(self.set_write_cache(value & 1 != 0)),
+            Feature::Queues if value as u16 == 0xffff || value >> 16 == 0xffff => {
+                return Err(Status::INVALID_FIELD);
+            }
+            Feature::Queues => return Ok(result(self.queue_counts())),
+            Feature::Vector => return Err(Status::NOT_CHANGEABLE),
+            Feature::AsyncEvents => features.set_async_events(value),
+        }
+        Ok(Status::SUCCESS.into())
+    }
+
+    /// From now on, each write is durable before it is answered, or not any more. What is in the cache goes first.
+    fn set_write_cache(&self, is_on: bool) -> Outcome {
+        self.shared.write_cache.store(is_on, Ordering::Relaxed);
+        if is_on {
+            return Status::SUCCESS.into();
+        }
+        let flushed = self.flush();
+        Outcome::Later(Box::pin(async move {
+            match flushed.await {
+                Ok(Ok(())) => Status::SUCCESS,
+                Ok(Err(_)) | Err(_) => Status::INTERNAL_ERROR,
+            }
+        }))
+    }
+
+    fn feature(&self, features: &Features, entry: &Entry) -> Result<Outcome, Status> {
+        let [dword10, value, ..] = entry.dwords;
+        let (feature, select) = match Feature::to_get(dword10)? {
+            Ok(wanted) => wanted,
+            Err(capabilities) => return Ok(result(capabilities)),
+        };
+        let default = Features::default();
+        let (features, write_cache) = match select {
+            Select::Current => (features, self.shared.write_cache.load(Ordering::Relaxed)),
+            Select::Default => (&default, self.config.write_cache),
+        };
+        Ok(result(match feature {
+            Feature::Kept(place) => features.kept(place),
+            Feature::PowerManagement => 0,
+            Feature::WriteCache => write_cache.into(),
+            Feature::Queues => self.queue_counts(),
+            Feature::Vector if value as u16 > self.config.num_queues => {
+                return Err(Status::INVALID_FIELD);
+            }
+            // Interrupts of the vector are not coalesced.
+            Feature::Vector => u32::from(value as u16) | 1 << 16,
+            Feature::AsyncEvents => features.async_events(),
+        }))
+    }
+
+    /// Submission and completion queues that there can be, counted from 0.
+    fn queue_counts(&self) -> u32 {
+        let count = u32::from(self.config.num_queues) - 1;
+        count | count << 16
+    }
+}
+
+/// Number, entries and address of a queue to be made, with entries of so many bytes. `has_size`: CC says that size.
+fn new_queue(entry: &Entry, bytes: u64, has_size: bool) -> Result<(u16, u32, u64), Status> {
+    let [dword10, dword11, ..] = entry.dwords;
+    let (qid, size) = (dword10 as u16, (dword10 >> 16) + 1);
+    let (base, _) = entry.prp_entries();
+    if !(2..=MAX_ENTRIES).contains(&size) {
+        return Err(Status::INVALID_QUEUE_SIZE);
+    }
+    // Queues are contiguous (CAP.CQR).
+    let is_contiguous = dword11 & 1 != 0;
+    if !is_contiguous || !has_size || base.checked_add(u64::from(size) * bytes).is_none() {
+        return Err(Status::INVALID_FIELD);
+    }
+    if !base.is_multiple_of(PAGE) {
+        return Err(Status::INVALID_PRP_OFFSET);
+    }
+    Ok((qid, size, base))
+}

@@ -1,0 +1,406 @@
+//! The controller on the control loop: registers and life (sections 3.1, 7.3 and 7.6).
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::node::Geometry;
+use event_loop::{EventLoop, mailbox, oneshot};
+use guest_memory::{GuestMemory, MemoryView};
+use nix::errno::Errno;
+
+use super::admin::{Admin, Queues};
+use super::bits::{
+    ACQ, AQA, ASQ, CAP, CAPABILITIES, CC, CSTS, CSTS_CFS, CSTS_RDY, CSTS_SHST, CSTS_SHST_COMPLETE,
+    CSTS_SHST_UNDER_WAY, Configuration, DoorbellOf, INTMC, INTMS, MAX_IO_QUEUES, PAGE, REGISTERS,
+    VERSION, VS,
+};
+use super::events::{Event, Events};
+use super::features::Features;
+use super::namespace::{ControllerConfig, Namespace};
+use super::shared::{Doorbells, Messages, Shared, SharedMemory};
+use super::worker::{Attachment, Notice, Order};
+use stats::InFlight;
+use stats::QueueStats;
+
+/// An NVMe controller, on the control loop: registers, the admin queue, its life. Its I/O queues are where its
+/// [`Attachment`] was attached.
+pub struct Controller {
+    pub(super) event_loop: EventLoop,
+    pub(super) config: ControllerConfig,
+    pub(super) shared: Arc<Shared>,
+    pub(super) orders: mailbox::Sender<Order>,
+    /// For the admin queue.
+    pub(super) messages: Box<dyn Messages>,
+    pub(super) me: Weak<Controller>,
+    pub(super) state: RefCell<State>,
+    gone: Cell<Option<oneshot::Receiver<()>>>,
+}
+
+pub(super) struct State {
+    pub(super) cc: Configuration,
+    csts: u32,
+    aqa: u32,
+    asq: u64,
+    acq: u64,
+    /// INTMS, which has no effect on MSI-X.
+    masked: u32,
+    /// A reset waits for commands to end.
+    is_resetting: bool,
+    /// Counts resets. Commands of earlier lives get no completion.
+    pub(super) life: u64,
+    pub(super) memory: Rc<MemoryView>,
+    pub(super) admin: Option<Admin>,
+    pub(super) queues: Queues,
+    pub(super) features: Features,
+    pub(super) events: Events,
+    /// Namespaces that have another size since the driver has read their list.
+    pub(super) changed: Vec<u32>,
+}
+
+impl Controller {
+    /// A controller without memory, and what an I/O thread takes its queues on with.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: the number of queues or of namespaces is out of range. There is no eventfd.
+    pub fn new(
+        event_loop: &EventLoop,
+        config: ControllerConfig,
+        messages: Box<dyn Messages>,
+    ) -> io::Result<(Rc<Self>, Attachment)> {
+        if !(1..=MAX_IO_QUEUES).contains(&config.num_queues) || config.namespaces.is_empty() {
+            return Err(Errno::EINVAL.into());
+        }
+        let (orders, receiver) = mailbox::channel();
+        let (notices, mut told) = mailbox::channel();
+        let (is_gone, gone) = oneshot::channel();
+        let shared = Arc::new(Shared {
+            doorbells: Doorbells::new(config.num_queues)?,
+            memory: SharedMemory::new(),
+            write_cache: AtomicBool::new(config.write_cache),
+            namespaces: config.namespaces.iter().map(Namespace::new).collect(),
+            errors: Default::default(),
+            stats: (0..config.num_queues).map(|_| Arc::default()).collect(),
+        });
+        let queues = Queues::new(config.num_queues);
+        let controller = Rc::new_cyclic(|me| Controller {
+            event_loop: event_loop.clone(),
+            config,
+            shared: shared.clone(),
+            orders,
+            messages,
+            me: me.clone(),
+            state: RefCell::new(State {
+                cc: Configuration::default(),
+                csts: 0,
+                aqa: 0,
+                asq: 0,
+                acq: 0,
+                masked: 0,
+                is_resetting: false,
+                life: 0,
+                memory: MemoryView::new(Arc::default()),
+                admin: None,
+                queues,
+                features: Features::default(),
+                events: Events::default(),
+                changed: Vec::new(),
+            }),
+            gone: Cell::new(Some(gone)),
+        });
+        let weak = Rc::downgrade(&controller);
+        event_loop.spawn(async move {
+            while let Some(notice) = told.receive().await {
+                let Some(controller) = weak.upgrade() else { return };
+                match notice {
+                    Notice::BadDoorbell => controller.happened(Event::BadDoorbell),
+                    Notice::Fatal => controller.fail(),
+                }
+            }
+        });
+        Ok((controller, Attachment { shared, orders: receiver, notices, gone: is_gone }))
+    }
+
+    /// Reads registers from `offset` of BAR 0 on. What there is no register for reads as 0.
+    pub fn mmio_read(&self, offset: u64, data: &mut [u8]) {
+        let registers = self.state.borrow().registers();
+        data.fill(0);
+        let Ok(offset) = usize::try_from(offset) else { return };
+        for (to, from) in data.iter_mut().zip(registers.iter().skip(offset)) {
+            *to = *from;
+        }
+    }
+
+    /// Writes registers from `offset` of BAR 0 on: 4 or 8 bytes. Other writes take no effect (section 3.1).
+    pub fn mmio_write(&self, offset: u64, data: &[u8]) {
+        let (words, rest) = data.as_chunks();
+        if !offset.is_multiple_of(4) || !rest.is_empty() || words.len() > 2 {
+            return;
+        }
+        for (at, word) in (offset..).step_by(4).zip(words) {
+            self.write(at, u32::from_le_bytes(*word));
+        }
+    }
+
+    fn write(&self, at: u64, value: u32) {
+        if let Some(bell) = DoorbellOf::at(at) {
+            return self.ring(bell, value);
+        }
+        if at == CC {
+            return self.configure(Configuration::new(value));
+        }
+        let state = &mut *self.state.borrow_mut();
+        let low = |register: &mut u64| *register = *register & !0xffff_ffff | u64::from(value);
+        let high = |register: &mut u64| {
+            *register = *register & 0xffff_ffff | u64::from(value) << 32;
+        };
+        match at {
+            INTMS => state.masked |= value,
+            INTMC => state.masked &= !value,
+            AQA => state.aqa = value & 0x0fff_0fff,
+            ASQ => low(&mut state.asq),
+            ACQ => low(&mut state.acq),
+            at if at == ASQ + 4 => high(&mut state.asq),
+            at if at == ACQ + 4 => high(&mut state.acq),
+            _ => {}
+        }
+    }
+
+    fn ring(&self, bell: DoorbellOf, value: u32) {
+        let is_bad = {
+            let state = &mut *self.state.borrow_mut();
+            let Some(admin) = &mut state.admin else { return };
+            match bell {
+                DoorbellOf::Submission(0) => admin.submission.set_tail(value).is_err(),
+                DoorbellOf::Completion(0) => admin.completion.set_head(value).is_err(),
+                DoorbellOf::Submission(_) | DoorbellOf::Completion(_) => {
+                    let is_there = state.queues.has(bell);
+                    if is_there {
+                        return self.shared.doorbells.ring(bell, value);
+                    }
+                    state.events.happened(Event::NoSuchDoorbell);
+                    false
+                }
+            }
+        };
+        if is_bad {
+            self.state.borrow_mut().events.happened(Event::BadDoorbell);
+        }
+        self.run_admin();
+    }
+
+    fn configure(&self, cc: Configuration) {
+        let before = std::mem::replace(&mut self.state.borrow_mut().cc, cc);
+        match (before.is_enabled(), cc.is_enabled()) {
+            (false, true) => self.enable(),
+            (true, false) => self.begin_reset(),
+            (false, false) | (true, true) => {}
+        }
+        match (before.is_shutdown(), cc.is_shutdown()) {
+            (false, true) => self.shut_down(),
+            (true, false) => self.state.borrow_mut().csts &= !CSTS_SHST,
+            (false, false) | (true, true) => {}
+        }
+    }
+
+    /// CC.EN is set. After a reset, the controller is ready when the commands before it have ended.
+    fn enable(&self) {
+        let state = &mut *self.state.borrow_mut();
+        if state.is_resetting {
+            return;
+        }
+        let (submissions, completions) = (state.aqa & 0xfff, state.aqa >> 16 & 0xfff);
+        let (asq, acq) = (state.asq & !(PAGE - 1), state.acq & !(PAGE - 1));
+        let admin = Admin::new((asq, submissions + 1), (acq, completions + 1));
+        match admin.filter(|_| state.cc.is_valid()) {
+            Some(admin) => {
+                state.admin = Some(admin);
+                state.csts = CSTS_RDY;
+            }
+            None => state.csts = CSTS_CFS,
+        }
+    }
+
+    /// CC.EN is cleared.
+    fn begin_reset(&self) {
+        let life = {
+            let state = &mut *self.state.borrow_mut();
+            state.life += 1;
+            state.is_resetting = true;
+            state.admin = None;
+            state.queues.clear();
+            state.features = Features::default();
+            state.events = Events::default();
+            state.changed.clear();
+            state.life
+        };
+        self.shared.write_cache.store(self.config.write_cache, Ordering::Relaxed);
+        let (done, ended) = oneshot::channel();
+        self.order(Order::Reset(done));
+        let me = self.me.clone();
+        self.event_loop.spawn(async move {
+            // A worker that is gone has no commands.
+            let _ = ended.await;
+            if let Some(me) = me.upgrade() {
+                me.end_reset(life);
+            }
+        });
+    }
+
+    fn end_reset(&self, life: u64) {
+        let is_enabled = {
+            let state = &mut *self.state.borrow_mut();
+            if state.life != life {
+                return;
+            }
+            (state.is_resetting, state.csts) = (false, 0);
+            state.cc.is_enabled()
+        };
+        if is_enabled {
+            self.enable();
+        }
+    }
+
+    /// CC.SHN announces that power will go: what was written is made durable.
+    fn shut_down(&self) {
+        let life = {
+            let state = &mut *self.state.borrow_mut();
+            state.csts = state.csts & !CSTS_SHST | CSTS_SHST_UNDER_WAY;
+            state.life
+        };
+        let (flushed, me) = (self.flush(), self.me.clone());
+        self.event_loop.spawn(async move {
+            // CSTS has no value for a failed flush. The node reports the failure.
+            let _ = flushed.await;
+            let Some(me) = me.upgrade() else { return };
+            let state = &mut *me.state.borrow_mut();
+            if state.life == life && state.csts & CSTS_SHST == CSTS_SHST_UNDER_WAY {
+                state.csts = state.csts & !CSTS_SHST | CSTS_SHST_COMPLETE;
+            }
+        });
+    }
+
+    /// A queue is not memory: only a reset helps.
+    #[cold]
+    pub(super) fn fail(&self) {
+        let mut state = self.state.borrow_mut();
+        if state.csts & CSTS_RDY != 0 {
+            state.csts |= CSTS_CFS;
+        }
+    }
+
+    /// Reports an event to the driver.
+    pub(super) fn happened(&self, event: Event) {
+        self.state.borrow_mut().events.happened(event);
+        self.run_admin();
+    }
+
+    pub(super) fn order(&self, order: Order) {
+        // An order that cannot be sent is dropped with its answer's sender, which ends the wait.
+        let _ = self.orders.send(order);
+    }
+
+    /// Exchanges the guest's memory. Commands that have begun finish in the old.
+    pub fn set_memory(&self, memory: Arc<GuestMemory>) {
+        self.state.borrow_mut().memory = MemoryView::new(memory.clone());
+        self.shared.memory.set(memory);
+    }
+
+    /// Takes the controller to the state after a power-on. Commands under way end without a completion.
+    pub fn reset(&self) {
+        {
+            let state = &mut *self.state.borrow_mut();
+            (state.cc, state.csts, state.masked) = (Configuration::default(), 0, 0);
+            (state.aqa, state.asq, state.acq) = (0, 0, 0);
+        }
+        self.begin_reset();
+    }
+
+    /// Completes when the commands that have begun before have ended: nothing uses memory then that the controller
+    /// had before it was exchanged.
+    pub fn settle(&self) -> oneshot::Receiver<()> {
+        let (done, ended) = oneshot::channel();
+        self.order(Order::Settle(done));
+        ended
+    }
+
+    /// Makes durable what was written to the namespaces.
+    pub fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
+        let (answer, flushed) = oneshot::channel();
+        self.order(Order::Flush(answer));
+        flushed
+    }
+
+    /// The commands under way, with the I/O queues that they came by, from 0 on.
+    pub fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
+        let (answer, asked) = oneshot::channel();
+        self.order(Order::InFlight(answer));
+        asked
+    }
+
+    /// Sets the geometry of a namespace, by its place from 0 on. A new size is an event.
+    pub fn set_geometry(&self, place: usize, geometry: &Geometry) {
+        let Some(namespace) = self.shared.namespaces.get(place) else { return };
+        if !namespace.resize(geometry.size) {
+            return;
+        }
+        let nsid = place as u32 + 1;
+        let wants_notice = {
+            let state = &mut *self.state.borrow_mut();
+            if !state.changed.contains(&nsid) {
+                state.changed.push(nsid);
+            }
+            state.features.wants_namespace_notices()
+        };
+        if wants_notice {
+            self.happened(Event::NamespaceChanged);
+        }
+    }
+
+    /// The counters of each I/O queue.
+    pub fn stats(&self) -> &[Arc<QueueStats>] {
+        &self.shared.stats
+    }
+
+    /// Takes the queues off their thread. Completes when their commands have ended.
+    pub fn end(self: Rc<Self>) -> impl Future<Output = ()> {
+        let gone = self.gone.take();
+        drop(self);
+        async move {
+            if let Some(gone) = gone {
+                // A thread that is gone has no queues.
+                let _ = gone.await;
+            }
+        }
+    }
+}
+
+impl State {
+    fn registers(&self) -> [u8; REGISTERS] {
+        let mut bytes = [0; REGISTERS];
+        let mut put = |at: usize, value: &[u8]| {
+            for (to, from) in bytes.iter_mut().skip(at).zip(value) {
+                *to = *from;
+            }
+        };
+        put(CAP, &CAPABILITIES.to_le_bytes());
+        put(VS, &VERSION.to_le_bytes());
+        put(INTMS as usize, &self.masked.to_le_bytes());
+        put(INTMC as usize, &self.masked.to_le_bytes());
+        put(CC as usize, &self.cc.0.to_le_bytes());
+        put(CSTS as usize, &self.csts.to_le_bytes());
+        put(AQA as usize, &self.aqa.to_le_bytes());
+        put(ASQ as usize, &self.asq.to_le_bytes());
+        put(ACQ as usize, &self.acq.to_le_bytes());
+        bytes
+    }
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Controller({} namespaces)", self.shared.namespaces.len())
+    }
+}
