@@ -38,6 +38,9 @@ if [ "$(installed)" != "$(echo $packages $qemu | wc -w)" ] || [ ! -e "$guest/vml
     apt install --no-install-recommends -t bookworm-backports $qemu
 fi
 
+# A Ceph cluster of one node, for the tests of driver rbd.
+scripts/setup-ceph.sh
+
 # The test runner, in a version that Rust 1.91 and later can build. The first build takes minutes.
 if ! cargo nextest --version >/dev/null 2>&1; then
     cargo install cargo-nextest --locked --version 0.9.143 --no-default-features --features default-no-update

@@ -8,6 +8,7 @@
 //! something fails and says so.
 
 mod blk_client;
+mod ceph;
 mod deny;
 mod guest;
 mod image;
@@ -27,6 +28,7 @@ pub mod walkthrough;
 pub mod wire;
 
 pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, request};
+pub use ceph::Ceph;
 pub use deny::{run_program, run_without};
 pub use guest::{Boot, Guest};
 pub use image::Image;

@@ -9,6 +9,7 @@ use tls::X509;
 
 use crate::error::OpenError;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver};
+use crate::services::DriverServices;
 
 /// TLS credentials, by the `id` of their object.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +43,8 @@ pub struct ConnectContext<'a> {
     pub event_loop: &'a EventLoop,
     /// TLS credentials for options to refer to.
     pub credentials: &'a Credentials,
+    /// What the daemon gives its drivers.
+    pub services: &'a DriverServices,
 }
 
 /// Connections to the servers of nodes that are to be opened.
@@ -51,7 +54,8 @@ pub struct Connections(Vec<(Driver, Box<dyn Any + Send>)>);
 impl Connections {
     /// Connects to the servers of all nodes among these options, nested ones included.
     ///
-    /// Takes as long as those servers take: of an `nbd` node, 10 seconds at most, or its `open-timeout` besides.
+    /// Takes as long as those servers take: of an `nbd` node, 10 seconds at most, or its `open-timeout`
+    /// besides.
     /// The loop of `context` runs meanwhile.
     ///
     /// # Errors
@@ -80,6 +84,7 @@ impl Connections {
         &mut self,
         driver: &Driver,
         credentials: &Credentials,
+        services: &DriverServices,
     ) -> Result<Box<dyn Any + Send>, OpenError> {
         if let Some(index) = self.0.iter().position(|(of, _)| of == driver) {
             return Ok(self.0.swap_remove(index).1);
@@ -87,7 +92,7 @@ impl Connections {
         let failed =
             |error: &dyn std::fmt::Display| OpenError::new(format!("connecting failed: {error}"));
         let event_loop = EventLoop::new(LoopConfig::default()).map_err(|error| failed(&error))?;
-        let context = ConnectContext { event_loop: &event_loop, credentials };
+        let context = ConnectContext { event_loop: &event_loop, credentials, services };
         let Some(connecting) = driver.connect(&context) else {
             return Err(OpenError::new("connecting failed: the driver makes no connections"));
         };

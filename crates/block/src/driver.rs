@@ -33,6 +33,18 @@ pub struct DriverKind {
     pub example: &'static str,
     /// The options it has beside those of all drivers: an [`OptionTable`].
     pub options: &'static dyn ReadOptions,
+    /// The library that does the nodes' I/O. `None`: the event loop does it.
+    pub library: Option<&'static ForeignLibrary>,
+}
+
+/// A library that does I/O by itself, on threads that [`library_birth`](crate::DriverServices::library_birth) confines.
+///
+/// It connects to any TCP port, and reads [`files`](Needs::files) of the nodes.
+pub struct ForeignLibrary {
+    /// Loads the library, while the process may still map code.
+    pub load: fn() -> Result<(), OpenError>,
+    /// Further files and folders that the library reads.
+    pub reads: &'static [&'static str],
 }
 
 /// A driver's own options, with the type that they are read into erased.
@@ -113,8 +125,8 @@ pub trait BlockDriver: DriverValue {
 
     /// Returns what the node reaches outside the process.
     ///
-    /// The sandbox of a daemon without a monitor forbids everything else. System calls cannot be asked for: a node uses
-    /// those of its event loop.
+    /// The sandbox of a daemon without a monitor forbids everything else. A node uses the system calls of its event
+    /// loop. A library that does its own I/O has [threads of its own](ForeignLibrary).
     fn needs(&self) -> Needs<'_>;
 
     /// Returns how what the node was written gets to the process that takes over in an upgrade.

@@ -53,6 +53,12 @@ impl OpenError {
         self
     }
 
+    /// Returns the error as one of a step that `what` names.
+    pub(crate) fn of_step(mut self, what: &str) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// The same error, with what to do about it.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {

@@ -20,6 +20,7 @@ pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
 pub use crate::drivers::qcow2::options::{Backing, Qcow2Options};
 pub use crate::drivers::raw::options::RawOptions;
+pub use crate::drivers::rbd::options::{AuthMode, RbdOptions, rbd_members, read_rbd};
 pub use crate::drivers::throttle::options::ThrottleOptions;
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.

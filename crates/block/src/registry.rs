@@ -31,6 +31,7 @@ use crate::graph::{Edge, Held, hold};
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
+use crate::services::DriverServices;
 use crate::track::{ThresholdSender, Tracking};
 
 /// Longest node name, bytes: QEMU's limit.
@@ -61,6 +62,8 @@ pub struct NodeRegistry {
     connector: Option<Arc<IoThread>>,
     /// What that thread does first.
     connector_birth: ThreadBirth,
+    /// Dropped after the nodes: some wait for the end of what they have begun.
+    services: Arc<DriverServices>,
     /// Set while an inactive node's image is opened: takes no locks, neither of the image nor of
     /// images that it names.
     looks: bool,
@@ -158,6 +161,17 @@ impl NodeRegistry {
     #[must_use]
     pub fn with_connector_birth(self, connector_birth: ThreadBirth) -> Self {
         NodeRegistry { connector_birth, ..self }
+    }
+
+    /// Gives drivers what the daemon has for them.
+    #[must_use]
+    pub fn with_services(self, services: DriverServices) -> Self {
+        NodeRegistry { services: Arc::new(services), ..self }
+    }
+
+    /// Returns what the daemon has for its drivers.
+    pub fn services(&self) -> &Arc<DriverServices> {
+        &self.services
     }
 
     /// Has what processes that are killed leave of qcow2 images' metadata lie in that folder, which is to be in

@@ -15,6 +15,8 @@ pub struct SandboxOptions {
     /// `paths`: folders and files that can be accessed in addition to those on the command line. `None`: all if the daemon
     /// has a monitor, else none.
     pub paths: Option<Vec<PathBuf>>,
+    /// `drivers`: drivers whose libraries are loaded for nodes that are added later.
+    pub drivers: Vec<String>,
     /// `upgrade=off`: no process is kept to start a new version.
     pub no_upgrade: bool,
     /// `--user`: the user that the process changes to.
@@ -83,6 +85,17 @@ static FIELDS: &[Field<SandboxOptions>] = &[
         help: "folders and files that commands of monitors can use, beside what the command line names",
     },
     Field {
+        name: "drivers",
+        kind: Kind::Text {
+            meta: "<name>[:<name>...]",
+            set: |sandbox, text| {
+                put(&mut sandbox.drivers, text.split(':').map(str::to_owned).collect())
+            },
+        },
+        need: Need::Optional("those of the command line's nodes"),
+        help: "drivers whose libraries are loaded at the start, for nodes that a monitor adds: rbd",
+    },
+    Field {
         name: "upgrade",
         kind: Kind::Bool(|sandbox, on| put(&mut sandbox.no_upgrade, !on)),
         need: Need::Default("on"),
@@ -98,7 +111,7 @@ pub(crate) trait SandboxDraft: Sized + 'static {
     const SANDBOX: Field<Self> = Field {
         name: "sandbox",
         kind: Kind::Structure {
-            meta: "[mode=]on|off|log[,paths=<path>[:<path>...]][,upgrade=on|off]",
+            meta: "[mode=]on|off|log[,paths=<paths>][,drivers=<names>][,upgrade=on|off]",
             syntax: Syntax::KeyvalOrJson,
             implied: Some("mode"),
             shape: || Shape::Object(members()),

@@ -97,7 +97,12 @@ impl Daemon {
         let patience = self.lock_patience();
         loop {
             let credentials = self.nodes.credentials().clone();
-            let context = ConnectContext { event_loop: &self.control, credentials: &credentials };
+            let services = self.nodes.services().clone();
+            let context = ConnectContext {
+                event_loop: &self.control,
+                credentials: &credentials,
+                services: &services,
+            };
             let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {
                 Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,

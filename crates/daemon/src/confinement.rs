@@ -17,6 +17,7 @@ use serde_json::{Value as Json, json};
 
 use crate::DaemonError;
 use crate::journals::Home;
+use crate::libraries;
 
 /// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
 /// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
@@ -36,16 +37,26 @@ pub fn begin(
         }
         SandboxMode::Off => return Ok(None),
     };
-    let has_monitor = kept.is_some_and(|kept| kept.has_more)
+    let has_monitor = kept.is_some_and(|kept| !kept.more.is_empty())
         || steps.iter().any(|step| matches!(step.action, Action::Monitor(_)));
     let keep = keep(identity.is_some(), steps, has_monitor);
     let journals = Home::of(identity.as_ref()).folder;
+    let is_any = has_monitor && options.paths.is_none();
+    let library = libraries::load(options, steps, kept.map_or(&[], |kept| kept.more), is_any)?;
     let mut reach = reach(options.paths.as_deref(), steps, removed, &journals, has_monitor);
+    if let (Some(Reach { files: Some(read), .. }), Some(files)) = (&library, &mut reach.files)
+        && has_monitor
+    {
+        // A command may start the library's threads, which inherit what the control thread lacks.
+        files.extend_from_slice(read);
+    }
     if let (Some(kept), Some(files)) = (kept, &mut reach.files) {
         let folder = kept.file.parent().unwrap_or(Path::new("/"));
         files.push(Beneath { path: folder.to_owned(), purpose: Purpose::Replace });
     }
-    Sandbox::begin(Config { mode, identity, keep, reach }).map(Some).map_err(DaemonError::new)
+    Sandbox::begin(Config { mode, identity, keep, reach, library })
+        .map(Some)
+        .map_err(DaemonError::new)
 }
 
 /// A state file, as far as the sandbox needs it.
@@ -53,8 +64,8 @@ pub fn begin(
 pub struct Kept<'a> {
     /// The absolute path. New files are renamed to this path.
     pub file: &'a Path,
-    /// The state file has steps that the command line lacks. They need what commands of a monitor need.
-    pub has_more: bool,
+    /// The steps that the command line lacks. They need what commands of a monitor need.
+    pub more: &'a [Step],
 }
 
 /// `x-query-sandbox`; `None`: nothing is in force.
@@ -151,10 +162,10 @@ fn reach(
 }
 
 /// What the C library looks names of hosts up in.
-const NAMES: [&str; 5] =
+pub(crate) const NAMES: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf"];
 /// Where services keep the first of these.
-const NAME_SERVICES: [&str; 2] = ["/run/systemd/resolve", "/run/resolvconf"];
+pub(crate) const NAME_SERVICES: [&str; 2] = ["/run/systemd/resolve", "/run/resolvconf"];
 /// The port of name servers, for answers that are too long for a datagram.
 const DNS: u16 = 53;
 
@@ -203,7 +214,10 @@ impl Named {
     fn add_node(&mut self, options: &BlockdevOptions) {
         // Unix sockets stay in reach.
         let Needs { files, sockets: _, servers, journal } = options.driver.needs();
-        self.images.extend(files.into_iter().map(Path::to_owned));
+        // A library reads its files on threads of its own.
+        if options.driver.kind().library.is_none() {
+            self.images.extend(files.into_iter().map(Path::to_owned));
+        }
         servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
         self.has_journal |= journal;
         for child in options.driver.children() {

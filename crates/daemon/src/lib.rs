@@ -22,6 +22,7 @@ mod export;
 mod exports;
 mod jobs;
 mod journals;
+mod libraries;
 pub mod logger;
 mod metrics;
 mod monitor;
@@ -63,7 +64,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use ::exports::nbd::NbdServer;
-use block::NodeRegistry;
+use block::{DriverServices, NodeRegistry};
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
 use sandbox::{InForce, Sandbox};
@@ -317,7 +318,11 @@ impl Daemon {
             nbd_server: None,
             nodes: journals
                 .registry()
-                .with_connector_birth(threads::helper_birth(environment.sandbox.as_ref())),
+                .with_connector_birth(threads::helper_birth(environment.sandbox.as_ref()))
+                .with_services(DriverServices::new(
+                    threads::library_birth(environment.sandbox.as_ref()),
+                    environment.sandbox.is_some(),
+                )),
             threads: IoThreads::new(control, environment.sandbox.clone(), move |error| {
                 failed.push(Message::Failed(error));
             }),

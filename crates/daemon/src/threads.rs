@@ -202,6 +202,11 @@ pub(super) fn helper_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
     birth(sandbox, Sandbox::helper_thread)
 }
 
+/// What a thread does first in which a foreign library does its own I/O.
+pub(super) fn library_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
+    birth(sandbox, Sandbox::library_thread)
+}
+
 fn birth(sandbox: Option<&Sandbox>, confine: fn(&Sandbox) -> Result<(), Failed>) -> ThreadBirth {
     let Some(sandbox) = sandbox.cloned() else { return ThreadBirth::default() };
     ThreadBirth::new(move || {

@@ -54,8 +54,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
             start.steps = options.steps;
         }
         Some((keeping, merged)) => {
-            let has_more = !merged.kept.is_empty();
-            let kept = Kept { file: keeping.file.path(), has_more };
+            let kept = Kept { file: keeping.file.path(), more: &merged.kept };
             environment.sandbox = begun(Some(kept), &merged.given)?;
             (start.keeping, start.steps, start.kept) = (Some(keeping), merged.given, merged.kept);
         }

@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         let mut environment = Environment::taken_over(taken.watchdog)?;
         let (steps, command_line) = steps(&taken.arguments)?;
         let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
-        let file = state.as_ref().map(|(path, _)| Kept { file: path, has_more: false });
+        let file = state.as_ref().map(|(path, _)| Kept { file: path, more: &[] });
         environment.sandbox = confinement::begin(&sandbox, &steps, pidfile, file)?;
         let keeping = state.map(|(path, fd)| {
             let (file, state) = StateFile::take_over(path, fd)?;

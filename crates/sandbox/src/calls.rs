@@ -306,7 +306,12 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(START, calls![SYS_fchown, SYS_fchownat], Any, "--user: journals of qcow2 images"),
     row(START, calls![SYS_prctl], OneOf(0, PRCTL_START), "dropping privileges"),
     #[cfg(target_arch = "x86_64")]
-    row(LOOPS, calls![SYS_poll, SYS_epoll_wait], Any, "as ppoll and epoll_pwait"),
+    row(
+        LOOPS,
+        calls![SYS_poll, SYS_epoll_wait, SYS_epoll_create],
+        Any,
+        "as ppoll, epoll_pwait and epoll_create1",
+    ),
     #[cfg(target_arch = "x86_64")]
     row(ALL, calls![SYS_arch_prctl], OneOf(0, &[0x3001]), "whether a thread has a shadow stack"),
     #[cfg(target_arch = "x86_64")]

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`Sandbox::begin`] | first, with one thread | main |
 //! | [`Sandbox::io_thread`], [`Sandbox::pool_thread`] | at the thread's start | I/O, pool |
+//! | [`Sandbox::helper_thread`], [`Sandbox::library_thread`] | at the thread's start | helpers |
 //! | [`Sandbox::serve`] | once everything is open | control |
 //!
 //! A new thread inherits the confinement of its parent. Mechanisms that the kernel lacks are left out, and
@@ -51,6 +52,8 @@ pub struct Config {
     pub keep: Capabilities,
     /// Files and ports that the control thread can reach.
     pub reach: Reach,
+    /// Files and ports that threads of foreign libraries can reach. `None`: there are none.
+    pub library: Option<Reach>,
 }
 
 /// The sandbox of a process.
@@ -159,7 +162,26 @@ impl Sandbox {
     ///
     /// As [`io_thread`](Self::io_thread).
     pub fn helper_thread(&self) -> Result<(), Failed> {
-        self.narrow(self.0.config.keep.only(Capabilities::DAC_OVERRIDE)).map(drop)
+        let Config { keep, reach, .. } = &self.0.config;
+        self.narrow(keep.only(Capabilities::DAC_OVERRIDE), reach).map(drop)
+    }
+
+    /// Confines the calling thread as one in which a foreign library does its own I/O.
+    ///
+    /// The threads that the library starts inherit the confinement. They make the system calls of the control thread,
+    /// and reach what the configuration has for libraries. Of the capabilities they keep `CAP_DAC_OVERRIDE`, for keys of
+    /// other users.
+    ///
+    /// # Errors
+    ///
+    /// As [`io_thread`](Self::io_thread), and for a configuration without libraries.
+    pub fn library_thread(&self) -> Result<(), Failed> {
+        let Config { keep, library, .. } = &self.0.config;
+        let Some(reach) = library else {
+            let error = io::Error::from(io::ErrorKind::PermissionDenied);
+            return Err(Failed { call: "a thread of a library", error });
+        };
+        self.narrow(keep.only(Capabilities::DAC_OVERRIDE), reach).map(drop)
     }
 
     /// Confines the calling thread as the control thread, once everything is open.
@@ -172,7 +194,7 @@ impl Sandbox {
     /// As [`io_thread`](Self::io_thread), and when changing the user or the groups fails.
     pub fn serve(&self, rings_restricted: bool) -> Result<InForce, Failed> {
         let Inner { config, filters } = &*self.0;
-        let (capabilities, landlock) = self.narrow(config.keep)?;
+        let (capabilities, landlock) = self.narrow(config.keep, &config.reach)?;
         let seccomp = match filters {
             Ok(filters) => Ok(filters.calls),
             Err(why) => Err(why.clone()),
@@ -205,11 +227,15 @@ impl Sandbox {
         )
     }
 
-    fn narrow(&self, keep: Capabilities) -> Result<(Capabilities, Option<i32>), Failed> {
+    fn narrow(
+        &self,
+        keep: Capabilities,
+        reach: &Reach,
+    ) -> Result<(Capabilities, Option<i32>), Failed> {
         let Inner { config, filters } = &*self.0;
         let capabilities = privileges::drop_all_but(config.identity.as_ref(), keep)?;
         let landlock = match config.mode {
-            Mode::On => reach::only(&config.reach)?,
+            Mode::On => reach::only(reach)?,
             Mode::Log => None,
         };
         if let Ok(filters) = filters {

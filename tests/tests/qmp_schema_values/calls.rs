@@ -61,8 +61,15 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     device.after.clear();
     // The options are accepted, and the file is refused: the machine need not have a device.
     device.refused = Some("requires".into());
+    let monitor = json!({"host": "localhost", "port": "3300"});
+    let location = json!({"pool": "rbd", "image": "disk", "server": [monitor]});
+    let mut rbd = node("rbd", location.clone());
+    rbd.after.clear();
+    // As above: the daemon has not loaded the library.
+    rbd.refused = Some("Ceph's library is not loaded".into());
     let mut all = vec![
         device,
+        rbd,
         node("file", json!({"filename": path("disk.img")})),
         node("raw", json!({"file": "d0"})),
         node("null-co", json!({})),
@@ -270,6 +277,10 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call("blockdev-create", json!({"job-id": "j", "options": file})).after(END_JOBS, json!({})),
     );
 
+    let rbd = json!({"driver": "rbd", "location": location, "size": 1 << 20});
+    all.push(
+        call("blockdev-create", json!({"job-id": "j", "options": rbd})).after(END_JOBS, json!({})),
+    );
     let raw = json!({"driver": "raw", "node-name": "n", "file": "d0"});
     let file = json!({"driver": "file", "node-name": "n", "filename": path("disk.img")});
     let deleted = json!({"node-name": "n"});

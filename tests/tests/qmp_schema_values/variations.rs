@@ -133,6 +133,12 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "iothread[]") => one(json!("io1")),
         (_, "luns[]" | "namespaces[]") => one(json!("d1")),
         ("blockdev-add/qcow2/file", _) => one(json!("image")),
+        (at, "pool" | "image" | "namespace" | "user") if at.contains("rbd/") => {
+            one(json!("anything"))
+        }
+        (_, "snapshot") => one(json!("anything")),
+        (_, "cluster-size") => one(json!(1 << 20)),
+        (_, "conf") => one(json!(format!("{dir}/ceph.conf"))),
         (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
         (_, "bitmap") => one(json!("anything")),
         (_, "bitmaps[]") => vec![json!("anything"), json!({"node": "d0", "name": "anything"})],

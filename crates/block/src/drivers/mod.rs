@@ -10,6 +10,7 @@ pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod qcow2;
 pub(crate) mod raw;
+pub(crate) mod rbd;
 pub(crate) mod serialise;
 pub mod throttle;
 
@@ -26,6 +27,7 @@ static DRIVERS: &[&DriverKind] = &[
     &null::NULL_CO,
     &null::NULL_AIO,
     &nbd::options::NBD,
+    &rbd::options::RBD,
     &throttle::options::THROTTLE,
     &blkdebug::options::BLKDEBUG,
 ];

@@ -27,7 +27,6 @@ static ELSEWHERE: &[(&[&str], &str)] = &[
         "nbdkit serves such a disk: nbdkit -r -U /run/fat.sock floppy dir=<folder>; then driver nbd with \
          server.type=unix,server.path=/run/fat.sock.",
     ),
-    (&["rbd"], "'rbd map <pool>/<image>' makes a block device of it, for driver host_device."),
     (&["iscsi"], "'iscsiadm --login' makes a block device of it, for driver host_device."),
     (&["nfs", "gluster"], "Mount the file system, and use driver file."),
     (

@@ -62,8 +62,8 @@ impl<'a> OpenContext<'a> {
     /// Those of connecting; or what was made is no `T`.
     pub fn connection<T: 'static>(&mut self) -> Result<T, OpenError> {
         let connection = {
-            let NodeRegistry { connections, credentials, .. } = &mut *self.registry;
-            connections.take(&self.options.driver, credentials)?.downcast()
+            let NodeRegistry { connections, credentials, services, .. } = &mut *self.registry;
+            connections.take(&self.options.driver, credentials, services)?.downcast()
         };
         connection.map(|connection| *connection).map_err(|_| {
             OpenError::new(format!("node '{}' has a connection of another kind", self.name))

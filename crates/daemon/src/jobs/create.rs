@@ -5,10 +5,11 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
-use block::CreationLock;
-use event_loop::oneshot;
+use block::{CreationLock, DriverServices, create_rbd};
+use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -19,21 +20,35 @@ use crate::errno::words;
 const CHUNK: usize = 1 << 20;
 
 /// Begins to make an image. What is returned gives why it could not be made, if so.
-pub(super) fn begin(options: CreateOptions) -> oneshot::Receiver<Result<(), String>> {
+pub(super) fn begin(
+    event_loop: &EventLoop,
+    services: &Arc<DriverServices>,
+    options: CreateOptions,
+) -> oneshot::Receiver<Result<(), String>> {
     let (done, is_done) = oneshot::channel();
-    let make = move || done.send(create(&options));
-    // Without a thread the receiver learns that nobody will answer.
-    if let Err(error) = thread::Builder::new().name("create".into()).spawn(make) {
-        log::error!("blockdev-create: no thread can be started: {error}");
+    match options {
+        CreateOptions::File { filename, size, preallocation } => {
+            on_thread(done, move || file(&filename, size, preallocation));
+        }
+        CreateOptions::Rbd { location, size, object_size } => {
+            let (on_loop, services) = (event_loop.clone(), services.clone());
+            event_loop.spawn(async move {
+                let made = create_rbd(&services, &on_loop, &location, size, object_size).await;
+                done.send(made.map_err(|error| error.to_string()));
+            });
+        }
     }
     is_done
 }
 
-fn create(options: &CreateOptions) -> Result<(), String> {
-    match options {
-        CreateOptions::File { filename, size, preallocation } => {
-            file(filename, *size, *preallocation)
-        }
+fn on_thread(
+    done: oneshot::Sender<Result<(), String>>,
+    make: impl FnOnce() -> Result<(), String> + Send + 'static,
+) {
+    let make = move || done.send(make());
+    // Without a thread the receiver learns that nobody will answer.
+    if let Err(error) = thread::Builder::new().name("create".into()).spawn(make) {
+        log::error!("blockdev-create: no thread can be started: {error}");
     }
 }
 

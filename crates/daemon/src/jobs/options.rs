@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use block::job::{OnCbwError, OnError};
+use block::options::RbdOptions;
 
 /// What all jobs have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +142,15 @@ pub(crate) enum CreateOptions {
         size: u64,
         /// `preallocation`.
         preallocation: Preallocation,
+    },
+    /// `rbd`.
+    Rbd {
+        /// `location`.
+        location: RbdOptions,
+        /// `size`, bytes.
+        size: u64,
+        /// `cluster-size`: bytes of an object, a power of two. `None`: Ceph's default.
+        object_size: Option<u64>,
     },
 }
 

@@ -70,7 +70,7 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         self.check_id(&job.id)?;
         let serial = self.begin(job, Work::Create { done: false });
-        let made = create::begin(options);
+        let made = create::begin(&self.control, self.nodes.services(), options);
         let mailbox = self.mailbox.clone();
         self.control.spawn(async move {
             let made = made.await.unwrap_or_else(|_| Err("no thread could be started".to_owned()));

@@ -17,6 +17,7 @@ pub(in crate::drivers) static FILE: DriverKind = DriverKind {
         start: Draft::new,
         build: |draft| Ok(Driver::file(draft.build("file")?)),
     },
+    library: None,
 };
 
 pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
@@ -28,6 +29,7 @@ pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
         start: Draft::new,
         build: |draft| Ok(Driver::host_device(draft.build("host_device")?)),
     },
+    library: None,
 };
 
 /// Options of `file` and `host_device`.

@@ -34,6 +34,7 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
             Ok(options.into())
         },
     },
+    library: None,
 };
 
 /// Options of `nbd`.

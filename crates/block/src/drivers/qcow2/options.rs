@@ -24,6 +24,7 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
             .into())
         },
     },
+    library: None,
 };
 
 /// Options of `qcow2`.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use block::drivers;
+use block::options::{RbdOptions, rbd_members, read_rbd};
 use control::qmp::Returns;
 use options::OptionError;
 use options::shape::{Shape, Union, Variant};
-use options::table::{self, Choice, Context, Field, Kind, Need, Reads, Table, put};
+use options::table::{self, Choice, Context, Field, Kind, Need, Reads, Table, not_yet, put};
 use options::value::Value;
 use serde_json::json;
 
@@ -52,12 +53,20 @@ static ARGUMENTS: &[Field<Arguments>] = &[
                     tag: "driver",
                     help: "the kind of image",
                     common: Vec::new(),
-                    variants: vec![Variant {
-                        name: "file",
-                        help: "a regular file",
-                        example: "",
-                        members: FILE.members(),
-                    }],
+                    variants: vec![
+                        Variant {
+                            name: "file",
+                            help: "a regular file",
+                            example: "",
+                            members: FILE.members(),
+                        },
+                        Variant {
+                            name: "rbd",
+                            help: "an image of a Ceph cluster",
+                            example: "",
+                            members: RBD.members(),
+                        },
+                    ],
                 })
             },
             read: |to, value, at| put(&mut to.options, Some(read_create(value, at)?)),
@@ -77,6 +86,7 @@ fn read_create(value: Value, at: &Context) -> Result<CreateOptions, OptionError>
     };
     match driver.as_str() {
         "file" => FILE.read(object, at, &["driver"], "driver 'file'"),
+        "rbd" => RBD.read(object, at, &["driver"], "driver 'rbd'"),
         "qcow2" => Err(OptionError::not_yet("blockdev-create with driver 'qcow2'")
             .hint("qemu-img create makes one, and blockdev-snapshot-sync one above a node.")),
         other => {
@@ -85,7 +95,9 @@ fn read_create(value: Value, at: &Context) -> Result<CreateOptions, OptionError>
             match (known, object.first()) {
                 (true, Some((name, _))) => Err(unexpected(at, name)),
                 (true, None) => Err(OptionError::new("Driver does not support blockdev-create")),
-                (false, _) => Err(table::not_accepted("driver", at, other, ["file"].into_iter())),
+                (false, _) => {
+                    Err(table::not_accepted("driver", at, other, ["file", "rbd"].into_iter()))
+                }
             }
         }
     }
@@ -93,7 +105,7 @@ fn read_create(value: Value, at: &Context) -> Result<CreateOptions, OptionError>
 
 fn unexpected(at: &Context, name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{}' is unexpected", at.full(name)))
-        .hint("Images of this driver cannot be made; files can.")
+        .hint("Images of this driver cannot be made; files and rbd images can.")
 }
 
 #[derive(Default)]
@@ -143,5 +155,52 @@ static FILE: Table<File, CreateOptions> = Table {
     build: |file: File| {
         let File { filename, size, preallocation } = file;
         Ok(CreateOptions::File { filename, size, preallocation })
+    },
+};
+
+#[derive(Default)]
+struct Rbd {
+    location: Option<RbdOptions>,
+    size: u64,
+    object_size: Option<u64>,
+}
+
+static RBD: Table<Rbd, CreateOptions> = Table {
+    fields: &[
+        Field {
+            name: "location",
+            kind: Kind::Nested {
+                shape: || Shape::Object(rbd_members()),
+                read: |rbd, value, at| put(&mut rbd.location, Some(read_rbd(value, at)?)),
+            },
+            need: Need::Required,
+            help: "where it is made, as of driver rbd; without a snapshot",
+        },
+        Field {
+            name: "size",
+            kind: Kind::Bytes(|rbd, size| put(&mut rbd.size, size)),
+            need: Need::Required,
+            help: "size of the disk",
+        },
+        Field {
+            name: "cluster-size",
+            kind: Kind::Bytes(|rbd, size| {
+                if !size.is_power_of_two() {
+                    return Err(OptionError::new("RBD cluster size must be a power of two"));
+                }
+                put(&mut rbd.object_size, Some(size))
+            }),
+            need: Need::Optional("Ceph's default"),
+            help: "bytes of the objects that the image is kept in",
+        },
+        Field::unoffered("encrypt", not_yet),
+    ],
+    build: |rbd: Rbd| {
+        let Rbd { location, size, object_size } = rbd;
+        let location = location.ok_or_else(|| table::missing("location"))?;
+        if location.snapshot.is_some() {
+            return Err(OptionError::new("Can't create snapshots"));
+        }
+        Ok(CreateOptions::Rbd { location, size, object_size })
     },
 };

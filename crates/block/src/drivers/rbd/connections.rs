@@ -1,0 +1,209 @@
+//! Connections to clusters: one per configuration and user, shared by all images.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
+
+use event_loop::sync::lock;
+use event_loop::{EventLoop, oneshot};
+use nix::errno::Errno;
+use rbd::{CONNECTING, Cluster, Config, Creation, Image, ImageName, Library, LoadError, Loading};
+
+use super::jobs::{Jobs, Threads};
+use super::options::RbdOptions;
+use crate::error::OpenError;
+use crate::services::DriverServices;
+
+/// How long connecting and opening may take, nanoseconds.
+const PATIENCE_NS: u64 = 35_000_000_000;
+/// Options that the configuration file may set otherwise. A monitor that is gone is an error sooner than after
+/// Ceph's five minutes.
+const DEFAULTS: &[(&str, &str)] = &[("client_mount_timeout", "30")];
+/// The library listens nowhere.
+const ADMIN_SOCKET: (&str, &str) = ("admin_socket", "");
+
+/// What all `rbd` nodes of a process share.
+pub(super) struct Connections {
+    library: Arc<Library>,
+    clusters: Clusters,
+    /// Dropped last: waits for calls.
+    threads: Threads,
+}
+
+/// A lock per configuration, so that nodes that are opened at the same time share a connection.
+type Clusters = Arc<Mutex<HashMap<Config, Arc<Mutex<Weak<Cluster>>>>>>;
+
+/// An image that was opened, for a node.
+pub(super) struct Opened {
+    pub(super) image: Image,
+    pub(super) size: u64,
+    pub(super) jobs: Jobs,
+}
+
+/// Loads the library, for a process that loads none later.
+pub(super) fn load_library() -> Result<(), OpenError> {
+    Library::load(Loading::Allowed).map(drop).map_err(|error| load_failed(&error))
+}
+
+fn load_failed(error: &LoadError) -> OpenError {
+    OpenError::new(error.to_string()).with_hint(match error {
+        LoadError::Missing(_) => "Install the package librbd1 (Debian, Ubuntu; librbd elsewhere)",
+        LoadError::TooOld(_) => "Ceph 16 (Pacific) or later is needed",
+        LoadError::Forbidden => "Start the daemon with an rbd node, or with --sandbox drivers=rbd",
+    })
+}
+
+impl Connections {
+    /// Returns the connections of a process, made by its first `rbd` node.
+    pub(super) fn of(services: &DriverServices) -> Result<Arc<Connections>, OpenError> {
+        services.shared(|| {
+            let loading = match services.is_sealed() {
+                true => Loading::Forbidden,
+                false => Loading::Allowed,
+            };
+            let library = Library::load(loading).map_err(|error| load_failed(&error))?;
+            let threads = Threads::start(services.library_birth())?;
+            Ok(Connections { library, clusters: Arc::default(), threads })
+        })
+    }
+
+    /// Opens an image.
+    pub(super) async fn open(
+        &self,
+        event_loop: &EventLoop,
+        options: &RbdOptions,
+    ) -> Result<Opened, OpenError> {
+        let (name, jobs) = (name_of(options), self.threads.jobs());
+        let opened = self.call(event_loop, options, move |cluster| {
+            let image = Image::open(&cluster, &name)?;
+            let size = image.size()?;
+            Ok((image, size))
+        });
+        let (image, size) = opened.await?;
+        Ok(Opened { image, size, jobs })
+    }
+
+    /// Creates an image.
+    pub(super) async fn create(
+        &self,
+        event_loop: &EventLoop,
+        options: &RbdOptions,
+        creation: Creation,
+    ) -> Result<(), OpenError> {
+        let name = name_of(options);
+        let create = move |cluster| Image::create(&cluster, &name, creation);
+        self.call(event_loop, options, create).await
+    }
+
+    /// Has a call made with the connection that options name.
+    async fn call<T: Send + 'static>(
+        &self,
+        event_loop: &EventLoop,
+        options: &RbdOptions,
+        call: impl FnOnce(Arc<Cluster>) -> Result<T, rbd::Error> + Send + 'static,
+    ) -> Result<T, OpenError> {
+        let config = config(options);
+        let (library, clusters) = (self.library.clone(), self.clusters.clone());
+        let called = self.threads.jobs().run(move || {
+            let cluster = connect(&library, &clusters, config)?;
+            call(cluster)
+        });
+        match within(event_loop, called).await {
+            Some(Ok(result)) => result.map_err(|error| call_failed(options, error)),
+            Some(Err(_)) => Err(OpenError::new("rbd: no thread can be started")),
+            None => {
+                let seconds = PATIENCE_NS / 1_000_000_000;
+                let why = format!("the cluster does not answer within {seconds} seconds");
+                Err(OpenError::new(format!("rbd image {}: {why}", shown(options)))
+                    .with_hint("'ceph -s' shows the cluster's state"))
+            }
+        }
+    }
+}
+
+fn call_failed(options: &RbdOptions, error: rbd::Error) -> OpenError {
+    let rbd::Error { what, errno } = error;
+    let hint = match errno {
+        Errno::EACCES | Errno::EPERM | Errno::ENOENT if what == CONNECTING => {
+            let user = options.user.as_deref().unwrap_or("admin");
+            format!(
+                "The daemon has to be able to read the key of client.{user}: in /etc/ceph, beside conf, or in a folder \
+                 of --sandbox paths="
+            )
+        }
+        Errno::ETIMEDOUT if what == CONNECTING => {
+            "No monitor answers: check conf, 'mon host' and the network".to_owned()
+        }
+        _ => return OpenError::os(what, errno),
+    };
+    OpenError::os(what, errno).with_hint(hint)
+}
+
+/// Waits for an answer, with a limit.
+async fn within<T>(
+    event_loop: &EventLoop,
+    answer: oneshot::Receiver<T>,
+) -> Option<Result<T, event_loop::LoopGone>> {
+    let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
+    let (mut answer, mut deadline) = (pin!(answer), pin!(deadline));
+    poll_fn(|cx| match answer.as_mut().poll(cx) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => deadline.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+/// Returns the connection of a configuration, or makes it. Blocks.
+fn connect(
+    library: &Arc<Library>,
+    clusters: &Clusters,
+    config: Config,
+) -> Result<Arc<Cluster>, rbd::Error> {
+    let place = lock(clusters).entry(config.clone()).or_default().clone();
+    let mut place = lock(&place);
+    if let Some(cluster) = place.upgrade() {
+        return Ok(cluster);
+    }
+    let cluster = Arc::new(Cluster::connect(library, &config, DEFAULTS)?);
+    *place = Arc::downgrade(&cluster);
+    Ok(cluster)
+}
+
+fn name_of(options: &RbdOptions) -> ImageName {
+    let RbdOptions { pool, namespace, image, snapshot, .. } = options.clone();
+    ImageName { pool, namespace, image, snapshot }
+}
+
+/// Returns the image's name as Ceph's tools write it.
+pub(super) fn shown(options: &RbdOptions) -> String {
+    let RbdOptions { pool, namespace, image, snapshot, .. } = options;
+    let mut shown = format!("{pool}/");
+    if !namespace.is_empty() {
+        shown += &format!("{namespace}/");
+    }
+    shown += image;
+    if let Some(snapshot) = snapshot {
+        shown += &format!("@{snapshot}");
+    }
+    shown
+}
+
+fn config(options: &RbdOptions) -> Config {
+    let RbdOptions { conf, user, auth_client_required, server, .. } = options;
+    let mut set = vec![(ADMIN_SOCKET.0, ADMIN_SOCKET.1.to_owned())];
+    if !auth_client_required.is_empty() {
+        let words: Vec<_> = auth_client_required.iter().map(|mode| mode.word()).collect();
+        set.push(("auth_client_required", words.join(";")));
+    }
+    if !server.is_empty() {
+        let address = |(host, port): &(String, String)| match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        let addresses: Vec<_> = server.iter().map(address).collect();
+        set.push(("mon_host", addresses.join(";")));
+    }
+    Config { file: conf.clone(), user: user.clone(), options: set }
+}

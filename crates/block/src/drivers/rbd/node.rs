@@ -1,0 +1,226 @@
+//! An open image as a node.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use event_loop::EventLoop;
+use event_loop::sync::lock;
+use nix::errno::Errno;
+use rbd::Image;
+
+use super::channel::RbdChannel;
+use super::connections::Opened;
+use super::jobs::Jobs;
+use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, Watchers};
+use crate::options::{BlockdevOptions, DetectZeroes, Discard};
+
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+/// What objects are written in without being read before, bytes: the allocation unit of an OSD.
+const BLOCK: u32 = 4096;
+/// To what discards are rounded if the configuration does not say it, bytes: Ceph's default.
+const DISCARD_GRANULARITY: u64 = 64 << 10;
+/// How long the end of a node waits until the image is closed, and can be removed.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// An image of a Ceph cluster.
+pub(super) struct RbdNode {
+    name: String,
+    shared: Arc<Shared>,
+    /// Dropped after `shared`.
+    closed: Closed,
+}
+
+/// The end of a node's image.
+struct Closed {
+    /// Disconnected once the image is closed.
+    receiver: Mutex<mpsc::Receiver<()>>,
+    /// Whether dropping this waits.
+    is_awaited: bool,
+}
+
+/// What channels need of a node.
+pub(super) struct Shared {
+    pub(super) disk: Arc<Disk>,
+    geometry: Geometry,
+    pub(super) no_flush: bool,
+    pub(super) discard: Discard,
+    pub(super) detect_zeroes: DetectZeroes,
+}
+
+/// The image. Closed by a thread that may block.
+pub(super) struct Disk {
+    /// `None` while the disk is dropped.
+    image: Option<Arc<Image>>,
+    name: String,
+    /// Bytes of the image.
+    size: AtomicU64,
+    watchers: Watchers,
+    jobs: Jobs,
+    closing: mpsc::Sender<()>,
+}
+
+impl RbdNode {
+    /// Makes a node of an open image.
+    pub(super) fn new(name: &str, common: &BlockdevOptions, opened: Opened) -> RbdNode {
+        let Opened { image, size, jobs } = opened;
+        let read_only = common.read_only || image.is_read_only();
+        let granularity = image.cluster().number("rbd_discard_granularity_bytes");
+        let granularity = granularity.unwrap_or(DISCARD_GRANULARITY).clamp(SECTOR, 1 << 30);
+        let (closing, closed) = mpsc::channel();
+        let disk = Arc::new(Disk {
+            image: Some(Arc::new(image)),
+            name: name.to_owned(),
+            size: AtomicU64::new(size),
+            watchers: Watchers::default(),
+            jobs,
+            closing,
+        });
+        disk.clone().watch();
+        let geometry = Geometry {
+            size: size.next_multiple_of(SECTOR),
+            read_only,
+            physical_block_size: BLOCK,
+            request_alignment: 1,
+            discard: common.discard == Discard::Unmap && !read_only,
+            discard_granularity: u32::try_from(granularity).unwrap_or(u32::MAX),
+            write_zeroes: !read_only,
+            write_cache: !read_only,
+        };
+        let shared = Shared {
+            disk,
+            geometry,
+            no_flush: common.cache.no_flush,
+            discard: common.discard,
+            detect_zeroes: common.detect_zeroes,
+        };
+        RbdNode {
+            name: name.to_owned(),
+            shared: Arc::new(shared),
+            closed: Closed { receiver: Mutex::new(closed), is_awaited: false },
+        }
+    }
+}
+
+impl Disk {
+    /// Follows changes of the size that others make.
+    fn watch(self: Arc<Self>) {
+        let Some(image) = self.image.clone() else { return };
+        let (changed, jobs) = (Arc::downgrade(&self), self.jobs.clone());
+        // Asking for the size blocks, on a thread that is not the library's.
+        let look = move || {
+            let changed = changed.clone();
+            jobs.post(move || {
+                if let Some(disk) = changed.upgrade() {
+                    disk.look();
+                }
+            });
+        };
+        self.jobs.clone().post(move || match image.notify(look) {
+            // The size may have changed before.
+            Ok(()) => self.look(),
+            Err(error) => {
+                let name = &self.name;
+                log::warn!("{name}: changes of the image's size are not noticed: {error}");
+            }
+        });
+    }
+
+    /// Takes the image's size over. Blocks.
+    fn look(&self) {
+        match self.image.as_ref().map(|image| image.size()) {
+            Some(Ok(size)) => self.set_size(size),
+            Some(Err(error)) => log::warn!("{}: {error}", self.name),
+            None => {}
+        }
+    }
+
+    fn set_size(&self, size: u64) {
+        if self.size.swap(size, Ordering::Relaxed) != size {
+            self.watchers.tell();
+        }
+    }
+
+    /// Returns the bytes of the image, now.
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Returns where calls are made that block.
+    pub(super) fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let (image, closing) = (self.image.take(), self.closing.clone());
+        self.jobs.post(move || {
+            drop(image);
+            drop(closing);
+        });
+    }
+}
+
+impl Shared {
+    /// Returns size and limits, now.
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry { size: self.disk.size().next_multiple_of(SECTOR), ..self.geometry }
+    }
+}
+
+impl Drop for RbdNode {
+    fn drop(&mut self) {
+        // Channels that are left keep the image open.
+        self.closed.is_awaited = Arc::strong_count(&self.shared) == 1;
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        if self.is_awaited {
+            let _ = lock(&self.receiver).recv_timeout(CLOSING);
+        }
+    }
+}
+
+impl BlockNode for RbdNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.shared.disk.watchers.add(watcher);
+    }
+
+    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
+        let disk = self.shared.disk.clone();
+        let checked = ResizeError::check(size, self.geometry().read_only);
+        Box::pin(async move {
+            checked?;
+            let what = "failed to resize";
+            let jobs = disk.jobs.clone();
+            let resized = jobs.run(move || {
+                let Some(image) = &disk.image else { return Err(Errno::ENODEV) };
+                image.resize(size).map_err(|error| error.errno)?;
+                disk.set_size(size);
+                Ok(())
+            });
+            let resized = resized.await.unwrap_or(Err(Errno::ECANCELED));
+            resized.map_err(|errno| ResizeError::Os { what, errno })
+        })
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let image = self.shared.disk.image.clone();
+        let image = image.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        Ok(RbdChannel::new(event_loop, self.shared.clone(), image))
+    }
+}

@@ -1,0 +1,61 @@
+//! What a daemon gives its block drivers beside the options of a node.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use event_loop::ThreadBirth;
+use event_loop::sync::lock;
+
+use crate::error::OpenError;
+
+/// What a daemon gives its block drivers, for all nodes.
+#[derive(Default)]
+pub struct DriverServices {
+    library_birth: ThreadBirth,
+    is_sealed: bool,
+    /// What nodes of one driver share, by type.
+    shared: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+}
+
+impl DriverServices {
+    /// Returns the services of a daemon.
+    ///
+    /// Threads that drivers start for foreign libraries call `library_birth` first. `is_sealed`: the process maps no
+    /// code any more, so that drivers use only libraries that are loaded.
+    #[must_use]
+    pub fn new(library_birth: ThreadBirth, is_sealed: bool) -> DriverServices {
+        DriverServices { library_birth, is_sealed, shared: Mutex::default() }
+    }
+
+    /// Returns what a thread calls first in which a foreign library makes system calls of its own.
+    #[must_use]
+    pub fn library_birth(&self) -> &ThreadBirth {
+        &self.library_birth
+    }
+
+    /// Whether the process maps no code any more.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.is_sealed
+    }
+
+    /// Returns the value that the nodes of a driver share. The first caller makes it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`.
+    pub fn shared<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce() -> Result<T, OpenError>,
+    ) -> Result<Arc<T>, OpenError> {
+        let mut shared = lock(&self.shared);
+        let found = shared.get(&TypeId::of::<T>()).cloned();
+        if let Some(Ok(found)) = found.map(Arc::downcast) {
+            return Ok(found);
+        }
+        let made = Arc::new(make()?);
+        shared.insert(TypeId::of::<T>(), made.clone());
+        Ok(made)
+    }
+}

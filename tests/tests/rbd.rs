@@ -1,0 +1,380 @@
+//! Driver `rbd` on a real Ceph cluster of one node.
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{BLOCKS, Load, MIB, connect, wait_for_status};
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{
+    BlkClient, Ceph, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
+    eventually, pattern, request,
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+/// How long the OSD is stopped. Its monitor would say that it is gone after 20 seconds.
+const STOPPED: Duration = Duration::from_secs(10);
+
+/// Writes in flight when a daemon is killed.
+const DEPTH: u64 = 32;
+
+/// Threads of a daemon, whatever the number of its images.
+const THREADS: usize = 25;
+
+/// A cluster with the image `disk`.
+fn cluster() -> Option<Ceph> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "--size", &format!("{MIB}M"), "disk"]);
+    Some(ceph)
+}
+
+/// The same, with data.
+fn filled_cluster(scratch: &Scratch) -> Option<Ceph> {
+    let ceph = Ceph::start()?;
+    let source = Image::filled(scratch, "source", MIB);
+    ceph.rbd(&["import", source.path().to_str().expect("UTF-8"), "disk"]);
+    Some(ceph)
+}
+
+/// A daemon that serves `disk` on two threads over vhost-user.
+fn daemon(ceph: &Ceph, scratch: &Scratch) -> Server {
+    ServerCommand::new(scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .iothread("io1")
+        .arg("--blockdev")
+        .arg(ceph.node("disk", "disk", ",discard=unmap"))
+        .export("disk", "num-queues=2,iothread.0=io0,iothread.1=io1")
+        .start()
+}
+
+/// A daemon that serves `disk` over NBD.
+fn nbd_daemon(ceph: &Ceph, scratch: &Scratch) -> Server {
+    let node = ceph.node("disk", "disk", ",discard=unmap");
+    let command = ServerCommand::new(scratch).monitor("qmp").arg("--blockdev").arg(node);
+    nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on,name=disk").start()
+}
+
+/// The contents of `disk`, as a file.
+fn export(ceph: &Ceph, scratch: &Scratch) -> Image {
+    let path = scratch.path("exported");
+    // rbd overwrites no file.
+    let _ = std::fs::remove_file(&path);
+    ceph.rbd(&["export", "disk", path.to_str().expect("UTF-8")]);
+    Image::existing(&path)
+}
+
+fn size_of(server: &Server) -> u64 {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    let nodes = nodes.as_array().expect("a list");
+    let disk = nodes.iter().find(|node| node["node-name"] == "disk").expect("the node");
+    disk["image"]["virtual-size"].as_u64().expect("a size")
+}
+
+#[test]
+fn an_image_is_copied_mapped_zeroed_and_read_back() {
+    let Some(ceph) = cluster() else { return };
+    let scratch = Scratch::new();
+    let server = nbd_daemon(&ceph, &scratch);
+    let uri = nbd_uri(&scratch, "disk");
+    let source = Image::filled(&scratch, "source", MIB);
+    let source_path = source.path().to_str().expect("UTF-8");
+    let map = client_output(&scratch, "qemu-img", &["map", "-fraw", "--output=json", &uri]);
+    let map: Value = serde_json::from_str(&map).expect("JSON");
+    let hole = (&map[0]["length"], &map[0]["data"], &map[0]["zero"]);
+    assert_eq!(hole, (&json!(MIB << 20), &json!(false), &json!(true)), "{map}");
+    client_output(&scratch, "nbdcopy", &["--flush", source_path, &uri]);
+    assert_eq!(ceph.md5("disk"), source.md5());
+    // A whole object is given back, and parts of others read as zeroes.
+    for command in [
+        "discard 4M 4M",
+        "read -P 0 4M 4M",
+        "write -z -u 1M 10k",
+        "read -P 0 1M 10k",
+        "write -z 2M 1M",
+        "read -P 0 2M 1M",
+        "write -P 7 1000 10",
+        "read -P 7 1000 10",
+        "write -f -P 8 3M 64k",
+        "flush",
+    ] {
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", command, &uri]);
+    }
+    let map = client_output(&scratch, "nbdinfo", &["--map", &uri]);
+    let hole = map.lines().map(str::split_whitespace).any(|mut line| {
+        line.next() == Some("4194304") && line.next() == Some("4194304") && line.next() == Some("3")
+    });
+    assert!(hole, "{map}");
+    let copy = Image::empty(&scratch, "copy", MIB);
+    client_output(&scratch, "nbdcopy", &[&uri, copy.path().to_str().expect("UTF-8")]);
+    assert_eq!(ceph.md5("disk"), copy.md5());
+    server.stop();
+    assert!(ceph.rbd(&["status", "disk"]).contains("Watchers: none"), "the image is closed");
+}
+
+#[test]
+fn a_snapshot_is_read_and_not_written() {
+    let scratch = Scratch::new();
+    let Some(ceph) = filled_cluster(&scratch) else { return };
+    let source = Image::existing(&scratch.path("source"));
+    let server = nbd_daemon(&ceph, &scratch);
+    let uri = nbd_uri(&scratch, "disk");
+    ceph.rbd(&["snap", "create", "disk@before"]);
+    client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 9 0 16M", &uri]);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut node = json!({"driver": "rbd", "node-name": "snapshot", "pool": "rbd", "image": "disk",
+        "conf": ceph.conf(), "user": "vm", "snapshot": "before"});
+    let why = qmp.refused("blockdev-add", node.clone());
+    assert_eq!(why, "rbd snapshots are read-only");
+    node["read-only"] = true.into();
+    qmp.execute("blockdev-add", node);
+    let export = json!({"type": "nbd", "id": "e", "node-name": "snapshot", "name": "snapshot"});
+    qmp.execute("block-export-add", export);
+    let copy = Image::empty(&scratch, "copy", MIB);
+    let copy_path = copy.path().to_str().expect("UTF-8");
+    client_output(&scratch, "nbdcopy", &[&nbd_uri(&scratch, "snapshot"), copy_path]);
+    assert_eq!(copy.md5(), source.md5());
+    drop(qmp);
+    server.stop();
+}
+
+#[test]
+fn images_are_created_resized_and_removed() {
+    let Some(ceph) = cluster() else { return };
+    let scratch = Scratch::new();
+    let server = daemon(&ceph, &scratch);
+    let mut blk = connect(&server, 2);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    // Elsewhere: the guest is told within two seconds.
+    let grown = Instant::now();
+    ceph.rbd(&["resize", "--size", "64M", "disk"]);
+    eventually("the new size", || {
+        (blk.config().expect("a configuration").capacity.to_native() == 64 << 11).then_some(())
+    });
+    assert!(
+        grown.elapsed() < Duration::from_secs(2) + Duration::from_secs(3),
+        "with rbd's own time"
+    );
+    blk.write(127 << 10, &pattern::block(1, 1));
+    // Here.
+    qmp.execute("block_resize", json!({"node-name": "disk", "size": 32 << 20}));
+    assert!(ceph.rbd(&["info", "disk"]).contains("size 32 MiB"));
+    assert_eq!(size_of(&server), 32 << 20);
+
+    let location = json!({"pool": "rbd", "image": "new", "conf": ceph.conf(), "user": "vm"});
+    let create = |size: u64| json!({"driver": "rbd", "location": location, "size": size, "cluster-size": 1 << 20});
+    let job = |id: &str, size| json!({"job-id": id, "options": create(size)});
+    qmp.execute("blockdev-create", job("create", 8 << 20));
+    wait_for_status(&mut qmp, "create", "concluded");
+    assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
+    let info = ceph.rbd(&["info", "new"]);
+    assert!(info.contains("size 8 MiB") && info.contains("1 MiB objects"), "{info}");
+    qmp.execute("job-dismiss", json!({"id": "create"}));
+    qmp.execute("blockdev-create", job("again", 8 << 20));
+    wait_for_status(&mut qmp, "again", "concluded");
+    let error = qmp.execute("query-jobs", json!({}))[0]["error"].clone();
+    assert_eq!(error, "rbd image rbd/new: error rbd create: File exists");
+    qmp.execute("job-dismiss", json!({"id": "again"}));
+
+    let mut node = json!({"driver": "rbd", "node-name": "new"});
+    node.as_object_mut().expect("an object").extend(location.as_object().cloned().expect("one"));
+    qmp.execute("blockdev-add", node);
+    qmp.execute("blockdev-del", json!({"node-name": "new"}));
+    // The image is closed: otherwise it has a watcher, and stays.
+    ceph.rbd(&["rm", "new"]);
+    drop((blk, qmp));
+    server.stop();
+}
+
+#[test]
+fn requests_wait_for_an_osd_that_stops_and_a_monitor_that_is_killed() {
+    let scratch = Scratch::new();
+    let Some(mut ceph) = filled_cluster(&scratch) else { return };
+    let mut server = daemon(&ceph, &scratch);
+    let mut load = Load::start(connect(&server, 2), 1);
+    load.go_on();
+    ceph.signal_osd(Signal::SIGSTOP);
+    thread::sleep(STOPPED);
+    ceph.signal_osd(Signal::SIGCONT);
+    load.go_on();
+    ceph.kill_mon();
+    load.go_on();
+    ceph.restart_mon();
+    load.go_on();
+    let log = load.finish();
+    // Another process takes over, with a connection of its own.
+    load = Load::start_after(log, connect(&server, 2), 2);
+    load.go_on();
+    let log = load.finish();
+    server.upgrade();
+    load = Load::start_after(log, connect(&server, 2), 3);
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    common::check(&export(&ceph, &scratch), &log, log.len());
+}
+
+/// A front end that keeps writes in flight, and what is known of each block.
+struct Writer {
+    blk: BlkClient,
+    seed: u64,
+    generation: u64,
+    /// The last generation that was answered, and the last one that was sent.
+    blocks: Vec<(u64, u64)>,
+    /// Writes in flight: the request's number, its place in memory, the block.
+    in_flight: Vec<(u16, u64, u64)>,
+}
+
+impl Writer {
+    /// Writes until so many more are answered. Others stay in flight.
+    fn write(&mut self, answers: usize) {
+        let is_free = |place: &u64| self.in_flight.iter().all(|(_, taken, _)| taken != place);
+        let mut free: Vec<_> = (0..DEPTH).filter(is_free).collect();
+        let mut answered = 0;
+        while answered < answers {
+            while let Some(place) = free.pop() {
+                self.submit(place);
+            }
+            for done in self.blk.wait(0).expect("answers") {
+                assert_eq!(done.status, 0);
+                let at = self.in_flight.iter().position(|(id, ..)| *id == done.id);
+                let (_, place, index) = self.in_flight.swap_remove(at.expect("it is in flight"));
+                let (last, sent) = &mut self.blocks[index as usize];
+                *last = *sent;
+                free.push(place);
+                answered += 1;
+            }
+        }
+    }
+
+    fn submit(&mut self, place: u64) {
+        // Of two writes to a block at a time, the order would not be known.
+        let index = loop {
+            let index = pattern::splitmix64(&mut self.seed) % BLOCKS;
+            let (last, sent) = self.blocks[index as usize];
+            if last == sent {
+                break index;
+            }
+        };
+        self.generation += 1;
+        self.blocks[index as usize].1 = self.generation;
+        self.blk.put(place << 12, &pattern::block(index, self.generation));
+        let segments = vec![Segment { at: place << 12, len: 4096, device_writes: false }];
+        let id = self.blk.submit(0, &Request { kind: request::OUT, sector: index * 8, segments });
+        self.in_flight.push((id, place, index));
+    }
+
+    /// Takes over what the image has. Writes that were in flight may have been carried out.
+    fn check(&mut self, image: &Image) {
+        for (index, (last, sent)) in (0..).zip(&mut self.blocks) {
+            let data = image.read(index * pattern::BLOCK as u64, pattern::BLOCK);
+            let found = pattern::generation(index, &data).unwrap_or_else(|why| panic!("{why}"));
+            assert!([*last, *sent].contains(&found), "{index}: {found}, not {last} or {sent}");
+            (*last, *sent) = (found, found);
+        }
+        self.in_flight.clear();
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_loses_nothing_that_was_answered() {
+    let scratch = Scratch::new();
+    let Some(ceph) = filled_cluster(&scratch) else { return };
+    let mut server = daemon(&ceph, &scratch);
+    let blocks = vec![(0, 0); BLOCKS as usize];
+    let blk = connect(&server, 2);
+    let mut writer = Writer { blk, seed: 1, generation: 0, blocks, in_flight: Vec::new() };
+    for kill in 0..3 {
+        let begun = Instant::now();
+        writer.write(1);
+        // A killed daemon has the image's lock until the cluster misses it.
+        println!("{kill}: the first write took {:?}", begun.elapsed());
+        writer.write(500);
+        server.kill();
+        writer.check(&export(&ceph, &scratch));
+        server = daemon(&ceph, &scratch);
+        writer.blk = connect(&server, 2);
+    }
+    server.stop();
+}
+
+#[test]
+fn a_guest_boots_and_verifies_its_disk() {
+    let Some(ceph) = cluster() else { return };
+    ceph.rbd(&["resize", "--size", "64M", "disk"]);
+    let scratch = Scratch::new();
+    let server = daemon(&ceph, &scratch);
+    let job = "verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 --do_verify=1
+        verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 --verify_only=1
+        md5sum </dev/vda";
+    let lines = Guest::new().disk(server.socket("disk")).queues(2).with_fio().run(job);
+    server.stop();
+    assert_eq!(lines, [format!("{}  -", ceph.md5("disk"))], "the guest's view against the image");
+}
+
+#[test]
+fn thirty_images_share_a_connection_and_its_threads() {
+    const IMAGES: usize = 30;
+    let Some(ceph) = Ceph::start() else { return };
+    let scratch = Scratch::new();
+    let names: Vec<_> = (0..IMAGES).map(|index| format!("disk{index}")).collect();
+    let mut command = ServerCommand::new(&scratch).iothread("io0").iothread("io1");
+    for name in &names {
+        ceph.rbd(&["create", "--size", "16M", name]);
+        command = command.arg("--blockdev").arg(ceph.node(name, name, ""));
+        command = command.export(name, "num-queues=2,iothread.0=io0,iothread.1=io1");
+    }
+    let server = command.start();
+    let mut clients: Vec<_> = names
+        .iter()
+        .map(|name| BlkClient::connect(&server.socket(name), 2, 64).expect("it serves"))
+        .collect();
+    for (index, client) in (0..).zip(&mut clients) {
+        client.write(0, &pattern::block(index, 1));
+    }
+    for (index, client) in (0..).zip(&mut clients) {
+        let found = pattern::generation(index, &client.read(0, pattern::BLOCK));
+        assert_eq!(found, Ok(1), "disk{index}");
+    }
+    let threads = server.threads();
+    println!("{IMAGES} images: {threads} threads, {} KiB", server.private_kib());
+    assert!(threads <= THREADS, "{threads} threads");
+    drop(clients);
+    server.stop();
+}
+
+#[test]
+fn what_cannot_be_opened_is_an_error_that_says_what_to_do() {
+    let Some(ceph) = cluster() else { return };
+    let scratch = Scratch::new();
+    let refused = |node: String| {
+        let (status, said) = ServerCommand::new(&scratch).arg("--blockdev").arg(node).run();
+        assert!(!status.success());
+        said
+    };
+    let said = refused(ceph.node("disk", "none", ""));
+    assert!(said.contains("error reading header from none: No such file or directory"), "{said}");
+    let said = refused(ceph.node("disk", "disk", "").replace("user=vm", "user=stranger"));
+    assert!(said.contains("error connecting") && said.contains("key of client.stranger"), "{said}");
+    let said = refused("rbd,node-name=disk,pool=rbd,image=disk,conf=/none/ceph.conf".to_owned());
+    assert!(said.contains("error reading conf file /none/ceph.conf"), "{said}");
+    // A daemon without such a node has not loaded the library, and cannot any more.
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let node = json!({"driver": "rbd", "node-name": "disk", "pool": "rbd", "image": "disk",
+        "conf": ceph.conf(), "user": "vm"});
+    let why = qmp.refused("blockdev-add", node.clone());
+    assert!(why.starts_with("Ceph's library is not loaded"), "{why}");
+    drop(qmp);
+    server.stop();
+    let command = ServerCommand::new(&scratch).monitor("qmp");
+    let server = command.args(["--sandbox", "drivers=rbd"]).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("blockdev-add", node);
+    assert_eq!(size_of(&server), MIB << 20);
+    drop(qmp);
+    server.stop();
+}
