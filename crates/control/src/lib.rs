@@ -71,8 +71,8 @@ pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NbdAddr, NbdServerOptions};
 pub use object::{
-    AuthzOptions, IothreadOptions, ObjectOptions, Property, ThrottleGroupOptions, TlsCredsOptions,
-    object_types,
+    AuthzOptions, EncryptedBy, IothreadOptions, ObjectOptions, Property, SecretFormat,
+    SecretOptions, SecretSource, ThrottleGroupOptions, TlsCredsOptions, object_types,
 };
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};

@@ -24,7 +24,7 @@ use crate::export::ExportNeeds;
 use crate::graph::Graph;
 use crate::json;
 use crate::nbd_server::NbdAddr;
-use crate::object::ObjectOptions;
+use crate::object::{ObjectOptions, SecretSource};
 use crate::storage_daemon::{Action, Step};
 use crate::value::{Object, Value};
 
@@ -285,6 +285,10 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
         },
         Action::Object(object) => match object {
             ObjectOptions::TlsCreds(creds) => Some(creds.files.dir.as_path()),
+            ObjectOptions::Secret(secret) => match &secret.source {
+                SecretSource::File(file) => Some(file.as_path()),
+                SecretSource::Data(_) => None,
+            },
             ObjectOptions::Iothread(_)
             | ObjectOptions::Authz(_)
             | ObjectOptions::ThrottleGroup(_) => None,

@@ -60,6 +60,15 @@ impl Daemon {
                 let made = ThrottleGroup::new(group.limits).map_err(DaemonError::new)?;
                 self.nodes.add_throttle_group(&group.id, made);
             }
+            Action::Object(ObjectOptions::Secret(secret))
+                if secret.is_told() && self.keeping.is_some() =>
+            {
+                return Err(DaemonError::new(format!(
+                    "secret '{}' would be written to the state file: with --state, give file=, or encrypted \
+                     data with keyid=",
+                    secret.id
+                )));
+            }
             Action::Object(object) => self.objects.add(object, self.nodes.credentials())?,
             Action::Blockdev(options) => self.open_node(options).await?,
             Action::Export(options) => {
@@ -99,8 +108,11 @@ impl Daemon {
     pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
-            let credentials = self.nodes.credentials().clone();
-            let context = ConnectContext { event_loop: &self.control, credentials: &credentials };
+            let context = ConnectContext {
+                event_loop: &self.control,
+                credentials: self.nodes.known_credentials(),
+                nodes: &self.nodes,
+            };
             let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {
                 Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,

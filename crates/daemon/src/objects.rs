@@ -1,18 +1,49 @@
 //! The objects that are not I/O threads: what TLS is served with, and whom.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::sync::Arc;
 
 use block::Credentials;
-use control::{NbdServerOptions, ObjectOptions};
+use control::{
+    EncryptedBy, NbdServerOptions, ObjectOptions, SecretFormat, SecretOptions, SecretSource,
+};
+use crypto::Secret;
+use crypto::secret::{self, SecretError};
 use tls::{Acceptor, Authorization, X509};
 
 use super::DaemonError;
+use crate::errno::words;
 
 /// What an object has become.
 enum Made {
     Credentials(X509),
     Authorization(Arc<Authorization>),
+    /// The nodes' credentials have it.
+    Secret,
+}
+
+/// Reads a secret.
+fn load(options: &SecretOptions, others: &Credentials) -> Result<Secret, DaemonError> {
+    let refused =
+        |error: SecretError| DaemonError::new(format!("secret '{}': {error}", options.id));
+    let given = match &options.source {
+        SecretSource::Data(data) => Secret::new(data.as_bytes().to_vec()),
+        SecretSource::File(path) => fs::read(path).map(Secret::new).map_err(|error| {
+            DaemonError::new(format!("Unable to read {}: {}", path.display(), words(&error)))
+        })?,
+    };
+    let decoded = match options.format {
+        SecretFormat::Raw => given,
+        SecretFormat::Base64 => secret::base64(&given).map_err(refused)?,
+    };
+    match &options.encrypted {
+        None => Ok(decoded),
+        Some(EncryptedBy { keyid, iv }) => {
+            let key = others.secret(keyid)?;
+            secret::decrypt(&decoded, &key, iv).map_err(refused)
+        }
+    }
 }
 
 /// The objects, by id.
@@ -31,6 +62,10 @@ impl Objects {
                 let loaded = X509::load(&creds.files, None).map_err(DaemonError::new)?;
                 for_nodes.add(&creds.id, loaded.clone());
                 Made::Credentials(loaded)
+            }
+            ObjectOptions::Secret(secret) => {
+                for_nodes.add_secret(&secret.id, load(secret, for_nodes)?);
+                Made::Secret
             }
             ObjectOptions::Authz(authz) => {
                 Made::Authorization(Arc::new(authz.authorization.clone()))

@@ -69,6 +69,16 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node("null-aio", json!({})),
         node("throttle", json!({"throttle-group": "g0", "file": "d0"})),
         node("blkdebug", json!({"image": "d0"})),
+        node("copy-on-read", json!({"file": "d0"})),
+        node("copy-before-write", json!({"file": "d0", "target": "d1"})),
+        node(
+            "snapshot-access",
+            json!({"file": {"driver": "copy-before-write", "file": "d0", "target": "d1"}}),
+        ),
+        node(
+            "luks",
+            json!({"file": {"driver": "file", "filename": path("disk.luks")}, "key-secret": "sec0"}),
+        ),
         node("nbd", unix),
         node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
         node("qcow2", qcow2)
@@ -150,6 +160,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     };
     all.extend([
         object("iothread", json!({})),
+        object("secret", json!({"data": "password"})),
         object("throttle-group", json!({})),
         object("authz-list", json!({})),
         object("authz-simple", json!({"identity": "CN=x"})),

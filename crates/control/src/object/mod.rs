@@ -5,11 +5,13 @@
 
 mod authz;
 mod iothread;
+mod secret;
 mod throttle_group;
 mod tls_creds;
 
 pub use authz::AuthzOptions;
 pub use iothread::IothreadOptions;
+pub use secret::{EncryptedBy, SecretFormat, SecretOptions, SecretSource};
 pub use throttle_group::ThrottleGroupOptions;
 pub use tls_creds::TlsCredsOptions;
 
@@ -26,6 +28,7 @@ pub(crate) static TYPES: &[&TypeRow] = &[
     &authz::AUTHZ_LIST,
     &authz::AUTHZ_SIMPLE,
     &iothread::IOTHREAD,
+    &secret::SECRET,
     &throttle_group::THROTTLE_GROUP,
     &tls_creds::TLS_CREDS_X509,
 ];
@@ -51,6 +54,8 @@ pub enum ObjectOptions {
     Iothread(IothreadOptions),
     /// `tls-creds-x509`.
     TlsCreds(TlsCredsOptions),
+    /// `secret`.
+    Secret(SecretOptions),
     /// `authz-simple`, `authz-list`.
     Authz(AuthzOptions),
     /// `throttle-group`.
@@ -63,6 +68,7 @@ impl ObjectOptions {
         match self {
             ObjectOptions::Iothread(iothread) => &iothread.id,
             ObjectOptions::TlsCreds(creds) => &creds.id,
+            ObjectOptions::Secret(secret) => &secret.id,
             ObjectOptions::Authz(authz) => &authz.id,
             ObjectOptions::ThrottleGroup(group) => &group.id,
         }
@@ -73,6 +79,7 @@ impl ObjectOptions {
         match self {
             ObjectOptions::Iothread(_) => "iothread",
             ObjectOptions::TlsCreds(_) => "tls-creds-x509",
+            ObjectOptions::Secret(_) => "secret",
             ObjectOptions::Authz(authz) => match authz.authorization {
                 Authorization::Simple { .. } => "authz-simple",
                 Authorization::List { .. } => "authz-list",

@@ -64,7 +64,8 @@ impl Details {
     pub(super) fn get(&self) -> ImageDetails {
         let data = Value::Object(self.data.clone());
         ImageDetails {
-            cluster_size: self.cluster,
+            cluster_size: Some(self.cluster),
+            encrypted: false,
             backing: lock(&self.backing).clone(),
             specific: vec![("type".to_owned(), "qcow2".into()), ("data".to_owned(), data)],
         }
