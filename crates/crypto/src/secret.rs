@@ -25,7 +25,7 @@ pub enum SecretError {
     /// The initialisation vector has another length.
     IvLength(usize),
     /// The master key has another length.
-    KeyLength(usize),
+    KeyLength,
     /// The data are not what the master key has encrypted.
     Padding,
 }
@@ -33,12 +33,10 @@ pub enum SecretError {
 impl fmt::Display for SecretError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SecretError::Base64 => f.write_str("Base64 data is not valid"),
-            SecretError::IvBase64 => f.write_str("Base64 data of 'iv' is not valid"),
+            SecretError::Base64 => f.write_str("Base64 data contains invalid characters"),
+            SecretError::IvBase64 => f.write_str("Base64 data of 'iv' contains invalid characters"),
             SecretError::IvLength(len) => write!(f, "IV should be {IV} bytes in length not {len}"),
-            SecretError::KeyLength(len) => {
-                write!(f, "Master secret should be {KEY} bytes in length not {len}")
-            }
+            SecretError::KeyLength => write!(f, "Key should be {KEY} bytes in length"),
             SecretError::Padding => {
                 f.write_str("Incorrect number of padding bytes found on decrypted data")
             }
@@ -66,7 +64,7 @@ pub fn base64(text: &[u8]) -> Result<Secret, SecretError> {
 ///
 /// A length is wrong, or the secret is something else.
 pub fn decrypt(encrypted: &[u8], key: &[u8], iv: &str) -> Result<Secret, SecretError> {
-    let key = <&[u8; KEY]>::try_from(key).map_err(|_| SecretError::KeyLength(key.len()))?;
+    let key = <&[u8; KEY]>::try_from(key).map_err(|_| SecretError::KeyLength)?;
     let iv = base64(iv.as_bytes()).map_err(|_| SecretError::IvBase64)?;
     let iv = <&[u8; IV]>::try_from(iv.as_slice()).map_err(|_| SecretError::IvLength(iv.len()))?;
     let mut data = Secret::new(encrypted.to_vec());
@@ -89,7 +87,7 @@ mod tests {
         let encrypted = base64(ENCRYPTED.as_bytes()).unwrap();
         assert_eq!(*decrypt(&encrypted, &key, iv).unwrap(), b"letmein");
         let failed = |data: &[u8], key: &[u8], iv| decrypt(data, key, iv).unwrap_err();
-        assert_eq!(failed(&encrypted, &key[1..], iv), SecretError::KeyLength(31));
+        assert_eq!(failed(&encrypted, &key[1..], iv), SecretError::KeyLength);
         assert_eq!(failed(&encrypted, &key, "AAAA"), SecretError::IvLength(3));
         assert_eq!(failed(&encrypted, &key, "?"), SecretError::IvBase64);
         assert_eq!(failed(&encrypted[1..], &key, iv), SecretError::Padding);

@@ -25,8 +25,7 @@ enum Made {
 
 /// Reads a secret.
 fn load(options: &SecretOptions, others: &Credentials) -> Result<Secret, DaemonError> {
-    let refused =
-        |error: SecretError| DaemonError::new(format!("secret '{}': {error}", options.id));
+    let refused = |error: SecretError| DaemonError::new(error);
     let given = match &options.source {
         SecretSource::Data(data) => Secret::new(data.as_bytes().to_vec()),
         SecretSource::File(path) => fs::read(path).map(Secret::new).map_err(|error| {

@@ -80,7 +80,9 @@ pub(super) static SECRET: TypeRow = TypeRow {
                 (Some(_), Some(_)) => {
                     return Err(OptionError::new("'file' and 'data' are mutually exclusive"));
                 }
-                (None, None) => return Err(OptionError::new("Must provide 'file' or 'data'")),
+                (None, None) => {
+                    return Err(OptionError::new("Either 'file' or 'data' must be provided"));
+                }
             };
             let encrypted = match (draft.keyid, draft.iv) {
                 (Some(keyid), Some(iv)) => Some(EncryptedBy { keyid, iv }),

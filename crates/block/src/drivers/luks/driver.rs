@@ -87,10 +87,18 @@ impl BlockDriver for LuksOptions {
     /// Finds the key. This takes as long as whoever made the disk has decided: seconds as a rule.
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let header = context.nodes.to_read(self.header.as_ref().unwrap_or(&self.file));
-        let secret = match &self.key_secret {
-            Some(id) => context.credentials.secret(id),
-            None => Err(OpenError::new("Parameter 'key-secret' is required for cipher")),
-        };
+        let secret =
+            match &self.key_secret {
+                Some(id) => context.credentials.secret(id).and_then(|secret| {
+                    match std::str::from_utf8(&secret).is_ok() {
+                        true => Ok(secret),
+                        false => {
+                            Err(OpenError::new(format!("Data from secret {id} is not valid UTF-8")))
+                        }
+                    }
+                }),
+                None => Err(OpenError::new("Parameter 'key-secret' is required for cipher")),
+            };
         Some(Box::pin(async move {
             let unlocked = unlock(header?, secret?).await?;
             Ok(Box::new(unlocked) as Box<dyn Any + Send>)
