@@ -70,7 +70,9 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node("throttle", json!({"throttle-group": "g0", "file": "d0"})),
         node("blkdebug", json!({"image": "d0"})),
         node("copy-on-read", json!({"file": "d0"})),
-        node("copy-before-write", json!({"file": "d0", "target": "d1"})),
+        node("copy-before-write", json!({"file": "d0", "target": "d1"}))
+            .before("block-dirty-bitmap-add", json!({"node": "d0", "name": "anything"}))
+            .after("block-dirty-bitmap-remove", json!({"node": "d0", "name": "anything"})),
         node(
             "snapshot-access",
             json!({"file": {"driver": "copy-before-write", "file": "d0", "target": "d1"}}),
