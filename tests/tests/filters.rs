@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use integration::{Qmp, Scratch, Server, ServerCommand, client_output};
+use integration::nbd::client_output;
+use integration::{Qmp, Scratch, Server, ServerCommand};
 use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
