@@ -66,8 +66,11 @@ fn chain(scratch: &Scratch) {
 
 /// Returns the bytes that the highest image of the chain holds itself.
 fn held(scratch: &Scratch) -> u64 {
-    let map =
-        client_output(scratch, "qemu-img", &["map", "--output=json", &path(scratch, "top.qcow2")]);
+    let map = client_output(
+        scratch,
+        "qemu-img",
+        &["map", "-U", "--output=json", &path(scratch, "top.qcow2")],
+    );
     let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
     let own = map.iter().filter(|part| part["depth"] == 0 && part["data"] == true);
     own.filter_map(|part| part["length"].as_u64()).sum()

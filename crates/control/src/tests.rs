@@ -140,7 +140,7 @@ fn required(prefix: &str, members: &[Member]) -> String {
         let name = format!("{prefix}{}", member.name);
         match &member.shape {
             Shape::Path => format!(",{name}=disk.img"),
-            Shape::Either(_) if *name == "target" => format!(",{name}=target"),
+            Shape::Either(_) if member.name == "target" => format!(",{name}=target"),
             Shape::Either(_) => format!(",{name}=other"),
             Shape::Text(_) => format!(",{name}=slow"),
             Shape::Union(union) => {
@@ -164,6 +164,7 @@ fn minimal(option: &str, variant: &str) -> String {
         }
         ("--object", "authz-simple") => "id=o,identity=CN=a",
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",
+        ("--object", "secret") => "id=o,data=x",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
         ("--export", "fuse") => "id=e,node-name=other,mountpoint=m",
