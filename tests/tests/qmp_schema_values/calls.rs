@@ -76,11 +76,20 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node(
             "snapshot-access",
             json!({"file": {"driver": "copy-before-write", "file": "d0", "target": "d1"}}),
-        ),
+        )
+        .before(
+            "blockdev-add",
+            json!({"driver": "copy-before-write", "node-name": "kept", "file": "d0", "target": "d1"}),
+        )
+        .after("blockdev-del", json!({"node-name": "kept"})),
         node(
             "luks",
             json!({"file": {"driver": "file", "filename": path("disk.luks")}, "key-secret": "sec0"}),
-        ),
+        )
+        .before("blockdev-add", file("encrypted", "file.luks"))
+        .before("blockdev-add", file("header", "header.luks"))
+        .after("blockdev-del", json!({"node-name": "encrypted"}))
+        .after("blockdev-del", json!({"node-name": "header"})),
         node("nbd", unix),
         node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
         node("qcow2", qcow2)

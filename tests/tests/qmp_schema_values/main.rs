@@ -113,7 +113,7 @@ impl World {
         let secret = format!("secret,id=s,file={}", path("password"));
         let create =
             ["create", "-q", "-f", "luks", "--object", &secret, "-o", "key-secret=s,iter-time=10"];
-        for name in ["disk.luks", "copy.luks"] {
+        for name in ["disk.luks", "copy.luks", "file.luks", "header.luks"] {
             let image = path(name);
             let arguments: Vec<&str> = create.iter().copied().chain([&*image, "1M"]).collect();
             client_output(&scratch, "qemu-img", &arguments);

@@ -133,20 +133,28 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "iothread[]") => one(json!("io1")),
         (_, "luns[]") => one(json!("d1")),
         ("blockdev-add/snapshot-access/file", _) => {
-            one(json!({"driver": "copy-before-write", "file": "d0", "target": "d1"}))
+            let inline = json!({"driver": "copy-before-write", "file": "d0", "target": "d1"});
+            vec![json!("kept"), inline]
         }
         ("blockdev-add/luks/file", _) => {
-            one(json!({"driver": "file", "filename": format!("{dir}/disk.luks")}))
+            let inline = json!({"driver": "file", "filename": format!("{dir}/disk.luks")});
+            vec![json!("encrypted"), inline]
         }
         ("blockdev-add/luks/header", _) => {
-            one(json!({"driver": "file", "filename": format!("{dir}/copy.luks")}))
+            let inline = json!({"driver": "file", "filename": format!("{dir}/copy.luks")});
+            vec![json!("header"), inline]
+        }
+        ("blockdev-add/copy-before-write/file", _) => {
+            vec![json!("d0"), json!({"driver": "null-co", "size": 1 << 20})]
         }
         ("blockdev-add/copy-on-read/bottom", _) => one(json!("d0")),
         ("blockdev-add/copy-before-write/bitmap", _) => {
             one(json!({"node": "d0", "name": "anything"}))
         }
         (at, "node") if at.ends_with("bitmap/node") => one(json!("d0")),
-        ("blockdev-add/copy-before-write/target", _) => one(json!("d1")),
+        ("blockdev-add/copy-before-write/target", _) => {
+            vec![json!("d1"), json!({"driver": "null-co"})]
+        }
         (_, "key-secret") => one(json!("sec0")),
         ("object-add/secret/data", _) => one(json!("password")),
         ("object-add/secret/file", _) => one(json!(format!("{dir}/password"))),
