@@ -182,7 +182,7 @@ fn what_qemu_img_encrypts_is_read_and_what_is_written_is_read_by_qemu_img() {
     let ciphers = [
         "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha256",
         "cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha512",
-        "cipher-alg=aes-192,cipher-mode=cbc,ivgen-alg=plain,hash-alg=sha1",
+        "cipher-alg=aes-192,cipher-mode=xts,ivgen-alg=plain,hash-alg=sha1",
         "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256,hash-alg=sha256",
     ];
     for cipher in ciphers {

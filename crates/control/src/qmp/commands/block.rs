@@ -266,11 +266,19 @@ fn specific() -> Shape {
 }
 
 static LUKS: &[Member] = &[
-    Member::new("cipher-alg", Reply::Text, "the cipher"),
-    Member::new("cipher-mode", Reply::Text, "its mode of operation"),
-    Member::new("ivgen-alg", Reply::Text, "where initialisation vectors come from"),
-    Member::optional("ivgen-hash-alg", Reply::Text, "the digest that those need"),
-    Member::new("hash-alg", Reply::Text, "the digest that keys are derived with"),
+    Member::new("cipher-alg", Reply::Word(&["aes-128", "aes-192", "aes-256"]), "the cipher"),
+    Member::new("cipher-mode", Reply::Word(&["cbc", "xts"]), "its mode of operation"),
+    Member::new(
+        "ivgen-alg",
+        Reply::Word(&["plain", "plain64", "essiv"]),
+        "where initialisation vectors come from",
+    ),
+    Member::optional("ivgen-hash-alg", Reply::Word(&["sha256"]), "the digest that those need"),
+    Member::new(
+        "hash-alg",
+        Reply::Word(&["sha1", "sha256", "sha512"]),
+        "the digest that keys are derived with",
+    ),
     Member::new("detached-header", Reply::Bool, "whether the header lies elsewhere"),
     Member::new("payload-offset", Reply::Int, "where the encrypted data begin, in bytes"),
     Member::new("master-key-iters", Reply::Int, "iterations of the key's digest"),
