@@ -2,28 +2,56 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
+use crypto::Secret;
 use event_loop::{EventLoop, LoopConfig};
 use tls::X509;
 
 use crate::error::OpenError;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver};
-use crate::services::DriverServices;
+use crate::registry::NodeRegistry;
 
-/// TLS credentials, by the `id` of their object.
-#[derive(Debug, Clone, Default)]
-pub struct Credentials(BTreeMap<String, Arc<X509>>);
+/// TLS credentials and secrets, by the `id` of their object.
+#[derive(Clone, Default)]
+pub struct Credentials {
+    x509: BTreeMap<String, Arc<X509>>,
+    secrets: BTreeMap<String, Arc<Secret>>,
+}
+
+impl fmt::Debug for Credentials {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.x509.keys()).entries(self.secrets.keys()).finish()
+    }
+}
 
 impl Credentials {
     /// Adds the credentials of an object.
     pub fn add(&mut self, id: &str, credentials: X509) {
-        self.0.insert(id.to_owned(), Arc::new(credentials));
+        self.x509.insert(id.to_owned(), Arc::new(credentials));
     }
 
-    /// Removes the credentials of an object. Open nodes keep theirs.
+    /// Adds the secret of an object.
+    pub fn add_secret(&mut self, id: &str, secret: Secret) {
+        self.secrets.insert(id.to_owned(), Arc::new(secret));
+    }
+
+    /// Removes the credentials or the secret of an object. Open nodes keep theirs.
     pub fn remove(&mut self, id: &str) {
-        self.0.remove(id);
+        self.x509.remove(id);
+        self.secrets.remove(id);
+    }
+
+    /// Returns the secret of an object.
+    ///
+    /// # Errors
+    ///
+    /// No secret object has that `id`.
+    pub fn secret(&self, id: &str) -> Result<Arc<Secret>, OpenError> {
+        let found = self.secrets.get(id).cloned();
+        found.ok_or_else(|| OpenError::new(format!("No secret with id '{id}'")))
     }
 
     /// Returns the credentials of an object.
@@ -32,7 +60,7 @@ impl Credentials {
     ///
     /// No object of TLS credentials has that `id`.
     pub fn get(&self, id: &str) -> Result<&X509, OpenError> {
-        let found = self.0.get(id).map(|credentials| &**credentials);
+        let found = self.x509.get(id).map(|credentials| &**credentials);
         found.ok_or_else(|| OpenError::new(format!("No TLS credentials with id '{id}'")))
     }
 }
@@ -41,10 +69,10 @@ impl Credentials {
 pub struct ConnectContext<'a> {
     /// The loop that runs meanwhile.
     pub event_loop: &'a EventLoop,
-    /// TLS credentials for options to refer to.
+    /// TLS credentials and secrets for options to refer to.
     pub credentials: &'a Credentials,
-    /// What the daemon gives its drivers.
-    pub services: &'a DriverServices,
+    /// The nodes that options refer to.
+    pub nodes: &'a NodeRegistry,
 }
 
 /// Connections to the servers of nodes that are to be opened.
@@ -83,8 +111,7 @@ impl Connections {
     pub(crate) fn take(
         &mut self,
         driver: &Driver,
-        credentials: &Credentials,
-        services: &DriverServices,
+        nodes: &NodeRegistry,
     ) -> Result<Box<dyn Any + Send>, OpenError> {
         if let Some(index) = self.0.iter().position(|(of, _)| of == driver) {
             return Ok(self.0.swap_remove(index).1);
@@ -92,7 +119,11 @@ impl Connections {
         let failed =
             |error: &dyn std::fmt::Display| OpenError::new(format!("connecting failed: {error}"));
         let event_loop = EventLoop::new(LoopConfig::default()).map_err(|error| failed(&error))?;
-        let context = ConnectContext { event_loop: &event_loop, credentials, services };
+        let context = ConnectContext {
+            event_loop: &event_loop,
+            credentials: nodes.known_credentials(),
+            nodes,
+        };
         let Some(connecting) = driver.connect(&context) else {
             return Err(OpenError::new("connecting failed: the driver makes no connections"));
         };

@@ -137,6 +137,11 @@ pub trait BlockNode: Send + Sync {
         Box::pin(ready(Err(Errno::ENOTSUP)))
     }
 
+    /// Returns what the node's disk was at one moment, as a node, if this node keeps that.
+    fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
+        None
+    }
+
     /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
     /// `aio=io_uring` on a loop without io_uring.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
@@ -148,8 +153,10 @@ pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
 /// What an image format knows of its image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageDetails {
-    /// Bytes of a cluster.
-    pub cluster_size: u64,
+    /// Bytes of a cluster, if the format has clusters.
+    pub cluster_size: Option<u64>,
+    /// Whether the image is encrypted.
+    pub encrypted: bool,
     /// The backing file that the image names.
     pub backing: Option<BackingName>,
     /// `format-specific` of QMP's `ImageInfo`.

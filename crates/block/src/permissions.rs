@@ -117,12 +117,20 @@ pub enum ChildUse {
     Window,
     /// The child holds the metadata of an image format: no other user may write to it.
     Metadata,
+    /// The child holds encrypted data, and a header that is not written.
+    Encrypted,
     /// The child holds the data of an image whose metadata is elsewhere.
     Data,
     /// The child is read where the image above it holds nothing.
     Backing,
     /// The node keeps what the child held at one moment: writes must not bypass the node.
     CopyBeforeWrite,
+    /// The node writes to the child what is about to be overwritten elsewhere.
+    CopyTarget,
+    /// The node is a filter that writes to the child what is read.
+    CopyOnRead,
+    /// The node shows what the child was, and uses nothing of what the child is.
+    Snapshot,
 }
 
 impl ChildUse {
@@ -140,10 +148,24 @@ impl ChildUse {
                 let takes = takes.with(Permissions::CONSISTENT_READ).with(own);
                 Claim { takes, shares: shares.without(CHANGES) }
             }
+            ChildUse::Encrypted => {
+                let own = if writable { CHANGES } else { Permissions::NONE };
+                let takes = takes.with(Permissions::CONSISTENT_READ).with(own);
+                Claim { takes, shares: shares.without(Permissions::RESIZE) }
+            }
             ChildUse::CopyBeforeWrite => Claim {
                 takes: takes.with(Permissions::CONSISTENT_READ),
                 shares: shares.without(CHANGES),
             },
+            ChildUse::CopyTarget => Claim {
+                takes: Permissions::WRITE,
+                shares: Permissions::ALL.without(Permissions::RESIZE),
+            },
+            ChildUse::CopyOnRead => Claim {
+                takes: takes.with(Permissions::WRITE_UNCHANGED),
+                shares: shares.with(Permissions::WRITE_UNCHANGED),
+            },
+            ChildUse::Snapshot => Claim::NOTHING,
             ChildUse::Data => {
                 let writes = Permissions::WRITE.with(Permissions::WRITE_UNCHANGED);
                 let own = match takes.and(writes).is_empty() {

@@ -20,6 +20,7 @@ use std::sync::{Arc, Weak};
 use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
 use nix::unistd::geteuid;
 
+pub(crate) use self::activity::ToRead;
 pub use self::context::OpenContext;
 use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
@@ -226,6 +227,11 @@ impl NodeRegistry {
     /// Returns the TLS credentials that nodes opened from now on can use.
     pub fn credentials(&mut self) -> &mut Credentials {
         &mut self.credentials
+    }
+
+    /// Returns the same, as they are.
+    pub fn known_credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.

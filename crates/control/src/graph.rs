@@ -597,6 +597,7 @@ impl Graph {
         let others = self.objects.keys().filter(|id| is_it(id));
         let message = match kind {
             "tls-creds-x509" => format!("No TLS credentials with id '{id}'"),
+            "secret" => format!("No secret with id '{id}'"),
             kind => format!("Object '{id}' of type '{kind}' does not exist"),
         };
         Err(OptionError::new(message).hint(known(&format!("Objects of type '{kind}'"), others)))

@@ -72,8 +72,8 @@ pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NBD_SERVER_START, NbdAddr, NbdServerOptions};
 pub use object::{
-    AuthzOptions, IothreadOptions, ObjectOptions, ObjectType, Property, ThrottleGroupOptions,
-    TlsCredsOptions, object_types,
+    AuthzOptions, EncryptedBy, IothreadOptions, ObjectOptions, ObjectType, Property, SecretFormat,
+    SecretOptions, SecretSource, ThrottleGroupOptions, TlsCredsOptions, object_types,
 };
 pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;

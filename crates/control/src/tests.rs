@@ -19,7 +19,9 @@ const NBD_SERVER: &str = "addr.type=unix,addr.path=nbd.sock";
 fn action(option: &str, value: &str) -> Action {
     let node = "null-co,node-name=other";
     let group = "throttle-group,id=slow";
+    let target = "null-co,node-name=target";
     let mut arguments = vec!["qemu-storage-daemon", "--blockdev", node, "--object", group];
+    arguments.extend(["--blockdev", target]);
     if option != "--nbd-server" {
         arguments.extend(["--nbd-server", NBD_SERVER]);
     }
@@ -88,9 +90,11 @@ fn examples_are_right() {
         for variant in union.variants {
             assert!(variant.example.starts_with(variant.name), "{}", variant.example);
             // The object of the example must not exist already.
-            let group: &[&str] =
-                if option == "--object" { &[] } else { &["--object", "throttle-group,id=slow"] };
-            let before = ["qemu-storage-daemon"].iter().chain(&there).chain(group);
+            let objects: &[&str] = match option {
+                "--object" => &[],
+                _ => &["--object", "throttle-group,id=slow", "--object", "secret,id=sec0,data=x"],
+            };
+            let before = ["qemu-storage-daemon"].iter().chain(&there).chain(objects);
             parse(&before.chain(&[option, variant.example]).copied().collect::<Vec<_>>());
         }
     }
@@ -136,6 +140,7 @@ fn required(prefix: &str, members: &[Member]) -> String {
         let name = format!("{prefix}{}", member.name);
         match &member.shape {
             Shape::Path => format!(",{name}=disk.img"),
+            Shape::Either(_) if member.name == "target" => format!(",{name}=target"),
             Shape::Either(_) => format!(",{name}=other"),
             Shape::Text(_) => format!(",{name}=slow"),
             Shape::Union(union) => {
@@ -159,6 +164,7 @@ fn minimal(option: &str, variant: &str) -> String {
         }
         ("--object", "authz-simple") => "id=o,identity=CN=a",
         ("--object", "tls-creds-x509") => "id=o,dir=/etc/pki/qemu",
+        ("--object", "secret") => "id=o,data=x",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
         ("--export", "fuse") => "id=e,node-name=other,mountpoint=m",

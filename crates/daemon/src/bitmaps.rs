@@ -177,7 +177,8 @@ impl Daemon {
             return Err(refused(format!("Bitmap name too long: {name}")));
         }
         let granularity = granularity.unwrap_or_else(|| {
-            let cluster = opened.details().map_or(*GRANULARITY.end(), |image| image.cluster_size);
+            let cluster =
+                opened.details().and_then(|image| image.cluster_size).unwrap_or(*GRANULARITY.end());
             cluster.clamp(*GRANULARITY.start(), *GRANULARITY.end())
         });
         if let Some(store) = store.filter(|_| persistent) {

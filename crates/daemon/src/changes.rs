@@ -9,7 +9,9 @@ use block::options::BlockdevOptions;
 use block::track::{DirtyBitmap, Storage};
 use block::{ConnectContext, Connections, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
+use control::{
+    Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
+};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
@@ -54,6 +56,15 @@ impl Daemon {
         self.check_paths(action)?;
         let graph = self.graph.with(action)?;
         match action {
+            Action::Object(ObjectOptions::Secret(secret))
+                if secret.is_told() && self.keeping.is_some() =>
+            {
+                return Err(DaemonError::new(format!(
+                    "secret '{}' would be written to the state file: with --state, give file=, or encrypted \
+                     data with keyid=",
+                    secret.id
+                )));
+            }
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 self.open_node(options).await?;
@@ -96,12 +107,10 @@ impl Daemon {
     pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
-            let credentials = self.nodes.credentials().clone();
-            let services = self.nodes.services().clone();
             let context = ConnectContext {
                 event_loop: &self.control,
-                credentials: &credentials,
-                services: &services,
+                credentials: self.nodes.known_credentials(),
+                nodes: &self.nodes,
             };
             let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {

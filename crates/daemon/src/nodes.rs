@@ -51,7 +51,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "drv": driver.kind().name,
         "file": filename(nodes, node),
         "ro": node.options.read_only || node.node.geometry().read_only,
-        "encrypted": false,
+        "encrypted": node.node.details().is_some_and(|details| details.encrypted),
         "active": node.active,
         "detect_zeroes": detect_zeroes,
         "cache": {"writeback": true, "direct": cache.direct, "no-flush": cache.no_flush},
@@ -97,10 +97,15 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         image["dirty-flag"] = false.into();
     }
     let details = node.node.details();
-    if let Some(ImageDetails { cluster_size, backing, .. }) = &details {
-        image["cluster-size"] = (*cluster_size).into();
-        image["limits"]["discard-alignment"] = (*cluster_size).into();
-        image["limits"]["write-zeroes-alignment"] = (*cluster_size).into();
+    if let Some(ImageDetails { cluster_size, encrypted, backing, .. }) = &details {
+        if let Some(cluster_size) = *cluster_size {
+            image["cluster-size"] = cluster_size.into();
+            image["limits"]["discard-alignment"] = cluster_size.into();
+            image["limits"]["write-zeroes-alignment"] = cluster_size.into();
+        }
+        if *encrypted {
+            image["encrypted"] = true.into();
+        }
         if let Some(BackingName { filename, format }) = backing {
             image["backing-filename"] = filename.as_str().into();
             if let Some(format) = format {

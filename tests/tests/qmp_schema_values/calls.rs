@@ -76,6 +76,27 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node("null-aio", json!({})),
         node("throttle", json!({"throttle-group": "g0", "file": "d0"})),
         node("blkdebug", json!({"image": "d0"})),
+        node("copy-on-read", json!({"file": "d0"})),
+        node("copy-before-write", json!({"file": "d0", "target": "d1"}))
+            .before("block-dirty-bitmap-add", json!({"node": "d0", "name": "anything"}))
+            .after("block-dirty-bitmap-remove", json!({"node": "d0", "name": "anything"})),
+        node(
+            "snapshot-access",
+            json!({"file": {"driver": "copy-before-write", "file": "d0", "target": "d1"}}),
+        )
+        .before(
+            "blockdev-add",
+            json!({"driver": "copy-before-write", "node-name": "kept", "file": "d0", "target": "d1"}),
+        )
+        .after("blockdev-del", json!({"node-name": "kept"})),
+        node(
+            "luks",
+            json!({"file": {"driver": "file", "filename": path("disk.luks")}, "key-secret": "sec0"}),
+        )
+        .before("blockdev-add", file("encrypted", "file.luks"))
+        .before("blockdev-add", file("header", "header.luks"))
+        .after("blockdev-del", json!({"node-name": "encrypted"}))
+        .after("blockdev-del", json!({"node-name": "header"})),
         node("nbd", unix),
         node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
         node("qcow2", qcow2)
@@ -169,6 +190,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     };
     all.extend([
         object("iothread", json!({})),
+        object("secret", json!({"data": "password"})),
         object("throttle-group", json!({})),
         object("authz-list", json!({})),
         object("authz-simple", json!({"identity": "CN=x"})),

@@ -117,6 +117,15 @@ impl World {
             let create = ["create", "-q", "-f", "qcow2", &path(name), "1M"];
             client_output(&scratch, "qemu-img", &create);
         }
+        fs::write(path("password"), "letmein").expect("a password");
+        let secret = format!("secret,id=s,file={}", path("password"));
+        let create =
+            ["create", "-q", "-f", "luks", "--object", &secret, "-o", "key-secret=s,iter-time=10"];
+        for name in ["disk.luks", "copy.luks", "file.luks", "header.luks"] {
+            let image = path(name);
+            let arguments: Vec<&str> = create.iter().copied().chain([&*image, "1M"]).collect();
+            client_output(&scratch, "qemu-img", &arguments);
+        }
         let creds = Authority::new(&scratch, "ca").server("server", NOW);
         fs::rename(creds, path("creds")).expect("credentials");
         let port = Port::new();
@@ -143,6 +152,10 @@ impl World {
         let daemon = daemon.iothread("io0").iothread("io1").arg("--object").arg(creds);
         let daemon = daemon.args(["--object", "authz-simple,id=authz0,identity=CN=x"]);
         let daemon = daemon.args(["--object", "throttle-group,id=g0"]);
+        let password = self.scratch.path("password").display().to_string();
+        let daemon = daemon.arg("--object").arg(format!("secret,id=sec0,file={password}"));
+        let key = "secret,id=key,format=base64,data=AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+        let daemon = daemon.args(["--object", key]);
         let daemon =
             daemon.args(["--blockdev", "null-co,node-name=d0,size=1048576,read-zeroes=on"]);
         daemon.args(["--blockdev", "null-co,node-name=d1,size=1048576"]).start()

@@ -132,6 +132,36 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "iothread") => one(json!("io0")),
         (_, "iothread[]") => one(json!("io1")),
         (_, "luns[]" | "namespaces[]") => one(json!("d1")),
+        ("blockdev-add/snapshot-access/file", _) => {
+            let inline = json!({"driver": "copy-before-write", "file": "d0", "target": "d1"});
+            vec![json!("kept"), inline]
+        }
+        ("blockdev-add/luks/file", _) => {
+            let inline = json!({"driver": "file", "filename": format!("{dir}/disk.luks")});
+            vec![json!("encrypted"), inline]
+        }
+        ("blockdev-add/luks/header", _) => {
+            let inline = json!({"driver": "file", "filename": format!("{dir}/copy.luks")});
+            vec![json!("header"), inline]
+        }
+        ("blockdev-add/copy-before-write/file", _) => {
+            vec![json!("d0"), json!({"driver": "null-co", "size": 1 << 20})]
+        }
+        ("blockdev-add/copy-on-read/bottom", _) => one(json!("d0")),
+        ("blockdev-add/copy-before-write/bitmap", _) => {
+            one(json!({"node": "d0", "name": "anything"}))
+        }
+        (at, "node") if at.ends_with("bitmap/node") => one(json!("d0")),
+        ("blockdev-add/copy-before-write/target", _) => {
+            vec![json!("d1"), json!({"driver": "null-co"})]
+        }
+        (_, "key-secret") => one(json!("sec0")),
+        ("object-add/secret/data", _) => one(json!("password")),
+        ("object-add/secret/file", _) => one(json!(format!("{dir}/password"))),
+        ("object-add/secret/keyid", _) => one(json!("key")),
+        ("object-add/secret/iv", _) => one(json!("AAAAAAAAAAAAAAAAAAAAAA==")),
+        (_, "cbw-timeout") => one(json!(5)),
+        (_, "min-cluster-size") => one(json!(65536)),
         ("blockdev-add/qcow2/file", _) => one(json!("image")),
         (at, "pool" | "image" | "namespace" | "user") if at.contains("rbd/") => {
             one(json!("anything"))
@@ -226,6 +256,12 @@ fn beside(what: &str) -> Value {
         json!({"top-node": null})
     } else if what.contains("/tls-authz=") {
         json!({"tls-creds": "tls0"})
+    } else if what.contains("object-add/secret/file=") {
+        json!({"data": null})
+    } else if what.contains("object-add/secret/keyid=") {
+        // "letmein", with a key of the numbers from 0 on.
+        let data = "4QTUqTcO3X/wflDFWw3jPw==";
+        json!({"data": data, "format": "base64", "iv": "AAAAAAAAAAAAAAAAAAAAAA=="})
     } else if what.contains("/luns[]") || what.contains("/namespaces[]") {
         json!({"node-name": null})
     } else if is("/ipv4=false") || is("/ipv6=true") {

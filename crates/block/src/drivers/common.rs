@@ -1,10 +1,12 @@
 //! What the options that all drivers have mean for a node that lies on another one.
 
+use std::rc::Rc;
+
 use nix::errno::Errno;
 
 use super::detect_zeroes::detect_zeroes;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Geometry};
+use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{BlockdevOptions, DetectZeroes, Discard};
 use crate::request::{Op, Request};
 
@@ -51,6 +53,14 @@ impl Common {
         self.detect_zeroes == DetectZeroes::Off && self.geometry(below) == below
     }
 
+    /// Returns `child`, above which requests are [admitted](Self::admit). The node below has that geometry.
+    pub(crate) fn channel(self, below: Geometry, child: Rc<dyn Channel>) -> Rc<dyn Channel> {
+        match self.changes_nothing(below) {
+            true => child,
+            false => Rc::new(Admitting { common: self, child }),
+        }
+    }
+
     /// Takes a request on its way. `None`: it was answered.
     pub(crate) fn admit(&self, mut request: Request) -> Option<Request> {
         if self.read_only && !request.op.only_reads() {
@@ -71,5 +81,31 @@ impl Common {
             _ => {}
         }
         Some(request)
+    }
+}
+
+/// A channel with the options applied to its requests.
+struct Admitting {
+    common: Common,
+    child: Rc<dyn Channel>,
+}
+
+impl Channel for Admitting {
+    fn submit(&self, request: Request) {
+        if let Some(request) = self.common.admit(request) {
+            self.child.submit(request);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.child.in_flight()
+    }
+
+    fn drain_begin(&self) {
+        self.child.drain_begin();
+    }
+
+    fn drain_end(&self) {
+        self.child.drain_end();
     }
 }

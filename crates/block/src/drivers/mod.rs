@@ -3,15 +3,19 @@
 pub(crate) mod align;
 pub(crate) mod blkdebug;
 pub(crate) mod common;
+pub(crate) mod copy_before_write;
+pub(crate) mod copy_on_read;
 pub(crate) mod detect_zeroes;
 pub(crate) mod file;
 pub(crate) mod inactive;
+pub(crate) mod luks;
 pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod qcow2;
 pub(crate) mod raw;
 pub(crate) mod rbd;
 pub(crate) mod serialise;
+pub(crate) mod snapshot_access;
 pub mod throttle;
 
 use std::sync::OnceLock;
@@ -30,6 +34,10 @@ static DRIVERS: &[&DriverKind] = &[
     &rbd::options::RBD,
     &throttle::options::THROTTLE,
     &blkdebug::options::BLKDEBUG,
+    &copy_on_read::COPY_ON_READ,
+    &copy_before_write::COPY_BEFORE_WRITE,
+    &snapshot_access::SNAPSHOT_ACCESS,
+    &luks::LUKS,
 ];
 
 /// Drivers that a program has beside those.

@@ -67,6 +67,10 @@ impl BlockNode for Edge {
         Some(self.node())
     }
 
+    fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
+        self.node().snapshot()
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher.clone());
         self.node().watch(watcher);

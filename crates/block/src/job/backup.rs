@@ -8,8 +8,9 @@ use std::sync::Arc;
 use super::bitmap::Bitmap;
 use super::control::Report;
 use super::copy::{Failure, flush};
-use super::copy_before_write::{CopyBeforeWrite, Snapshot, What};
+use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
+use super::snapshot::{Snapshot, What};
 use super::worker::{CHUNK, Copies, Worker};
 use crate::graph::Edge;
 

@@ -35,7 +35,7 @@ impl Bitmap {
     }
 
     /// The parts that a range of the disk lies in.
-    pub(super) fn parts(&self, offset: u64, len: u64) -> Range<u64> {
+    pub(crate) fn parts(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end {
             return 0..0;
@@ -44,7 +44,7 @@ impl Bitmap {
     }
 
     /// The bytes of some parts.
-    pub(super) fn bytes_of(&self, parts: &Range<u64>) -> Range<u64> {
+    pub(crate) fn bytes_of(&self, parts: &Range<u64>) -> Range<u64> {
         let end = (parts.end << self.shift).min(self.size);
         parts.start << self.shift..end
     }
@@ -60,7 +60,7 @@ impl Bitmap {
         });
     }
 
-    pub(super) fn clear(&self, parts: Range<u64>) {
+    pub(crate) fn clear(&self, parts: Range<u64>) {
         self.for_words(parts, |word, mask| {
             word.fetch_and(!mask, Ordering::AcqRel);
         });
@@ -151,6 +151,18 @@ impl Bitmap {
         self.words.iter().map(ones).sum::<u64>() * self.granularity()
     }
 
+    /// Returns all bits, 64 at a time.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
+        self.words.iter().map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Sets all bits, 64 at a time.
+    pub(crate) fn set_words(&self, words: impl Iterator<Item = u64>) {
+        for (own, word) in self.words.iter().zip(words) {
+            own.store(word, Ordering::Release);
+        }
+    }
+
     fn for_words(&self, parts: Range<u64>, change: impl Fn(&AtomicU64, u64)) {
         let mut part = parts.start;
         while part < parts.end {
@@ -165,13 +177,13 @@ impl Bitmap {
     }
 
     /// Whether the bit of a part is set.
-    pub(super) fn is_set(&self, part: u64) -> bool {
+    pub(crate) fn is_set(&self, part: u64) -> bool {
         let word = self.words.get((part / 64) as usize);
         word.is_some_and(|word| word.load(Ordering::Acquire) >> (part % 64) & 1 == 1)
     }
 
     /// The first part from `from` on whose bit is set.
-    pub(super) fn first_set(&self, from: u64) -> Option<u64> {
+    pub(crate) fn first_set(&self, from: u64) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut mask = u64::MAX << (from % 64);
         loop {

@@ -11,6 +11,7 @@ mod copy;
 mod copy_before_write;
 mod mirror;
 mod mirror_top;
+mod snapshot;
 mod worker;
 
 pub use backup::{Backup, OnCbwError};
@@ -18,14 +19,16 @@ pub use bitmap::Bitmap;
 pub use control::{Control, Report};
 pub use copy::{Failure, Side};
 pub use copy_before_write::CopyBeforeWrite;
+pub(crate) use copy_before_write::{Before, CbwChannel};
 pub use mirror::{End, Mirror};
 pub use mirror_top::MirrorTop;
+pub(crate) use snapshot::{Place, Snapshot, What};
 pub use worker::{CHUNK, OnError, Worker, WorkerConfig};
 
 use crate::node::{Geometry, ResizeError, Resized};
 
 /// What a filter says to `resize`: its job copies a disk of the size that it had when the job began.
-fn keep_size(geometry: Geometry, size: u64) -> Resized {
+pub(crate) fn keep_size(geometry: Geometry, size: u64) -> Resized {
     let checked = ResizeError::check(size, geometry.read_only);
     Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) })
 }

@@ -5,10 +5,6 @@ use ::options::OptionError;
 /// The drivers, grouped by their alternative.
 static ELSEWHERE: &[(&[&str], &str)] = &[
     (
-        &["luks"],
-        "'cryptsetup open --type luks <image> <name>' makes a block device of such an image, for driver host_device.",
-    ),
-    (
         &["qcow", "vmdk", "vdi", "vpc", "vhdx", "qed", "parallels", "bochs", "cloop", "dmg"],
         "Convert the image: qemu-img convert -O qcow2 <image> <image>.qcow2",
     ),
@@ -49,11 +45,6 @@ static ELSEWHERE: &[(&[&str], &str)] = &[
     (&["replication"], "DRBD makes a block device that is replicated, for driver host_device."),
     (&["preallocate"], "'fallocate -l <size> <file>' allocates the file; use driver file on it."),
     (&["compress"], "'qemu-img convert -c' makes a compressed image; driver qcow2 reads it."),
-    (&["copy-on-read"], "The QMP command blockdev-mirror copies all of a node while it is used."),
-    (
-        &["copy-before-write", "snapshot-access"],
-        "The QMP command blockdev-backup copies a node as it was at one moment.",
-    ),
     (
         &["blklogwrites"],
         "The kernel's dm-log-writes makes a block device that logs, for host_device.",

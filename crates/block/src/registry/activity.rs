@@ -173,6 +173,26 @@ impl NodeRegistry {
         opened.inspect_err(why).ok().map(|opened| opened.node)
     }
 
+    /// Returns the way to read a node on another thread: one that is there, or an inline one, which is looked at.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or a driver has no nodes that can be looked at.
+    pub(crate) fn to_read(&self, node: &BlockdevRef) -> Result<ToRead, OpenError> {
+        let options = match node {
+            BlockdevRef::Name(name) => return self.node(name).map(ToRead::Node),
+            BlockdevRef::Inline(options) => options,
+        };
+        let mut looking = self.for_a_look(options, Look::Contents)?;
+        set_read_only(&mut looking);
+        let registry = NodeRegistry {
+            throttle_groups: self.throttle_groups.clone(),
+            credentials: self.credentials.clone(),
+            ..NodeRegistry::default()
+        };
+        Ok(ToRead::Options(Box::new(registry), Box::new(looking)))
+    }
+
     /// Opens a node without locks, and without adding its name to the registry.
     fn look(&mut self, name: &str, options: &BlockdevOptions) -> Result<Opened, OpenError> {
         self.looks = true;
@@ -205,6 +225,28 @@ impl NodeRegistry {
             looking.driver.set_child(role, below(&child)?);
         }
         Ok(looking)
+    }
+}
+
+/// A node to be read on another thread.
+pub(crate) enum ToRead {
+    /// It is open.
+    Node(Arc<dyn BlockNode>),
+    /// It is to be opened, for a look.
+    Options(Box<NodeRegistry>, Box<BlockdevOptions>),
+}
+
+impl ToRead {
+    /// Opens the node, if it is not open.
+    ///
+    /// # Errors
+    ///
+    /// As of [`NodeRegistry::open`].
+    pub(crate) fn open(self) -> Result<Arc<dyn BlockNode>, OpenError> {
+        match self {
+            ToRead::Node(node) => Ok(node),
+            ToRead::Options(mut registry, options) => Ok(registry.look("look", &options)?.node),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use event_loop::IoThread;
 
 use super::{Child, NodeRegistry, Opened, child};
+use crate::driver::Layer;
 use crate::drivers::file::{FileNode, ImageLock};
 use crate::drivers::qcow2::{Damages, Journals};
 use crate::drivers::throttle::ThrottleGroup;
@@ -14,6 +15,7 @@ use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
+use crate::track::DirtyBitmap;
 
 /// A node that is being opened: its name, options and children, and the registry's services.
 pub struct OpenContext<'a> {
@@ -55,6 +57,53 @@ impl<'a> OpenContext<'a> {
         group.ok_or_else(|| OpenError::new(format!("Throttle group '{name}' does not exist")))
     }
 
+    /// Returns a dirty bitmap of a node.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or it has no such bitmap.
+    pub fn dirty_bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>, OpenError> {
+        self.registry.node(node)?;
+        let found = self.registry.tracking(node).and_then(|tracking| tracking.bitmap(name));
+        found.ok_or_else(|| OpenError::new(format!("Dirty bitmap '{name}' not found")))
+    }
+
+    /// Returns where the bytes of a node of that name are, if there is one.
+    pub fn layer_of(&self, name: &str) -> Option<Layer> {
+        let of_nested = self.nested.iter().find(|opened| opened.name == name);
+        let options =
+            of_nested.map(|opened| &opened.options).or_else(|| self.registry.options(name));
+        options.map(|options| options.driver.layer())
+    }
+
+    /// Returns the names of the images of the child with that role, the first and those behind it. Filters are left out.
+    pub fn chain_below(&self, role: &str) -> Vec<String> {
+        let first = self.children.iter().find(|child| child.role == role);
+        let mut names = Vec::new();
+        let mut next = first.map(|child| child.edge.node().name().to_owned());
+        while let Some(name) = next {
+            let below = self.registry.below_filter(&name);
+            let nested = self.nested.iter().find(|opened| opened.name == below);
+            let entry = self.registry.nodes.get(&below);
+            let parts = nested.map(|opened| (&opened.options, &opened.children));
+            let Some((options, children)) =
+                parts.or_else(|| entry.map(|entry| (&entry.options, &entry.children)))
+            else {
+                break;
+            };
+            let is_filter = options.driver.layer() == Layer::Filter;
+            let next_child = match is_filter {
+                true => children.first(),
+                false => children.iter().find(|child| child.role == "backing"),
+            };
+            next = next_child.map(|child| child.edge.node().name().to_owned());
+            if !is_filter {
+                names.push(below);
+            }
+        }
+        names
+    }
+
     /// Returns what [`BlockDriver::connect`](crate::driver::BlockDriver::connect) has made for the node.
     ///
     /// # Errors
@@ -62,8 +111,10 @@ impl<'a> OpenContext<'a> {
     /// Those of connecting; or what was made is no `T`.
     pub fn connection<T: 'static>(&mut self) -> Result<T, OpenError> {
         let connection = {
-            let NodeRegistry { connections, credentials, services, .. } = &mut *self.registry;
-            connections.take(&self.options.driver, credentials, services)?.downcast()
+            let mut connections = std::mem::take(&mut self.registry.connections);
+            let taken = connections.take(&self.options.driver, self.registry);
+            self.registry.connections = connections;
+            taken?.downcast()
         };
         connection.map(|connection| *connection).map_err(|_| {
             OpenError::new(format!("node '{}' has a connection of another kind", self.name))

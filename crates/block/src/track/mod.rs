@@ -151,6 +151,10 @@ impl BlockNode for Tracked {
         self.node.clone().let_go()
     }
 
+    fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
+        self.node.snapshot()
+    }
+
     fn details(&self) -> Option<ImageDetails> {
         self.node.details()
     }

@@ -5,12 +5,14 @@
 mod authz;
 mod iothread;
 mod kind;
+mod secret;
 mod throttle_group;
 mod tls_creds;
 
 pub use authz::AuthzOptions;
 pub use iothread::IothreadOptions;
 pub use kind::ObjectType;
+pub use secret::{EncryptedBy, SecretFormat, SecretOptions, SecretSource};
 pub use throttle_group::ThrottleGroupOptions;
 pub use tls_creds::TlsCredsOptions;
 
@@ -27,6 +29,7 @@ pub(crate) static TYPES: &[&TypeRow] = &[
     &authz::AUTHZ_LIST,
     &authz::AUTHZ_SIMPLE,
     &iothread::IOTHREAD,
+    &secret::SECRET,
     &throttle_group::THROTTLE_GROUP,
     &tls_creds::TLS_CREDS_X509,
 ];
@@ -52,6 +55,8 @@ pub enum ObjectOptions {
     Iothread(IothreadOptions),
     /// `tls-creds-x509`.
     TlsCreds(TlsCredsOptions),
+    /// `secret`.
+    Secret(SecretOptions),
     /// `authz-simple`, `authz-list`.
     Authz(AuthzOptions),
     /// `throttle-group`.
@@ -67,6 +72,7 @@ impl Deref for ObjectOptions {
             ObjectOptions::TlsCreds(creds) => creds,
             ObjectOptions::Authz(authz) => authz,
             ObjectOptions::ThrottleGroup(group) => &**group,
+            ObjectOptions::Secret(secret) => secret,
         }
     }
 }

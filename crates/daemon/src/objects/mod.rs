@@ -2,6 +2,7 @@
 
 mod authz;
 mod iothread;
+mod secret;
 mod throttle_group;
 mod tls_creds;
 
@@ -66,6 +67,7 @@ impl Daemon {
             ObjectOptions::Iothread(own) => Box::new(iothread::make(self, own)?),
             ObjectOptions::ThrottleGroup(own) => Box::new(throttle_group::make(self, own)?),
             ObjectOptions::TlsCreds(own) => Box::new(tls_creds::make(self, own)?),
+            ObjectOptions::Secret(own) => Box::new(secret::make(self, own)?),
             ObjectOptions::Authz(own) => Box::new(authz::make(own)),
         };
         let id = options.id().to_owned();

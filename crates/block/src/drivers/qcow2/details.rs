@@ -81,7 +81,8 @@ impl Details {
         }
         let data = Value::Object(data);
         ImageDetails {
-            cluster_size: self.cluster,
+            cluster_size: Some(self.cluster),
+            encrypted: false,
             backing: lock(&self.backing).clone(),
             specific: vec![("type".to_owned(), "qcow2".into()), ("data".to_owned(), data)],
         }

@@ -85,7 +85,7 @@ impl BlockDriver for RbdOptions {
 
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let (options, event_loop) = (self.clone(), context.event_loop.clone());
-        let connections = Connections::of(context.services);
+        let connections = Connections::of(context.nodes.services());
         Some(Box::pin(async move {
             let opened = connections?.open(&event_loop, &options).await?;
             Ok(Box::new(opened) as Box<dyn Any + Send>)

@@ -114,6 +114,7 @@ static IMAGE: &[Member] = &[
     Member::optional("backing-filename", Reply::Text, "the backing file that the image names"),
     Member::optional("backing-filename-format", Reply::Text, "its format, as the image names it"),
     Member::optional("full-backing-filename", Reply::Text, "the path of that file"),
+    Member::optional("encrypted", Reply::Bool, "whether it is encrypted"),
     Member::optional("format-specific", Reply::As(specific), "what only its driver knows"),
     Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
 ];
@@ -142,9 +143,38 @@ fn specific() -> Shape {
         variants: vec![
             variant("file", "a file: nothing more is known", &[]),
             variant("qcow2", "a qcow2 image", QCOW2),
+            variant("luks", "an encrypted disk", LUKS),
         ],
     })
 }
+
+static LUKS: &[Member] = &[
+    Member::new("cipher-alg", Reply::Word(&["aes-128", "aes-192", "aes-256"]), "the cipher"),
+    Member::new("cipher-mode", Reply::Word(&["cbc", "xts"]), "its mode of operation"),
+    Member::new(
+        "ivgen-alg",
+        Reply::Word(&["plain", "plain64", "essiv"]),
+        "where initialisation vectors come from",
+    ),
+    Member::optional("ivgen-hash-alg", Reply::Word(&["sha256"]), "the digest that those need"),
+    Member::new(
+        "hash-alg",
+        Reply::Word(&["sha1", "sha256", "sha512"]),
+        "the digest that keys are derived with",
+    ),
+    Member::new("detached-header", Reply::Bool, "whether the header lies elsewhere"),
+    Member::new("payload-offset", Reply::Int, "where the encrypted data begin, in bytes"),
+    Member::new("master-key-iters", Reply::Int, "iterations of the key's digest"),
+    Member::new("uuid", Reply::Text, "the disk's UUID"),
+    Member::new("slots", Reply::List(&Reply::Object(LUKS_SLOT)), "places for passwords"),
+];
+
+static LUKS_SLOT: &[Member] = &[
+    Member::new("active", Reply::Bool, "whether it has a password"),
+    Member::optional("iters", Reply::Int, "iterations of the password's key"),
+    Member::optional("stripes", Reply::Int, "parts that the key is split into"),
+    Member::new("key-offset", Reply::Int, "where it is, in bytes"),
+];
 
 static QCOW2: &[Member] = &[
     Member::optional(

@@ -1,0 +1,91 @@
+//! What a copy-before-write node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::node::CopyBeforeWriteNode;
+use super::options::{BitmapName, COPY_BEFORE_WRITE, CopyBeforeWriteOptions};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
+    NeverInactive, OpenContext,
+};
+use crate::error::OpenError;
+use crate::job::OnCbwError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_ref};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for CopyBeforeWriteOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &COPY_BEFORE_WRITE
+    }
+
+    fn write(&self) -> Members {
+        let CopyBeforeWriteOptions { file, target, bitmap, .. } = self;
+        let on_cbw_error = match self.on_cbw_error {
+            OnCbwError::BreakGuestWrite => "break-guest-write",
+            OnCbwError::BreakSnapshot => "break-snapshot",
+        };
+        let mut own = vec![("file", write_ref(file)), ("target", write_ref(target))];
+        own.extend(bitmap.as_ref().map(|BitmapName { node, name }| {
+            let members = [("node", node), ("name", name)];
+            let members = members.map(|(key, value)| (key.to_owned(), value.as_str().into()));
+            ("bitmap", ::options::Value::Object(members.into()))
+        }));
+        own.extend([
+            ("on-cbw-error", on_cbw_error.into()),
+            ("cbw-timeout", u64::from(self.cbw_timeout).into()),
+            ("min-cluster-size", self.min_cluster_size.into()),
+        ]);
+        own
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![
+            ChildOption { role: "file", used_as: ChildUse::CopyBeforeWrite, node: &self.file },
+            ChildOption { role: "target", used_as: ChildUse::CopyTarget, node: &self.target },
+        ]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        match role {
+            "file" => self.file = child,
+            "target" => self.target = child,
+            _ => return false,
+        }
+        true
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Filter
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    /// What has been copied is known in this process alone, until the node is let go.
+    fn hand_over(&self) -> HandOver {
+        HandOver::Journal
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Err(NeverInactive)
+    }
+
+    fn describe(&self, child: Option<&str>) -> Description {
+        Description { filename: child.map(str::to_owned), options: Vec::new(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        Ok(Arc::new(CopyBeforeWriteNode::open(self, node)?))
+    }
+}

@@ -1,0 +1,97 @@
+//! What a copy-on-read node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::node::CopyOnReadNode;
+use super::options::{COPY_ON_READ, CopyOnReadOptions};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
+    NeverInactive, OpenContext,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_ref};
+use crate::permissions::ChildUse;
+
+impl CopyOnReadOptions {
+    /// Returns the depth of the first image from which nothing is copied.
+    fn end(&self, node: &OpenContext<'_>) -> Result<u32, OpenError> {
+        let Some(bottom) = &self.bottom else { return Ok(u32::MAX) };
+        if node.layer_of(bottom).ok_or_else(|| not_found(bottom))? == Layer::Filter {
+            return Err(OpenError::new(format!("Bottom node '{bottom}' is a filter")));
+        }
+        let chain = node.chain_below("file");
+        match chain.iter().position(|name| name == bottom).map(u32::try_from) {
+            Some(Ok(index)) => Ok(index.saturating_add(2)),
+            Some(Err(_)) | None => Err(OpenError::new(format!(
+                "Bottom node '{bottom}' is not in the backing chain of node '{}'",
+                node.name()
+            ))
+            .with_hint(format!("Images of the chain: {}", chain.join(", ")))),
+        }
+    }
+}
+
+fn not_found(bottom: &str) -> OpenError {
+    OpenError::new(format!("Bottom node '{bottom}' not found"))
+}
+
+impl BlockDriver for CopyOnReadOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &COPY_ON_READ
+    }
+
+    fn write(&self) -> Members {
+        let CopyOnReadOptions { file, bottom } = self;
+        let mut own = vec![("file", write_ref(file))];
+        own.extend(bottom.as_deref().map(|bottom| ("bottom", bottom.into())));
+        own
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![ChildOption { role: "file", used_as: ChildUse::CopyOnRead, node: &self.file }]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        let is_file = role == "file";
+        if is_file {
+            self.file = child;
+        }
+        is_file
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Filter
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Ok(())
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        Description { filename: None, options: Vec::new(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let end = self.end(node)?;
+        let child = node.child("file")?;
+        Ok(Arc::new(CopyOnReadNode::new(node.name().to_owned(), node.options(), end, child)?))
+    }
+}

@@ -1,0 +1,81 @@
+//! A copy-on-read node.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use event_loop::EventLoop;
+
+use crate::drivers::common::Common;
+use crate::error::OpenError;
+use crate::job::{Before, Bitmap, CbwChannel, OnCbwError, Snapshot, What};
+use crate::node::{BlockNode, Channel, Geometry};
+use crate::options::BlockdevOptions;
+
+/// Bytes of a part when the image does not tell the size of its clusters.
+const PART: u64 = 1 << 16;
+
+/// A node whose image gets each part that is used, before its first use.
+///
+/// Writes have their parts copied too. A write that did not would have to exclude the copying of its part by a read.
+pub(super) struct CopyOnReadNode {
+    name: String,
+    common: Common,
+    child: Arc<dyn BlockNode>,
+    /// Parts that may still come from images behind. Parts beyond its end always pass: the image was shorter when the
+    /// node was opened, and has no data of other images there.
+    snapshot: Arc<Snapshot>,
+}
+
+impl CopyOnReadNode {
+    /// A node above `child`, which gets the data of images behind it, before the one of depth `end`.
+    pub(super) fn new(
+        name: String,
+        options: &BlockdevOptions,
+        end: u32,
+        child: Arc<dyn BlockNode>,
+    ) -> Result<Self, OpenError> {
+        let below = child.geometry();
+        if below.read_only {
+            return Err(OpenError::new("Block node is read-only").with_hint(format!(
+                "copy-on-read writes to node '{}', also when nothing else does",
+                child.name()
+            )));
+        }
+        let common = Common::new(options, &*child)?;
+        let cluster = cluster_size(&*child).unwrap_or(PART).max(PART);
+        let left = Bitmap::new(below.size, cluster, true);
+        let snapshot = Snapshot::new(left, OnCbwError::BreakGuestWrite, What::Behind(end));
+        Ok(CopyOnReadNode { name, common, child, snapshot: Arc::new(snapshot) })
+    }
+}
+
+/// Returns the size of the clusters of a node's image.
+fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
+    match node.details() {
+        Some(details) => details.cluster_size,
+        None => cluster_size(&*node.below()?),
+    }
+}
+
+impl BlockNode for CopyOnReadNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.common.geometry(self.child.geometry())
+    }
+
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.child.clone())
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let below = self.child.geometry();
+        let child = self.child.clone().open_channel(event_loop)?;
+        let snapshot = self.snapshot.clone();
+        let copying = CbwChannel::new(event_loop, child.clone(), child, snapshot, Before::All);
+        Ok(self.common.channel(below, copying))
+    }
+}

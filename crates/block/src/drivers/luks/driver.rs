@@ -1,0 +1,115 @@
+//! What a luks node is to the rest of the daemon.
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+
+use ::options::Value;
+
+use super::node::LuksNode;
+use super::options::{LUKS, LuksOptions};
+use super::unlock::{Unlocked, unlock};
+use crate::connections::ConnectContext;
+use crate::driver::{
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
+    Needs, NeverInactive, NotReopened, OpenContext,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_ref};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for LuksOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &LUKS
+    }
+
+    fn write(&self) -> Members {
+        let LuksOptions { file, header, key_secret } = self;
+        let mut own = vec![("file", write_ref(file))];
+        own.extend(header.as_ref().map(|header| ("header", write_ref(header))));
+        own.extend(key_secret.as_deref().map(|id| ("key-secret", id.into())));
+        own
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        let file = ChildOption { role: "file", used_as: ChildUse::Encrypted, node: &self.file };
+        let header = self.header.as_ref();
+        let header =
+            header.map(|node| ChildOption { role: "header", used_as: ChildUse::Encrypted, node });
+        [file].into_iter().chain(header).collect()
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        match role {
+            "file" => self.file = child,
+            "header" if self.header.is_some() => self.header = Some(child),
+            _ => return false,
+        }
+        true
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Window
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        self.key_secret.iter().map(|id| ("secret", id.as_str())).collect()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Ok(())
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        let key = self.key_secret.as_deref().map(|id| ("key-secret".to_owned(), Value::from(id)));
+        Description { filename: None, options: key.into_iter().collect(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let unlocked: Unlocked = node.connection()?;
+        let (name, child) = (node.name().to_owned(), node.child("file")?);
+        Ok(Arc::new(LuksNode::new(name, node.options(), unlocked, child)?))
+    }
+
+    /// Finds the key. This takes as long as whoever made the disk has decided: seconds as a rule.
+    fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
+        let header = context.nodes.to_read(self.header.as_ref().unwrap_or(&self.file));
+        let secret =
+            match &self.key_secret {
+                Some(id) => context.credentials.secret(id).and_then(|secret| {
+                    match std::str::from_utf8(&secret).is_ok() {
+                        true => Ok(secret),
+                        false => {
+                            Err(OpenError::new(format!("Data from secret {id} is not valid UTF-8")))
+                        }
+                    }
+                }),
+                None => Err(OpenError::new("Parameter 'key-secret' is required for cipher")),
+            };
+        Some(Box::pin(async move {
+            let unlocked = unlock(header?, secret?).await?;
+            Ok(Box::new(unlocked) as Box<dyn Any + Send>)
+        }))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before = before.as_any().downcast_ref::<Self>().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_same(&[
+            ("key-secret", before.key_secret != self.key_secret),
+            ("header", before.header != self.header),
+        ])
+    }
+}

@@ -1,0 +1,184 @@
+//! A luks node.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ::options::{Object, Value};
+use crypto::cipher::{IvGenerator, SECTOR, SectorCipher};
+use crypto::luks::{Header, STRIPES, Slot};
+use event_loop::EventLoop;
+use nix::errno::Errno;
+
+use super::channel::LuksChannel;
+use super::unlock::Unlocked;
+use crate::drivers::align::{Aligned, WholeBlocks};
+use crate::drivers::common::Common;
+use crate::drivers::serialise::Serialise;
+use crate::error::OpenError;
+use crate::node::{BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized};
+use crate::options::BlockdevOptions;
+use crate::request::Request;
+
+/// An encrypted disk.
+pub(super) struct LuksNode {
+    name: String,
+    child: Arc<dyn BlockNode>,
+    header: Header,
+    shared: Arc<Shared>,
+}
+
+/// What the node's channels share.
+pub(super) struct Shared {
+    pub(super) cipher: Arc<SectorCipher>,
+    /// Where the first encrypted byte is in the child.
+    pub(super) payload: u64,
+    common: Common,
+    child: Arc<dyn BlockNode>,
+    serialise: Serialise,
+}
+
+impl LuksNode {
+    pub(super) fn new(
+        name: String,
+        options: &BlockdevOptions,
+        unlocked: Unlocked,
+        child: Arc<dyn BlockNode>,
+    ) -> Result<Self, OpenError> {
+        let common = Common::new(options, &*child)?;
+        let Unlocked { cipher, payload, header } = unlocked;
+        let size = child.geometry().size;
+        if payload > size {
+            return Err(OpenError::new(format!(
+                "LUKS header is not valid: the data begins at byte {payload}, and node '{}' has {size}",
+                child.name()
+            )));
+        }
+        let serialise = Serialise::new(SECTOR);
+        let shared = Shared { cipher, payload, common, child: child.clone(), serialise };
+        Ok(LuksNode { name, child, header, shared: Arc::new(shared) })
+    }
+}
+
+impl Shared {
+    /// Bytes of the disk.
+    fn size(&self) -> u64 {
+        let room = self.child.geometry().size.saturating_sub(self.payload);
+        room - room % SECTOR as u64
+    }
+}
+
+impl WholeBlocks for Shared {
+    fn block(&self) -> u64 {
+        SECTOR as u64
+    }
+
+    fn serialise(&self) -> &Serialise {
+        &self.serialise
+    }
+
+    /// Also checks that the range lies on the disk. The child checks requests of whole sectors.
+    fn admit(&self, request: Request) -> Option<Request> {
+        let request = self.common.admit(request)?;
+        match request.offset.checked_add(request.len) {
+            Some(end) if end <= self.size() => Some(request),
+            _ => {
+                request.complete(Err(Errno::EIO));
+                None
+            }
+        }
+    }
+}
+
+impl BlockNode for LuksNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> Geometry {
+        let geometry = self.shared.common.geometry(self.child.geometry());
+        Geometry {
+            size: self.shared.size(),
+            request_alignment: SECTOR as u32,
+            discard: false,
+            write_zeroes: false,
+            ..geometry
+        }
+    }
+
+    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+        Some(self.child.clone())
+    }
+
+    fn end(&self) -> Option<u64> {
+        // What was never written reads as noise.
+        None
+    }
+
+    fn foreign_format(&self) -> Option<crate::format::Format> {
+        None
+    }
+
+    fn let_grow(&self) {}
+
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            ResizeError::check(size, self.geometry().read_only)?;
+            match size.checked_add(self.shared.payload).filter(|&end| i64::try_from(end).is_ok()) {
+                Some(end) => self.child.clone().resize(end, &event_loop).await,
+                None => Err(ResizeError::Offset),
+            }
+        })
+    }
+
+    fn details(&self) -> Option<ImageDetails> {
+        let specific = [("type", "luks".into()), ("data", Value::Object(specific(&self.header)))];
+        let specific = specific.map(|(name, value): (&str, Value)| (name.to_owned(), value));
+        Some(ImageDetails {
+            cluster_size: None,
+            encrypted: true,
+            backing: None,
+            specific: specific.into(),
+        })
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let child = self.child.clone().open_channel(event_loop)?;
+        let sectors = LuksChannel::new(event_loop, self.shared.clone(), child);
+        Ok(Aligned::new(event_loop, &self.shared, sectors))
+    }
+}
+
+/// QEMU's `QCryptoBlockInfoLUKS`.
+fn specific(header: &Header) -> Object {
+    let slot = |slot: &Slot| {
+        let mut members: Vec<(&str, Value)> = vec![("active", slot.active.into())];
+        if slot.active {
+            let stripes = [("iters", u64::from(slot.iterations)), ("stripes", STRIPES as u64)];
+            members.extend(stripes.map(|(name, number): (_, u64)| (name, number.into())));
+        }
+        members.push(("key-offset", header.stripes(slot).0.into()));
+        object(members)
+    };
+    let (algorithm, mode, iv) = header.cipher.names();
+    let mut members: Vec<(&str, Value)> = vec![
+        ("cipher-alg", algorithm.into()),
+        ("cipher-mode", mode.into()),
+        ("ivgen-alg", iv.into()),
+        ("hash-alg", header.hash.name().into()),
+        ("detached-header", (header.payload_sector == 0).into()),
+        ("payload-offset", header.payload().into()),
+        ("master-key-iters", u64::from(header.digest_iterations).into()),
+        ("uuid", header.uuid.as_str().into()),
+        ("slots", Value::List(header.slots.iter().map(slot).collect())),
+    ];
+    if header.cipher.iv == IvGenerator::EssivSha256 {
+        members.push(("ivgen-hash-alg", "sha256".into()));
+    }
+    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn object(members: Vec<(&str, Value)>) -> Value {
+    Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}

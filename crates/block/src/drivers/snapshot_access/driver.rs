@@ -1,0 +1,74 @@
+//! What a snapshot-access node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::SnapshotAccessNode;
+use super::options::{SNAPSHOT_ACCESS, SnapshotAccessOptions};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
+    NeverInactive, OpenContext,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_ref};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for SnapshotAccessOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &SNAPSHOT_ACCESS
+    }
+
+    fn write(&self) -> Members {
+        vec![("file", write_ref(&self.file))]
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![ChildOption { role: "file", used_as: ChildUse::Snapshot, node: &self.file }]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        let is_file = role == "file";
+        if is_file {
+            self.file = child;
+        }
+        is_file
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Window
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Err(NeverInactive)
+    }
+
+    fn describe(&self, child: Option<&str>) -> Description {
+        Description { filename: child.map(str::to_owned), options: Vec::new(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let child = node.child("file")?;
+        let Some(snapshot) = child.snapshot() else {
+            return Err(OpenError::new(format!("Node '{}' keeps no snapshot", child.name()))
+                .with_hint("A node with driver=copy-before-write keeps one"));
+        };
+        Ok(Arc::new(SnapshotAccessNode { name: node.name().to_owned(), _child: child, snapshot }))
+    }
+}

@@ -1,0 +1,211 @@
+//! What a disk was at one moment: which parts of it are in the target, and which still only in the source.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
+
+use event_loop::sync::lock;
+
+use super::backup::OnCbwError;
+use super::bitmap::Bitmap;
+use super::copy::{Buffer, Failure, copy, copy_above, populate};
+use super::worker::CHUNK;
+use crate::node::Channel;
+
+/// What is copied of a part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum What {
+    /// All.
+    All,
+    /// What comes from images behind the node's own, before the one of that depth. It goes to the node itself.
+    Behind(u32),
+    /// What comes from images before the one of that depth.
+    Above(u32),
+}
+
+impl What {
+    pub(super) async fn copy(
+        self,
+        source: &Rc<dyn Channel>,
+        target: &Rc<dyn Channel>,
+        range: Range<u64>,
+        buffer: &mut Buffer,
+    ) -> Result<(), Failure> {
+        match self {
+            What::All => copy(source, target, range, buffer).await,
+            What::Behind(depth) => populate(target, range, depth, buffer).await,
+            What::Above(depth) => copy_above(source, target, range, depth, buffer).await,
+        }
+    }
+}
+
+/// What is still to be copied, and what is being copied, by whichever thread.
+pub(crate) struct Snapshot {
+    /// Parts that are in the target are cleared, and only then.
+    pub(crate) left: Bitmap,
+    claims: Mutex<Claims>,
+    pub(super) on_error: OnCbwError,
+    pub(super) what: What,
+    /// The longest time that copying before a write takes, nanoseconds.
+    pub(super) timeout_ns: Option<u64>,
+    /// A write went through to what had not been copied.
+    broken: AtomicBool,
+}
+
+#[derive(Default)]
+struct Claims {
+    ranges: Vec<Claimed>,
+    waiting: Vec<Waker>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Claimed {
+    parts: Range<u64>,
+    /// Any number of readers may have a part at once.
+    reads: bool,
+}
+
+/// Some parts that nothing else copies meanwhile, or that nothing copies while they are read.
+pub(crate) struct Claim<'a> {
+    snapshot: &'a Snapshot,
+    pub(crate) parts: Range<u64>,
+    reads: bool,
+}
+
+impl Claim<'_> {
+    /// They are in the target.
+    pub(super) fn done(self) {
+        self.snapshot.left.clear(self.parts.clone());
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut claims = lock(&self.snapshot.claims);
+        let own = Claimed { parts: self.parts.clone(), reads: self.reads };
+        // Of equal claims of readers, only one.
+        if let Some(index) = claims.ranges.iter().position(|claimed| *claimed == own) {
+            claims.ranges.swap_remove(index);
+        }
+        let waiting = std::mem::take(&mut claims.waiting);
+        drop(claims);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Where the first of some parts is to be read.
+pub(crate) enum Place<'a> {
+    /// In the target, these parts.
+    Target(Range<u64>),
+    /// In the source, which keeps them while the claim lasts.
+    Source(Claim<'a>),
+}
+
+impl Snapshot {
+    pub(crate) fn new(left: Bitmap, on_error: OnCbwError, what: What) -> Snapshot {
+        let (claims, broken) = (Mutex::default(), AtomicBool::new(false));
+        Snapshot { left, claims, on_error, what, timeout_ns: None, broken }
+    }
+
+    /// The same, with a limit to the time that copying before a write takes.
+    pub(crate) fn with_timeout(self, timeout_ns: Option<u64>) -> Snapshot {
+        Snapshot { timeout_ns, ..self }
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_broken(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    /// Claims the first parts of `parts` that are left and that nobody copies, `most` of them.
+    /// `Ok(None)`: none is left. `Err`: what is left is being copied.
+    pub(super) fn claim(&self, parts: Range<u64>, most: u64) -> Result<Option<Claim<'_>>, ()> {
+        let mut claims = lock(&self.claims);
+        let is_claimed =
+            |part: &u64| claims.ranges.iter().any(|claimed| claimed.parts.contains(part));
+        let mut busy = false;
+        let mut from = parts.start;
+        let start = loop {
+            match self.left.first_set(from).filter(|&part| part < parts.end) {
+                None if busy => return Err(()),
+                None => return Ok(None),
+                Some(part) if is_claimed(&part) => (busy, from) = (true, part + 1),
+                Some(part) => break part,
+            }
+        };
+        let is_free = |part: &u64| self.left.is_set(*part) && !is_claimed(part);
+        let count = (start..parts.end.min(start + most)).take_while(is_free).count() as u64;
+        let parts = start..start + count;
+        claims.ranges.push(Claimed { parts: parts.clone(), reads: false });
+        drop(claims);
+        Ok(Some(Claim { snapshot: self, parts, reads: false }))
+    }
+
+    /// Finds the first of some parts. `None`: it is being copied.
+    fn place(&self, parts: &Range<u64>) -> Option<Place<'_>> {
+        let run = |is_one: &dyn Fn(&u64) -> bool| {
+            let count = parts.clone().take_while(is_one).count() as u64;
+            parts.start..parts.start + count
+        };
+        let mut claims = lock(&self.claims);
+        if !self.left.is_set(parts.start) {
+            drop(claims);
+            return Some(Place::Target(run(&|part| !self.left.is_set(*part))));
+        }
+        let is_copied =
+            |part: &u64| claims.ranges.iter().any(|c| !c.reads && c.parts.contains(part));
+        let parts = run(&|part| self.left.is_set(*part) && !is_copied(part));
+        if parts.is_empty() {
+            return None;
+        }
+        claims.ranges.push(Claimed { parts: parts.clone(), reads: true });
+        drop(claims);
+        Some(Place::Source(Claim { snapshot: self, parts, reads: true }))
+    }
+
+    /// Finds the first of some parts, and waits while it is being copied.
+    pub(crate) async fn next_place(&self, parts: &Range<u64>) -> Place<'_> {
+        self.wait_for(|| self.place(parts)).await
+    }
+
+    /// Claims the next of `parts`, and waits while others copy all that is left of them.
+    async fn next_claim(&self, parts: &Range<u64>, most: u64) -> Option<Claim<'_>> {
+        self.wait_for(|| self.claim(parts.clone(), most).ok()).await
+    }
+
+    /// Waits until `get` gives something. What it gives depends on the claims.
+    async fn wait_for<T>(&self, get: impl Fn() -> Option<T>) -> T {
+        poll_fn(|cx| {
+            if let Some(got) = get() {
+                return Poll::Ready(got);
+            }
+            lock(&self.claims).waiting.push(cx.waker().clone());
+            // One may have been given back in between.
+            get().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Copies what is left of some parts.
+    pub(super) async fn copy(
+        &self,
+        parts: Range<u64>,
+        source: &Rc<dyn Channel>,
+        target: &Rc<dyn Channel>,
+        buffer: &mut Buffer,
+    ) -> Result<(), Failure> {
+        let most = (CHUNK / self.left.granularity()).max(1);
+        while let Some(claim) = self.next_claim(&parts, most).await {
+            let range = self.left.bytes_of(&claim.parts);
+            self.what.copy(source, target, range, buffer).await?;
+            claim.done();
+        }
+        Ok(())
+    }
+}

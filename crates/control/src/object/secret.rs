@@ -1,0 +1,181 @@
+//! `secret`: a password, or the key that other secrets are encrypted with.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crypto::Zeroizing;
+
+use super::{ObjectOptions, ObjectType, TypeRow, check_id};
+use crate::error::OptionError;
+use crate::table::{Choice, Field, Kind, Need, Table, only_off, put};
+
+/// `secret`: a password.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretOptions {
+    /// `id`: its name.
+    pub id: String,
+    /// `data` or `file`.
+    pub source: SecretSource,
+    /// `format`.
+    pub format: SecretFormat,
+    /// `keyid` and `iv`. `None` means that the secret is not encrypted.
+    pub encrypted: Option<EncryptedBy>,
+}
+
+/// Where a secret is.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SecretSource {
+    /// `data`.
+    Data(Zeroizing<String>),
+    /// `file`.
+    File(PathBuf),
+}
+
+impl fmt::Debug for SecretSource {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SecretSource::Data(_) => f.write_str("Data"),
+            SecretSource::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+/// `format` of a secret.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SecretFormat {
+    /// The bytes themselves.
+    #[default]
+    Raw,
+    /// The bytes in base64.
+    Base64,
+}
+
+/// What a secret is encrypted with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncryptedBy {
+    /// `keyid`: the secret object with the key.
+    pub keyid: String,
+    /// `iv`: the initialisation vector, in base64.
+    pub iv: String,
+}
+
+impl SecretOptions {
+    /// Whether the options have the secret in the clear.
+    pub fn is_told(&self) -> bool {
+        matches!(self.source, SecretSource::Data(_)) && self.encrypted.is_none()
+    }
+}
+
+impl ObjectType for SecretOptions {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn type_name(&self) -> &'static str {
+        "secret"
+    }
+
+    fn path(&self) -> Option<&Path> {
+        match &self.source {
+            SecretSource::File(file) => Some(file),
+            SecretSource::Data(_) => None,
+        }
+    }
+}
+
+pub(super) static SECRET: TypeRow = TypeRow {
+    name: "secret",
+    help: "a password, or a key that other secrets are encrypted with",
+    example: "secret,id=sec0,file=/etc/ringmill/disk0.key",
+    parent: "secret_common",
+    table: &Table {
+        fields: FIELDS,
+        build: |draft: Draft| {
+            let source = match (draft.data, draft.file) {
+                (Some(data), None) => SecretSource::Data(data),
+                (None, Some(file)) => SecretSource::File(file),
+                (Some(_), Some(_)) => {
+                    return Err(OptionError::new("'file' and 'data' are mutually exclusive"));
+                }
+                (None, None) => {
+                    return Err(OptionError::new("Either 'file' or 'data' must be provided"));
+                }
+            };
+            let encrypted = match (draft.keyid, draft.iv) {
+                (Some(keyid), Some(iv)) => Some(EncryptedBy { keyid, iv }),
+                (Some(_), None) => {
+                    return Err(OptionError::new("IV is required to decrypt secret"));
+                }
+                (None, _) => None,
+            };
+            let Draft { id, format, .. } = draft;
+            Ok(ObjectOptions::Secret(SecretOptions { id, source, format, encrypted }))
+        },
+    },
+};
+
+/// What was given.
+#[derive(Default)]
+struct Draft {
+    id: String,
+    data: Option<Zeroizing<String>>,
+    file: Option<PathBuf>,
+    format: SecretFormat,
+    keyid: Option<String>,
+    iv: Option<String>,
+}
+
+static FIELDS: &[Field<Draft>] = &[
+    Field {
+        name: "id",
+        kind: Kind::Text { meta: "<id>", set: |secret, id| put(&mut secret.id, check_id(id)?) },
+        need: Need::Required,
+        help: "name of the secret, for key-secret and keyid to refer to",
+    },
+    Field {
+        name: "data",
+        kind: Kind::Text {
+            meta: "<secret>",
+            set: |secret, data| put(&mut secret.data, Some(Zeroizing::new(data))),
+        },
+        need: Need::Optional("that of file"),
+        help: "the secret itself; other users of the machine see it on a command line",
+    },
+    Field {
+        name: "file",
+        kind: Kind::Path(|secret, path| put(&mut secret.file, Some(path))),
+        need: Need::Optional("none"),
+        help: "a file with the secret, all bytes of which count",
+    },
+    Field {
+        name: "format",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "raw",
+                help: "as it is",
+                set: |secret| put(&mut secret.format, SecretFormat::Raw),
+            },
+            Choice {
+                name: "base64",
+                help: "in base64",
+                set: |secret| put(&mut secret.format, SecretFormat::Base64),
+            },
+        ]),
+        need: Need::Default("raw"),
+        help: "how the secret, or the encrypted secret, is written",
+    },
+    Field {
+        name: "keyid",
+        kind: Kind::Text { meta: "<id>", set: |secret, id| put(&mut secret.keyid, Some(id)) },
+        need: Need::Optional("it is not encrypted"),
+        help: "the secret object with the key, of 32 bytes, that the secret is encrypted with: AES-256-CBC",
+    },
+    Field {
+        name: "iv",
+        kind: Kind::Text { meta: "<base64>", set: |secret, iv| put(&mut secret.iv, Some(iv)) },
+        need: Need::Optional("none"),
+        help: "the initialisation vector of 16 bytes in base64; keyid needs it",
+    },
+    Field::unoffered("loaded", only_off),
+];

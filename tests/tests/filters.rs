@@ -1,0 +1,271 @@
+//! `copy-on-read`, `copy-before-write` with `snapshot-access`, and `luks`, beside `qemu-img`.
+
+use std::fs;
+
+use integration::nbd::client_output;
+use integration::{Qmp, Scratch, Server, ServerCommand};
+use serde_json::{Value, json};
+
+const MIB: usize = 1 << 20;
+
+fn path(scratch: &Scratch, name: &str) -> String {
+    scratch.path(name).display().to_string()
+}
+
+fn image(scratch: &Scratch, arguments: &[&str]) {
+    client_output(scratch, "qemu-img", arguments);
+}
+
+/// Writes to an image, or to an export.
+fn io(scratch: &Scratch, format: &str, at: &str, commands: &[&str]) {
+    let mut arguments = vec!["-f", format];
+    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    arguments.push(at);
+    let output = client_output(scratch, "qemu-io", &arguments);
+    assert!(!output.contains("failed"), "{output}");
+}
+
+fn file(scratch: &Scratch, name: &str) -> Value {
+    json!({"driver": "file", "filename": path(scratch, name)})
+}
+
+fn qcow2(scratch: &Scratch, name: &str) -> Value {
+    json!({"driver": "qcow2", "node-name": name, "file": file(scratch, &format!("{name}.qcow2"))})
+}
+
+/// Serves nodes over NBD.
+fn serve(scratch: &Scratch, qmp: &mut Qmp, nodes: &[(&str, bool)]) {
+    let addr = json!({"type": "unix", "data": {"path": path(scratch, "nbd")}});
+    qmp.execute("nbd-server-start", json!({"addr": addr}));
+    for (name, writable) in nodes {
+        let export = json!({"type": "nbd", "id": name, "node-name": name, "writable": writable});
+        qmp.execute("block-export-add", export);
+    }
+}
+
+fn uri(scratch: &Scratch, node: &str) -> String {
+    format!("nbd+unix:///{node}?socket={}", path(scratch, "nbd"))
+}
+
+fn daemon(scratch: &Scratch) -> (Server, Qmp) {
+    let server = ServerCommand::new(scratch).monitor("qmp").start();
+    let qmp = Qmp::connect(&server.socket("qmp"));
+    (server, qmp)
+}
+
+/// A chain: 1 in the first MiB of the lowest image, 2 in the second MiB of the next, 3 in 64 KiB of the highest.
+fn chain(scratch: &Scratch) {
+    let [low, mid, top] = ["low.qcow2", "mid.qcow2", "top.qcow2"].map(|name| path(scratch, name));
+    image(scratch, &["create", "-q", "-f", "qcow2", &low, "8M"]);
+    image(scratch, &["create", "-q", "-f", "qcow2", "-b", &low, "-F", "qcow2", &mid]);
+    image(scratch, &["create", "-q", "-f", "qcow2", "-b", &mid, "-F", "qcow2", &top]);
+    io(scratch, "qcow2", &low, &["write -P 1 0 2M"]);
+    io(scratch, "qcow2", &mid, &["write -P 2 1M 1M"]);
+    io(scratch, "qcow2", &top, &["write -P 3 3M 64k"]);
+}
+
+/// Returns the bytes that the highest image of the chain holds itself.
+fn held(scratch: &Scratch) -> u64 {
+    let map = client_output(
+        scratch,
+        "qemu-img",
+        &["map", "-U", "--output=json", &path(scratch, "top.qcow2")],
+    );
+    let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
+    let own = map.iter().filter(|part| part["depth"] == 0 && part["data"] == true);
+    own.filter_map(|part| part["length"].as_u64()).sum()
+}
+
+#[test]
+fn what_is_read_is_copied_down_to_the_bottom() {
+    for (bottom, copied) in [(None, 1024 + 512), (Some("mid"), 1024)] {
+        let scratch = Scratch::new();
+        chain(&scratch);
+        let (server, mut qmp) = daemon(&scratch);
+        for name in ["low", "mid", "top"] {
+            let mut node = qcow2(&scratch, name);
+            node["backing"] = match name {
+                "low" => Value::Null,
+                "mid" => "low".into(),
+                _ => "mid".into(),
+            };
+            node["read-only"] = (name != "top").into();
+            qmp.execute("blockdev-add", node);
+        }
+        let mut filter = json!({"driver": "copy-on-read", "node-name": "cor", "file": "top"});
+        for (wrong, why) in [
+            ("none", "Bottom node 'none' not found"),
+            ("other", "Bottom node 'other' is not in the backing chain of node 'cor'"),
+        ] {
+            if wrong == "other" {
+                qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "other"}));
+            }
+            filter["bottom"] = wrong.into();
+            assert_eq!(qmp.refused("blockdev-add", filter.clone()), why);
+        }
+        filter.as_object_mut().expect("options").remove("bottom");
+        if let Some(bottom) = bottom {
+            filter["bottom"] = bottom.into();
+        }
+        qmp.execute("blockdev-add", filter);
+        serve(&scratch, &mut qmp, &[("cor", true)]);
+        let before = held(&scratch);
+        io(
+            &scratch,
+            "raw",
+            &uri(&scratch, "cor"),
+            &["read -P 1 512k 512k", "read -P 2 1M 1M", "read -P 0 4M 1M"],
+        );
+        io(
+            &scratch,
+            "raw",
+            &uri(&scratch, "cor"),
+            &["write -P 9 1M 4k", "read -P 2 1028k 4k", "flush"],
+        );
+        server.stop();
+        assert_eq!(held(&scratch) - before, copied << 10, "{bottom:?}");
+        io(
+            &scratch,
+            "qcow2",
+            &path(&scratch, "top.qcow2"),
+            &["read -P 9 1M 4k", "read -P 2 1028k 1020k"],
+        );
+        image(&scratch, &["check", "-q", &path(&scratch, "top.qcow2")]);
+    }
+}
+
+#[test]
+fn a_snapshot_stays_what_the_disk_was_while_it_is_written_and_across_an_upgrade() {
+    let scratch = Scratch::new();
+    chain(&scratch);
+    let (was, kept) = (path(&scratch, "was.img"), path(&scratch, "kept.qcow2"));
+    image(&scratch, &["convert", "-O", "raw", &path(&scratch, "top.qcow2"), &was]);
+    image(&scratch, &["create", "-q", "-f", "qcow2", &kept, "8M"]);
+    let (mut server, mut qmp) = daemon(&scratch);
+    for name in ["top", "kept"] {
+        qmp.execute("blockdev-add", qcow2(&scratch, name));
+    }
+    let cbw =
+        json!({"driver": "copy-before-write", "node-name": "cbw", "file": "top", "target": "kept"});
+    qmp.execute("blockdev-add", cbw);
+    let wrong = json!({"driver": "snapshot-access", "node-name": "was", "file": "kept"});
+    assert_eq!(qmp.refused("blockdev-add", wrong), "Node 'kept' keeps no snapshot");
+    qmp.execute(
+        "blockdev-add",
+        json!({"driver": "snapshot-access", "node-name": "was", "file": "cbw"}),
+    );
+    serve(&scratch, &mut qmp, &[("cbw", true), ("was", false)]);
+    let compare = || {
+        image(&scratch, &["compare", "-q", "-f", "raw", "-F", "raw", &uri(&scratch, "was"), &was]);
+    };
+    let disk = uri(&scratch, "cbw");
+    io(&scratch, "raw", &disk, &["write -P 9 512k 5k", "write -z 3M 8k", "discard 1M 64k"]);
+    compare();
+    drop(qmp);
+    server.upgrade();
+    // What was copied before is not copied again, and what was not is.
+    io(&scratch, "raw", &disk, &["write -P 8 512k 64k", "write -P 8 2M 6M", "read -P 8 2M 6M"]);
+    compare();
+    server.stop();
+}
+
+/// A disk of random bytes, and the password.
+fn plain(scratch: &Scratch) -> String {
+    let bytes = (0..8 * MIB as u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
+    fs::write(scratch.path("plain"), bytes.collect::<Vec<_>>()).expect("a disk");
+    fs::write(scratch.path("password"), "letmein").expect("a password");
+    format!("secret,id=s,file={}", path(scratch, "password"))
+}
+
+#[test]
+fn what_qemu_img_encrypts_is_read_and_what_is_written_is_read_by_qemu_img() {
+    let ciphers = [
+        "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha256",
+        "cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha512",
+        "cipher-alg=aes-192,cipher-mode=xts,ivgen-alg=plain,hash-alg=sha1",
+        "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256,hash-alg=sha256",
+    ];
+    for cipher in ciphers {
+        let scratch = Scratch::new();
+        let secret = plain(&scratch);
+        let luks = path(&scratch, "luks");
+        let options = format!("key-secret=s,iter-time=10,{cipher}");
+        image(
+            &scratch,
+            &["create", "-q", "-f", "luks", "--object", &secret, "-o", &options, &luks, "8M"],
+        );
+        let target = format!("driver=luks,key-secret=s,file.filename={luks}");
+        let disk = path(&scratch, "plain");
+        let convert = [
+            "convert",
+            "-n",
+            "-f",
+            "raw",
+            "--object",
+            &secret,
+            "--target-image-opts",
+            &disk,
+            &target,
+        ];
+        image(&scratch, &convert);
+
+        let (server, mut qmp) = daemon(&scratch);
+        for (id, data) in [("wrong", "password"), ("s", "letmein")] {
+            qmp.execute("object-add", json!({"qom-type": "secret", "id": id, "data": data}));
+        }
+        let mut node = json!({"driver": "luks", "node-name": "l", "file": file(&scratch, "luks")});
+        let refused = qmp.refused("blockdev-add", node.clone());
+        assert_eq!(refused, "Parameter 'key-secret' is required for cipher");
+        node["key-secret"] = "wrong".into();
+        let refused = qmp.refused("blockdev-add", node.clone());
+        assert_eq!(refused, "Invalid password, cannot unlock any keyslot");
+        node["key-secret"] = "s".into();
+        qmp.execute("blockdev-add", node);
+        let nodes = qmp.execute("query-named-block-nodes", json!({}));
+        let told = nodes.as_array().into_iter().flatten().find(|node| node["node-name"] == "l");
+        let told = told.expect("the node");
+        assert_eq!(
+            (&told["encrypted"], &told["image"]["virtual-size"]),
+            (&json!(true), &json!(8 * MIB))
+        );
+        serve(&scratch, &mut qmp, &[("l", true)]);
+        let served = uri(&scratch, "l");
+        image(&scratch, &["compare", "-q", "-f", "raw", "-F", "raw", &disk, &served]);
+        // Parts of sectors, several buffers, zeroes.
+        let changes =
+            ["write -P 7 1000 3001", "write -P 8 1M 3M", "write -z 5M 1M", "write -P 9 7M 70k"];
+        io(&scratch, "raw", &served, &changes);
+        io(&scratch, "raw", &disk, &changes);
+        server.stop();
+        let disk = format!("driver=raw,file.driver=file,file.filename={disk}");
+        image(&scratch, &["compare", "-q", "--object", &secret, "--image-opts", &disk, &target]);
+    }
+}
+
+#[test]
+fn a_secret_is_encrypted_with_another_one_and_kept_out_of_the_state_file() {
+    let scratch = Scratch::new();
+    plain(&scratch);
+    let server = ServerCommand::new(&scratch).monitor("qmp");
+    let server = server.arg("--state").arg(path(&scratch, "state")).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut secret = |rest: Value| {
+        let mut arguments = json!({"qom-type": "secret", "id": "s"});
+        let members = rest.as_object().into_iter().flatten();
+        members.for_each(|(name, value)| arguments[name] = value.clone());
+        let answer = qmp.ask("object-add", arguments);
+        answer["error"]["desc"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(secret(json!({"data": "x"})).contains("would be written to the state file"));
+    assert_eq!(secret(json!({})), "Either 'file' or 'data' must be provided");
+    // A key of 32 bytes, and what it encrypts to "letmein" with an initialisation vector of zeroes.
+    fs::write(scratch.path("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n")
+        .expect("a key");
+    let key = json!({"id": "key", "file": path(&scratch, "key"), "format": "base64"});
+    assert_eq!(secret(key), "");
+    let encrypted = |keyid: &str, iv: &str| json!({"data": "4QTUqTcO3X/wflDFWw3jPw==", "format": "base64", "keyid": keyid, "iv": iv});
+    assert_eq!(secret(encrypted("none", "AAAA")), "No secret with id 'none'");
+    assert_eq!(secret(encrypted("key", "AAAA")), "IV should be 16 bytes in length not 3");
+    assert_eq!(secret(encrypted("key", "AAAAAAAAAAAAAAAAAAAAAA==")), "");
+    server.stop();
+}
