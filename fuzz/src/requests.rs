@@ -7,7 +7,7 @@ use std::sync::Arc;
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::BlockdevOptions;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
@@ -21,7 +21,7 @@ const MOST: u64 = 1 << 20;
 #[derive(Default)]
 struct Answers(RefCell<Vec<u32>>);
 
-impl Completion for Answers {
+impl RequestOwner for Answers {
     fn complete(&self, tag: u32, _result: Result<(), Errno>, _bufs: IoBufs) {
         assert!(!self.0.borrow().contains(&tag), "answered twice");
         self.0.borrow_mut().push(tag);
@@ -41,7 +41,7 @@ pub(crate) fn ask(event_loop: &EventLoop, node: &Arc<dyn BlockNode>, steps: &[u8
     assert_eq!(size % 512, 0);
     let Ok(channel) = node.clone().open_channel(event_loop) else { return };
     let answers = Rc::<Answers>::default();
-    let to = answers.clone() as Rc<dyn Completion>;
+    let to = answers.clone() as Rc<dyn RequestOwner>;
     let mut input = Input::new(steps);
     let mut asked = 0;
     while !input.is_empty() {

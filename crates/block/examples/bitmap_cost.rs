@@ -8,7 +8,7 @@ use std::time::Instant;
 use block::NodeRegistry;
 use block::node::Channel;
 use block::options::{BlockdevOptions, Driver, NullOptions};
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use block::track::{DirtyBitmap, Storage};
 use event_loop::{EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
@@ -19,7 +19,7 @@ const ROUNDS: usize = 200;
 
 struct Ignored;
 
-impl Completion for Ignored {
+impl RequestOwner for Ignored {
     fn complete(&self, _tag: u32, result: Result<(), Errno>, _bufs: IoBufs) {
         black_box(result).expect("null-co writes");
     }
@@ -27,7 +27,7 @@ impl Completion for Ignored {
 
 /// Nanoseconds per write, the least of many short rounds: what else runs on the machine adds to the others. `block`: bytes of a write.
 fn measure(channel: &Rc<dyn Channel>, block: u64) -> f64 {
-    let completion: Rc<dyn Completion> = Rc::new(Ignored);
+    let completion: Rc<dyn RequestOwner> = Rc::new(Ignored);
     let mut best = f64::MAX;
     for _ in 0..ROUNDS {
         let mut state = 1u64;

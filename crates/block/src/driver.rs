@@ -235,7 +235,7 @@ pub enum HandOver {
     /// The same; the node holds requests back, and releases them when its queues stop.
     HoldsBack,
     /// Through a journal: flushed beforehand as far as time allows. The other process opens the node last. Such a
-    /// node implements [`BlockNode::journal`] and [`BlockNode::let_go`].
+    /// node implements [`BlockNode::journal`] and [`BlockNode::release_for_handover`].
     Journal,
     /// Only a flush of this process makes what it has written durable: waited for.
     Flush,

@@ -7,7 +7,7 @@ use event_loop::IoBufs;
 use nix::errno::Errno;
 
 use crate::node::Channel;
-use crate::request::{Completion, Op, Request};
+use crate::request::{Op, Request, RequestOwner};
 
 /// Gets what came of a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
@@ -31,7 +31,7 @@ impl Flushes {
     }
 }
 
-impl Completion for Flushes {
+impl RequestOwner for Flushes {
     fn complete(&self, _tag: u32, result: Result<(), Errno>, _bufs: IoBufs) {
         self.answered(result);
     }
@@ -46,7 +46,7 @@ pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: Flus
         result: Cell::new(Ok(())),
         done: RefCell::new(Some(done)),
     });
-    let to: Rc<dyn Completion> = flushes.clone();
+    let to: Rc<dyn RequestOwner> = flushes.clone();
     for channel in channels {
         flushes.left.set(flushes.left.get() + 1);
         channel.submit(Request::new(Op::Flush, 0, 0, IoBufs::new(), &to, 0));

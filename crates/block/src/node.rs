@@ -33,22 +33,22 @@ pub trait BlockNode: Send + Sync {
 
     /// The node that this one is on top of, if it has that one answer what it does not answer itself:
     /// what follows here.
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         None
     }
 
     /// Bytes of the file now, however long it was when it was opened: from there on nothing was ever written, and it
     /// reads as zeroes. `None`: nobody knows.
     fn end(&self) -> Option<u64> {
-        self.below()?.end()
+        self.child()?.end()
     }
 
     /// From here on, requests may lie past the end: writes there make the image longer, reads give
     /// zeroes. For a format on top of the node, which finds room in it as it needs. A node that cannot
     /// become longer goes on answering with `EIO`. Channels are opened afterwards.
-    fn let_grow(&self) {
-        if let Some(below) = self.below() {
-            below.let_grow();
+    fn enable_growth(&self) {
+        if let Some(below) = self.child() {
+            below.enable_growth();
         }
     }
 
@@ -65,35 +65,35 @@ pub trait BlockNode: Send + Sync {
     /// # Errors
     ///
     /// Those of a write to the image; or it is being let go since an earlier call.
-    fn let_go(self: Arc<Self>) -> LetGo {
+    fn release_for_handover(self: Arc<Self>) -> Released {
         Box::pin(ready(Ok(())))
     }
 
     /// Of a regular file: its inode, which tells it from a copy.
     fn inode(&self) -> Option<u64> {
-        self.below().and_then(|below| below.inode())
+        self.child().and_then(|below| below.inode())
     }
 
     /// Returns the format whose signature the node's file or block device has.
     ///
     /// Only if this node passes the bytes on unchanged. Reads from the disk.
     fn foreign_format(&self) -> Option<Format> {
-        self.below().and_then(|below| below.foreign_format())
+        self.child().and_then(|below| below.foreign_format())
     }
 
     /// Returns why a node that fell back to reading (`auto-read-only`) cannot be written.
     fn why_read_only(&self) -> Option<OpenError> {
-        self.below().and_then(|below| below.why_read_only())
+        self.child().and_then(|below| below.why_read_only())
     }
 
     /// To what the memory of requests is best aligned, bytes: less costs a copy.
     fn memory_alignment(&self) -> u32 {
-        self.below().map_or(512, |below| below.memory_alignment())
+        self.child().map_or(512, |below| below.memory_alignment())
     }
 
     /// Has somebody told from now on whenever the geometry has changed. For nodes that may change.
     fn watch(&self, watcher: Watcher) {
-        if let Some(below) = self.below() {
+        if let Some(below) = self.child() {
             below.watch(watcher);
         }
     }
@@ -107,7 +107,7 @@ pub trait BlockNode: Send + Sync {
     ///
     /// In QEMU's words where QEMU has the error; the image is as it was.
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
-        match (ResizeError::check(size, self.geometry().read_only), self.below()) {
+        match (ResizeError::check(size, self.geometry().read_only), self.child()) {
             (Ok(()), Some(below)) => below.resize(size, event_loop),
             (checked, _) => Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) }),
         }
@@ -175,8 +175,8 @@ pub struct BackingName {
 /// What comes of [`set_backing_name`](BlockNode::set_backing_name).
 pub type Renaming = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
-/// What comes of a [`let_go`](BlockNode::let_go).
-pub type LetGo = Pin<Box<dyn Future<Output = io::Result<()>>>>;
+/// What comes of a [`release_for_handover`](BlockNode::release_for_handover).
+pub type Released = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 
 /// One loop's way to an image.
 pub trait Channel {

@@ -53,7 +53,7 @@ pub struct Request {
     pub len: u64,
     /// The memory of a read, write or block status; empty for all others.
     pub bufs: IoBufs,
-    reply: Reply,
+    reply: CompletionGuard,
 }
 
 impl Request {
@@ -64,15 +64,21 @@ impl Request {
         offset: u64,
         len: u64,
         bufs: IoBufs,
-        to: &Rc<dyn Completion>,
+        to: &Rc<dyn RequestOwner>,
         tag: u32,
     ) -> Self {
         debug_assert!(!matches!(op, Op::Read | Op::Write { .. }) || bufs.len() as u64 == len);
-        Request { op, offset, len, bufs, reply: Reply { to: Some(to.clone()), tag } }
+        Request { op, offset, len, bufs, reply: CompletionGuard { to: Some(to.clone()), tag } }
     }
 
     /// Creates a request again for a `reply` that is still owed.
-    pub(crate) fn answered_to(reply: Reply, op: Op, offset: u64, len: u64, bufs: IoBufs) -> Self {
+    pub(crate) fn answered_to(
+        reply: CompletionGuard,
+        op: Op,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+    ) -> Self {
         Request { op, offset, len, bufs, reply }
     }
 
@@ -97,8 +103,8 @@ impl Request {
 
     /// Directs the answer of this request to `to` with `tag`, and returns the original answer.
     /// A node that splits, bounces or watches requests uses this.
-    pub fn redirect(&mut self, to: &Rc<dyn Completion>, tag: u32) -> Reply {
-        std::mem::replace(&mut self.reply, Reply { to: Some(to.clone()), tag })
+    pub fn intercept(&mut self, to: &Rc<dyn RequestOwner>, tag: u32) -> CompletionGuard {
+        std::mem::replace(&mut self.reply, CompletionGuard { to: Some(to.clone()), tag })
     }
 }
 
@@ -108,7 +114,7 @@ pub(crate) struct Detached {
     op: Op,
     offset: u64,
     len: u64,
-    reply: Reply,
+    reply: CompletionGuard,
 }
 
 impl Detached {
@@ -133,12 +139,12 @@ impl Detached {
 
 /// An answer that is owed. Dropping it unsent is a bug: a debug build panics, a release build
 /// answers `EIO`, because a guest that waits for ever is worse.
-pub struct Reply {
-    to: Option<Rc<dyn Completion>>,
+pub struct CompletionGuard {
+    to: Option<Rc<dyn RequestOwner>>,
     tag: u32,
 }
 
-impl Reply {
+impl CompletionGuard {
     /// The requester's number of the request.
     pub(crate) fn tag(&self) -> u32 {
         self.tag
@@ -153,7 +159,7 @@ impl Reply {
     }
 }
 
-impl Reply {
+impl CompletionGuard {
     #[cold]
     fn was_dropped(&mut self) {
         debug_assert!(std::thread::panicking(), "request {} dropped unanswered", self.tag);
@@ -161,7 +167,7 @@ impl Reply {
     }
 }
 
-impl Drop for Reply {
+impl Drop for CompletionGuard {
     #[inline]
     fn drop(&mut self) {
         if self.to.is_some() {
@@ -170,9 +176,9 @@ impl Drop for Reply {
     }
 }
 
-impl std::fmt::Debug for Reply {
+impl std::fmt::Debug for CompletionGuard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Reply({})", self.tag)
+        write!(f, "CompletionGuard({})", self.tag)
     }
 }
 
@@ -181,7 +187,7 @@ impl std::fmt::Debug for Reply {
 /// Called once per request, on the loop that the request was submitted on, possibly from within
 /// [`Channel::submit`](crate::node::Channel::submit): an implementation holds no borrow of its own
 /// state while it submits. An I/O error keeps its errno; the device maps it to its own status.
-pub trait Completion {
+pub trait RequestOwner {
     /// The request with this tag has ended.
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);
 }

@@ -9,7 +9,7 @@ use event_loop::IoBufs;
 use nix::errno::Errno;
 
 use crate::node::Channel;
-use crate::request::{Completion, Op, Request};
+use crate::request::{Op, Request, RequestOwner};
 
 /// The answer of a request, and the task that waits for it.
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Answer {
     waker: RefCell<Option<Waker>>,
 }
 
-impl Completion for Answer {
+impl RequestOwner for Answer {
     fn complete(&self, _tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         self.answer.set(Some((result, bufs)));
         let waker = self.waker.take();
@@ -40,7 +40,7 @@ pub async fn submit(
     bufs: IoBufs,
 ) -> (Result<(), Errno>, IoBufs) {
     let answer = Rc::new(Answer::default());
-    let to = answer.clone() as Rc<dyn Completion>;
+    let to = answer.clone() as Rc<dyn RequestOwner>;
     channel.submit(Request::new(op, offset, len, bufs, &to, 0));
     poll_fn(|cx| match answer.answer.take() {
         Some(answer) => Poll::Ready(answer),

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::request::{Completion, Reply, Request};
+use crate::request::{CompletionGuard, Request, RequestOwner};
 use crate::slab::Slab;
 
 /// The watched writes in flight, by tag.
@@ -13,7 +13,7 @@ pub(crate) struct WatchedWrites(RefCell<Slab<WatchedWrite>>);
 /// A write whose answer goes to the filter first.
 pub(crate) struct WatchedWrite {
     /// The original answer.
-    pub(crate) owed: Reply,
+    pub(crate) owed: CompletionGuard,
     /// First byte.
     pub(crate) offset: u64,
     /// Bytes.
@@ -22,10 +22,10 @@ pub(crate) struct WatchedWrite {
 
 impl WatchedWrites {
     /// Directs the answer of a request to `filter`, which calls [`end`](Self::end).
-    pub(crate) fn begin(&self, request: &mut Request, filter: Rc<dyn Completion>) {
+    pub(crate) fn begin(&self, request: &mut Request, filter: Rc<dyn RequestOwner>) {
         let mut writes = self.0.borrow_mut();
         let (offset, len) = (request.offset, request.len);
-        let owed = request.redirect(&filter, writes.next_tag());
+        let owed = request.intercept(&filter, writes.next_tag());
         writes.insert(WatchedWrite { owed, offset, len });
     }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use block::NodeRegistry;
 use block::node::Channel;
 use block::options::*;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use common::*;
 use event_loop::counting::{self, CountingAllocator};
 use event_loop::{EventLoop, IoBufs, LoopConfig};
@@ -19,7 +19,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Sends each request anew as soon as it is answered, with the memory that came back.
 struct Client {
-    me: RefCell<Option<Rc<dyn Completion>>>,
+    me: RefCell<Option<Rc<dyn RequestOwner>>>,
     channel: Rc<dyn Channel>,
     ops: Vec<Op>,
     offset: u64,
@@ -31,7 +31,7 @@ struct Client {
 
 const LEN: u64 = 4096;
 
-impl Completion for Client {
+impl RequestOwner for Client {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         assert_eq!(result, Ok(()));
         assert_eq!(bufs.len() as u64, LEN);

@@ -365,7 +365,7 @@ fn a_dropped_channel_fails_its_held_requests_and_blocks_no_drain() {
         let drained = drain(vec![edge.clone()]).await.unwrap();
         let gone = edge.clone().open_channel(&event_loop).unwrap();
         let answer = Rc::<Answers>::default();
-        let to: Rc<dyn block::request::Completion> = answer.clone();
+        let to: Rc<dyn block::request::RequestOwner> = answer.clone();
         gone.submit(Request::new(Op::Flush, 0, 0, event_loop::IoBufs::new(), &to, 7));
         drop(gone);
         assert_eq!(answer.0.borrow_mut().remove(&7).unwrap().0, Err(Errno::ECANCELED));

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use block::NodeRegistry;
 use block::options::*;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use common::*;
 use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
@@ -69,7 +69,7 @@ fn the_checked_bytes_are_the_written_bytes() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let channel = node.open_channel(&event_loop).unwrap();
     let answers = Rc::<Answers>::default();
-    let to: Rc<dyn Completion> = answers.clone();
+    let to: Rc<dyn RequestOwner> = answers.clone();
     let guest = filled(&pattern(8192), 0);
     let mut bufs = event_loop::IoBufs::new();
     bufs.set_part(&guest, 0, 8192, 1);

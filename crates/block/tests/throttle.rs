@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::*;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use block::throttle::{Limit, ThrottleGroup, ThrottleLimits};
 use common::*;
 use event_loop::ring::sim::{Faults, Sim};
@@ -148,13 +148,13 @@ struct Greedy {
     done: Arc<AtomicU64>,
     wanted: u64,
     in_flight: std::cell::Cell<u32>,
-    me: std::cell::RefCell<Option<Rc<dyn Completion>>>,
+    me: std::cell::RefCell<Option<Rc<dyn RequestOwner>>>,
     channel: Rc<dyn block::node::Channel>,
     event_loop: EventLoop,
     finished: std::cell::Cell<Option<oneshot::Sender<()>>>,
 }
 
-impl Completion for Greedy {
+impl RequestOwner for Greedy {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         assert_eq!(result, Ok(()));
         if self.done.fetch_add(1, Ordering::Relaxed) + 1 >= self.wanted {
@@ -202,7 +202,7 @@ fn threads_keep_to_a_limit_together() {
                     event_loop: event_loop.clone(),
                     finished: std::cell::Cell::new(Some(finished)),
                 });
-                let me = client.clone() as Rc<dyn Completion>;
+                let me = client.clone() as Rc<dyn RequestOwner>;
                 client.me.replace(Some(me.clone()));
                 for tag in 0..DEPTH {
                     client.channel.submit(Request::new(Op::Read, 0, 512, memory(512, 0), &me, tag));

@@ -300,7 +300,7 @@ impl Exports {
     ) -> Vec<(String, Asked<Stopped>)> {
         let stop = |export: &Export| {
             let flush = export.nodes.iter().any(|node| keeps_back(node));
-            let stopped = export.serving.as_ref()?.stand_still(flush);
+            let stopped = export.serving.as_ref()?.quiesce(flush);
             Some((export.id.clone(), stopped))
         };
         self.exports.iter().filter_map(stop).collect()
@@ -329,9 +329,9 @@ impl Exports {
     }
 
     /// Has all of them serve, before they are to stop their queues once more; completes when they do.
-    pub(super) fn serve_on(&self) -> impl Future<Output = ()> + use<> {
+    pub(super) fn restart_queues(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
-        let asked: Vec<_> = serving.map(|serving| serving.serve_on()).collect();
+        let asked: Vec<_> = serving.map(|serving| serving.restart_queues()).collect();
         // One that is gone serves nobody.
         all(asked)
     }
@@ -341,7 +341,7 @@ impl Exports {
         self.exports
             .iter()
             .filter_map(|export| export.serving.as_ref())
-            .for_each(|serving| serving.go_on());
+            .for_each(|serving| serving.resume());
     }
 
     /// Has all that were taken over begin; completes when they have.
@@ -358,9 +358,9 @@ impl Exports {
     }
 
     /// Another process goes on: sends those away who could not be handed over.
-    pub(super) fn part(&self) -> impl Future<Output = ()> + use<> {
+    pub(super) fn disconnect_clients(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
-        let parted: Vec<_> = serving.filter_map(|serving| serving.part()).collect();
+        let parted: Vec<_> = serving.filter_map(|serving| serving.disconnect_clients()).collect();
         all(parted)
     }
 

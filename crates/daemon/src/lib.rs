@@ -409,7 +409,7 @@ impl Daemon {
         let pause_us = to.pause_ns / 1000;
         log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
         self.turn.end();
-        let parted = self.exports.part();
+        let parted = self.exports.disconnect_clients();
         let last = async {
             self.clients.settle().await;
             parted.await;

@@ -133,7 +133,7 @@ impl Daemon {
             _ => {}
         }
         if let Err(signal) = upgraded {
-            self.go_on().await;
+            self.resume().await;
             return Err(End::Signal(signal));
         }
         upgraded.map_err(End::Signal)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::NodeRegistry;
 use block::options::{BlockdevOptions, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking};
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{EventLoop, IoBufs, LoopConfig};
 use guest_memory::test_util::memfd_region;
 use guest_memory::{GuestMemory, MemoryView};
@@ -20,7 +20,7 @@ const SIZE: u64 = 1 << 20;
 #[derive(Default)]
 struct Answers(RefCell<Vec<Result<(), Errno>>>);
 
-impl Completion for Answers {
+impl RequestOwner for Answers {
     fn complete(&self, _: u32, result: Result<(), Errno>, _: IoBufs) {
         self.0.borrow_mut().push(result);
     }
@@ -61,7 +61,7 @@ fn write(
     let answers = Rc::<Answers>::default();
     let mut bufs = IoBufs::new();
     view.push_iovecs(addr, 32 << 10, &mut bufs).unwrap();
-    let to = answers.clone() as Rc<dyn Completion>;
+    let to = answers.clone() as Rc<dyn RequestOwner>;
     let op = Op::Write { fua: false };
     channel.submit(Request::new(op, 4096, 32 << 10, bufs, &to, 0));
     while answers.0.borrow().is_empty() {

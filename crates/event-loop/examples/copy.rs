@@ -1,6 +1,6 @@
 //! Copies a file with 64 operations in flight.
 //!
-//!     cargo run -p event-loop --example copy FROM TO
+//!     cargo run -p ringmill-event-loop --example copy FROM TO
 
 use std::cell::Cell;
 use std::fs::File;

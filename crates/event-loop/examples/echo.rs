@@ -1,6 +1,6 @@
 //! An echo server: each connection is a task, each receive and send an operation of the ring.
 //!
-//!     cargo run -p event-loop --example echo 127.0.0.1:7777
+//!     cargo run -p ringmill-event-loop --example echo 127.0.0.1:7777
 
 use std::io;
 use std::net::{TcpListener, TcpStream};

@@ -1,6 +1,6 @@
 //! A loop as a source of a `GMainContext`: GLib's futures await its operations.
 //!
-//!     cargo run -p event-loop --features glib --example in_glib FILE
+//!     cargo run -p ringmill-event-loop --features glib --example in_glib FILE
 
 use std::cell::RefCell;
 use std::error::Error;

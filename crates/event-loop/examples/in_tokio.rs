@@ -1,6 +1,6 @@
 //! A loop as a task of a Tokio runtime: Tokio's tasks await its operations.
 //!
-//!     cargo run -p event-loop --features tokio --example in_tokio FILE
+//!     cargo run -p ringmill-event-loop --features tokio --example in_tokio FILE
 
 use std::error::Error;
 use std::fs::File;

@@ -3,7 +3,7 @@
 //! The driver's side puts numbers into the ring, advances the available index and kicks if the device asks for kicks. The
 //! device's side is a [`Handler`]: its eventfd wakes the loop, and `poll` looks at the index without a system call.
 //!
-//!     cargo run -p event-loop --example ring_poller
+//!     cargo run -p ringmill-event-loop --example ring_poller
 
 use std::cell::Cell;
 use std::io;

@@ -142,7 +142,7 @@ impl Tasks {
     }
 
     /// Directs wake-ups on this thread to the ready list.
-    pub(crate) fn begin_turn(&self) -> Turning {
+    pub(crate) fn enter_iteration(&self) -> Turning {
         Turning(TURNING.replace(Some(self.ready.clone())))
     }
 

@@ -137,7 +137,7 @@ mod tests {
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test -p event-loop --lib --release loom_`.
+/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ringmill-event-loop --lib --release loom_`.
 ///
 /// The models were seen to fail with a weakened hand-shake: an announcement after the check of the queue,
 /// or either fence left out (a message is missed); a load and a store in place of the compare-exchange (two

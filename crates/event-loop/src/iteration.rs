@@ -17,7 +17,7 @@ use crate::trace;
 /// Messages dispatched per iteration (contract E11).
 const MESSAGE_BATCH: usize = 256;
 
-/// An iteration in progress, see [`EventLoop::begin_turn`].
+/// An iteration in progress, see [`EventLoop::enter_iteration`].
 pub(crate) struct Turn<'a>(&'a Cell<bool>, #[expect(dead_code, reason = "its drop")] Turning);
 
 impl Drop for Turn<'_> {
@@ -106,7 +106,7 @@ impl EventLoop {
 
     /// As [`run_once`](Self::run_once), for the loop's own use.
     pub(crate) fn iterate(&self, may_wait: bool) -> io::Result<()> {
-        let _turn = self.begin_turn()?;
+        let _turn = self.enter_iteration()?;
         self.stats().iterations.add(1);
         self.forget_now();
         let waited = self.wait(may_wait);
@@ -119,16 +119,16 @@ impl EventLoop {
 
     /// Begins an iteration. Fails within another one, which it would take completions from, and within a
     /// section, which must end before the loop can sleep (contract E10).
-    pub(crate) fn begin_turn(&self) -> io::Result<Turn<'_>> {
+    pub(crate) fn enter_iteration(&self) -> io::Result<Turn<'_>> {
         if !self.can_turn() {
             let why = "the event loop was turned from within one of its own callbacks or sections";
             return Err(io::Error::new(io::ErrorKind::Deadlock, why));
         }
         self.0.turning.set(true);
-        Ok(Turn(&self.0.turning, self.0.tasks.begin_turn()))
+        Ok(Turn(&self.0.turning, self.0.tasks.enter_iteration()))
     }
 
-    /// Whether [`begin_turn`](Self::begin_turn) would succeed.
+    /// Whether [`enter_iteration`](Self::enter_iteration) would succeed.
     pub(crate) fn can_turn(&self) -> bool {
         !self.0.deferred.in_section() && !self.0.turning.get()
     }
@@ -391,7 +391,7 @@ impl EventLoop {
     /// Those of [`run_once`](Self::run_once).
     pub fn prepare(&self) -> io::Result<Option<u64>> {
         self.0.is_embedded.set(true);
-        let _turn = self.begin_turn()?;
+        let _turn = self.enter_iteration()?;
         self.check_hearing()?;
         self.stats().iterations.add(1);
         // `check` may have been skipped, as by GLib if a source of a higher priority is ready.
@@ -431,7 +431,7 @@ impl EventLoop {
     ///
     /// Those of [`run_once`](Self::run_once).
     pub fn dispatch(&self) -> io::Result<()> {
-        let _turn = self.begin_turn()?;
+        let _turn = self.enter_iteration()?;
         self.forget_now();
         self.enter_if_needed()?;
         self.dispatch_all();

@@ -17,7 +17,7 @@ static ASK: OnceLock<fn(&dyn Any) -> bool> = OnceLock::new();
 
 /// Sets the function that returns whether an owner of [`IoBufs`](crate::IoBufs) has lost memory. Only the
 /// first call takes effect.
-pub fn ask_by(ask: fn(&dyn Any) -> bool) {
+pub fn set_loss_probe(ask: fn(&dyn Any) -> bool) {
     ASK.get_or_init(|| ask);
 }
 

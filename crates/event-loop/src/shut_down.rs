@@ -23,7 +23,7 @@ impl EventLoop {
     ///
     /// Those of [`run_once`](Self::run_once); memory in flight is not freed then.
     pub fn shut_down(&self) -> io::Result<()> {
-        let turn = self.begin_turn()?;
+        let turn = self.enter_iteration()?;
         self.0.stopping.set(true);
         if !self.0.closing.replace(true) {
             let wake = RingOp::Cancel { user_data: UserData::Wake.pack() };

@@ -2,7 +2,7 @@
 //! operations, along with timers, handlers, tasks, bottom halves, messages and wake-ups from outside.
 //! Nothing is lost, duplicated or early (E1, E6 to E11).
 //!
-//! A failure prints its seed. `EVENT_LOOP_SEED=n cargo test -p event-loop --test simulation` repeats the
+//! A failure prints its seed. `EVENT_LOOP_SEED=n cargo test -p ringmill-event-loop --test simulation` repeats the
 //! run. `EVENT_LOOP_OPERATIONS=n` changes its length.
 
 mod common;

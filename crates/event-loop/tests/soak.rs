@@ -3,7 +3,7 @@
 //! then as before (E12).
 //!
 //! Runs for some seconds by default. For a long run:
-//! `EVENT_LOOP_SOAK=3600 cargo test --release -p event-loop --test soak -- --nocapture`
+//! `EVENT_LOOP_SOAK=3600 cargo test --release -p ringmill-event-loop --test soak -- --nocapture`
 
 mod common;
 

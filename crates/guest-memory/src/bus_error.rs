@@ -135,7 +135,7 @@ fn install() {
         return;
     }
     BEFORE.get_or_init(|| {
-        event_loop::lost::ask_by(|owner| {
+        event_loop::lost::set_loss_probe(|owner| {
             let view = owner.downcast_ref::<MemoryView>();
             view.is_some_and(|view| view.memory().lost_region().is_some())
         });

@@ -1,5 +1,5 @@
 //! What a request costs in the queue, run by hand:
-//! `cargo test --release -p queue --test speed -- --ignored --nocapture`.
+//! `cargo test --release -p ringmill-queue --test speed -- --ignored --nocapture`.
 
 mod common;
 

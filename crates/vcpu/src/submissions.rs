@@ -53,7 +53,7 @@ impl BlockNode for SubmissionLog {
         self.node.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node.clone())
     }
 

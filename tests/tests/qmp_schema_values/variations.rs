@@ -197,7 +197,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "logical-block-size" | "l2-cache-entry-size" | "max-transfer") => one(json!(4096)),
         (_, "align" | "offset" | "opt-write-zero" | "opt-discard") => one(json!(512)),
         (_, "granularity" | "max-write-zero" | "max-discard") => one(json!(65536)),
-        (_, "max-chunk" | "min-cluster-size") => one(json!(65536)),
+        (_, "max-chunk") => one(json!(65536)),
         (_, "max-workers") => one(json!(4)),
         (_, "to") => one(json!(65535)),
         // Megabytes suit sizes, speeds, times in nanoseconds and numbers of requests.

@@ -13,9 +13,9 @@ use std::task::{Poll, Waker};
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
-use super::serialise::{Mailbox, Serialise, Ticket};
+use super::range_lock::{Mailbox, RangeLock, Ticket};
 use crate::node::Channel;
-use crate::request::{Completion, Op, Reply, Request};
+use crate::request::{CompletionGuard, Op, Request, RequestOwner};
 use crate::slab::Slab;
 use crate::status::{EXTENT_LEN, Extent, extent, put};
 use crate::submit::submit;
@@ -29,7 +29,7 @@ pub(crate) trait WholeBlocks: 'static {
     fn block(&self) -> u64;
 
     /// Orders the requests of all loops that write to parts of blocks.
-    fn serialise(&self) -> &Serialise;
+    fn range_lock(&self) -> &RangeLock;
 
     /// Applies the node's options to a request, and checks its range. `None`: the request was answered.
     fn admit(&self, request: Request) -> Option<Request>;
@@ -51,7 +51,7 @@ enum Claimed {
     /// A request of whole blocks that waits for its turn.
     Waiting(Request),
     /// A request of whole blocks that was sent on.
-    Below(Reply),
+    Below(CompletionGuard),
     /// A task: whether the claim was granted, and the waker.
     Task(bool, Option<Waker>),
 }
@@ -88,7 +88,7 @@ impl<S: WholeBlocks> Aligned<S> {
     /// Claims blocks for the owner of the token. `true`: granted at once.
     fn claim(&self, token: u32, blocks: Range<u64>, modify: bool) -> bool {
         let (ticket, granted) =
-            self.shared.serialise().claim(blocks, modify, self.mailbox(), token);
+            self.shared.range_lock().claim(blocks, modify, self.mailbox(), token);
         if let Some((_, place)) = self.slots.borrow_mut().claims.get_mut(token) {
             *place = Some(ticket);
         }
@@ -118,7 +118,7 @@ impl<S: WholeBlocks> Aligned<S> {
     /// Sends on a request of whole blocks whose claim was granted.
     fn send(&self, token: u32) {
         let Some(me) = self.me.upgrade() else { return };
-        let to: Rc<dyn Completion> = me;
+        let to: Rc<dyn RequestOwner> = me;
         let mut slots = self.slots.borrow_mut();
         let Some((claimed, _)) = slots.claims.get_mut(token) else { return };
         // Replaced below.
@@ -126,7 +126,7 @@ impl<S: WholeBlocks> Aligned<S> {
         else {
             return;
         };
-        *claimed = Claimed::Below(request.redirect(&to, token));
+        *claimed = Claimed::Below(request.intercept(&to, token));
         drop(slots);
         self.below.submit(request);
     }
@@ -134,7 +134,7 @@ impl<S: WholeBlocks> Aligned<S> {
     fn end(&self, token: u32) -> Option<Claimed> {
         let (claimed, ticket) = self.slots.borrow_mut().claims.remove(token)?;
         if let Some(ticket) = ticket {
-            self.shared.serialise().release(ticket);
+            self.shared.range_lock().release(ticket);
         }
         Some(claimed)
     }
@@ -306,7 +306,7 @@ impl<S: WholeBlocks> Channel for Aligned<S> {
     fn submit(&self, request: Request) {
         let (align, writes) = (self.align(), !request.op.only_reads());
         if (request.offset | request.len).is_multiple_of(align) {
-            if !writes || !self.shared.serialise().all {
+            if !writes || !self.shared.range_lock().all {
                 return self.below.submit(request);
             }
             let blocks = request.offset..request.offset.saturating_add(request.len);
@@ -329,7 +329,7 @@ impl<S: WholeBlocks> Channel for Aligned<S> {
     }
 }
 
-impl<S: WholeBlocks> Completion for Aligned<S> {
+impl<S: WholeBlocks> RequestOwner for Aligned<S> {
     fn complete(&self, token: u32, result: Result<(), Errno>, bufs: IoBufs) {
         if let Some(Claimed::Below(mut reply)) = self.end(token) {
             reply.send(result, bufs);
@@ -340,7 +340,7 @@ impl<S: WholeBlocks> Completion for Aligned<S> {
 impl<S> Drop for Aligned<S> {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.get() {
-            self.event_loop.delete_bottom_half(mailbox.bell());
+            self.event_loop.delete_bottom_half(mailbox.bottom_half());
         }
     }
 }

@@ -12,9 +12,9 @@ pub(crate) mod luks;
 pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod qcow2;
+pub(crate) mod range_lock;
 pub(crate) mod raw;
 pub(crate) mod rbd;
-pub(crate) mod serialise;
 pub(crate) mod snapshot_access;
 pub mod throttle;
 

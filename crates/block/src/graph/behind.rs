@@ -41,7 +41,7 @@ impl BlockNode for Behind {
         Geometry { size: self.size, read_only: true, ..geometry }
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         self.node.clone()
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use event_loop::{EventLoop, oneshot, sync::lock};
 
-use super::port::{Order, Port, Post};
+use super::edge_channel::{EdgeChannel, EdgeCommand, EdgeSender};
 use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
 
 /// A user's way to a node: to the user the node itself, whichever it leads to at the time.
@@ -21,7 +21,7 @@ pub struct Edge {
 struct State {
     node: Arc<dyn BlockNode>,
     /// Of all channels that are open through the edge.
-    posts: Vec<Arc<Post>>,
+    edge_senders: Vec<Arc<EdgeSender>>,
     /// A [`Drained`] holds it: channels that are opened meanwhile hold their requests from the start.
     drained: bool,
     /// Number of [`Held`]s.
@@ -34,7 +34,7 @@ impl Edge {
         let name = node.name().to_owned();
         Arc::new(Edge {
             name,
-            state: Mutex::new(State { node, posts: Vec::new(), drained: false, held: 0 }),
+            state: Mutex::new(State { node, edge_senders: Vec::new(), drained: false, held: 0 }),
             watchers: Watchers::default(),
         })
     }
@@ -44,12 +44,12 @@ impl Edge {
         lock(&self.state).node.clone()
     }
 
-    pub(super) fn forget(&self, post: &Arc<Post>) {
+    pub(super) fn forget(&self, edge_sender: &Arc<EdgeSender>) {
         let mut state = lock(&self.state);
-        let place = state.posts.iter().position(|other| Arc::ptr_eq(other, post));
-        let post = place.map(|place| state.posts.swap_remove(place));
+        let place = state.edge_senders.iter().position(|other| Arc::ptr_eq(other, edge_sender));
+        let edge_sender = place.map(|place| state.edge_senders.swap_remove(place));
         drop(state);
-        drop(post);
+        drop(edge_sender);
     }
 }
 
@@ -63,7 +63,7 @@ impl BlockNode for Edge {
         self.node().geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node())
     }
 
@@ -77,17 +77,19 @@ impl BlockNode for Edge {
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        let (post, orders) = Post::new();
-        // From here on it gets orders, which wait until the port is there.
+        let (edge_sender, commands) = EdgeSender::new();
+        // From here on it gets commands, which wait until the edge channel is there.
         let (node, holding) = {
             let mut state = lock(&self.state);
-            state.posts.push(post.clone());
+            state.edge_senders.push(edge_sender.clone());
             (state.node.clone(), state.drained || state.held > 0)
         };
         match node.open_channel(event_loop) {
-            Ok(channel) => Ok(Port::new(self, (post, orders), event_loop, channel, holding)),
+            Ok(channel) => {
+                Ok(EdgeChannel::new(self, (edge_sender, commands), event_loop, channel, holding))
+            }
             Err(error) => {
-                self.forget(&post);
+                self.forget(&edge_sender);
                 Err(error)
             }
         }
@@ -122,9 +124,9 @@ pub async fn drain(edges: Vec<Arc<Edge>>) -> Result<Drained, EdgeBusy> {
         if std::mem::replace(&mut state.drained, true) {
             return Err(EdgeBusy);
         }
-        for post in &state.posts {
+        for edge_sender in &state.edge_senders {
             let (sender, answer) = oneshot::channel();
-            post.send(Order::Hold(sender));
+            edge_sender.send(EdgeCommand::Hold(sender));
             answers.push(answer);
         }
         drop(state);
@@ -143,9 +145,9 @@ pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
     for edge in &edges {
         let mut state = lock(&edge.state);
         state.held += 1;
-        for post in &state.posts {
+        for edge_sender in &state.edge_senders {
             let (sender, answer) = oneshot::channel();
-            post.send(Order::Hold(sender));
+            edge_sender.send(EdgeCommand::Hold(sender));
             answers.push(answer);
         }
     }
@@ -169,7 +171,10 @@ impl Drop for Held {
             let mut state = lock(&edge.state);
             state.held -= 1;
             if state.held == 0 && !state.drained {
-                state.posts.iter().for_each(|post| post.send(Order::GoOn));
+                state
+                    .edge_senders
+                    .iter()
+                    .for_each(|edge_sender| edge_sender.send(EdgeCommand::GoOn));
             }
         }
     }
@@ -188,15 +193,17 @@ impl Drained {
     ///
     /// A loop cannot open a channel to it. Then all edges lead where they led.
     pub async fn point_to(&self, node: &Arc<dyn BlockNode>) -> io::Result<()> {
-        let mut prepared: Vec<Arc<Post>> = Vec::new();
+        let mut prepared: Vec<Arc<EdgeSender>> = Vec::new();
         let before: Vec<_>;
         loop {
             // Opening takes no lock of an edge's, so new channels may have come up meanwhile.
             let new = {
                 let mut states: Vec<_> = self.edges.iter().map(|edge| lock(&edge.state)).collect();
-                let posts = states.iter().flat_map(|state| &state.posts);
-                let is_new = |post: &&Arc<Post>| !prepared.iter().any(|p| Arc::ptr_eq(p, post));
-                let new: Vec<_> = posts.filter(is_new).cloned().collect();
+                let edge_senders = states.iter().flat_map(|state| &state.edge_senders);
+                let is_new = |edge_sender: &&Arc<EdgeSender>| {
+                    !prepared.iter().any(|p| Arc::ptr_eq(p, edge_sender))
+                };
+                let new: Vec<_> = edge_senders.filter(is_new).cloned().collect();
                 if new.is_empty() {
                     let replaced = states.iter_mut();
                     let replaced = replaced.map(|s| std::mem::replace(&mut s.node, node.clone()));
@@ -207,9 +214,9 @@ impl Drained {
             };
             prepared.extend(new.iter().cloned());
             let mut answers = Vec::new();
-            for post in new {
+            for edge_sender in new {
                 let (sender, answer) = oneshot::channel();
-                post.send(Order::Prepare(node.clone(), sender));
+                edge_sender.send(EdgeCommand::Prepare(node.clone(), sender));
                 answers.push(answer);
             }
             for answer in answers {
@@ -221,9 +228,9 @@ impl Drained {
         }
         let mut answers = Vec::new();
         for edge in &self.edges {
-            for post in &lock(&edge.state).posts {
+            for edge_sender in &lock(&edge.state).edge_senders {
                 let (sender, answer) = oneshot::channel();
-                post.send(Order::Switch(sender));
+                edge_sender.send(EdgeCommand::Switch(sender));
                 answers.push(answer);
             }
         }
@@ -251,7 +258,10 @@ impl Drop for Drained {
             let mut state = lock(&edge.state);
             state.drained = false;
             if state.held == 0 {
-                state.posts.iter().for_each(|post| post.send(Order::GoOn));
+                state
+                    .edge_senders
+                    .iter()
+                    .for_each(|edge_sender| edge_sender.send(EdgeCommand::GoOn));
             }
         }
     }

@@ -6,16 +6,16 @@
 //! ```text
 //!  export ── Edge ──► overlay ── Edge ──► image        control plane: one edge per user
 //!              │                   │
-//!            Port                Port                  each loop: one port per channel
+//!         EdgeChannel         EdgeChannel                each loop: one per channel
 //! ```
 //!
-//! A loop's channel through an edge is a [`Port`](port::Port). It passes requests on. On an order of the
+//! A loop's channel through an edge is an [`EdgeChannel`](edge_channel::EdgeChannel). It passes requests on. On a command of the
 //! control plane it holds them, so that the target of the edge can change on all loops at once
 //! ([`drain`], [`Drained::point_to`]).
 
 mod behind;
 mod edge;
-mod port;
+mod edge_channel;
 
 pub use behind::Behind;
 pub use edge::{Drained, Edge, EdgeBusy, Held, drain, hold};

@@ -50,7 +50,7 @@ impl BlockNode for CopyBeforeWrite {
         self.source.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.source.clone())
     }
 

@@ -11,7 +11,7 @@ use super::bitmap::Bitmap;
 use super::keep_size;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel, Geometry, Resized};
-use crate::request::{Completion, Request};
+use crate::request::{Request, RequestOwner};
 use crate::watched::WatchedWrites;
 
 /// The filter on a mirror's source. The source's users go through it.
@@ -37,7 +37,7 @@ impl BlockNode for MirrorTop {
         self.source.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.source.clone())
     }
 
@@ -86,7 +86,7 @@ impl Channel for MirrorTopChannel {
     }
 }
 
-impl Completion for MirrorTopChannel {
+impl RequestOwner for MirrorTopChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let Some(mut write) = self.writes.end(tag) else { return };
         // Also after a failure, since a part may have been written. Not before the write: a copy between

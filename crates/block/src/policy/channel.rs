@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::{GIVEN_UP, IoError, PolicyNode};
 use crate::job::OnError;
 use crate::node::Channel;
-use crate::request::{Completion, Op, Reply, Request};
+use crate::request::{CompletionGuard, Op, Request, RequestOwner};
 use crate::slab::Slab;
 
 /// Initial capacity for requests; unused memory is not touched.
@@ -31,7 +31,7 @@ pub(super) struct PolicyChannel {
     /// Drains that wait for the end of all requests.
     draining: Cell<u32>,
     /// Scheduled on a resume; the number is that with the policy.
-    bell: OnceCell<(BottomHalf, u64)>,
+    bottom_half: OnceCell<(BottomHalf, u64)>,
 }
 
 /// A request at the node, without its memory.
@@ -40,7 +40,7 @@ struct Slot {
     op: Op,
     offset: u64,
     len: u64,
-    reply: Reply,
+    reply: CompletionGuard,
     /// Its queue has stopped: do not hold it on an error.
     is_abandoned: bool,
 }
@@ -66,17 +66,17 @@ impl PolicyChannel {
             held: RefCell::default(),
             next: Cell::new(0),
             draining: Cell::new(0),
-            bell: OnceCell::new(),
+            bottom_half: OnceCell::new(),
         });
         let me = channel.me.clone();
-        let bell = event_loop.bottom_half(move || {
+        let bottom_half = event_loop.bottom_half(move || {
             if let Some(me) = me.upgrade() {
                 me.go_on();
             }
         });
-        let number = channel.node.policy.join(bell.clone());
+        let number = channel.node.policy.join(bottom_half.clone());
         // The cell is empty so far.
-        let _ = channel.bell.set((bell, number));
+        let _ = channel.bottom_half.set((bottom_half, number));
         channel
     }
 
@@ -86,9 +86,9 @@ impl PolicyChannel {
             return self.hold(number, request);
         }
         let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
-        let to: Rc<dyn Completion> = me;
+        let to: Rc<dyn RequestOwner> = me;
         let mut under_way = self.under_way.borrow_mut();
-        let reply = request.redirect(&to, under_way.next_tag());
+        let reply = request.intercept(&to, under_way.next_tag());
         let Request { op, offset, len, .. } = request;
         under_way.insert(Slot { number, op, offset, len, reply, is_abandoned: false });
         drop(under_way);
@@ -194,7 +194,7 @@ impl Channel for PolicyChannel {
     }
 }
 
-impl Completion for PolicyChannel {
+impl RequestOwner for PolicyChannel {
     fn complete(&self, token: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let slot = self.under_way.borrow_mut().remove(token);
         let Some(mut slot) = slot else { return };
@@ -207,9 +207,9 @@ impl Completion for PolicyChannel {
 
 impl Drop for PolicyChannel {
     fn drop(&mut self) {
-        if let Some((bell, number)) = self.bell.get() {
+        if let Some((bottom_half, number)) = self.bottom_half.get() {
             self.node.policy.leave(*number);
-            self.event_loop.delete_bottom_half(bell);
+            self.event_loop.delete_bottom_half(bottom_half);
         }
         self.give_up();
     }

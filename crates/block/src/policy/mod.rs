@@ -117,9 +117,9 @@ impl ErrorPolicy {
     /// Lets the held requests continue. `now_ns` is loop time.
     pub fn resume(&self, now_ns: u64) {
         self.resumed_ns.store(now_ns, Ordering::Relaxed);
-        // A request that a loop holds after this store is released by the bell.
+        // A request that a loop holds after this store is released by the bottom half.
         self.stopped.store(false, Ordering::Release);
-        lock(&self.channels).iter().for_each(|(_, bell)| bell.schedule());
+        lock(&self.channels).iter().for_each(|(_, bottom_half)| bottom_half.schedule());
     }
 
     /// The action for an error.
@@ -155,10 +155,10 @@ impl ErrorPolicy {
         }
     }
 
-    fn join(&self, bell: BottomHalf) -> u64 {
+    fn join(&self, bottom_half: BottomHalf) -> u64 {
         let mut channels = lock(&self.channels);
         let number = channels.last().map_or(0, |(last, _)| last + 1);
-        channels.push((number, bell));
+        channels.push((number, bottom_half));
         number
     }
 
@@ -186,7 +186,7 @@ impl BlockNode for PolicyNode {
         self.node.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node.clone())
     }
 

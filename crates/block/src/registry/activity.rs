@@ -106,7 +106,7 @@ impl NodeRegistry {
         let mut nested = Vec::new();
         let top = self.open_tree(name.to_owned(), &options, &mut nested)?;
         if self.grows(name) {
-            top.node.let_grow();
+            top.node.enable_growth();
         }
         let users =
             drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;

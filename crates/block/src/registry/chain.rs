@@ -86,7 +86,7 @@ impl NodeRegistry {
             };
             let node = options.driver.open(&mut context)?;
             if self.grows(name) {
-                node.let_grow();
+                node.enable_growth();
             }
             let node = self.as_tracked(name, node);
             let failed = |why: String| OpenError::new(format!("node '{name}': {why}"));

@@ -42,14 +42,18 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// Those of [`BlockNode::let_go`](crate::node::BlockNode::let_go), with the node's name.
-    pub fn let_go(&self) -> impl Future<Output = Result<(), (String, io::Error)>> + use<> {
+    /// Those of [`BlockNode::release_for_handover`](crate::node::BlockNode::release_for_handover), with the node's name.
+    pub fn release_for_handover(
+        &self,
+    ) -> impl Future<Output = Result<(), (String, io::Error)>> + use<> {
         // All at once: each may have to wait for its disk.
-        let begun: Vec<_> =
-            self.all().map(|info| (info.name.to_owned(), info.node.let_go())).collect();
+        let begun: Vec<_> = self
+            .all()
+            .map(|info| (info.name.to_owned(), info.node.release_for_handover()))
+            .collect();
         async move {
-            for (name, let_go) in begun {
-                let_go.await.map_err(|error| (name, error))?;
+            for (name, released) in begun {
+                released.await.map_err(|error| (name, error))?;
             }
             Ok(())
         }

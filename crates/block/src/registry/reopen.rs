@@ -78,7 +78,7 @@ impl NodeRegistry {
             };
             let Reopened { node, restore } = options.driver.reopen(&mut context)?;
             if self.grows(name) {
-                node.let_grow();
+                node.enable_growth();
             }
             let node = self.as_tracked(name, node);
             let users = match held {

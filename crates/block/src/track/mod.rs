@@ -23,7 +23,7 @@ pub use self::store::{BitmapStore, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
 use crate::inherited::OpenImage;
-use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, LetGo, Renaming};
+use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming};
 
 /// What watches the writes of a node; for all threads.
 pub struct Tracking {
@@ -139,7 +139,7 @@ impl BlockNode for Tracked {
         self.node.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node.clone())
     }
 
@@ -147,8 +147,8 @@ impl BlockNode for Tracked {
         self.node.journal()
     }
 
-    fn let_go(self: Arc<Self>) -> LetGo {
-        self.node.clone().let_go()
+    fn release_for_handover(self: Arc<Self>) -> Released {
+        self.node.clone().release_for_handover()
     }
 
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {

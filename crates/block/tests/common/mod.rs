@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use block::node::Channel;
 use block::options::*;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
@@ -120,7 +120,7 @@ pub type Answer = (Result<(), Errno>, IoBufs);
 #[derive(Default)]
 pub struct Answers(pub RefCell<BTreeMap<u32, Answer>>);
 
-impl Completion for Answers {
+impl RequestOwner for Answers {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let before = self.0.borrow_mut().insert(tag, (result, bufs));
         assert!(before.is_none(), "request {tag} was answered twice");
@@ -132,7 +132,7 @@ pub struct Rig {
     pub event_loop: EventLoop,
     pub channel: Rc<dyn Channel>,
     answers: Rc<Answers>,
-    to: Rc<dyn Completion>,
+    to: Rc<dyn RequestOwner>,
     next: u32,
 }
 

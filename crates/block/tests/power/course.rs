@@ -504,9 +504,10 @@ impl<'a> Life<'a> {
         self.answer_all()?;
         let before = std::fs::read(path_of(&self.fd)).unwrap();
         // Through the registry, as in the daemon: `node` is an edge, which cannot do this.
-        let (event_loop, let_go) = (self.rig.event_loop.clone(), self.registry.let_go());
-        let let_go = event_loop.block_on(let_go).unwrap();
-        let_go.map_err(|(name, error)| format!("let go of {name}: {error}"))?;
+        let (event_loop, released) =
+            (self.rig.event_loop.clone(), self.registry.release_for_handover());
+        let released = event_loop.block_on(released).unwrap();
+        released.map_err(|(name, error)| format!("let go of {name}: {error}"))?;
         let seed = self.random.next();
         let image = self.sim.killed(&self.fd, seed).unwrap();
         // An unchanged image, or one with changes that no ring has seen: clusters released since the flush.

@@ -13,7 +13,7 @@
 //! several times in a row, with the same checks each time. Or another process takes the image over, as in
 //! an upgrade, with unwritten changes only in the journal, and is interrupted in its turn.
 //!
-//! A failure prints its seed. `RINGMILL_POWER_SEED=n cargo test -p block --test power` repeats that course.
+//! A failure prints its seed. `RINGMILL_POWER_SEED=n cargo test -p ringmill-block --test power` repeats that course.
 //! `RINGMILL_POWER_SEEDS=n` tries more than
 //! the few of CI (with `CARGO_PROFILE_DEV_OPT_LEVEL=2` five times as fast). `RINGMILL_POWER_TRACE=1` prints
 //! all requests and operations, `RINGMILL_POWER_KEEP=FOLDER` stores a damaged image.
@@ -112,7 +112,7 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     );
     let failures = failures.into_inner().unwrap();
     for (seed, error) in &failures {
-        println!("RINGMILL_POWER_SEED={seed} cargo test -p block --test power: {error}");
+        println!("RINGMILL_POWER_SEED={seed} cargo test -p ringmill-block --test power: {error}");
     }
     assert!(failures.is_empty());
     let is_short = seeds.end - seeds.start < SEEDS;

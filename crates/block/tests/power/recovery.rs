@@ -206,7 +206,7 @@ impl BlockNode for Watched {
         self.file.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.file.clone())
     }
 

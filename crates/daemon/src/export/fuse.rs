@@ -76,7 +76,7 @@ impl Running for Fuse {
         }))
     }
 
-    fn stand_still(&self, flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
         let (paused, file) = (self.export.pause(flush), self.export.shared_file());
         Box::pin(async move {
             paused.await?;
@@ -84,12 +84,12 @@ impl Running for Fuse {
         })
     }
 
-    fn serve_on(&self) -> Asked<()> {
+    fn restart_queues(&self) -> Asked<()> {
         self.export.resume();
         Box::pin(ready(Ok(())))
     }
 
-    fn go_on(&self) {
+    fn resume(&self) {
         self.export.resume();
     }
 
@@ -105,7 +105,7 @@ impl Running for Fuse {
         Box::pin(ready(()))
     }
 
-    fn part(&self) -> Option<Later<()>> {
+    fn disconnect_clients(&self) -> Option<Later<()>> {
         None
     }
 

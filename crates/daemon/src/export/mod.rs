@@ -76,20 +76,20 @@ pub(super) trait Running {
     fn describe(&self) -> Option<Asked<Described>>;
 
     /// Takes no more requests and finishes those in flight, and with `flush` flushes, until it is to
-    /// [go on](Self::go_on).
-    fn stand_still(&self, flush: bool) -> Asked<Stopped>;
+    /// [resume](Self::resume).
+    fn quiesce(&self, flush: bool) -> Asked<Stopped>;
 
     /// Takes requests again, to stand still once more. Completes when all parts that can take requests do.
-    fn serve_on(&self) -> Asked<()>;
+    fn restart_queues(&self) -> Asked<()>;
 
     /// Goes on where it was.
-    fn go_on(&self);
+    fn resume(&self);
 
     /// Begins to serve, with what another process has left; completes when it does.
     fn begin(&self, stopped: Option<Stopped>) -> Later<()>;
 
     /// Sends clients away that were not handed over.
-    fn part(&self) -> Option<Later<()>>;
+    fn disconnect_clients(&self) -> Option<Later<()>>;
 
     /// Takes no more requests, finishes those in flight, calls `on_quiet`, and flushes.
     ///

@@ -45,17 +45,17 @@ impl Running for NbdExport {
         None
     }
 
-    fn stand_still(&self, flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
         let paused = self.pause(flush);
         Box::pin(async move { paused.await.map(Stopped::Clients) })
     }
 
-    fn serve_on(&self) -> Asked<()> {
+    fn restart_queues(&self) -> Asked<()> {
         self.resume();
         Box::pin(ready(Ok(())))
     }
 
-    fn go_on(&self) {
+    fn resume(&self) {
         self.resume();
     }
 
@@ -67,8 +67,8 @@ impl Running for NbdExport {
         Box::pin(ready(()))
     }
 
-    fn part(&self) -> Option<Later<()>> {
-        Some(Box::pin(self.part()))
+    fn disconnect_clients(&self) -> Option<Later<()>> {
+        Some(Box::pin(self.disconnect_clients()))
     }
 
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {

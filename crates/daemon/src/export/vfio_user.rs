@@ -49,22 +49,22 @@ impl Running for VfioUserExport {
         Some(Box::pin(ready(Err(NO_HAND_OVER.to_owned()))))
     }
 
-    fn stand_still(&self, _flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, _flush: bool) -> Asked<Stopped> {
         Box::pin(ready(Err(NO_HAND_OVER.to_owned())))
     }
 
-    fn serve_on(&self) -> Asked<()> {
+    fn restart_queues(&self) -> Asked<()> {
         Box::pin(ready(Ok(())))
     }
 
-    fn go_on(&self) {}
+    fn resume(&self) {}
 
     fn begin(&self, _stopped: Option<Stopped>) -> Later<()> {
         self.begin();
         Box::pin(ready(()))
     }
 
-    fn part(&self) -> Option<Later<()>> {
+    fn disconnect_clients(&self) -> Option<Later<()>> {
         None
     }
 

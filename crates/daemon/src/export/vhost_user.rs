@@ -48,16 +48,16 @@ impl Running for VhostUserExport {
         Some(Box::pin(async move { described.await.map(Described::Server) }))
     }
 
-    fn stand_still(&self, flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
         let stopped = self.hand_over().stop(flush);
         Box::pin(async move { stopped.await.map(Stopped::Rings) })
     }
 
-    fn serve_on(&self) -> Asked<()> {
+    fn restart_queues(&self) -> Asked<()> {
         Box::pin(self.hand_over().run())
     }
 
-    fn go_on(&self) {
+    fn resume(&self) {
         self.hand_over().resume();
     }
 
@@ -69,7 +69,7 @@ impl Running for VhostUserExport {
         Box::pin(self.begin(rings))
     }
 
-    fn part(&self) -> Option<Later<()>> {
+    fn disconnect_clients(&self) -> Option<Later<()>> {
         None
     }
 

@@ -84,12 +84,12 @@ impl Daemon {
         let packets = Packets::new(&self.control, ours);
         match self.hand_over(&packets, arguments).await {
             Ok(pause_ns) => Ok(HandedOver { pid, pause_ns }),
-            Err(why) => Err(refused(format!("{why}; {}", self.go_on().await))),
+            Err(why) => Err(refused(format!("{why}; {}", self.resume().await))),
         }
     }
 
     /// The new process is to take over no more: ends it, then goes on. Gives how it ended.
-    pub(crate) async fn go_on(&self) -> String {
+    pub(crate) async fn resume(&self) -> String {
         let Some(spawner) = &self.spawner else { return "there is none".to_owned() };
         let asked = spawner.end();
         // Not only when it is gone, which may take its time: it touches no queue.
@@ -296,7 +296,8 @@ impl Daemon {
                 Err(()) => {}
             }
             let _ =
-                until(self.exports.serve_on(), self.control.sleep_until(since_ns + STILL_NS)).await;
+                until(self.exports.restart_queues(), self.control.sleep_until(since_ns + STILL_NS))
+                    .await;
             before_ns = before_ns.max(self.control.now_ns() - since_ns);
             log::info!("upgrade: requests in flight take long, so all go on: to be tried again");
             // Until those are done.
@@ -341,7 +342,7 @@ impl Daemon {
         self.check_flushes()?;
         let failed = |(name, error)| format!("node '{name}' cannot be let go: {error}");
         awaited.set("the disk of an image with a journal has not answered");
-        self.nodes.let_go().await.map_err(failed)?;
+        self.nodes.release_for_handover().await.map_err(failed)?;
         awaited.set("the new program has not taken over");
         let bits = bitmaps::bits(&self.nodes, &mut fds)?;
         let queues = json!({"exports": exports, "bitmaps": bits});

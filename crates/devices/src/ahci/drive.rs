@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::Channel;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs, trace};
 use guest_memory::MemoryView;
 use nix::errno::Errno;
@@ -228,7 +228,7 @@ impl Drive {
     /// Begins the commands handed over by doorbells.
     fn begin_all(&self) {
         let Some(me) = self.me.upgrade() else { return };
-        let me: Rc<dyn Completion> = me;
+        let me: Rc<dyn RequestOwner> = me;
         let mut begun = {
             let mut work = self.work.borrow_mut();
             self.collect(&mut work);
@@ -413,7 +413,7 @@ impl Work {
     }
 }
 
-impl Completion for Drive {
+impl RequestOwner for Drive {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let done = {
             let mut work = self.work.borrow_mut();

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{AlignedBuf, IoBufs};
 use nix::errno::Errno;
 
@@ -389,7 +389,7 @@ impl Worker {
             }
             Step::FlushAll { tag } => {
                 for channel in &self.channels {
-                    let to: Rc<dyn Completion> = me.clone();
+                    let to: Rc<dyn RequestOwner> = me.clone();
                     let bufs = self.state.borrow_mut().slots.take_bufs();
                     channel.submit(Request::new(Op::Flush, 0, 0, bufs, &to, tag));
                 }
@@ -411,7 +411,7 @@ impl Worker {
     }
 
     fn submit(&self, me: &Rc<Worker>, tag: u32, nsid: u32, op: Op, range: ByteRange, bufs: IoBufs) {
-        let to: Rc<dyn Completion> = me.clone();
+        let to: Rc<dyn RequestOwner> = me.clone();
         let channel = (nsid as usize).checked_sub(1).and_then(|at| self.channels.get(at));
         match channel {
             Some(channel) => {
@@ -485,7 +485,7 @@ impl Worker {
     }
 }
 
-impl Completion for Worker {
+impl RequestOwner for Worker {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut state = self.state.borrow_mut();
         let Some(slot) = state.slots.get(tag) else { return };

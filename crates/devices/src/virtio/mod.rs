@@ -1,7 +1,7 @@
 //! What all virtio devices share: a queue running on its I/O thread.
 
 mod cache_record;
-mod runner;
+mod worker;
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use stats::InFlight;
 
 pub use cache_record::CacheRecord;
 pub(crate) use cache_record::KeptModes;
-pub(crate) use runner::{Broken, RANGE_BYTES, Runner, Service};
+pub(crate) use worker::{Broken, RANGE_BYTES, VirtQueueWorker, VirtioBackend};
 
 /// A running queue of any device. Lives on its I/O thread.
 pub trait Virtqueue: std::fmt::Debug {

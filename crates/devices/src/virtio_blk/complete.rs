@@ -1,16 +1,16 @@
 //! The way back of a request: its status.
 
-use block::request::Completion;
+use block::request::RequestOwner;
 use event_loop::{IoBufs, trace};
 use nix::errno::Errno;
 
 use super::requests::Requests;
 use super::slots::Slot;
 use super::wire::{SECTOR, Status};
-use crate::virtio::Runner;
+use crate::virtio::VirtQueueWorker;
 use stats::Kind;
 
-impl Completion for Runner<Requests> {
+impl RequestOwner for VirtQueueWorker<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let status = match result {
             Ok(()) => Status::Ok,
@@ -46,7 +46,7 @@ impl Completion for Runner<Requests> {
     }
 }
 
-impl Runner<Requests> {
+impl VirtQueueWorker<Requests> {
     /// A part of a request has failed, or was given up.
     #[cold]
     fn failed(&self, tag: u32, errno: Errno) -> Status {

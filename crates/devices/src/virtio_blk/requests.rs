@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::Channel;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use event_loop::{EventLoop, Signal, trace};
 use queue::{Chain, Queue};
 
@@ -18,7 +18,7 @@ use super::wire::{
     ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use crate::virtio::{Broken, RANGE_BYTES, Runner, Service, Virtqueue};
+use crate::virtio::{Broken, RANGE_BYTES, VirtQueueWorker, VirtioBackend, Virtqueue};
 use stats::{Batch, InFlight, Kind, QueueStats};
 
 /// What a request queue does.
@@ -46,10 +46,10 @@ pub fn start_queue(
 ) -> Rc<dyn Virtqueue> {
     let slots = RefCell::new(SlotTable::new(queue.size()));
     let service = Requests { device, channel, slots, batch: Batch::default(), stats };
-    Runner::start(event_loop, queue, kick, call, service)
+    VirtQueueWorker::start(event_loop, queue, kick, call, service)
 }
 
-impl Service for Requests {
+impl VirtioBackend for Requests {
     const NAME: &'static str = "virtio-blk queue";
 
     fn trace_name(&self) -> &CStr {
@@ -64,9 +64,12 @@ impl Service for Requests {
         self.channel.drain_end();
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
-        let Requests { device, channel, slots, batch, stats } = &runner.service;
-        let memory = runner.queue.memory();
+    fn process(
+        worker: &Rc<VirtQueueWorker<Self>>,
+        chain: RefMut<'_, Chain>,
+    ) -> Result<u32, Broken> {
+        let Requests { device, channel, slots, batch, stats } = &worker.service;
+        let memory = worker.queue.memory();
         let Parsed { status_addr, request } = parse(&chain, &memory, device)?;
         let mut slot = Slot {
             head: chain.head(),
@@ -79,14 +82,14 @@ impl Service for Requests {
             kind: Kind::Other,
             offset: 0,
             sectors: 0,
-            started_ns: runner.event_loop.now_ns(),
+            started_ns: worker.event_loop.now_ns(),
         };
         let head = slot.head;
         let other = |kind: Option<u32>| {
             let kind = kind.map_or(-1, i64::from);
             trace!(virtio_blk_handle_other(
                 device.trace_name(),
-                runner.queue.config().index,
+                worker.queue.config().index,
                 head,
                 kind
             ));
@@ -98,7 +101,7 @@ impl Service for Requests {
                 slot.status = status;
                 drop(chain);
                 batch.invalid(stats, kind);
-                runner.give_back_at_once(&slot);
+                worker.give_back_at_once(&slot);
                 return Ok(0);
             }
             Ok(BlkRequest::GetId { data }) => {
@@ -108,7 +111,7 @@ impl Service for Requests {
                 debug_assert_eq!(written, len as usize);
                 drop(chain);
                 batch.done(stats, Kind::Other, 0, slot.started_ns, slot.started_ns);
-                runner.give_back_at_once(&slot);
+                worker.give_back_at_once(&slot);
                 return Ok(0);
             }
             Ok(BlkRequest::Ranges { discard, data }) => {
@@ -118,13 +121,13 @@ impl Service for Requests {
                 drop(chain);
                 match ranges {
                     Ok(ranges) => {
-                        runner.submit_ranges(slot, &ranges, fua);
+                        worker.submit_ranges(slot, &ranges, fua);
                         return Ok(ranges.iter().count() as u32 * RANGE_BYTES);
                     }
                     Err(status) => {
                         slot.status = status;
                         batch.invalid(stats, Ranges::kind(discard));
-                        runner.give_back_at_once(&slot);
+                        worker.give_back_at_once(&slot);
                         return Ok(0);
                     }
                 }
@@ -136,7 +139,7 @@ impl Service for Requests {
             Ok(BlkRequest::Read { offset, data }) => {
                 trace!(virtio_blk_handle_read(
                     device.trace_name(),
-                    runner.queue.config().index,
+                    worker.queue.config().index,
                     head,
                     offset / SECTOR,
                     u64::from(data.len()) / SECTOR,
@@ -146,7 +149,7 @@ impl Service for Requests {
             Ok(BlkRequest::Write { offset, data }) => {
                 trace!(virtio_blk_handle_write(
                     device.trace_name(),
-                    runner.queue.config().index,
+                    worker.queue.config().index,
                     head,
                     offset / SECTOR,
                     u64::from(data.len()) / SECTOR,
@@ -174,7 +177,7 @@ impl Service for Requests {
         drop(slots);
         drop(chain);
         if let Some(tag) = tag {
-            let me: Rc<dyn Completion> = runner.clone();
+            let me: Rc<dyn RequestOwner> = worker.clone();
             channel.submit(Request::new(op, offset, len, bufs, &me, tag));
         }
         Ok(0)
@@ -196,19 +199,19 @@ impl Service for Requests {
         self.slots.borrow().iter().map(of).collect()
     }
 
-    fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
-        let Requests { batch, stats, .. } = &runner.service;
+    fn batch_ended(worker: &VirtQueueWorker<Self>, signalled: Option<bool>) {
+        let Requests { batch, stats, .. } = &worker.service;
         if let Some(signalled) = signalled {
             batch.publish(stats, signalled);
         }
     }
 }
 
-impl Runner<Requests> {
+impl VirtQueueWorker<Requests> {
     /// Sends each range of a discard or write-zeroes request on its way.
     fn submit_ranges(self: &Rc<Self>, mut slot: Slot, ranges: &Ranges, fua: bool) {
         let Requests { channel, slots, .. } = &self.service;
-        let me: Rc<dyn Completion> = self.clone();
+        let me: Rc<dyn RequestOwner> = self.clone();
         slot.kind = Ranges::kind(ranges.discard);
         slot.offset = ranges.iter().next().map_or(0, |range| range.offset);
         slot.sectors = (ranges.iter().map(|range| range.len).sum::<u64>() / SECTOR) as u32;

@@ -1,15 +1,15 @@
 //! The way back of a command: its response.
 
-use block::request::Completion;
+use block::request::RequestOwner;
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
 use super::requests::{Requests, response_bytes};
 use super::slots::{Progress, Slot};
 use super::wire::{RESPONSE_SIZE, Response};
-use crate::virtio::Runner;
+use crate::virtio::VirtQueueWorker;
 
-impl Completion for Runner<Requests> {
+impl RequestOwner for VirtQueueWorker<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let this = &self.service;
         let given_up = result.is_err_and(|errno| self.is_given_up(errno));
@@ -33,7 +33,7 @@ impl Completion for Runner<Requests> {
     }
 }
 
-impl Runner<Requests> {
+impl VirtQueueWorker<Requests> {
     /// Gives a command back to the driver; it sees it at the end of the section.
     fn respond(&self, slot: Slot) {
         let this = &self.service;

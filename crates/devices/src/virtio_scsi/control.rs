@@ -18,22 +18,25 @@ use super::wire::{
     VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET, VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET,
     VIRTIO_SCSI_T_TMF_QUERY_TASK, VIRTIO_SCSI_T_TMF_QUERY_TASK_SET,
 };
-use crate::virtio::{Broken, Runner, Service};
+use crate::virtio::{Broken, VirtQueueWorker, VirtioBackend};
 
 /// What the control queue does.
 pub(crate) struct Control {
     pub(crate) device: Arc<Device>,
 }
 
-impl Service for Control {
+impl VirtioBackend for Control {
     const NAME: &'static str = "virtio-scsi control queue";
 
     fn trace_name(&self) -> &CStr {
         self.device.trace_name()
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
-        let memory = runner.queue.memory();
+    fn process(
+        worker: &Rc<VirtQueueWorker<Self>>,
+        chain: RefMut<'_, Chain>,
+    ) -> Result<u32, Broken> {
+        let memory = worker.queue.memory();
         let part = |error| Broken::Part("a control request", error);
         let (kind, rest) = chain.readable().split_array::<4>(&memory).map_err(part)?;
         // The response is the last byte of each.
@@ -47,19 +50,19 @@ impl Service for Control {
                 let (bytes, _) = rest.split_array(&memory).map_err(part)?;
                 drop(chain);
                 let request = TaskManagement::from_bytes(bytes);
-                let runner = runner.clone();
-                let event_loop = runner.event_loop.clone();
+                let worker = worker.clone();
+                let event_loop = worker.event_loop.clone();
                 // It may have to wait for other loops.
                 event_loop.spawn(async move {
-                    let device = &runner.service.device;
+                    let device = &worker.service.device;
                     let (tag, subtype) = (request.id, request.function);
                     trace!(virtio_scsi_tmf_req(device.trace_name(), tag, subtype));
                     let response = manage(device, request).await;
                     trace!(virtio_scsi_tmf_resp(device.trace_name(), tag, response as u8));
                     let result = memory.write_u8(response_addr, response as u8);
-                    runner.add_used(head, if result.is_ok() { written } else { 0 });
+                    worker.add_used(head, if result.is_ok() { written } else { 0 });
                     if let Err(error) = result {
-                        runner.break_queue(&format_args!("a control response: {error}"));
+                        worker.break_queue(&format_args!("a control response: {error}"));
                     }
                 });
                 return Ok(0);
@@ -68,7 +71,7 @@ impl Service for Control {
                 let (lun, _) = rest.split_array(&memory).map_err(part)?;
                 // None of these events can come: what a disk has to tell are parameter changes.
                 front.write(&memory, &[0; 4]).map_err(Broken::Buffer)?;
-                match find(&runner.service.device, Address::from_bytes(lun)) {
+                match find(&worker.service.device, Address::from_bytes(lun)) {
                     Ok(_) => Response::Ok,
                     Err(response) => response,
                 }
@@ -76,7 +79,7 @@ impl Service for Control {
             _ => Response::Failure,
         };
         memory.write_u8(response_addr, response as u8).map_err(Broken::Buffer)?;
-        runner.add_used(head, written);
+        worker.add_used(head, written);
         Ok(0)
     }
 }

@@ -10,7 +10,7 @@ use queue::{Chain, SegmentsError};
 
 use super::device::Device;
 use super::wire::{EVENT_SIZE, VIRTIO_SCSI_T_PARAM_CHANGE, event};
-use crate::virtio::{Broken, Runner, Service};
+use crate::virtio::{Broken, VirtQueueWorker, VirtioBackend};
 
 /// CAPACITY DATA HAS CHANGED: the additional sense code, and its qualifier above it (5.6.6.3).
 const CAPACITY_CHANGED: u32 = 0x2a | 0x09 << 8;
@@ -20,7 +20,7 @@ pub(crate) struct Events {
     pub(crate) device: Arc<Device>,
 }
 
-impl Service for Events {
+impl VirtioBackend for Events {
     const NAME: &'static str = "virtio-scsi event queue";
 
     fn trace_name(&self) -> &CStr {
@@ -31,23 +31,26 @@ impl Service for Events {
         self.device.has_event()
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
+    fn process(
+        worker: &Rc<VirtQueueWorker<Self>>,
+        chain: RefMut<'_, Chain>,
+    ) -> Result<u32, Broken> {
         let buffer = chain.writable();
         if (buffer.len() as usize) < EVENT_SIZE {
             let short = SegmentsError::Short { wanted: EVENT_SIZE as u32, len: buffer.len() };
             return Err(Broken::Part("an event's buffer", short));
         }
-        let bytes = match runner.service.device.take_event() {
+        let bytes = match worker.service.device.take_event() {
             Some(lun) => {
                 let (kind, reason) = (VIRTIO_SCSI_T_PARAM_CHANGE, CAPACITY_CHANGED);
-                trace!(virtio_scsi_event(runner.service.trace_name(), lun, kind, reason));
+                trace!(virtio_scsi_event(worker.service.trace_name(), lun, kind, reason));
                 event(kind, lun, reason)
             }
             // No event is pending: VIRTIO_SCSI_T_NO_EVENT.
             None => [0; EVENT_SIZE],
         };
-        buffer.write(&runner.queue.memory(), &bytes).map_err(Broken::Buffer)?;
-        runner.add_used(chain.head(), EVENT_SIZE as u32);
+        buffer.write(&worker.queue.memory(), &bytes).map_err(Broken::Buffer)?;
+        worker.add_used(chain.head(), EVENT_SIZE as u32);
         Ok(0)
     }
 }

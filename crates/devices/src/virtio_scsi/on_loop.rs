@@ -15,7 +15,7 @@ use super::events::Events;
 use super::requests::Requests;
 use super::tasks::{Order, Tally};
 use super::wire::{CONTROL_QUEUE, EVENT_QUEUE};
-use crate::virtio::{Runner, Virtqueue};
+use crate::virtio::{VirtQueueWorker, Virtqueue};
 use stats::QueueStats;
 
 /// A device on one loop.
@@ -26,8 +26,8 @@ pub struct DeviceOnLoop {
     channels: Rc<[Rc<dyn Channel>]>,
     /// The part's number in the device.
     id: u64,
-    requests: RefCell<Vec<Weak<Runner<Requests>>>>,
-    events: RefCell<Weak<Runner<Events>>>,
+    requests: RefCell<Vec<Weak<VirtQueueWorker<Requests>>>>,
+    events: RefCell<Weak<VirtQueueWorker<Events>>>,
 }
 
 impl DeviceOnLoop {
@@ -70,9 +70,12 @@ impl DeviceOnLoop {
     ) -> Rc<dyn Virtqueue> {
         let device = self.device.clone();
         match index {
-            CONTROL_QUEUE => Runner::start(&self.event_loop, queue, kick, call, Control { device }),
+            CONTROL_QUEUE => {
+                VirtQueueWorker::start(&self.event_loop, queue, kick, call, Control { device })
+            }
             EVENT_QUEUE => {
-                let events = Runner::start(&self.event_loop, queue, kick, call, Events { device });
+                let events =
+                    VirtQueueWorker::start(&self.event_loop, queue, kick, call, Events { device });
                 self.events.replace(Rc::downgrade(&events));
                 events
             }
@@ -83,7 +86,7 @@ impl DeviceOnLoop {
                 };
                 let channels = self.channels.iter().map(of_queue).collect();
                 let service = Requests::new(device, channels, size, stats);
-                let requests = Runner::start(&self.event_loop, queue, kick, call, service);
+                let requests = VirtQueueWorker::start(&self.event_loop, queue, kick, call, service);
                 let mut list = self.requests.borrow_mut();
                 list.retain(|queue| queue.strong_count() > 0);
                 list.push(Rc::downgrade(&requests));
@@ -107,7 +110,7 @@ impl DeviceOnLoop {
             Order::TellEvents => {
                 let events = self.events.borrow().upgrade();
                 if let Some(events) = events {
-                    events.take_turn();
+                    events.process_batch();
                 }
             }
         }

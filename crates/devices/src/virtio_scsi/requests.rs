@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::Channel;
-use block::request::{Completion, Op, Request as BlockRequest};
+use block::request::{Op, Request as BlockRequest, RequestOwner};
 use event_loop::{IoBufs, trace};
 use queue::{Chain, Segments, SegmentsError};
 
@@ -16,7 +16,7 @@ use super::sense::{CHECK_CONDITION, GOOD, Sense};
 use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
-use crate::virtio::{Broken, RANGE_BYTES, Runner, Service};
+use crate::virtio::{Broken, RANGE_BYTES, VirtQueueWorker, VirtioBackend};
 use stats::{Batch, InFlight, Kind, QueueStats};
 
 /// The request queue's service.
@@ -84,7 +84,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Service for Requests {
+impl VirtioBackend for Requests {
     const NAME: &'static str = "virtio-scsi request queue";
 
     fn trace_name(&self) -> &CStr {
@@ -99,15 +99,18 @@ impl Service for Requests {
         self.channels.iter().for_each(|channel| channel.drain_end());
     }
 
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken> {
-        let this = &runner.service;
-        let memory = runner.queue.memory();
+    fn process(
+        worker: &Rc<VirtQueueWorker<Self>>,
+        chain: RefMut<'_, Chain>,
+    ) -> Result<u32, Broken> {
+        let this = &worker.service;
+        let memory = worker.queue.memory();
         let Parts { request, data, response } = Parts::of(&chain, &memory)?;
-        let started_ns = runner.event_loop.now_ns();
+        let started_ns = worker.event_loop.now_ns();
         let number = this.numbers.next();
         trace!(virtio_scsi_cmd_req(
             this.trace_name(),
-            runner.queue.config().index,
+            worker.queue.config().index,
             chain.head(),
             request.address.trace_lun(),
             request.id,
@@ -123,12 +126,12 @@ impl Service for Requests {
                 }
                 _ => this.batch.invalid(&this.stats, Kind::Other),
             }
-            runner.trace_response(chain.head(), request.id, answer, sense);
-            runner.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
+            worker.trace_response(chain.head(), request.id, answer, sense);
+            worker.add_used(chain.head(), RESPONSE_SIZE as u32 + written);
             Ok(0)
         };
         if number < this.waited_until.get()
-            && let Some(response) = runner.ended_before(&request, number)
+            && let Some(response) = worker.ended_before(&request, number)
         {
             return answer(response, None, 0);
         }
@@ -220,7 +223,7 @@ impl Service for Requests {
         let (Some(tag), Some(channel)) = (tag, this.channels.get(usize::from(lun))) else {
             return Ok(beyond);
         };
-        let me: Rc<dyn Completion> = runner.clone();
+        let me: Rc<dyn RequestOwner> = worker.clone();
         match discards {
             None => channel.submit(BlockRequest::new(op, offset, len, bufs, &me, tag)),
             Some(ranges) => {
@@ -249,8 +252,8 @@ impl Service for Requests {
         self.slots.borrow().iter().map(of).collect()
     }
 
-    fn batch_ended(runner: &Runner<Self>, signalled: Option<bool>) {
-        let this = &runner.service;
+    fn batch_ended(worker: &VirtQueueWorker<Self>, signalled: Option<bool>) {
+        let this = &worker.service;
         if let Some(signalled) = signalled {
             this.batch.publish(&this.stats, signalled);
             if this.cache_on.replace(false) {
@@ -258,13 +261,13 @@ impl Service for Requests {
             }
         }
         if !this.repeats.borrow().is_empty() {
-            runner.continue_repeats();
+            worker.continue_repeats();
         }
         // Answers not yet published end waits in the section that publishes them.
-        if !runner.is_unpublished() && !this.waits.borrow().is_empty() {
+        if !worker.is_unpublished() && !this.waits.borrow().is_empty() {
             let slots = this.slots.borrow();
             // A wait does not include chains that will not be taken.
-            let taken = if runner.is_taking() { this.numbers.peek() } else { u64::MAX };
+            let taken = if worker.is_taking() { this.numbers.peek() } else { u64::MAX };
             // Dropping a wait may call back, so the borrows end first.
             let ended: Vec<Wait> = this
                 .waits
@@ -279,7 +282,7 @@ impl Service for Requests {
     }
 }
 
-impl Runner<Requests> {
+impl VirtQueueWorker<Requests> {
     /// Ends tasks among those that the driver has submitted until now. Drops `tally` once the driver can see the last
     /// end.
     pub(crate) fn end_tasks(&self, tasks: Tasks, response: Response, tally: Rc<Tally>) {
@@ -296,7 +299,7 @@ impl Runner<Requests> {
             this.channels.iter().for_each(|channel| channel.abandon(&has_ended));
         });
         // What exceeds this turn is ended in the next turns.
-        self.take_turn();
+        self.process_batch();
         self.finish_later();
     }
 
@@ -338,7 +341,7 @@ impl Runner<Requests> {
     fn continue_repeats(&self) {
         let this = &self.service;
         let Some(me) = self.me() else { return };
-        let me: Rc<dyn Completion> = me;
+        let me: Rc<dyn RequestOwner> = me;
         for (tag, mut bufs) in this.repeats.take() {
             let mut slots = this.slots.borrow_mut();
             let Some(slot) = slots.get_mut(tag) else { continue };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use block::flush::flush;
 use block::node::{BlockNode, Channel};
-use block::request::{Completion, Op, Request as NodeRequest};
+use block::request::{Op, Request as NodeRequest, RequestOwner};
 use block::status::{self, State as ExtentState};
 use event_loop::{
     DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, IoTarget, LoopFile,
@@ -264,7 +264,7 @@ impl Connection {
 
     fn submit(&self, tag: u32, op: Op, offset: u64, len: u64, bufs: IoBufs) {
         let Some(me) = self.me.upgrade() else { return };
-        let me: Rc<dyn Completion> = me;
+        let me: Rc<dyn RequestOwner> = me;
         self.channel.submit(NodeRequest::new(op, offset, len, bufs, &me, tag));
     }
 
@@ -441,7 +441,7 @@ impl IoTarget for Connection {
     }
 }
 
-impl Completion for Connection {
+impl RequestOwner for Connection {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get(tag) else { return };

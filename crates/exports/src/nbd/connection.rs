@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::node::Channel;
-use block::request::{Completion, Op, Request};
+use block::request::{Op, Request, RequestOwner};
 use block::track::DirtyBitmap;
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
@@ -213,7 +213,7 @@ impl Connection {
     fn take_requests(&self) {
         self.stalled.set(false);
         if self.service.turns.is_open(self.event_loop.now_ns()) {
-            self.take_turn();
+            self.process_batch();
         } else {
             self.wait_for_turn();
         }
@@ -231,13 +231,13 @@ impl Connection {
         self.waits.set(false);
         // It may have found another reason to wait.
         if self.stalled.take() {
-            self.take_turn();
+            self.process_batch();
         }
     }
 
-    fn take_turn(&self) {
+    fn process_batch(&self) {
         let Some(me) = self.me.upgrade() else { return };
-        let me: Rc<dyn Completion> = me;
+        let me: Rc<dyn RequestOwner> = me;
         if self.pause.is_paused() {
             return self.stalled.set(true);
         }
@@ -463,7 +463,7 @@ impl IoTarget for Connection {
     }
 }
 
-impl Completion for Connection {
+impl RequestOwner for Connection {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut state = self.state.borrow_mut();
         if let Err(errno) = result
@@ -475,7 +475,7 @@ impl Completion for Connection {
         if state.answered(tag, result, bufs) {
             drop(state);
             if let Some(me) = self.me.upgrade() {
-                let me: Rc<dyn Completion> = me;
+                let me: Rc<dyn RequestOwner> = me;
                 let flush = Request::new(Op::Flush, 0, 0, IoBufs::new(), &me, tag);
                 self.service.channel.submit(flush);
             }

@@ -184,7 +184,7 @@ fn a_disconnecting_client_gets_its_replies() {
     rig.turn_often();
     assert_eq!(rig.pause().len(), 0, "it is not to be handed over");
     let parted = Rc::new(Cell::new(false));
-    let (part, tell) = (rig.export.part(), parted.clone());
+    let (part, tell) = (rig.export.disconnect_clients(), parted.clone());
     rig.event_loop.spawn(async move {
         part.await;
         tell.set(true);

@@ -23,7 +23,7 @@ use self::limits::Limits;
 use self::rules::Rules;
 use super::align::{Aligned, WholeBlocks};
 use super::common::Common;
-use super::serialise::Serialise;
+use super::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{BlkdebugOptions, BlockdevOptions};
@@ -35,7 +35,7 @@ pub(crate) struct BlkdebugNode {
     common: Common,
     limits: Limits,
     rules: Mutex<Rules>,
-    serialise: Serialise,
+    range_lock: RangeLock,
     child: Arc<dyn BlockNode>,
 }
 
@@ -63,7 +63,7 @@ impl BlkdebugNode {
         Ok(BlkdebugNode {
             name,
             common: Common::new(common, &*child)?,
-            serialise: Serialise::new(limits.align as usize),
+            range_lock: RangeLock::new(limits.align as usize),
             limits,
             rules: Mutex::new(Rules::new(&options)),
             child,
@@ -87,7 +87,7 @@ impl BlockNode for BlkdebugNode {
         }
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
     }
 
@@ -108,8 +108,8 @@ impl WholeBlocks for BlkdebugNode {
         self.limits.align
     }
 
-    fn serialise(&self) -> &Serialise {
-        &self.serialise
+    fn range_lock(&self) -> &RangeLock {
+        &self.range_lock
     }
 
     fn admit(&self, request: Request) -> Option<Request> {

@@ -54,7 +54,7 @@ impl CopyOnReadNode {
 fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
     match node.details() {
         Some(details) => details.cluster_size,
-        None => cluster_size(&*node.below()?),
+        None => cluster_size(&*node.child()?),
     }
 }
 
@@ -67,7 +67,7 @@ impl BlockNode for CopyOnReadNode {
         self.common.geometry(self.child.geometry())
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
     }
 

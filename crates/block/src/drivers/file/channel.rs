@@ -19,7 +19,7 @@ use super::merge::Run;
 use super::plan::Step;
 use super::slots::{Slot, Slots, Stage};
 use crate::drivers::detect_zeroes::detect_zeroes;
-use crate::drivers::serialise::Mailbox;
+use crate::drivers::range_lock::Mailbox;
 use crate::node::Channel;
 use crate::options::DetectZeroes;
 use crate::request::{Detached, Op, Request};
@@ -94,7 +94,7 @@ impl Channel for FileChannel {
             Op::Write { .. } if request.bufs.is_lost() => {
                 return request.complete(Err(Errno::EFAULT));
             }
-            Op::Write { fua } if !(node.serialise.all || fua && node.flushes_writes()) => {
+            Op::Write { fua } if !(node.range_lock.all || fua && node.flushes_writes()) => {
                 IoOp::Write { offset: request.offset, dsync: fua && !node.no_flush }
             }
             _ => return inner.start(request),
@@ -282,7 +282,7 @@ impl Inner {
             Next::Done(result) => {
                 let Some(slot) = self.slots.borrow_mut().remove(token) else { return };
                 if let Some(ticket) = slot.ticket {
-                    self.node.serialise.release(ticket);
+                    self.node.range_lock.release(ticket);
                 }
                 if let Some(bounce) = slot.bounce {
                     let waiting = self.bounces.borrow_mut().give(bounce);
@@ -299,7 +299,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.get() {
-            self.event_loop.delete_bottom_half(mailbox.bell());
+            self.event_loop.delete_bottom_half(mailbox.bottom_half());
         }
     }
 }

@@ -31,7 +31,7 @@ pub use self::locks::CreationLock;
 pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
 use self::syncs::Syncs;
-use crate::drivers::serialise::Serialise;
+use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::format::Format;
 use crate::inherited::Inherited;
@@ -64,7 +64,7 @@ pub(crate) struct FileNode {
     size: AtomicU64,
     /// The limits without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
     limits: Limits,
-    serialise: Serialise,
+    range_lock: RangeLock,
     kind: Kind,
     aio: Option<Aio>,
     no_flush: bool,
@@ -80,7 +80,7 @@ pub(crate) struct FileNode {
     flush_failed: Arc<AtomicBool>,
     /// Flushes of the page cache that are under way.
     syncs: Arc<Syncs>,
-    /// See [`BlockNode::let_grow`].
+    /// See [`BlockNode::enable_growth`].
     grows: AtomicBool,
     watchers: Watchers,
     /// Dropped with the node.
@@ -209,7 +209,7 @@ impl BlockNode for FileNode {
         Box::pin(async move { resize::resize(&self, size) })
     }
 
-    fn let_grow(&self) {
+    fn enable_growth(&self) {
         self.grows.store(self.kind == Kind::File, Ordering::Relaxed);
     }
 

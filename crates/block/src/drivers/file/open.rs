@@ -15,7 +15,7 @@ use nix::unistd::{Whence, lseek64};
 use super::locks::{Claims, ImageLock};
 use super::probe::{Alignment, queue_attribute};
 use super::{Capabilities, FileNode, Kind, Limits};
-use crate::drivers::serialise::Serialise;
+use crate::drivers::range_lock::RangeLock;
 use crate::error::{LockedBy, OpenError};
 use crate::inherited::{Inherited, path_of};
 use crate::node::{Geometry, Watchers};
@@ -139,7 +139,7 @@ pub(super) fn open(
         why_read_only,
         size: AtomicU64::new(size),
         limits: Limits::new(align, sector),
-        serialise: Serialise::new(align.request),
+        range_lock: RangeLock::new(align.request),
         kind,
         aio: options.aio,
         no_flush: common.cache.no_flush,

@@ -6,7 +6,7 @@ use super::merge::Run;
 use super::plan::Step;
 use super::syncs::Running;
 use super::zeroes::Method;
-use crate::drivers::serialise::Ticket;
+use crate::drivers::range_lock::Ticket;
 use crate::request::{Detached, Request};
 
 /// Slots a channel has room for from the start: enough for several queues. Until they are used their
@@ -33,7 +33,7 @@ pub(crate) enum Stage {
     /// A flush: all there is to do, or the last thing.
     Sync,
     /// What becomes of flushes that went on beside its own: those with lower numbers.
-    Settling(u64),
+    AwaitingPeerFlushes(u64),
 }
 
 /// One request under way.
@@ -182,16 +182,16 @@ mod tests {
     use nix::errno::Errno;
 
     use super::*;
-    use crate::request::{Completion, Op};
+    use crate::request::{Op, RequestOwner};
 
     struct Ignore;
 
-    impl Completion for Ignore {
+    impl RequestOwner for Ignore {
         fn complete(&self, _tag: u32, _result: Result<(), Errno>, _bufs: IoBufs) {}
     }
 
     /// A read of half of `memory`.
-    fn half(memory: &IoBufs, offset: usize, to: &Rc<dyn Completion>) -> Request {
+    fn half(memory: &IoBufs, offset: usize, to: &Rc<dyn RequestOwner>) -> Request {
         let len = memory.len() / 2;
         let mut bufs = IoBufs::new();
         bufs.set_part(memory, offset, len, 1);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_operation_has_no_memory_of_a_request_that_ended_between_two_steps() {
-        let to: Rc<dyn Completion> = Rc::new(Ignore);
+        let to: Rc<dyn RequestOwner> = Rc::new(Ignore);
         let memory = AlignedBuf::io_bufs(8192, 4096).unwrap();
         let mut slots = Slots::new();
         // It ends with a step planned and not made: no memory for a bounce buffer.

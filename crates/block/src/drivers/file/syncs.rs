@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use event_loop::sync::lock;
 
-use crate::drivers::serialise::Mailbox;
+use crate::drivers::range_lock::Mailbox;
 
 /// Those of a node.
 #[derive(Debug, Default)]

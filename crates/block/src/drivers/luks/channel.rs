@@ -15,7 +15,7 @@ use super::bounce::{Bounces, MOST};
 use super::node::Shared;
 use crate::drivers::align::WholeBlocks;
 use crate::node::Channel;
-use crate::request::{Completion, Op, Reply, Request};
+use crate::request::{CompletionGuard, Op, Request, RequestOwner};
 use crate::slab::Slab;
 use crate::status::{self, Extent, State};
 use crate::submit::submit;
@@ -38,7 +38,7 @@ pub(super) struct LuksChannel {
 
 enum UnderWay {
     /// The memory is to be decrypted, from that sector on.
-    Read { owed: Reply, sector: u64 },
+    Read { owed: CompletionGuard, sector: u64 },
     /// The request, with the memory that was encrypted.
     Write(Request),
 }
@@ -60,17 +60,17 @@ impl LuksChannel {
         })
     }
 
-    fn read(&self, me: Rc<dyn Completion>, mut request: Request) {
+    fn read(&self, me: Rc<dyn RequestOwner>, mut request: Request) {
         let sector = request.offset / SECTOR as u64;
         request.offset += self.shared.payload;
         let mut under_way = self.under_way.borrow_mut();
-        let owed = request.redirect(&me, under_way.next_tag());
+        let owed = request.intercept(&me, under_way.next_tag());
         under_way.insert(UnderWay::Read { owed, sector });
         drop(under_way);
         self.child.submit(request);
     }
 
-    fn write(&self, me: &Rc<dyn Completion>, request: Request) {
+    fn write(&self, me: &Rc<dyn RequestOwner>, request: Request) {
         let Some(encrypted) = self.encrypted(&request, 0, request.len as usize) else {
             return request.complete(Err(Errno::ENOMEM));
         };
@@ -159,7 +159,7 @@ impl Channel for LuksChannel {
         match request.op {
             Op::Read => self.read(me, request),
             Op::Write { .. } if request.len <= MOST as u64 => {
-                let to: Rc<dyn Completion> = me;
+                let to: Rc<dyn RequestOwner> = me;
                 self.write(&to, request);
             }
             Op::WriteZeroes { no_fallback: true, .. } => request.complete(Err(Errno::EOPNOTSUPP)),
@@ -189,7 +189,7 @@ impl Channel for LuksChannel {
     }
 }
 
-impl Completion for LuksChannel {
+impl RequestOwner for LuksChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, mut bufs: IoBufs) {
         let ended = self.under_way.borrow_mut().remove(tag);
         match ended {

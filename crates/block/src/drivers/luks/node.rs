@@ -14,7 +14,7 @@ use super::channel::LuksChannel;
 use super::unlock::Unlocked;
 use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::Common;
-use crate::drivers::serialise::Serialise;
+use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized};
 use crate::options::BlockdevOptions;
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     pub(super) payload: u64,
     common: Common,
     child: Arc<dyn BlockNode>,
-    serialise: Serialise,
+    range_lock: RangeLock,
 }
 
 impl LuksNode {
@@ -54,8 +54,8 @@ impl LuksNode {
                 child.name()
             )));
         }
-        let serialise = Serialise::new(SECTOR);
-        let shared = Shared { cipher, payload, common, child: child.clone(), serialise };
+        let range_lock = RangeLock::new(SECTOR);
+        let shared = Shared { cipher, payload, common, child: child.clone(), range_lock };
         Ok(LuksNode { name, child, header, shared: Arc::new(shared) })
     }
 }
@@ -73,8 +73,8 @@ impl WholeBlocks for Shared {
         SECTOR as u64
     }
 
-    fn serialise(&self) -> &Serialise {
-        &self.serialise
+    fn range_lock(&self) -> &RangeLock {
+        &self.range_lock
     }
 
     /// Also checks that the range lies on the disk. The child checks requests of whole sectors.
@@ -106,7 +106,7 @@ impl BlockNode for LuksNode {
         }
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
     }
 
@@ -119,7 +119,7 @@ impl BlockNode for LuksNode {
         None
     }
 
-    fn let_grow(&self) {}
+    fn enable_growth(&self) {}
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
         let event_loop = event_loop.clone();

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::agreed::Agreed;
 use super::state::{Next, State, Violation};
-use crate::request::{Completion, Op, Request};
+use crate::request::{Op, Request, RequestOwner};
 
 const SIZE: u64 = 1 << 20;
 /// Bytes around the memory of each request, which nobody is to touch.
@@ -20,7 +20,7 @@ const GUARD: usize = 64;
 #[derive(Default)]
 struct Answers(RefCell<Vec<(u32, Result<(), Errno>)>>);
 
-impl Completion for Answers {
+impl RequestOwner for Answers {
     fn complete(&self, tag: u32, result: Result<(), Errno>, _: IoBufs) {
         self.0.borrow_mut().push((tag, result));
     }
@@ -95,7 +95,7 @@ impl Rig {
         let mut bufs = IoBufs::new();
         bufs.set_part(&whole, GUARD, memory as usize, 1);
         self.memories.push(whole);
-        let to: Rc<dyn Completion> = self.answers.clone();
+        let to: Rc<dyn RequestOwner> = self.answers.clone();
         let offset = if op == Op::Flush { 0 } else { offset };
         let request = Request::new(op, offset, len, bufs, &to, self.submitted);
         self.submitted += 1;

@@ -27,7 +27,7 @@ use nix::errno::Errno;
 
 use super::align::{Aligned, WholeBlocks};
 use super::detect_zeroes::detect_zeroes;
-use super::serialise::Serialise;
+use super::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::options::{BlockdevOptions, DetectZeroes, Discard};
@@ -64,7 +64,7 @@ struct Shared {
     geometry: Geometry,
     discard: Discard,
     detect_zeroes: DetectZeroes,
-    serialise: Serialise,
+    range_lock: RangeLock,
 }
 
 /// The first connection of a node, and the means to make others.
@@ -119,7 +119,7 @@ impl NbdNode {
             geometry,
             discard: common.discard,
             detect_zeroes: common.detect_zeroes,
-            serialise: Serialise::new(agreed.minimum as usize),
+            range_lock: RangeLock::new(agreed.minimum as usize),
         };
         Ok(NbdNode {
             shared: Arc::new(shared),
@@ -200,8 +200,8 @@ impl WholeBlocks for Shared {
         self.agreed.minimum.into()
     }
 
-    fn serialise(&self) -> &Serialise {
-        &self.serialise
+    fn range_lock(&self) -> &RangeLock {
+        &self.range_lock
     }
 
     fn admit(&self, mut request: Request) -> Option<Request> {

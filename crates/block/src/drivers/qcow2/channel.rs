@@ -14,7 +14,7 @@ use super::direct::{Begun, Direct};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::{DetectZeroes, Discard};
-use crate::request::{Completion, Op, Request};
+use crate::request::{Op, Request, RequestOwner};
 
 /// Requests that are carried out at once; those that come meanwhile wait.
 const IN_FLIGHT: usize = 256;
@@ -89,7 +89,7 @@ impl Inner {
         let Some(me) = self.me.upgrade() else { return request.complete(Err(Errno::ECANCELED)) };
         // The next one begins when this one is answered, if it is so before this returns, too.
         self.in_flight.set(self.in_flight.get() + 1);
-        let answers = me.clone() as Rc<dyn Completion>;
+        let answers = me.clone() as Rc<dyn RequestOwner>;
         match self.direct.begin(&self.node.image, &self.channels, request, &answers) {
             Begun::Sent => {}
             Begun::Answered => self.ended(),
@@ -118,7 +118,7 @@ impl Inner {
     }
 }
 
-impl Completion for Inner {
+impl RequestOwner for Inner {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         self.direct.end(&self.node.image, tag, result, bufs);
         self.ended();

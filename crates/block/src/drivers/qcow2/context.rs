@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use super::writes::Ticket;
 use crate::node::Channel;
-use crate::request::{Completion, Op, Request};
+use crate::request::{Op, Request, RequestOwner};
 
 /// One loop's channels to the nodes below an image.
 pub(super) struct Channels {
@@ -49,7 +49,7 @@ struct Pending {
     ticket: Cell<Option<Ticket>>,
 }
 
-impl Completion for Pending {
+impl RequestOwner for Pending {
     fn complete(&self, _tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         drop(self.ticket.take());
         self.answer.set(Some((result, bufs)));
@@ -92,7 +92,7 @@ impl Transfer {
         ticket: Option<Ticket>,
     ) -> Transfer {
         let pending = Rc::new(Pending { ticket: Cell::new(ticket), ..Pending::default() });
-        let answer = pending.clone() as Rc<dyn Completion>;
+        let answer = pending.clone() as Rc<dyn RequestOwner>;
         to.submit(Request::new(op, offset, len, bufs, &answer, 0));
         Transfer(pending)
     }

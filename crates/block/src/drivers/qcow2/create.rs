@@ -60,7 +60,7 @@ pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> 
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map_err(|error| failed(path, &error))?;
     let node: Arc<dyn BlockNode> = Arc::new(node);
-    node.let_grow();
+    node.enable_growth();
     let below = Below { file: node, data_file: None, backing: None };
     let create = create.clone();
     let parts = parts(&create).ok_or_else(|| OpenError::new("The options fit no qcow2 image"))?;

@@ -15,7 +15,7 @@ use super::context::Channels;
 use super::image::Image;
 use super::locks::Taken;
 use crate::node::Channel;
-use crate::request::{Completion, Detached, Op, Request};
+use crate::request::{Detached, Op, Request, RequestOwner};
 use crate::slab::Slab;
 
 /// Requests of one channel in flight at the nodes below.
@@ -48,7 +48,7 @@ impl Direct {
         image: &Image,
         channels: &Channels,
         mut request: Request,
-        to: &Rc<dyn Completion>,
+        to: &Rc<dyn RequestOwner>,
     ) -> Begun {
         let writes = match request.op {
             Op::Read => false,

@@ -321,15 +321,15 @@ impl Image {
 
     /// Leaves all changes to the process that takes over: in the journal, so that guests do not wait for the
     /// disk. Without a journal, in the file.
-    pub(super) async fn let_go(&self, channels: &Channels) -> Result<(), Errno> {
+    pub(super) async fn release_for_handover(&self, channels: &Channels) -> Result<(), Errno> {
         // Without throttling, because the guests wait.
         channels.all().for_each(|channel| channel.drain_begin());
-        let let_go = match self.leave_to_journal(channels).await {
+        let released = match self.leave_to_journal(channels).await {
             Ok(false) => self.close(channels).await,
             left => left.map(drop),
         };
         channels.all().for_each(|channel| channel.drain_end());
-        let_go
+        released
     }
 
     /// `false`: the journal does not have all changes.

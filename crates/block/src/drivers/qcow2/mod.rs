@@ -23,12 +23,12 @@ mod header_layout;
 mod image;
 mod implicit;
 mod journal;
-mod let_go;
 mod locks;
 mod marker;
 mod metadata;
 mod open;
 pub(crate) mod options;
+mod release_for_handover;
 mod resize;
 mod status;
 mod steps;
@@ -51,12 +51,12 @@ use self::channel::Qcow2Channel;
 use self::context::Channels;
 use self::details::Details;
 use self::image::{Image, errno_of};
-use self::let_go::LettingGo;
+use self::release_for_handover::Releasing;
 use self::zero::Discarding;
 use crate::inherited::OpenImage;
 use crate::node::{
-    BackingName, BlockNode, Channel, Geometry, ImageDetails, LetGo, Renaming, ResizeError, Resized,
-    Watcher, Watchers,
+    BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming, ResizeError,
+    Resized, Watcher, Watchers,
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -84,7 +84,7 @@ pub(crate) struct Qcow2Node {
     /// `pass-discard-request`.
     pass_discard: bool,
     watchers: Watchers,
-    letting_go: LettingGo,
+    letting_go: Releasing,
     /// Where damage is reported.
     damages: Option<Damages>,
     /// Of an image that is gone on with: whether it is this process' alone.
@@ -171,15 +171,15 @@ impl BlockNode for Qcow2Node {
         self.image.shared.metadata.as_ref()?.journal()
     }
 
-    fn let_go(self: Arc<Self>) -> LetGo {
+    fn release_for_handover(self: Arc<Self>) -> Released {
         if self.read_only {
             return Box::pin(ready(Ok(())));
         }
         let begun = self.letting_go.begin(&self.below, &self.image);
         Box::pin(async move {
-            let let_go = begun?.await;
+            let released = begun?.await;
             self.letting_go.end();
-            let_go.map_err(|_| io::Error::other("the thread has ended without a result"))?
+            released.map_err(|_| io::Error::other("the thread has ended without a result"))?
         })
     }
 

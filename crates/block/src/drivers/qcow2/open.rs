@@ -21,9 +21,9 @@ use super::engine::{Contents, Engine, Stop};
 use super::header::{self, BITMAPS, Header};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
-use super::let_go::LettingGo;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
+use super::release_for_handover::Releasing;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{Shared, sync};
 use crate::error::OpenError;
@@ -204,8 +204,8 @@ impl Opening {
             return Err(OpenError::new(format!("Block node '{}' is read-only", data_file.name())));
         }
         let below = Below { file, data_file, backing };
-        below.file.let_grow();
-        below.data().let_grow();
+        below.file.enable_growth();
+        below.data().enable_growth();
         let inode = below.file.inode();
         let (handed_over, owned) = going_on.map(|on| (on.file, on.owned)).unzip();
         let goes_on = owned.is_some();
@@ -308,7 +308,7 @@ impl Opening {
             detect_zeroes: common.detect_zeroes,
             no_unref: options.discard_no_unref,
             watchers: Watchers::default(),
-            letting_go: LettingGo::default(),
+            letting_go: Releasing::default(),
             damages,
             owned,
             pass_discard: options.pass_discard_request.unwrap_or(unmap),

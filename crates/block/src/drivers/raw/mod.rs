@@ -107,7 +107,7 @@ impl BlockNode for RawNode {
         Geometry { size, ..self.common.geometry(below) }
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
     }
 
@@ -131,10 +131,10 @@ impl BlockNode for RawNode {
         })
     }
 
-    fn let_grow(&self) {
+    fn enable_growth(&self) {
         // A part of the node below stays the part that it is.
         if self.offset == 0 && self.size.is_none() {
-            self.child.let_grow();
+            self.child.enable_growth();
         }
     }
 

@@ -29,7 +29,7 @@ impl BlockNode for SnapshotAccessNode {
         self.snapshot.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.snapshot.clone())
     }
 

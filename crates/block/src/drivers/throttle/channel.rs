@@ -31,7 +31,7 @@ pub(super) struct ThrottleChannel {
     /// Drains that wait for the end of all requests.
     draining: Cell<u32>,
     /// Scheduled when the limits have changed; the number is that with the group.
-    bell: OnceCell<(BottomHalf, u64)>,
+    bottom_half: OnceCell<(BottomHalf, u64)>,
 }
 
 /// Held requests in order. The first one has been counted, and `timer` is for it.
@@ -55,17 +55,17 @@ impl ThrottleChannel {
             child,
             held: [held(), held()],
             draining: Cell::new(0),
-            bell: OnceCell::new(),
+            bottom_half: OnceCell::new(),
         });
         let me = channel.me.clone();
-        let bell = event_loop.bottom_half(move || {
+        let bottom_half = event_loop.bottom_half(move || {
             if let Some(me) = me.upgrade() {
                 me.limits_changed();
             }
         });
-        let number = channel.node.group.join(bell.clone());
+        let number = channel.node.group.join(bottom_half.clone());
         // The cell is empty so far.
-        let _ = channel.bell.set((bell, number));
+        let _ = channel.bottom_half.set((bottom_half, number));
         // The limits may have changed since the schedule was read.
         channel.schedule.replace(channel.node.group.schedule());
         channel
@@ -212,9 +212,9 @@ impl IoTarget for ThrottleChannel {
 
 impl Drop for ThrottleChannel {
     fn drop(&mut self) {
-        if let Some((bell, number)) = self.bell.get() {
+        if let Some((bottom_half, number)) = self.bottom_half.get() {
             self.node.group.leave(*number);
-            self.event_loop.delete_bottom_half(bell);
+            self.event_loop.delete_bottom_half(bottom_half);
         }
         DIRECTIONS.into_iter().for_each(|direction| self.cancel(direction));
     }

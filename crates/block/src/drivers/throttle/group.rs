@@ -24,7 +24,7 @@ struct State {
     limits: ThrottleLimits,
     schedule: Option<Arc<Schedule>>,
     /// Bottom halves of the channels, by number: scheduled when the limits have changed.
-    bells: Vec<(u64, BottomHalf)>,
+    bottom_halves: Vec<(u64, BottomHalf)>,
     next: u64,
 }
 
@@ -73,7 +73,7 @@ impl ThrottleGroup {
         let mut state = lock(&self.state);
         state.limits = limits;
         state.schedule = None;
-        state.bells.iter().for_each(|(_, bell)| bell.schedule());
+        state.bottom_halves.iter().for_each(|(_, bottom_half)| bottom_half.schedule());
         Ok(())
     }
 
@@ -82,16 +82,16 @@ impl ThrottleGroup {
         lock(&self.state).schedule()
     }
 
-    /// Registers `bell`, which is scheduled on each change of the limits until [`leave`](Self::leave).
-    pub(super) fn join(&self, bell: BottomHalf) -> u64 {
+    /// Registers `bottom_half`, which is scheduled on each change of the limits until [`leave`](Self::leave).
+    pub(super) fn join(&self, bottom_half: BottomHalf) -> u64 {
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
-        state.bells.push((number, bell));
+        state.bottom_halves.push((number, bottom_half));
         number
     }
 
     pub(super) fn leave(&self, number: u64) {
-        lock(&self.state).bells.retain(|(other, _)| *other != number);
+        lock(&self.state).bottom_halves.retain(|(other, _)| *other != number);
     }
 }

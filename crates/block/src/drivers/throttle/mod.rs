@@ -51,7 +51,7 @@ impl BlockNode for ThrottleNode {
         self.common.geometry(self.child.geometry())
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.child.clone())
     }
 

@@ -77,7 +77,7 @@ impl NbdExport {
     }
 
     /// Another process goes on with the clients that could be handed over: sends the others away.
-    pub fn part(&self) -> impl Future<Output = ()> + use<> {
+    pub fn disconnect_clients(&self) -> impl Future<Output = ()> + use<> {
         let parted: Vec<_> = self.export.workers.iter().map(WorkerHandle::part).collect();
         async move {
             for answer in parted {

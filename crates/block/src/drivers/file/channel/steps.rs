@@ -11,7 +11,7 @@ use crate::drivers::file::bounce::Bounce;
 use crate::drivers::file::plan::{Position, Step};
 use crate::drivers::file::slots::{Slot, Stage};
 use crate::drivers::file::zeroes::{Method, discard_failed, discard_op};
-use crate::drivers::serialise::Mailbox;
+use crate::drivers::range_lock::Mailbox;
 use crate::request::{Op, Request};
 use crate::status;
 
@@ -22,7 +22,7 @@ impl Inner {
     // ---- the next step -------------------------------------------------------------------------
 
     pub(super) fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
-        if let Stage::Settling(before) = slot.stage {
+        if let Stage::AwaitingPeerFlushes(before) = slot.stage {
             return self.settle(slot, token, before);
         }
         if !slot.claimed && !self.claim(slot, token) {
@@ -63,13 +63,13 @@ impl Inner {
         let align = limits.align.request as u64;
         let modify = limits.is_misaligned(offset, len);
         let writes = !op.only_reads();
-        if align == 1 || !writes || !(modify || self.node.serialise.all) {
+        if align == 1 || !writes || !(modify || self.node.range_lock.all) {
             return true;
         }
         let start = offset - offset % align;
         let end = (offset + len).next_multiple_of(align);
         let (ticket, granted) =
-            self.node.serialise.claim(start..end, modify, self.mailbox(), token);
+            self.node.range_lock.claim(start..end, modify, self.mailbox(), token);
         slot.ticket = Some(ticket);
         granted
     }
@@ -227,7 +227,7 @@ impl Inner {
                 Some(running) => return self.settle(slot, token, running.end()),
                 None => return Next::Done(Ok(())),
             },
-            Stage::Settling(_) => return Next::Wait,
+            Stage::AwaitingPeerFlushes(_) => return Next::Wait,
             Stage::Discard => return Next::Done(Ok(())),
         }
         self.next(slot, part, token)
@@ -237,7 +237,7 @@ impl Inner {
     /// below `before`) have ended, if none of them has failed.
     fn settle(&self, slot: &mut Slot, token: u32, before: u64) -> Next {
         if !self.node.syncs.have_ended(before, self.mailbox(), token) {
-            slot.stage = Stage::Settling(before);
+            slot.stage = Stage::AwaitingPeerFlushes(before);
             return Next::Wait;
         }
         match self.node.flush_failed.load(Ordering::Relaxed) {

@@ -170,7 +170,7 @@ impl BlockNode for Gate {
         self.below.geometry()
     }
 
-    fn below(&self) -> Option<Arc<dyn BlockNode>> {
+    fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.below.clone())
     }
 
@@ -269,8 +269,8 @@ impl Disk {
         self.gate.changes.load(Ordering::Relaxed)
     }
 
-    fn let_go(&self) -> crate::node::LetGo {
-        self.node.clone().let_go()
+    fn release_for_handover(&self) -> crate::node::Released {
+        self.node.clone().release_for_handover()
     }
 }
 
@@ -357,7 +357,7 @@ fn an_image_goes_from_a_process_to_another_without_its_disk() {
     guest.write(1, 2);
     for number in 0..2 {
         let before = disk.changes();
-        guest.wait(disk.let_go()).unwrap();
+        guest.wait(disk.release_for_handover()).unwrap();
         assert!(!disk.node.image.is_whole());
         let next = Disk::on(disk.gate.clone(), &home, &mut disk.handed_over());
         let seen = Guest::new(next.node.clone());
@@ -368,7 +368,7 @@ fn an_image_goes_from_a_process_to_another_without_its_disk() {
         assert_eq!(home.left(), [1, 2, 3]);
     }
 
-    guest.wait(disk.let_go()).unwrap();
+    guest.wait(disk.release_for_handover()).unwrap();
     let mut inherited = disk.handed_over();
     let next = Disk::on(disk.gate.clone(), &home, &mut inherited);
     inherited.own();
@@ -401,7 +401,7 @@ fn released_clusters_are_in_the_file_before_a_handover() {
     let zeroes = AlignedBuf::io_bufs(2 * CLUSTER as usize, 512).unwrap();
     guest.wait(guest.ask(Op::Discard, 0, zeroes)).0.unwrap();
     assert!(disk.node.image.has_given_up());
-    guest.wait(disk.let_go()).unwrap();
+    guest.wait(disk.release_for_handover()).unwrap();
     assert!(!disk.node.image.has_given_up());
     assert_eq!(home.left(), [0, 0, 1, 1]);
 }
@@ -413,7 +413,7 @@ fn an_image_is_not_gone_on_with_without_its_journal() {
     let disk = Disk::new(&home);
     let guest = Guest::new(disk.node.clone());
     guest.write(0, 1);
-    guest.wait(disk.let_go()).unwrap();
+    guest.wait(disk.release_for_handover()).unwrap();
     let options =
         BlockdevOptions::new(Some("next"), Driver::from(qcow2(BlockdevRef::Name("gate".into()))));
     let of_qcow2: &Qcow2Options = options.driver.downcast_ref().unwrap();
@@ -441,10 +441,10 @@ fn an_image_stays_in_use_after_a_failed_handover() {
     guest.write(0, 1);
     home.lose_journals();
     disk.gate.set(flushes, Fate::Waits);
-    let let_go = disk.let_go();
+    let released = disk.release_for_handover();
     disk.gate.wait();
-    drop(let_go);
-    let again = guest.wait(disk.let_go()).unwrap_err();
+    drop(released);
+    let again = guest.wait(disk.release_for_handover()).unwrap_err();
     assert_eq!(again.kind(), io::ErrorKind::ResourceBusy);
     guest.write(0, 2);
     assert_eq!(guest.read(0), 2);
@@ -457,7 +457,7 @@ fn an_image_stays_in_use_after_a_failed_handover() {
     guest.write(1, 3);
     assert!(!disk.node.image.is_whole());
     assert_eq!(home.left(), [2, 3]);
-    guest.wait(disk.let_go()).unwrap();
+    guest.wait(disk.release_for_handover()).unwrap();
     assert!(disk.node.image.is_whole());
     drop((guest, disk));
     assert!(home.is_closed());
@@ -474,7 +474,7 @@ fn changes_during_the_removal_of_a_mark_are_kept() {
     guest.flush();
     home.lose_journals();
     disk.gate.set(writes_header, Fate::Waits);
-    drop(disk.let_go());
+    drop(disk.release_for_handover());
     disk.gate.wait();
     let write = guest.ask(WRITE, 1, sector(2));
     // The write is answered within this time or waits for the disk.
@@ -498,7 +498,7 @@ fn a_failed_removal_of_a_mark_is_reported() {
         guest.flush();
         home.lose_journals();
         disk.gate.set(writes_mark, Fate::Fails);
-        let failed = guest.wait(disk.let_go()).unwrap_err();
+        let failed = guest.wait(disk.release_for_handover()).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(Errno::EIO as i32));
         assert!(!disk.node.image.is_whole());
         assert_eq!(home.left(), [1, 0]);
@@ -519,7 +519,7 @@ fn closing_an_image_waits_for_an_unfinished_handover() {
     guest.write(0, 1);
     home.lose_journals();
     disk.gate.set(flushes, Fate::Waits);
-    drop(disk.let_go());
+    drop(disk.release_for_handover());
     disk.gate.wait();
     let gate = disk.gate.clone();
     let opened = thread::spawn(move || gate.open());
@@ -546,7 +546,7 @@ fn throttling_does_not_delay_a_handover() {
     // A sector takes as long as the handover may.
     let bps_total = Limit { average: 8, ..Limit::default() };
     group.set_limits(ThrottleLimits { bps_total, ..ThrottleLimits::default() }).unwrap();
-    guest.wait(disk.let_go()).unwrap();
+    guest.wait(disk.release_for_handover()).unwrap();
     assert!(home.is_unmarked());
     drop((guest, disk));
     assert!(home.is_closed());

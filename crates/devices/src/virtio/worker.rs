@@ -1,4 +1,4 @@
-//! A running queue: when it takes chains, when it notifies the driver, how it stops. The device's [`Service`]
+//! A running queue: when it takes chains, when it notifies the driver, how it stops. The device's [`VirtioBackend`]
 //! handles the chains.
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -28,21 +28,22 @@ const SEGMENT_BYTES: u32 = 1 << 10;
 pub(crate) const RANGE_BYTES: u32 = 4 << 10;
 
 /// What a device does with the chains of a queue.
-pub(crate) trait Service: Sized + 'static {
+pub(crate) trait VirtioBackend: Sized + 'static {
     /// The queue's name in the log.
     const NAME: &'static str;
 
     /// The device's name in trace points.
     fn trace_name(&self) -> &CStr;
 
-    /// Takes a chain, which [`Runner::add_used`] gives back now or later. Returns the chain's cost in its turn, in
+    /// Takes a chain, which [`VirtQueueWorker::add_used`] gives back now or later. Returns the chain's cost in its turn, in
     /// bytes, beyond that of its buffers: see [`RANGE_BYTES`].
     ///
     /// # Errors
     ///
     /// The chain has no room for an answer, or is not in memory. The chain is given back unanswered, and the queue
     /// breaks.
-    fn take(runner: &Rc<Runner<Self>>, chain: RefMut<'_, Chain>) -> Result<u32, Broken>;
+    fn process(worker: &Rc<VirtQueueWorker<Self>>, chain: RefMut<'_, Chain>)
+    -> Result<u32, Broken>;
 
     /// Whether chains are taken as soon as they are available. The event queue leaves them in the ring until an
     /// event occurs.
@@ -67,18 +68,18 @@ pub(crate) trait Service: Sized + 'static {
 
     /// Called at the end of a section. `signalled`: whether the driver was signalled about the published batch;
     /// `None` without a batch.
-    fn batch_ended(_runner: &Runner<Self>, _signalled: Option<bool>) {}
+    fn batch_ended(_runner: &VirtQueueWorker<Self>, _signalled: Option<bool>) {}
 }
 
 /// A running queue. Lives on its I/O thread.
 ///
 /// It takes requests after a kick, or when the polling loop sees new ones, and answers them in any order. A guest
 /// that breaks the queue's rules breaks only this queue.
-pub(crate) struct Runner<S> {
+pub(crate) struct VirtQueueWorker<S> {
     pub(crate) event_loop: EventLoop,
     pub(crate) queue: Queue,
     pub(crate) service: S,
-    me: Weak<Runner<S>>,
+    me: Weak<VirtQueueWorker<S>>,
     /// The current chain, kept for its capacity.
     chain: RefCell<Chain>,
     /// The call eventfd; `None` if the driver polls.
@@ -108,7 +109,7 @@ pub(crate) struct Runner<S> {
 /// Receives the next available index (GET_VRING_BASE).
 type StopCall = Box<dyn FnOnce(u16)>;
 
-impl<S: Service> Runner<S> {
+impl<S: VirtioBackend> VirtQueueWorker<S> {
     /// Starts a queue on this loop, disabled: it takes no chain before it is [enabled](Virtqueue::set_enabled).
     ///
     /// `kick` becomes readable when the driver has added requests. Without it, the queue is checked only while the
@@ -120,7 +121,7 @@ impl<S: Service> Runner<S> {
         call: Option<Signal>,
         service: S,
     ) -> Rc<Self> {
-        let runner = Rc::new_cyclic(|me| Runner {
+        let worker = Rc::new_cyclic(|me| VirtQueueWorker {
             event_loop: event_loop.clone(),
             queue,
             service,
@@ -143,20 +144,20 @@ impl<S: Service> Runner<S> {
         });
         if let Some(kick) = kick {
             let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
-            let id = event_loop.add_handler(kick, events.into(), Trigger::Edge, runner.clone());
-            runner.kick.set(Some(id));
+            let id = event_loop.add_handler(kick, events.into(), Trigger::Edge, worker.clone());
+            worker.kick.set(Some(id));
         }
-        runner
+        worker
     }
 
-    /// A counted reference to the runner, for its completions.
+    /// A counted reference to the worker, for its completions.
     pub(crate) fn me(&self) -> Option<Rc<Self>> {
         self.me.upgrade()
     }
 
     /// Takes all available requests, up to a bounded number and cost, as other sources wait (contract E11). The rest
     /// is taken in the next iteration.
-    pub(crate) fn take_turn(&self) {
+    pub(crate) fn process_batch(&self) {
         // A broken queue was reported when it broke.
         if !self.is_taking() {
             return;
@@ -216,7 +217,7 @@ impl<S: Service> Runner<S> {
         }
         let head = chain.head();
         let bytes = chain.total_len().max(chain.segments() * SEGMENT_BYTES);
-        let beyond = S::take(self, chain).inspect_err(|_| self.add_used(head, 0))?;
+        let beyond = S::process(self, chain).inspect_err(|_| self.add_used(head, 0))?;
         Ok(Some(bytes.saturating_add(beyond)))
     }
 
@@ -307,11 +308,11 @@ impl<S: Service> Runner<S> {
     }
 }
 
-impl<S: Service> Virtqueue for Runner<S> {
+impl<S: VirtioBackend> Virtqueue for VirtQueueWorker<S> {
     fn set_enabled(&self, enabled: bool) {
         self.enabled.set(enabled);
         if enabled {
-            self.event_loop.section(|| self.take_turn());
+            self.event_loop.section(|| self.process_batch());
         } else {
             self.finish_later();
         }
@@ -371,7 +372,7 @@ impl<S: Service> Virtqueue for Runner<S> {
     }
 }
 
-impl<S: Service> DeferredCall for Runner<S> {
+impl<S: VirtioBackend> DeferredCall for VirtQueueWorker<S> {
     fn run(&self) {
         let mut signalled = None;
         if self.unpublished.replace(false) {
@@ -395,11 +396,11 @@ impl<S: Service> DeferredCall for Runner<S> {
     }
 }
 
-impl<S: Service> Handler for Runner<S> {
+impl<S: VirtioBackend> Handler for VirtQueueWorker<S> {
     fn ready(&self, events: u32) -> Progress {
         let (name, index) = (self.service.trace_name(), self.queue.config().index);
         trace!(virtio_queue_notify(name, index, events == 0));
-        self.take_turn();
+        self.process_batch();
         Progress::Done
     }
 
@@ -423,9 +424,9 @@ impl<S: Service> Handler for Runner<S> {
     }
 }
 
-impl<S> fmt::Debug for Runner<S> {
+impl<S> fmt::Debug for VirtQueueWorker<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Runner")
+        f.debug_struct("VirtQueueWorker")
             .field("queue", &self.queue)
             .field("enabled", &self.enabled)
             .field("in_flight", &self.queue.in_flight())

@@ -1,4 +1,4 @@
-//! A loop's channel through an edge: passes requests on, or holds them on an order.
+//! A loop's channel through an edge: passes requests on, or holds them on a command.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -17,8 +17,8 @@ use crate::request::Request;
 const LOOK_AGAIN_NS: u64 = 20_000;
 const LOOK_AGAIN_AT_MOST_NS: u64 = 1_000_000;
 
-/// An order of the control plane to a port.
-pub(super) enum Order {
+/// A command of the control plane to an edge channel.
+pub(super) enum EdgeCommand {
     /// Hold new requests, and report when all earlier ones have been answered.
     Hold(oneshot::Sender<()>),
     /// Open a channel to this node, for a later [`Switch`](Self::Switch).
@@ -29,23 +29,23 @@ pub(super) enum Order {
     GoOn,
 }
 
-/// Sends orders to a port from other threads.
-pub(super) struct Post(mailbox::Sender<Order>);
+/// Sends commands to an edge channel from other threads.
+pub(super) struct EdgeSender(mailbox::Sender<EdgeCommand>);
 
-impl Post {
-    pub(super) fn new() -> (Arc<Post>, mailbox::Receiver<Order>) {
+impl EdgeSender {
+    pub(super) fn new() -> (Arc<EdgeSender>, mailbox::Receiver<EdgeCommand>) {
         let (sender, receiver) = mailbox::channel();
-        (Arc::new(Post(sender)), receiver)
+        (Arc::new(EdgeSender(sender)), receiver)
     }
 
-    /// Sends an order. A port that is gone drops it, and with it the sender of the answer.
-    pub(super) fn send(&self, order: Order) {
-        let _ = self.0.send(order);
+    /// Sends a command. An edge channel that is gone drops it, and with it the sender of the answer.
+    pub(super) fn send(&self, command: EdgeCommand) {
+        let _ = self.0.send(command);
     }
 }
 
 /// A loop's channel through an edge.
-pub(super) struct Port {
+pub(super) struct EdgeChannel {
     holding: Cell<bool>,
     current: RefCell<Rc<dyn Channel>>,
     held: RefCell<VecDeque<Request>>,
@@ -54,19 +54,19 @@ pub(super) struct Port {
     drains: Cell<usize>,
     event_loop: EventLoop,
     edge: Arc<Edge>,
-    post: Arc<Post>,
+    edge_sender: Arc<EdgeSender>,
 }
 
-impl Port {
-    /// A port that passes requests on to `current`, or holds all requests until [`Order::GoOn`].
+impl EdgeChannel {
+    /// An edge channel that passes requests on to `current`, or holds all requests until [`EdgeCommand::GoOn`].
     pub(super) fn new(
         edge: Arc<Edge>,
-        (post, orders): (Arc<Post>, mailbox::Receiver<Order>),
+        (edge_sender, commands): (Arc<EdgeSender>, mailbox::Receiver<EdgeCommand>),
         event_loop: &EventLoop,
         current: Rc<dyn Channel>,
         holding: bool,
-    ) -> Rc<Port> {
-        let port = Rc::new(Port {
+    ) -> Rc<EdgeChannel> {
+        let own = Rc::new(EdgeChannel {
             holding: Cell::new(holding),
             current: RefCell::new(current),
             held: RefCell::default(),
@@ -74,10 +74,10 @@ impl Port {
             drains: Cell::new(0),
             event_loop: event_loop.clone(),
             edge,
-            post,
+            edge_sender,
         });
-        event_loop.spawn(take_orders(Rc::downgrade(&port), orders));
-        port
+        event_loop.spawn(take_commands(Rc::downgrade(&own), commands));
+        own
     }
 
     #[cold]
@@ -85,9 +85,9 @@ impl Port {
         self.held.borrow_mut().push_back(request);
     }
 
-    fn carry_out(self: Rc<Self>, order: Order) {
-        match order {
-            Order::Hold(drained) => {
+    fn carry_out(self: Rc<Self>, command: EdgeCommand) {
+        match command {
+            EdgeCommand::Hold(drained) => {
                 self.holding.set(true);
                 let event_loop = self.event_loop.clone();
                 self.event_loop.spawn(wait_until_drained(
@@ -96,14 +96,14 @@ impl Port {
                     drained,
                 ));
             }
-            Order::Prepare(node, ready) => {
+            EdgeCommand::Prepare(node, ready) => {
                 let opened = node.open_channel(&self.event_loop);
                 ready.send(opened.map(|channel| {
                     let before = self.next.replace(Some(channel));
                     drop(before);
                 }));
             }
-            Order::Switch(done) => {
+            EdgeCommand::Switch(done) => {
                 if let Some(next) = self.next.take() {
                     let drains = self.drains.get();
                     (0..drains).for_each(|_| next.drain_begin());
@@ -112,7 +112,7 @@ impl Port {
                 }
                 done.send(());
             }
-            Order::GoOn => {
+            EdgeCommand::GoOn => {
                 let forgotten = self.next.take();
                 drop(forgotten);
                 self.holding.set(false);
@@ -124,7 +124,7 @@ impl Port {
     }
 }
 
-impl Channel for Port {
+impl Channel for EdgeChannel {
     #[inline]
     fn submit(&self, request: Request) {
         if self.holding.get() {
@@ -141,44 +141,48 @@ impl Channel for Port {
 
     fn drain_begin(&self) {
         self.drains.set(self.drains.get() + 1);
-        self.below().drain_begin();
+        self.child().drain_begin();
     }
 
     fn drain_end(&self) {
         self.drains.set(self.drains.get().saturating_sub(1));
-        self.below().drain_end();
+        self.child().drain_end();
     }
 }
 
-impl Drop for Port {
+impl Drop for EdgeChannel {
     fn drop(&mut self) {
-        self.edge.forget(&self.post);
+        self.edge.forget(&self.edge_sender);
         for request in self.held.take() {
             request.complete(Err(Errno::ECANCELED));
         }
     }
 }
 
-/// Ends with the port, which unregisters from the edge, or with the loop.
-async fn take_orders(port: Weak<Port>, mut orders: mailbox::Receiver<Order>) {
-    while let Some(order) = orders.receive().await {
-        let Some(port) = port.upgrade() else { return };
-        port.carry_out(order);
+/// Ends with the edge channel, which unregisters from the edge, or with the loop.
+async fn take_commands(own: Weak<EdgeChannel>, mut commands: mailbox::Receiver<EdgeCommand>) {
+    while let Some(command) = commands.receive().await {
+        let Some(own) = own.upgrade() else { return };
+        own.carry_out(command);
     }
 }
 
 /// Polls the channel below, so that no request pays for counting or notification.
-async fn wait_until_drained(event_loop: EventLoop, port: Weak<Port>, drained: oneshot::Sender<()>) {
+async fn wait_until_drained(
+    event_loop: EventLoop,
+    own: Weak<EdgeChannel>,
+    drained: oneshot::Sender<()>,
+) {
     let mut pause = LOOK_AGAIN_NS;
-    let below = port.upgrade().map(|port| port.below());
+    let below = own.upgrade().map(|own| own.child());
     if let Some(below) = &below {
         below.drain_begin();
     }
-    while let Some(port) = port.upgrade()
-        && port.holding.get()
-        && port.below().in_flight() > 0
+    while let Some(own) = own.upgrade()
+        && own.holding.get()
+        && own.child().in_flight() > 0
     {
-        drop(port);
+        drop(own);
         event_loop.sleep_until(event_loop.now_ns() + pause).await;
         pause = (2 * pause).min(LOOK_AGAIN_AT_MOST_NS);
     }
@@ -188,8 +192,8 @@ async fn wait_until_drained(event_loop: EventLoop, port: Weak<Port>, drained: on
     drained.send(());
 }
 
-impl Port {
-    fn below(&self) -> Rc<dyn Channel> {
+impl EdgeChannel {
+    fn child(&self) -> Rc<dyn Channel> {
         self.current.borrow().clone()
     }
 }

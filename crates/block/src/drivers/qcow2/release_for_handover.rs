@@ -16,9 +16,9 @@ use super::open::{Below, on_a_loop};
 
 /// The thread that closes an image, if there is one.
 #[derive(Default)]
-pub(super) struct LettingGo(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct Releasing(Mutex<Option<JoinHandle<()>>>);
 
-impl LettingGo {
+impl Releasing {
     /// Begins. Once the result was reported, [`end`](Self::end) does not wait.
     ///
     /// # Errors
@@ -36,12 +36,13 @@ impl LettingGo {
         }
         let (done, told) = oneshot::channel();
         let (below, image) = (below.clone(), image.clone());
-        let let_go = move || {
-            let let_go =
-                on_a_loop(&below, |channels| async move { Ok(image.let_go(&channels).await?) });
-            done.send(let_go);
+        let released = move || {
+            let released = on_a_loop(&below, |channels| async move {
+                Ok(image.release_for_handover(&channels).await?)
+            });
+            done.send(released);
         };
-        *thread = Some(Builder::new().name("qcow2".into()).spawn(let_go)?);
+        *thread = Some(Builder::new().name("qcow2".into()).spawn(released)?);
         Ok(told)
     }
 

@@ -16,7 +16,7 @@ const SECTOR: usize = 512;
 
 /// The writes of a node that need a claim.
 #[derive(Debug)]
-pub(crate) struct Serialise {
+pub(crate) struct RangeLock {
     /// Writes of whole blocks need a claim too. Set where blocks are larger than sectors. Otherwise only
     /// an NBD client can cause a read-modify-write, by a write of less than a sector. If it writes to that
     /// sector by another request at the same time, either of the two may win.
@@ -58,7 +58,7 @@ pub(crate) struct Ticket(u64);
 /// Tells a channel, on its own thread, which of its claims were granted.
 pub(crate) struct Mailbox {
     tokens: Mutex<Vec<u32>>,
-    bell: BottomHalf,
+    bottom_half: BottomHalf,
 }
 
 impl std::fmt::Debug for Mailbox {
@@ -77,17 +77,17 @@ impl Mailbox {
     ) -> Arc<Self> {
         Arc::new_cyclic(|mailbox: &Weak<Mailbox>| {
             let mailbox = mailbox.clone();
-            let bell = event_loop.bottom_half(move || {
+            let bottom_half = event_loop.bottom_half(move || {
                 let (Some(me), Some(mailbox)) = (me.upgrade(), mailbox.upgrade()) else { return };
                 mailbox.take().into_iter().for_each(|token| granted(&me, token));
             });
-            Mailbox { tokens: Mutex::default(), bell }
+            Mailbox { tokens: Mutex::default(), bottom_half }
         })
     }
 
     /// The bottom half that is scheduled for a new token.
-    pub(crate) fn bell(&self) -> &BottomHalf {
-        &self.bell
+    pub(crate) fn bottom_half(&self) -> &BottomHalf {
+        &self.bottom_half
     }
 
     /// Takes the tokens that were granted.
@@ -98,14 +98,14 @@ impl Mailbox {
     /// Reports a token to the channel, on its thread.
     pub(crate) fn put(&self, token: u32) {
         lock(&self.tokens).push(token);
-        self.bell.schedule();
+        self.bottom_half.schedule();
     }
 }
 
-impl Serialise {
+impl RangeLock {
     /// For a node with that request alignment in bytes.
     pub(crate) fn new(align: usize) -> Self {
-        Serialise { all: align > SECTOR, state: Mutex::default() }
+        RangeLock { all: align > SECTOR, state: Mutex::default() }
     }
 
     /// Claims a range of whole blocks. `true`: granted. Otherwise `token` appears in the mailbox once all
