@@ -281,7 +281,7 @@ impl World {
                 let entry = match kind & 8 {
                     0 => {
                         let (cluster, flags) = (u64::from(input.u8()), u64::from(input.u8()));
-                        cluster * CLUSTER as u64 | flags >> 6 << 62 | flags & 63
+                        (cluster * CLUSTER as u64) | ((flags >> 6) << 62) | (flags & 63)
                     }
                     _ => input.u64(),
                 };

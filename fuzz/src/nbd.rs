@@ -105,7 +105,7 @@ fn request(agreed: &Agreed, input: &mut Input<'_>) {
             }
             Command::Cache { offset, len } => fits(offset, len),
             Command::BlockStatus { offset, len, .. } => {
-                assert!(agreed.allocation && agreed.mode != ReplyMode::Simple);
+                assert!(agreed.contexts.allocation && agreed.mode != ReplyMode::Simple);
                 fits(offset, len);
             }
             Command::Flush | Command::Nothing => {}
