@@ -9,9 +9,7 @@ use block::options::BlockdevOptions;
 use block::track::{DirtyBitmap, Storage};
 use block::{ConnectContext, Connections, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{
-    Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, ObjectOptions, Step,
-};
+use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
@@ -56,15 +54,6 @@ impl Daemon {
         self.check_paths(action)?;
         let graph = self.graph.with(action)?;
         match action {
-            Action::Object(ObjectOptions::Secret(secret))
-                if secret.is_told() && self.keeping.is_some() =>
-            {
-                return Err(DaemonError::new(format!(
-                    "secret '{}' would be written to the state file: with --state, give file=, or encrypted \
-                     data with keyid=",
-                    secret.id
-                )));
-            }
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 self.open_node(options).await?;

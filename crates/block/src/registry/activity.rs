@@ -188,6 +188,7 @@ impl NodeRegistry {
         let registry = NodeRegistry {
             throttle_groups: self.throttle_groups.clone(),
             credentials: self.credentials.clone(),
+            services: self.services.clone(),
             ..NodeRegistry::default()
         };
         Ok(ToRead::Options(Box::new(registry), Box::new(looking)))

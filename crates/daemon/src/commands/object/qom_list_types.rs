@@ -77,6 +77,7 @@ static ABSTRACT: &[Type] = &[
     Type { name: "event-loop-base", parent: Some("object"), is_abstract: true },
     Type { name: "tls-creds", parent: Some("object"), is_abstract: true },
     Type { name: "authz", parent: Some("object"), is_abstract: true },
+    Type { name: "secret_common", parent: Some("object"), is_abstract: true },
 ];
 
 /// The objects that `/` and `/objects` are.
