@@ -1,14 +1,17 @@
 //! Replies to block status requests: a chunk for each metadata context that the client has chosen.
 
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
 use block::status::{self, EXTENT_LEN, Extent, State};
 use block::track::DirtyBitmap;
 use event_loop::IoBufs;
 
 use super::session::transmission::{Context, Contexts};
+use super::state::trace_reply;
 use super::wire::reply::{
     Asked, MAX_HEADER, Reply, ReplyMode, allocation, dirty, encode_extent, extent_len,
 };
-use std::sync::Arc;
 
 /// Extents of a chunk at most.
 const MAX_EXTENTS: usize = 1024;
@@ -34,6 +37,8 @@ pub(super) fn asks_node(contexts: Contexts) -> bool {
 
 /// A reply in the making.
 pub(super) struct Chunks<'a> {
+    /// The client's descriptor, for trace events.
+    pub(super) client: RawFd,
     pub(super) mode: ReplyMode,
     pub(super) asked: Asked,
     /// Bytes of the disk, and of one extent only.
@@ -110,6 +115,8 @@ impl Chunks<'_> {
         let (header, header_len) = header(count as u32);
         self.memory.copy_in(self.at, &header[..header_len]);
         self.at = first + count * len;
+        let reply = Reply::Status { context, count: count as u32 };
+        trace_reply(self.client, self.mode, self.asked, reply);
         count > 0
     }
 }

@@ -339,7 +339,8 @@ impl State {
             (Ok(()), Command::BlockStatus { len, one, .. }) => {
                 let begin = slot.memory.map_or(0, |memory| memory.offset);
                 let memory = &mut self.arena.whole;
-                let mut chunks = Chunks { mode, asked: slot.asked, len, one, memory, at: begin };
+                let (client, asked) = (self.client, slot.asked);
+                let mut chunks = Chunks { client, mode, asked, len, one, memory, at: begin };
                 slot.is_whole = chunks.put_all(contexts, &self.bitmaps, &slot.bufs);
                 match slot.is_whole {
                     true => (Reply::Done, chunks.at - begin),
@@ -391,7 +392,9 @@ impl State {
         while let Some(tag) = self.ready.pop_front() {
             self.sending.push(tag);
             let Some(slot) = self.slots.get(tag) else { continue };
-            trace_reply(self.client, self.agreed.mode, slot.asked, slot.reply);
+            if !slot.is_whole {
+                trace_reply(self.client, self.agreed.mode, slot.asked, slot.reply);
+            }
             let mut out = Out { arena: &mut self.arena.whole, bufs: &mut *bufs, place: at };
             match (slot.command, slot.reply, slot.memory) {
                 (
@@ -519,7 +522,7 @@ pub(super) fn append(bytes: &mut Vec<u8>, bufs: &IoBufs) {
 }
 
 #[inline]
-fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: Reply) {
+pub(super) fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: Reply) {
     let Asked { cookie, .. } = asked;
     match (mode, reply) {
         (ReplyMode::Simple, Reply::Data { len, .. }) => {
