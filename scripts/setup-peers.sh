@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the programs that `bench peers` and `bench nbd` measure ringmill against, newest versions,
-# without touching this machine's own packages: a Debian sid tree with qemu-storage-daemon and QEMU,
+# without touching this machine's own packages. Makes a Debian sid tree with qemu-storage-daemon and QEMU,
 # nbdkit, libnbd, and fio built with its libblkio engine (a second vhost-user-blk client), plus fio's bare io_uring loop.
 #
 #   usage: scripts/setup-peers.sh            make or update the tree (as root; about 5 minutes, 1.5 GB)

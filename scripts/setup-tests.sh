@@ -11,10 +11,11 @@ sudo=
 # QEMU comes from bookworm-backports (10.0): the release that its users run, and the one that the peers' figures are
 # taken with. Debian 12's own is 7.2, and the two cannot be installed side by side.
 # fuse3 has fusermount3, which mounts for users without privileges.
-# gcc links Rust programs, g++ builds the fuzzer's runtime; event-loop's feature `glib` links to GLib;
-# valgrind counts the instructions of `bench guards`; groff and mandoc look at the man pages, fish and zsh at their
-# completions; systemd has systemd-socket-activate and systemd-analyze. gnutls-bin makes certificates; nbdkit is a peer of `bench nbd`.
-packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv sg3-utils systemd sysvinit-utils util-linux valgrind zsh"
+# gcc links Rust programs, g++ builds the fuzzer's runtime. event-loop's feature `glib` links to GLib.
+# valgrind counts the instructions of `bench guards`. groff and mandoc check the man pages, fish and zsh their
+# completions. systemd has systemd-socket-activate and systemd-analyze; rpm has rpmbuild. gnutls-bin makes
+# certificates. nbdkit is a peer of `bench nbd`.
+packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind zsh"
 qemu="qemu-system-x86 qemu-utils"
 
 installed() {
@@ -85,7 +86,7 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root/bin" "$root/dev" "$root/proc" "$root/sys" "$root/tmp" "$root/mnt" "$root/lib/modules"
 
-# NAME [FOLDER], which is /bin unless it is told.
+# NAME [FOLDER]; the default folder is /bin.
 add_program() {
     path=$(PATH=$PATH:/usr/sbin:/sbin:/lib/systemd command -v "$1")
     to=$root${2-/bin}

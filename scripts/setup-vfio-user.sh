@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets up what the guests of vfio-user exports need beside scripts/setup-tests.sh: QEMU 11, from the tree of
-# scripts/setup-peers.sh (as root; some minutes), and Debian's generic kernel, which unlike the cloud kernel has a
-# driver for AHCI, with an initramfs, under target/guest/generic.
+# scripts/setup-peers.sh (as root; some minutes), and Debian's generic kernel with an initramfs, under
+# target/guest/generic. The cloud kernel has no driver for AHCI. nvme-cli is installed, and put into the initramfs.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,7 +9,9 @@ guest=$PWD/target/guest
 [ -x "${RINGMILL_PEERS:-/var/tmp/ringmill-peers}/usr/bin/qemu-system-x86_64" ] || scripts/setup-peers.sh
 
 [ ! -e "$guest/generic/vmlinuz" ] || [ ! "$guest/initramfs-fio" -nt "$guest/generic/initramfs" ] || rm "$guest/generic/initramfs"
+[ ! "$0" -nt "$guest/generic/initramfs" ] || rm -f "$guest/generic/initramfs"
 [ ! -e "$guest/generic/initramfs" ] || exit 0
+command -v nvme >/dev/null || PATH=$PATH:/usr/sbin command -v nvme >/dev/null || apt-get -q -y install nvme-cli
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/root" "$guest/generic"
@@ -21,6 +23,12 @@ depmod -b "$work/kernel" "$version"
 
 # The programs and /init of the other guests, with this kernel's modules.
 (cd "$work/root" && cpio -idm --quiet) <"$guest/initramfs-fio"
+nvme=$(PATH=$PATH:/usr/sbin command -v nvme)
+cp -L "$nvme" "$work/root/bin/"
+ldd "$nvme" | grep -o '/[^ ]*' | while read -r library; do
+    mkdir -p "$work/root$(dirname "$library")"
+    cp -L "$library" "$work/root$library"
+done
 rm "$work"/root/lib/modules/*
 n=10
 for module in qemu_fw_cfg ahci nvme sd_mod ext4; do

@@ -54,7 +54,7 @@ impl World {
     fn new() -> Self {
         let (file, overlay) = (memory(), memory());
         let create = CreateQcow2 {
-            backing: Some((world::path_of(&file), "raw".into())),
+            backing: Some((world::path_of(&file), Some("raw".into()))),
             cluster_size: 512,
             ..CreateQcow2::new(64 << 10)
         };
@@ -83,6 +83,9 @@ impl World {
             backing: Backing::Implicit,
             pass_discard_request: None,
             discard_no_unref: false,
+            unheeded: Default::default(),
+            encrypt: None,
+            caches: Default::default(),
         });
         world::node_options(Some("image"), driver)
     }

@@ -16,6 +16,7 @@ pub mod hand_over;
 pub mod image;
 pub mod input;
 pub mod journal;
+pub mod luks;
 pub mod nbd;
 pub mod nbd_client;
 pub mod nbd_server;
@@ -168,5 +169,10 @@ mod tests {
     #[test]
     fn journal() {
         replay("journal", super::journal::run);
+    }
+
+    #[test]
+    fn luks() {
+        replay("luks", super::luks::run);
     }
 }

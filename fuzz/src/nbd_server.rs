@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) server: NbdServer,
     pub(crate) export: NbdExport,
     path: PathBuf,
-    /// Descriptors when nobody is connected.
+    /// Descriptors without a connected client.
     pub(crate) files: usize,
 }
 
@@ -210,7 +210,7 @@ impl<'a> Client<'a> {
         self.send(&header);
     }
 
-    /// What is about to be asked for.
+    /// The header of the next request. Notes which reply the request expects.
     fn header(&mut self, flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
         let extended = self.mode == ReplyMode::Extended;
         let command = command.into();

@@ -1,6 +1,6 @@
 //! A hostile NVMe driver: registers, queues, commands, lists of data, doorbells in registers and in memory, resets,
-//! memory exchanged, as one sequence of steps, before disks that answer late, in any order, well or badly. Then a driver
-//! that keeps to the rules.
+//! memory exchanged, as one sequence of steps, before disks that answer late, in any order, well or badly. In between the state
+//! goes to another controller, changed on its way. Then a driver that keeps to the rules.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -58,7 +58,7 @@ thread_local! {
     static WORLD: World = World::new();
 }
 
-/// A disk that keeps its requests until it is told to answer one.
+/// A disk that keeps its requests until `answer` is called.
 struct Disk {
     held: RefCell<Vec<Request>>,
     read_only: bool,
@@ -144,31 +144,39 @@ struct Run<'a> {
     tails: [u32; 3],
 }
 
+/// A controller with a worker for each queue, all on one loop.
+fn controller(world: &World, disks: &[Rc<Disk>]) -> Rc<Controller> {
+    let namespace = |writable| NamespaceConfig { geometry: geometry(DISK), writable };
+    let config = ControllerConfig {
+        serial: "S".into(),
+        model: "M".into(),
+        identity: "I".into(),
+        num_queues: QUEUES,
+        write_cache: true,
+        namespaces: vec![namespace(true), namespace(false)],
+    };
+    let made = Controller::new(&world.event_loop, config, Box::new(Nowhere), QUEUES.into());
+    let (controller, attachments) = made.expect("a controller");
+    for attachment in attachments {
+        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
+        attachment.attach(&world.event_loop, channels, Box::new(Nowhere));
+    }
+    controller.set_memory(world.full.clone());
+    controller
+}
+
 /// Runs the steps in `data`.
 pub fn run(data: &[u8]) {
     WORLD.with(|world| {
         for (addr, size) in REGIONS {
             world.full.write_bytes(addr, &[0; 0x8000][..size as usize]).expect("memory");
         }
-        let namespace = |writable| NamespaceConfig { geometry: geometry(DISK), writable };
-        let config = ControllerConfig {
-            serial: "S".into(),
-            model: "M".into(),
-            identity: "I".into(),
-            num_queues: QUEUES,
-            write_cache: true,
-            namespaces: vec![namespace(true), namespace(false)],
-        };
-        let made = Controller::new(&world.event_loop, config, Box::new(Nowhere));
-        let (controller, attachment) = made.expect("a controller");
         let disk = |read_only| {
             let held = RefCell::default();
             Rc::new(Disk { held, read_only, memory: world.full.clone() })
         };
         let disks = [disk(false), disk(true)];
-        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
-        attachment.attach(&world.event_loop, channels, Box::new(Nowhere));
-        controller.set_memory(world.full.clone());
+        let controller = controller(world, &disks);
         let mut run = Run { world, controller, disks, tails: [0; 3] };
         let mut input = Input::new(data);
         for _ in 0..256 {
@@ -197,7 +205,11 @@ impl Run<'_> {
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 14 {
+        let step = match input.u8() {
+            0xfc.. => return self.hand_over(input),
+            step => step % 14,
+        };
+        match step {
             0 => {
                 let at = u64::from(input.u16()) % (BAR_SIZE + 8);
                 let bytes: [u8; 8] = input.array();
@@ -242,6 +254,35 @@ impl Run<'_> {
         }
     }
 
+    /// Has another controller go on with the state, some of whose words are changed, or with none.
+    fn hand_over(&mut self, input: &mut Input<'_>) {
+        let (answer, paused) = event_loop::oneshot::channel();
+        let pausing = self.controller.pause();
+        self.world.event_loop.spawn(async move { answer.send(pausing.await) });
+        self.answer_all();
+        let paused = self.world.event_loop.block_on(paused).expect("it turns");
+        let mut state = paused.expect("it is paused").expect("its workers are there");
+        let changes = input.u8() % 4;
+        for _ in 0..changes {
+            let words = state.len() / 8;
+            let at = 8 * (usize::from(input.u16()) % words);
+            let word = state.get_mut(at..at + 8).expect("a word");
+            let value = match input.u8() {
+                small @ 0..0x80 => small.into(),
+                0x80..0xc0 => u64::from(input.u16()) << 6,
+                _ => input.u64(),
+            };
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        let next = controller(self.world, &self.disks);
+        match next.check(&state) {
+            Ok(restored) => next.restore(restored),
+            Err(error) => assert!(changes > 0, "{error}"),
+        }
+        let before = std::mem::replace(&mut self.controller, next);
+        self.world.event_loop.block_on(before.end()).expect("it turns");
+    }
+
     fn enable(&mut self) {
         self.tails = [0; 3];
         self.write(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1));
@@ -265,7 +306,7 @@ impl Run<'_> {
         self.turn();
     }
 
-    /// A command of any kind, whose data is often where there is memory.
+    /// A command of any kind. Its data is often within memory.
     fn command(&mut self, input: &mut Input<'_>) {
         let (queue, opcode) = (usize::from(input.u8()) % 3, input.u16());
         let nsid = match input.u8() {

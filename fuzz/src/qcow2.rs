@@ -35,6 +35,9 @@ pub(crate) fn options(path: String, read_only: bool) -> BlockdevOptions {
         backing: Backing::None,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     });
     node(Some("image"), driver)
 }

@@ -30,7 +30,7 @@ const BEGINNING: &[u8] =
     b"{\"QMP\":{\"version\":{\"package\":\"ringmill\"},\"capabilities\":[]}}\n\
                            {\"return\":{},\"id\":1}\n";
 
-/// Commands whose answers `ctl` formats, and one without.
+/// Commands with answers that `ctl` formats, and one without.
 const COMMANDS: [&str; 8] = [
     "query-named-block-nodes",
     "query-block-exports",

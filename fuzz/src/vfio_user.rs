@@ -5,16 +5,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use devices::ahci::{ABAR_SIZE, Ahci};
-use devices::pci::{Bar, Description, Identity, InterruptPin, Msi, MsiX};
-use event_loop::oneshot;
-use exports::vfio_user::device::Device;
+use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi, MsiX};
+use exports::vfio_user::device::{Device, Flushed, HandsOver, Settled};
 use exports::vfio_user::interrupts::Interrupts;
 use exports::vfio_user::memory::Memory;
 use exports::vfio_user::session::{Session, Step};
 use exports::vfio_user::wire::{HEADER_LEN, Header, MAX_DATA, MAX_PAYLOAD, Message, Reply, parse};
 use guest_memory::GuestMemory;
 use guest_memory::test_util::memfd_region;
-use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::input::Input;
@@ -44,6 +42,7 @@ const DESCRIPTION: Description = Description {
     pin: Some(InterruptPin::A),
     msi: Some(Msi { at: 0x80 }),
     msix: Some(MsiX { at: 0x40, vectors: 4, bar: 0, table: 0x2000, pending: 0x3000 }),
+    reset: Some(FunctionReset { at: 0x50 }),
 };
 
 struct Controller {
@@ -77,12 +76,16 @@ impl Device for Controller {
         self.ahci.reset();
     }
 
-    fn settle(&self) -> oneshot::Receiver<()> {
+    fn settle(&self) -> Settled {
         unreachable!("nothing is begun")
     }
 
-    fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
+    fn flush(&self) -> Flushed {
         unreachable!("no message flushes")
+    }
+
+    fn hands_over(&self) -> &dyn HandsOver {
+        unreachable!("nothing is handed over")
     }
 }
 
@@ -142,7 +145,8 @@ pub fn run(data: &[u8]) {
                 device.set_memory(now);
                 Reply::DmaUnmapped(unmap)
             }
-            Step::Unmasker(_) | Step::Settle => Reply::Done,
+            Step::Unmasker(_) => Reply::Done,
+            Step::Settle(reply) => reply,
         };
         let bytes = reply.encode(&header);
         assert!(bytes.len() <= HEADER_LEN + MAX_PAYLOAD);

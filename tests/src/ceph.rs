@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use untested::untested;
+use test_requirements::untested;
 
 use crate::{Port, Scratch, eventually, tied_command, tool};
 
@@ -104,6 +104,19 @@ impl Ceph {
         let conf = self.scratch.path("ceph.conf");
         let conf = conf.display();
         format!("rbd,node-name={node},pool={POOL},image={image},conf={conf},user={USER}{options}")
+    }
+
+    /// Returns the key of the daemons' user, in base64, and removes it from the keyring.
+    ///
+    /// # Panics
+    ///
+    /// The keyring has no key.
+    pub fn take_key(&self) -> String {
+        let file = self.scratch.path("ceph.client.vm.keyring");
+        let text = fs::read_to_string(&file).expect("a keyring");
+        fs::remove_file(&file).expect("a file");
+        let key = text.lines().find_map(|line| line.trim().strip_prefix("key = "));
+        key.expect("a key").to_owned()
     }
 
     /// Returns the path of a file in the cluster's folder: `ceph.conf`.

@@ -18,6 +18,7 @@ pub mod pattern;
 mod port;
 mod program;
 mod qmp;
+mod qsd;
 pub mod schema;
 mod scratch;
 mod server;
@@ -38,6 +39,7 @@ pub use program::{
     client, daemon, install, preloaded, python, release_daemon, repository, tied_command, tool,
 };
 pub use qmp::Qmp;
+pub use qsd::start_qsd;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};
 pub use terminal::Terminal;

@@ -23,7 +23,12 @@ pub struct Qmp {
 impl Qmp {
     /// Connects to the server at `path`, once it is there, and leaves capabilities negotiation.
     pub fn connect(path: &Path) -> Self {
-        let (mut qmp, greeting) = Self::with_greeting(path);
+        Self::on(eventually("a QMP server", || UnixStream::connect(path).ok()))
+    }
+
+    /// Leaves capabilities negotiation on a new connection.
+    pub fn on(stream: UnixStream) -> Self {
+        let (mut qmp, greeting) = Self::with_greeting(stream);
         let mut returned = |command| {
             let mut answer = qmp.ask(command, json!({}));
             // QSD, which has `oob`, may greet twice a client that comes while it starts.
@@ -43,11 +48,10 @@ impl Qmp {
 
     /// Connects to the server at `path`, once it is there, and stays in capabilities negotiation.
     pub fn greeted(path: &Path) -> Self {
-        Self::with_greeting(path).0
+        Self::with_greeting(eventually("a QMP server", || UnixStream::connect(path).ok())).0
     }
 
-    fn with_greeting(path: &Path) -> (Self, Value) {
-        let stream = eventually("a QMP server", || UnixStream::connect(path).ok());
+    fn with_greeting(stream: UnixStream) -> (Self, Value) {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         let (events, schema) = (VecDeque::new(), Schema::default());
         let mut qmp = Self { stream: BufReader::new(stream), events, schema };

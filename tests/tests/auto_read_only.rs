@@ -7,7 +7,7 @@ use std::process::Command;
 
 use integration::nbd::{nbd_export, nbd_server};
 use integration::{Image, Scratch, ServerCommand, tool};
-use untested::untested;
+use test_requirements::untested;
 
 /// An image that even root cannot write.
 struct Unwritable(PathBuf);

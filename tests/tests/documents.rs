@@ -1,5 +1,6 @@
 //! Checks the Markdown documents: links lead to files and headings, decision records are short and indexed.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -82,6 +83,46 @@ fn links_lead_to_files_and_headings() {
         }
     }
     assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
+
+/// Names of the code in documents, such as `Queue::pop` and `virtio_blk/parse.rs`, are those of the code.
+#[test]
+fn named_code_exists() {
+    let root = repository();
+    let (mut documents, mut sources) = (Vec::new(), Vec::new());
+    add_documents(root, &mut documents);
+    add_files(root, |name| name.ends_with(".rs"), &mut sources);
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let code: String = sources.iter().map(|source| read(source)).collect();
+    let words: HashSet<&str> = code.split(|c| !is_word(c)).collect();
+    // Documents write `crates/block/src/node.rs`, or shorter `block/node.rs`.
+    let shortened =
+        |path: &PathBuf| PathBuf::from(path.display().to_string().replace("/src/", "/"));
+    sources.extend(sources.iter().map(shortened).collect::<Vec<_>>());
+    let mut checked = 0;
+    let mut unknown = Vec::new();
+    for document in &documents {
+        let text = read(document);
+        for line in prose(&text) {
+            for name in line.split('`').skip(1).step_by(2) {
+                let name = name.trim_end_matches("()");
+                let exists = if name.ends_with(".rs") && !name.contains(['*', ' ']) {
+                    let template = ["NAME.rs", "FAMILY"].iter().any(|part| name.contains(part));
+                    template || sources.iter().any(|source| source.ends_with(name))
+                } else if name.contains("::") && name.chars().all(|c| is_word(c) || c == ':') {
+                    name.split("::").all(|part| words.contains(part))
+                } else {
+                    continue;
+                };
+                checked += 1;
+                if !exists {
+                    unknown.push(format!("{}: {name}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "there is no:\n{}", unknown.join("\n"));
+    assert!(checked > 200, "only {checked} names found");
 }
 
 /// Comments name a record by its path from the repository's root.

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use integration::{Guest, Image, Scratch, Server, ServerCommand, tool};
+use integration::{Guest, Image, Scratch, Server, ServerCommand, daemon, tool};
 
 /// Files with checksums on a new file system; then checksummed requests of many sizes, and discards.
 const JOB: &str = "
@@ -64,6 +64,85 @@ fn linux_uses_the_drive_by_messages() {
 #[ignore = "one of those that .ci/nightly has"]
 fn linux_uses_the_drive_by_the_interrupt_line() {
     linux_uses_it(" pci=nomsi", "fasteoi");
+}
+
+/// The second drive, with its own serial number, is on another thread. The daemon is upgraded under a load that is checked.
+const UPGRADES: &str = "
+    ls /sys/block | grep -c '^sd'
+    disk=sdb
+    verify --do_verify=1
+    disk=sda
+    checked_load 4
+    echo 'how many?'
+    read -r times
+    for i in $(seq $times); do
+        wait_for_requests 100
+        echo upgrade
+        read -r upgraded
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1
+    disk=sdb
+    verify --verify_only=1
+    dmesg | grep -E 'ata[0-9.]*: (exception|hard resetting|failed command)' && exit 1
+    echo done";
+
+/// Upgrades the daemon by its monitor. Returns the milliseconds that guests have waited.
+fn upgrade(server: &Server) -> u64 {
+    let output = Command::new(daemon()).arg("upgrade").arg(server.socket("monitor")).output();
+    let output = output.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let waited = text.split("waited for ").nth(1).and_then(|text| text.split(' ').next());
+    waited.and_then(|ms| ms.parse().ok()).unwrap_or_else(|| panic!("{output:?}"))
+}
+
+fn upgrades_lose_nothing(kernel_options: &'static str) {
+    const TIMES: usize = 25;
+    let scratch = Scratch::new();
+    let images = ["disk0.img", "disk1.img"].map(|name| Image::empty(&scratch, name, 64));
+    let socket = scratch.path("ahci.sock");
+    let export = format!(
+        "type=vfio-user-ahci,id=ahci,drives.0=disk0,drives.1=disk1,addr.type=unix,addr.path={},writable=on,serial=S1,\
+         iothread.0=io0,iothread.1=io1",
+        socket.display()
+    );
+    let mut server = ServerCommand::new(&scratch)
+        .monitor("monitor")
+        .args(["--object", "iothread,id=io0", "--object", "iothread,id=io1"])
+        .file("disk0", &images[0], "discard=unmap")
+        .file("disk1", &images[1], "discard=unmap")
+        .args(["--export", &export])
+        .start();
+    let guest = Guest::new().vfio_user(socket).kernel_options(kernel_options);
+    let mut guest = guest.boot(UPGRADES);
+    guest.expect("2");
+    guest.expect("how many?");
+    guest.send(&TIMES.to_string());
+    let mut waits = Vec::new();
+    for _ in 0..TIMES {
+        guest.expect("upgrade");
+        server.upgrade_by(|server| waits.push(upgrade(server)));
+        guest.send("done");
+    }
+    guest.expect("done");
+    guest.finish();
+    server.stop();
+    waits.sort_unstable();
+    println!("the guest waited for {waits:?} ms");
+    assert!(waits.last().is_some_and(|longest| *longest <= 100), "{waits:?}");
+}
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn upgrades_under_load_lose_nothing_by_messages() {
+    upgrades_lose_nothing("");
+}
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn upgrades_under_load_lose_nothing_by_the_interrupt_line() {
+    upgrades_lose_nothing(" pci=nomsi");
 }
 
 const REBOOTS: &str = "

@@ -1,13 +1,16 @@
 //! A vfio-user-nvme export before Linux's NVMe driver. `.ci/nightly` has these: they take QEMU 11 and Debian's generic
 //! kernel (`scripts/setup-vfio-user.sh`). The controller is tested everywhere by `crates/devices/tests/nvme/`.
 
+use std::path::Path;
 use std::process::Command;
 
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, tool};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, daemon, tool};
 use serde_json::json;
 
 fn server(scratch: &Scratch, images: &[&Image]) -> Server {
     let mut command = ServerCommand::new(scratch).monitor("monitor");
+    // Four queues on two threads.
+    command = command.args(["--object", "iothread,id=io0", "--object", "iothread,id=io1"]);
     let mut namespaces = String::new();
     for (n, image) in images.iter().enumerate() {
         let name = format!("disk{n}");
@@ -16,7 +19,8 @@ fn server(scratch: &Scratch, images: &[&Image]) -> Server {
     }
     let socket = scratch.path("nvme.sock");
     let export = format!(
-        "type=vfio-user-nvme,id=nvme,{namespaces}addr.type=unix,addr.path={},writable=on,serial=S1,num-queues=3",
+        "type=vfio-user-nvme,id=nvme,{namespaces}addr.type=unix,addr.path={},writable=on,serial=S1,\
+         num-queues=4,iothread.0=io0,iothread.1=io1",
         socket.display()
     );
     command.args(["--export", &export]).start()
@@ -24,6 +28,14 @@ fn server(scratch: &Scratch, images: &[&Image]) -> Server {
 
 fn guest(scratch: &Scratch) -> Guest {
     Guest::new().vfio_user(scratch.path("nvme.sock")).queues(4)
+}
+
+/// Upgrades the daemon by its monitor. Returns the milliseconds that guests have waited.
+fn upgrade(monitor: &Path) -> u64 {
+    let output = Command::new(daemon()).arg("upgrade").arg(monitor).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let waited = text.split("waited for ").nth(1).and_then(|text| text.split(' ').next());
+    waited.and_then(|ms| ms.parse().ok()).unwrap_or_else(|| panic!("{output:?}"))
 }
 
 /// Files with checksums on a new file system; then checksummed requests on all queues at once, discards and zeroes.
@@ -66,18 +78,29 @@ fn linux_uses_queues_and_namespaces() {
     let mut qmp = Qmp::connect(&server.socket("monitor"));
     let exports = qmp.execute("query-block-exports", json!({}));
     assert_eq!(exports[0]["namespaces"], json!(["disk0", "disk1"]));
+    let stats = qmp.execute("x-query-export-stats", json!({}));
+    for queue in 0..4 {
+        let queue = &stats[0]["queues"][queue];
+        let write = &queue["requests"][1];
+        let is_used = write["done"].as_u64().is_some_and(|done| done > 100);
+        assert!(write["operation"] == "write" && is_used, "{queue}");
+    }
     server.stop();
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
-    assert_eq!(lines, ["ringmill", "write back", "3", "67108864", "0"]);
+    assert_eq!(lines, ["ringmill", "write back", "4", "67108864", "0"]);
     let fsck = Command::new(tool("e2fsck")).arg("-fn").arg(images[0].path()).output();
     let fsck = fsck.expect("e2fsck runs");
     assert!(fsck.status.success(), "{fsck:?}");
 }
 
 /// Resets the controller under a load that is checked, and takes the driver off and on.
+///
+/// Each queue has one request at a time. After a reset, Linux submits what was under way before it says where its doorbells
+/// in memory are, and waits for that: it writes the register for the first doorbell of each queue alone. A second one is lost,
+/// and found by a time limit of 30 s. Linux then gives the controller up.
 const RESETS: &str = "
     disk=nvme0n1
-    checked_load 4
+    checked_load 4 --iodepth=1 --cpus_allowed=0-3 --cpus_allowed_policy=split
     for i in 1 2 3 4 5; do
         echo 1 >/sys/class/nvme/nvme0/reset_controller
         wait_for_requests 100
@@ -106,6 +129,157 @@ fn resets_under_load_lose_nothing() {
     let server = server(&scratch, &[&image]);
     guest(&scratch).run(RESETS);
     server.stop();
+}
+
+/// Resets controller and PCI function under a load that is checked, as [`RESETS`] does.
+const FUNCTION_RESETS: &str = "
+    disk=nvme0n1
+    device=$(basename $(readlink /sys/class/nvme/nvme0/device))
+    cat /sys/bus/pci/devices/$device/reset_method
+    checked_load 4 --iodepth=1 --cpus_allowed=0-3 --cpus_allowed_policy=split
+    for i in $(seq 15); do
+        echo 1 >/sys/class/nvme/nvme0/reset_controller || {
+            dmesg | tail -30
+            exit 1
+        }
+        [ $((i % 3)) = 0 ] || wait_for_requests 100
+        echo 1 >/sys/bus/pci/devices/$device/reset
+        [ -e /sys/block/nvme0n1/stat ] || {
+            dmesg | tail -30
+            exit 1
+        }
+        wait_for_requests 100
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn resets_of_the_function_under_load_lose_nothing() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let server = server(&scratch, &[&image]);
+    let lines = guest(&scratch).run(FUNCTION_RESETS);
+    server.stop();
+    assert!(lines[0].contains("af_flr"), "{lines:?}");
+}
+
+/// The machine is paused and goes on, under a load that is checked.
+const PAUSES: &str = "
+    disk=nvme0n1
+    checked_load 4
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        wait_for_requests 100
+        echo pause
+        read -r continued
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn a_guest_that_is_paused_goes_on() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let mut server = server(&scratch, &[&image]);
+    let mut guest = guest(&scratch).boot(PAUSES);
+    let mut qmp = guest.qmp();
+    for round in 0..10 {
+        guest.expect("pause");
+        qmp.execute("stop", json!({}));
+        // Requests end, and interrupts are sent, while no CPU runs; and another daemon takes over meanwhile.
+        let mut monitor = Qmp::connect(&server.socket("monitor"));
+        integration::eventually("nothing is in flight", || {
+            let stats = monitor.execute("x-query-export-stats", json!({}));
+            let queues = stats[0]["queues"].as_array().expect("a list");
+            queues.iter().all(|queue| queue["in-flight"] == 0).then_some(())
+        });
+        drop(monitor);
+        if round % 2 == 1 {
+            server.upgrade();
+        }
+        qmp.execute("cont", json!({}));
+        guest.send("continued");
+    }
+    guest.finish();
+    server.stop();
+}
+
+/// nvme-cli of Debian.
+const TOOL: &str = "
+    nvme list
+    nvme id-ctrl /dev/nvme0 | grep -E '^(sn|mn|oacs|sqes|nn) '
+    nvme id-ns /dev/nvme0n1 | grep -E '^(nsze|lbaf  0)'
+    nvme smart-log /dev/nvme0 | grep -E '^(critical_warning|media_errors|available_spare)'
+    nvme error-log /dev/nvme0 | grep -c status_field
+    nvme get-feature /dev/nvme0 -f 7
+    nvme flush /dev/nvme0n1
+    nvme format /dev/nvme0n1 --force 2>&1 && exit 1
+    nvme list-ns /dev/nvme0
+    disk=nvme0n1
+    verify --do_verify=1";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn nvme_cli_knows_the_controller() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let server = server(&scratch, &[&image]);
+    let lines = guest(&scratch).run(TOOL);
+    server.stop();
+    println!("{}", lines.join("\n"));
+    for expected in [
+        "/dev/nvme0n1",
+        "mn        : ringmill",
+        "nn        : 1",
+        "nsze    : 0x20000",
+        "critical_warning",
+        "media_errors",
+        "Invalid Command Opcode",
+        "NVMe Flush: success",
+    ] {
+        assert!(lines.iter().any(|line| line.contains(expected)), "{expected}: {lines:?}");
+    }
+}
+
+/// The daemon is upgraded under a load that is checked.
+const UPGRADES: &str = "
+    disk=nvme0n1
+    checked_load 4
+    echo 'how many?'
+    read -r times
+    for i in $(seq $times); do
+        wait_for_requests 100
+        echo upgrade
+        read -r upgraded
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn upgrades_under_load_lose_nothing() {
+    const TIMES: usize = 50;
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let mut server = server(&scratch, &[&image]);
+    let mut guest = guest(&scratch).boot(UPGRADES);
+    guest.expect("how many?");
+    guest.send(&TIMES.to_string());
+    let mut waits = Vec::new();
+    for _ in 0..TIMES {
+        guest.expect("upgrade");
+        server.upgrade_by(|server| waits.push(upgrade(&server.socket("monitor"))));
+        guest.send("done");
+    }
+    guest.finish();
+    server.stop();
+    waits.sort_unstable();
+    println!("the guest waited for {waits:?} ms");
+    assert!(waits.last().is_some_and(|longest| *longest <= 100), "{waits:?}");
 }
 
 const REBOOTS: &str = "

@@ -23,7 +23,7 @@ fn walk_through(chapter: &str) {
             }
             // Commands that need a guest, root or systemd are shown with a prompt.
             "console" => assert!(block.text.starts_with(['$', '#']), "{}", block.place),
-            "text" | "yaml" | "toml" | "rust" => {}
+            "text" | "yaml" | "toml" | "xml" | "rust" => {}
             other => panic!("{}: {other} is neither commands nor output", block.place),
         }
     }

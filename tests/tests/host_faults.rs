@@ -24,7 +24,7 @@ use integration::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::{Value, json};
-use untested::untested;
+use test_requirements::untested;
 use zram::Zram;
 
 /// `VIRTIO_BLK_S_IOERR`.

@@ -6,7 +6,8 @@ use std::fs;
 use std::sync::atomic::Ordering;
 
 use common::{Load, MIB, check, check_moment, create, daemon, wait_for_end, wait_for_status};
-use integration::{BlkClient, Guest, Image, Qmp, Scratch};
+use integration::nbd::client_output;
+use integration::{BlkClient, Guest, Image, Qmp, Scratch, ServerCommand, eventually};
 use serde_json::{Value, json};
 
 #[test]
@@ -26,6 +27,7 @@ fn a_disk_moves_while_it_is_in_use() {
         let mirror = json!({
             "job-id": "move", "device": from.0, "target": node, "sync": "full",
             "granularity": 512 << (4 * (round % 3)), "speed": (64 << 20) * (round % 2),
+            "copy-mode": if round > 2 { "write-blocking" } else { "background" },
         });
         qmp.execute("blockdev-mirror", mirror);
         for name in [&from.0, &node] {
@@ -84,6 +86,43 @@ fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
     server.stop();
     check(&image, &log, log.len());
     check_moment(&Image::existing(&scratch.path("copy.img")), &log, before..=after);
+}
+
+/// With `copy-mode=write-blocking` an answered write is in the target, though the job is paused.
+#[test]
+fn blocked_writes_are_in_the_target_when_they_are_answered() {
+    for change in [false, true] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk0.img", MIB);
+        let server = daemon(&scratch, &image, "");
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+        let load = Load::start(blk, 4);
+        let path = scratch.path("copy.img");
+        create(&mut qmp, "copy", &path, MIB << 20);
+        let mode = if change { "background" } else { "write-blocking" };
+        // Parts larger and smaller than the load's blocks.
+        let mirror = json!({
+            "job-id": "m", "device": "disk", "target": "copy", "sync": "full", "copy-mode": mode,
+            "granularity": if change { 512 } else { 65536 },
+        });
+        qmp.execute("blockdev-mirror", mirror);
+        qmp.wait_for("BLOCK_JOB_READY");
+        let to = |mode: &str| json!({"id": "m", "type": "mirror", "copy-mode": mode});
+        qmp.execute("block-job-change", to("write-blocking"));
+        let why = qmp.refused("block-job-change", to("background"));
+        assert_eq!(why, "Change to copy mode 'background' is not implemented");
+        eventually("both sides to be equal", || {
+            let job = &qmp.execute("query-block-jobs", json!({}))[0];
+            (job["actively-synced"] == true).then_some(())
+        });
+        qmp.execute("job-pause", json!({"id": "m"}));
+        load.go_on();
+        let log = load.finish();
+        server.kill();
+        check(&image, &log, log.len());
+        check(&Image::existing(&path), &log, log.len());
+    }
 }
 
 #[test]
@@ -240,4 +279,74 @@ fn refused_jobs() {
     // The end of the daemon is the end of its jobs.
     server.stop();
     assert_eq!(fs::metadata(image.path()).expect("the image").len(), MIB << 20);
+}
+
+/// As libvirt makes the target of a backup: a file, its node, and an image in it.
+#[test]
+fn a_qcow2_image_is_made_in_a_node() {
+    let scratch = Scratch::new();
+    let base = scratch.path("base.raw");
+    fs::write(&base, vec![7; 1 << 20]).expect("writable");
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let path = scratch.path("new.qcow2");
+    create(&mut qmp, "new", &path, 0);
+    let mut make = |options: Value| {
+        let mut whole = json!({"driver": "qcow2", "file": "new"});
+        whole
+            .as_object_mut()
+            .expect("an object")
+            .append(options.clone().as_object_mut().expect("too"));
+        qmp.execute("blockdev-create", json!({"job-id": "make", "options": whole}));
+        wait_for_status(&mut qmp, "make", "concluded");
+        let jobs = qmp.execute("query-jobs", json!({}));
+        qmp.execute("job-dismiss", json!({"id": "make"}));
+        jobs[0].get("error").map(|error| error.as_str().expect("text").to_owned())
+    };
+    // QEMU's sentences.
+    for (options, words) in [
+        (json!({"size": 1000}), "Image size must be a multiple of 512 bytes"),
+        (
+            json!({"size": 1 << 20, "cluster-size": 1000}),
+            "Cluster size must be a power of two between 512 and 2048k",
+        ),
+        (
+            json!({"size": 1 << 20, "refcount-bits": 3}),
+            "Refcount width must be a power of two and may not exceed 64 bits",
+        ),
+        (
+            json!({"size": 1u64 << 62}),
+            "Could not resize image: Failed to grow the L1 table: File too large",
+        ),
+        (json!({"size": 1, "file": "none"}), "Cannot find device='none' nor node-name='none'"),
+    ] {
+        assert_eq!(make(options.clone()).as_deref(), Some(words), "{options}");
+    }
+    for options in [
+        json!({"size": 1 << 20}),
+        json!({"size": 64 << 20, "cluster-size": 4096, "refcount-bits": 1}),
+        json!({"size": 2 << 20, "backing-file": "base.raw", "backing-fmt": "raw"}),
+    ] {
+        assert_eq!(make(options), None);
+        client_output(&scratch, "qemu-img", &["check", "-q", "-U", "-f", "qcow2", "new.qcow2"]);
+    }
+    qmp.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "image", "file": "new"}));
+    let refused = {
+        let whole = json!({"driver": "qcow2", "file": "new", "size": 1 << 20});
+        qmp.execute("blockdev-create", json!({"job-id": "make", "options": whole}));
+        wait_for_status(&mut qmp, "make", "concluded");
+        qmp.execute("query-jobs", json!({}))[0]["error"].as_str().map(str::to_owned)
+    };
+    assert_eq!(
+        refused.as_deref(),
+        Some(
+            "Permission conflict on node 'new': permissions 'write, resize' are both required by an unnamed \
+             block device (uses node 'new' as 'root' child) and unshared by node 'image' (uses node 'new' as \
+             'file' child)."
+        )
+    );
+    server.stop();
+    client_output(&scratch, "qemu-img", &["convert", "-O", "raw", "new.qcow2", "found.raw"]);
+    let found = fs::read(scratch.path("found.raw")).expect("it was made");
+    assert!(found[..1 << 20] == [7; 1 << 20] && found[1 << 20..] == [0; 1 << 20]);
 }

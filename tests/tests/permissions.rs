@@ -2,26 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 
-use integration::{Qmp, Scratch, ServerCommand, eventually, tied_command, tool};
+use integration::{Qmp, Scratch, ServerCommand, eventually, start_qsd, tool};
 use serde_json::{Value, json};
 
 /// Size of each image, bytes.
 const SIZE: u64 = 1 << 20;
 /// Number of commands in a sequence.
 const STEPS: usize = 60;
-
-/// Starts QSD with a monitor.
-fn qsd(scratch: &Scratch) -> (Child, Qmp) {
-    let socket = scratch.path("qsd.sock");
-    let chardev = format!("socket,id=m,path={},server=on,wait=off", socket.display());
-    let child = tied_command(&tool("qemu-storage-daemon"))
-        .args(["--chardev", &chardev, "--monitor", "chardev=m"])
-        .spawn()
-        .expect("qemu-storage-daemon runs");
-    (child, Qmp::connect(&socket))
-}
 
 fn qemu_img(arguments: &[&str]) {
     let made = Command::new(tool("qemu-img")).args(arguments).output().expect("qemu-img runs");
@@ -62,6 +51,8 @@ impl Chance {
 enum Undo {
     Nothing,
     Command(&'static str, Value),
+    /// Deletes the export.
+    Export(String),
     /// Cancels the job that the command started.
     Cancel(String),
     Impossible,
@@ -78,12 +69,25 @@ struct Step {
 #[derive(Clone)]
 enum Effect {
     None,
-    Node { name: String, below: Vec<String>, overlay: bool },
+    Node {
+        name: String,
+        below: Vec<String>,
+        overlay: bool,
+    },
     NoNode(String),
     Export(String),
     NoExport(String),
-    Overlay { node: String, overlay: String },
-    Job { id: String, ends: [String; 2] },
+    Overlay {
+        node: String,
+        overlay: String,
+    },
+    /// A job that ends by itself.
+    Stream(String),
+    /// A job that goes on until it is cancelled.
+    Job {
+        id: String,
+        ends: [String; 2],
+    },
     NoJob(String),
 }
 
@@ -107,7 +111,7 @@ impl World {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::None => {}
+            Effect::None | Effect::Stream(_) => {}
             Effect::Node { name, below, overlay } => {
                 if overlay {
                     self.overlays.push(name.clone());
@@ -155,7 +159,7 @@ impl World {
                     arguments["addr"] =
                         json!({"type": "unix", "path": folder.join(format!("{id}.sock"))});
                 }
-                let undo = Undo::Command("block-export-del", json!({"id": id, "mode": "hard"}));
+                let undo = Undo::Export(id.clone());
                 Step { command: "block-export-add", arguments, undo, effect: Effect::Export(id) }
             }
             65..72 if !self.exports.is_empty() => {
@@ -188,7 +192,7 @@ impl World {
                     command: "block-stream",
                     arguments: json!({"job-id": id, "device": node, "auto-dismiss": true}),
                     undo: Undo::Cancel(id.clone()),
-                    effect: Effect::Job { id, ends: [node.clone(), node] },
+                    effect: Effect::Stream(id),
                 }
             }
             93..97 if free.len() > 1 => {
@@ -289,9 +293,14 @@ fn is_conflict(why: &str) -> bool {
 
 fn end_job(qmp: &mut Qmp, id: &str) {
     let _ = qmp.ask("block-job-cancel", json!({"device": id, "force": true}));
-    eventually("the end of a job", || {
-        let jobs = qmp.execute("query-jobs", json!({}));
-        let is_there = jobs.as_array().is_some_and(|jobs| jobs.iter().any(|job| job["id"] == id));
+    await_end(qmp, "query-jobs", id);
+}
+
+/// Waits until `query` no longer lists `id`.
+fn await_end(qmp: &mut Qmp, query: &str, id: &str) {
+    eventually("the end of a job or an export", || {
+        let all = qmp.execute(query, json!({}));
+        let is_there = all.as_array().is_some_and(|all| all.iter().any(|one| one["id"] == id));
         (!is_there).then_some(())
     });
 }
@@ -307,7 +316,7 @@ struct Counts {
 
 fn compare(seed: u64, images: &Path, counts: &mut Counts) {
     let (scratch, their_scratch) = (Scratch::new(), Scratch::new());
-    let (mut qsd, mut theirs) = qsd(&their_scratch);
+    let (mut qsd, mut theirs) = start_qsd(&their_scratch.path("qsd.sock"));
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
     let mut ours = Qmp::connect(&server.socket("qmp"));
     // Each daemon has separate images.
@@ -345,6 +354,16 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
         match (their_error, our_error) {
             (None, None) => {
                 counts.granted += 1;
+                if let Effect::Stream(id) = &effect {
+                    // A stream that still runs in one daemon only would be a conflict there only.
+                    await_end(&mut theirs, "query-jobs", id);
+                    await_end(&mut ours, "query-jobs", id);
+                }
+                if let Effect::NoExport(id) = &effect {
+                    // The command only begins the end.
+                    await_end(&mut theirs, "query-block-exports", id);
+                    await_end(&mut ours, "query-block-exports", id);
+                }
                 world.carry_out(effect);
             }
             (Some(theirs), Some(_)) => {
@@ -372,6 +391,10 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
                 match undo {
                     Undo::Nothing => {}
                     Undo::Command(command, arguments) => drop(theirs.execute(command, arguments)),
+                    Undo::Export(id) => {
+                        theirs.execute("block-export-del", json!({"id": id, "mode": "hard"}));
+                        await_end(&mut theirs, "query-block-exports", &id);
+                    }
                     Undo::Cancel(id) => end_job(&mut theirs, &id),
                     Undo::Impossible => break,
                 }
@@ -403,7 +426,7 @@ fn conflicts_are_refused_as_by_qemu_storage_daemon() {
 #[test]
 fn a_conflict_has_the_words_of_qemu_storage_daemon() {
     let (scratch, their_scratch) = (Scratch::new(), Scratch::new());
-    let (mut qsd, mut theirs) = qsd(&their_scratch);
+    let (mut qsd, mut theirs) = start_qsd(&their_scratch.path("qsd.sock"));
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
     let mut ours = Qmp::connect(&server.socket("qmp"));
     for folder in [their_scratch.dir(), scratch.dir()] {

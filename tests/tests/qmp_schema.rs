@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use integration::schema::{Schema, list, text};
-use integration::{Qmp, Scratch, ServerCommand, tied_command, tool};
+use integration::{Qmp, Scratch, ServerCommand, start_qsd};
 use serde_json::{Value, json};
 
 /// What of ours QSD does not have, by path: options and words of our own, and those that the oldest
@@ -32,6 +32,7 @@ const OURS: &[&str] = &[
     "blockdev-add/blkdebug/seed",
     "blockdev-add/blkdebug/take-child-perms[]",
     "query-block-exports-> []/io-status",
+    "query-block-exports-> []/drives",
     "query-block-exports-> []/luns",
     "query-block-exports-> []/type=vhost-user-scsi",
     "query-block-exports-> []/namespaces",
@@ -148,14 +149,8 @@ impl Comparison<'_> {
 #[test]
 fn the_schema_is_compatible_with_qemu_storage_daemon() {
     let (scratch, qsd) = (Scratch::new(), Scratch::new());
-    let socket = qsd.path("qsd.sock");
-    let mut child = tied_command(&tool("qemu-storage-daemon"))
-        .arg("--chardev")
-        .arg(format!("socket,id=m,path={},server=on,wait=off", socket.display()))
-        .args(["--monitor", "chardev=m"])
-        .spawn()
-        .expect("qemu-storage-daemon runs");
-    let theirs = schema(&mut Qmp::connect(&socket));
+    let (mut child, mut qmp) = start_qsd(&qsd.path("qsd.sock"));
+    let theirs = schema(&mut qmp);
     child.kill().and_then(|()| child.wait()).expect("our child");
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
     let ours = schema(&mut Qmp::connect(&server.socket("qmp")));

@@ -189,6 +189,127 @@ fn images_are_created_resized_and_removed() {
     server.stop();
 }
 
+/// The user's key comes from a secret object: no keyring has it.
+#[test]
+fn a_key_comes_from_a_secret() {
+    let Some(ceph) = cluster() else { return };
+    let scratch = Scratch::new();
+    let key = ceph.take_key();
+    let file = scratch.path("key");
+    std::fs::write(&file, key).expect("a key");
+    let secret = format!("secret,id=key,format=base64,file={}", file.display());
+    let start = |options: &str| {
+        let node = ceph.node("disk", "disk", options);
+        ServerCommand::new(&scratch).args(["--object", &secret, "--blockdev", &node])
+    };
+    let (status, said) = start("").run();
+    assert!(!status.success() && said.contains("error connecting"), "{said}");
+    let (status, said) = start(",key-secret=none").run();
+    assert!(!status.success() && said.contains("No secret with id 'none'"), "{said}");
+    let server = start(",key-secret=key").monitor("qmp").start();
+    assert_eq!(size_of(&server), MIB << 20);
+    server.stop();
+}
+
+/// Removes the export `e`, and its node `disk`.
+fn remove(qmp: &mut Qmp) {
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    eventually("the end of the export", || {
+        let answer = qmp.ask("blockdev-del", json!({"node-name": "disk"}));
+        answer.get("return").is_some().then_some(())
+    });
+}
+
+/// An image that is created here encrypted, one that Ceph's tool has encrypted, and wrong passphrases.
+#[test]
+fn encrypted_images_are_created_and_read() {
+    let Some(ceph) = cluster() else { return };
+    let scratch = Scratch::new();
+    let passphrase = scratch.path("passphrase");
+    std::fs::write(&passphrase, "letmein").expect("a passphrase");
+    let passphrase = passphrase.to_str().expect("UTF-8");
+    let command = ServerCommand::new(&scratch).monitor("qmp").args(["--sandbox", "drivers=rbd"]);
+    let command = command.arg("--object").arg(format!("secret,id=sec0,file={passphrase}"));
+    let command = command.args(["--object", "secret,id=other,data=letmeout"]);
+    let server = nbd_server(command, &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let source = Image::filled(&scratch, "source", 16);
+    let source_path = source.path().to_str().expect("UTF-8");
+    for (format, cipher, by_us) in
+        [("luks", "aes-256", true), ("luks2", "aes-128", true), ("luks2", "aes-256", false)]
+    {
+        let name = format!("{format}-{cipher}");
+        let location = json!({"pool": "rbd", "image": name, "conf": ceph.conf(), "user": "vm"});
+        if by_us {
+            let encrypt = json!({"format": format, "key-secret": "sec0", "cipher-alg": cipher});
+            let options = json!({"driver": "rbd", "location": location, "size": 16 << 20,
+                "encrypt": encrypt});
+            qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
+            wait_for_status(&mut qmp, "create", "concluded");
+            assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
+            qmp.execute("job-dismiss", json!({"id": "create"}));
+        } else {
+            ceph.rbd(&["create", "--size", "32M", &name]);
+            ceph.rbd(&["encryption", "format", &name, format, passphrase]);
+        }
+        let node = |secret: &str| {
+            let mut node = json!({"driver": "rbd", "node-name": "disk", "discard": "unmap",
+                "encrypt": {"format": format, "key-secret": secret}});
+            let members = location.as_object().cloned().expect("members");
+            node.as_object_mut().expect("an object").extend(members);
+            node
+        };
+        let why = qmp.refused("blockdev-add", node("other"));
+        assert!(why.contains("error loading encryption"), "{why}");
+        qmp.execute("blockdev-add", node("sec0"));
+        let size = size_of(&server);
+        assert_eq!(size, if by_us { 16 << 20 } else { size.clamp(16 << 20, (32 << 20) - 4096) });
+        let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+            "writable": true});
+        qmp.execute("block-export-add", export);
+        let uri = nbd_uri(&scratch, "disk");
+        client_output(&scratch, "nbdcopy", &["--flush", source_path, &uri]);
+        for command in [
+            "write -P 7 1000 10",
+            "read -P 7 1000 10",
+            "write -z 4M 1M",
+            "read -P 0 4M 1M",
+            "write -z -u 5M 10k",
+            "read -P 0 5M 10k",
+            "write -P 9 12M 1M",
+            "flush",
+        ] {
+            client_output(&scratch, "qemu-io", &["-fraw", "-c", command, &uri]);
+        }
+        let map = client_output(&scratch, "qemu-img", &["map", "-fraw", "--output=json", &uri]);
+        let map: Value = serde_json::from_str(&map).expect("JSON");
+        assert_eq!(map[0]["start"], 0, "{map}");
+        remove(&mut qmp);
+        // Longer by one block, and nothing is cut off.
+        qmp.execute("blockdev-add", node("sec0"));
+        qmp.execute("block_resize", json!({"node-name": "disk", "size": size + 4096}));
+        assert_eq!(size_of(&server), size + 4096);
+        qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+        // The stored image has a header, and not the contents. Opened again, it has the contents.
+        let stored = scratch.path("stored");
+        let _ = std::fs::remove_file(&stored);
+        ceph.rbd(&["export", &name, stored.to_str().expect("UTF-8")]);
+        let stored = std::fs::read(&stored).expect("an image");
+        assert!(stored.starts_with(b"LUKS\xba\xbe"), "{format}");
+        assert!(!stored.windows(4096).any(|window| window.iter().all(|byte| *byte == 9)));
+        qmp.execute("blockdev-add", node("sec0"));
+        let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk"});
+        qmp.execute("block-export-add", export);
+        for command in ["read -P 9 12M 1M", "read -P 0 4M 1M", "read -P 7 1000 10"] {
+            client_output(&scratch, "qemu-io", &["-r", "-fraw", "-c", command, &uri]);
+        }
+        remove(&mut qmp);
+    }
+    drop(qmp);
+    assert!(!server.log().contains("refused system call"), "{}", server.log());
+    server.stop();
+}
+
 #[test]
 fn requests_wait_for_an_osd_that_stops_and_a_monitor_that_is_killed() {
     let scratch = Scratch::new();

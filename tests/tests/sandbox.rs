@@ -16,7 +16,7 @@ use integration::{
     pattern, request, tool,
 };
 use serde_json::json;
-use untested::untested;
+use test_requirements::untested;
 
 use kernel::landlock_of_the_kernel;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use integration::nbd::{RawNbd, client_output, nbd_uri, request};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded};
 use serde_json::{Value, json};
-use untested::untested;
+use test_requirements::untested;
 
 /// Size of the disks, bytes.
 const SIZE: u64 = 8 << 20;

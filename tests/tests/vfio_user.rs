@@ -22,33 +22,45 @@ fn server(scratch: &Scratch, image: &Image, kind: &str) -> Server {
         .start()
 }
 
-/// Agrees on a version and reads the PCI IDs.
-fn ids(stream: &mut UnixStream) -> u32 {
-    let words =
-        |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
-    // Headers: number and command, size, flags, no error.
-    let version = words(&[1 << 16, 20, 0, 0, 0]);
-    let read = words(&[9 << 16, 32, 0, 0, 0, 0, 7, 4]);
-    stream.write_all(&[version, read].concat()).expect("the export listens");
-    let mut header = [0; 16];
-    stream.read_exact(&mut header).expect("a version");
-    let size = u32::from_ne_bytes(header[4..8].try_into().expect("four bytes"));
-    let mut rest = vec![0; size as usize - 16];
-    stream.read_exact(&mut rest).expect("a whole version");
-    let mut reply = [0; 36];
-    stream.read_exact(&mut reply).expect("the IDs");
-    u32::from_ne_bytes(reply[32..].try_into().expect("four bytes"))
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-fn an_upgrade_is_refused_and_the_drive_stays(kind: &str, expected: u32) {
+/// Sends a message: a header with number and command, size, flags, no error. Returns what follows the reply's header.
+fn ask(stream: &mut UnixStream, command: u32, payload: &[u8]) -> Vec<u8> {
+    let size = 16 + payload.len() as u32;
+    let message = [words(&[command << 16, size, 0, 0]), payload.to_vec()].concat();
+    stream.write_all(&message).expect("the export listens");
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).expect("a reply");
+    let size = u32::from_ne_bytes(header[4..8].try_into().expect("four bytes"));
+    let mut rest = vec![0; size as usize - 16];
+    stream.read_exact(&mut rest).expect("a whole reply");
+    rest
+}
+
+fn read(stream: &mut UnixStream, region: u32, offset: u32) -> u32 {
+    let reply = ask(stream, 9, &words(&[offset, 0, region, 4]));
+    u32::from_ne_bytes(reply[16..].try_into().expect("four bytes"))
+}
+
+fn write(stream: &mut UnixStream, region: u32, offset: u32, value: u32) {
+    ask(stream, 10, &words(&[offset, 0, region, 4, value]));
+}
+
+/// Agrees on a version and reads the PCI IDs.
+fn ids(stream: &mut UnixStream) -> u32 {
+    ask(stream, 1, &words(&[0]));
+    read(stream, 7, 0)
+}
+
+fn the_export_stays_while_it_is_used(kind: &str, expected: u32) {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 1);
     let server = server(&scratch, &image, kind);
     let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
     assert_eq!(ids(&mut client), expected);
     let mut qmp = Qmp::connect(&server.socket("monitor"));
-    let why = qmp.refused("x-upgrade", json!({}));
-    assert!(why.contains("vfio-user exports cannot be handed over"), "{why}");
     let why = qmp.refused("block-export-del", json!({"id": "pci"}));
     assert_eq!(why, "export 'pci' still in use");
     drop(client);
@@ -63,11 +75,91 @@ fn an_upgrade_is_refused_and_the_drive_stays(kind: &str, expected: u32) {
 }
 
 #[test]
-fn an_upgrade_is_refused_and_the_ahci_drive_stays() {
-    an_upgrade_is_refused_and_the_drive_stays("vfio-user-ahci", 0x2922_8086);
+fn an_ahci_drive_stays_while_it_is_used() {
+    the_export_stays_while_it_is_used("vfio-user-ahci", 0x2922_8086);
 }
 
 #[test]
-fn an_upgrade_is_refused_and_the_nvme_controller_stays() {
-    an_upgrade_is_refused_and_the_drive_stays("vfio-user-nvme", 0x0001_4e58);
+fn an_nvme_controller_stays_while_it_is_used() {
+    the_export_stays_while_it_is_used("vfio-user-nvme", 0x0001_4e58);
+}
+
+/// Registers, configuration space and the connection are those of before.
+#[test]
+fn an_ahci_client_goes_on_after_an_upgrade() {
+    const ABAR: u32 = 5;
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 1);
+    let mut server = server(&scratch, &image, "vfio-user-ahci");
+    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    assert_eq!(ids(&mut client), 0x2922_8086);
+    write(&mut client, 7, 0x24, 0xfebf_0000);
+    // GHC.IE, PxCLB, PxIE, PxCMD.FRE and, once more, the link.
+    for (register, value) in
+        [(4, 0x8000_0002), (0x100, 0x4400), (0x114, 0x17), (0x118, 0x10), (0x12c, 0x301)]
+    {
+        write(&mut client, ABAR, register, value);
+    }
+    let state = |client: &mut UnixStream| {
+        let places = (0..0x180).step_by(4).map(|register| (ABAR, register));
+        let places = places.chain([(7, 0x24), (7, 4)]);
+        places.map(|(region, at)| read(client, region, at)).collect::<Vec<_>>()
+    };
+    let before = state(&mut client);
+    for _ in 0..3 {
+        server.upgrade();
+        assert_eq!(state(&mut client), before);
+    }
+    write(&mut client, ABAR, 0x12c, 0x300);
+    assert_eq!(read(&mut client, ABAR, 0x128) & 0xf, 3, "the link comes up");
+    // Software resets the function.
+    write(&mut client, 7, 0x94, 1);
+    assert_eq!(read(&mut client, ABAR, 0x114), 0);
+    assert_eq!(read(&mut client, 7, 0x24), 0);
+    server.stop();
+}
+
+/// Drives have their own nodes, threads and counters, and `drives` excludes `node-name`.
+#[test]
+fn an_ahci_controller_has_several_drives() {
+    let scratch = Scratch::new();
+    let images = ["a", "b", "c"].map(|name| Image::empty(&scratch, name, 1));
+    let socket = scratch.path("pci.sock");
+    let mut command = ServerCommand::new(&scratch).args(["--sandbox", "on"]).args([
+        "--object",
+        "iothread,id=io0",
+        "--object",
+        "iothread,id=io1",
+    ]);
+    for (name, image) in ["disk0", "disk1", "disk2"].iter().zip(&images) {
+        command = command.file(name, image, "discard=unmap");
+    }
+    let server = command.monitor("monitor").start();
+    let mut qmp = Qmp::connect(&server.socket("monitor"));
+    let export = |extra: serde_json::Value| {
+        let mut export = json!({
+            "type": "vfio-user-ahci", "id": "pci", "writable": true, "iothread": ["io0", "io1"],
+            "addr": {"type": "unix", "path": socket},
+        });
+        let members = extra.as_object().expect("members").clone();
+        export.as_object_mut().expect("an object").extend(members);
+        export
+    };
+    let both = export(json!({"node-name": "disk0", "drives": ["disk1"]}));
+    let why = qmp.refused("block-export-add", both);
+    assert_eq!(why, "node-name and drives exclude each other");
+    qmp.execute("block-export-add", export(json!({"drives": ["disk0", "disk1", "disk2"]})));
+    let exports = qmp.execute("query-block-exports", json!({}));
+    assert_eq!(exports[0]["drives"], json!(["disk0", "disk1", "disk2"]));
+    let stats = qmp.execute("x-query-export-stats", json!({}));
+    let threads = [0, 1, 2].map(|drive: usize| stats[0]["queues"][drive]["iothread"].clone());
+    assert_eq!(json!(threads), json!(["io0", "io1", "io0"]));
+    let mut client = UnixStream::connect(&socket).expect("a socket");
+    ids(&mut client);
+    assert_eq!(read(&mut client, 5, 0x0c), 0b111, "the ports");
+    for port in [0, 1, 2] {
+        assert_eq!(read(&mut client, 5, 0x128 + port * 0x80) & 0xf, 3, "port {port} has a drive");
+    }
+    drop(client);
+    server.stop();
 }

@@ -19,6 +19,7 @@ mod polling;
 mod report;
 mod results;
 mod scale;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,7 @@ fn run() -> Result<()> {
             }
             scale::run(&options)?;
         }
+        Command::Upgrade(options) => upgrade::run(&options)?,
         Command::Results(options) => results::run(&options)?,
         Command::Polling(options) => polling::run(&options)?,
         Command::Load(options) => run_load(&options)?,

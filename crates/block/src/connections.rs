@@ -65,7 +65,7 @@ impl Credentials {
     }
 }
 
-/// What a driver connects with.
+/// The means by which a driver connects to a server.
 pub struct ConnectContext<'a> {
     /// The loop that runs meanwhile.
     pub event_loop: &'a EventLoop,
@@ -82,8 +82,7 @@ pub struct Connections(Vec<(Driver, Box<dyn Any + Send>)>);
 impl Connections {
     /// Connects to the servers of all nodes among these options, nested ones included.
     ///
-    /// Takes as long as those servers take: of an `nbd` node, 10 seconds at most, or its `open-timeout`
-    /// besides.
+    /// Waits for the servers: for each `nbd` node at most 10 seconds, plus its `open-timeout`.
     /// The loop of `context` runs meanwhile.
     ///
     /// # Errors
@@ -107,7 +106,8 @@ impl Connections {
         Ok(Connections(connections))
     }
 
-    /// Returns the connection of a node with these options. If there is none, a loop of its own makes it now.
+    /// Returns the prepared connection of a node with these options. If there is none, makes it on a
+    /// temporary loop.
     pub(crate) fn take(
         &mut self,
         driver: &Driver,

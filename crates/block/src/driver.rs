@@ -13,6 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::connections::ConnectContext;
+pub use crate::create::CreateKind;
 use ::options::shape::Member;
 use ::options::table::{self, Context, Field};
 use ::options::{Object, OptionError, Value};
@@ -33,6 +34,8 @@ pub struct DriverKind {
     pub example: &'static str,
     /// The options it has beside those of all drivers: an [`OptionTable`].
     pub options: &'static dyn ReadOptions,
+    /// How images are created. `None`: they are not.
+    pub create: Option<&'static CreateKind>,
     /// The library that does the nodes' I/O. `None`: the event loop does it.
     pub library: Option<&'static ForeignLibrary>,
 }
@@ -41,7 +44,7 @@ pub struct DriverKind {
 ///
 /// It connects to any TCP port, and reads [`files`](Needs::files) of the nodes.
 pub struct ForeignLibrary {
-    /// Loads the library, while the process may still map code.
+    /// Loads the library, while the process may still map code. Fails if the library is missing or too old.
     pub load: fn() -> Result<(), OpenError>,
     /// Further files and folders that the library reads.
     pub reads: &'static [&'static str],
@@ -72,7 +75,7 @@ pub struct OptionTable<T: 'static> {
     pub fields: &'static [Field<T>],
     /// Returns a draft in which nothing is given yet. A driver with children keeps what those inherit.
     pub start: fn(Inherited) -> T,
-    /// Makes the driver of a draft, or says why its values do not go together.
+    /// Makes the driver of a draft. Fails if its values do not go together; the error says why, in QSD's words.
     pub build: fn(T) -> Result<Driver, OptionError>,
 }
 
@@ -139,7 +142,7 @@ pub trait BlockDriver: DriverValue {
     /// The driver's nodes cannot be inactive.
     fn look(&mut self, look: Look) -> Result<(), NeverInactive>;
 
-    /// Returns how QMP tells of the node. `child` is the file name of the first child, if it has one.
+    /// Returns QMP's description of the node. `child` is the file name of the first child, if it has one.
     fn describe(&self, child: Option<&str>) -> Description;
 
     /// Returns the file or block device of this host that holds the node's bytes one to one, if one does.
@@ -152,9 +155,10 @@ pub trait BlockDriver: DriverValue {
     /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError>;
 
-    /// Makes what opening needs and what takes long, on a loop that goes on meanwhile.
+    /// Prepares the slow part of opening on a loop, so that the caller's loop is not blocked.
     ///
-    /// [`OpenContext::connection`] gives it to [`open`](Self::open). `None`: opening takes no time.
+    /// [`OpenContext::connection`] passes the result to [`open`](Self::open). `None`: opening takes
+    /// no time.
     fn connect(&self, _context: &ConnectContext<'_>) -> Option<Connecting> {
         None
     }
@@ -168,7 +172,7 @@ pub trait BlockDriver: DriverValue {
         Err(NotReopened::Unsupported)
     }
 
-    /// Opens a node that takes the place of an open one, which goes on meanwhile.
+    /// Opens a node to replace an open one, which serves requests meanwhile.
     ///
     /// # Errors
     ///
@@ -181,13 +185,13 @@ pub trait BlockDriver: DriverValue {
 /// Options by name, in the order in which they are written.
 pub type Members = Vec<(&'static str, Value)>;
 
-/// What [`BlockDriver::connect`] makes.
+/// The result of [`BlockDriver::connect`].
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Any + Send>, OpenError>>>>;
 
 /// A child that options name.
 #[derive(Debug, Clone, Copy)]
 pub struct ChildOption<'a> {
-    /// What it is to the node, in QEMU's words: `file`, `backing`, ….
+    /// The child's role, in QEMU's words: `file`, `backing`, ….
     pub role: &'static str,
     /// What the node uses it for, which decides the permissions.
     pub used_as: ChildUse,
@@ -208,7 +212,7 @@ pub enum Layer {
     Format,
 }
 
-/// What a node reaches outside the process.
+/// The files, servers and libraries that a node reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Needs<'a> {
     /// Files and devices of the host that are opened.
@@ -217,17 +221,27 @@ pub struct Needs<'a> {
     pub sockets: Vec<&'a Path>,
     /// TCP servers that are connected to: host and port.
     pub servers: Vec<(&'a str, u16)>,
+    /// Whether abstract unix sockets are connected to.
+    pub abstract_sockets: bool,
+    /// Whether vsock is connected to.
+    pub vsock: bool,
     /// Whether the node keeps a journal, in the [folder](crate::NodeRegistry::with_journals) of all.
     pub journal: bool,
 }
 
 impl Needs<'_> {
     /// Nothing.
-    pub const NONE: Needs<'static> =
-        Needs { files: Vec::new(), sockets: Vec::new(), servers: Vec::new(), journal: false };
+    pub const NONE: Needs<'static> = Needs {
+        files: Vec::new(),
+        sockets: Vec::new(),
+        servers: Vec::new(),
+        abstract_sockets: false,
+        vsock: false,
+        journal: false,
+    };
 }
 
-/// How what a node was written gets to the process that takes over in an upgrade.
+/// How a node's written data reaches the process that takes over in an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
     /// With the children, or with what the kernel has: nothing that was answered is in this process alone.
@@ -241,7 +255,7 @@ pub enum HandOver {
     Flush,
 }
 
-/// What a look at an inactive node's image is for.
+/// The purpose of a look at an inactive node's image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// The geometry: images behind the image are left closed.
@@ -277,10 +291,10 @@ impl NotReopened {
     }
 }
 
-/// How QMP tells of a node.
+/// A node's description in QMP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
-    /// What stands for all options, such as a path. `None`: the options are given.
+    /// A text that stands for all options, such as a path. `None`: the options are given.
     pub filename: Option<String>,
     /// The options that decide what is read, without children and without defaults.
     pub options: Object,

@@ -32,13 +32,13 @@ impl OpenError {
         OpenError { message: message.into(), errno: None, hint: None, locked_by: None }
     }
 
-    /// A system call failed: `message` says which and on what, the errno why.
+    /// Returns the error of a failed system call. `message` names the call and its object.
     pub fn os(message: impl Into<String>, errno: Errno) -> Self {
         OpenError { errno: Some(errno), ..OpenError::new(message) }
     }
 
-    /// The same of an error of the standard library's, which may know no errno.
-    pub(crate) fn io(message: impl fmt::Display, error: &io::Error) -> Self {
+    /// Returns the error of a function of the standard library, which may know no errno.
+    pub fn io(message: impl fmt::Display, error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(errno) => OpenError::os(message.to_string(), Errno::from_raw(errno)),
             None => OpenError::new(format!("{message}: {error}")),
@@ -59,7 +59,7 @@ impl OpenError {
         self
     }
 
-    /// The same error, with what to do about it.
+    /// Adds a hint: what to do about the error.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -71,9 +71,10 @@ impl OpenError {
         OpenError { locked_by: Some(by), ..self }
     }
 
-    /// Whether the image is locked and no process holds the lock. It may be the last requests of one
-    /// that was killed, which the kernel finishes before it lets go of the file: so opening it again
-    /// soon may do.
+    /// Returns whether the image is locked although no process holds the lock.
+    ///
+    /// A killed process may have left requests that the kernel finishes before it closes the file. Opening
+    /// the image again soon may succeed.
     pub fn is_left_locked(&self) -> bool {
         self.locked_by == Some(LockedBy::Nobody)
     }
@@ -88,7 +89,7 @@ impl OpenError {
         self.errno
     }
 
-    /// What to do about it: one or more lines without a newline at the end.
+    /// Returns what to do about the error: one or more lines, without a newline at the end.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::node::Channel;
 use crate::request::{Op, Request, RequestOwner};
 
-/// Gets what came of a flush.
+/// Receives the result of a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
 
 /// Flushes that are not all answered.
@@ -37,8 +37,7 @@ impl RequestOwner for Flushes {
     }
 }
 
-/// Flushes what these channels go to, then calls `done` with the first error, maybe before this
-/// returns.
+/// Flushes the nodes of these channels, then calls `done` with the first error, possibly before this returns.
 pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
     let flushes = Rc::new(Flushes {
         // One for this function, which may be answered while it still submits.

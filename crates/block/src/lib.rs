@@ -5,6 +5,7 @@
 //! answered exactly once, on the same loop.
 
 mod connections;
+mod create;
 pub mod driver;
 pub mod drivers;
 mod error;
@@ -32,9 +33,10 @@ pub mod track;
 mod watched;
 
 pub use connections::{ConnectContext, Connections, Credentials};
-pub use drivers::file::CreationLock;
-pub use drivers::qcow2::{CreateQcow2, Damage, create_qcow2};
-pub use drivers::rbd::create_rbd;
+pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
+pub use drivers::qcow2::{
+    CheckFailure, Checked, CreateQcow2, Damage, Repair, check_qcow2, create_qcow2,
+};
 pub use drivers::throttle;
 pub use error::OpenError;
 pub use format::Format;

@@ -22,59 +22,65 @@ use crate::track::BitmapStore;
 
 /// An opened image, shared by all threads.
 ///
-/// The data plane does not go through it: each loop opens a [`Channel`] of its own once, and
-/// requests go down channels without locks.
+/// The data plane bypasses the node: each loop opens its own [`Channel`] once, and requests use
+/// channels without locks.
 pub trait BlockNode: Send + Sync {
     /// `node-name`.
     fn name(&self) -> &str;
 
-    /// What users of the node have to know, now: it may change; see [`watch`](Self::watch).
+    /// Returns the current size and limits of the node. For changes see [`watch`](Self::watch).
     fn geometry(&self) -> Geometry;
 
-    /// The node that this one is on top of, if it has that one answer what it does not answer itself:
-    /// what follows here.
+    /// Returns the node below, if this node delegates to it the methods that it does not implement itself.
+    ///
+    /// The default methods of this trait use it.
     fn child(&self) -> Option<Arc<dyn BlockNode>> {
         None
     }
 
-    /// Bytes of the file now, however long it was when it was opened: from there on nothing was ever written, and it
-    /// reads as zeroes. `None`: nobody knows.
+    /// Returns the current length of the file, in bytes; `None` if unknown.
+    ///
+    /// The length may differ from that at opening. Beyond it nothing was ever written, so it reads as zeroes.
     fn end(&self) -> Option<u64> {
         self.child()?.end()
     }
 
-    /// From here on, requests may lie past the end: writes there make the image longer, reads give
-    /// zeroes. For a format on top of the node, which finds room in it as it needs. A node that cannot
-    /// become longer goes on answering with `EIO`. Channels are opened afterwards.
+    /// Permits requests beyond the end: writes there make the image longer, reads return zeroes.
+    ///
+    /// A format on top of the node calls this to allocate clusters. Call it before channels are opened. A
+    /// node that cannot grow continues to answer such requests with `EIO`.
     fn enable_growth(&self) {
         if let Some(below) = self.child() {
             below.enable_growth();
         }
     }
 
-    /// The journal of what this node has answered and not written, if it has one: who goes on with the image has to
-    /// have its descriptor.
+    /// Returns the journal of answered changes that the image does not contain yet, if the node has one.
+    ///
+    /// A process that takes the image over needs its descriptor.
     fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
         None
     }
 
-    /// Another process is about to open what this node has open, which is at rest, with its [`journal`](Self::journal):
-    /// from now on, all that it has to find is where it finds it. That begins with the call. If it comes to nothing, the
-    /// node goes on; so it does when nobody waits any more for a disk that does not answer, however late it does.
+    /// Prepares a hand-over of the image to another process. The node must be quiesced.
+    ///
+    /// After completion, everything the other process needs is in the image or in the
+    /// [`journal`](Self::journal). The work starts with the call, even if the future is not polled. If the
+    /// hand-over fails, or the caller stops waiting for a slow disk, the node remains usable.
     ///
     /// # Errors
     ///
-    /// Those of a write to the image; or it is being let go since an earlier call.
+    /// Errors of a write to the image; `ResourceBusy` if the work of an earlier call has not finished.
     fn release_for_handover(self: Arc<Self>) -> Released {
         Box::pin(ready(Ok(())))
     }
 
-    /// Of a regular file: its inode, which tells it from a copy.
+    /// Returns the inode number of a regular file, which distinguishes the file from a copy.
     fn inode(&self) -> Option<u64> {
         self.child().and_then(|below| below.inode())
     }
 
-    /// Returns the format whose signature the node's file or block device has.
+    /// Returns the format that the signature in the node's file or block device indicates.
     ///
     /// Only if this node passes the bytes on unchanged. Reads from the disk.
     fn foreign_format(&self) -> Option<Format> {
@@ -91,21 +97,21 @@ pub trait BlockNode: Send + Sync {
         self.child().map_or(512, |below| below.memory_alignment())
     }
 
-    /// Has somebody told from now on whenever the geometry has changed. For nodes that may change.
+    /// Registers a watcher for changes of the geometry, if the node's geometry can change.
     fn watch(&self, watcher: Watcher) {
         if let Some(below) = self.child() {
             below.watch(watcher);
         }
     }
 
-    /// Makes the image `size` bytes long, as `block_resize` asks for it, and tells those who watch.
-    /// For the control plane, which has drained the node if it is to become shorter: a write under way
-    /// beyond the new end would make it longer again. What there is to be done goes on on the loop
-    /// that awaits it, which is given.
+    /// Resizes the image to `size` bytes for `block_resize`, and notifies the watchers.
+    ///
+    /// The control plane drains the node before it shrinks: a write in flight beyond the new end would extend
+    /// the image again. The work runs on `event_loop`, which also awaits the future.
     ///
     /// # Errors
     ///
-    /// In QEMU's words where QEMU has the error; the image is as it was.
+    /// In QEMU's words where QEMU has the error. The image is unchanged then.
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
         match (ResizeError::check(size, self.geometry().read_only), self.child()) {
             (Ok(()), Some(below)) => below.resize(size, event_loop),
@@ -123,12 +129,15 @@ pub trait BlockNode: Send + Sync {
         None
     }
 
-    /// Has the image name another backing file, or none. The node goes on reading where it has read. On stable storage
-    /// when the future completes; a kill leaves the one name or the other.
+    /// Changes the name of the backing file in the image, or removes it.
+    ///
+    /// The open node keeps reading from its current backing node. When the future completes, the name is on
+    /// stable storage. A kill leaves either the old name or the new one.
     ///
     /// # Errors
     ///
-    /// `ENOTSUP`: the node has no such name. `EROFS`: the node was opened for reading. `EFBIG`: the name is too long.
+    /// `ENOTSUP`: the node has no such name. `EROFS`: the node was opened for reading. `EFBIG`: the name is
+    /// too long.
     fn set_backing_name(
         self: Arc<Self>,
         _name: Option<BackingName>,
@@ -147,10 +156,10 @@ pub trait BlockNode: Send + Sync {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
 }
 
-/// What comes of a [`resize`](BlockNode::resize).
+/// Completes with the result of [`resize`](BlockNode::resize).
 pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
 
-/// What an image format knows of its image.
+/// Properties of an image that its format stores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageDetails {
     /// Bytes of a cluster, if the format has clusters.
@@ -168,14 +177,14 @@ pub struct ImageDetails {
 pub struct BackingName {
     /// Its path, as a rule relative to the image's.
     pub filename: String,
-    /// Its format, if it is told.
+    /// Its format, if the image names it.
     pub format: Option<String>,
 }
 
-/// What comes of [`set_backing_name`](BlockNode::set_backing_name).
+/// Completes with the result of [`set_backing_name`](BlockNode::set_backing_name).
 pub type Renaming = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
-/// What comes of a [`release_for_handover`](BlockNode::release_for_handover).
+/// Completes with the result of [`release_for_handover`](BlockNode::release_for_handover).
 pub type Released = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 
 /// One loop's way to an image.
@@ -191,34 +200,37 @@ pub trait Channel {
         None
     }
 
-    /// How many requests of this channel are not answered yet, wherever they are: 0 says that nothing
-    /// that came before touches the image any more. Asked only while the graph changes, so a node
-    /// keeps no count for it that it does not have anyway.
+    /// Returns the number of unanswered requests of this channel.
+    ///
+    /// At 0, no earlier request touches the image any more. Called only while the graph changes, so a node
+    /// needs no extra counter for it.
     fn in_flight(&self) -> usize;
 
-    /// Somebody waits for all requests to end: those that are held back for the sake of a limit go on
-    /// at once, and none is from now on, until as many calls of [`drain_end`](Self::drain_end).
+    /// Begins a drain: requests that a limit delays are submitted at once, and no request is delayed until
+    /// [`drain_end`](Self::drain_end). Calls nest.
     fn drain_begin(&self) {}
 
-    /// See [`drain_begin`](Self::drain_begin).
+    /// Ends one drain that [`drain_begin`](Self::drain_begin) began.
     fn drain_end(&self) {}
 
-    /// Of the requests submitted here, those under tags that `is_abandoned` only have to end. What is
-    /// held until an operator lets it go on is answered with [`GIVEN_UP`](crate::policy::GIVEN_UP), and
-    /// what is under way is not held any more if it fails. All others are left as they are. For the
-    /// channel [of a queue](Self::for_queue).
+    /// Ends abandoned requests of this channel soon, whatever their result.
+    ///
+    /// A request with an `is_abandoned` tag that waits for an operator is answered with
+    /// [`GIVEN_UP`](crate::policy::GIVEN_UP). One in flight is not held if it fails. All other requests are
+    /// left as they are. For the channel [of a queue](Self::for_queue).
     fn abandon(&self, _is_abandoned: &dyn Fn(u32) -> bool) {}
 }
 
-/// Who is told when a node's geometry has changed. Dropped by the node once the other end is gone.
+/// Sends a notification when a node's geometry has changed. The node drops it once the receiver is
+/// gone.
 #[derive(Clone)]
 pub struct Watcher(Arc<mailbox::Sender<()>>);
 
-/// Where changes of the geometry of one or more nodes are told.
+/// Receives the changes of the geometry of one or more nodes.
 pub struct Changes(mailbox::Receiver<()>);
 
 impl Watcher {
-    /// A watcher, and where it tells of changes.
+    /// Returns a watcher and the receiver of its notifications.
     pub fn new() -> (Watcher, Changes) {
         let (sender, receiver) = mailbox::channel();
         (Watcher(Arc::new(sender)), Changes(receiver))
@@ -232,12 +244,12 @@ impl Changes {
     }
 }
 
-/// Those who watch a node.
+/// The watchers of a node.
 #[derive(Default)]
 pub struct Watchers(Mutex<Vec<Watcher>>);
 
 impl Watchers {
-    /// One more.
+    /// Adds a watcher, unless it is registered already.
     pub fn add(&self, watcher: Watcher) {
         let mut watchers = lock(&self.0);
         if !watchers.iter().any(|other| Arc::ptr_eq(&other.0, &watcher.0)) {
@@ -245,12 +257,12 @@ impl Watchers {
         }
     }
 
-    /// All there are.
+    /// Returns all watchers.
     pub(crate) fn all(&self) -> Vec<Watcher> {
         lock(&self.0).clone()
     }
 
-    /// Tells all.
+    /// Notifies all watchers, and removes those whose receiver is gone.
     pub fn tell(&self) {
         lock(&self.0).retain(|watcher| watcher.0.send(()).is_ok());
     }

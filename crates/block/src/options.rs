@@ -18,9 +18,10 @@ pub use crate::drivers::blkdebug::settings::{
 pub use crate::drivers::file::options::{Aio, FileOptions, Locking};
 pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
+pub use crate::drivers::qcow2::caches::CacheSizes;
 pub use crate::drivers::qcow2::options::{Backing, Qcow2Options};
 pub use crate::drivers::raw::options::RawOptions;
-pub use crate::drivers::rbd::options::{AuthMode, RbdOptions, rbd_members, read_rbd};
+pub use crate::drivers::rbd::options::{AuthMode, RbdOptions};
 pub use crate::drivers::throttle::options::ThrottleOptions;
 
 /// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
@@ -28,25 +29,25 @@ pub use crate::drivers::throttle::options::ThrottleOptions;
 pub struct BlockdevOptions {
     /// `node-name`; nested nodes may leave it out.
     pub node_name: Option<String>,
-    /// `read-only`: nobody may write through this node.
+    /// `read-only`: this node refuses writes.
     pub read_only: bool,
     /// `auto-read-only`: fall back to read-only when the image cannot be opened for writing.
     pub auto_read_only: bool,
-    /// `discard`: what becomes of discard requests.
+    /// `discard`: whether discard requests are passed on.
     pub discard: Discard,
     /// `detect-zeroes`: whether written zeroes become write-zeroes requests.
     pub detect_zeroes: DetectZeroes,
-    /// `active`: open it. An inactive node is known, and can be exported, while somebody else has the
-    /// image.
+    /// `active`: open the image. An inactive node is registered and can be exported while another process has
+    /// the image open.
     pub active: bool,
     /// `cache.*`.
     pub cache: Cache,
-    /// `driver` and what belongs to it.
+    /// `driver` and its options.
     pub driver: Driver,
 }
 
 impl BlockdevOptions {
-    /// An active node, written to as well, with what QSD has by default.
+    /// Returns the options of an active, writable node, with QSD's defaults.
     pub fn new(node_name: Option<&str>, driver: Driver) -> BlockdevOptions {
         BlockdevOptions {
             node_name: node_name.map(str::to_owned),

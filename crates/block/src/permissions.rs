@@ -18,7 +18,7 @@ pub struct Permissions(u8);
 impl Permissions {
     /// No permission.
     pub const NONE: Permissions = Permissions(0);
-    /// Reads that see what was written last.
+    /// Reads that see the data that was written last.
     pub const CONSISTENT_READ: Permissions = Permissions(1);
     /// Writes that change what other users read.
     pub const WRITE: Permissions = Permissions(2);
@@ -108,7 +108,7 @@ impl Claim {
     }
 }
 
-/// What a node uses a child for. The use decides what the node claims of the child.
+/// The purpose of a child. The purpose decides what the node claims of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildUse {
     /// The node is a filter: its users' claims apply to the child.
@@ -121,7 +121,7 @@ pub enum ChildUse {
     Encrypted,
     /// The child holds the data of an image whose metadata is elsewhere.
     Data,
-    /// The child is read where the image above it holds nothing.
+    /// The child is read where the image above it has no data.
     Backing,
     /// The node keeps what the child held at one moment: writes must not bypass the node.
     CopyBeforeWrite,
@@ -191,7 +191,7 @@ impl ChildUse {
     }
 }
 
-/// A node, as far as permissions need it.
+/// The properties of a node that permissions depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeUse<'a> {
     /// Name of the node.

@@ -40,16 +40,15 @@ const MAX_NAME: usize = 31;
 
 /// The nodes of a process, by `node-name`.
 ///
-/// It keeps those that were opened by name. A nested node lives as long as the node on top of it.
+/// The registry keeps nodes that were opened by name. A nested node lives as long as the node on top of it.
 ///
-/// Whoever gets a node from it, a node on top included, gets an [`Edge`] to it, so that another node
-/// can be put in its place.
+/// Each user of a node, including a node on top, gets an [`Edge`] to it, so that another node can replace it.
 #[derive(Default)]
 pub struct NodeRegistry {
     nodes: BTreeMap<String, Entry>,
     /// All that were handed out and are in use.
     edges: RefCell<Vec<Weak<Edge>>>,
-    /// Those of them that nothing lies above that is a node or a job.
+    /// Edges returned by [`NodeRegistry::get`]: their users are neither nodes nor jobs.
     users: RefCell<Vec<Weak<Edge>>>,
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     credentials: Credentials,
@@ -58,10 +57,9 @@ pub struct NodeRegistry {
     locks: BTreeMap<String, Weak<ImageLock>>,
     /// Made for the node that is being opened.
     connections: Connections,
-    /// Makes connections anew for `nbd` nodes, once there is one: I/O threads may be where nobody may
-    /// connect.
+    /// Reconnects `nbd` nodes, once there is one. I/O threads may be confined to places without a network.
     connector: Option<Arc<IoThread>>,
-    /// What that thread does first.
+    /// Called first on that thread.
     connector_birth: ThreadBirth,
     /// Dropped after the nodes: some wait for the end of what they have begun.
     services: Arc<DriverServices>,
@@ -104,7 +102,7 @@ enum Kept {
 /// A node below another one.
 #[derive(Clone)]
 pub struct Child {
-    /// What it is to the one on top: `file`, `backing`, ….
+    /// The child's role: `file`, `backing`, ….
     pub role: &'static str,
     /// The way to it.
     pub edge: Arc<Edge>,
@@ -115,9 +113,9 @@ pub struct Child {
 pub struct NodeInfo<'a> {
     /// Its name, which may have been generated.
     pub name: &'a str,
-    /// What it is.
+    /// The node.
     pub node: Arc<dyn BlockNode>,
-    /// What it was opened with.
+    /// The options that the node was opened with.
     pub options: &'a BlockdevOptions,
     /// The nodes that lie below it.
     pub children: &'a [Child],
@@ -140,7 +138,7 @@ struct Opened {
     node: Arc<dyn BlockNode>,
     options: BlockdevOptions,
     children: Vec<Child>,
-    /// Of a node whose image has dirty bitmaps.
+    /// Present if the image has dirty bitmaps.
     tracking: Option<Arc<Tracking>>,
 }
 
@@ -158,29 +156,29 @@ impl NodeRegistry {
         Self::default()
     }
 
-    /// What a thread does first that connects to NBD servers anew.
+    /// Sets what a thread that reconnects to NBD servers does first.
     #[must_use]
     pub fn with_connector_birth(self, connector_birth: ThreadBirth) -> Self {
         NodeRegistry { connector_birth, ..self }
     }
 
-    /// Gives drivers what the daemon has for them.
+    /// Sets the daemon's services for drivers.
     #[must_use]
     pub fn with_services(self, services: DriverServices) -> Self {
         NodeRegistry { services: Arc::new(services), ..self }
     }
 
-    /// Returns what the daemon has for its drivers.
+    /// Returns the daemon's services for drivers.
     pub fn services(&self) -> &Arc<DriverServices> {
         &self.services
     }
 
-    /// Has what processes that are killed leave of qcow2 images' metadata lie in that folder, which is to be in
-    /// memory, or at least to outlast them. Without it, each write to new clusters waits for the disk.
+    /// Sets the folder of the journals that hold qcow2 metadata across a kill. The folder is in memory, or at least
+    /// outlasts the process. Without it, each write to new clusters waits for the disk.
     ///
     /// # Errors
     ///
-    /// It cannot be made, or is not this process' user's alone.
+    /// The folder cannot be made, or other users may access it.
     pub fn with_journals(self, folder: &Path) -> io::Result<Self> {
         self.with_journals_of(folder, geteuid().as_raw())
     }
@@ -219,7 +217,7 @@ impl NodeRegistry {
         self.throttle_groups.keys().map(String::as_str)
     }
 
-    /// Forgets a throttle group. Nodes that use it go on.
+    /// Removes a throttle group. Nodes that use the group keep it.
     pub fn remove_throttle_group(&mut self, name: &str) {
         self.throttle_groups.remove(name);
     }
@@ -234,10 +232,9 @@ impl NodeRegistry {
         &self.credentials
     }
 
-    /// Opens a node, and those nested in its options first. When it fails, nothing of it stays open.
+    /// Opens a node, after the nodes nested in its options. If a node fails, none stays open.
     ///
-    /// An `nbd` node connects to its server meanwhile, and blocks for as long as that takes: see
-    /// [`Connections`].
+    /// An `nbd` node connects to its server, and blocks for as long as connecting takes: see [`Connections`].
     ///
     /// # Errors
     ///
@@ -246,7 +243,7 @@ impl NodeRegistry {
         self.open_connected(options, Connections::default())
     }
 
-    /// The same, with the connections that were made for it: nothing is waited for.
+    /// Opens a node as [`open`](Self::open) does, with connections made beforehand. Waits for no server.
     ///
     /// # Errors
     ///
@@ -294,11 +291,11 @@ impl NodeRegistry {
         Ok(self.edge_to(node))
     }
 
-    /// The node of that name.
+    /// Returns the node of that name.
     ///
     /// # Errors
     ///
-    /// There is none; the hint lists those that there are.
+    /// No node has this name; the hint lists the nodes.
     pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
         let edge = self.get_edge(name)?;
         let mut users = self.users.borrow_mut();
@@ -307,7 +304,7 @@ impl NodeRegistry {
         Ok(edge)
     }
 
-    /// Holds the requests of all who [got](Self::get) a node, of all nodes.
+    /// Holds the requests of all users that [got](Self::get) a node.
     pub fn hold_all(&self) -> impl Future<Output = Held> + use<> {
         hold(self.users.borrow().iter().filter_map(Weak::upgrade).collect())
     }
@@ -329,18 +326,18 @@ impl NodeRegistry {
         Ok(self.edge_to(self.node(name)?))
     }
 
-    /// Has those who get the node of that name from now on get `filter`, or the node itself again.
+    /// Makes later lookups of the node return `filter`; `None` restores the node itself.
     pub fn set_filter(&mut self, name: &str, filter: Option<Arc<dyn BlockNode>>) {
         if let Some(entry) = self.nodes.get_mut(name) {
             entry.filter = filter;
         }
     }
 
-    /// A name for a filter: that one, if it can be had, or one that is made up.
+    /// Returns a name for a filter: the wanted one, or a generated one.
     ///
     /// # Errors
     ///
-    /// It is no name, or a node has it.
+    /// The wanted name is not well formed, or a node has it.
     pub fn filter_name(&mut self, wanted: Option<&str>) -> Result<String, OpenError> {
         match wanted {
             Some(name) => self.new_name(name),
@@ -366,7 +363,7 @@ impl NodeRegistry {
         })
     }
 
-    /// What the node of that name was opened with.
+    /// Returns the options that the node of that name was opened with.
     pub fn options(&self, name: &str) -> Option<&BlockdevOptions> {
         self.nodes.get(name).map(|entry| &entry.options)
     }
@@ -395,7 +392,7 @@ impl NodeRegistry {
         self.nodes.keys().filter_map(|name| self.info(name))
     }
 
-    /// What is known of the node of that name, if there is one.
+    /// Returns the description of the node of that name, if there is one.
     pub fn info(&self, name: &str) -> Option<NodeInfo<'_>> {
         let (name, entry) = self.nodes.get_key_value(name)?;
         let (options, children) = (&entry.options, &*entry.children);
@@ -407,7 +404,7 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// There is no such node, it is nested in another one, or somebody uses it.
+    /// There is no such node, it is nested in another one, or it is in use.
     pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
         match self.nodes.get(name).map(|entry| &entry.node) {
             Some(Kept::Top(_)) if !self.edges(name).is_empty() => Err(OpenError::new(format!(
@@ -425,7 +422,8 @@ impl NodeRegistry {
         }
     }
 
-    /// Opens one node whose name is settled; what it nests is added to `nested`.
+    /// Opens one node under `name`, which is checked already. Adds the nodes nested in it to
+    /// `nested`.
     fn open_tree(
         &mut self,
         name: String,
@@ -450,8 +448,8 @@ impl NodeRegistry {
         Ok(Opened { name, node, options: options.clone(), children, tracking })
     }
 
-    /// The thread that connects to NBD servers, started by whoever opens the first such node. It lives as
-    /// long as they do.
+    /// Returns the thread that connects to NBD servers. The first such node starts the thread, which then
+    /// lives as long as the registry.
     fn connector(&mut self) -> Result<Arc<IoThread>, OpenError> {
         let thread = match self.connector.take() {
             Some(thread) => thread,
@@ -491,7 +489,8 @@ impl NodeRegistry {
         Ok(edge)
     }
 
-    /// Forgets nested nodes whose last user is gone. Those may lie on others.
+    /// Removes the entries of closed nested nodes. Removing one may close nodes below it, so this
+    /// repeats until all are removed.
     fn forget_closed(&mut self) {
         loop {
             let before = self.nodes.len();

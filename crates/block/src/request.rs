@@ -185,8 +185,8 @@ impl std::fmt::Debug for CompletionGuard {
 /// Receives the answers of requests.
 ///
 /// Called once per request, on the loop that the request was submitted on, possibly from within
-/// [`Channel::submit`](crate::node::Channel::submit): an implementation holds no borrow of its own
-/// state while it submits. An I/O error keeps its errno; the device maps it to its own status.
+/// [`Channel::submit`](crate::node::Channel::submit): an implementation must not hold a borrow of
+/// its state while it submits. An I/O error keeps its errno; the device maps it to its own status.
 pub trait RequestOwner {
     /// The request with this tag has ended.
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);

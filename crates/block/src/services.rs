@@ -9,7 +9,7 @@ use event_loop::sync::lock;
 
 use crate::error::OpenError;
 
-/// What a daemon gives its block drivers, for all nodes.
+/// Services of a daemon for the block drivers of all nodes.
 #[derive(Default)]
 pub struct DriverServices {
     library_birth: ThreadBirth,
@@ -28,7 +28,7 @@ impl DriverServices {
         DriverServices { library_birth, is_sealed, shared: Mutex::default() }
     }
 
-    /// Returns what a thread calls first in which a foreign library makes system calls of its own.
+    /// Returns what a foreign library's thread calls first.
     #[must_use]
     pub fn library_birth(&self) -> &ThreadBirth {
         &self.library_birth

@@ -23,7 +23,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// An extent that the node stores itself.
+    /// Returns an extent of `len` bytes, not 0, that the node stores itself.
     pub const fn own(len: u64, state: State) -> Extent {
         Extent { len, state, depth: 1 }
     }

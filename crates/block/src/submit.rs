@@ -28,10 +28,14 @@ impl RequestOwner for Answer {
     }
 }
 
-/// Sends a request down the channel and waits for its answer, which returns the memory. The request is
-/// sent at the first poll. Dropping the future discards the answer, not the request.
+/// Sends a request down the channel and waits for its answer, which returns the memory. `offset` and `len` are in
+/// bytes. The request is sent at the first poll. Dropping the future discards the answer, not the request.
 ///
 /// Allocates, so it is not for the data plane.
+///
+/// # Errors
+///
+/// The errno with which the node has answered the request.
 pub async fn submit(
     channel: &Rc<dyn Channel>,
     op: Op,

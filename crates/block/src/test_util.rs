@@ -1,10 +1,10 @@
-//! A disk whose power can be cut, for the tests of devices and exports above it: what one of those has
-//! told somebody to be on stable storage has to be there when the power is cut right then.
+//! A disk with a simulated power cut, for tests of devices and exports: data that they report as durable must
+//! survive a cut at that moment.
 //!
-//! The image lies on storage with a volatile write cache ([`event_loop::ring::sim::Storage`]), and a
-//! cut takes all that may be taken: what is left is what somebody made durable.
+//! The image lies on storage with a volatile write cache ([`event_loop::ring::sim::Storage`]). A cut discards
+//! everything that no flush has made durable.
 //!
-//! Whatever does not work here panics: it is for tests.
+//! Panics on any error, because it is for tests.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -70,6 +70,9 @@ fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockN
             backing: Backing::None,
             pass_discard_request: None,
             discard_no_unref: false,
+            unheeded: Default::default(),
+            encrypt: None,
+            caches: Default::default(),
         }),
     };
     nodes.open(&blockdev("disk", driver)).expect("an image that can be opened")
@@ -88,7 +91,7 @@ impl VolatileDisk {
         }
         let (storage, fd) = (Storage::new(), Arc::new(OwnedFd::from(file)));
         storage.add(&fd).expect("a file to keep track of");
-        // As the daemon has it: nothing is flushed but for whoever asks.
+        // As in the daemon: nothing is flushed unless a client asks.
         let journals = format!("/dev/shm/ringmill-test-journals-{}", nix::unistd::geteuid());
         let nodes =
             NodeRegistry::new().with_journals(journals.as_ref()).expect("a folder in memory");
@@ -106,7 +109,7 @@ impl VolatileDisk {
         event_loop(self.storage.clone())
     }
 
-    /// What is read from byte `offset` on after a power cut now.
+    /// Returns the `len` bytes at `offset` that a power cut now would leave.
     pub fn after_cut(&self, offset: u64, len: usize) -> Vec<u8> {
         let left = self.storage.stable(&self.fd).expect("it is kept track of");
         let sim = sim(Storage::new());

@@ -10,7 +10,7 @@ use crate::slab::Slab;
 #[derive(Default)]
 pub(crate) struct WatchedWrites(RefCell<Slab<WatchedWrite>>);
 
-/// A write whose answer goes to the filter first.
+/// A write that answers the filter first.
 pub(crate) struct WatchedWrite {
     /// The original answer.
     pub(crate) owed: CompletionGuard,

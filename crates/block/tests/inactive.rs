@@ -28,6 +28,9 @@ fn qcow2(path: &Path) -> Driver {
         backing: Backing::Implicit,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     })
 }
 

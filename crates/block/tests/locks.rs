@@ -165,6 +165,9 @@ fn only_idle_nodes_without_pending_metadata_release_their_locks() {
         backing: Backing::None,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     };
     nodes.open(&blockdev("qcow2", Driver::from(qcow2))).unwrap();
     let is_free = |image: &TempFile| tool("qemu-io", &WRITE, &image.0).0;

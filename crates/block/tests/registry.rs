@@ -261,7 +261,7 @@ fn options_that_contradict_each_other() {
 fn nodes_are_described_as_they_are() {
     let image = TempFile::new(&disk(), "described", 1 << 20);
     let top_file = TempFile::new(&disk(), "described-top", 0);
-    let format = Some((image.0.display().to_string(), "raw".to_owned()));
+    let format = Some((image.0.display().to_string(), Some("raw".to_owned())));
     let create = block::CreateQcow2 { backing: format, ..block::CreateQcow2::new(1 << 20) };
     std::fs::remove_file(&top_file.0).unwrap();
     block::create_qcow2(&top_file.0, &create).unwrap();
@@ -271,6 +271,9 @@ fn nodes_are_described_as_they_are() {
         backing: Backing::Implicit,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     };
     let named = |name: &str| BlockdevRef::Name(name.to_owned());
     let mut nodes = NodeRegistry::new();

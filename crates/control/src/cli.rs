@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use crate::check::{self, CheckOptions};
 use crate::complete;
 use crate::ctl::{self, CtlOptions};
 use crate::error::{OptionError, UsageError};
@@ -44,6 +45,8 @@ pub enum Command {
     Top(TopOptions),
     /// `ringmill probe [FILE]`.
     Probe(ProbeOptions),
+    /// `ringmill check IMAGE`.
+    Check(CheckOptions),
     /// `ringmill upgrade`.
     Upgrade(UpgradeOptions),
     /// `ringmill take-over`: started by a daemon during an upgrade. Not for people.
@@ -81,7 +84,7 @@ pub(crate) struct CliOption {
 
 /// All commands.
 pub(crate) static COMMANDS: &[&Subcommand] =
-    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &PROBE];
+    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &CHECK, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -226,6 +229,22 @@ static TOP: Subcommand = Subcommand {
         ),
     ],
     read: |_, parser| top(parser),
+};
+
+static CHECK: Subcommand = Subcommand {
+    name: "check",
+    usage: "<image> [options]",
+    help: "check and repair the metadata of a qcow2 image",
+    about: "Checks the metadata of a qcow2 image that is not in use, and repairs it, as 'qemu-img check' does. \
+            Each finding is a line on the standard error output. Exit code: 0 if all is well, 2 for corruptions that \
+            are left, 3 for leaked clusters that are left, 63 for a format without checks, 1 if the check failed. \
+            What a killed daemon has left in its journal belongs to the image; --repair writes it first.",
+    options: || erased(check::OPTIONS),
+    examples: &[
+        ("ringmill check disk.qcow2", "what is wrong with an image"),
+        ("ringmill check disk.qcow2 --repair all", "repair everything that can be repaired"),
+    ],
+    read: |_, parser| check(parser),
 };
 
 static PROBE: Subcommand = Subcommand {
@@ -459,6 +478,18 @@ fn upgrade(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
             let mut options = upgrade::start(arguments)?;
             given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
             Ok(Command::Upgrade(options))
+        }
+    }
+}
+
+fn check(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(check::OPTIONS, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&CHECK, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut options = check::start(arguments)?;
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
+            Ok(Command::Check(options))
         }
     }
 }

@@ -237,8 +237,8 @@ fn typed_members(known: &[&Member], object: Object) -> Map<String, Json> {
     typed.collect()
 }
 
-/// A value as the type that it is to have. Text that is none of that type stays text, and is refused as
-/// such by whoever reads it.
+/// Converts a value to the type of `shape`. Text that does not fit stays text, and the reader of the member
+/// refuses it.
 fn typed(shape: &Shape, value: Value) -> Json {
     let text = match value {
         Value::Object(object) => return members(shape, object).into(),

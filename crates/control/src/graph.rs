@@ -1,5 +1,7 @@
-//! What has been defined and who uses it, by name: whether something new fits, and something old may
-//! go. Both the command line, before any of it is carried out, and the daemon, at each change, ask it.
+//! Everything that is defined, by name, and its users. Checks that an addition fits, and that nothing in use
+//! is removed.
+//!
+//! The command line is checked as a whole before any part is carried out; the daemon checks each change.
 
 mod activity;
 mod nbd;
@@ -16,10 +18,9 @@ use crate::error::OptionError;
 use crate::export::{Address, ExportOptions, SizeUse};
 use crate::storage_daemon::{Action, Step};
 
-/// Everything there is, by name.
+/// All definitions, by name.
 ///
-/// A value: each change gives a new one, so that whoever could not carry a change out after all still
-/// has what was before.
+/// Each change returns a new value, so a caller that cannot carry the change out keeps the previous one.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: BTreeMap<String, Node>,
@@ -165,12 +166,11 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Without a node, and those that were defined inside it.
+    /// Returns the graph without a node and the nodes defined inside it.
     ///
     /// # Errors
     ///
-    /// There is none of that name, it was defined inside another one, or somebody uses it or one that
-    /// would go with it.
+    /// There is no such node, it was defined inside another one, or one of the nodes to be removed is in use.
     pub fn without_node(&self, name: &str) -> Result<Graph, OptionError> {
         let Some(node) = self.nodes.get(name) else {
             let message = format!("Failed to find node with node-name='{name}'");
@@ -536,7 +536,7 @@ impl Graph {
                 }
                 Ok(())
             }
-            // They are asked for by nobody here.
+            // The metrics server refers to nothing in the graph.
             Action::Metrics(_) => Ok(()),
             Action::NbdServer(server) => self.nbd_server(server),
         }

@@ -150,7 +150,7 @@ pub(crate) fn qmp_commands<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// `--trace help`: the names alone, one per line, as scripts expect them of QSD.
 pub(crate) fn trace() -> String {
     let mut text = Text::default();
-    event_loop::trace::EVENTS.iter().for_each(|event| text.line(event.name));
+    trace::events().iter().for_each(|event| text.line(event.name));
     text.done()
 }
 

@@ -22,6 +22,7 @@
 mod advice;
 mod amend;
 mod chardev;
+mod check;
 mod cli;
 mod complete;
 mod ctl;
@@ -58,6 +59,7 @@ pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
 pub use block::options::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
+pub use check::CheckOptions;
 pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};

@@ -193,6 +193,9 @@ impl ServeOptions {
                 backing: Backing::Implicit,
                 pass_discard_request: None,
                 discard_no_unref: false,
+                unheeded: Default::default(),
+                encrypt: None,
+                caches: Default::default(),
             }),
             ServeFormat::ProbedRaw if !self.read_only => Driver::from(RawOptions {
                 file: below(driver),
@@ -206,9 +209,11 @@ impl ServeOptions {
         let addr = Addr::Unix { path: self.socket.clone() };
         let kind = match (&self.mount, self.device) {
             (Some(mount), _) => ExportKind::Fuse(mount.clone()),
-            (None, ServeDevice::Ahci) => {
-                ExportKind::VfioUserAhci(AhciOptions { addr, serial: None })
-            }
+            (None, ServeDevice::Ahci) => ExportKind::VfioUserAhci(AhciOptions {
+                addr,
+                serial: None,
+                more_drives: Vec::new(),
+            }),
             (None, ServeDevice::Nvme) => ExportKind::VfioUserNvme(NvmeOptions {
                 addr,
                 serial: None,

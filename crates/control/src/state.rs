@@ -288,7 +288,7 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
 }
 
 fn relative_path_of_node(node: &BlockdevOptions) -> Option<&Path> {
-    let Needs { files, sockets, servers: _, journal: _ } = node.driver.needs();
+    let Needs { files, sockets, .. } = node.driver.needs();
     let own = files.into_iter().chain(sockets).find(|path| path.is_relative());
     let below = || {
         node.driver.children().into_iter().find_map(|child| match child.node {

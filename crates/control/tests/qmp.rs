@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 
 type Parsed = Vec<Result<Json, String>>;
 
-/// What comes of `input` when it arrives in pieces that end at `cuts`.
+/// Returns the result of parsing `input` when it arrives in pieces that end at `cuts`.
 fn parse_in_pieces(input: &[u8], cuts: &[usize]) -> Parsed {
     let mut parser = Parser::new();
     let mut out = Vec::new();

@@ -46,6 +46,12 @@ impl fmt::Display for SecretError {
 
 impl std::error::Error for SecretError {}
 
+/// Encodes bytes as base64.
+#[must_use]
+pub fn to_base64(bytes: &[u8]) -> String {
+    Base64::encode_string(bytes)
+}
+
 /// Decodes base64. Spaces and line ends are left out.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Dirty bitmaps of nodes, as commands change them.
+//! Commands on dirty bitmaps of nodes.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use super::{Daemon, DaemonError};
 
 /// Longest name, bytes.
 const MAX_NAME: usize = 1023;
-/// Bytes of a part when none are given: the cluster size of an image within these limits, as in QEMU.
+/// Limits of the default granularity in bytes. The default is the image's cluster size, as in QEMU.
 const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
-/// Most parts of a disk, a bit each: 256 MiB of memory.
+/// Most bits of a bitmap: 256 MiB of memory.
 const MAX_PARTS: u64 = 1 << 31;
 
 /// Bitmaps whose bits can be used.
 pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
 
-/// A bitmap, as commands name it.
+/// The name of a bitmap in commands.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BitmapName {
     pub(super) node: String,
@@ -51,7 +51,7 @@ fn refused(desc: impl Into<String>) -> QmpError {
     QmpError::generic(desc)
 }
 
-/// What `query-named-block-nodes` tells of a node's bitmaps.
+/// The bitmaps of a node in the answer to `query-named-block-nodes`.
 pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
     let told = bitmaps.iter().map(|bitmap| {
@@ -81,14 +81,14 @@ impl Daemon {
         found.ok_or_else(|| refused(format!("Dirty bitmap '{name}' not found")))
     }
 
-    /// The same, to be changed.
+    /// A bitmap of a node. Fails if it cannot be changed.
     fn own_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
         let bitmap = self.bitmap(&of.node, &of.name)?;
         check(&bitmap, &[Storage::Memory, Storage::Image])?;
         Ok(bitmap)
     }
 
-    /// A bitmap that a backup is to go by.
+    /// The bitmap of an incremental backup.
     pub(super) fn bitmap_for_backup(
         &self,
         node: &str,
@@ -100,14 +100,14 @@ impl Daemon {
         Ok(found)
     }
 
-    /// Bitmaps that an export is to show.
+    /// The bitmaps of a new export.
     pub(super) fn bitmaps_for_export(
         &self,
         node: &str,
         bitmaps: &[BitmapRef],
         writable: bool,
     ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
-        // By others than the export's clients.
+        // Other users of the node can change it.
         let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);
         let find = |BitmapRef { node: of, name }: &BitmapRef| {
             let bitmap = match of {
@@ -272,7 +272,7 @@ impl Daemon {
     }
 }
 
-/// Checks that nothing uses a bitmap, and that it is where it can be used so.
+/// Checks that a bitmap is unused, and that `usable` contains its storage.
 pub(super) fn check(bitmap: &DirtyBitmap, usable: &[Storage]) -> Result<(), QmpError> {
     let name = bitmap.name();
     if bitmap.is_busy() {

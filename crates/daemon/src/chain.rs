@@ -6,8 +6,8 @@ use nix::errno::Errno;
 use super::Daemon;
 
 impl Daemon {
-    /// Has a node's image name another backing file, or none. A node that is open for reading is opened for writing
-    /// before.
+    /// Writes the name of another backing file, or none, to the header of a node's image. Reopens a read-only
+    /// node for writing.
     ///
     /// # Errors
     ///

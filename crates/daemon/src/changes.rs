@@ -49,7 +49,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The same, of something that no option tells of.
+    /// Executes an action that has no option.
     pub(super) async fn carry_out_action(&mut self, action: &Action) -> Result<(), DaemonError> {
         self.check_paths(action)?;
         let graph = self.graph.with(action)?;
@@ -116,12 +116,12 @@ impl Daemon {
         error.is_left_locked() || !self.serves && error.may_be_left_locked()
     }
 
-    /// Until when an image that nobody is found to have locked is waited for.
+    /// Returns the deadline for waiting for a locked image without a known owner, in nanoseconds.
     pub(super) fn lock_patience(&self) -> u64 {
         self.control.now_ns() + LAST_REQUESTS_NS
     }
 
-    /// Waits a little, until then.
+    /// Waits briefly before another attempt, until the deadline `patience`.
     pub(super) async fn wait_for_lock(
         &self,
         error: OpenError,
@@ -212,7 +212,7 @@ impl Daemon {
         }
         let has_bitmaps = !bitmaps.is_empty();
         if has_bitmaps && size > before {
-            // Before anybody can write there.
+            // The bitmaps grow before the new range can be written.
             let _held = self.nodes.hold_all().await;
             tracking.iter().for_each(|tracking| tracking.resize_bitmaps(size));
         }

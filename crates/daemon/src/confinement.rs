@@ -1,4 +1,4 @@
-//! `--sandbox` and `--user`: from what the options say to a sandbox.
+//! `--sandbox` and `--user`: converts the options to a sandbox configuration.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,9 @@ use crate::DaemonError;
 use crate::journals::Home;
 use crate::libraries;
 
-/// Begins the sandbox of a daemon that is about to be made. To be called on the main thread before there are
-/// others; `None`: there is to be none. `removed`: files that go at the end, beside sockets.
+/// Starts the sandbox of a new daemon. Call on the main thread, before other threads start.
+///
+/// Returns `None` if the options disable the sandbox. `removed`: a file, besides sockets, that is removed at the end.
 pub fn begin(
     options: &SandboxOptions,
     steps: &[Step],
@@ -105,8 +106,10 @@ pub(crate) fn told(in_force: Option<&InForce>) -> Json {
     told
 }
 
-/// What the control thread goes on reaching: what the command line names and `paths`. With a monitor and
-/// without `paths` everything, as commands may name any file. `journals`: where those of qcow2 images lie.
+/// Returns what the control thread can reach: everything that the command line names, and `paths`.
+///
+/// With a monitor and without `paths`, access is unrestricted, as commands may name any file. `journals`: the folder of
+/// the journals of qcow2 images.
 fn reach(
     paths: Option<&[PathBuf]>,
     steps: &[Step],
@@ -115,11 +118,11 @@ fn reach(
     has_monitor: bool,
 ) -> Reach {
     if has_monitor && paths.is_none() {
-        return Reach::default();
+        return Reach { abstract_sockets: true, vsock: true, ..Reach::default() };
     }
     let mut named = Named::default();
     steps.iter().for_each(|step| named.add(&step.action));
-    // What statistics are read from, and who has locked an image.
+    // Source of statistics and of the owners of image locks.
     let mut files = vec![Beneath { path: "/proc".into(), purpose: Purpose::Read }];
     let mut add = |path: &Path, purpose| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -128,7 +131,7 @@ fn reach(
         }
     };
     for socket in named.sockets.iter().map(PathBuf::as_path).chain(removed) {
-        // Links are followed by those who made it.
+        // The socket may have been made through a symbolic link: allow both folders.
         let real = std::fs::canonicalize(socket);
         for path in [Some(socket), real.as_deref().ok()].into_iter().flatten() {
             if let Some(folder) = path.parent() {
@@ -142,7 +145,7 @@ fn reach(
     }
     if has_monitor {
         named.images.iter().for_each(|image| add(image, Purpose::Use));
-        // What the queue of a block device is like.
+        // Queue properties of block devices.
         add(Path::new("/sys"), Purpose::Read);
     }
     paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
@@ -158,7 +161,9 @@ fn reach(
         add(Path::new("/etc"), Purpose::Read);
     }
     let connect = (!has_monitor).then_some(named.ports);
-    Reach { files: Some(files), connect }
+    let abstract_sockets = has_monitor || named.has_abstract_sockets;
+    let vsock = has_monitor || named.has_vsock;
+    Reach { files: Some(files), connect, abstract_sockets, vsock }
 }
 
 /// What the C library looks names of hosts up in.
@@ -177,6 +182,8 @@ struct Named {
     /// That are connected to.
     ports: Vec<u16>,
     looks_names_up: bool,
+    has_abstract_sockets: bool,
+    has_vsock: bool,
     has_journal: bool,
 }
 
@@ -213,12 +220,15 @@ impl Named {
 
     fn add_node(&mut self, options: &BlockdevOptions) {
         // Unix sockets stay in reach.
-        let Needs { files, sockets: _, servers, journal } = options.driver.needs();
+        let Needs { files, sockets: _, servers, abstract_sockets, vsock, journal } =
+            options.driver.needs();
         // A library reads its files on threads of its own.
         if options.driver.kind().library.is_none() {
             self.images.extend(files.into_iter().map(Path::to_owned));
         }
         servers.into_iter().for_each(|(host, port)| self.add_server(host, port));
+        self.has_abstract_sockets |= abstract_sockets;
+        self.has_vsock |= vsock;
         self.has_journal |= journal;
         for child in options.driver.children() {
             if let BlockdevRef::Inline(options) = child.node {

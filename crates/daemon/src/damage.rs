@@ -11,13 +11,17 @@ use super::monitor::Clients;
 pub(super) fn watch(nodes: &mut NodeRegistry, control: &EventLoop, clients: &Clients) {
     let (mut damages, clients) = (nodes.damages(), clients.clone());
     control.spawn(async move {
-        while let Some(Damage { node_name, message, is_fatal }) = damages.receive().await {
-            let data = json!({
+        while let Some(Damage { node_name, message, place, is_fatal }) = damages.receive().await {
+            let mut data = json!({
                 "device": "",
                 "node-name": node_name,
                 "msg": message,
                 "fatal": is_fatal,
             });
+            if let Some(place) = place {
+                data["offset"] = place.start.into();
+                data["size"] = (place.end - place.start).into();
+            }
             clients.tell(&BLOCK_IMAGE_CORRUPTED, data);
         }
     });

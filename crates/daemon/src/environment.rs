@@ -1,16 +1,19 @@
 //! The environment that a process is started in.
 
 use std::env;
+use std::path::PathBuf;
+use std::rc::Rc;
 
 use nix::unistd::Pid;
 use sandbox::Sandbox;
 
 use super::DaemonError;
+use crate::host::{Host, OperatingSystem};
 use crate::service_manager::ServiceManager;
 use crate::socket_activation::ActivationSockets;
 
 /// Inherited resources and limits, besides the command line.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Environment {
     /// Sockets to listen on.
     pub given: ActivationSockets,
@@ -18,6 +21,22 @@ pub struct Environment {
     pub manager: Option<ServiceManager>,
     /// The restrictions of the process; `None`: only those of its user.
     pub sandbox: Option<Sandbox>,
+    /// The folder for journals of qcow2 images; `None`: that of the user or the service.
+    pub journals: Option<PathBuf>,
+    /// Threads and clock.
+    pub host: Rc<dyn Host>,
+}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Environment {
+            given: ActivationSockets::default(),
+            manager: None,
+            sandbox: None,
+            journals: None,
+            host: Rc::new(OperatingSystem),
+        }
+    }
 }
 
 impl Environment {
@@ -30,7 +49,7 @@ impl Environment {
     pub fn of_environment(parent: Option<Pid>) -> Result<Self, DaemonError> {
         let given = ActivationSockets::of_environment(parent)?;
         let manager = ServiceManager::of_environment(parent)?;
-        Ok(Environment { given, manager, sandbox: None })
+        Ok(Environment { given, manager, ..Environment::default() })
     }
 
     /// The environment of the previous process. Its inherited sockets come with the handover.

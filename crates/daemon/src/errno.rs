@@ -1,4 +1,4 @@
-//! The system's words for an error, as QEMU has them.
+//! The system's description of an error, as in QEMU's messages.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Why the daemon could not do something.
+//! The errors of the daemon.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use control::{OptionError, advice_for_serve};
 
 use super::open_files;
 
-/// Something could not be made; everything made before it is as it was.
+/// The error of a failed change. Earlier changes are unaffected.
 #[derive(Debug)]
 pub struct DaemonError {
     /// What failed, and why.
@@ -34,12 +34,12 @@ impl DaemonError {
         DaemonError { message: error.to_string(), hint: None }
     }
 
-    /// Of something that takes descriptors: with advice where there are too few.
+    /// Returns an error, with advice if the limit of open files was reached.
     pub(super) fn with_advice(error: impl Error + 'static) -> Self {
         DaemonError { message: error.to_string(), hint: open_files::advice(&error) }
     }
 
-    /// With what to do about it.
+    /// Adds the advice.
     pub fn with_hint(self, hint: &str) -> Self {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
@@ -54,7 +54,7 @@ impl DaemonError {
         DaemonError { message, hint: self.hint.as_deref().map(advice_for_serve) }
     }
 
-    /// With what it is about in front.
+    /// Puts the object of the failure in front of the message.
     pub fn of(self, what: &str) -> Self {
         DaemonError { message: format!("{what}: {}", self.message), ..self }
     }

@@ -19,49 +19,49 @@ use super::statistics::ExportStatistics;
 /// Longest wait of [`Exports::hung_up_are_gone`], nanoseconds.
 const GONE_NS: u64 = 1_000_000_000;
 
-/// The exports, in the order in which they were made.
+/// The exports, in order of creation.
 pub(super) struct Exports {
     event_loop: EventLoop,
     exports: Vec<Export>,
-    /// Called with the name of each that has ended, while the daemon serves.
+    /// Called with the name of each export that has ended, while the daemon serves.
     on_end: Rc<dyn Fn(String)>,
-    /// How long to wait before looking for requests that take long, nanoseconds; 0: nobody looks.
+    /// Interval of the search for stalled requests, nanoseconds; 0: off.
     pause_ns: Rc<Cell<u64>>,
-    /// Called when it is time to.
+    /// Called once per interval.
     on_look: Rc<dyn Fn()>,
 }
 
 struct Export {
     id: String,
-    /// The nodes that it offers: one, or those of the logical units or namespaces.
+    /// The exported nodes: one, or those of the logical units or namespaces.
     nodes: Vec<String>,
     kind: &'static str,
     /// The member that lists the nodes in its description, if there can be several.
     list: Option<&'static str>,
-    /// It shows dirty bitmaps, which a restart may not find.
+    /// The export shows dirty bitmaps. A restart may not find them.
     shows_bitmaps: bool,
-    /// `None` once it is being stopped.
+    /// `None` once the export is being stopped.
     serving: Option<Box<dyn Running>>,
-    /// Gives whether all could be flushed.
+    /// Returns whether the last flush succeeded.
     stopping: Option<JoinHandle<bool>>,
-    /// Goes with it: for who waits for its end.
+    /// Dropped with the export, which completes the receiver of [`Exports::stop`].
     awaited: Option<oneshot::Sender<()>>,
-    /// What becomes of requests that fail; `None`: the other side is told.
+    /// The policy for failed requests; `None`: the front end gets the error.
     policy: Option<Arc<ErrorPolicy>>,
-    /// Its requests that take long; `None`: nobody wants to know.
+    /// The record of stalled requests; `None`: switched off.
     stalls: Option<Rc<Stalls>>,
 }
 
-/// What an export is at.
+/// The state of an export.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExportState {
     Idle,
-    /// Somebody is connected.
+    /// A front end or client is connected.
     InUse,
     ShuttingDown,
 }
 
-/// What is told of an export.
+/// The description of an export in QMP.
 pub(super) struct ExportInfo<'a> {
     pub(super) id: &'a str,
     pub(super) node_name: &'a str,
@@ -114,7 +114,7 @@ impl Exports {
         });
     }
 
-    /// Has somebody look for requests that take long, at least so often.
+    /// Starts the search for stalled requests, or shortens its interval to `pause_ns`.
     fn look_every(&self, pause_ns: u64) {
         let before = self.pause_ns.get();
         if before == 0 || before > pause_ns {
@@ -133,12 +133,12 @@ impl Exports {
         });
     }
 
-    /// Looks for requests that take long, and tells the log of them.
+    /// Looks for stalled requests, and logs them.
     pub(super) fn look_for_stalls(&self) {
         for export in &self.exports {
             let (Some(serving), Some(stalls)) = (&export.serving, &export.stalls) else { continue };
             let now_ns = self.event_loop.now_ns();
-            // What is held does not take long by itself, nor what has just gone on.
+            // The error policy holds these requests, or has just resumed them: the disk is not slow.
             let is_held = |policy: &Arc<ErrorPolicy>| {
                 let resumed_ns = policy.resumed_ns();
                 policy.is_stopped() || resumed_ns > 0 && now_ns < resumed_ns + stalls.limit_ns()
@@ -188,13 +188,13 @@ impl Exports {
         export.map(|export| export.nodes.clone()).unwrap_or_default()
     }
 
-    /// Those that offered node `old` offer `new` now.
+    /// Replaces node `old` by `new` in all exports that offer it.
     pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
         let names = self.exports.iter_mut().flat_map(|export| &mut export.nodes);
         names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
     }
 
-    /// Has exports whose nodes are not all active pass nothing on, and all others go on.
+    /// Pauses the exports with an inactive node, and resumes all others.
     pub(super) async fn pause(&self, inactive: impl Fn(&str) -> bool) {
         for export in &self.exports {
             if let Some(serving) = &export.serving {
@@ -213,7 +213,7 @@ impl Exports {
         }
     }
 
-    /// What it is at. `None`: there is no such export.
+    /// The state of an export. `None`: there is no such export.
     pub(super) fn state(&self, id: &str) -> Option<ExportState> {
         let export = self.exports.iter().find(|export| export.id == id)?;
         Some(match &export.serving {
@@ -234,7 +234,7 @@ impl Exports {
         end
     }
 
-    /// Forgets one that has ended.
+    /// Forgets an export that has ended.
     pub(super) fn forget(&mut self, id: &str) {
         self.exports.retain(|export| export.id != id);
     }
@@ -275,25 +275,26 @@ impl Exports {
         until(ending, watching).await.unwrap_or_else(|never: Infallible| match never {})
     }
 
-    /// Has all of them say what there is to hand over; they hear nothing any more.
+    /// Asks each export for its description for the new process. From then on, vhost-user servers read no more
+    /// messages.
     pub(super) fn describe(&self) -> Vec<(String, Asked<Described>)> {
         let describe =
             |export: &Export| Some((export.id.clone(), export.serving.as_ref()?.describe()?));
         self.exports.iter().filter_map(describe).collect()
     }
 
-    /// Has those flush that offer a node of which `keeps_back` is true; completes when they have, or could not.
+    /// Flushes the exports with a node for which `keeps_back` is true. Completes once all flushes have ended or failed.
     pub(super) fn flush(&self, keeps_back: impl Fn(&str) -> bool) -> impl Future<Output = ()> {
         let flush = |export: &Export| {
             let keeps_back = export.nodes.iter().any(|node| keeps_back(node));
             Some(export.serving.as_ref().filter(|_| keeps_back)?.flush())
         };
         let asked: Vec<_> = self.exports.iter().filter_map(flush).collect();
-        // What has failed fails the next time too, and is told then.
+        // A failed flush fails again when the queues stop, and is reported then.
         all(asked)
     }
 
-    /// Has all of them stop their queues, and those flush that offer a node of which `keeps_back` is true.
+    /// Stops the queues of all exports, and flushes those with a node for which `keeps_back` is true.
     pub(super) fn stop_queues(
         &self,
         keeps_back: impl Fn(&str) -> bool,
@@ -306,8 +307,8 @@ impl Exports {
         self.exports.iter().filter_map(stop).collect()
     }
 
-    /// When the oldest request in flight was taken, and of which export it is. Those are left out that
-    /// offer a node of which `but` is true.
+    /// When the oldest request in flight was taken, nanoseconds, and its export. Leaves out exports with a node
+    /// for which `but` is true.
     pub(super) fn oldest(
         &self,
         but: impl Fn(&str) -> bool,
@@ -328,15 +329,15 @@ impl Exports {
         }
     }
 
-    /// Has all of them serve, before they are to stop their queues once more; completes when they do.
+    /// Restarts the queues of all exports until the next attempt to stop them. Completes once all serve.
     pub(super) fn restart_queues(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
         let asked: Vec<_> = serving.map(|serving| serving.restart_queues()).collect();
-        // One that is gone serves nobody.
+        // An error means that the export has ended.
         all(asked)
     }
 
-    /// Has all of them go on where they were.
+    /// Resumes all exports.
     pub(super) fn resume(&self) {
         self.exports
             .iter()
@@ -344,7 +345,25 @@ impl Exports {
             .for_each(|serving| serving.resume());
     }
 
-    /// Has all that were taken over begin; completes when they have.
+    /// Has exports over vfio-user check the clients of another process.
+    ///
+    /// # Errors
+    ///
+    /// A client cannot be served here.
+    pub(super) fn prepare(&self, stopped: &mut BTreeMap<String, Stopped>) -> Result<(), String> {
+        for export in &self.exports {
+            if let (Some(serving), Some(Stopped::Controller(client))) =
+                (export.serving.as_ref(), stopped.get_mut(&export.id))
+                && let Some(client) = client.take()
+            {
+                let failed = |why| format!("export '{}': {why}", export.id);
+                serving.prepare(client).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts all exports, with the state that another process handed over. Completes once all serve.
     pub(super) fn begin(
         &self,
         mut stopped: BTreeMap<String, Stopped>,
@@ -357,14 +376,14 @@ impl Exports {
         all(begun)
     }
 
-    /// Another process goes on: sends those away who could not be handed over.
+    /// Disconnects the clients that could not be handed over to the new process.
     pub(super) fn disconnect_clients(&self) -> impl Future<Output = ()> + use<> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
         let parted: Vec<_> = serving.filter_map(|serving| serving.disconnect_clients()).collect();
         all(parted)
     }
 
-    /// Lets an export go on that an error has stopped. `None`: there is no such export.
+    /// Resumes an export after an error. `None`: there is no such export.
     pub(super) fn resume_after_error(&self, id: &str, now_ns: u64) -> Option<()> {
         let export = self.exports.iter().find(|export| export.id == id)?;
         if let Some(policy) = &export.policy {
@@ -373,7 +392,7 @@ impl Exports {
         Some(())
     }
 
-    /// What each has done, as long as it is not being stopped.
+    /// The statistics of all exports that are not being stopped.
     pub(super) fn statistics(&self) -> Vec<ExportStatistics> {
         let of = |export: &Export| {
             let serving = export.serving.as_ref()?;
@@ -389,13 +408,13 @@ impl Exports {
         self.exports.iter().filter_map(of).collect()
     }
 
-    /// What each queue of an export has done; `None`: there is no such export.
+    /// The counters of each queue of an export; `None`: there is no such export.
     pub(super) fn queues_of(&self, id: &str) -> Option<&[Arc<QueueStats>]> {
         let export = self.exports.iter().find(|export| export.id == id)?;
         Some(export.serving.as_ref()?.queue_stats())
     }
 
-    /// What each queue of each export has done.
+    /// The counters of each queue of each export.
     pub(super) fn queue_stats(&self) -> Vec<Arc<QueueStats>> {
         let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
         serving.flat_map(|export| export.queue_stats().to_vec()).collect()
@@ -422,7 +441,7 @@ impl Export {
     }
 }
 
-/// Completes when all have, whatever came of them.
+/// Awaits all, and ignores their results.
 async fn all(asked: Vec<impl Future>) {
     for one in asked {
         let _ = one.await;

@@ -16,6 +16,12 @@ pub(crate) struct Home {
     user: Uid,
 }
 
+/// Returns the folder of journals of a daemon that runs as this process' user with the same environment, and the user.
+pub fn journal_folder() -> (PathBuf, u32) {
+    let home = Home::of(None);
+    (home.folder, home.user.as_raw())
+}
+
 impl Home {
     /// The folder of a daemon that changes to `identity` before it serves, or keeps its user.
     pub(crate) fn of(identity: Option<&Identity>) -> Home {
@@ -28,6 +34,11 @@ impl Home {
             _ => format!("/dev/shm/ringmill-{user}").into(),
         };
         Home { folder, user }
+    }
+
+    /// This folder, for a daemon as in [`of`](Self::of).
+    pub(crate) fn at(folder: PathBuf, identity: Option<&Identity>) -> Home {
+        Home { folder, ..Home::of(identity) }
     }
 
     /// A registry of nodes with journals in this folder, if possible.

@@ -1,7 +1,7 @@
-//! The daemon: what a command line and its monitors' clients ask for, made, run and taken down again.
+//! The daemon: creates, runs and takes down what the command line and monitors ask for.
 //!
-//! One task owns everything there is, [`Daemon`], and carries out one change after the other, whoever
-//! asked for it; monitors send it their commands.
+//! One task owns the [`Daemon`] and carries out one change after the other. Monitors send their commands to this
+//! task.
 
 #![deny(unsafe_code)]
 
@@ -13,13 +13,13 @@ mod chardev;
 mod commands;
 pub mod confinement;
 mod damage;
-mod disk_thread;
 mod environment;
 pub mod errno;
 mod error;
 mod errors;
 mod export;
 mod exports;
+mod host;
 mod jobs;
 mod journals;
 mod libraries;
@@ -48,7 +48,7 @@ mod turn;
 mod upgrade;
 mod watchdog;
 
-/// Parsers of what another process sends, for the fuzz targets. No part of the interface.
+/// Parsers of input from other processes, for the fuzz targets. Not part of the interface.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::metrics::http;
@@ -62,11 +62,14 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ::exports::nbd::NbdServer;
+use block::node::BlockNode;
 use block::{DriverServices, NodeRegistry};
 use control::{Graph, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
+use nix::sys::signal::SigSet;
 use sandbox::{InForce, Sandbox};
 use serde_json::json;
 
@@ -76,8 +79,10 @@ pub use environment::Environment;
 pub use error::DaemonError;
 use export::Stopped;
 use exports::Exports;
+pub use host::{Host, HostThread, OperatingSystem};
 use jobs::Jobs;
 use journals::Home;
+pub use journals::journal_folder;
 use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
 pub use open_files::raise_limit;
@@ -100,38 +105,39 @@ use service_manager::ServiceManager;
 use socket_activation::ActivationSockets;
 use spawner::Spawner;
 
-/// Exports, the nodes they offer, the threads that serve them, and who gives orders.
+/// Exports, their nodes, the threads that serve them, and the monitors.
 pub struct Daemon {
     exports: Exports,
     nbd_server: Option<NbdServer>,
     nodes: NodeRegistry,
     threads: IoThreads,
     objects: Objects,
-    /// What there is and who uses it, by name: says whether a change fits.
+    /// All objects by name, with their users. Checks whether a change is possible.
     graph: Graph,
-    /// Those that no monitor is on.
+    /// Character devices without a monitor.
     chardevs: BTreeMap<String, Chardev>,
     jobs: Jobs,
     clients: Clients,
     given: ActivationSockets,
     manager: Option<Rc<ServiceManager>>,
     mailbox: Mailbox<Message>,
-    /// `None`: there is none.
+    /// `None` with the sandbox switched off.
     sandbox: Option<Sandbox>,
-    /// Once everything is ready; nothing: it is not.
+    /// The restrictions in force. Empty until [`Daemon::confine`].
     in_force: OnceCell<InForce>,
     control: EventLoop,
-    /// What all this was made by.
+    host: Rc<dyn Host>,
+    /// The options and commands that made the current configuration.
     definitions: Definitions,
-    /// The listening sockets of monitors and metrics, by what they are for.
+    /// The listening sockets of monitors and metrics, by purpose.
     listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
     spawner: Option<Rc<Spawner>>,
     pidfile: Rc<OnceCell<Pidfile>>,
-    /// When clients of monitors and metrics are served here.
+    /// The period in which this process serves clients of monitors and metrics.
     turn: Rc<Turn>,
-    /// What another process has handed over, until all is made of it.
+    /// The state that another process has handed over, until it is taken over.
     taken: Option<TakenOver>,
-    /// Everything that the command line asks for is made.
+    /// The command line is carried out.
     serves: bool,
     /// `None` without `--state`.
     keeping: Option<Keeping>,
@@ -141,18 +147,18 @@ pub struct Daemon {
     moving: Rc<Cell<bool>>,
 }
 
-/// What a daemon starts with.
+/// The input of [`run`].
 #[derive(Default)]
 pub struct Start {
-    /// What it makes.
+    /// Steps that create the first configuration.
     pub steps: Vec<Step>,
-    /// The arguments that stand for these, where they do not come from options.
+    /// The options of `storage-daemon` with the effect of `steps`, if the steps come from another command line.
     pub command_line: Option<Vec<String>>,
-    /// Starts the program that takes over one day.
+    /// Starts the new program in an upgrade.
     pub spawner: Option<Spawner>,
-    /// Outlives the daemon: while the file is there, so is what it stands for.
+    /// Outlives the daemon: the sockets are removed before the pid file.
     pub pidfile: Rc<OnceCell<Pidfile>>,
-    /// What it takes over itself.
+    /// The state that another process has handed over.
     pub taken: Option<TakenOver>,
     /// The state file, if any.
     pub keeping: Option<Keeping>,
@@ -176,23 +182,25 @@ impl Ready {
     }
 }
 
-/// How long the exports have to finish once an I/O thread has failed: those that it served never do.
+/// Time limit of the exports to finish after an I/O thread has failed, nanoseconds. Exports of that thread
+/// never finish.
 const AFTER_FAILURE_NS: u64 = 5_000_000_000;
 
 /// How serving ended.
 enum Served {
-    /// By a signal or a command; whether all that was written could be flushed.
+    /// By a signal or a command. The value: whether all flushes succeeded.
     Stopped(bool),
-    /// By two signals.
+    /// By a second signal.
     Insisted,
     /// An I/O thread has failed.
     Failed(DaemonError),
 }
 
-/// Makes what `start.steps` ask for, calls `ready` once it is all there, which is to call
-/// [`Daemon::confine`], serves until a signal or a command ends that, and takes everything down: requests in
-/// flight are finished and flushed, sockets removed.
-/// A second signal ends the process at once. An I/O thread that fails ends the daemon with an error.
+/// Runs the daemon until a signal or a command ends it.
+///
+/// Carries out `start.steps`, then calls `ready`, which has to call [`Daemon::confine`]. At the end, requests in
+/// flight are finished and flushed, and sockets removed. A second signal ends the process at once. An I/O thread
+/// that fails ends the daemon with an error.
 pub fn run(
     start: Start,
     environment: Environment,
@@ -204,19 +212,35 @@ pub fn run(
     let pool_birth = threads::pool_birth(environment.sandbox.as_ref());
     let config = LoopConfig { name: "control".into(), pool_birth, ..LoopConfig::default() };
     let control = EventLoop::new(config).map_err(DaemonError::new)?;
-    let stop = StopSignals::new(&control, &blocked)
-        .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
-    let result = run_on(&control, stop, start, environment, ready);
-    // Drops the tasks that listen, which remove their sockets.
-    let shut_down = control.shut_down();
-    result.and(shut_down.map_err(|error| control_failed(&error)))
+    run_on(&control, &blocked, start, environment, ready)
 }
 
 fn control_failed(error: &std::io::Error) -> DaemonError {
     DaemonError::new(format!("the control loop failed: {error}"))
 }
 
-fn run_on(
+/// Runs the daemon as [`run`] does, with `control` as the loop of this thread, which is shut down at the end.
+/// `signals`: the signals that end the daemon. The caller has blocked them.
+///
+/// # Errors
+///
+/// Those of [`run`].
+pub fn run_on(
+    control: &EventLoop,
+    signals: &SigSet,
+    start: Start,
+    environment: Environment,
+    ready: impl FnOnce(&Daemon) -> Result<Ready, DaemonError>,
+) -> Result<(), DaemonError> {
+    let stop = StopSignals::new(control, signals)
+        .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
+    let result = run_until_stopped(control, stop, start, environment, ready);
+    // Drops the tasks that listen, which remove their sockets.
+    let shut_down = control.shut_down();
+    result.and(shut_down.map_err(|error| control_failed(&error)))
+}
+
+fn run_until_stopped(
     control: &EventLoop,
     mut stop: StopSignals,
     start: Start,
@@ -232,13 +256,13 @@ fn run_on(
     let took_over = start.taken.is_some();
     let steps = daemon.begin_with(start);
     let making = async move {
-        // A client may be waited for.
+        // A step may wait for a client, so a signal must be able to end it.
         let made = until(daemon.make_all(steps), stop.next()).await;
         (daemon, stop, made)
     };
     let (daemon, stop, made) = control.block_on(making).map_err(|error| control_failed(&error))?;
     let made = match made {
-        // What the other process has is not to be taken down.
+        // The other process still serves: its sockets and files must stay.
         Err(_) if daemon.taken.is_some() => std::process::exit(1),
         Err(signal) => Err(signal),
         Ok(made) => Ok(made.and_then(|()| ready(&daemon))),
@@ -264,7 +288,7 @@ fn run_on(
                 None
             }
             Err(error) => {
-                // That is the error to tell of, whatever else goes wrong.
+                // The first error is reported; failures of the clean-up are not.
                 let _ = control.block_on(daemon.take_down(None));
                 return Err(error);
             }
@@ -308,7 +332,12 @@ impl Daemon {
         commands::register();
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
-        let journals = Home::of(environment.sandbox.as_ref().and_then(Sandbox::identity));
+        let host = environment.host;
+        let identity = environment.sandbox.as_ref().and_then(Sandbox::identity);
+        let journals = match environment.journals {
+            Some(folder) => Home::at(folder, identity),
+            None => Home::of(identity),
+        };
         Daemon {
             exports: Exports::new(
                 control,
@@ -323,20 +352,26 @@ impl Daemon {
                     threads::library_birth(environment.sandbox.as_ref()),
                     environment.sandbox.is_some(),
                 )),
-            threads: IoThreads::new(control, environment.sandbox.clone(), move |error| {
-                failed.push(Message::Failed(error));
-            }),
+            threads: IoThreads::new(
+                control,
+                host.clone(),
+                environment.sandbox.clone(),
+                move |error| {
+                    failed.push(Message::Failed(error));
+                },
+            ),
             objects: Objects::default(),
             graph: Graph::default(),
             chardevs: BTreeMap::new(),
             jobs: Jobs::default(),
-            clients: Clients::default(),
+            clients: Clients::new(host.clone()),
             given: environment.given,
             manager: environment.manager.map(Rc::new),
             mailbox,
             sandbox: environment.sandbox,
             in_force: OnceCell::new(),
             control: control.clone(),
+            host,
             definitions: Definitions::default(),
             listeners: BTreeMap::new(),
             spawner: None,
@@ -389,7 +424,7 @@ impl Daemon {
         }
     }
 
-    /// A line for people.
+    /// The status line for the service manager.
     fn summary(&self) -> String {
         match self.exports.all().count() {
             1 => "Serving 1 export".into(),
@@ -397,14 +432,14 @@ impl Daemon {
         }
     }
 
-    /// There are more exports, or fewer.
+    /// Updates the service manager's status line after the number of exports has changed.
     fn tell_summary(&self) {
         if let Some(manager) = &self.manager {
             manager.status(&self.summary());
         }
     }
 
-    /// Another process serves now: tells who has asked for it, and ends this one.
+    /// Ends this process after a hand-over, once clients have read their answers or after [`LINGER_NS`].
     async fn leave(self, to: &HandedOver) -> ! {
         let pause_us = to.pause_ns / 1000;
         log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
@@ -416,11 +451,11 @@ impl Daemon {
         };
         let deadline = self.control.now_ns() + LINGER_NS;
         let _ = until(last, self.control.sleep_until(deadline)).await;
-        // Nothing is to be taken down: it belongs to the other one.
+        // Sockets and files belong to the other process: nothing is taken down.
         std::process::exit(0);
     }
 
-    /// Makes, or takes over, all that it begins with.
+    /// Creates the first configuration, or takes it over from another process.
     async fn make_all(&mut self, steps: Vec<Step>) -> Result<(), DaemonError> {
         if self.taken.is_some() {
             self.take_over(steps).await;
@@ -429,7 +464,7 @@ impl Daemon {
         self.make(&steps).await
     }
 
-    /// Has what this is to begin with; gives what is to be made.
+    /// Stores the parts of `start`, and returns its steps.
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
         let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept } = start;
         (self.spawner, self.pidfile) = (spawner.map(Rc::new), pidfile);
@@ -444,7 +479,7 @@ impl Daemon {
         steps
     }
 
-    /// What has been done so far.
+    /// The current statistics.
     fn statistics(&self) -> Statistics {
         Statistics {
             process: ProcessStatistics::now(),
@@ -468,8 +503,7 @@ impl Daemon {
         status::Sources { queues: self.exports.queue_stats(), loops: self.threads.all() }
     }
 
-    /// Everything is there: from here on this thread has what serving needs and no more. Says what is in
-    /// force.
+    /// Confines this thread to what serving needs, and logs what is in force. Called once the configuration exists.
     pub fn confine(&self) -> Result<(), DaemonError> {
         let Some(sandbox) = &self.sandbox else {
             log::info!("sandbox: off");
@@ -489,25 +523,35 @@ impl Daemon {
         rehearsed.map(drop).map_err(|error| DaemonError::new(error).of("sandbox"))
     }
 
+    /// Returns a node for a device of the caller, who drops it before the daemon ends. The inventory does not
+    /// count this user.
+    ///
+    /// # Errors
+    ///
+    /// The node does not exist.
+    pub fn node(&self, name: &str) -> Result<Arc<dyn BlockNode>, DaemonError> {
+        Ok(self.nodes.get(name)?)
+    }
+
     fn are_rings_restricted(&self) -> bool {
         let mut rings = self.rings().map(|(_, ring)| ring).chain([self.control.ring()]);
         rings.all(|ring| ring.flags.is_none_or(|flags| flags.restricted))
     }
 
-    /// What each I/O thread runs on.
+    /// The kind of ring of each I/O thread, by its id.
     pub fn rings(&self) -> impl Iterator<Item = (&str, &event_loop::Chosen)> {
         self.threads.rings()
     }
 
     /// Ends exports, closes nodes, and then answers `quit`. As in QSD, the client has had all events by then.
     ///
-    /// Returns whether everything that guests were told is on stable storage.
+    /// Returns whether all completed writes are on stable storage.
     async fn take_down(mut self, quit: Option<oneshot::Sender<Outcome>>) -> bool {
         self.mailbox.close();
         self.cancel_jobs().await;
         let clients = self.clients;
         let ended = |id: &str| changes::tell_export_deleted(&clients, id);
-        // QEMU's daemon releases locks here, too: before the flush, which may take long.
+        // As in QSD, locks are released before the flush, which may take long.
         let quiet = |busy: &[String]| self.nodes.give_up_locks(busy);
         let clean = self.exports.stop_all(ended, quiet).await;
         if let Some(server) = self.nbd_server {
@@ -523,14 +567,15 @@ impl Daemon {
             answer.send(Ok(json!({})));
         }
         let deadline = self.control.now_ns() + LINGER_NS;
-        // Who does not read what it is sent is not waited for.
+        // A client that does not read delays the end by this time at most.
         let _ = until(clients.settle(), self.control.sleep_until(deadline)).await;
         clean
     }
 
-    /// After a thread has failed: stops the exports, but takes no longer than [`AFTER_FAILURE_NS`].
-    /// The threads are left to the end of the process, since the one that failed may never come to
-    /// be joined; and the nodes, since it may have been changing an image: that one is left as by a kill.
+    /// Stops the exports after an I/O thread has failed, within [`AFTER_FAILURE_NS`].
+    ///
+    /// Threads are not joined, since the failed thread may never end. Nodes are not closed, since that thread may have
+    /// been changing an image. The image is left as after a kill.
     async fn abandon(self) {
         self.mailbox.close();
         let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
@@ -552,7 +597,7 @@ mod tests {
     use super::monitor::Request;
     use super::*;
 
-    /// From here on this thread cannot enter a ring.
+    /// Forbids this thread to enter a ring.
     fn deny_rings() {
         let calls = [nix::libc::SYS_io_uring_enter, nix::libc::SYS_epoll_pwait2];
         let rules = calls.into_iter().map(|call| (call, Vec::new())).collect();
@@ -605,7 +650,7 @@ mod tests {
         drop(done);
     }
 
-    /// Waiting for the first to end does not mean those that were there when the waiting began.
+    /// The wait for the end of a thread also covers threads that are added later.
     #[test]
     fn an_io_thread_that_was_added_while_serving_is_watched_too() {
         let blocked = signals::block().unwrap();

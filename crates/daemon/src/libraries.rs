@@ -10,8 +10,9 @@ use sandbox::{Beneath, Purpose, Reach};
 use crate::DaemonError;
 use crate::confinement::{NAME_SERVICES, NAMES};
 
-/// Loads the libraries of the nodes of `steps` and `more` and of `--sandbox drivers=`. Within the sandbox, no library can
-/// be loaded. Returns what those libraries reach; `None`: there are none. `is_any`: they may read any file.
+/// Loads the libraries of the nodes of `steps` and `more` and of `--sandbox drivers=`. Within the sandbox, no
+/// library can be loaded. Returns the resources that those libraries need; `None`: there are no libraries.
+/// `is_any`: the libraries may read any file.
 pub(crate) fn load(
     options: &SandboxOptions,
     steps: &[Step],
@@ -40,16 +41,17 @@ pub(crate) fn load(
         (library.load)()?;
         reads.extend(library.reads.iter().map(PathBuf::from));
     }
-    // The machine, and how names of hosts are looked up.
+    // Properties of the machine, and the configuration of host name resolution.
     reads.extend(["/proc", "/sys"].iter().chain(&NAME_SERVICES).map(PathBuf::from));
     reads.extend(NAMES.iter().filter_map(|path| std::fs::canonicalize(path).ok()));
     let given = options.paths.iter().flatten().cloned();
     let given = given.map(|path| Beneath { path, purpose: Purpose::Use });
     let reads = reads.into_iter().map(|path| Beneath { path, purpose: Purpose::Read });
-    Ok(Some(Reach { files: (!is_any).then(|| reads.chain(given).collect()), connect: None }))
+    let files = (!is_any).then(|| reads.chain(given).collect());
+    Ok(Some(Reach { files, ..Reach::default() }))
 }
 
-/// What nodes need.
+/// The libraries and files that nodes need.
 #[derive(Default)]
 struct Needed {
     libraries: Vec<&'static ForeignLibrary>,
@@ -69,7 +71,7 @@ impl Needed {
     fn add_driver(&mut self, driver: &Driver) {
         if let Some(library) = driver.kind().library {
             self.libraries.push(library);
-            // What a configuration names, such as keys, often lies beside it.
+            // A configuration may name further files, such as keys, which often lie beside it.
             let files = driver.needs().files.into_iter();
             let files = files.filter_map(|path| std::path::absolute(path).ok());
             self.reads.extend(files.filter_map(|path| path.parent().map(Path::to_owned)));

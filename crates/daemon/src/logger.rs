@@ -74,7 +74,7 @@ impl Log for &'static Stderr {
     }
 }
 
-/// Sends the log to standard error from here on.
+/// Installs the logger, which writes to standard error.
 pub fn start(program: &'static str, options: LogOptions) {
     let variable = env::var(LOG_VARIABLE).ok().filter(|value| !value.is_empty());
     let (level, wrong) = match (options.level, variable.as_deref().map(LogLevel::of)) {
@@ -100,7 +100,7 @@ pub fn start(program: &'static str, options: LogOptions) {
         rate: Mutex::default(),
         status: Mutex::new(StatusLine::new()),
     });
-    // Fails only when there is a logger already, and then there is one.
+    // Fails only if a logger is already installed.
     if log::set_logger(Box::leak(Box::new(logger))).is_ok() {
         log::set_max_level(logger.level);
     }
@@ -138,7 +138,7 @@ pub fn end_status() {
     }
 }
 
-/// Logs the counts of lines that were left out. To be called at the end.
+/// Logs the counts of suppressed lines. Called at the end.
 pub fn end() {
     end_status();
     log::logger().flush();

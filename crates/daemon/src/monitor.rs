@@ -3,15 +3,13 @@
 //! A socket takes up to [`MAX_CLIENTS`] clients at once. Each client has its own session, and events go to all
 //! clients. A further client gets a QMP error, and its connection is closed.
 //!
-//! A client has one command under way at a time; its next one is read when that is answered. So what
-//! a client can occupy is bounded: the bytes of one command, and what it does not read of what it is
-//! sent.
+//! A client has one command under way at a time: the next command is read once the first is answered. This
+//! bounds the memory of a client to the bytes of one command and its unread output.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
-use std::time::SystemTime;
 
 use control::qmp::events::EventRow;
 use control::qmp::{Event, QmpError, Received, Session, Ticket};
@@ -22,13 +20,14 @@ use nix::sys::socket::{MsgFlags, send};
 
 use super::chardev::{Chardev, Stream};
 use super::commands::{self, Accepted, Call};
+use super::host::Host;
 use super::signal::{Signal, until};
 use super::turn::Turn;
 
-/// Bytes that a client may leave unread before its commands are not read any more.
+/// Limit of unread output in bytes. Above the limit, no commands of the client are read.
 const MAX_UNREAD: usize = 64 << 10;
 
-/// Bytes that it may leave unread before it is sent away instead of being told of one more event.
+/// Limit of unread output in bytes. Above the limit, a further event disconnects the client.
 const MAX_UNREAD_EVENTS: usize = 1 << 20;
 
 /// Most clients of one socket at a time.
@@ -37,7 +36,7 @@ const MAX_CLIENTS: usize = 8;
 /// How long a client may take to negotiate before another client takes its place, nanoseconds.
 const NEGOTIATION_NS: u64 = 10_000_000_000;
 
-/// How long a client that sends no more has to read what it was sent, nanoseconds.
+/// Time that a client has to read its output after it has stopped sending, nanoseconds.
 pub(super) const LINGER_NS: u64 = 1_000_000_000;
 
 /// How a command ended.
@@ -50,12 +49,15 @@ pub(super) struct Request {
 }
 
 /// All clients of all monitors.
-#[derive(Clone, Default)]
-pub(super) struct Clients(Rc<RefCell<Vec<Weak<Client>>>>);
+#[derive(Clone)]
+pub(super) struct Clients {
+    clients: Rc<RefCell<Vec<Weak<Client>>>>,
+    host: Rc<dyn Host>,
+}
 
-/// A monitor in the making.
+/// A monitor.
 pub(super) struct Monitor<F> {
-    /// Of the character device.
+    /// The id of the character device.
     pub(super) id: String,
     pub(super) event_loop: EventLoop,
     pub(super) pretty: bool,
@@ -80,15 +82,20 @@ pub(super) struct Client {
 }
 
 impl Clients {
+    /// Returns an empty list. Events have the time of `host`.
+    pub(super) fn new(host: Rc<dyn Host>) -> Self {
+        Clients { clients: Rc::default(), host }
+    }
+
     fn all(&self) -> Vec<Rc<Client>> {
-        let mut clients = self.0.borrow_mut();
+        let mut clients = self.clients.borrow_mut();
         clients.retain(|client| client.strong_count() > 0);
         clients.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Tells all clients that have negotiated.
+    /// Sends an event to all clients that have negotiated.
     pub(super) fn tell(&self, row: &'static EventRow, data: serde_json::Value) {
-        let event = Event { row, data, at: SystemTime::now() };
+        let event = Event { row, data, at: self.host.time_of_day() };
         for client in self.all() {
             let line = client.session.borrow().event(&event);
             if let Some(line) = line {
@@ -97,7 +104,7 @@ impl Clients {
         }
     }
 
-    /// Waits until all have been sent, and have taken, what there is for them.
+    /// Waits until all clients have their answers and events.
     pub(super) async fn settle(&self) {
         for client in self.all() {
             client.changed.until(|| client.is_settled().then_some(())).await;
@@ -172,7 +179,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
 
     fn client(&self) -> Rc<Client> {
         let client = Rc::new(Client::new(Session::new(self.pretty), self.event_loop.now_ns()));
-        self.clients.0.borrow_mut().push(Rc::downgrade(&client));
+        self.clients.clients.borrow_mut().push(Rc::downgrade(&client));
         let mut here = self.here.borrow_mut();
         here.retain(|client| client.strong_count() > 0);
         here.push(Rc::downgrade(&client));
@@ -187,7 +194,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
             // As in QSD, standard output has events after the end of standard input.
             Ok(Ok(())) if stream.is_of_two_files() => Some(client.write_all(stream).await),
             Ok(Ok(())) => {
-                // It may have closed only the direction it sends in.
+                // The client may have closed only its sending direction.
                 let deadline = self.event_loop.now_ns() + LINGER_NS;
                 let settled = client.changed.until(|| client.is_settled().then_some(()));
                 let sent = async { until(settled, client.write_all(stream)).await };
@@ -209,7 +216,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
         }
     }
 
-    /// Reads and carries out what the client sends, until it sends no more.
+    /// Reads and carries out the client's commands until the end of its input.
     async fn listen(&self, client: &Client, stream: &Stream) -> Result<(), Errno> {
         let mut buf = [0; 4096];
         loop {
@@ -238,7 +245,7 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
         }
     }
 
-    /// Has a command carried out, and sends the answer.
+    /// Carries out a command, and sends the answer.
     async fn carry_out(&self, client: &Client, ticket: Ticket, call: Call) {
         client.waits.set(true);
         let (answer, outcome) = oneshot::channel();
@@ -284,7 +291,7 @@ impl Client {
         self.changed.notify();
     }
 
-    /// Sends a line that it has not asked for.
+    /// Sends an event, or disconnects a client that does not read.
     fn tell(&self, line: &str) {
         if self.unread() > MAX_UNREAD_EVENTS {
             self.lose("it does not read what it is sent");

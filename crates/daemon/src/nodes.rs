@@ -1,4 +1,4 @@
-//! What QMP tells of block nodes: QEMU's `BlockDeviceInfo`.
+//! The description of block nodes in QMP: QEMU's `BlockDeviceInfo`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,28 +12,28 @@ use serde_json::{Value as Json, json};
 
 use super::bitmaps;
 
-/// Where memory is best aligned to: a page.
+/// Optimal memory alignment: a page.
 const PAGE: u64 = 4096;
-/// Segments that a node takes at once: `UIO_MAXIOV`.
+/// Most segments of a request: `UIO_MAXIOV`.
 const MAX_IOV: u64 = 1024;
 
-/// What is told of all nodes. `flat`: without the images behind them.
+/// The descriptions of all nodes. `flat`: without their backing images.
 pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
     nodes.all().map(|node| info(nodes, &node, flat)).collect()
 }
 
-/// The file name of a node: its path where that says it all, else options in JSON.
+/// The file name of a node, as in [`filename`].
 pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
     nodes.info(name).map_or_else(String::new, |node| filename(nodes, &node))
 }
 
-/// Whether a node's image is called that, in a command or in the header of the image above it.
+/// Whether `wanted` is the file name of a node's image, in commands or in the header of the image above.
 pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
     let Some(node) = nodes.info(name) else { return false };
     let above = nodes.overlay(name).and_then(|above| nodes.info(above));
     let above = above.filter(|above| !is_backed_otherwise(nodes, above));
     let named = above.and_then(|above| Some(above.node.details()?.backing?.filename));
-    // Also of a node that has other images behind it than its image names.
+    // The path counts even if the node has another backing image than its header names.
     let path = describe(nodes, &node).filename;
     filename(nodes, &node) == wanted || [named, path].contains(&Some(wanted.to_owned()))
 }
@@ -59,8 +59,7 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         "image": image(nodes, node, flat),
         "backing_file_depth": if flat { 0 } else { depth(nodes, node) },
         "write_threshold": nodes.tracking(node.name).map_or(0, |tracking| tracking.threshold.get()),
-        // Limits of a device of QEMU's, which there is none of: those of a throttle node are with its
-        // group.
+        // Limits of a QEMU device, always unlimited here: limits of a throttle node belong to its group.
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     });
@@ -128,13 +127,13 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     image
 }
 
-/// The image behind a node.
+/// The backing image of a node.
 fn backing<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     let child = node.children.iter().find(|child| child.role == "backing")?;
     nodes.info(child.edge.node().name())
 }
 
-/// The path of the backing file that the node's image names.
+/// The path of the backing file in the header of the node's image.
 fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
     let BackingName { filename, .. } = node.node.details()?.backing?;
     let path = filename.strip_prefix("file:").unwrap_or(&filename);
@@ -144,7 +143,7 @@ fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
     Some(folder.map_or_else(|| filename.clone(), |folder| folder.join(path).display().to_string()))
 }
 
-/// Whether an image has another image behind it than its header names.
+/// Whether a node has another backing image than its header names.
 fn is_backed_otherwise(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> bool {
     let named = named_backing(nodes, node);
     let there = backing(nodes, node).map(|backing| filename(nodes, &backing));
@@ -156,7 +155,7 @@ fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a
     nodes.info(node.children.first()?.edge.node().name())
 }
 
-/// What shows through a node where it has nothing of its own: everywhere if it is a filter.
+/// The node that provides the data that this node lacks: the backing image, or the child of a filter.
 fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     match node.options.driver.layer() {
         Layer::Filter => below(nodes, node),
@@ -164,12 +163,12 @@ fn behind<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'
     }
 }
 
-/// How many images lie behind one another.
+/// The number of images in the chain behind a node.
 fn depth(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u32 {
     behind(nodes, node).map_or(0, |behind| 1 + depth(nodes, &behind))
 }
 
-/// The node that the bytes are in.
+/// The node at the bottom, which stores the bytes.
 fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
     let mut node = node.clone();
     while let Some(below) = below(nodes, &node) {
@@ -178,25 +177,24 @@ fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
     node
 }
 
-/// What the image would be called on QEMU's command line: its path where that says it all, else
-/// options in JSON.
+/// The file name of the image in QEMU's terms: its path if that identifies the image, otherwise options in JSON.
 fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
     let filename = describe(nodes, node).filename.filter(|_| !is_backed_otherwise(nodes, node));
     filename.unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
 }
 
-/// What the node's driver says of it.
+/// The driver's description of the node.
 fn describe(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Description {
     let child = below(nodes, node).and_then(|child| describe(nodes, &child).filename);
     node.options.driver.describe(child.as_deref())
 }
 
-/// The options that say what is read, as they would be given.
+/// The options that open the same image.
 fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
     let driver = &node.options.driver;
     let mut options = json!({"driver": driver.kind().name});
     for Child { role, edge } in node.children {
-        // A backing image that the header names goes without saying.
+        // The header already names the backing image.
         let named = *role != "backing" || is_backed_otherwise(nodes, node);
         if named && let Some(below) = nodes.info(edge.node().name()) {
             options[*role] = as_options(nodes, &below);
@@ -208,10 +206,10 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
     options
 }
 
-/// Bytes that the image takes on its file system.
+/// Bytes of the image in its file system.
 fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
     let image = image_at(nodes, node);
-    // Of what is at the path now; a file that was removed takes no space that an operator could find.
+    // Looks at the path: a removed file counts as 0, since an operator could not find it.
     let metadata = image.options.driver.local_file().and_then(|path| fs::metadata(path).ok());
     metadata.map_or(0, |metadata| metadata.blocks() * 512)
 }

@@ -21,7 +21,7 @@ use nix::libc;
 
 use crate::DaemonError;
 
-/// A pid file that is ours. Dropping it removes it.
+/// A pid file of this process. Removed when dropped.
 #[derive(Debug)]
 pub struct Pidfile {
     /// Absolute, links followed: the working directory may change meanwhile.
@@ -120,7 +120,7 @@ impl Pidfile {
 
 impl Drop for Pidfile {
     fn drop(&mut self) {
-        // Somebody may have put another file there.
+        // Another program may have replaced the file.
         if is_at(&self.file, &self.path)
             && let Err(error) = fs::remove_file(&self.path)
         {

@@ -1,4 +1,4 @@
-//! What is done while the daemon serves: one message after the other.
+//! The main loop of the daemon: handles one message after the other.
 
 use block::job::Report;
 use event_loop::oneshot;
@@ -14,31 +14,31 @@ use super::statistics::Statistics;
 use super::upgrade::HandedOver;
 use super::{Daemon, DaemonError};
 
-/// What happens while the daemon serves.
+/// A message to the main loop.
 pub(super) enum Message {
-    /// A client has asked for something.
+    /// A command of a monitor's client.
     Request(Request),
     /// An I/O thread has failed.
     Failed(DaemonError),
     /// SIGUSR2.
     Upgrade,
-    /// Somebody wants the numbers.
+    /// A request for the current statistics.
     Statistics(oneshot::Sender<Statistics>),
-    /// It is time to look for requests that take long.
+    /// The interval of the search for stalled requests is over.
     LookForStalls,
     /// An export that was stopped has ended.
     ExportEnded(String),
-    /// A job's worker tells how it goes.
+    /// A report of a job's worker.
     Job(u64, Report),
-    /// An export's node is to get another size.
+    /// A request to resize the node of an export.
     Resize(String, Resize),
-    /// The image that a job was to make is there, or why not.
+    /// The result of a job that creates an image.
     Created(u64, Result<(), String>),
 }
 
-/// What ends serving.
+/// The reason for the end of serving.
 pub(super) enum End {
-    /// `quit`, which is answered when everything has been taken down.
+    /// `quit`. Answered once everything has been taken down.
     Quit(oneshot::Sender<Outcome>),
     Signal(&'static str),
     Failed(DaemonError),
@@ -47,7 +47,7 @@ pub(super) enum End {
 }
 
 impl Daemon {
-    /// Does what is asked for, until something ends that.
+    /// Handles messages until a message or a signal ends serving.
     pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
         let (mailbox, moving) = (self.mailbox.clone(), self.moving.clone());
         loop {
@@ -94,7 +94,7 @@ impl Daemon {
         }
     }
 
-    /// Carries out a command that ends serving. Returns `None` if serving goes on: another process could not take over.
+    /// Carries out a command that ends serving. Returns `None` if an upgrade has failed: this process still serves.
     async fn leave_for(
         &mut self,
         leave: Leave,
@@ -118,7 +118,7 @@ impl Daemon {
         }
     }
 
-    /// Has another process take over; `Err`: a signal has come first, and none has.
+    /// Hands over to another process. `Err`: a signal has cancelled the upgrade.
     async fn upgrade_until(
         &mut self,
         stop: &mut StopSignals,

@@ -12,15 +12,14 @@ use std::task::{Poll, Waker};
 pub(crate) struct Signal(RefCell<Vec<Waker>>);
 
 impl Signal {
-    /// Has all that wait look again.
+    /// Wakes all waiting tasks, which check their condition again.
     pub(crate) fn notify(&self) {
-        // Somebody else's waker may do anything: not within the borrow.
+        // A foreign waker may call `until` or `notify`: wake outside the borrow.
         let wakers = self.0.take();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `look` gives something. It is asked at once, and after each
-    /// [`notify`](Self::notify).
+    /// Waits until `look` returns a value. Calls `look` at once and after each [`notify`](Self::notify).
     pub(crate) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match look() {
             Some(found) => Poll::Ready(found),

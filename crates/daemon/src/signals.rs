@@ -14,14 +14,13 @@ pub(crate) struct StopSignals {
     ready: Readiness,
 }
 
-/// Blocks the stop signals in the calling thread and all it will start. To be called before there
-/// are other threads.
+/// Blocks the stop signals in the calling thread and its future threads. Called before any other thread exists.
 pub fn block() -> Result<SigSet, Errno> {
     handled().thread_block()?;
     Ok(stop())
 }
 
-/// All that the daemon takes from descriptors.
+/// All signals that the daemon receives through descriptors.
 pub(crate) fn handled() -> SigSet {
     let mut set = stop();
     set.add(Signal::SIGUSR2);
@@ -42,7 +41,7 @@ fn upgrade() -> SigSet {
     set
 }
 
-/// Calls `on_upgrade` for each SIGUSR2, which is blocked, as long as the loop runs.
+/// Calls `on_upgrade` for each SIGUSR2, as long as the loop runs. The signal is blocked.
 pub(crate) fn watch_upgrade(
     event_loop: &EventLoop,
     on_upgrade: impl Fn() + 'static,
@@ -77,9 +76,8 @@ impl StopSignals {
         }
     }
 
-    /// After the signal `first`, waits for a second one that means it. A hang-up counts for nothing: a
-    /// terminal that goes away, or a service manager, sends one along with another signal, in any
-    /// order.
+    /// Waits for a second signal after `first`. SIGHUP does not count: a closed terminal or a service manager
+    /// sends it together with another signal, in any order.
     pub(crate) async fn insisted(&mut self, first: &str) {
         let hang_up = Signal::SIGHUP.as_str();
         let mut wanted = if first == hang_up { 2 } else { 1 };

@@ -1,4 +1,4 @@
-//! `blockdev-snapshot-sync` and `blockdev-snapshot`: an image comes between a node and its users.
+//! `blockdev-snapshot-sync` and `blockdev-snapshot`: insert an image between a node and its users.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use block::{CreateQcow2, create_qcow2, submit};
 use control::Action;
 use event_loop::IoBufs;
 
-use super::disk_thread::on_a_thread;
+use super::host::{Host, on_a_thread};
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
@@ -21,17 +21,17 @@ use crate::errno::words;
 /// The arguments of `blockdev-snapshot-sync`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SnapshotSync {
-    /// `device`: a device of QEMU. There are none here.
+    /// `device`: a device of QEMU, which the daemon lacks. Used in an error message only.
     pub(crate) device: String,
-    /// `node-name`: the node that stays as it is.
+    /// `node-name`: the node that becomes the backing node.
     pub(crate) node_name: String,
-    /// `snapshot-file`: where the image is made, or is.
+    /// `snapshot-file`: the path of the new or existing image.
     pub(crate) snapshot_file: PathBuf,
     /// `snapshot-node-name`: the image's node.
     pub(crate) snapshot_node_name: Option<String>,
     /// `format`; `None`: qcow2.
     pub(crate) format: Option<String>,
-    /// `mode=existing`: the image is there.
+    /// `mode=existing`: the image exists.
     pub(crate) existing: bool,
 }
 
@@ -82,6 +82,9 @@ impl Daemon {
                 backing: Backing::Node(BlockdevRef::Name(node_name.clone())),
                 pass_discard_request: None,
                 discard_no_unref: false,
+                unheeded: Default::default(),
+                encrypt: None,
+                caches: Default::default(),
             }),
             ..file
         };
@@ -92,11 +95,12 @@ impl Daemon {
                 return Err(DaemonError::new(message));
             };
             let path = std::path::absolute(path).map_err(DaemonError::new)?;
-            let backing = (path.display().to_string(), below.driver.kind().name.to_owned());
+            let format = below.driver.kind().name.to_owned();
+            let backing = (path.display().to_string(), Some(format));
             let size = node.geometry().size;
             drop(node);
             let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
-            make(&snapshot_file, create).await?;
+            make(&*self.host, &snapshot_file, create).await?;
         }
         self.put_above(&node_name, &overlay).await
     }
@@ -122,7 +126,7 @@ impl Daemon {
             return Err(DaemonError::new("The overlay already has a backing image")
                 .with_hint("Open it with backing=null."));
         }
-        // It is opened anew, with what is behind it.
+        // The overlay is opened again, with its backing node.
         self.delete_node(overlay)?;
         let put = self.put_above(node, &after).await;
         if put.is_err() {
@@ -132,7 +136,7 @@ impl Daemon {
         put
     }
 
-    /// Opens an image with a node behind it, and has the node's users use the image.
+    /// Opens an image with `node` as its backing node, and moves the node's users to the image.
     async fn put_above(
         &mut self,
         node: &str,
@@ -141,7 +145,7 @@ impl Daemon {
         let name = overlay.node_name.as_deref().unwrap_or_default();
         let graph =
             self.graph.with(&Action::Blockdev(overlay.clone()))?.with_overlay(node, name)?;
-        // Before there is the image, which is none of them.
+        // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
         self.open_node(overlay).await?;
         let moved = match self.sync_folder(name).await {
@@ -160,8 +164,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Undoes a snapshot: has the users of an image use the node below it again. Nothing was written to the image.
-    /// `is_new`: its node goes. Otherwise it is opened as it was before.
+    /// Undoes a snapshot: moves the users of an image back to the node below. Nothing was written to the image.
+    /// `is_new`: the image's node is removed. Otherwise it is opened as before.
     pub(super) async fn remove_overlay(
         &mut self,
         node: &str,
@@ -192,14 +196,15 @@ impl Daemon {
     async fn sync_folder(&self, name: &str) -> Result<(), DaemonError> {
         let Some(image) = self.nodes.image_path(name) else { return Ok(()) };
         let path = image.display().to_string();
-        let Err((what, error)) =
-            on_a_thread("create", move || sync_folder(&image)).await.map_err(DaemonError::new)?
+        let Err((what, error)) = on_a_thread(&*self.host, "create", move || sync_folder(&image))
+            .await
+            .map_err(DaemonError::new)?
         else {
             return Ok(());
         };
         let why = format!("{what} the folder of '{path}' failed: {}", words(&error));
         if error.kind() == ErrorKind::PermissionDenied {
-            // A folder in which files may be made, and that may not be read.
+            // The folder can be written to, and cannot be read.
             log::warn!("node {name}: {why}: a power cut may remove a new image");
             return Ok(());
         }
@@ -221,7 +226,7 @@ impl Daemon {
             return Err(DaemonError::new(message));
         }
         let users = drain(users).await.map_err(DaemonError::new)?;
-        // From now on a flush of theirs goes to the image above alone.
+        // After the move, a flush by the users reaches only the image above.
         let node = self.nodes.node(from)?;
         if !node.geometry().read_only {
             let channel = node.open_channel(&self.control).map_err(DaemonError::new)?;
@@ -248,13 +253,13 @@ impl Daemon {
 }
 
 /// Makes an image.
-async fn make(path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
+async fn make(host: &dyn Host, path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
     let path = path.to_owned();
-    let made = on_a_thread("create", move || create_qcow2(&path, &create)).await;
+    let made = on_a_thread(host, "create", move || create_qcow2(&path, &create)).await;
     Ok(made.map_err(DaemonError::new)??)
 }
 
-/// Syncs the folder that has the file. An error comes with the call that failed.
+/// Syncs the folder of the file. An error has the name of the failed call.
 fn sync_folder(file: &Path) -> Result<(), (&'static str, io::Error)> {
     let open = || {
         // The file may be a link.

@@ -20,7 +20,7 @@ use nix::unistd::{Pid, close};
 
 use crate::DaemonError;
 
-/// The first one's number: SD_LISTEN_FDS_START.
+/// The number of the first inherited socket: SD_LISTEN_FDS_START.
 const FIRST: RawFd = 3;
 
 /// Sockets that are not used yet, found by address, name or number.

@@ -48,7 +48,7 @@ const MOUNT: u8 = b'M';
 const UNMOUNT: u8 = b'U';
 /// Longest request and answer in bytes: a path, or a sentence with one.
 const MAX_MESSAGE: usize = 8192;
-/// Name in lists of processes. With a name of its own, pidof(8) and pgrep(1) find only the daemon.
+/// Name in lists of processes. It differs from the daemon's name, so pidof(8) and pgrep(1) find only the daemon.
 const NAME: &str = "spawner";
 /// More time than starting a program takes.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -77,8 +77,8 @@ impl Drop for Turn<'_> {
 }
 
 /// Starts the spawner. If that fails, the daemon serves, but cannot be upgraded, and logs that. A daemon that
-/// changes its user, or has upgrades switched off, gets a spawner that starts no programs, since it would keep
-/// privileges that the daemon gives up. That one only mounts the mount points on the command line.
+/// changes its user, or has upgrades switched off, gets a spawner that starts no programs: the spawner would keep
+/// privileges that the daemon drops. Such a spawner only mounts the mount points on the command line.
 pub fn start(
     sandbox: &SandboxOptions,
     mountpoints: &[PathBuf],

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use control::{Action, State, Step, configuration, relative_path};
 
-use super::disk_thread::on_a_thread;
 use super::exports::ExportState;
+use super::host::on_a_thread;
 use super::signal::until;
 use super::signals::StopSignals;
 use super::upgrade::words;
@@ -95,7 +95,8 @@ impl Daemon {
         let recorded = match self.state(keeping) {
             Ok(text) => {
                 let file = keeping.file.clone();
-                let written = on_a_thread("state", move || file.replace(&text)).await;
+                let replace = move || file.replace(&text);
+                let written = on_a_thread(&*self.host, "state", replace).await;
                 written.unwrap_or_else(|error| Err(format!("no thread can be started: {error}")))
             }
             Err(why) => Err(format!("state file '{}': {why}", keeping.file.path().display())),
@@ -107,8 +108,8 @@ impl Daemon {
     }
 
     fn state(&self, keeping: &Keeping) -> Result<String, String> {
-        // An export that is shutting down is left out: a restart must not bring it back. So is one with bitmaps, which a
-        // kill leaves inconsistent: the restart would fail.
+        // An export that is shutting down is left out: a restart must not bring it back. An export with bitmaps is
+        // left out, too: a kill leaves bitmaps inconsistent, and the restart would fail.
         let offered = |id: &str| {
             let is_ending = self.exports.state(id) == Some(ExportState::ShuttingDown);
             let stays = !is_ending && !self.exports.shows_bitmaps(id);

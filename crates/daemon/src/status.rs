@@ -15,7 +15,7 @@ use crate::service_manager::ServiceManager;
 const ON_TERMINAL: u64 = 1;
 const IN_LOG: u64 = 10;
 
-/// Where the numbers come from.
+/// The counters that the status line shows.
 pub(crate) struct Sources {
     pub(crate) queues: Vec<Arc<QueueStats>>,
     pub(crate) loops: Vec<LoopHandle>,

@@ -6,27 +6,29 @@ use std::sync::mpsc;
 
 use control::{IothreadOptions, Value};
 use event_loop::{
-    Chosen, EventLoop, IoThread, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadBirth,
-    ThreadEnd, ThreadPoolConfig,
+    Chosen, EventLoop, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadBirth, ThreadEnd,
+    ThreadPoolConfig,
 };
 use nix::unistd::{Pid, gettid};
 use sandbox::{Failed, Sandbox};
 
 use super::DaemonError;
+use super::host::{Host, HostThread};
 use super::statistics::{ThreadStatistics, cpu_ns};
 
-/// The thread of exports that name none. Not an id that an option can have.
+/// The thread of exports without `iothread`. Options cannot have this id.
 const DEFAULT: &str = "io";
 
-/// The I/O threads: those that were asked for and, once an export needs it, the default one.
+/// The I/O threads: those of `--object iothread` and, once an export needs it, the default thread.
 pub(super) struct IoThreads {
     event_loop: EventLoop,
+    host: Rc<dyn Host>,
     threads: Vec<Thread>,
     default: Option<Thread>,
-    /// The loops of all, for who asks whether they still turn; those that have ended, too.
+    /// The loops of all threads, for the watchdog. Includes loops that have ended.
     alive: Rc<RefCell<Vec<LoopHandle>>>,
     sandbox: Option<Sandbox>,
-    /// Called when a thread has ended that nobody stopped.
+    /// Called when a thread has failed.
     on_failure: Rc<dyn Fn(DaemonError)>,
 }
 
@@ -35,11 +37,11 @@ pub(super) struct Thread {
     pub(super) options: IothreadOptions,
     /// Its number in the system, gettid(2).
     pub(super) tid: Pid,
-    thread: IoThread,
+    thread: Box<dyn HostThread>,
 }
 
 impl Thread {
-    /// The longest that the thread polls, as it is now, nanoseconds.
+    /// The current limit of the thread's polling, nanoseconds.
     pub(super) fn poll_max_ns(&self) -> u64 {
         poll_params(&self.options).bound_ns(self.thread.handle().stats())
     }
@@ -48,37 +50,39 @@ impl Thread {
 impl IoThreads {
     pub(super) fn new(
         event_loop: &EventLoop,
+        host: Rc<dyn Host>,
         sandbox: Option<Sandbox>,
         on_failure: impl Fn(DaemonError) + 'static,
     ) -> Self {
         let (event_loop, on_failure) = (event_loop.clone(), Rc::new(on_failure));
         let alive = Rc::default();
-        IoThreads { event_loop, threads: Vec::new(), default: None, sandbox, alive, on_failure }
+        let threads = Vec::new();
+        IoThreads { event_loop, host, threads, default: None, sandbox, alive, on_failure }
     }
 
-    /// Starts a thread as `--object iothread` asks for it.
+    /// Starts a thread with the options of `--object iothread`.
     pub(super) fn add(&mut self, options: &IothreadOptions) -> Result<(), DaemonError> {
         let thread = self.start(options)?;
         self.threads.push(thread);
         Ok(())
     }
 
-    /// Stops a thread, which serves nobody, and waits for its end.
+    /// Stops a thread without exports, and waits for its end.
     pub(super) fn remove(&mut self, id: &str) {
         self.threads.retain(|thread| thread.options.id != id);
     }
 
-    /// The thread of that name, if it was asked for.
+    /// The thread with that id, other than the default thread.
     pub(super) fn get(&self, id: &str) -> Option<&Thread> {
         self.threads.iter().find(|thread| thread.options.id == id)
     }
 
-    /// The threads that were asked for.
+    /// All threads but the default thread.
     pub(super) fn named(&self) -> &[Thread] {
         &self.threads
     }
 
-    /// Sets a property of a thread that runs.
+    /// Sets a property of a running thread.
     pub(super) fn set(&mut self, id: &str, name: &str, value: Value) -> Result<(), DaemonError> {
         let Some(thread) = self.threads.iter_mut().find(|thread| thread.options.id == id) else {
             return Err(DaemonError::new(format!("object '{id}' not found")));
@@ -98,7 +102,7 @@ impl IoThreads {
         Ok(())
     }
 
-    /// The loops of the threads named, or of the default one when none is.
+    /// The loops of the named threads, or of the default thread if `ids` is empty.
     pub(super) fn handles(&mut self, ids: &[String]) -> Result<Vec<LoopHandle>, DaemonError> {
         if ids.is_empty() {
             let default = match self.default.take() {
@@ -117,8 +121,7 @@ impl IoThreads {
             .collect()
     }
 
-    /// The loops of all threads, of those that are started later as well. Whoever finds that one has
-    /// ended takes it out.
+    /// The loops of all threads, including threads that start later. The caller removes loops that have ended.
     pub(super) fn alive(&self) -> Rc<RefCell<Vec<LoopHandle>>> {
         self.alive.clone()
     }
@@ -128,7 +131,7 @@ impl IoThreads {
         self.iter().map(|thread| thread.thread.handle().clone()).collect()
     }
 
-    /// What each has done.
+    /// The statistics of each thread.
     pub(super) fn statistics(&self) -> Vec<ThreadStatistics> {
         let of = |thread: &Thread| ThreadStatistics {
             id: thread.options.id.clone(),
@@ -140,7 +143,7 @@ impl IoThreads {
         self.iter().map(of).collect()
     }
 
-    /// What each runs on.
+    /// The kind of ring of each thread, by its id.
     pub(super) fn rings(&self) -> impl Iterator<Item = (&str, &Chosen)> {
         self.iter().map(|thread| (thread.options.id.as_str(), thread.thread.ring()))
     }
@@ -154,13 +157,14 @@ impl IoThreads {
         let (born, birth) = mpsc::channel();
         let sandbox = self.sandbox.clone();
         let config = config(options, pool_birth(sandbox.as_ref()));
-        let mut thread = IoThread::spawn_with(config, move |_| {
-            // It has its ring: from here on it needs nothing new.
+        let prepare = move || {
+            // Once the thread has its ring, it needs no further privileges.
             let confined = sandbox.map_or(Ok(()), |sandbox| sandbox.io_thread());
-            // Whoever started it waits.
+            // `start` waits for this message.
             let _ = born.send(confined.map(|()| gettid()));
-        })
-        .map_err(DaemonError::with_advice)?;
+        };
+        let started = self.host.start_io_thread(config, Box::new(prepare));
+        let mut thread = started.map_err(DaemonError::with_advice)?;
         let tid = birth.recv().map_err(DaemonError::new)?.map_err(|error| {
             DaemonError::new(error).of(&format!("sandbox of I/O thread \"{}\"", options.id))
         })?;
@@ -192,17 +196,17 @@ fn small(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// What the threads of a loop's pool do first.
+/// The first function of the threads of a loop's pool.
 pub(super) fn pool_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
     birth(sandbox, Sandbox::pool_thread)
 }
 
-/// What a thread does first that connects to others.
+/// The first function of threads that connect to servers.
 pub(super) fn helper_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
     birth(sandbox, Sandbox::helper_thread)
 }
 
-/// What a thread does first in which a foreign library does its own I/O.
+/// The first function of threads in which a foreign library does I/O.
 pub(super) fn library_birth(sandbox: Option<&Sandbox>) -> ThreadBirth {
     birth(sandbox, Sandbox::library_thread)
 }
@@ -211,7 +215,7 @@ fn birth(sandbox: Option<&Sandbox>, confine: fn(&Sandbox) -> Result<(), Failed>)
     let Some(sandbox) = sandbox.cloned() else { return ThreadBirth::default() };
     ThreadBirth::new(move || {
         if let Err(error) = confine(&sandbox) {
-            // Nobody waits for it, and without its sandbox it must not run.
+            // The thread must not run without its sandbox, and no caller waits for an error.
             log::error!("sandbox of a thread: {error}");
             std::process::abort();
         }

@@ -48,8 +48,9 @@ impl Turn {
         self.changed.until(|| (self.phase.get() != Phase::NotYet).then_some(())).await;
     }
 
-    /// The result of the future. Pending for ever after the end of the period: the waiting task keeps what it
-    /// owns, such as a listening socket, whose file belongs to the other process.
+    /// Returns the result of the future. After the end of the period, it stays pending for ever: the waiting
+    /// task then keeps its listening socket. Dropping the socket would remove a file that belongs to the other
+    /// process.
     pub(super) async fn unless_over<T>(&self, future: impl Future<Output = T>) -> T {
         let over = self.changed.until(|| (self.phase.get() == Phase::Over).then_some(()));
         match super::until(over, future).await {

@@ -27,7 +27,7 @@ pub(super) async fn watch(
             is_there
         });
         for answered in asked {
-            // So has a thread that ends without an answer.
+            // A thread that drops the question unanswered has ended, too.
             let _ = answered.await;
         }
         manager.alive();

@@ -4,6 +4,7 @@
 pub mod ahci;
 pub mod nvme;
 pub mod pci;
+pub mod saved;
 pub mod virtio;
 pub mod virtio_blk;
 pub mod virtio_scsi;

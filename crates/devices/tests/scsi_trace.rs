@@ -6,8 +6,8 @@ mod rig;
 
 use std::fs::{self, File};
 
-use event_loop::trace::{log_events, log_to};
 use rig::Rig;
+use trace::{log_events, log_to};
 
 #[test]
 fn commands_and_task_management_begin_and_end_in_the_log() {

@@ -1,12 +1,12 @@
 //! Mechanisms that can be left out, to see what each is worth.
 
-/// What a loop is to do without: for measuring only. By default nothing.
+/// Mechanisms that a loop leaves out, for measurements. By default none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ablation {
-    /// Without contract E1: a loop that sleeps is not told of the calls, bottom halves and tasks' wake-ups
-    /// that other threads queue, and finds them when something else wakes it. It is still told to
-    /// stop, and of what its thread pool has done.
+    /// Leaves out the wake-up contract: calls, bottom halves and wake-ups of tasks that other threads queue do
+    /// not wake a sleeping loop. It finds them at the next event. A stop and results of the thread pool still
+    /// wake it.
     pub no_wake: bool,
-    /// Without contract E10: [`EventLoop::defer`](crate::EventLoop::defer) makes each call at once.
+    /// Leaves out the deferral contract: [`EventLoop::defer`](crate::EventLoop::defer) makes each call at once.
     pub no_batching: bool,
 }

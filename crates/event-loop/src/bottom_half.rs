@@ -7,8 +7,8 @@ use crate::event_loop::EventLoop;
 use crate::flag::Flag;
 use crate::handle::{LoopHandle, Message};
 
-/// A callback of a loop, for any thread to schedule. Scheduling it again before it has begun to run
-/// changes nothing; scheduling it from then on makes it run once more.
+/// A callback of a loop that any thread may schedule. Scheduling it again before it has begun to run has no
+/// effect; after that, it runs once more.
 #[derive(Clone)]
 pub struct BottomHalf {
     id: u64,
@@ -18,8 +18,8 @@ pub struct BottomHalf {
 }
 
 impl BottomHalf {
-    /// Makes the loop run the callback soon. From any thread, the loop's own included: there it
-    /// runs in the next iteration. What was written before is seen by that run.
+    /// Makes the loop run the callback soon; from the loop's own thread, in the next iteration. The run sees all
+    /// writes made before this call.
     pub fn schedule(&self) {
         if self.flag.raise() {
             // A loop that is gone runs nothing.
@@ -29,7 +29,7 @@ impl BottomHalf {
 }
 
 impl EventLoop {
-    /// A bottom half that runs `call`. The loop keeps `call` until
+    /// Creates a bottom half that runs `call`. The loop keeps `call` until
     /// [`delete_bottom_half`](Self::delete_bottom_half), or until it stops.
     pub fn bottom_half(&self, call: impl Fn() + 'static) -> BottomHalf {
         let id = self.0.next_bottom_half.get();
@@ -38,7 +38,7 @@ impl EventLoop {
         BottomHalf { id, flag: Arc::new(Flag::new(false)), handle: self.handle() }
     }
 
-    /// Drops a bottom half's callback; it does not run again, though it be scheduled.
+    /// Drops a bottom half's callback. It does not run again, even if it is scheduled.
     pub fn delete_bottom_half(&self, bottom_half: &BottomHalf) {
         let call = self.0.bottom_halves.borrow_mut().remove(&bottom_half.id);
         drop(call);

@@ -1,4 +1,4 @@
-//! The memory of an I/O operation, with its owner (contract E8).
+//! The memory of an I/O operation, with its owner (memory contract).
 //!
 //! An operation reads from or writes to a list of segments: a guest's memory, a bounce buffer, a `Vec`.
 //! [`IoBufs`] carries the segments and an owner that keeps them mapped, so it can be handed to the kernel.
@@ -6,11 +6,30 @@
 
 #![allow(unsafe_code)]
 
-use std::any::Any;
 use std::fmt;
 use std::rc::Rc;
 
 use crate::registered::Place;
+
+/// Keeps the memory of [`IoBufs`] mapped until it is dropped.
+pub trait MemoryOwner: 'static {
+    /// Returns whether another process took some of the memory away. Called only after a loss was
+    /// [counted](crate::lost::lost).
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+impl<T: 'static, const N: usize> MemoryOwner for [T; N] {}
+
+/// The owners of two lists that became one.
+struct Both(Option<Rc<dyn MemoryOwner>>, Option<Rc<dyn MemoryOwner>>);
+
+impl MemoryOwner for Both {
+    fn is_lost(&self) -> bool {
+        [&self.0, &self.1].into_iter().flatten().any(|owner| owner.is_lost())
+    }
+}
 
 /// The memory of one I/O operation: a scatter-gather list and the owner that keeps it mapped.
 ///
@@ -20,7 +39,7 @@ use crate::registered::Place;
 pub struct IoBufs {
     iov: Vec<libc::iovec>,
     len: usize,
-    owner: Option<Rc<dyn Any>>,
+    owner: Option<Rc<dyn MemoryOwner>>,
     /// The ring's table entry that contains all segments, if one does.
     place: Option<Place>,
 }
@@ -49,13 +68,13 @@ impl IoBufs {
     /// # Panics
     ///
     /// In debug builds, if the list has segments, which may have another owner.
-    pub fn set_owner(&mut self, owner: Rc<dyn Any>) {
+    pub fn set_owner(&mut self, owner: Rc<dyn MemoryOwner>) {
         debug_assert!(self.iov.is_empty(), "an owner is named before its segments");
         self.owner = Some(owner);
     }
 
     /// Returns the owner of the segments, if it was set.
-    pub fn owner(&self) -> Option<&Rc<dyn Any>> {
+    pub fn owner(&self) -> Option<&Rc<dyn MemoryOwner>> {
         self.owner.as_ref()
     }
 
@@ -189,7 +208,12 @@ impl IoBufs {
     /// far may then be zeroes. Costs one load until the first loss in the process.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        crate::lost::losses() != 0 && self.owner.as_deref().is_some_and(crate::lost::has_lost)
+        crate::lost::losses() != 0 && self.has_lost()
+    }
+
+    #[cold]
+    fn has_lost(&self) -> bool {
+        self.owner.as_deref().is_some_and(MemoryOwner::is_lost)
     }
 
     /// Returns whether all bytes are zero and none was lost, for `detect-zeroes`.
@@ -262,8 +286,7 @@ impl IoBufs {
         if other.is_empty() || self.append_shared(other) {
             return;
         }
-        let owners = (self.owner.take(), other.owner.clone());
-        self.owner = Some(Rc::new(owners));
+        self.owner = Some(Rc::new(Both(self.owner.take(), other.owner.clone())));
         self.join_place(other.place);
         self.iov.extend_from_slice(&other.iov);
         self.len += other.len;
@@ -378,6 +401,8 @@ impl AlignedBuf {
     }
 }
 
+impl MemoryOwner for AlignedBuf {}
+
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         // SAFETY: allocated in `io_bufs` with this very layout, freed once.
@@ -403,6 +428,34 @@ mod tests {
             bufs.push(base.wrapping_add(32), 8);
         }
         (memory, bufs)
+    }
+
+    #[test]
+    fn a_list_of_several_owners_is_lost_with_each() {
+        struct Lost([Cell<u8>; 8]);
+        impl MemoryOwner for Lost {
+            fn is_lost(&self) -> bool {
+                true
+            }
+        }
+        let memory = Rc::new(Lost([const { Cell::new(0) }; 8]));
+        let base = memory.0.as_ptr().cast_mut().cast();
+        let mut lost = IoBufs::new();
+        lost.set_owner(memory);
+        // SAFETY: inside the array, which the owner keeps; nothing accesses it.
+        unsafe { lost.push(base, 8) };
+        crate::lost::lost();
+        let mut appended = two_segments().1;
+        assert!(!appended.is_lost() && lost.is_lost());
+        appended.append(&lost);
+        assert!(appended.is_lost());
+
+        let (mut gather, mut list) = (crate::Gather::with_capacity(2), IoBufs::new());
+        gather.begin(&mut list);
+        gather.append(&mut list, &two_segments().1, 0, 8, 8);
+        assert!(!list.is_lost());
+        gather.append(&mut list, &lost, 0, 8, 8);
+        assert!(list.is_lost());
     }
 
     #[test]

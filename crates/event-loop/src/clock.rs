@@ -37,8 +37,8 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock for the calling thread. All of a process give the same time, which began with the first
-    /// of them.
+    /// Returns a clock for the calling thread. All clocks of a process return the same time, which began with
+    /// the first clock.
     pub fn new() -> Self {
         static START: OnceLock<Instant> = OnceLock::new();
         MonotonicClock {

@@ -10,13 +10,13 @@ thread_local! {
     static LOCKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many times the calling thread has allocated so far, growing what it had included, where
-/// [`CountingAllocator`] is the global one.
+/// Returns the number of the calling thread's allocations so far, reallocations included, if
+/// [`CountingAllocator`] is the global allocator.
 pub fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-/// How many locks the calling thread has taken so far by [`sync::lock`](crate::sync::lock).
+/// Returns the number of locks that the calling thread has taken so far by [`sync::lock`](crate::sync::lock).
 pub fn locks_taken() -> u64 {
     LOCKS.get()
 }

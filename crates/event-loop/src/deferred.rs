@@ -1,9 +1,9 @@
-//! Deferred calls: collected now, made once at the end of the section (contract E10).
+//! Deferred calls: collected now, made once at the end of the section (deferral contract).
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Something to do once per batch, such as signalling a guest (contract E10).
+/// Something to do once per batch, such as signalling a guest (deferral contract).
 ///
 /// ```
 /// use std::cell::Cell;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn e10_deferred_calls_run_once_in_order_at_the_end_of_the_outermost_section() {
+    fn deferral_calls_run_once_in_order_at_the_end_of_the_outermost_section() {
         let (log, deferred) = (Rc::default(), Rc::new(Deferred::default()));
         let calls: Vec<Rc<dyn DeferredCall>> =
             (0..3).map(|n| call(n, &log, &deferred) as Rc<dyn DeferredCall>).collect();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn e10_a_call_that_defers_again_runs_again_in_the_same_section() {
+    fn deferral_a_call_that_defers_again_runs_again_in_the_same_section() {
         let (log, deferred) = (Rc::default(), Rc::new(Deferred::default()));
         let first = call(1, &log, &deferred);
         let as_call = first.clone() as Rc<dyn DeferredCall>;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn e10_outside_a_section_a_call_runs_at_once() {
+    fn deferral_outside_a_section_a_call_runs_at_once() {
         let (log, deferred) = (Rc::default(), Rc::new(Deferred::default()));
         let only = call(7, &log, &deferred) as Rc<dyn DeferredCall>;
         deferred.defer(&only);

@@ -23,15 +23,16 @@ use crate::linux_aio::LinuxAio;
 use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
 use crate::polling::Poller;
 use crate::polling::policy::PollParams;
+use crate::probes;
 use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
 use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
 use crate::thread_pool::{Job, ThreadBirth, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
-use crate::trace;
+use trace::trace;
 
-/// Maximum completions taken from the ring per iteration (contract E11).
+/// Maximum completions taken from the ring per iteration (fairness contract).
 pub(crate) const REAP_BATCH: usize = 256;
 
 /// How to create a loop.
@@ -91,7 +92,7 @@ pub(crate) struct Inner {
     /// The time of this iteration, once it was read.
     now: Cell<Option<u64>>,
     pub(crate) slots: RefCell<Slots>,
-    /// Operations that found the submission queue full, in order (contract E7).
+    /// Operations that found the submission queue full, in order (accounting contract).
     pub(crate) backlog: RefCell<VecDeque<(RingOp, u64)>>,
     pub(crate) handlers: RefCell<Handlers>,
     pub(crate) timers: RefCell<Timers>,
@@ -278,7 +279,7 @@ impl EventLoop {
     /// The operation is submitted before the loop next waits. The thread pool carries out what `engine`
     /// cannot do, and what was meant for io_uring on a loop without. If [`Engine::Native`] is unavailable,
     /// the completion has the errno. The loop keeps file and memory until the completion, whatever the
-    /// caller drops (contract E8). Once the loop is [shutting down](Self::shut_down), operations complete
+    /// caller drops (memory contract). Once the loop is [shutting down](Self::shut_down), operations complete
     /// with `-ECANCELED`. An offset beyond 2^63 - 1 completes with `-EINVAL`.
     pub fn submit(
         &self,
@@ -367,7 +368,7 @@ impl EventLoop {
     #[inline(always)]
     pub(crate) fn push(&self, op: RingOp, user_data: UserData) {
         self.stats().submitted.add(1);
-        trace!(add_sqe(
+        trace!(probes::add_sqe(
             self.trace_ctx(),
             user_data.pack(),
             op.trace_opcode(),
@@ -404,7 +405,7 @@ impl EventLoop {
         in_flight.engine = Engine::Threads;
         let fd = in_flight.file.raw_fd();
         let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
-        trace!(thread_pool_submit_aio(self.trace_ctx(), job.user_data, fd));
+        trace!(probes::thread_pool_submit_aio(self.trace_ctx(), job.user_data, fd));
         self.0.pool_jobs.borrow_mut().push(job);
         self.0.with_pool.set(self.0.with_pool.get() + 1);
     }
@@ -495,7 +496,7 @@ impl EventLoop {
         let removed = self.0.handlers.borrow_mut().remove(id);
         if let Some((entry, armed)) = removed {
             if entry.source.in_set.replace(false) {
-                trace!(poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
+                trace!(probes::poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
                 if self.0.poller.is_polling() {
                     entry.handler.poll_end();
                 }
@@ -522,7 +523,7 @@ impl EventLoop {
     }
 
     /// Runs `body` as a section. Calls deferred in it run at its end, or at the end of the outermost section
-    /// around it. An iteration cannot run within a section (contract E10).
+    /// around it. An iteration cannot run within a section (deferral contract).
     pub fn section<R>(&self, body: impl FnOnce() -> R) -> R {
         self.0.deferred.enter();
         let result = body();

@@ -130,7 +130,7 @@ impl ReadyList {
     }
 }
 
-/// Maximum polls per iteration, unless more tasks were ready at its beginning (contract E11).
+/// Maximum polls per iteration, unless more tasks were ready at its beginning (fairness contract).
 const MAX_POLLS: usize = 64;
 
 impl Tasks {

@@ -2,11 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::buf::IoBufs;
+use crate::buf::{IoBufs, MemoryOwner};
 
 /// Makes lists from parts of other lists with different owners. For example, a socket operation that sends
 /// a header followed by a guest's data, or receives them.
@@ -36,7 +35,13 @@ pub struct Gather {
 
 /// The owners of a list's memory. The list has this for its owner.
 #[derive(Default)]
-struct Owners(RefCell<Vec<Rc<dyn Any>>>);
+struct Owners(RefCell<Vec<Rc<dyn MemoryOwner>>>);
+
+impl MemoryOwner for Owners {
+    fn is_lost(&self) -> bool {
+        self.0.borrow().iter().any(|owner| owner.is_lost())
+    }
+}
 
 impl Gather {
     /// Returns a `Gather` with room for `owners` owners.

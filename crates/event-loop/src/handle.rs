@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// Sends a message, and wakes the loop if it sleeps or has announced a sleep. The wake-up is the only
-    /// system call, made at most once per announcement (contract E1).
+    /// system call, made at most once per announcement (wake-up contract).
     pub(crate) fn send(&self, message: Message) -> Result<(), LoopGone> {
         match self.inbox.push(message) {
             Ok(Pushed::Done) => Ok(()),
@@ -96,7 +96,7 @@ impl Shared {
 /// A handle to a loop for other threads. Cheap to clone; `Send` and `Sync`.
 ///
 /// Work handed over takes effect without waiting for any other event. It costs no system call if the loop
-/// is awake, and exactly one if it sleeps (contract E1).
+/// is awake, and exactly one if it sleeps (wake-up contract).
 #[derive(Clone)]
 pub struct LoopHandle {
     shared: Arc<Shared>,
@@ -116,7 +116,7 @@ impl LoopHandle {
         self.shared.send(Message::Call(Box::new(call)))
     }
 
-    /// Stops the loop: it finishes operations in flight, and [`EventLoop::run`] returns (contract E12). A
+    /// Stops the loop: it finishes operations in flight, and [`EventLoop::run`] returns (stop contract). A
     /// second stop has no effect.
     pub fn stop(&self) {
         // Fails if the loop has ended.

@@ -1,4 +1,4 @@
-//! File descriptors with callbacks: armed, fired, removed (contract E9).
+//! File descriptors with callbacks: armed, fired, removed (removal contract).
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -73,7 +73,7 @@ pub trait Handler {
 pub enum Progress {
     /// None: call again when an event arrives.
     Done,
-    /// The handler stopped early for the loop's other sources (contract E11): call again in the next
+    /// The handler stopped early for the loop's other sources (fairness contract): call again in the next
     /// iteration, with or without an event.
     More,
 }

@@ -1,4 +1,4 @@
-//! Messages from other threads, and the wake-up of a sleeping loop (contract E1).
+//! Messages from other threads, and the wake-up of a sleeping loop (wake-up contract).
 //!
 //! The hand-shake: a sender first queues its message, then reads the loop's state. The loop first announces
 //! its sleep, then checks the queue. Both have a full fence between the two steps, so at least one sees the

@@ -1,4 +1,4 @@
-//! I/O threads: a named thread that runs a loop (contract E4).
+//! I/O threads: a named thread that runs a loop (creation contract).
 
 use std::fmt;
 use std::future::Future;

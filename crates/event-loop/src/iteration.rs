@@ -1,6 +1,6 @@
 //! Iterations of the loop: prepare, wait, dispatch.
 //!
-//! An iteration makes at most one system call for the ring (contract E6): the call that waits also submits
+//! An iteration makes at most one system call for the ring (one-call contract): the call that waits also submits
 //! all queued operations and polls. While the loop polls, an iteration either submits or spins, never both.
 
 use std::cell::Cell;
@@ -10,11 +10,12 @@ use crate::event_loop::EventLoop;
 use crate::executor::Turning;
 use crate::handle::Message;
 use crate::handlers::Progress;
+use crate::probes;
 use crate::ring::{Completion, Ready, Wait, is_transient};
 use crate::slots::{InFlight, UserData};
-use crate::trace;
+use trace::trace;
 
-/// Messages dispatched per iteration (contract E11).
+/// Messages dispatched per iteration (fairness contract).
 const MESSAGE_BATCH: usize = 256;
 
 /// An iteration in progress, see [`EventLoop::enter_iteration`].
@@ -64,7 +65,7 @@ impl Drop for Reaped<'_> {
 
 impl EventLoop {
     /// Runs until [`stop`](crate::LoopHandle::stop), then finishes or cancels operations in flight and drops
-    /// everything that the loop holds (contract E12).
+    /// everything that the loop holds (stop contract).
     ///
     /// # Errors
     ///
@@ -118,7 +119,7 @@ impl EventLoop {
     }
 
     /// Begins an iteration. Fails within another one, which it would take completions from, and within a
-    /// section, which must end before the loop can sleep (contract E10).
+    /// section, which must end before the loop can sleep (deferral contract).
     pub(crate) fn enter_iteration(&self) -> io::Result<Turn<'_>> {
         if !self.can_turn() {
             let why = "the event loop was turned from within one of its own callbacks or sections";
@@ -149,7 +150,7 @@ impl EventLoop {
     fn wait(&self, may_wait: bool) -> io::Result<()> {
         self.arm_and_refill();
         self.poll_wait_begins();
-        // Sources in the polling set do not signal, so each iteration checks them, even a busy one (E11).
+        // Sources in the polling set do not signal, so each iteration checks them, even a busy one (fairness contract).
         let mut has_work = self.poll_once();
         has_work |= !may_wait || self.has_work_now();
         if has_work {
@@ -235,8 +236,8 @@ impl EventLoop {
         self.0.shared.inbox.has_messages() || !self.0.messages.borrow().is_empty()
     }
 
-    /// Second half of an iteration: dispatches all events. The turn of each source is bounded (contract
-    /// E11); what arrives meanwhile is for the next iteration. A turn is one section of deferred calls, so
+    /// Second half of an iteration: dispatches all events. The turn of each source is bounded (fairness
+    /// contract); what arrives meanwhile is for the next iteration. A turn is one section of deferred calls, so
     /// the results of a batch are published before the next source's batch begins.
     pub(crate) fn dispatch_all(&self) {
         let polled = self.0.poller.has_begun();
@@ -258,7 +259,7 @@ impl EventLoop {
         self.0.ring.borrow_mut().reap(&mut reaped.list);
         let any = !reaped.list.is_empty();
         reaped.dispatch(|Completion { user_data, result, .. }| {
-            trace!(cqe_handler(self.trace_ctx(), user_data, result));
+            trace!(probes::cqe_handler(self.trace_ctx(), user_data, result));
         });
         let refused = self.0.refused.borrow().len();
         for _ in 0..refused {
@@ -314,7 +315,7 @@ impl EventLoop {
         for turn in 0..turns {
             let id = self.0.handlers.borrow().ready.get(turn).copied();
             let Some(id) = id else { break };
-            // An earlier callback may have removed it (contract E9).
+            // An earlier callback may have removed it (removal contract).
             let entry = self.0.handlers.borrow().get(id).cloned();
             let Some(entry) = entry else { continue };
             entry.listed.set(false);
@@ -357,7 +358,7 @@ impl EventLoop {
             Message::BottomHalf(id, flag) => self.run_bottom_half(id, &flag),
             Message::WakeTask(waker) => self.0.tasks.make_ready(&waker),
             Message::PoolResult { user_data, result } => {
-                trace!(thread_pool_complete_aio(self.trace_ctx(), user_data, result));
+                trace!(probes::thread_pool_complete_aio(self.trace_ctx(), user_data, result));
                 self.0.with_pool.set(self.0.with_pool.get() - 1);
                 self.dispatch_completion(Completion { user_data, result, more: false });
             }
@@ -380,7 +381,7 @@ impl EventLoop {
     // ---- inside a foreign loop -----------------------------------------------------------------
 
     /// Submits queued operations before a foreign loop waits. Returns how long that loop may wait for
-    /// [`pollable_fd`](Self::pollable_fd), in nanoseconds; `None` for ever (contract E2). Call
+    /// [`pollable_fd`](Self::pollable_fd), in nanoseconds; `None` for ever (foreign-loop contract). Call
     /// [`check`](Self::check) after the wait.
     ///
     /// Between the two calls, other code on the thread may use the loop, such as other tasks of an executor.

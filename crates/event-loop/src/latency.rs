@@ -33,7 +33,7 @@ impl LatencyCounters {
         }
     }
 
-    /// The counts now.
+    /// Takes a snapshot.
     pub fn get(&self) -> Latencies {
         Latencies(self.0.iter().map(Counter::get).collect())
     }
@@ -59,17 +59,17 @@ fn end(bucket: usize) -> u64 {
     u64::from(PER_OCTAVE + 1 + place % PER_OCTAVE) << (octave - 2)
 }
 
-/// Counts of latencies, as they were read: to be added up, compared and asked for percentiles.
+/// A snapshot of [`LatencyCounters`], or a sum of several.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Latencies(Vec<u64>);
 
 impl Latencies {
-    /// How many there are.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// The counts of buckets that are not empty, with where each begins and ends, nanoseconds.
+    /// Returns the buckets that are not empty: beginning and end in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.0
             .iter()
@@ -78,7 +78,7 @@ impl Latencies {
             .map(|(bucket, count)| (bucket.checked_sub(1).map_or(0, end), end(bucket), *count))
     }
 
-    /// Those of both.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Latencies) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -88,7 +88,7 @@ impl Latencies {
         }
     }
 
-    /// How many took less than `ns` nanoseconds, which is where a bucket ends: any power of two
+    /// Returns the number of latencies below `ns` nanoseconds, which must be the end of a bucket: any power of two
     /// from 512.
     pub fn below(&self, ns: u64) -> u64 {
         self.buckets().take_while(|(_, end, _)| *end <= ns).map(|(_, _, count)| count).sum()

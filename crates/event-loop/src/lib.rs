@@ -28,6 +28,7 @@ pub mod mailbox;
 pub mod oneshot;
 mod op;
 pub mod polling;
+mod probes;
 mod readiness;
 mod registered;
 pub mod ring;
@@ -40,12 +41,11 @@ pub mod sync;
 mod task;
 mod thread_pool;
 mod timers;
-pub mod trace;
 
 #[doc(hidden)]
 pub use ablation::Ablation;
 pub use bottom_half::BottomHalf;
-pub use buf::{AlignedBuf, IoBufs};
+pub use buf::{AlignedBuf, IoBufs, MemoryOwner};
 pub use clock::{Clock, CpuShare, MonotonicClock};
 pub use deferred::DeferredCall;
 pub use event_loop::{EventLoop, LoopConfig};

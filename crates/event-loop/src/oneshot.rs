@@ -25,21 +25,20 @@ struct State<T> {
     sender_gone: bool,
 }
 
-/// The end that sends, from any thread.
+/// The sending end, for any thread.
 pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
-/// The end that waits; a future.
+/// The receiving end: a future.
 pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-/// A pair of ends. Dropping the sender unused ends the wait with [`LoopGone`].
+/// Creates a channel for one value. Dropping the sender unused ends the wait with [`LoopGone`].
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State { value: None, waker: None, sender_gone: false }));
     (Sender(state.clone()), Receiver(state))
 }
 
 impl<T> Sender<T> {
-    /// Sends the value and wakes the receiver. One that is gone gets nothing, and the value is
-    /// dropped with the channel.
+    /// Sends the value and wakes the receiver. Without a receiver, the value is dropped with the channel.
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
     }

@@ -50,9 +50,8 @@ impl Readiness {
         Readiness { event_loop: event_loop.clone(), fd, handler, state }
     }
 
-    /// Waits until the descriptor has become ready anew since the last wait. An event in between
-    /// counts; so it may also end for nothing, when the event has been used up by then. One task
-    /// at a time. Dropping the future loses nothing.
+    /// Waits until the descriptor has become ready since the last wait. An event in between counts, so the wait may
+    /// end although the event has been used up. One task at a time. Dropping the future loses nothing.
     pub fn wait(&self) -> impl Future<Output = ()> + '_ {
         std::future::poll_fn(|cx| {
             if self.state.fired.replace(false) {

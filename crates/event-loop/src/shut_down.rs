@@ -1,4 +1,4 @@
-//! The end of a loop (contract E12), and of memory in flight then (contract E8).
+//! The end of a loop (stop contract), and of memory in flight then (memory contract).
 
 #![allow(unsafe_code)]
 
@@ -98,7 +98,7 @@ impl EventLoop {
 
 impl Drop for Inner {
     /// Frees memory in slots once its operations are done. If the ring fails, the memory is leaked, as the
-    /// kernel may still write to it (contract E8).
+    /// kernel may still write to it (memory contract).
     fn drop(&mut self) {
         drop(self.pool.take());
         // Waits for the operations of Linux AIO.

@@ -1,4 +1,4 @@
-//! Slots of operations in flight. They own memory and file until the completion (E8).
+//! Slots of operations in flight. They own memory and file until the completion (memory contract).
 
 #![allow(unsafe_code)]
 

@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct LoopStats {
     /// Iterations.
     pub iterations: Counter,
-    /// Calls of io_uring_enter (or epoll_pwait2): at most one per iteration (contract E6).
+    /// Calls of io_uring_enter (or epoll_pwait2): at most one per iteration (one-call contract).
     pub enters: Counter,
     /// Calls of io_submit, of Linux AIO: at most one per iteration, unless more was queued than
     /// [`LoopConfig::entries`](crate::LoopConfig::entries).
     pub aio_submits: Counter,
     /// Enters that were allowed to sleep.
     pub sleeps: Counter,
-    /// Sleeps announced and called off: a message came in between.
+    /// Sleeps that were announced and cancelled, as a message came in between.
     pub sleeps_called_off: Counter,
-    /// Times that another thread had to wake the loop: at most one per sleep (contract E1), or per
-    /// sleep called off, when it had seen that announced.
+    /// Wake-ups of the loop by another thread: at most one per announced sleep, cancelled ones included (wake-up
+    /// contract).
     pub wakes: Counter,
     /// Operations submitted.
     pub submitted: Counter,
-    /// Operations completed (contract E7: submitted = completed + in flight).
+    /// Operations completed (accounting contract: submitted = completed + in flight).
     pub completed: Counter,
     /// Busy polls that found something.
     pub poll_hits: Counter,
@@ -35,18 +35,18 @@ pub struct LoopStats {
     pub polled_ns: Counter,
     /// The poll window, nanoseconds.
     pub poll_window_ns: Counter,
-    /// What a sleep was measured to cost: from an event to the thread running, nanoseconds. 0: not measured.
+    /// Measured time from an event until the sleeping thread runs, nanoseconds. 0: not measured.
     pub sleep_late_ns: Counter,
-    /// And the thread's CPU time, nanoseconds.
+    /// Measured CPU time of a sleep, nanoseconds. 0: not measured.
     pub sleep_cpu_ns: Counter,
 }
 
-/// A number that (as a rule) one thread writes and any thread reads.
+/// A number that one thread writes, as a rule, and any thread reads. Wraps around at 2^64.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

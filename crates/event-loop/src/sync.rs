@@ -12,11 +12,10 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 
-/// Takes a lock: the only way in which ringmill's crates do it, so that tests can count
-/// (feature `counting`).
+/// Takes a lock. ringmill's crates take locks only by this function, so tests can count them (feature
+/// `counting`).
 ///
-/// A thread that panicked while it held the lock does not matter here: what our locks guard is
-/// whole at any step.
+/// A poisoned lock is taken, too: what ringmill's locks guard is valid at any step.
 #[allow(clippy::disallowed_methods, reason = "the one place")]
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     #[cfg(feature = "counting")]

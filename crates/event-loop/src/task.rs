@@ -16,7 +16,7 @@ use crate::handle::LoopGone;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile, count};
 use crate::timers::TimerId;
 
-/// Yields to the loop's other tasks and sources (contract E11), for a task that always finds more to do.
+/// Yields to the loop's other tasks and sources (fairness contract), for a task that always finds more to do.
 pub async fn take_turns() {
     let mut yielded = false;
     poll_fn(|cx| {
@@ -132,7 +132,7 @@ impl<T> Drop for JoinHandle<T> {
 impl EventLoop {
     /// Runs a future on this loop, from the next iteration on. The future is dropped unfinished when the loop
     /// stops. Its waker may be called on any thread. A future that never waits blocks the loop, so it has to
-    /// return from time to time (contract E11). Dropping the handle does not end the task.
+    /// return from time to time (fairness contract). Dropping the handle does not end the task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let task = Rc::new(Spawned {
             stage: RefCell::new(Stage::Running(future)),
@@ -146,8 +146,13 @@ impl EventLoop {
 
     /// Starts an operation and returns a future of its result and its memory.
     ///
-    /// The result is a count, of bytes for operations that transfer some, or the operation's errno. Dropping
-    /// the future detaches it: the loop keeps the memory until the operation is done (contract E8).
+    /// The result is the number of bytes, for operations that transfer some, else 0. Dropping the future
+    /// detaches it: the loop keeps the memory until the operation is done (memory contract).
+    ///
+    /// # Errors
+    ///
+    /// The result is the errno with which the kernel has answered the operation; `ECANCELED` after
+    /// [`cancel`](Self::cancel).
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! Timers: a heap of deadlines. The nearest one is the timeout of the call that waits (contract E6).
+//! Timers: a heap of deadlines. The nearest one is the timeout of the call that waits (one-call contract).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -118,7 +118,7 @@ impl Timers {
     }
 
     /// Lists the timers that are due, for [`take_due`](Self::take_due). A timer added by a callback waits for
-    /// the next iteration, whatever its deadline (contract E11).
+    /// the next iteration, whatever its deadline (fairness contract).
     pub(crate) fn list_due(&mut self, now: u64) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let Some(Reverse((_, id))) = self.heap.pop() else { return };

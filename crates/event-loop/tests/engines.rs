@@ -119,9 +119,9 @@ fn completions_that_are_reaped_together_defer_once() {
     }
 }
 
-/// Depth 64 over a file of 32 blocks: reads return the file's contents, and each completes once (E7).
+/// Depth 64 over a file of 32 blocks: reads return the file's contents, and each completes once (accounting contract).
 #[test]
-fn e7_every_engine_reads_and_writes_and_counts() {
+fn accounting_every_engine_reads_and_writes_and_counts() {
     struct Check {
         got: RefCell<Vec<Option<i32>>>,
         bufs: RefCell<Vec<IoBufs>>,
@@ -181,7 +181,7 @@ fn e7_every_engine_reads_and_writes_and_counts() {
 
 /// More operations than the context has room for, in batches of at most `entries`.
 #[test]
-fn e7_native_operations_beyond_the_contexts_capacity_wait_for_room() {
+fn accounting_native_operations_beyond_the_contexts_capacity_wait_for_room() {
     for (name, ring) in rings() {
         // From the page cache, more operations complete at once than a turn dispatches.
         for file in [direct_file(32), tempfile(&[1; 32 * BLOCK])] {
@@ -203,7 +203,7 @@ fn e7_native_operations_beyond_the_contexts_capacity_wait_for_room() {
 
 /// io_submit stops at an operation that it refuses: that one fails, the others are submitted in order.
 #[test]
-fn e7_a_refused_native_operation_fails_alone() {
+fn accounting_a_refused_native_operation_fails_alone() {
     for (name, event_loop) in loops() {
         let file = event_loop.register_file(tempfile(&[1; BLOCK]));
         let write_only = std::fs::File::options().write(true).open("/dev/null").unwrap();
@@ -246,7 +246,7 @@ fn the_thread_pool_does_syncs_that_linux_aio_refuses() {
 }
 
 #[test]
-fn e8_native_memory_outlives_the_loop_while_in_flight() {
+fn memory_native_memory_outlives_the_loop_while_in_flight() {
     for (name, ring) in rings() {
         for submitted in [false, true] {
             let event_loop = EventLoop::new(config(ring)).unwrap();
@@ -263,7 +263,7 @@ fn e8_native_memory_outlives_the_loop_while_in_flight() {
             if submitted {
                 event_loop.prepare().unwrap();
             }
-            let alive = |owners: &[Rc<dyn std::any::Any>]| {
+            let alive = |owners: &[Rc<dyn event_loop::MemoryOwner>]| {
                 owners.iter().filter(|owner| Rc::strong_count(owner) == 2).count()
             };
             assert_eq!(alive(&owners), 32, "{name}: the loop keeps them");
@@ -302,9 +302,9 @@ fn a_panic_among_completions_ends_the_thread() {
     }
 }
 
-/// Inside a foreign loop, the completion makes the descriptor readable (E2).
+/// Inside a foreign loop, the completion makes the descriptor readable (foreign-loop contract).
 #[test]
-fn e2_native_completions_wake_a_foreign_loop() {
+fn foreign_loop_native_completions_wake_it() {
     for choice in [RingChoice::Ladder(RingFlags::BEST), RingChoice::Epoll] {
         let event_loop = EventLoop::new(config(choice)).unwrap();
         let file = event_loop.register_file(direct_file(1));

@@ -1,4 +1,4 @@
-//! E2: inside a foreign loop, here poll(2), no completion waits for a descriptor event that will not come.
+//! Foreign-loop contract, here with poll(2): no completion waits for a descriptor event that will not come.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn turn_until(event_loop: &EventLoop, mut done: impl FnMut() -> bool) -> u32 {
 }
 
 #[test]
-fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
+fn foreign_loop_file_reads_are_seen_though_they_complete_during_prepare() {
     for (name, event_loop) in loops() {
         for direct in [false, true] {
             let file = event_loop.register_file(big_file(direct));
@@ -58,7 +58,7 @@ fn e2_file_reads_are_seen_though_they_complete_during_prepare() {
 
 /// Only `check` can find what arrives after `prepare` and before the descriptor is polled.
 #[test]
-fn e2_check_sees_events_after_prepare_without_the_descriptor() {
+fn foreign_loop_check_sees_events_after_prepare_without_the_descriptor() {
     for (name, event_loop) in loops() {
         let (fd, count) = (eventfd(), Count::new());
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
@@ -76,7 +76,7 @@ fn e2_check_sees_events_after_prepare_without_the_descriptor() {
 }
 
 #[test]
-fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
+fn foreign_loop_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
     for (name, event_loop) in loops() {
         let (fd, count) = (eventfd(), Count::new());
         event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
@@ -118,7 +118,7 @@ fn e2_descriptors_timers_tasks_and_messages_end_the_foreign_wait() {
 }
 
 #[test]
-fn e2_a_loop_without_a_descriptor_has_none() {
+fn foreign_loop_a_loop_without_a_descriptor_has_none() {
     let shown = |flags| {
         let event_loop = EventLoop::new(config(RingChoice::Exactly(flags))).unwrap();
         event_loop.pollable_fd().is_some()
@@ -128,7 +128,7 @@ fn e2_a_loop_without_a_descriptor_has_none() {
 
 /// The foreign loop must be able to sleep.
 #[test]
-fn e2_with_nothing_to_do_the_foreign_loop_sleeps() {
+fn foreign_loop_with_nothing_to_do_the_foreign_loop_sleeps() {
     for (name, event_loop) in embeddable_loops() {
         let count = Count::new();
         let fd = eventfd();

@@ -1,4 +1,4 @@
-//! E2 with GLib's main loop: a loop on a real `GMainContext`, with other sources on it.
+//! The foreign-loop contract with GLib's main loop: a loop on a real `GMainContext`, with other sources on it.
 
 mod common;
 
@@ -65,7 +65,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 #[test]
-fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
+fn foreign_loop_file_reads_complete_with_nothing_else_waking_the_context() {
     let _alone = alone();
     for Attached { name, event_loop, context, source: _source, .. } in attached() {
         for (direct, engine) in ENGINES {
@@ -92,7 +92,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_context() {
 
 /// What a handler of the context asks of the loop, and futures of the context's own.
 #[test]
-fn e1_other_sources_of_the_context_may_use_the_loop() {
+fn wake_up_other_sources_of_the_context_may_use_the_loop() {
     let _alone = alone();
     for Attached { name, event_loop, context, source: _source, .. } in attached() {
         let file = event_loop.register_file(tempfile(b"hello"));
@@ -115,7 +115,7 @@ fn e1_other_sources_of_the_context_may_use_the_loop() {
 }
 
 #[test]
-fn e1_another_thread_wakes_a_context_that_sleeps_with_one_call() {
+fn wake_up_another_thread_wakes_a_context_that_sleeps_with_one_call() {
     let _alone = alone();
     for Attached { name, event_loop, context, source: _source, .. } in attached() {
         let me = nix::unistd::gettid();
@@ -163,7 +163,7 @@ fn timers_are_never_early_and_wait_without_spinning() {
 }
 
 #[test]
-fn e11_the_loop_and_the_contexts_own_sources_take_turns() {
+fn fairness_the_loop_and_the_contexts_own_sources_take_turns() {
     let _alone = alone();
     for Attached { name, event_loop, context, source: _source, .. } in attached() {
         // Never done: by itself, it would be ready in each iteration.
@@ -224,7 +224,7 @@ fn counting(count: Rc<Cell<u32>>) -> impl Fn() -> ControlFlow + Send {
 
 /// GLib leaves out the `check` of what has a lower priority than something that is ready.
 #[test]
-fn e1_nothing_is_lost_behind_a_busy_source_of_a_higher_priority() {
+fn wake_up_nothing_is_lost_behind_a_busy_source_of_a_higher_priority() {
     let _alone = alone();
     for Attached { name, event_loop, context, source, .. } in attached() {
         drop(source);
@@ -296,7 +296,7 @@ fn a_main_loop_within_a_callback_turns_other_loops_but_not_the_callbacks_own() {
 }
 
 #[test]
-fn e12_stopping_ends_the_source_and_nothing_stays_behind() {
+fn stop_ends_the_source_and_nothing_stays_behind() {
     let _alone = alone();
     // What GLib itself sets up, it keeps.
     drop(attached().collect::<Vec<_>>());
@@ -379,7 +379,7 @@ fn failed_attachments_have_a_reason() {
         release.send(()).unwrap();
     });
 
-    // E3: another thread that iterates the context later enters no ring of ours.
+    // One-thread contract: another thread that iterates the context later enters no ring of ours.
     let (_source, _) = attach(&embedded, &context, Priority::DEFAULT);
     let done = Rc::new(Cell::new(false));
     let flag = done.clone();

@@ -1,5 +1,5 @@
-//! E4: a loop is created on its thread, or the thread ends with an error. E5: the ladder of rings, down to
-//! epoll.
+//! Creation contract: a loop is created on its thread, or the thread ends with an error. Set-up contract: the
+//! ladder of rings, down to epoll.
 //!
 //! Seccomp filters are put on threads of the test, never on the whole program.
 
@@ -35,7 +35,7 @@ fn born(name: &str, ring: RingChoice, cpus: Vec<usize>) -> Result<IoThread, Spaw
 }
 
 #[test]
-fn e4_a_failed_loop_is_an_error_and_leaves_no_thread() {
+fn creation_a_failed_loop_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     let best = RingChoice::Exactly(RingFlags::BEST);
     for errno in [libc::ENOMEM, libc::EPERM] {
@@ -77,7 +77,7 @@ fn current_scheduling() -> [i32; 3] {
 }
 
 #[test]
-fn e4_scheduling_comes_from_the_options() {
+fn creation_scheduling_comes_from_the_options() {
     let _alone = lock(&ALONE);
     let real_time = [
         (Scheduling::Fifo { priority: 3 }, [libc::SCHED_FIFO, 3, 0]),
@@ -109,7 +109,7 @@ fn e4_scheduling_comes_from_the_options() {
 }
 
 #[test]
-fn e4_failed_scheduling_is_an_error_and_leaves_no_thread() {
+fn creation_failed_scheduling_is_an_error_and_leaves_no_thread() {
     let _alone = lock(&ALONE);
     for (scheduling, name, number) in [
         (Scheduling::Fifo { priority: 0 }, "sched_setscheduler", libc::SYS_sched_setscheduler),
@@ -133,7 +133,7 @@ fn e4_failed_scheduling_is_an_error_and_leaves_no_thread() {
 }
 
 #[test]
-fn e4_name_and_cpus_come_from_the_options() {
+fn creation_name_and_cpus_come_from_the_options() {
     let _alone = lock(&ALONE);
     for cpu in [libc::CPU_SETSIZE as usize, 1_000_000, 1023] {
         let error = born("nowhere", RingChoice::Epoll, vec![cpu]).err().unwrap();
@@ -173,7 +173,7 @@ fn works(event_loop: &EventLoop) {
 }
 
 #[test]
-fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
+fn set_up_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
     let _alone = lock(&ALONE);
     let errnos = [libc::EPERM, libc::ENOSYS, libc::EACCES];
     // Creating rings may be permitted and entering them denied.
@@ -194,7 +194,7 @@ fn e5_where_io_uring_is_denied_the_loop_runs_on_epoll_and_says_why() {
 /// Under a filter that permits rings but no registration, the ring works without restrictions and table of
 /// files.
 #[test]
-fn e5_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
+fn set_up_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
     let _alone = lock(&ALONE);
     for errno in [nix::libc::EPERM, nix::libc::ENOSYS, nix::libc::ENOMEM] {
         denied(&[nix::libc::SYS_io_uring_register], errno, || {
@@ -217,7 +217,7 @@ fn e5_where_nothing_can_be_registered_the_ring_goes_unrestricted() {
 }
 
 #[test]
-fn e5_without_epoll_pwait2_the_loop_still_runs() {
+fn set_up_without_epoll_pwait2_the_loop_still_runs() {
     let _alone = lock(&ALONE);
     let calls = [libc::SYS_io_uring_setup, libc::SYS_epoll_pwait2];
     denied(&calls, libc::ENOSYS, || {
@@ -226,7 +226,7 @@ fn e5_without_epoll_pwait2_the_loop_still_runs() {
 }
 
 #[test]
-fn e5_every_rung_works() {
+fn set_up_every_rung_works() {
     let _alone = lock(&ALONE);
     for (name, event_loop) in loops() {
         let flags = event_loop.ring().flags;
@@ -261,7 +261,7 @@ fn end_of(thread: &mut IoThread) -> ThreadEnd {
 
 /// Other threads learn of the failure at once, not when the thread is stopped.
 #[test]
-fn e13_the_end_of_an_io_thread_is_reported() {
+fn no_panic_the_end_of_an_io_thread_is_reported() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = || IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
@@ -290,7 +290,7 @@ fn e13_the_end_of_an_io_thread_is_reported() {
 }
 
 #[test]
-fn e4_a_pool_whose_threads_cannot_be_started_is_an_error() {
+fn creation_a_pool_whose_threads_cannot_be_started_is_an_error() {
     let _alone = lock(&ALONE);
     denied(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
         let thread_pool = ThreadPoolConfig { min: 3, max: 3 };
@@ -318,7 +318,7 @@ fn kernel_threads(thread: nix::unistd::Pid) -> Vec<String> {
 
 /// Each of a burst of fsyncs occupies a kernel thread, which remains for some seconds.
 #[test]
-fn e4_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
+fn creation_the_kernels_threads_are_bounded_and_stay_on_the_loops_cpus() {
     let _alone = lock(&ALONE);
     const LIMIT: usize = 2;
     const BURST: u32 = 64;

@@ -1,4 +1,4 @@
-//! E8: memory that the kernel may write to lives until the completion. E9: removal.
+//! Memory contract: memory that the kernel may write to lives until the completion. Removal contract.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn watched() -> (Rc<[u8; 64]>, IoBufs) {
 }
 
 #[test]
-fn e8_memory_outlives_a_dropped_future_and_a_dropped_file() {
+fn memory_outlives_a_dropped_future_and_a_dropped_file() {
     let (sim, event_loop) = simulated(1, Faults::default());
     sim.script(|_| Verdict::Hold);
     let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
@@ -42,7 +42,7 @@ fn e8_memory_outlives_a_dropped_future_and_a_dropped_file() {
 }
 
 #[test]
-fn e8_memory_outlives_the_loop_while_in_flight() {
+fn memory_outlives_the_loop_while_in_flight() {
     for seed in 0..20 {
         let faults = Faults { late_cancel: 50, entries: 2, ..Faults::default() };
         let (sim, event_loop) = simulated(seed, faults);
@@ -65,7 +65,7 @@ fn e8_memory_outlives_the_loop_while_in_flight() {
 
 /// Real reads of a pipe that gets no data.
 #[test]
-fn e8_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
+fn memory_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
     for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
         let _watchdog = Watchdog::new(name);
         let (reader, writer) = pipe();
@@ -84,7 +84,7 @@ fn e8_reads_in_flight_for_real_are_ended_and_freed_with_the_loop() {
 
 /// A pool thread reads and the future is dropped: the memory stays valid.
 #[test]
-fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
+fn memory_with_a_pool_thread_outlives_a_dropped_future() {
     for (name, event_loop) in loops() {
         let file = event_loop.register_file(tempfile(&[7; 64]));
         let (memory, bufs) = watched();
@@ -96,7 +96,7 @@ fn e8_memory_with_a_pool_thread_outlives_a_dropped_future() {
 
 /// A slot is reused: a second completion for the old operation is ignored.
 #[test]
-fn e8_reused_slots_ignore_old_completions() {
+fn memory_reused_slots_ignore_old_completions() {
     let (sim, event_loop) = simulated(3, Faults::default());
     let file = event_loop.register_file(sim.file(&[9; 64]).unwrap());
     for n in 0..1000 {
@@ -110,7 +110,7 @@ fn e8_reused_slots_ignore_old_completions() {
     }
 }
 
-// ---- E9 ----------------------------------------------------------------------------------------
+// ---- removal ----------------------------------------------------------------------------------------
 
 /// Counts its drops.
 struct Dropped(Rc<Cell<u32>>);
@@ -164,7 +164,7 @@ fn settle(event_loop: &EventLoop, in_flight: u64) {
 }
 
 #[test]
-fn e9_removal_while_the_poll_is_in_flight() {
+fn removal_while_the_poll_is_in_flight() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -189,7 +189,7 @@ fn e9_removal_while_the_poll_is_in_flight() {
 }
 
 #[test]
-fn e9_removal_from_inside_its_own_callback() {
+fn removal_from_inside_its_own_callback() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -210,7 +210,7 @@ fn e9_removal_from_inside_its_own_callback() {
 }
 
 #[test]
-fn e9_removal_from_inside_another_callback_of_the_same_iteration() {
+fn removal_from_inside_another_callback_of_the_same_iteration() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -230,7 +230,7 @@ fn e9_removal_from_inside_another_callback_of_the_same_iteration() {
 }
 
 #[test]
-fn e9_removal_from_another_thread() {
+fn removal_from_another_thread() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -252,7 +252,7 @@ fn e9_removal_from_another_thread() {
 
 /// The poll has fired and its task work has not run: IORING_OP_POLL_REMOVE would fail here.
 #[test]
-fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
+fn removal_of_a_poll_that_has_just_fired_ends_it() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -270,7 +270,7 @@ fn e9_removal_of_a_poll_that_has_just_fired_ends_it() {
 
 /// Pending events of a removed handler are not delivered to the handler that reuses its slot.
 #[test]
-fn e9_a_place_used_again_inherits_nothing() {
+fn removal_a_place_used_again_inherits_nothing() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
         let before = event_loop.in_flight();
@@ -298,7 +298,7 @@ fn e9_a_place_used_again_inherits_nothing() {
 
 /// A handler found by polling removes another one polled in the same round.
 #[test]
-fn e9_a_removed_handler_is_not_polled_either() {
+fn removal_a_removed_handler_is_not_polled_either() {
     struct Polled {
         event_loop: EventLoop,
         other: Cell<Option<HandlerId>>,
@@ -365,7 +365,7 @@ fn e9_a_removed_handler_is_not_polled_either() {
 
 /// A queued poll names its descriptor by number until the kernel has seen it.
 #[test]
-fn e9_a_removed_handlers_descriptor_stays_open_until_its_poll_has_ended() {
+fn removal_a_removed_handlers_descriptor_stays_open_until_its_poll_has_ended() {
     for (name, ring) in rings() {
         // All but the first poll wait in the backlog.
         let event_loop = EventLoop::new(LoopConfig { entries: 1, ..config(ring) }).unwrap();

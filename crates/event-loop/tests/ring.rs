@@ -1,4 +1,5 @@
-//! E6: one system call per iteration, deadlines to the nanosecond. E7: full queues lose nothing.
+//! One-call contract: one system call per iteration, deadlines to the nanosecond. Accounting contract: full
+//! queues lose nothing.
 
 mod common;
 
@@ -82,7 +83,7 @@ fn mixed_load(event_loop: &EventLoop, what: &str) {
 }
 
 #[test]
-fn e6_an_iteration_makes_at_most_one_call() {
+fn one_call_an_iteration_makes_at_most_one_call() {
     for (name, event_loop) in loops() {
         mixed_load(&event_loop, name);
     }
@@ -93,7 +94,7 @@ fn e6_an_iteration_makes_at_most_one_call() {
 }
 
 #[test]
-fn e6_the_waiting_call_submits_all_queued_operations() {
+fn one_call_the_waiting_call_submits_all_queued_operations() {
     for (name, event_loop) in loops().filter(|(name, _)| *name != "epoll") {
         let file = event_loop.register_file(tempfile(&[3; 65536]));
         let (results, target) = Results::new();
@@ -116,7 +117,7 @@ fn e6_the_waiting_call_submits_all_queued_operations() {
 }
 
 #[test]
-fn e6_deadlines_are_kept_to_the_nanosecond() {
+fn one_call_deadlines_are_kept_to_the_nanosecond() {
     let (sim, event_loop) = simulated(1, Faults { clock_step_ns: 1, ..Faults::default() });
     for deadline in [1_000_001, 1_000_777, 5_000_000_003, 3_600_000_000_000_123] {
         event_loop.block_on(event_loop.sleep_until(deadline)).unwrap();
@@ -179,7 +180,7 @@ fn flood(event_loop: &EventLoop, what: &str, ops: u32, seed: u64) {
 }
 
 #[test]
-fn e7_a_tiny_ring_takes_any_number_of_operations() {
+fn accounting_a_tiny_ring_takes_any_number_of_operations() {
     for (name, ring) in rings() {
         for entries in [1, 2, 3, 8] {
             let config = LoopConfig { entries, ..config(ring) };
@@ -189,7 +190,7 @@ fn e7_a_tiny_ring_takes_any_number_of_operations() {
 }
 
 #[test]
-fn e7_simulated_rings_of_all_kinds_of_trouble_lose_nothing() {
+fn accounting_simulated_rings_of_all_kinds_of_trouble_lose_nothing() {
     for seed in 0..100 {
         let (sim, event_loop) = simulated(seed, Faults::rough());
         flood(&event_loop, "simulation", 200, seed);
@@ -204,7 +205,7 @@ fn e7_simulated_rings_of_all_kinds_of_trouble_lose_nothing() {
 }
 
 #[test]
-fn e7_more_events_at_once_than_the_completion_queue_holds() {
+fn accounting_more_events_at_once_than_the_completion_queue_holds() {
     const HANDLERS: usize = 1500;
     for (name, ring) in rings() {
         let small = LoopConfig { entries: 64, completions: 64, ..config(ring) };
@@ -239,7 +240,7 @@ fn e7_more_events_at_once_than_the_completion_queue_holds() {
 }
 
 #[test]
-fn e7_signals_do_not_disturb() {
+fn accounting_signals_do_not_disturb() {
     use nix::sys::pthread::{pthread_kill, pthread_self};
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! The whole loop on a simulated ring, with virtual time and seeded faults. A seed runs a million ring
 //! operations, along with timers, handlers, tasks, bottom halves, messages and wake-ups from outside.
-//! Nothing is lost, duplicated or early (E1, E6 to E11).
+//! Nothing is lost, duplicated or early: the contracts wake-up, and one-call to fairness.
 //!
 //! A failure prints its seed. `EVENT_LOOP_SEED=n cargo test -p ringmill-event-loop --test simulation` repeats the
 //! run. `EVENT_LOOP_OPERATIONS=n` changes its length.

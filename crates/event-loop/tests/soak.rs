@@ -1,6 +1,6 @@
 //! A soak test. Several threads create and drop loops, start and stop I/O threads, add and remove handlers,
 //! start and retire pool threads, and run timers, until the time is up. Descriptors, threads and memory are
-//! then as before (E12).
+//! then as before (stop contract).
 //!
 //! Runs for some seconds by default. For a long run:
 //! `EVENT_LOOP_SOAK=3600 cargo test --release -p ringmill-event-loop --test soak -- --nocapture`
@@ -196,7 +196,7 @@ fn say(text: std::fmt::Arguments<'_>) {
 }
 
 #[test]
-fn e12_a_soak_ends_as_it_began() {
+fn stop_a_soak_ends_as_it_began() {
     let seconds = std::env::var("EVENT_LOOP_SOAK").map_or(8, |text| text.parse().unwrap());
     // Initialises lazy state of the standard library, and of each thread.
     let threads = entries("/proc/self/task");

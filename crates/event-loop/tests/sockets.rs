@@ -160,7 +160,7 @@ fn an_operation_waits_until_the_socket_is_ready() {
 }
 
 #[test]
-fn e12_socket_waits_end_with_the_loop() {
+fn stop_socket_waits_end_with_the_loop() {
     let _watchdog = Watchdog::new("the end");
     each(|name, event_loop, engine| {
         let (_theirs, ours) = pair(false);

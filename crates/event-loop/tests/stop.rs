@@ -1,4 +1,4 @@
-//! E12: stop from any thread, with anything in flight; nothing is left behind.
+//! Stop contract: stop from any thread, with anything in flight; nothing is left behind.
 
 mod common;
 
@@ -68,7 +68,7 @@ fn occupy(event_loop: &EventLoop, completions: &Arc<AtomicU32>, native: bool) {
 }
 
 #[test]
-fn e12_two_hundred_stops_leave_nothing_behind() {
+fn stop_two_hundred_stops_leave_nothing_behind() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let _watchdog = Watchdog::new(name);
@@ -113,7 +113,7 @@ fn e12_two_hundred_stops_leave_nothing_behind() {
 }
 
 #[test]
-fn e12_waits_for_a_stopped_loop_end() {
+fn stop_waits_for_a_stopped_loop_end() {
     let _alone = lock(&ALONE);
     for (name, ring) in rings() {
         let config = IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
@@ -140,7 +140,7 @@ fn e12_waits_for_a_stopped_loop_end() {
 }
 
 #[test]
-fn e12_a_dropped_loop_takes_its_messages_along() {
+fn stop_a_dropped_loop_takes_its_messages_along() {
     let _alone = lock(&ALONE);
     for (name, event_loop) in loops() {
         let handle = event_loop.handle();
@@ -154,7 +154,7 @@ fn e12_a_dropped_loop_takes_its_messages_along() {
 }
 
 #[test]
-fn e12_endless_targets_do_not_prevent_a_stop() {
+fn stop_endless_targets_do_not_prevent_a_stop() {
     let _alone = lock(&ALONE);
     struct Again {
         event_loop: EventLoop,
@@ -199,7 +199,7 @@ fn e12_endless_targets_do_not_prevent_a_stop() {
 }
 
 #[test]
-fn e12_cancellations_that_come_too_late_are_waited_for() {
+fn stop_cancellations_that_come_too_late_are_waited_for() {
     for seed in 0..50 {
         let faults = Faults { late_cancel: 100, early_return: 30, ..Faults::default() };
         let (sim, event_loop) = simulated(seed, faults);
@@ -218,7 +218,7 @@ fn e12_cancellations_that_come_too_late_are_waited_for() {
 }
 
 #[test]
-fn e12_stopping_ends_block_on() {
+fn stop_ends_block_on() {
     for (name, event_loop) in loops() {
         event_loop.handle().stop();
         let _watchdog = Watchdog::new(name);
@@ -229,7 +229,7 @@ fn e12_stopping_ends_block_on() {
 
 /// The last owner of a thread may be on that thread.
 #[test]
-fn e12_a_thread_dropped_by_its_own_loop_ends() {
+fn stop_a_thread_dropped_by_its_own_loop_ends() {
     let _alone = lock(&ALONE);
     let thread = IoThread::spawn(IoThreadConfig::default()).unwrap();
     let handle = thread.handle().clone();

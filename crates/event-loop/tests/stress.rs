@@ -1,5 +1,5 @@
-//! E1 under stress: several threads hand over messages, bottom halves, wake-ups of tasks, timers and
-//! handlers at once. Nothing is lost, nothing comes twice, and each producer's messages keep their order.
+//! The wake-up contract under stress: several threads hand over messages, bottom halves, wake-ups of tasks,
+//! timers and handlers at once. Nothing is lost, nothing comes twice, and each producer's messages keep their order.
 
 mod common;
 
@@ -107,7 +107,7 @@ fn produce(handle: &LoopHandle, seen: &Arc<Seen>) {
 }
 
 #[test]
-fn e1_producers_of_everything_lose_nothing_and_double_nothing() {
+fn wake_up_producers_of_everything_lose_nothing_and_double_nothing() {
     let best = RingChoice::default();
     for (ring, poll) in
         [(best, NO_POLLING), (best, PollParams::default()), (RingChoice::Epoll, NO_POLLING)]

@@ -1,4 +1,4 @@
-//! E2 with Tokio: a loop as a task of a real runtime, alongside other tasks.
+//! The foreign-loop contract with Tokio: a loop as a task of a real runtime, alongside other tasks.
 
 mod common;
 
@@ -60,7 +60,7 @@ async fn until_it_sleeps(event_loop: &EventLoop) {
 
 /// Tokio's tasks submit the operations, while the loop's task waits for its descriptor.
 #[test]
-fn e2_file_reads_complete_with_nothing_else_waking_the_runtime() {
+fn foreign_loop_file_reads_complete_with_nothing_else_waking_the_runtime() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         for (direct, engine) in ENGINES {
@@ -93,7 +93,7 @@ fn e2_file_reads_complete_with_nothing_else_waking_the_runtime() {
 /// More completions than an iteration takes, all present before the loop waits. The rest is not signalled
 /// again.
 #[test]
-fn e2_completions_that_no_event_announces_are_seen() {
+fn foreign_loop_completions_that_no_event_announces_are_seen() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let file = event_loop.register_file(tempfile(&[7; 4096]));
@@ -115,7 +115,7 @@ fn e2_completions_that_no_event_announces_are_seen() {
 
 /// More ready descriptors than one epoll_pwait2(2) returns.
 #[test]
-fn e2_events_that_no_event_announces_are_seen() {
+fn foreign_loop_events_that_no_event_announces_are_seen() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let count = Count::new();
@@ -138,7 +138,7 @@ fn e2_events_that_no_event_announces_are_seen() {
 
 /// Tokio's tasks use the loop while its task waits.
 #[test]
-fn e2_other_tasks_can_use_a_waiting_loop() {
+fn foreign_loop_other_tasks_can_use_a_waiting_loop() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let on_loop = event_loop.clone();
@@ -193,7 +193,7 @@ fn e2_other_tasks_can_use_a_waiting_loop() {
 }
 
 #[test]
-fn e1_another_thread_wakes_a_runtime_that_sleeps_with_one_call() {
+fn wake_up_another_thread_wakes_a_runtime_that_sleeps_with_one_call() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         let me = nix::unistd::gettid();
@@ -251,7 +251,7 @@ fn timers_are_never_early_and_wait_without_spinning() {
 }
 
 #[test]
-fn e11_the_loop_and_tokios_own_tasks_take_turns() {
+fn fairness_the_loop_and_tokios_own_tasks_take_turns() {
     let _alone = alone();
     for (name, event_loop) in embeddable_loops() {
         // Always ready: alone, it would keep the loop from ever waiting.
@@ -311,7 +311,7 @@ fn two_loops_run_in_one_runtime() {
 }
 
 #[test]
-fn e12_stopping_ends_the_task_and_nothing_stays_behind() {
+fn stop_ends_the_task_and_nothing_stays_behind() {
     let _alone = alone();
     let before = open_descriptors();
     for (name, event_loop) in embeddable_loops() {

@@ -1,5 +1,5 @@
-//! E1: work from other threads takes effect at once, at the least cost. E3: only the loop's thread enters
-//! the ring.
+//! Wake-up contract: work from other threads takes effect at once, at the least cost. One-thread contract:
+//! only the loop's thread enters the ring.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn wait_for_sleep(thread: &IoThread, before: u64) {
 }
 
 #[test]
-fn e1_waking_a_sleeping_loop_costs_one_call_each_time() {
+fn wake_up_waking_a_sleeping_loop_costs_one_call_each_time() {
     for (name, thread) in threads() {
         let stats = thread.handle().stats();
         wait_for_sleep(&thread, 0);
@@ -43,7 +43,7 @@ fn e1_waking_a_sleeping_loop_costs_one_call_each_time() {
 }
 
 #[test]
-fn e1_a_loop_that_is_awake_is_not_woken() {
+fn wake_up_a_loop_that_is_awake_is_not_woken() {
     for (name, thread) in threads() {
         let stats = thread.handle().stats();
         let (go, is_in) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -67,7 +67,7 @@ fn e1_a_loop_that_is_awake_is_not_woken() {
 }
 
 #[test]
-fn e1_requests_timers_handlers_and_tasks_take_effect_on_a_sleeping_loop() {
+fn wake_up_requests_timers_handlers_and_tasks_take_effect_on_a_sleeping_loop() {
     struct Tell(mpsc::Sender<&'static str>);
     impl IoTarget for Tell {
         fn complete(&self, _token: u32, result: i32, _bufs: IoBufs) {
@@ -150,7 +150,7 @@ fn e1_requests_timers_handlers_and_tasks_take_effect_on_a_sleeping_loop() {
 }
 
 #[test]
-fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
+fn wake_up_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
     const PRODUCERS: usize = 4;
     const EACH: u32 = 20_000;
     for (name, thread) in threads() {
@@ -179,7 +179,7 @@ fn e1_many_producers_lose_nothing_double_nothing_and_keep_their_order() {
 
 /// Without the wake-up, a message waits for the loop's next event.
 #[test]
-fn e1_without_the_wake_up_messages_wait_for_another_event() {
+fn wake_up_without_the_wake_up_messages_wait_for_another_event() {
     for (name, ring) in rings() {
         let ablation = Ablation { no_wake: true, ..Ablation::default() };
         let config = LoopConfig { ablation, ..config(ring) };
@@ -215,7 +215,7 @@ fn e1_without_the_wake_up_messages_wait_for_another_event() {
 
 /// So does a result of the loop's thread pool.
 #[test]
-fn e1_left_out_the_thread_pool_still_wakes_its_loop() {
+fn wake_up_left_out_the_thread_pool_still_wakes_its_loop() {
     let ablation = Ablation { no_wake: true, ..Ablation::default() };
     let event_loop = EventLoop::new(LoopConfig { ablation, ..config(RingChoice::Epoll) }).unwrap();
     let file = event_loop.register_file(tempfile(b"hello"));
@@ -230,7 +230,7 @@ fn e1_left_out_the_thread_pool_still_wakes_its_loop() {
 /// A bottom half scheduled while it is about to run must see all earlier writes, or run again. Each schedule
 /// is preceded by a count.
 #[test]
-fn e1_a_bottom_half_is_never_scheduled_in_vain() {
+fn wake_up_a_bottom_half_is_never_scheduled_in_vain() {
     for (name, thread) in threads() {
         let (written, seen) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let (give, take) = mpsc::channel();
@@ -265,7 +265,7 @@ macro_rules! assert_not_send {
 }
 
 #[test]
-fn e3_neither_loop_nor_ring_can_leave_its_thread() {
+fn one_thread_neither_loop_nor_ring_can_leave_its_thread() {
     assert_not_send!(EventLoop);
     assert_not_send!(Box<dyn Ring>);
     assert_not_send!(LoopFile);

@@ -1,4 +1,4 @@
-//! Descriptors that take whoever asks them anything, or closes them, as long as a stranger likes.
+//! Descriptors of files that block any access, or the close, for as long as their owner likes.
 
 mod common;
 
@@ -11,7 +11,7 @@ use exports::vhost_user::Listen;
 use exports::vhost_user::wire::{MAX_FDS, Request};
 use guest_memory::test_util::fuse::Fuse;
 use nix::sys::socket::{MsgFlags, recv};
-use untested::untested;
+use test_requirements::untested;
 
 const SIZE: u64 = 1 << 20;
 

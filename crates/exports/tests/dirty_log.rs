@@ -361,7 +361,7 @@ fn compare(mut vmm: Vmm, rounds: &[[Vec<Request>; 3]], cuts: &[u32]) {
                 may_change.extend(pages(&vmm.add(queue, request, cuts)));
             }
         }
-        // The rings are disabled, so nobody looks at them.
+        // The rings are disabled, so the export ignores them.
         vmm.queues.iter_mut().for_each(|queue| _ = queue.driver.publish());
         let before = vmm.snapshot();
         vmm.enable(true);
@@ -520,7 +520,7 @@ fn a_held_request_fails_if_its_queue_ends_while_writes_are_logged_and_is_left_el
     let log = log_file(LOG_SIZE);
     vmm.set_log(&log, LOG_SIZE).unwrap();
     vmm.set_logging(true);
-    // The queue stops for it, and goes on here.
+    // The queue stops for the change of the memory, and continues after it.
     vmm.set_memory();
     assert!(vmm.queues[0].driver.reap().is_none(), "left");
     vmm.stop();
@@ -616,7 +616,7 @@ fn a_log_that_is_taken_away_breaks_its_queues_and_no_others() {
     vmm.set_logging(true);
     log.set_len(0).unwrap();
     let cuts = &mut [0x77].into_iter().cycle();
-    // The first answer is marked where nobody sees it.
+    // The mark of the first answer is lost, because the pages of the log are gone.
     vmm.add(0, &blk(0, 0, 512), cuts);
     vmm.kick();
     vmm.wait(0, 1);

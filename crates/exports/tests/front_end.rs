@@ -1,4 +1,4 @@
-//! The export in front of a front end that nobody here wrote: the one of the `vhost` crate.
+//! Tests an export with an independent front end: the one of the `vhost` crate.
 #![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
 
 mod common;
@@ -223,7 +223,7 @@ fn pinned_memory_follows_that_of_the_guest() {
     }
 }
 
-/// What is logged as a warning.
+/// Logged warnings.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 #[test]
@@ -285,7 +285,7 @@ fn memory_is_unmapped_only_after_its_requests() {
         scope.spawn(move || sender.send(front_end.remove_mem_region(&region)));
         assert!(removed.recv_timeout(NOT_YET).is_err());
         daemon.disk.open_gate();
-        // The memory is gone, and with it the ring: that it could not go on is said.
+        // The reply reports that the ring could not continue, because its memory is gone.
         removed.recv_timeout(PATIENCE).unwrap().unwrap_err();
     });
     assert_eq!(vmm.guest.reap(0), Some(0));
@@ -404,7 +404,7 @@ fn the_next_daemon_finishes_requests_in_flight() {
     vmm.start();
     vmm.guest.offer(0, 1, 5, &[0x5a; SECTOR]);
     eventually("the request is in flight", || first.disk.waiting() == 1);
-    // As if it had died: whoever is connected to it is not answered any more.
+    // As if the process had died: its clients get no more answers.
     let Vmm { guest, front_end: _first } = vmm;
     let second = Daemon::new();
     let mut vmm = Vmm::with_guest(&second, guest);
@@ -439,7 +439,7 @@ fn the_next_daemon_carries_out_requests_made_without_a_daemon() {
     let mut vmm = Vmm::with_guest(&second, vmm.guest);
     start(&mut vmm);
     eventually("all are in flight", || second.disk.waiting() == 3);
-    // As if it had died: whoever is connected to it is not answered any more.
+    // As if the process had died: its clients get no more answers.
     let Vmm { mut guest, front_end: _second } = vmm;
     guest.offer_flushes(0, 2);
     let third = Daemon::new();
@@ -498,7 +498,8 @@ fn the_write_cache_mode_is_kept_with_the_in_flight_record() {
     let reconnected = |inflight: &VhostUserInflight, before: bool| {
         let daemon = Daemon::new();
         let mut vmm = Vmm::new(&daemon, 1);
-        // It may also look first, and begins anew then, until it says whose guest it has.
+        // The front end may read the configuration first. The mode is the default until the front
+        // end passes the inflight record of its guest.
         let seen = before.then(|| writeback(&mut vmm));
         assert!(seen.is_none_or(|seen| seen == 1));
         vmm.front_end.set_inflight_fd(inflight, file.as_raw_fd()).unwrap();

@@ -28,7 +28,7 @@ const FSYNC: u32 = 20;
 const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 
-/// An export and its kernel, who take turns on one thread.
+/// An export and its kernel, which run alternately on one thread.
 struct Rig {
     event_loop: EventLoop,
     kernel: UnixStream,

@@ -1,4 +1,5 @@
-//! Rings go on where they were stopped, also when another process has done that; and which front ends are not handed over.
+//! Rings continue where they were stopped, also if another process stopped them. Tests also which front ends
+//! are not handed over.
 #![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
 
 mod common;
@@ -17,7 +18,7 @@ use stats::Kind;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
-/// Its guest was restored with requests that nobody does any more, and has a new record.
+/// Begins with a restored guest: its old requests are abandoned, and its inflight record is new.
 fn begin_behind_flushes(vmm: &mut Vmm) {
     let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
     vmm.front_end.set_features(features).unwrap();
@@ -96,7 +97,7 @@ fn a_queue_without_memory_continues_where_the_previous_process_stopped_it() {
     run_on(&daemon.control, move |_| next.stop()).unwrap();
 }
 
-/// Whether it could be handed over, or why not; it goes on.
+/// Returns whether the export can be handed over, or why not, and resumes it.
 fn describe(daemon: &Daemon, export: VhostUserExport) -> (VhostUserExport, Result<(), String>) {
     run_on(&daemon.control, move |_| async move {
         let described = export.hand_over().describe().await.map(drop);
@@ -105,7 +106,7 @@ fn describe(daemon: &Daemon, export: VhostUserExport) -> (VhostUserExport, Resul
     })
 }
 
-/// Neither while writes are logged nor while they might soon be: another process would go on without that log.
+/// Refused while writes are logged or soon may be: another process would not have the log.
 #[test]
 fn a_front_end_with_a_log_of_a_migration_is_not_handed_over() {
     let mut daemon = Daemon::new();

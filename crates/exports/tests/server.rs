@@ -44,7 +44,7 @@ fn half_messages_are_waited_for() {
     let bytes = message(Request::SetProtocolFeatures, NEED_REPLY, &8u64.to_ne_bytes());
     for byte in bytes {
         slow.write_all(&[byte]).unwrap();
-        // All others go on.
+        // Other connections continue.
         assert_ne!(ask(&mut connect(&dir.socket()), Request::GetFeatures, 0, &[]), 0);
     }
     assert_eq!(number(&mut slow, Request::SetProtocolFeatures as u32), 0);
@@ -60,7 +60,7 @@ fn messages_in_one_piece_are_taken_apart() {
         message(Request::SetVringCall, 0, &0u64.to_ne_bytes()),
         message(Request::GetMaxMemSlots, 0, &[]),
     ];
-    // The descriptor is the second message's: it comes in a piece of its own, after the first.
+    // The descriptor belongs to the second message, which arrives in a separate piece.
     send_with(&stream, &both[0], &[]);
     send_with(&stream, &[both[1].as_slice(), &both[2]].concat(), &[call.as_raw_fd()]);
     assert_eq!(number(&mut stream, Request::GetQueueNum as u32), 1);
@@ -230,7 +230,7 @@ fn a_ring_without_kick_and_call_is_polled() {
     assert_eq!(ask(&mut stream, Request::SetVringAddr, NEED_REPLY, &addr), 0);
     let no_fd = 0x100u64.to_ne_bytes();
     assert_eq!(ask(&mut stream, Request::SetVringCall, NEED_REPLY, &no_fd), 0);
-    // What is there when it starts is taken, without anybody's kick.
+    // Requests that the ring has when it starts are taken without a kick.
     guest.offer(0, 1, 4, &[4; SECTOR]);
     assert_eq!(ask(&mut stream, Request::SetVringKick, NEED_REPLY, &no_fd), 0);
     let enable = [0, 1u32].map(u32::to_ne_bytes).concat();

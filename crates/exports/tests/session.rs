@@ -147,7 +147,7 @@ fn features_are_the_device_s_and_the_server_s() {
     let with_log = Reply::U64(offered | VHOST_F_LOG_ALL);
     assert_eq!(replied(&mut session, Message::GetFeatures), with_log);
     done(&mut session, Message::SetFeatures(offered));
-    // What is vhost-user's does not concern the device.
+    // The device does not get vhost-user's own feature bits.
     let negotiated = offered & !VHOST_USER_F_PROTOCOL_FEATURES;
     assert_eq!(device.taken(), [format!("features {negotiated:#x}")]);
     let error = refused(&mut session, Message::SetFeatures(offered | 1 << 27));
@@ -218,7 +218,7 @@ fn a_ring_starts_with_its_kick_when_all_is_known() {
     assert_eq!((config.event_idx, config.indirect), (true, false));
     assert_eq!(config.next_avail, 65535);
     assert!(setup.kick.is_some() && setup.call.is_none() && setup.err.is_none());
-    // What is said of the other ring is another matter.
+    // The addresses of one ring do not apply to another.
     let kick = Message::SetVringKick { index: 0, fd: None };
     assert!(matches!(refused(&mut session, kick), SessionError::Incomplete { index: 0, .. }));
 }
@@ -304,7 +304,7 @@ fn a_ring_that_runs_can_be_disabled_stopped_and_not_changed() {
     let step = session.handle(Message::GetVringBase { index });
     assert!(matches!(step, Ok(Step::Do(Action::StopRing { index: 0 }))), "{step:?}");
     assert_eq!(session.ring_stopped(0, Some(42)), Reply::VringState { index, num: 42 });
-    // It goes on there, with eventfds to come.
+    // The ring continues at that index, and gets its eventfds later.
     let setup = kicked(&mut session, 0);
     assert_eq!(setup.config.next_avail, 42);
     assert!(setup.call.is_none());
@@ -406,7 +406,8 @@ fn only_eventfds_are_taken_for_eventfds() {
     let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let dir = || OwnedFd::from(std::fs::File::open("/").unwrap());
     let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
-    // Anonymous inodes as well; the first asks whoever is in its set.
+    // Other anonymous inodes are refused as well. Using an epoll descriptor may call into all files
+    // of its set.
     let epoll = || Epoll::new(EpollCreateFlags::empty()).unwrap().0;
     let timer = || copy_of(TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::empty()).unwrap());
     let signal = || copy_of(SignalFd::new(&SigSet::empty()).unwrap());
@@ -466,7 +467,8 @@ fn a_look_at_config_space_before_the_start_resets_the_device_once() {
     replied(&mut session, look());
     assert_eq!(device.taken(), [""; 0]);
 
-    // Not under a guest that has run, though its rings are stopped now; nor when a record tells of it.
+    // The device is not reset once a guest has run, even if its rings are stopped, or if an inflight record
+    // shows that the guest has run before.
     let begun: [fn(&mut Session); 3] = [
         |session| session.ring_started(0),
         |session| {

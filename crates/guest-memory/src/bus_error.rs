@@ -14,8 +14,6 @@ use std::sync::{Mutex, OnceLock};
 use event_loop::sync::lock;
 use libc::{c_int, c_void, siginfo_t};
 
-use crate::view::MemoryView;
-
 /// The most regions that are watched at a time; further ones are not. Linux limits a process to fewer mappings
 /// by default (vm.max_map_count, 65530). Miri needs a minute to create the full table, so there it is small.
 const PLACES: usize = if cfg!(miri) { 1 << 6 } else { 1 << 16 };
@@ -135,10 +133,6 @@ fn install() {
         return;
     }
     BEFORE.get_or_init(|| {
-        event_loop::lost::set_loss_probe(|owner| {
-            let view = owner.downcast_ref::<MemoryView>();
-            view.is_some_and(|view| view.memory().lost_region().is_some())
-        });
         // SAFETY: zeroes are a valid `sigaction`: the default action, no flags, an empty mask.
         let (mut ours, mut before): (libc::sigaction, libc::sigaction) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };

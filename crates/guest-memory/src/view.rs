@@ -2,12 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use std::any::Any;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::{IoBufs, LoopMemory, Places};
+use event_loop::{IoBufs, LoopMemory, MemoryOwner, Places};
 
 use crate::access;
 use crate::dirty::Logging;
@@ -141,7 +140,7 @@ impl MemoryView {
         bufs: &mut IoBufs,
     ) -> Result<(), AccessError> {
         if bufs.is_empty() {
-            bufs.set_owner(Rc::clone(self) as Rc<dyn Any>);
+            bufs.set_owner(Rc::clone(self) as Rc<dyn MemoryOwner>);
         } else {
             let owned =
                 bufs.owner().is_some_and(|o| std::ptr::addr_eq(Rc::as_ptr(o), Rc::as_ptr(self)));
@@ -350,6 +349,12 @@ impl MemoryView {
         self.hits[oldest].set(hit);
         self.oldest.set((oldest + 1) % HITS);
         Ok(hit)
+    }
+}
+
+impl MemoryOwner for MemoryView {
+    fn is_lost(&self) -> bool {
+        self.memory.lost_region().is_some()
     }
 }
 

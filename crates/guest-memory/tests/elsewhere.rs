@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 
 use guest_memory::test_util::fuse::Fuse;
 use guest_memory::{Error, Region};
-use untested::untested;
+use test_requirements::untested;
 
 const SIZE: u64 = 1 << 20;
 

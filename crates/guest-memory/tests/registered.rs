@@ -9,9 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use event_loop::{
-    Engine, EventLoop, IoBufs, IoOp, LoopConfig, RingChoice, RingFlags, TaskRun, trace,
-};
+use event_loop::{Engine, EventLoop, IoBufs, IoOp, LoopConfig, RingChoice, RingFlags, TaskRun};
 use guest_memory::test_util::memfd_region;
 use guest_memory::{GuestMemory, Logging, MappedRegion, MemoryView, RegisteredRegion};
 use nix::fcntl::{FallocateFlags, fallocate};

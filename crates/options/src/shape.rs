@@ -30,7 +30,7 @@ pub enum Shape {
     List(Box<Shape>, &'static str),
     /// An object with these members.
     Object(Vec<Member>),
-    /// An object whose further members depend on one of them.
+    /// An object with further members that depend on one of them.
     Union(Union),
     /// One of these, distinguished by their JSON types.
     Either(Vec<Shape>),
@@ -60,7 +60,7 @@ pub struct Word {
     pub help: &'static str,
 }
 
-/// An object whose further members depend on the member `tag`.
+/// An object with further members that depend on the member `tag`.
 #[derive(Debug, Clone)]
 pub struct Union {
     /// Name of the tag.
@@ -120,7 +120,7 @@ impl Member {
         let below = self.shape.below().into_iter();
         let below = below.map(|row| Row {
             name: format!("{}.{}", self.name, row.name),
-            // An item of a list without a help of its own.
+            // An item of a list, without help text.
             help: if row.help.is_empty() { self.help.to_owned() } else { row.help },
             ..row
         });

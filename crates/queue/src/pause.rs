@@ -1,7 +1,7 @@
 //! Points at which other parties may act: guests, which write into the same rings, and a kill.
 //!
 //! The order of two stores matters only if it can be observed in between. In a simulation on one thread it could not
-//! be, so each such point calls [`pause`]. Without the feature `sim` the call does nothing.
+//! be, so each such point calls `pause`. Without the feature `sim` the call does nothing.
 
 #[cfg(feature = "sim")]
 use std::cell::Cell;

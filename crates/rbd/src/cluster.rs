@@ -3,11 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
+use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use zeroize::Zeroizing;
 
 use crate::error::Error;
 use crate::library::{Handle, Library};
@@ -18,6 +20,24 @@ const MAX_VALUE: usize = 256;
 /// What [`Error::what`] is if the cluster cannot be connected to.
 pub const CONNECTING: &str = "error connecting";
 
+/// A user's key, in base64. Overwritten with zeroes when dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(Zeroizing<String>);
+
+impl Key {
+    /// Makes a key of its base64 text.
+    #[must_use]
+    pub fn new(base64: String) -> Key {
+        Key(Zeroizing::new(base64))
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_str().hash(state);
+    }
+}
+
 /// How a cluster is reached. Nodes with equal values share a connection.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -25,6 +45,8 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// The user, without `client.`. `None`: `admin`.
     pub user: Option<String>,
+    /// The user's key. `None`: that of the user's keyring.
+    pub key: Option<Key>,
     /// Options that are set beside the file: names and values.
     pub options: Vec<(&'static str, String)>,
 }
@@ -59,7 +81,7 @@ impl Cluster {
         // SAFETY: both pointers are valid for the call; the user is a C string or null.
         let created = unsafe { (library.rados.rados_create)(&raw mut handle, user) };
         Error::check(created, || "error initializing".to_owned())?;
-        // Shuts down what is there if a later step fails.
+        // Shuts the connection down if a later step fails.
         let cluster = Cluster { library: library.clone(), handle };
         for (name, value) in defaults {
             cluster.set(name, value)?;
@@ -67,6 +89,9 @@ impl Cluster {
         cluster.read_file(config)?;
         for (name, value) in &config.options {
             cluster.set(name, value)?;
+        }
+        if let Some(Key(key)) = &config.key {
+            cluster.set("key", key)?;
         }
         // SAFETY: the handle is that of `rados_create`, and not connected.
         let connected = unsafe { (library.rados.rados_connect)(handle) };

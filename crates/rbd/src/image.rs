@@ -12,6 +12,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use crate::cluster::{Cluster, Pool, c_string};
+use crate::encryption::{Cipher, Encryption};
 use crate::error::Error;
 use crate::library::{Handle, Library};
 
@@ -19,6 +20,9 @@ use crate::library::{Handle, Library};
 const FAST_DIFF: u64 = 1 << 4;
 /// `RBD_FLAG_FAST_DIFF_INVALID`.
 const FAST_DIFF_INVALID: u64 = 1 << 1;
+
+/// Bytes of a new image in which every encryption header fits. That of LUKS 2 has 16 MiB.
+const ROOM_FOR_HEADER: u64 = 64 << 20;
 
 /// What an iteration is ended with. Not an error that the library returns by itself.
 const ENDED: c_int = -9000;
@@ -37,12 +41,14 @@ pub struct ImageName {
 }
 
 /// An image to be created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Creation {
-    /// Its size in bytes.
+    /// Its size in bytes, without an encryption header.
     pub size: u64,
     /// Bytes of its objects as a power of two. 0: Ceph's default.
     pub object_order: u32,
+    /// Its encryption. `None`: it has none.
+    pub encryption: Option<(Encryption, Cipher)>,
 }
 
 /// A part of an image that has objects, or has none and reads as zeroes.
@@ -61,6 +67,8 @@ pub struct Image {
     pool: Pool,
     handle: Handle,
     is_read_only: bool,
+    /// Bytes before the decrypted contents. `None`: the image is not decrypted.
+    header_len: Option<u64>,
     notice: Mutex<Option<Notice>>,
 }
 
@@ -79,12 +87,18 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Opens an image. A user that may not write to the pool gets it for reading.
+    /// Opens an image. A user that may not write to the pool gets it for reading. With `encryption`, size and requests
+    /// are those of the decrypted contents.
     ///
     /// # Errors
     ///
-    /// Pool, image or snapshot do not exist, or the user may not use them.
-    pub fn open(cluster: &Arc<Cluster>, name: &ImageName) -> Result<Image, Error> {
+    /// Pool, image or snapshot do not exist, or the user may not use them. The image has no such encryption, or another
+    /// passphrase.
+    pub fn open(
+        cluster: &Arc<Cluster>,
+        name: &ImageName,
+        encryption: Option<&Encryption>,
+    ) -> Result<Image, Error> {
         let pool = Pool::open(cluster.clone(), &name.pool, &name.namespace)?;
         let image = c_string(&name.image)?;
         let snapshot = name.snapshot.as_deref().map(c_string).transpose()?;
@@ -103,7 +117,15 @@ impl Image {
             }
             opened => (opened?, name.snapshot.is_some()),
         };
-        Ok(Image { pool, handle, is_read_only, notice: Mutex::default() })
+        let mut image =
+            Image { pool, handle, is_read_only, header_len: None, notice: Mutex::default() };
+        if let Some(encryption) = encryption {
+            let stored = image.size()?;
+            // SAFETY: the image was opened above.
+            unsafe { encryption.load(image.library(), handle)? };
+            image.header_len = Some(stored.saturating_sub(image.size()?));
+        }
+        Ok(image)
     }
 
     /// Creates an image with the features that the configuration names.
@@ -122,11 +144,31 @@ impl Image {
         let order = c_int::try_from(creation.object_order);
         let mut order = order.map_err(|_| Error::new(what(), Errno::EINVAL))?;
         let rbd = &cluster.library().rbd;
-        // SAFETY: the pool is open, the name a C string; the order is read and written during the call.
-        let created = unsafe {
-            (rbd.rbd_create)(pool.handle(), image.as_ptr(), creation.size, &raw mut order)
+        // A header has to fit in. The length becomes exact once that of the header is known.
+        let stored = match creation.encryption {
+            Some(_) => creation.size.max(ROOM_FOR_HEADER),
+            None => creation.size,
         };
-        Error::check(created, what)
+        // SAFETY: the pool is open, the name a C string; the order is read and written during the call.
+        let created =
+            unsafe { (rbd.rbd_create)(pool.handle(), image.as_ptr(), stored, &raw mut order) };
+        Error::check(created, what)?;
+        match creation.encryption {
+            Some((encryption, cipher)) => {
+                Image::open(cluster, name, None)?.encrypt(&encryption, cipher, creation.size)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a new image an encryption header, and its contents `size` bytes.
+    fn encrypt(mut self, encryption: &Encryption, cipher: Cipher, size: u64) -> Result<(), Error> {
+        let stored = self.size()?;
+        // SAFETY: the image is open.
+        unsafe { encryption.format(self.library(), self.handle, cipher)? };
+        // The image is open with its encryption now.
+        self.header_len = Some(stored.saturating_sub(self.size()?));
+        self.resize(size)
     }
 
     /// Returns the size now, in bytes.
@@ -148,6 +190,17 @@ impl Image {
     ///
     /// The user may not, or the cluster is full.
     pub fn resize(&self, size: u64) -> Result<(), Error> {
+        let Some(header_len) = self.header_len else { return self.resize_to(size) };
+        // librbd takes the length with the header, as of 16; later versions may take that of the contents. The longer
+        // one comes first: the other would cut contents off.
+        self.resize_to(size.saturating_add(header_len))?;
+        match self.size()? == size {
+            true => Ok(()),
+            false => self.resize_to(size),
+        }
+    }
+
+    fn resize_to(&self, size: u64) -> Result<(), Error> {
         // SAFETY: the image is open.
         let resized = unsafe { (self.library().rbd.rbd_resize)(self.handle, size) };
         Error::check(resized, || "failed to resize".to_owned())
@@ -167,7 +220,7 @@ impl Image {
 
     /// Gives the allocated parts of a range to `each`, in order, until `each` breaks.
     ///
-    /// `false`: the image has no fast-diff feature, and nothing was given.
+    /// `false`: the image has no fast-diff feature, or is encrypted, and nothing was given.
     ///
     /// # Errors
     ///
@@ -178,7 +231,8 @@ impl Image {
         len: u64,
         mut each: impl FnMut(Span) -> ControlFlow<()>,
     ) -> Result<bool, Error> {
-        if !self.has_fast_diff() {
+        // Of an encrypted image, librbd gives the places with the header, in some versions.
+        if self.header_len.is_some() || !self.has_fast_diff() {
             return Ok(false);
         }
         let mut each: &mut dyn FnMut(Span) -> ControlFlow<()> = &mut each;

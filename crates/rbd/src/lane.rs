@@ -205,7 +205,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.take(drop);
         if self.in_flight() > 0 {
-            // The library goes on using this memory.
+            // The library continues to use this memory.
             mem::forget(self.slots.take());
             mem::forget(self.image.clone());
         }

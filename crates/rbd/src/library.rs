@@ -17,6 +17,7 @@ const LIBRBD: &CStr = c"librbd.so.1";
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($name:ident($($argument:ty),*) $(-> $result:ty)?;)+ }) => {
         $(#[$doc])*
+        #[allow(non_snake_case, reason = "the library's names")]
         pub(crate) struct $table {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
         }
@@ -63,6 +64,14 @@ functions! {
 }
 
 functions! {
+    /// Of `rbd/librbd.h`, unless librbd is built without them.
+    Encrypt {
+        rbd_encryption_load(Handle, c_int, *const c_void, usize) -> c_int;
+        rbd_encryption_format(Handle, c_int, *const c_void, usize) -> c_int;
+    }
+}
+
+functions! {
     /// Of `rbd/librbd.h`.
     Rbd {
         rbd_create(Handle, *const c_char, u64, *mut c_int) -> c_int;
@@ -98,6 +107,8 @@ functions! {
 pub struct Library {
     pub(crate) rados: Rados,
     pub(crate) rbd: Rbd,
+    /// `None`: librbd has no encryption.
+    pub(crate) encrypt: Option<Encrypt>,
 }
 
 /// Whether the libraries may be mapped into the process.
@@ -117,8 +128,35 @@ impl Library {
     /// A library is missing or too old, or is not open and may not be opened.
     pub fn load(loading: Loading) -> Result<Arc<Library>, LoadError> {
         let rados = Rados::look_up(open(LIBRADOS, loading)?)?;
-        let rbd = Rbd::look_up(open(LIBRBD, loading)?)?;
-        Ok(Arc::new(Library { rados, rbd }))
+        let librbd = open(LIBRBD, loading)?;
+        let rbd = Rbd::look_up(librbd)?;
+        let encrypt = Encrypt::look_up(librbd).ok();
+        if encrypt.is_some() && loading == Loading::Allowed {
+            open_old_ciphers(librbd);
+        }
+        Ok(Arc::new(Library { rados, rbd, encrypt }))
+    }
+}
+
+functions! {
+    /// Of `openssl/provider.h` and `openssl/crypto.h`, version 3.
+    OpenSsl {
+        OSSL_LIB_CTX_new() -> Handle;
+        OSSL_PROVIDER_load(Handle, *const c_char) -> Handle;
+    }
+}
+
+/// Opens OpenSSL's module of old ciphers and hashes. librbd opens encrypted images by libcryptsetup, which opens the
+/// module, and a confined process can map no code any more. Without OpenSSL 3 there is no such module.
+fn open_old_ciphers(librbd: Handle) {
+    let Ok(openssl) = OpenSsl::look_up(librbd) else { return };
+    // SAFETY: the functions take no pointers but a context that was made, or null, and a C string. A context of its own
+    // leaves the providers of others alone. It is never freed, which keeps the module mapped.
+    unsafe {
+        let context = (openssl.OSSL_LIB_CTX_new)();
+        if !context.is_null() {
+            (openssl.OSSL_PROVIDER_load)(context, c"legacy".as_ptr());
+        }
     }
 }
 

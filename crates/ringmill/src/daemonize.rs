@@ -16,8 +16,8 @@ use std::process::{Command, Stdio};
 use nix::sys::prctl;
 use nix::unistd::{self, Pid};
 
-/// Tells a process that it is the child of the process with this ID. The ID is compared, so that a
-/// variable in an inherited environment does no harm.
+/// Variable with the ID of the parent that waits for this process. The ID is compared, so an inherited variable
+/// has no effect.
 const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 
 /// Which of the two processes this is.
@@ -25,8 +25,7 @@ const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 pub(crate) enum Role {
     /// The process that was called. It has to exit with this code.
     Parent(u8),
-    /// The one in the background: set everything up, then [`leave`](Daemon::leave)
-    /// and say [`ready`](Leaving::ready).
+    /// The background process. After the set-up, it calls [`leave`](Daemon::leave) and [`ready`](Leaving::ready).
     Child(Daemon),
 }
 
@@ -42,8 +41,8 @@ pub(crate) struct Leaving {
     null: File,
 }
 
-/// Splits the process in two. Called before anything is set up and before there are threads,
-/// whose work the child would repeat.
+/// Starts the background process. Called before any set-up and before any thread exists, since the child repeats
+/// everything.
 ///
 /// # Errors
 ///
@@ -104,7 +103,7 @@ impl Leaving {
     ///
     /// Standard output or error cannot be replaced.
     pub(crate) fn ready(self) -> io::Result<()> {
-        // Fails where the parent was killed meanwhile, which is no reason to stop.
+        // Fails if the parent was killed meanwhile. That does not concern the daemon.
         let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
         unistd::dup2_stdout(&self.null)?;
         unistd::dup2_stderr(&self.null)?;

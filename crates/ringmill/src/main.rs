@@ -1,7 +1,8 @@
-//! `ringmill`, the program: reads the command line and runs what it asks for.
+//! The program `ringmill`: parses the command line and runs the command.
 
 #![deny(unsafe_code)]
 
+mod check;
 mod ctl;
 mod daemonize;
 mod probe;
@@ -49,6 +50,7 @@ fn log_options(command: &Command) -> Option<LogOptions> {
         Command::Serve(options) => Some(options.log),
         Command::StorageDaemon(options) => Some(options.log),
         Command::TakeOver => Some(take_over::log_options()),
+        Command::Check(_) => Some(LogOptions::default()),
         Command::Ctl(_)
         | Command::Top(_)
         | Command::Probe(_)
@@ -62,6 +64,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Print(text) => Ok(print(&text)),
         Command::Top(options) => top::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
+        Command::Check(options) => check::run(&options),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Serve(options) => serve::run(&options)
             .map(|()| ExitCode::SUCCESS)
@@ -72,7 +75,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
     }
 }
 
-/// Prints what was asked for. A reader that has gone away, as `head` does, is no failure.
+/// Prints the output of a command. A closed pipe, as after `head`, is no failure.
 fn print(text: &str) -> ExitCode {
     match writeln!(io::stdout(), "{}", text.trim_end()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,

@@ -84,7 +84,7 @@ struct Found {
     made: Option<PathBuf>,
 }
 
-/// What the image is; made with the size asked for when there is none. An image that exists is
+/// Returns the kind and format of the image. A missing image is created with the given size. An existing image is
 /// never resized.
 fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
     let image = &options.image;
@@ -116,7 +116,7 @@ fn failed(image: &Path, call: &str, error: &io::Error) -> DaemonError {
     DaemonError::new(format!("{}: {call} failed: {error}", image.display()))
 }
 
-/// Returns the format of an existing image: by `--format`, else by the header.
+/// Returns the format of an existing image: by `--format`, otherwise by the header.
 fn format_found(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     let image = &options.image;
     if let Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)) = options.format {
@@ -174,7 +174,7 @@ fn unknown_format(image: &Path, format: Format) -> DaemonError {
     ))
 }
 
-/// Returns the format for a new image: by `--format`, else by the image's name.
+/// Returns the format for a new image: by `--format`, otherwise by the image's name.
 fn format_to_make(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     match (options.format, Format::of_name(&options.image)) {
         (Some(format), _) => Ok(format),
@@ -189,7 +189,7 @@ fn format_to_make(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
     }
 }
 
-/// Makes a sparse image. Only its owner may read it: it will hold somebody's disk.
+/// Creates a sparse image. Only its owner has access, since disks are confidential.
 fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(image);
     let file = file.map_err(|error| failed(image, "creating the image", &error))?;

@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         kept: Vec::new(),
     };
     daemon::run(start, environment, |daemon| {
-        // It serves by now: to end would be worse for those who are served.
+        // The daemon already serves. Its end would stop the guests, so it continues without the sandbox.
         if let Err(error) = daemon.confine() {
             let error = error.to_string();
             let why = error.strip_prefix("sandbox: ").unwrap_or(&error);
@@ -107,7 +107,7 @@ fn mountpoints() -> (Vec<PathBuf>, bool) {
     }
 }
 
-/// What is to be made, and the command line that stands for it, if it has no options of its own.
+/// Returns the steps of the command line and, for `serve`, the equivalent command line of `storage-daemon`.
 fn steps(arguments: &[String]) -> Result<(Vec<Step>, Option<Vec<String>>), DaemonError> {
     let words = iter::once("ringmill").chain(arguments.iter().map(String::as_str));
     match control::parse_args(words.map(Into::into)).map_err(DaemonError::new)? {

@@ -5,19 +5,18 @@ use std::io;
 use std::path::Path;
 
 use control::{TraceEvents, TraceOptions};
-use event_loop::trace;
 
 use daemon::DaemonError;
 
-/// Has the events logged that the options name. To be called before there are threads; where the
-/// program goes to the background, there.
+/// Switches on the events of the options. Called before any thread exists and, with `--daemonize`, in the
+/// background process.
 pub(crate) fn start(options: &TraceOptions) -> Result<(), DaemonError> {
     if let Some(path) = &options.file {
         let opened = File::create(numbered(path));
         let file = opened.map_err(|error| {
             DaemonError::new(format!("Error opening logfile {}: {}", path.display(), plain(&error)))
         })?;
-        // There is none yet: this is called once.
+        // Fails only if a file is already set, and this function is called once.
         let _ = trace::log_to(file);
     }
     for events in &options.events {
@@ -41,8 +40,8 @@ fn enable_listed(path: &Path) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// QSD starts without an event that it does not know, and so do we: a list made for it has names of
-/// things that are not here.
+/// Switches on the events that match `pattern`. As in QSD, an unknown event is a warning: lists made for QSD name
+/// events that ringmill lacks.
 fn enable(pattern: &str, origin: &str) {
     if trace::log_events(pattern) == 0 {
         let name = pattern.strip_prefix('-').unwrap_or(pattern);
@@ -60,7 +59,7 @@ fn numbered(path: &Path) -> std::path::PathBuf {
     }
 }
 
-/// The system's own words, without the number that Rust puts behind them.
+/// The system's description of an error, without the number that Rust appends.
 fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()

@@ -73,6 +73,10 @@ macro_rules! calls {
 const FAMILIES: &[u64] =
     &[libc::AF_UNIX as u64, libc::AF_INET as u64, libc::AF_INET6 as u64, libc::AF_NETLINK as u64];
 
+/// What a sandbox adds whose [`Reach`](crate::Reach) has vsock.
+pub(crate) static VSOCK: Row =
+    row(MAIN, calls![SYS_socket], OneOf(0, &[libc::AF_VSOCK as u64]), "the nbd client");
+
 /// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
 /// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;
 /// whether output is a terminal, its size and its foreground process group: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`,
@@ -277,6 +281,12 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(MAIN, calls![SYS_uname, SYS_sysinfo, SYS_getrusage, SYS_times], Any, "statistics"),
     row(
         MAIN,
+        calls![SYS_mlock, SYS_munlock, SYS_getpriority, SYS_getppid, SYS_umask],
+        Any,
+        "libcryptsetup, which librbd decrypts images with: keys out of swap space, the device mapper's control node",
+    ),
+    row(
+        MAIN,
         calls![SYS_sched_setaffinity, SYS_sched_setscheduler, SYS_setpriority],
         Any,
         "start of I/O threads",
@@ -299,7 +309,7 @@ pub(crate) static ALLOWED: &[Row] = &[
     // Only until the daemon serves.
     row(
         START,
-        calls![SYS_setgroups, SYS_setresuid, SYS_setresgid, SYS_chdir, SYS_umask],
+        calls![SYS_setgroups, SYS_setresuid, SYS_setresgid, SYS_chdir],
         Any,
         "--user, --daemonize",
     ),
@@ -385,7 +395,6 @@ pub(crate) static DEADLY: &[(&str, c_long)] = calls![
     SYS_sethostname,
     SYS_setdomainname,
     SYS_vhangup,
-    SYS_mknodat,
     SYS_lookup_dcookie,
     SYS_nfsservctl,
     SYS_remap_file_pages,
@@ -401,7 +410,6 @@ pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
     SYS_iopl,
     SYS_ioperm,
     SYS_modify_ldt,
-    SYS_mknod,
     SYS_uselib,
     SYS_ustat,
     SYS_sysfs,
@@ -410,8 +418,18 @@ pub(crate) static DEADLY_HERE: &[(&str, c_long)] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) static DEADLY_HERE: &[(&str, c_long)] = &[];
 
-/// Calls that fail with ENOSYS. The C library then falls back to clone(2), whose flags a filter can check.
-pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3];
+/// Calls that fail with ENOSYS, without a log line.
+///
+/// - clone3: the C library falls back to clone(2), whose flags a filter can check.
+/// - mknod, mknodat: on a host without the device mapper, libcryptsetup tries to make /dev/mapper/control for an
+///   encrypted RBD image, and does without it.
+pub(crate) static MISSING: &[(&str, c_long)] = calls![SYS_clone3, SYS_mknodat];
+
+/// These too. Other architectures lack them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static MISSING_HERE: &[(&str, c_long)] = calls![SYS_mknod];
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) static MISSING_HERE: &[(&str, c_long)] = &[];
 
 #[cfg(test)]
 mod tests {
@@ -425,7 +443,9 @@ mod tests {
     #[test]
     fn dangerous_and_unknown_calls_are_never_allowed() {
         for who in [START, CONTROL, IO, POOL] {
-            for (name, number) in DEADLY.iter().chain(DEADLY_HERE).chain(MISSING) {
+            for (name, number) in
+                DEADLY.iter().chain(DEADLY_HERE).chain(MISSING).chain(MISSING_HERE)
+            {
                 assert!(!numbers(who).contains(number), "{name}: {who:?}");
             }
         }

@@ -11,7 +11,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-use crate::calls::{ALLOWED, Arguments, DEADLY, DEADLY_HERE, MISSING, Who};
+use crate::calls::{ALLOWED, Arguments, DEADLY, DEADLY_HERE, MISSING, MISSING_HERE, Row, Who};
 
 /// How a call outside the tables is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,20 +38,25 @@ pub(crate) fn common(unknown: Unknown) -> Result<Vec<BpfProgram>, String> {
     let every = |calls: &[(&str, c_long)]| -> Rules {
         calls.iter().map(|(_, number)| (*number, Vec::new())).collect()
     };
-    let mut deadly = every(DEADLY);
+    let (mut deadly, mut missing) = (every(DEADLY), every(MISSING));
     deadly.append(&mut every(DEADLY_HERE));
+    missing.append(&mut every(MISSING_HERE));
     let errno = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-    let mut programs = vec![program(every(MISSING), SeccompAction::Allow, errno)?];
+    let mut programs = vec![program(missing, SeccompAction::Allow, errno)?];
     if unknown == Unknown::Refused {
         programs.push(program(deadly, SeccompAction::Allow, SeccompAction::KillProcess)?);
     }
     Ok(programs)
 }
 
-/// The program of a kind of thread, and how many calls it allows.
-pub(crate) fn allowing(who: Who, unknown: Unknown) -> Result<(BpfProgram, usize), String> {
+/// The program of a kind of thread, and how many calls it allows. `more`: a row beside the table's.
+pub(crate) fn allowing(
+    who: Who,
+    unknown: Unknown,
+    more: Option<&Row>,
+) -> Result<(BpfProgram, usize), String> {
     let mut rules = Rules::new();
-    for row in ALLOWED.iter().filter(|row| row.who.includes(who)) {
+    for row in ALLOWED.iter().chain(more).filter(|row| row.who.includes(who)) {
         let rule = rule(row.arguments)?;
         for (_, number) in row.calls {
             rules.entry(*number).or_default().extend(rule.clone());
@@ -70,7 +75,7 @@ pub(crate) fn allowing(who: Who, unknown: Unknown) -> Result<(BpfProgram, usize)
     };
     // Another program answers the calls of `MISSING` with an errno. The kernel takes the stricter of two
     // answers, and a trap would be stricter.
-    rules.extend(MISSING.iter().map(|(_, number)| (*number, Vec::new())));
+    rules.extend(MISSING.iter().chain(MISSING_HERE).map(|(_, number)| (*number, Vec::new())));
     Ok((program(rules, other, SeccompAction::Allow)?, allowed))
 }
 

@@ -26,7 +26,7 @@ use std::thread;
 
 use seccompiler::BpfProgram;
 
-use calls::{CONTROL, IO, POOL, START};
+use calls::{CONTROL, IO, POOL, START, VSOCK};
 use filter::Unknown;
 pub use privileges::{Capabilities, Failed, Identity};
 pub use reach::{Beneath, Purpose, Reach};
@@ -113,7 +113,7 @@ impl Sandbox {
     pub fn begin(config: Config) -> Result<Sandbox, Failed> {
         privileges::no_new_privileges()?;
         libraries::prepare();
-        let filters = Filters::begin(config.mode);
+        let filters = Filters::begin(&config);
         Ok(Sandbox(Arc::new(Inner { config, filters })))
     }
 
@@ -250,16 +250,17 @@ fn install(program: &BpfProgram) -> Result<(), Failed> {
 }
 
 impl Filters {
-    fn begin(mode: Mode) -> Result<Filters, String> {
-        let unknown = match mode {
+    fn begin(config: &Config) -> Result<Filters, String> {
+        let more = config.reach.vsock.then_some(&VSOCK);
+        let unknown = match config.mode {
             Mode::On => Unknown::Refused,
             Mode::Log => Unknown::Logged,
         };
         let common = filter::common(unknown)?;
-        let (start, _) = filter::allowing(START, unknown)?;
-        let (control, control_calls) = filter::allowing(CONTROL, unknown)?;
-        let (io, io_calls) = filter::allowing(IO, unknown)?;
-        let (pool, pool_calls) = filter::allowing(POOL, unknown)?;
+        let (start, _) = filter::allowing(START, unknown, more)?;
+        let (control, control_calls) = filter::allowing(CONTROL, unknown, more)?;
+        let (io, io_calls) = filter::allowing(IO, unknown, more)?;
+        let (pool, pool_calls) = filter::allowing(POOL, unknown, more)?;
         let calls = Calls { control: control_calls, io: io_calls, pool: pool_calls };
         refused::handle().map_err(|error| format!("sigaction failed: {error}"))?;
         for program in common.iter().chain([&start]) {

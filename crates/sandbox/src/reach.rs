@@ -1,4 +1,4 @@
-//! Landlock: which files a thread may open, and which TCP ports it may use.
+//! Landlock: which files a thread may open, and which TCP ports and abstract sockets it may use.
 //!
 //! Open descriptors, and those received over sockets, keep working.
 
@@ -20,6 +20,10 @@ pub struct Reach {
     pub files: Option<Vec<Beneath>>,
     /// TCP ports to connect to; no new port can be listened on. `None`: any port for both.
     pub connect: Option<Vec<u16>>,
+    /// Whether abstract unix sockets of other processes can be connected to.
+    pub abstract_sockets: bool,
+    /// Whether vsock can be connected to. Landlock has no rules for vsock, so seccomp denies its sockets.
+    pub vsock: bool,
 }
 
 /// A file, or a folder with everything beneath it. A path that does not exist gets no rule.
@@ -113,7 +117,11 @@ pub(crate) fn only(reach: &Reach) -> Result<Option<i32>, Failed> {
     if reach.connect.is_some() {
         ruleset = ruleset.handle_access(AccessNet::from_all(ABI::V4)).map_err(failed)?;
     }
-    ruleset = ruleset.scope(Scope::from_all(ABI::V6)).map_err(failed)?;
+    let mut scopes = Scope::from_all(ABI::V6);
+    if reach.abstract_sockets {
+        scopes.remove(Scope::AbstractUnixSocket);
+    }
+    ruleset = ruleset.scope(scopes).map_err(failed)?;
     let mut ruleset = ruleset.create().map_err(failed)?;
     for Beneath { path, purpose } in reach.files.iter().flatten() {
         // A rule holds for the inode. A file that is created at the path later is not covered.

@@ -69,7 +69,7 @@ impl Drop for Outside {
 
 /// A thread without filters reaches all targets, and none after `confine`.
 fn reaches_nothing(name: &str, confine: fn(&Sandbox) -> Result<(), Failed>) {
-    let reach = Reach { files: Some(Vec::new()), connect: Some(Vec::new()) };
+    let reach = Reach { files: Some(Vec::new()), connect: Some(Vec::new()), ..Reach::default() };
     let config = Config { reach, ..Config::default() };
     let filters = Err("none, for the test".to_owned());
     let sandbox = Sandbox(Arc::new(Inner { config, filters }));

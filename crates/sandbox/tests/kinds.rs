@@ -55,6 +55,7 @@ const CASES: &[Case] = &[
     ("socket of TCP", || socket(libc::AF_INET), [Done, Done, REFUSED, REFUSED]),
     ("connect by TCP", connect_by_tcp, [NOBODY, NO_TCP, REFUSED, REFUSED]),
     ("connect to an abstract socket", connect_to_us, [Done, OUT_OF_SCOPE, REFUSED, REFUSED]),
+    ("socket of vsock", || socket(libc::AF_VSOCK), [REFUSED; 4]),
     ("socket of packets", || socket(libc::AF_PACKET), [REFUSED; 4]),
     ("bind", || call(libc::SYS_bind, [-1, 0, 0, 0]), [FD, FD, REFUSED, REFUSED]),
     ("io_uring_setup", || call(libc::SYS_io_uring_setup, [0; 4]), [BAD, BAD, REFUSED, REFUSED]),
@@ -104,6 +105,13 @@ const CASES: &[Case] = &[
     ("userfaultfd", || call(libc::SYS_userfaultfd, [0; 4]), [Deadly; 4]),
     ("pidfd_getfd", || call(libc::SYS_pidfd_getfd, [0; 4]), [Deadly; 4]),
     ("process_vm_readv", || call(libc::SYS_process_vm_readv, [0; 4]), [Deadly; 4]),
+];
+
+/// The same for a control thread that can reach abstract sockets and vsock.
+const MORE: &[(&str, [End; 4])] = &[
+    ("connect to an abstract socket", [Done, Done, REFUSED, REFUSED]),
+    ("socket of vsock", [Done, Done, REFUSED, REFUSED]),
+    ("connect by TCP", [NOBODY, NO_TCP, REFUSED, REFUSED]),
 ];
 
 /// With `Mode::Log` all kinds of threads carry these calls out.
@@ -185,9 +193,16 @@ fn connect_to_us() -> c_long {
 }
 
 /// Confines a thread as that kind and makes the call, in a separate process.
-fn attempt(mode: Mode, kind: &str, number: usize) -> End {
+fn attempt(mode: &str, kind: &str, number: usize) -> End {
+    let more = mode == "more";
+    let mode = if mode == "log" { Mode::Log } else { Mode::On };
     let proc = Beneath { path: "/proc".into(), purpose: Purpose::Read };
-    let reach = Reach { files: Some(vec![proc]), connect: Some(Vec::new()) };
+    let reach = Reach {
+        files: Some(vec![proc]),
+        connect: Some(Vec::new()),
+        abstract_sockets: more,
+        vsock: more,
+    };
     let config = Config { mode, reach, ..Config::default() };
     let sandbox = Sandbox::begin(config).expect("a sandbox");
     let on_thread = |confine: fn(&Sandbox), number: usize| {
@@ -244,7 +259,6 @@ fn main() {
     if let [_, what, mode, kind, number, _] = arguments.as_slice()
         && what == "attempt"
     {
-        let mode = if mode == "log" { Mode::Log } else { Mode::On };
         match attempt(mode, kind, number.parse().expect("a number")) {
             Done => exit(0),
             Fails(errno) => exit(errno),
@@ -258,6 +272,8 @@ fn main() {
         }
         return;
     }
+    // The kernel may lack vsock.
+    let vsock = outcome(|| socket(libc::AF_VSOCK));
     let socket = format!("ringmill-kinds-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&socket).expect("a short name");
     let _listener = UnixListener::bind_addr(&address).expect("an unused address");
@@ -273,18 +289,23 @@ fn main() {
             wrong += 1;
         }
     };
-    for (number, (_, _, ends)) in CASES.iter().enumerate() {
+    let number_of =
+        |name: &str| CASES.iter().position(|(case, ..)| *case == name).expect("one of them");
+    let on = CASES.iter().enumerate().map(|(number, (_, _, ends))| ("on", number, ends));
+    let more = MORE.iter().map(|(name, ends)| ("more", number_of(name), ends));
+    for (mode, number, ends) in on.chain(more) {
         for (kind, column) in KINDS {
             let expected = match ends[column] {
                 Denied(errno, since) if version >= since => Fails(errno),
                 Denied(..) => ends[0],
+                Done if CASES[number].0 == "socket of vsock" => vsock,
                 end => end,
             };
-            expect("on", kind, number, expected);
+            expect(mode, kind, number, expected);
         }
     }
     for (name, end) in LOGGED {
-        let number = CASES.iter().position(|(case, ..)| case == name).expect("one of them");
+        let number = number_of(name);
         for (kind, _) in KINDS {
             expect("log", kind, number, *end);
         }

@@ -1,36 +1,36 @@
-//! A daemon: production loops, nodes and exports, assembled as in the program, with actors in place of
-//! threads.
+//! A daemon under simulation: the daemon library with its command line, on simulated loops.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use block::NodeRegistry;
-use block::node::BlockNode;
-use block::options::{
-    Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
-    RawOptions, ThrottleOptions,
-};
-use block::throttle::{ThrottleGroup, ThrottleLimits};
+use ::daemon::{Environment, Host, HostThread, Ready, Start};
+use block::options::Discard;
 use devices::ahci::{Drive, DriveConfig};
 use event_loop::ring::sim::{Faults, Happened, Storage};
-use event_loop::{EventLoop, JoinHandle, LoopConfig, LoopHandle, PollParams, oneshot};
-use exports::nbd::{NbdExport, NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
-use exports::vhost_user::{Listen, VhostUserConfig, VhostUserExport};
+use event_loop::{
+    Chosen, EventLoop, IoThreadConfig, LoopConfig, LoopHandle, PollParams, SpawnError, ThreadEnd,
+    oneshot,
+};
 use guest_memory::GuestMemory;
+use nix::sys::signal::SigSet;
+use serde_json::{Value as Json, json};
 use vcpu::ahci::Controller;
 
 use crate::image::{Format, Image};
-use crate::journals::Journals;
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
 use crate::ring::{MachineRing, Preemption};
 use crate::{client, guest};
 
 /// The name of the throttle group.
-const GROUP: &str = "group";
+pub(crate) const GROUP: &str = "group";
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub(crate) power_cuts: u64,
     /// The daemon keeps journals of qcow2 images.
     pub(crate) journals: bool,
-    /// All disks are in a throttle group, whose limits change.
+    /// All disks are in a throttle group. Its limits change.
     pub(crate) throttled: bool,
 }
 
@@ -83,33 +83,46 @@ pub(crate) struct Loop {
     event_loop: EventLoop,
     handle: LoopHandle,
     wakes: Cell<u64>,
+    ended: Rc<Cell<bool>>,
 }
 
 impl Loop {
-    fn new(machine: &Machine, name: &str, plan: &Plan, faults: Faults, storage: &Storage) -> Self {
+    /// Makes a loop, and an actor that calls `run` with it.
+    fn new(
+        machines: &Machines,
+        name: &str,
+        poll_max_ns: u64,
+        faults: Faults,
+        run: impl FnOnce(&EventLoop) + 'static,
+    ) -> Result<Rc<Self>, event_loop::SetupError> {
+        let Machines { machine, plan, storage, .. } = machines;
         let seed = machine.random().next();
         let preemption = Preemption { calls: plan.preempt, pushes: plan.preempt };
         let ring = MachineRing::new(machine, seed, faults, preemption, storage);
         let config = LoopConfig {
             name: name.into(),
             entries: plan.entries,
-            poll: PollParams { max_ns: plan.poll_max_ns, ..PollParams::default() },
+            poll: PollParams { max_ns: poll_max_ns, ..PollParams::default() },
             ..LoopConfig::default()
         };
         let (boxed, clock) = (Box::new(ring.clone()), Box::new(ring.clone()));
-        let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock);
-        let event_loop = event_loop.expect("a loop");
+        let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock)?;
         let handle = event_loop.handle();
-        let running = event_loop.clone();
-        let run = move || running.run().expect("a loop that runs");
-        let actor = machine.spawn(name.into(), run);
-        Loop { actor, ring, event_loop, handle, wakes: Cell::new(0) }
+        let ended = Rc::new(Cell::new(false));
+        let (running, end) = (event_loop.clone(), ended.clone());
+        let actor = machine.spawn(name.into(), move || {
+            run(&running);
+            end.set(true);
+        });
+        Ok(Rc::new(Loop { actor, ring, event_loop, handle, wakes: Cell::new(0), ended }))
     }
 
-    /// Has the loop check its descriptors.
+    /// Wakes the loop, which checks its descriptors.
     pub(crate) fn poke(&self, machine: &Machine) {
-        self.ring.sim.look_at_descriptors();
-        machine.wake(self.actor);
+        if !self.ended.get() {
+            self.ring.sim.look_at_descriptors();
+            machine.wake(self.actor);
+        }
     }
 
     /// Returns whether the loop was woken since the last call.
@@ -119,241 +132,314 @@ impl Loop {
     }
 }
 
+/// The loops of a daemon: the control loop, then those of I/O threads in the order of their start.
+type Loops = Rc<RefCell<Vec<Rc<Loop>>>>;
+
+/// The machine that a daemon runs on: its I/O threads are actors.
+struct Machines {
+    machine: Machine,
+    plan: Plan,
+    storage: Storage,
+    loops: Loops,
+}
+
+impl fmt::Debug for Machines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a simulated machine")
+    }
+}
+
+impl Host for Machines {
+    fn start_io_thread(
+        &self,
+        config: IoThreadConfig,
+        prepare: Box<dyn FnOnce() + Send>,
+    ) -> Result<Box<dyn HostThread>, SpawnError> {
+        let LoopConfig { name, poll, .. } = config.event_loop;
+        let (ended, end) = oneshot::channel();
+        let run = move |event_loop: &EventLoop| {
+            event_loop.run().expect("a loop that runs");
+            ended.send(ThreadEnd::Stopped);
+        };
+        let faults = self.plan.faults.clone();
+        let on = Loop::new(self, &name, poll.max_ns, faults, run).map_err(SpawnError::Loop)?;
+        prepare();
+        let (machine, chosen) = (self.machine.clone(), on.ring.sim.chosen());
+        self.loops.borrow_mut().push(on.clone());
+        Ok(Box::new(Thread { machine, on, chosen, end: Some(end) }))
+    }
+
+    /// Does the work at once: it takes no virtual time.
+    fn start_thread(&self, _name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        work();
+        Ok(())
+    }
+
+    fn time_of_day(&self) -> SystemTime {
+        UNIX_EPOCH
+            + Duration::from_secs(1_800_000_000)
+            + Duration::from_nanos(self.machine.now_ns())
+    }
+}
+
+/// An I/O thread.
+struct Thread {
+    machine: Machine,
+    on: Rc<Loop>,
+    chosen: Chosen,
+    /// `None` once it was taken.
+    end: Option<oneshot::Receiver<ThreadEnd>>,
+}
+
+impl HostThread for Thread {
+    fn handle(&self) -> &LoopHandle {
+        &self.on.handle
+    }
+
+    fn ring(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    fn end(&mut self) -> Pin<Box<dyn Future<Output = ThreadEnd>>> {
+        let end = self.end.take();
+        Box::pin(async move {
+            match end {
+                Some(end) => end.await.unwrap_or(ThreadEnd::Panicked),
+                None => std::future::pending().await,
+            }
+        })
+    }
+}
+
+impl Drop for Thread {
+    /// Waits as a join does.
+    fn drop(&mut self) {
+        self.on.handle.stop();
+        while !self.on.ended.get() {
+            self.on.poke(&self.machine);
+            self.machine.sleep(1_000);
+        }
+    }
+}
+
 /// A running daemon.
 pub(crate) struct Daemon {
     machine: Machine,
-    /// The control loop, then the loops of the I/O threads.
-    pub(crate) loops: Vec<Loop>,
-    nodes: NodeRegistry,
-    group: Arc<ThrottleGroup>,
-    started: mpsc::Receiver<VhostUserExport>,
-    exports: Vec<VhostUserExport>,
-    /// The NBD server, once it is being started.
-    nbd: Option<JoinHandle<Nbd>>,
-    /// By disk.
-    controllers: BTreeMap<usize, Controller>,
-    drives: Vec<AhciDrive>,
+    loops: Loops,
+    io_threads: usize,
+    /// The result, once the daemon has ended.
+    ended: Rc<RefCell<Option<Result<(), String>>>>,
+    /// By disk, once the daemon is ready.
+    controllers: Rc<RefCell<BTreeMap<usize, Controller>>>,
+    drives: Rc<RefCell<Vec<AhciDrive>>>,
 }
 
 /// The loop of an AHCI drive, and the drive, once that loop has made it.
 type AhciDrive = (EventLoop, Rc<RefCell<Option<Rc<Drive>>>>);
 
-/// The NBD server and its exports.
-type Nbd = (NbdServer, Vec<NbdExport>);
+/// The surroundings of a daemon, which outlive it.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) plan: &'a Plan,
+    pub(crate) disks: &'a [Disk],
+    pub(crate) nbd_socket: &'a Socket,
+    pub(crate) monitor: &'a Socket,
+    pub(crate) storage: &'a Storage,
+    pub(crate) journals: PathBuf,
+}
 
 impl Daemon {
-    /// Starts a daemon. Fails if an image cannot be opened.
-    pub(crate) fn start(
-        machine: &Machine,
-        plan: &Plan,
-        disks: &[Disk],
-        nbd_socket: &Socket,
-        storage: &Storage,
-        journals: &Journals,
-    ) -> Result<Self, String> {
+    /// Starts a daemon. It calls `on_ready` before it serves.
+    pub(crate) fn start(around: &Surroundings<'_>, on_ready: impl FnOnce() + 'static) -> Self {
+        let Surroundings { machine, plan, disks, nbd_socket, monitor, storage, journals } = around;
+        let loops = Loops::default();
+        let machines = Rc::new(Machines {
+            machine: (*machine).clone(),
+            plan: (*plan).clone(),
+            storage: (*storage).clone(),
+            loops: loops.clone(),
+        });
+        let mut environment = Environment {
+            journals: Some(journals.clone()),
+            host: machines.clone(),
+            ..Environment::default()
+        };
+        let mut give =
+            (1_000..).zip([(MONITOR.to_owned(), *monitor), (NBD.to_owned(), nbd_socket)]);
+        let mut give_all = |given: &mut dyn Iterator<Item = (i32, (String, &Socket))>| {
+            for (number, (name, socket)) in given {
+                environment.given.add(number, Some(name), Arc::new(socket.for_daemon()));
+            }
+        };
+        give_all(&mut give);
+        let exported = disks.iter().enumerate().filter_map(|(number, disk)| match &disk.offered {
+            Offered::VhostUser { socket, .. } => Some((disk_name(number), &**socket)),
+            Offered::Nbd | Offered::Ahci { .. } => None,
+        });
+        give_all(&mut (2_000..).zip(exported));
+        let arguments = command_line(plan, disks);
+        let attached: Vec<_> = (disks.iter().enumerate())
+            .filter_map(|(number, disk)| match &disk.offered {
+                Offered::Ahci { memory } => Some((number, memory.clone())),
+                Offered::VhostUser { .. } | Offered::Nbd => None,
+            })
+            .collect();
+        let controllers: Rc<RefCell<BTreeMap<_, _>>> = Rc::default();
+        let drives: Rc<RefCell<Vec<_>>> = Rc::default();
+        let (ended, io_threads) = (Rc::new(RefCell::new(None)), plan.io_threads);
+        let (result, of_io) = (ended.clone(), loops.clone());
+        let (made, held) = (controllers.clone(), drives.clone());
+        let run = move |control: &EventLoop| {
+            let parsed = ::control::parse_args(arguments.into_iter().map(Into::into));
+            let parsed =
+                parsed.unwrap_or_else(|error| panic!("the command line is wrong: {error}"));
+            let ::control::Command::StorageDaemon(options) = parsed else {
+                unreachable!("the command line is that of storage-daemon")
+            };
+            let start = Start { steps: options.steps, ..Start::default() };
+            let ready = |daemon: &::daemon::Daemon| {
+                for (number, memory) in attached {
+                    let l = of_io.borrow()[1 + number % io_threads].clone();
+                    let name = disk_name(number);
+                    let node = daemon.node(&name)?;
+                    let (controller, drive) = attach(&l.event_loop, &memory, node, &name);
+                    l.handle.spawn(|_| ()).expect("the loop is there");
+                    made.borrow_mut().insert(number, controller);
+                    held.borrow_mut().push(drive);
+                }
+                on_ready();
+                Ok(Ready::new(None))
+            };
+            let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
+            result.replace(Some(end.map_err(|error| error.to_string())));
+        };
         // The control loop has only polls, which do not fail.
         let polls = Faults { fail: 0, ..plan.faults.clone() };
-        let mut loops = vec![Loop::new(machine, "control loop", plan, polls, storage)];
-        for n in 0..plan.io_threads {
-            let name = format!("I/O loop {n}");
-            loops.push(Loop::new(machine, &name, plan, plan.faults.clone(), storage));
-        }
-        let io_threads: Vec<_> = loops[1..].iter().map(|l| l.handle.clone()).collect();
-        let mut nodes = match plan.journals {
-            true => journals.registry(),
-            false => NodeRegistry::new(),
-        };
-        let group = ThrottleGroup::new(ThrottleLimits::default()).expect("no limits");
-        nodes.add_throttle_group(GROUP, group.clone());
-        let (sender, started) = mpsc::channel();
-        let mut over_nbd = Vec::new();
-        let (mut controllers, mut drives) = (BTreeMap::new(), Vec::new());
-        for (number, disk) in disks.iter().enumerate() {
-            let name = format!("disk{number}");
-            let node = nodes.open(&blockdev(&name, disk)).map_err(|error| error.to_string())?;
-            let (id, io_threads) = (format!("export{number}"), io_threads.clone());
-            let (socket, device, num_queues) = match &disk.offered {
-                Offered::VhostUser { socket, device, queues } => (socket, *device, *queues),
-                Offered::Nbd => {
-                    over_nbd.push(NbdExportConfig {
-                        id,
-                        name: client::export_name(number),
-                        description: String::new(),
-                        node,
-                        io_threads,
-                        writable: true,
-                        writethrough: false,
-                        allocation_depth: false,
-                        bitmaps: Vec::new(),
-                    });
-                    continue;
-                }
-                Offered::Ahci { memory } => {
-                    let l = &loops[1 + number % plan.io_threads];
-                    let (controller, drive) = attach(&l.event_loop, memory, node, &name);
-                    controllers.insert(number, controller);
-                    drives.push(drive);
-                    continue;
-                }
-            };
-            let config = VhostUserConfig {
-                id,
-                listen: Listen::Fd(socket.for_daemon().into()),
-                io_threads,
-                num_queues: Some(num_queues),
-                writable: true,
-                writethrough: false,
-                logical_block_size: 512,
-                pin_memory: false,
-                taken_over: None,
-                held: false,
-            };
-            let sender = sender.clone();
-            let start = move |event_loop: &EventLoop| {
-                let control = event_loop.clone();
-                event_loop.spawn(async move {
-                    let export = match device {
-                        guest::Device::Blk => {
-                            VhostUserExport::blk(control, config, node, name).await
-                        }
-                        guest::Device::Scsi => {
-                            VhostUserExport::scsi(control, config, vec![node]).await
-                        }
-                    };
-                    // Fails if the daemon was killed and the receiver dropped.
-                    let _ = sender.send(export.expect("an export"));
-                });
-            };
-            loops[0].handle.spawn(start).expect("the loop is there");
-        }
-        let nbd =
-            (!over_nbd.is_empty()).then(|| start_nbd(&loops[0].event_loop, nbd_socket, over_nbd));
-        let (machine, exports) = (machine.clone(), Vec::new());
-        Ok(Daemon { machine, loops, nodes, group, started, exports, nbd, controllers, drives })
-    }
-
-    /// Changes the limits of the throttle group.
-    pub(crate) fn set_limits(&self, limits: ThrottleLimits) {
-        self.group.set_limits(limits).expect("limits that make sense");
-    }
-
-    /// Begins a resize. Once it has ended, `done` has whether it succeeded.
-    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) {
-        let control = &self.loops[0].event_loop;
-        let resized = self.nodes.resize(&format!("disk{disk}"), size, control);
-        let resized = resized.expect("the node is there");
-        control.spawn(async move {
-            done.set(Some(resized.await.is_ok()));
-        });
-        self.wake_control();
-    }
-
-    /// Wakes the control loop after a spawn from outside of it. A spawn does not wake its own loop, as a real
-    /// loop's tasks are spawned on its thread.
-    fn wake_control(&self) {
-        self.loops[0].handle.spawn(|_| ()).expect("the loop is there");
+        let control = Loop::new(&machines, "control loop", plan.poll_max_ns, polls, run);
+        loops.borrow_mut().insert(0, control.expect("a loop"));
+        let machine = (*machine).clone();
+        Daemon { machine, loops, io_threads, ended, controllers, drives }
     }
 
     /// The AHCI controller of a disk.
     pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
-        self.controllers.get(&disk).cloned()
+        self.controllers.borrow().get(&disk).cloned()
+    }
+
+    /// The control loop, then the loops of I/O threads.
+    pub(crate) fn loops(&self) -> Vec<Rc<Loop>> {
+        self.loops.borrow().clone()
     }
 
     /// Number of file operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        self.loops.iter().map(|l| l.ring.sim.in_flight()).sum()
+        self.loops.borrow().iter().map(|l| l.ring.sim.in_flight()).sum()
     }
 
-    /// What the rings have done, summed over the loops.
+    /// The counters of the rings, summed over the loops.
     pub(crate) fn happened(&self) -> Happened {
-        let all = self.loops.iter().map(|l| l.ring.sim.happened());
+        let loops = self.loops.borrow();
+        let all = loops.iter().map(|l| l.ring.sim.happened());
         all.fold(Happened::default(), |sum, one| sum.and(&one))
     }
 
-    /// The loop of a queue.
-    pub(crate) fn loop_of(&self, queue: u16) -> &Loop {
-        let io = &self.loops[1..];
-        &io[usize::from(queue) % io.len()]
+    /// The loop of a queue, once it runs.
+    pub(crate) fn loop_of(&self, queue: u16) -> Option<Rc<Loop>> {
+        let loops = self.loops.borrow();
+        loops.get(1 + usize::from(queue) % self.io_threads).cloned()
     }
 
-    /// Begins an orderly end as on `quit`: exports, then loops. The receiver gets whether all flushes succeeded.
-    pub(crate) fn begin_stop(&mut self) -> mpsc::Receiver<bool> {
-        self.exports.extend(self.started.try_iter());
-        let exports = std::mem::take(&mut self.exports);
-        let nbd = self.nbd.take();
-        let detached: Vec<_> = self.drives.drain(..).map(detach).collect();
-        let (done, stopped) = mpsc::channel();
-        self.loops[0].event_loop.spawn(async move {
-            let mut flushed = true;
-            for drive in detached {
-                drive.await.expect("the loop is there");
-            }
-            for export in exports {
-                flushed &= export.stop().await.is_ok();
-            }
-            if let Some(nbd) = nbd {
-                let (server, exports) = nbd.await.expect("the loop is there");
-                for export in exports {
-                    flushed &= export.stop().await.is_ok();
-                }
-                server.stop().await;
-            }
-            let _ = done.send(flushed);
-        });
-        self.wake_control();
-        stopped
-    }
-
-    pub(crate) fn stop_loops(&self) {
-        self.loops.iter().for_each(|l| l.handle.stop());
+    /// Detaches the AHCI drives. The daemon can end once the number returned is 0: those with commands in flight.
+    pub(crate) fn detach_drives(&self) -> Rc<Cell<usize>> {
+        let drives = self.drives.take();
+        let left = Rc::new(Cell::new(drives.len()));
+        drives.into_iter().for_each(|drive| detach(drive, left.clone()));
+        left
     }
 
     /// Kills the daemon with its loops wherever they are. Operations in flight are carried out or not, and none is
     /// completed. The caller closes descriptors and removes mappings.
     pub(crate) fn kill(self) {
-        for l in &self.loops {
+        for l in self.loops.borrow().iter().filter(|l| !l.ended.get()) {
             l.ring.sim.kill();
             self.machine.kill(l.actor);
         }
-        // A killed process drops nothing: leak what it had in memory.
+        // A killed process drops nothing: its memory is leaked.
         std::mem::forget(self);
     }
 
-    /// Whether all loops have ended.
-    pub(crate) fn has_ended(&self) -> bool {
-        !self.loops.iter().any(|l| self.machine.is_there(l.actor))
+    /// The daemon's result, once it has ended.
+    pub(crate) fn ended(&self) -> Option<Result<(), String>> {
+        self.ended.borrow().clone()
     }
 }
 
-/// Begins to start the NBD server and its exports.
-fn start_nbd(
-    control: &EventLoop,
-    socket: &Socket,
-    configs: Vec<NbdExportConfig>,
-) -> JoinHandle<Nbd> {
-    let config = NbdServerConfig {
-        listen: NbdListen::Fds(vec![Arc::new(socket.for_daemon())]),
-        max_connections: 0,
-        handshake_max_seconds: 10,
-        tls: None,
-        held: false,
+/// Names of the sockets of the monitor and the NBD server.
+const MONITOR: &str = "monitor";
+const NBD: &str = "nbd";
+
+/// The name of a disk's node and export.
+pub(crate) fn disk_name(number: usize) -> String {
+    format!("disk{number}")
+}
+
+/// The name of an I/O thread.
+fn io_name(number: usize) -> String {
+    format!("io{number}")
+}
+
+/// The daemon's command line.
+fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
+    let mut arguments = vec!["ringmill".to_owned(), "storage-daemon".to_owned()];
+    let mut add = |option: &str, value: Json| {
+        arguments.extend([option.to_owned(), value.to_string()]);
     };
-    let on = control.clone();
-    control.spawn(async move {
-        let server = NbdServer::start(&on, config).expect("a server");
-        let mut exports = Vec::new();
-        for config in configs {
-            exports.push(server.add(config).await.expect("an export"));
+    let io_threads: Vec<_> = (0..plan.io_threads).map(io_name).collect();
+    for id in &io_threads {
+        let poll = plan.poll_max_ns;
+        add("--object", json!({"qom-type": "iothread", "id": id, "poll-max-ns": poll}));
+    }
+    add("--object", json!({"qom-type": "throttle-group", "id": GROUP}));
+    for (number, disk) in disks.iter().enumerate() {
+        add("--blockdev", blockdev(number, disk));
+    }
+    let address = |name: &str| json!({"type": "fd", "str": name});
+    if disks.iter().any(|disk| matches!(disk.offered, Offered::Nbd)) {
+        add("--nbd-server", json!({"addr": address(NBD), "handshake-max-seconds": 10}));
+    }
+    for (number, disk) in disks.iter().enumerate() {
+        let name = disk_name(number);
+        let mut export = json!({
+            "id": name, "node-name": name, "writable": true, "iothread": io_threads,
+        });
+        match &disk.offered {
+            Offered::VhostUser { device, queues, .. } => {
+                export["type"] = match device {
+                    guest::Device::Blk => "vhost-user-blk".into(),
+                    guest::Device::Scsi => "vhost-user-scsi".into(),
+                };
+                export["addr"] = address(&name);
+                export["num-queues"] = (*queues).into();
+            }
+            Offered::Nbd => {
+                export["type"] = "nbd".into();
+                export["name"] = client::export_name(number).into();
+            }
+            Offered::Ahci { .. } => continue,
         }
-        (server, exports)
-    })
+        add("--export", export);
+    }
+    let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+    add("--chardev", format!("socket,id=monitor,fd={MONITOR},server=on,wait=off"));
+    add("--monitor", "chardev=monitor".to_owned());
+    arguments
 }
 
 /// Makes a controller for a disk, and a drive on a loop.
 fn attach(
     event_loop: &EventLoop,
     memory: &Arc<GuestMemory>,
-    node: Arc<dyn BlockNode>,
+    node: Arc<dyn block::node::BlockNode>,
     name: &str,
 ) -> (Controller, AhciDrive) {
     let controller = Controller::new(1, memory.clone()).expect("a controller");
@@ -374,41 +460,39 @@ fn attach(
     (controller, (event_loop.clone(), drive))
 }
 
-/// Detaches a drive on its loop. The receiver completes once the drive has no command in flight.
-fn detach((event_loop, drive): AhciDrive) -> oneshot::Receiver<()> {
-    let (done, detached) = oneshot::channel();
+/// Detaches a drive on its loop. Subtracts it from `left` once it has no command in flight.
+fn detach((event_loop, drive): AhciDrive, left: Rc<Cell<usize>>) {
+    let done = move || left.set(left.get() - 1);
     event_loop.spawn(async move {
         match drive.take() {
-            Some(drive) => drive.detach(move || done.send(())),
-            None => done.send(()),
+            Some(drive) => drive.detach(done),
+            None => done(),
         }
     });
-    detached
+    // A spawn from outside does not wake the loop.
+    event_loop.handle().spawn(|_| ()).expect("the loop is there");
 }
 
 /// The options of a disk's node: its format over `file`.
-fn blockdev(name: &str, disk: &Disk) -> BlockdevOptions {
-    let of = |name: Option<&str>, driver| BlockdevOptions {
-        discard: disk.discard,
-        ..BlockdevOptions::new(name, driver)
+fn blockdev(number: usize, disk: &Disk) -> Json {
+    let discard = match disk.discard {
+        Discard::Ignore => "ignore",
+        Discard::Unmap => "unmap",
     };
-    let filename = disk.image.path();
-    let file = Driver::file(FileOptions { filename, aio: None, locking: Locking::Off });
-    let file = BlockdevRef::Inline(Box::new(of(None, file)));
-    let format = match disk.image.format {
-        Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
-        Format::Qcow2(_) => Driver::from(Qcow2Options {
-            file,
-            data_file: None,
-            backing: Backing::None,
-            pass_discard_request: None,
-            discard_no_unref: false,
+    let name = disk_name(number);
+    let path = disk.image.path().display().to_string();
+    let file = json!({"driver": "file", "filename": path, "locking": "off", "discard": discard});
+    let driver = match disk.image.format {
+        Format::Raw => "raw",
+        Format::Qcow2(_) => "qcow2",
+    };
+    let format = json!({"driver": driver, "discard": discard, "file": file});
+    let mut top = match disk.throttled {
+        true => json!({
+            "driver": "throttle", "throttle-group": GROUP, "discard": discard, "file": format,
         }),
+        false => format,
     };
-    if !disk.throttled {
-        return of(Some(name), format);
-    }
-    let file = BlockdevRef::Inline(Box::new(of(None, format)));
-    let throttle_group = GROUP.into();
-    of(Some(name), Driver::from(ThrottleOptions { throttle_group, file }))
+    top["node-name"] = name.into();
+    top
 }

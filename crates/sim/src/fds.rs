@@ -1,4 +1,4 @@
-//! Ownership of descriptors: a killed daemon loses all of its own, and guests keep theirs.
+//! Ownership of descriptors: a kill closes the daemon's descriptors. Guests keep theirs.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

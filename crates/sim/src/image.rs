@@ -1,7 +1,8 @@
 //! A guest's disk as a file: raw, or in a qcow2 image.
 
+use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::{CreateQcow2, create_qcow2};
@@ -18,6 +19,16 @@ pub(crate) enum Format {
     Raw,
     /// With this cluster size, bytes.
     Qcow2(u32),
+}
+
+impl Format {
+    /// Returns the contents of the disk in an image with these bytes. Fails if the image is damaged.
+    pub(crate) fn contents(self, bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+        match self {
+            Format::Raw => Ok(bytes),
+            Format::Qcow2(_) => oracle::Image::read(&bytes, &[]),
+        }
+    }
 }
 
 /// An image.
@@ -43,6 +54,12 @@ impl Image {
         image
     }
 
+    /// The image in a file that exists.
+    pub(crate) fn of_file(fds: &Rc<Fds>, path: &Path, format: Format) -> Self {
+        let file = File::open(path).expect("the image");
+        Image { file: Kept::new(fds, file.into()), format }
+    }
+
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.file
     }
@@ -58,11 +75,7 @@ impl Image {
 
     /// Returns the contents of the disk, read from the file alone. Fails if the image is damaged.
     pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
-        let bytes = std::fs::read(self.path()).expect("the image");
-        match self.format {
-            Format::Raw => Ok(bytes),
-            Format::Qcow2(_) => oracle::Image::read(&bytes, &[]),
-        }
+        self.format.contents(std::fs::read(self.path()).expect("the image"))
     }
 
     /// Marks the file's contents as stable.

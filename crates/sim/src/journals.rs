@@ -1,26 +1,23 @@
-//! Where daemons keep journals of qcow2 images: a folder that outlasts those that are killed, and not a
-//! power cut.
+//! Folders of a world: that of journals of qcow2 images, and that of the operator's images.
+//!
+//! The folder of journals survives the kill of a daemon. A power cut empties it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use block::NodeRegistry;
-
-/// The folder of a world; gone with it.
+/// The folder of journals. Removed with the world.
 pub(crate) struct Journals(PathBuf);
 
 impl Journals {
     pub(crate) fn new(seed: u64) -> Self {
-        let name = format!("ringmill-sim-{}-{seed}", std::process::id());
-        Journals(Path::new("/dev/shm").join(name))
+        Journals(named(seed, "journals"))
     }
 
-    /// A registry of nodes for a daemon.
-    pub(crate) fn registry(&self) -> NodeRegistry {
-        NodeRegistry::new().with_journals(&self.0).expect("a folder in memory")
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
-    /// How many have something in them that is not in its image yet.
+    /// The number of journals with changes that are missing in the image.
     pub(crate) fn filled(&self) -> usize {
         let Ok(files) = fs::read_dir(&self.0) else { return 0 };
         let journals = files.filter_map(|entry| fs::read(entry.ok()?.path()).ok());
@@ -37,4 +34,31 @@ impl Drop for Journals {
     fn drop(&mut self) {
         self.remove();
     }
+}
+
+/// A folder for images. Removed with the world.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(seed: u64) -> Self {
+        let folder = named(seed, "images");
+        fs::create_dir_all(&folder).expect("a folder in memory");
+        Folder(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A path in memory. Of the same length for all processes, as a different length may change the course of events.
+fn named(seed: u64, what: &str) -> PathBuf {
+    let name = format!("ringmill-sim-{:010}-{seed:010}-{what}", std::process::id());
+    Path::new("/dev/shm").join(name)
 }

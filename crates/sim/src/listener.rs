@@ -22,8 +22,7 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub(crate) fn new(fds: &Rc<Fds>) -> Self {
-        // One of a world before may still be there: what it had killed keeps its memory, and that the
-        // world.
+        // The socket of an earlier world may still exist: leaked memory of its killed daemons refers to that world.
         let number = NUMBER.replace(NUMBER.get() + 1);
         let name = format!("ringmill-sim-{}-{number}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).expect("a short name");

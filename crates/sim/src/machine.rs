@@ -41,6 +41,8 @@ struct Inner {
     current: Cell<Option<usize>>,
     /// Indices of ready actors; reused between steps.
     ready: RefCell<Vec<usize>>,
+    /// Number of actors so far.
+    spawned: Cell<u64>,
     steps: Cell<u64>,
     trace: Cell<u64>,
     verbose: bool,
@@ -48,6 +50,7 @@ struct Inner {
 
 struct Actor {
     name: String,
+    number: u64,
     /// `None` while the actor runs.
     routine: Option<Routine>,
     /// A pointer into the actor's stack; null before its first step.
@@ -57,9 +60,13 @@ struct Actor {
     ran: u64,
 }
 
-/// Identifies an actor.
+/// Identifies an actor, also after its end: its place may have another actor by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ActorId(usize);
+pub(crate) struct ActorId {
+    index: usize,
+    /// The number of actors before it.
+    number: u64,
+}
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +85,7 @@ impl Machine {
             actors: RefCell::default(),
             current: Cell::new(None),
             ready: RefCell::default(),
+            spawned: Cell::new(0),
             steps: Cell::new(0),
             trace: Cell::new(seed),
             verbose,
@@ -129,7 +137,8 @@ impl Machine {
             place.set(std::ptr::from_ref(of_actor));
             body();
         });
-        let actor = Actor { name, routine: Some(routine), yielder, until: 0, ran: 0 };
+        let number = self.0.spawned.replace(self.0.spawned.get() + 1);
+        let actor = Actor { name, number, routine: Some(routine), yielder, until: 0, ran: 0 };
         let mut actors = self.0.actors.borrow_mut();
         let free = actors.iter().position(Option::is_none);
         let index = free.unwrap_or(actors.len());
@@ -137,22 +146,30 @@ impl Machine {
             Some(index) => actors[index] = Some(actor),
             None => actors.push(Some(actor)),
         }
-        ActorId(index)
+        ActorId { index, number }
+    }
+
+    /// Calls `body` with an actor, if it has not ended.
+    fn with_actor<T>(&self, id: ActorId, body: impl FnOnce(&mut Option<Actor>) -> T) -> Option<T> {
+        let mut actors = self.0.actors.borrow_mut();
+        let place = actors.get_mut(id.index)?;
+        place.as_ref().is_some_and(|actor| actor.number == id.number).then(|| body(place))
     }
 
     /// The step in which an actor last ran; 0 if it has not run or has ended.
     pub(crate) fn last_step(&self, id: ActorId) -> u64 {
-        self.0.actors.borrow()[id.0].as_ref().map_or(0, |actor| actor.ran)
+        let ran = |actor: &mut Option<Actor>| actor.as_ref().map_or(0, |actor| actor.ran);
+        self.with_actor(id, ran).unwrap_or(0)
     }
 
     /// Whether an actor has not ended.
     pub(crate) fn is_there(&self, id: ActorId) -> bool {
-        self.0.actors.borrow()[id.0].is_some()
+        self.with_actor(id, |_| ()).is_some()
     }
 
     /// Ends an actor wherever it is. Nothing on its stack is dropped, as with a killed process.
     pub(crate) fn kill(&self, id: ActorId) {
-        let actor = self.0.actors.borrow_mut()[id.0].take();
+        let actor = self.with_actor(id, Option::take).flatten();
         if let Some(mut routine) = actor.and_then(|actor| actor.routine) {
             // SAFETY: nothing outside this stack refers to it any more: the other actors of the same daemon are
             // killed along with it, and guests never have references into a daemon.
@@ -162,16 +179,16 @@ impl Machine {
 
     /// Wakes an actor.
     pub(crate) fn wake(&self, id: ActorId) {
-        if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
-            actor.until = 0;
-        }
+        self.wake_at(id, 0);
     }
 
     /// Wakes an actor at `ns` at the latest.
     pub(crate) fn wake_at(&self, id: ActorId, ns: u64) {
-        if let Some(actor) = &mut self.0.actors.borrow_mut()[id.0] {
-            actor.until = actor.until.min(ns);
-        }
+        self.with_actor(id, |actor| {
+            if let Some(actor) = actor {
+                actor.until = actor.until.min(ns);
+            }
+        });
     }
 
     /// Suspends the calling actor until `ns`, or until it is woken.
@@ -212,7 +229,7 @@ impl Machine {
     /// Runs one of the ready actors.
     pub(crate) fn step(&self) -> Step {
         let now = self.now_ns();
-        let (index, mut routine) = {
+        let (index, number, mut routine) = {
             let mut actors = self.0.actors.borrow_mut();
             let mut ready = self.0.ready.borrow_mut();
             ready.clear();
@@ -230,7 +247,7 @@ impl Machine {
             }
             let index = self.0.random.pick(&ready);
             let actor = actors[index].as_mut().expect("it was there");
-            (index, actor.routine.take().expect("it does not run"))
+            (index, actor.number, actor.routine.take().expect("it does not run"))
         };
         self.0.steps.set(self.steps() + 1);
         self.note(now ^ (index as u64) << 56);
@@ -251,7 +268,7 @@ impl Machine {
             }
             (CoroutineResult::Yield(_), None) => unreachable!("an actor does not kill itself"),
         }
-        Step::Ran(ActorId(index))
+        Step::Ran(ActorId { index, number })
     }
 
     /// Describes all actors and what they wait for, for a report.

@@ -1,8 +1,8 @@
 //! The daemon, simulated whole.
 //!
-//! Production loops, queues, devices, exports and block nodes, unchanged, over the simulated ring, all
-//! on one thread with virtual time; simulated guests that check every byte they read against a
-//! model; seeded faults. Any failure is seen again by its seed.
+//! The daemon library with production loops, queues, devices, exports and block nodes, unchanged, over the
+//! simulated ring, all on one thread with virtual time; simulated guests that check every byte they read against a
+//! model; an operator that sends QMP; seeded faults. Any failure is seen again by its seed.
 
 mod ahci;
 mod client;
@@ -38,10 +38,10 @@ use self::options::Options;
 use self::plan::Plan;
 use self::report::Report;
 
-/// Seeds that one process runs, one after the other: what killed daemons leave behind goes with it.
+/// Seeds per process, run one after the other. The end of the process frees the leaks of killed daemons.
 const CHUNK: u64 = 8;
 
-/// With fewer seeds something may well not come up.
+/// With fewer seeds, some faults or states may not occur.
 const ENOUGH: u64 = 100;
 
 fn main() -> ExitCode {
@@ -84,13 +84,18 @@ fn run_one(options: &Options) -> ExitCode {
     if is_enough(options, &report) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether so many requests were answered as are wanted; says so if not.
+/// Whether so many requests and commands were answered as are wanted; says so if not.
 fn is_enough(options: &Options, report: &Report) -> bool {
-    let (answered, wanted) = (report.requests(), options.at_least);
-    if answered < wanted {
-        eprintln!("sim: {answered} requests were answered, and {wanted} are wanted (--at-least)");
-    }
-    answered >= wanted
+    let floors = [
+        ("requests", report.requests(), options.at_least, "--at-least"),
+        ("QMP commands", report.commands(), options.commands, "--commands-at-least"),
+    ];
+    floors.iter().fold(true, |enough, (what, answered, wanted, option)| {
+        if answered < wanted {
+            eprintln!("sim: {answered} {what} were answered, and {wanted} are wanted ({option})");
+        }
+        enough && answered >= wanted
+    })
 }
 
 /// Runs seeds in processes of their own, several at a time.
@@ -138,7 +143,7 @@ fn run_all(options: &Options) -> ExitCode {
     if is_enough(options, &report) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs seeds in one other process. What it reports, and whether all was well.
+/// Runs seeds in another process. Returns its report, and whether all seeds passed.
 fn run_apart(options: &Options, first: u64, seeds: u64) -> (String, bool) {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
@@ -146,7 +151,7 @@ fn run_apart(options: &Options, first: u64, seeds: u64) -> (String, bool) {
     if let Some(requests) = options.requests {
         command.args(["--requests", &requests.to_string()]);
     }
-    // What went wrong goes where it would go from here.
+    // Errors of the worker appear in this process' standard error.
     let output = command.stderr(Stdio::inherit()).output().expect("a process");
     (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success())
 }

@@ -1,13 +1,13 @@
-//! What of guests' memory a process had mapped that was killed: it is unmapped, as the kernel does it.
+//! Unmaps the guests' memory of a killed daemon, as the kernel does for a killed process.
 
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
 
-/// Memory that is a guest's, or kept by one, by the names of its files.
+/// Files of memory that belongs to a guest, or that a guest keeps.
 const NAMES: &[&str] = &["/memfd:sim-guest", "/memfd:ringmill-inflight"];
 
-/// Unmaps all such memory but what begins at one of these addresses.
+/// Unmaps all such memory, except mappings that begin at an address in `kept`.
 pub(crate) fn unmap_others(kept: &BTreeSet<usize>) {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("a list of mappings");
     for line in maps.lines().filter(|line| NAMES.iter().any(|name| line.contains(name))) {
@@ -17,7 +17,7 @@ pub(crate) fn unmap_others(kept: &BTreeSet<usize>) {
             continue;
         };
         if !kept.contains(&start) {
-            // SAFETY: only a daemon that was killed had this mapped, and none of its code runs again.
+            // SAFETY: only a killed daemon had this mapped, and its code never runs again.
             unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), end - start) };
         }
     }

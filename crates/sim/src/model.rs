@@ -22,7 +22,7 @@ pub(crate) type Version = u32;
 /// A point in time, as a count of a disk's events.
 type Moment = u64;
 
-/// A moment that has not come.
+/// A moment in the future.
 const NEVER: Moment = u64::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +73,22 @@ pub(crate) struct Ticket {
     /// For writes.
     pub(crate) version: Version,
     offered: Moment,
+}
+
+/// What a disk may have had at some moment between two others, by sector.
+pub(crate) struct Seen(Vec<Vec<Version>>);
+
+impl Seen {
+    /// Whether a copy of that moment may have these bytes. The disk may be larger than its user knew.
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), String> {
+        if bytes.len() < self.0.len() * SECTOR {
+            return Err(format!("{} bytes, not {}", bytes.len(), self.0.len() * SECTOR));
+        }
+        for ((number, allowed), bytes) in (0..).zip(&self.0).zip(bytes.chunks_exact(SECTOR)) {
+            check(number, allowed.clone(), bytes).map_err(|wrong| wrong.to_string())?;
+        }
+        Ok(())
+    }
 }
 
 /// A sector with unexpected contents, and its candidates.
@@ -235,6 +251,22 @@ impl Model {
         result
     }
 
+    /// Returns what the disk may have had since [`begin_read`](Self::begin_read), and ends that read.
+    pub(crate) fn seen(&mut self, ticket: &Ticket) -> Seen {
+        let range = ticket.first..ticket.first + ticket.count;
+        let seen = range.clone().filter_map(|number| self.sectors.get(number as usize));
+        let seen = Seen(seen.map(|sector| sector.allowed(ticket.offered)).collect());
+        for number in range {
+            // After a power cut the disk may be smaller, or another one.
+            let Some(sector) = self.sectors.get_mut(number as usize) else { continue };
+            sector.readers = sector.readers.saturating_sub(1);
+            if sector.readers == 0 {
+                sector.ghosts.clear();
+            }
+        }
+        seen
+    }
+
     /// Records that a write is offered, perhaps of zeroes.
     pub(crate) fn begin_write(&mut self, first: u32, count: u32, zeroes: bool) -> Ticket {
         self.now += 1;
@@ -248,8 +280,8 @@ impl Model {
         Ticket { first, count, version, offered }
     }
 
-    /// Records the end of a write. `done`: with success; otherwise it may be there in part. `stable`: the data
-    /// cannot be lost any more.
+    /// Records the end of a write. `done`: with success; otherwise a part may be written. `stable`: the data
+    /// cannot be lost.
     pub(crate) fn end_write(&mut self, ticket: &Ticket, done: bool, stable: bool) {
         self.now += 1;
         let (now, keep) = (self.now, self.volatile && !stable);
@@ -313,7 +345,7 @@ impl Model {
             self.check(number, bytes).map_err(|wrong| wrong.to_string())?;
             let writes = &mut self.sectors[number as usize].writes;
             if anew && writes.iter().any(|write| holds(write.version, number, bytes)) {
-                // With the guest restarted, only what is there now can be read.
+                // After a restart of the guest, only the present contents can be read.
                 writes.retain(|write| holds(write.version, number, bytes));
             }
         }
@@ -353,31 +385,41 @@ impl Sector {
         });
     }
 
+    /// The writes that a read offered at `offered` may find.
+    fn allowed(&self, offered: Moment) -> Vec<Version> {
+        let ghosts =
+            self.ghosts.iter().filter(|(_, at)| *at > offered).map(|(version, _)| *version);
+        let mut allowed: Vec<_> = self.writes.iter().map(|write| write.version).collect();
+        allowed.extend(ghosts);
+        allowed
+    }
+
     /// Checks the contents that a read found, which was offered at `offered`.
     fn check(&self, number: u32, offered: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         let last = self.writes.last().map_or(0, |write| write.version);
         if holds(last, number, bytes) {
             return Ok(());
         }
-        let ghosts =
-            self.ghosts.iter().filter(|(_, at)| *at > offered).map(|(version, _)| *version);
-        let mut allowed: Vec<_> = self.writes.iter().map(|write| write.version).collect();
-        allowed.extend(ghosts);
-        for at in 0..WORDS {
-            let found = word_at(bytes, at);
-            let of = |version: &Version| word(*version, number, at);
-            // A short transfer may end within a word.
-            let is_mixed = |byte: u32| {
-                allowed.iter().any(|version| (of(version) ^ found) >> (byte * 8) & 0xff == 0)
-            };
-            if !allowed.iter().any(|version| of(version) == found)
-                && (allowed.len() == 1 || !(0..8).all(is_mixed))
-            {
-                return Err(Wrong { sector: number, word: at, found, allowed });
-            }
-        }
-        Ok(())
+        check(number, self.allowed(offered), bytes)
     }
+}
+
+/// Checks the contents of a sector, which may be of any of these writes.
+fn check(number: u32, allowed: Vec<Version>, bytes: &[u8]) -> Result<(), Wrong> {
+    for at in 0..WORDS {
+        let found = word_at(bytes, at);
+        let of = |version: &Version| word(*version, number, at);
+        // A short transfer may end within a word.
+        let is_mixed = |byte: u32| {
+            allowed.iter().any(|version| (of(version) ^ found) >> (byte * 8) & 0xff == 0)
+        };
+        if !allowed.iter().any(|version| of(version) == found)
+            && (allowed.len() == 1 || !(0..8).all(is_mixed))
+        {
+            return Err(Wrong { sector: number, word: at, found, allowed });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ pub(crate) struct Options {
     pub(crate) requests: Option<u64>,
     /// Minimum number of answered requests over all seeds. Fewer is a failure.
     pub(crate) at_least: u64,
+    /// Minimum number of answered QMP commands over all seeds. Fewer is a failure.
+    pub(crate) commands: u64,
     /// Print every event.
     pub(crate) verbose: bool,
     /// Number of worker processes.
@@ -22,8 +24,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) const HELP: &str = "\
-Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--at-least N] [--jobs J]
-           [--verbose]
+Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--at-least N]
+           [--commands-at-least N] [--jobs J] [--verbose]
 
 Simulates the daemon, seed by seed, and checks all that its guests get.
 
@@ -32,6 +34,8 @@ Simulates the daemon, seed by seed, and checks all that its guests get.
   --seed S      this one only: what it did before, it does again
   --requests M  requests per seed
   --at-least N  fail if fewer requests than that are answered in all
+  --commands-at-least N
+                fail if fewer QMP commands than that are answered in all
   --jobs J      seeds at the same time (default: one per CPU)
   --verbose     say what happens
 ";
@@ -44,6 +48,7 @@ impl Options {
             seeds: 100,
             requests: None,
             at_least: 0,
+            commands: 0,
             verbose: false,
             jobs: std::thread::available_parallelism().map_or(1, usize::from),
             worker: false,
@@ -57,6 +62,7 @@ impl Options {
                 Long("requests") => options.requests = Some(args.value()?.parse()?),
                 Long("at-least") => options.at_least = args.value()?.parse()?,
                 Long("jobs") => options.jobs = args.value()?.parse::<usize>()?.max(1),
+                Long("commands-at-least") => options.commands = args.value()?.parse()?,
                 Long("verbose") => options.verbose = true,
                 Long("worker") => options.worker = true,
                 Long("help") | Short('h') => return Ok(None),

@@ -1,4 +1,4 @@
-//! Sums the results of runs, also of worker processes, whose reports are lines of text.
+//! Sums the results of runs. Worker processes report theirs as lines of text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -71,6 +71,11 @@ impl Report {
     /// Number of answered requests.
     pub(crate) fn requests(&self) -> u64 {
         self.counts.first().map_or(0, |what| self.sums[what])
+    }
+
+    /// Number of answered QMP commands.
+    pub(crate) fn commands(&self) -> u64 {
+        self.counts.get(1).map_or(0, |what| self.sums[what])
     }
 
     /// Descriptions of counters that are zero.

@@ -1,6 +1,9 @@
 //! The user of a disk: a guest, or an NBD client.
 
+use std::cell::RefCell;
 use std::rc::Rc;
+
+use crate::model::Model;
 
 /// The only user of a disk, which knows its permitted contents.
 pub(crate) trait User {
@@ -10,8 +13,13 @@ pub(crate) trait User {
     /// Whether the user has received all answers and has disconnected.
     fn is_done(&self) -> bool;
 
-    /// Sectors of the disk, as the user knows it.
-    fn sectors(&self) -> u32;
+    /// The disk, as the user knows it.
+    fn model(&self) -> &RefCell<Model>;
+
+    /// Sectors of the disk.
+    fn sectors(&self) -> u32 {
+        self.model().borrow().sectors()
+    }
 
     /// Informs the user of a larger disk.
     fn grow(&self, sectors: u32);

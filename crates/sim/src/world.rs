@@ -1,24 +1,25 @@
-//! A run: the machine, a daemon and its users, and what passes events between them.
+//! A run: the machine, a daemon and its users, and the events between them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::rc::Rc;
 
-use block::throttle::ThrottleLimits;
 use event_loop::ring::sim::{Happened, Storage, socket_transfers, without_threads};
 use vcpu::ahci::Controller;
 
 use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
 use crate::coverage::Coverage;
-use crate::daemon::{self, Daemon, Disk, Loop, Offered};
+use crate::daemon::{self, Daemon, Disk, Loop, Offered, Surroundings};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
 use crate::image::{Format, Image};
-use crate::journals::Journals;
+use crate::journals::{Folder, Journals};
 use crate::listener::Socket;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::mappings;
+use crate::model::{Seen, Ticket};
 use crate::operator;
 use crate::random::Random;
 use crate::user::User;
@@ -31,16 +32,26 @@ pub(crate) struct World {
     pub(crate) fds: Rc<Fds>,
     /// The socket of the NBD server.
     nbd_socket: Rc<Socket>,
+    /// The socket of the monitor.
+    monitor: Rc<Socket>,
     daemon: RefCell<Option<Daemon>>,
     users: RefCell<Vec<Rc<dyn User>>>,
     /// Addresses of mappings that do not belong to the daemon.
     mappings: RefCell<BTreeSet<usize>>,
     plan: daemon::Plan,
     disks: Vec<Disk>,
+    /// By disk, after the operator has changed them.
+    images: RefCell<Vec<Image>>,
+    /// Files of the operator.
+    folder: Folder,
     /// The storage of the images. Cuts of the power act on it.
     storage: Storage,
     journals: Journals,
-    /// What the rings of killed daemons have done.
+    /// Images were recovered by a daemon that is not ready yet.
+    recovered: Cell<bool>,
+    /// The daemon may end.
+    quits: Cell<bool>,
+    /// The counters of the rings of killed daemons.
     past: RefCell<Happened>,
     kills: Cell<u64>,
     cuts: Cell<u64>,
@@ -101,6 +112,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         .chain(plan.ahci_guests.iter().map(|_| Offered::Ahci { memory: ahci::memory() }))
         .collect();
     let nbd_socket = Rc::new(Socket::new(&fds));
+    let monitor = Rc::new(Socket::new(&fds));
     let images: Vec<_> = (plan.guests.iter().map(|guest| (guest.format, guest.sectors)))
         .chain(plan.clients.iter().map(|client| (client.format, client.sectors)))
         .chain(plan.ahci_guests.iter().map(|guest| (guest.format, guest.sectors)))
@@ -126,13 +138,18 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         coverage: Coverage::default(),
         fds,
         nbd_socket,
+        monitor,
         daemon: RefCell::default(),
         users: RefCell::default(),
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
         disks,
+        images: RefCell::new(images),
+        folder: Folder::new(seed),
         storage,
         journals: Journals::new(seed),
+        recovered: Cell::new(false),
+        quits: Cell::new(false),
         past: RefCell::default(),
         kills: Cell::new(0),
         cuts: Cell::new(0),
@@ -142,7 +159,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         look_at_ns: Cell::new(0),
         answered: Cell::new((0, 0)),
     });
-    let each = plan.requests / images.len() as u64;
+    let each = plan.requests / world.disks() as u64;
     for (number, guest) in plan.guests.iter().enumerate() {
         let guest = Guest::new(&world, number, guest.clone(), each);
         world.users.borrow_mut().push(guest);
@@ -167,25 +184,20 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let operator = world.machine.spawn("operator".into(), move || operator::run(&operated));
     world.run_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
     world.over.set(true);
+    [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
     world.run_until("there is a daemon", || {
-        [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
         ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
     });
-    let stopped = world.with_daemon(|daemon| daemon.begin_stop());
-    let flushed = Cell::new(None);
-    world.run_until("the exports end", || {
-        flushed.set(stopped.try_recv().ok());
-        flushed.get().is_some()
-    });
-    world.with_daemon(|daemon| daemon.stop_loops());
-    world.run_until("the loops end", || world.with_daemon(|daemon| daemon.has_ended()));
+    let flushed = world.quit();
     world.check_nothing_is_left();
-    if flushed.get() == Some(false) && !world.has_failed() {
+    if !flushed && !world.has_failed() {
         world.fail("not all could be flushed, and no operation has failed");
     }
-    for (number, (user, image)) in world.users.borrow().iter().zip(&images).enumerate() {
-        let checked = match flushed.get() {
-            Some(false) if image.keeps_back() => {
+    for (number, (user, image)) in
+        world.users.borrow().iter().zip(&*world.images.borrow()).enumerate()
+    {
+        let checked = match flushed {
+            false if image.keeps_back() => {
                 image.contents().and_then(|bytes| user.lose(&bytes, false))
             }
             _ => image.contents().and_then(|bytes| user.check_disk(&bytes)),
@@ -211,14 +223,14 @@ impl World {
         self.machine.random()
     }
 
-    fn with_daemon<T>(&self, body: impl FnOnce(&mut Daemon) -> T) -> T {
-        body(self.daemon.borrow_mut().as_mut().expect("a daemon"))
+    fn with_daemon<T>(&self, body: impl FnOnce(&Daemon) -> T) -> T {
+        body(self.daemon.borrow().as_ref().expect("a daemon"))
     }
 
     /// Wakes the loop of a kicked queue.
     pub(crate) fn poke_queue(&self, _guest: usize, queue: u16) {
-        if let Some(daemon) = &*self.daemon.borrow() {
-            daemon.loop_of(queue).poke(&self.machine);
+        if let Some(l) = self.daemon.borrow().as_ref().and_then(|daemon| daemon.loop_of(queue)) {
+            l.poke(&self.machine);
         }
     }
 
@@ -229,25 +241,25 @@ impl World {
     /// Wakes the control loop, as its socket has input.
     pub(crate) fn poke_control(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            daemon.loops[0].poke(&self.machine);
+            daemon.loops()[0].poke(&self.machine);
         }
     }
 
     /// Wakes all loops, as any of them may own the socket that was used.
     pub(crate) fn poke_all(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_all_of(&daemon.loops);
+            self.poke_all_of(&daemon.loops());
         }
     }
 
     /// Wakes the I/O loops for the same reason.
     pub(crate) fn poke_io(&self) {
         if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_all_of(&daemon.loops[1..]);
+            self.poke_all_of(&daemon.loops()[1..]);
         }
     }
 
-    fn poke_all_of(&self, loops: &[Loop]) {
+    fn poke_all_of(&self, loops: &[Rc<Loop>]) {
         let concerned = loops.iter().filter(|l| l.ring.sim.has_events());
         concerned.for_each(|l| l.poke(&self.machine));
     }
@@ -266,6 +278,10 @@ impl World {
 
     pub(crate) fn nbd_listener(&self) -> &Socket {
         &self.nbd_socket
+    }
+
+    pub(crate) fn monitor(&self) -> &Socket {
+        &self.monitor
     }
 
     pub(crate) fn keep_mapping(&self, addr: usize) {
@@ -290,47 +306,118 @@ impl World {
         self.users.borrow()[disk].sectors()
     }
 
+    /// Whether a disk is exported over NBD.
+    pub(crate) fn is_nbd(&self, disk: usize) -> bool {
+        matches!(self.disks[disk].offered, Offered::Nbd)
+    }
+
+    /// Number of exports on the daemon's command line.
+    pub(crate) fn exports(&self) -> usize {
+        let disks = self.disks.iter();
+        disks.filter(|disk| !matches!(disk.offered, Offered::Ahci { .. })).count()
+    }
+
+    /// Whether daemons are not killed and operations do not fail for good. A new daemon does not know changes by an
+    /// operator.
+    pub(crate) fn is_mild(&self) -> bool {
+        self.plan.life_ns == 0 && self.never_fails()
+    }
+
+    /// Whether no operation fails for good.
+    pub(crate) fn never_fails(&self) -> bool {
+        self.plan.faults.fail == 0
+    }
+
+    /// The folder for files of the operator.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Records that a disk is in another image from now on.
+    pub(crate) fn set_image(&self, disk: usize, image: Image) {
+        self.images.borrow_mut()[disk] = image;
+    }
+
+    /// Begins to look at a disk that is copied.
+    pub(crate) fn begin_look(&self, disk: usize) -> Ticket {
+        let users = self.users.borrow();
+        let sectors = users[disk].sectors();
+        users[disk].model().borrow_mut().begin_read(0, sectors)
+    }
+
+    /// Returns what the disk may have had since.
+    pub(crate) fn end_look(&self, disk: usize, ticket: &Ticket) -> Seen {
+        self.users.borrow()[disk].model().borrow_mut().seen(ticket)
+    }
+
     /// Informs a disk's user of a larger disk.
     pub(crate) fn grow(&self, disk: usize, sectors: u32) {
         self.users.borrow()[disk].grow(sectors);
     }
 
-    /// Changes the limits of the throttle group. Returns `false` without a daemon or a group.
-    pub(crate) fn set_limits(&self, limits: ThrottleLimits) -> bool {
-        let daemon = self.daemon.borrow();
-        daemon.iter().for_each(|daemon| daemon.set_limits(limits));
-        self.plan.throttled && daemon.is_some()
+    /// Whether the disks are in a throttle group.
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.plan.throttled
     }
 
-    /// Begins to resize a disk. Returns `false` without a daemon.
-    pub(crate) fn resize(&self, disk: usize, size: u64, done: Rc<Cell<Option<bool>>>) -> bool {
-        let daemon = self.daemon.borrow();
-        daemon.iter().for_each(|daemon| daemon.resize(disk, size, done.clone()));
-        daemon.is_some()
-    }
-
-    fn start_daemon(&self) {
+    fn start_daemon(self: &Rc<Self>) {
         let filled = self.journals.filled();
-        let started = {
-            let World { machine, plan, disks, nbd_socket, storage, journals, .. } = self;
-            Daemon::start(machine, plan, disks, nbd_socket, storage, journals)
+        self.recovered.set(filled > 0 || self.recovered.get());
+        self.coverage.recovered.add(filled as u64);
+        let around = Surroundings {
+            machine: &self.machine,
+            plan: &self.plan,
+            disks: &self.disks,
+            nbd_socket: &self.nbd_socket,
+            monitor: &self.monitor,
+            storage: &self.storage,
+            journals: match self.plan.journals {
+                true => self.journals.path().to_owned(),
+                false => "/dev/null/no-journals".into(),
+            },
         };
-        if filled > 0 {
-            self.coverage.recovered.add(filled as u64);
-            // The recovery of the images wrote and flushed outside of the simulated rings.
+        // A killed daemon keeps the function for ever.
+        let world = Rc::downgrade(self);
+        let ready = move || world.upgrade().iter().for_each(|world| world.daemon_is_ready());
+        let daemon = Daemon::start(&around, ready);
+        self.daemon.replace(Some(daemon));
+    }
+
+    /// The daemon has opened all images, and has not served a request.
+    fn daemon_is_ready(&self) {
+        // The recovery of the images wrote and flushed outside of the simulated rings.
+        if self.recovered.take() && self.plan.power_cuts > 0 {
             let images = self.disks.iter().filter(|disk| disk.image.format != Format::Raw);
-            if self.plan.power_cuts > 0 {
-                images.for_each(|disk| disk.image.is_stable(&self.storage));
-            }
+            images.for_each(|disk| disk.image.is_stable(&self.storage));
         }
-        match started {
-            Ok(daemon) => self.daemon.replace(Some(daemon)),
-            Err(error) => self.fail(&format!("a daemon does not start: {error}")),
-        };
+    }
+
+    /// Fails the run if the daemon has ended by itself.
+    fn check_daemon(&self) {
+        let ended = self.daemon.borrow().as_ref().and_then(Daemon::ended);
+        if let Some(end) = ended.filter(|_| !self.quits.get()) {
+            self.fail(&format!("the daemon has ended: {end:?}"));
+        }
+    }
+
+    /// Ends the daemon in order. Returns whether all flushes succeeded.
+    fn quit(self: &Rc<Self>) -> bool {
+        self.quits.set(true);
+        let attached = self.with_daemon(Daemon::detach_drives);
+        self.run_until("the AHCI drives are detached", || attached.get() == 0);
+        let quitting = self.clone();
+        self.machine.spawn("operator".into(), move || operator::quit(&quitting));
+        self.run_until("the daemon ends", || self.with_daemon(|daemon| daemon.ended().is_some()));
+        match self.with_daemon(Daemon::ended) {
+            Some(Err(error)) if !error.contains("could be flushed") => {
+                self.fail(&format!("the daemon fails: {error}"))
+            }
+            end => end == Some(Ok(())),
+        }
     }
 
     /// Kills and restarts daemons.
-    fn kill_now_and_then(&self) {
+    fn kill_now_and_then(self: &Rc<Self>) {
         let (random, mut life_ns) = (self.random(), self.plan.life_ns);
         while life_ns > 0 && !self.over.get() {
             self.machine.sleep(random.between(life_ns / 8, life_ns));
@@ -355,7 +442,8 @@ impl World {
         self.died.set(true);
         let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
-        let ran = |queue| self.machine.last_step(daemon.loop_of(queue).actor);
+        let step = |l: Rc<Loop>| self.machine.last_step(l.actor);
+        let ran = |queue| daemon.loop_of(queue).map_or(0, step);
         let unseen = self.users.borrow().iter().map(|user| user.unseen_kicks(&ran)).sum();
         self.coverage.unseen_kicks.add(unseen);
         let happened = self.past.borrow().and(&daemon.happened());
@@ -379,7 +467,7 @@ impl World {
             }
             let checked = match (image.contents(), cut) {
                 (Ok(bytes), true) => user.lose(&bytes, true),
-                // The image is consistent; its journal has what is missing.
+                // The image is consistent. Its journal has the missing changes.
                 (contents, _) => contents.map(drop),
             };
             if let Err(wrong) = checked {
@@ -465,14 +553,16 @@ impl World {
         let mut sockets = self.died.take() | (self.transfers.replace(transfers) != transfers);
         if let Some(daemon) = &*self.daemon.borrow() {
             // The control loop negotiates, and is the first to learn of a closed connection.
-            sockets |= actor == Some(daemon.loops[0].actor);
-            for l in &daemon.loops {
+            let loops = daemon.loops();
+            sockets |= actor == Some(loops[0].actor);
+            for l in &loops {
                 if l.was_woken() {
                     l.poke(&self.machine);
                 }
             }
         }
         self.users.borrow().iter().for_each(|user| user.look(sockets));
+        self.check_daemon();
     }
 
     /// Fails the run with `what`, and prints how to repeat it.

@@ -91,7 +91,7 @@ pub struct QueueNumbers {
     pub batches: u64,
     /// Signals sent to the guest.
     pub signals: u64,
-    /// When the last batch was published, loop time; 0: never.
+    /// When the last batch was published, loop time in nanoseconds; 0: never.
     pub answered_at_ns: u64,
 }
 
@@ -257,7 +257,7 @@ impl Default for Run {
 }
 
 impl Batch {
-    /// Counts a successful request. Times are loop times.
+    /// Counts a successful request of `bytes` bytes. Times are loop times, nanoseconds.
     #[inline(always)]
     pub fn done(&self, stats: &QueueStats, kind: Kind, bytes: u64, started_ns: u64, now_ns: u64) {
         let run = &self.runs[kind as usize];
@@ -275,7 +275,7 @@ impl Batch {
         run.count.update(|count| count + 1);
     }
 
-    /// Counts a failed request. Times are loop times.
+    /// Counts a failed request. Times are loop times, nanoseconds.
     #[cold]
     pub fn failed(&self, stats: &QueueStats, kind: Kind, started_ns: u64, now_ns: u64) {
         stats.kind(kind).failed.add(1);

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 
 use event_loop::IoThreadConfig;
-use event_loop::trace::{log_events, log_to};
+use trace::{log_events, log_to};
 use vcpu::ahci::{AhciDevice, Command, PortArea, PortDriver};
 use vcpu::machine::{Machine, MachineConfig, null_co};
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use integration::{Qmp, Scratch, Server, ServerCommand, tied_command, tool};
+use integration::{Qmp, Scratch, Server, ServerCommand, start_qsd, tool};
 use serde_json::{Value, json};
 
 /// The two daemons, each with a folder and a monitor.
@@ -54,17 +54,11 @@ impl Peers {
         };
         let (ours, theirs) = (side("ours"), side("theirs"));
         let server = ServerCommand::new(scratch).monitor("qmp").start();
-        let socket = theirs.join("qsd.sock");
-        let child = tied_command(&tool("qemu-storage-daemon"))
-            .arg("--chardev")
-            .arg(format!("socket,id=m,path={},server=on,wait=off", socket.display()))
-            .args(["--monitor", "chardev=m"])
-            .spawn()
-            .expect("qemu-storage-daemon runs");
+        let (child, their_qmp) = start_qsd(&theirs.join("qsd.sock"));
         let qmp = Qmp::connect(&server.socket("qmp"));
         Peers {
             ours: Side { folder: ours, qmp },
-            theirs: Side { qmp: Qmp::connect(&socket), folder: theirs },
+            theirs: Side { qmp: their_qmp, folder: theirs },
             server: Some(server),
             child,
         }

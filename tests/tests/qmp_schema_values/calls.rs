@@ -55,8 +55,18 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         "file": {"driver": "file", "filename": path("disk.qcow2")},
         "data-file": {"driver": "file", "filename": path("disk.data")},
     });
+    let encrypted = json!({
+        "file": {"driver": "file", "filename": path("secret.qcow2")},
+        "encrypt": {"format": "luks", "key-secret": "sec0"},
+    });
     let unix = json!({"export": "disk", "server": {"type": "unix", "path": path("other.sock")}});
     let tcp = json!({"type": "inet", "host": "localhost", "port": tcp_port.to_string()});
+    // Port 1 of this machine has no server, and a kernel without vsock has no ports.
+    let vsock = json!({"type": "vsock", "cid": "1", "port": "1"});
+    let mut vsock =
+        node("nbd", json!({"export": "disk", "server": vsock})).below("blockdev-add/nbd/server");
+    vsock.after.clear();
+    vsock.refused = Some("Failed to connect".into());
     let mut device = node("host_device", json!({"filename": path("disk.img")}));
     device.after.clear();
     // The options are accepted, and the file is refused: the machine need not have a device.
@@ -97,8 +107,10 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         .before("blockdev-add", file("header", "header.luks"))
         .after("blockdev-del", json!({"node-name": "encrypted"}))
         .after("blockdev-del", json!({"node-name": "header"})),
+        vsock,
         node("nbd", unix),
         node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
+        node("qcow2", encrypted).below("blockdev-add/qcow2/encrypt"),
         node("qcow2", qcow2)
             .before("blockdev-add", file("data", "copy.data"))
             .before("blockdev-add", file("image", "copy.qcow2"))
@@ -299,6 +311,26 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call("blockdev-create", json!({"job-id": "j", "options": file})).after(END_JOBS, json!({})),
     );
 
+    let qcow2 =
+        json!({"driver": "qcow2", "file": "d0", "size": 1 << 20, "backing-file": "base.raw"});
+    all.push(
+        call("blockdev-create", json!({"job-id": "j", "options": qcow2}))
+            .after(END_JOBS, json!({})),
+    );
+    let luks = json!({"driver": "luks", "file": "made", "size": 1 << 20, "key-secret": "sec0", "iter-time": 10});
+    let mut qcow2 = json!({"driver": "qcow2", "file": "made", "size": 1 << 20});
+    qcow2["encrypt"] = json!({"format": "luks", "key-secret": "sec0", "iter-time": 10});
+    let made = json!({"driver": "file", "node-name": "made", "filename": path("made.img")});
+    for (options, below) in [(luks, ""), (qcow2, "blockdev-create/options/qcow2/encrypt")] {
+        let create = call("blockdev-create", json!({"job-id": "j", "options": options}));
+        all.push(
+            create
+                .below(below)
+                .before("blockdev-add", made.clone())
+                .after(END_JOBS, json!({}))
+                .after("blockdev-del", json!({"node-name": "made"})),
+        );
+    }
     let rbd = json!({"driver": "rbd", "location": location, "size": 1 << 20});
     all.push(
         call("blockdev-create", json!({"job-id": "j", "options": rbd})).after(END_JOBS, json!({})),

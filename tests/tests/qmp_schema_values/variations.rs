@@ -131,7 +131,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
     match (at, name) {
         (_, "iothread") => one(json!("io0")),
         (_, "iothread[]") => one(json!("io1")),
-        (_, "luns[]" | "namespaces[]") => one(json!("d1")),
+        (_, "drives[]" | "luns[]" | "namespaces[]") => one(json!("d1")),
         ("blockdev-add/snapshot-access/file", _) => {
             let inline = json!({"driver": "copy-before-write", "file": "d0", "target": "d1"});
             vec![json!("kept"), inline]
@@ -139,6 +139,11 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         ("blockdev-add/luks/file", _) => {
             let inline = json!({"driver": "file", "filename": format!("{dir}/disk.luks")});
             vec![json!("encrypted"), inline]
+        }
+        ("blockdev-create/options/luks/file", _) => one(json!("made")),
+        (_, "iter-time") => one(json!(10)),
+        ("blockdev-create/options/qcow2/encrypt", _) => {
+            one(json!({"format": "luks", "key-secret": "sec0", "iter-time": 10}))
         }
         ("blockdev-add/luks/header", _) => {
             let inline = json!({"driver": "file", "filename": format!("{dir}/copy.luks")});
@@ -156,6 +161,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             vec![json!("d1"), json!({"driver": "null-co"})]
         }
         (_, "key-secret") => one(json!("sec0")),
+        (_, "encrypt") => one(json!({"format": "luks", "key-secret": "sec0"})),
         ("object-add/secret/data", _) => one(json!("password")),
         ("object-add/secret/file", _) => one(json!(format!("{dir}/password"))),
         ("object-add/secret/keyid", _) => one(json!("key")),
@@ -167,6 +173,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             one(json!("anything"))
         }
         (_, "snapshot") => one(json!("anything")),
+        // The node for the image has a fixed size.
+        ("blockdev-create/options/qcow2/cluster-size", _) => one(json!(4096)),
+        (_, "refcount-bits") => one(json!(16)),
         (_, "cluster-size") => one(json!(1 << 20)),
         (_, "conf") => one(json!(format!("{dir}/ceph.conf"))),
         (_, "file" | "backing" | "image") => vec![json!("d0"), json!({"driver": "null-co"})],
@@ -180,7 +189,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "backing-file") => one(json!("disk.img")),
         (_, "implements") => one(json!("iothread")),
         (_, "config") => one(json!(format!("{dir}/rules"))),
-        (_, "data-file") => one(json!("data")),
+        (_, "data-file") => {
+            vec![json!("data"), json!({"driver": "file", "filename": format!("{dir}/disk.data")})]
+        }
         (_, "inject-error[]") => one(json!({"event": "none"})),
         (_, "set-state[]") => one(json!({"event": "none", "new_state": 2})),
         (_, "rules[]") => one(json!({"match": "*", "policy": "allow"})),
@@ -262,7 +273,7 @@ fn beside(what: &str) -> Value {
         // "letmein", with a key of the numbers from 0 on.
         let data = "4QTUqTcO3X/wflDFWw3jPw==";
         json!({"data": data, "format": "base64", "iv": "AAAAAAAAAAAAAAAAAAAAAA=="})
-    } else if what.contains("/luns[]") || what.contains("/namespaces[]") {
+    } else if ["/drives[]", "/luns[]", "/namespaces[]"].iter().any(|list| what.contains(list)) {
         json!({"node-name": null})
     } else if is("/ipv4=false") || is("/ipv6=true") {
         json!({"host": "::1"})

@@ -168,8 +168,14 @@ impl<Q: Requests> Client<Q> {
         let mut running = Running { workers: Vec::with_capacity(groups.len()) };
         for lanes in groups {
             let shared = Arc::new(Shared::default());
-            let worker =
-                Worker { lanes, op: load.op, wait: load.wait, origin, shared: Arc::clone(&shared) };
+            let worker = Worker {
+                lanes,
+                op: load.op,
+                wait: load.wait,
+                origin,
+                shared: Arc::clone(&shared),
+                answered: None,
+            };
             let cpu = load.cpu;
             let thread = std::thread::Builder::new()
                 .name("client".into())
@@ -203,7 +209,15 @@ impl Running {
 
     /// Requests completed since the start.
     pub(crate) fn completed(&self) -> u64 {
-        self.workers.iter().map(|(shared, _)| shared.completed.load(Ordering::Relaxed)).sum()
+        self.workers.iter().map(|(shared, _)| shared.completed.load(Ordering::Acquire)).sum()
+    }
+
+    /// The longest time between two batches of answers to a client thread, nanoseconds, since the last call. Counts while latencies
+    /// are measured.
+    pub(crate) fn take_longest_gap(&self) -> u64 {
+        let gaps =
+            self.workers.iter().map(|(shared, _)| shared.longest_gap.swap(0, Ordering::Relaxed));
+        gaps.max().unwrap_or(0)
     }
 
     /// Whether a client thread has ended early.

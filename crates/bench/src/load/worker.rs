@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) measuring: AtomicBool,
     /// Requests completed, since the start.
     pub(crate) completed: AtomicU64,
+    /// The longest time between two batches of answers while latencies count, nanoseconds.
+    pub(crate) longest_gap: AtomicU64,
 }
 
 /// One queue as a worker drives it.
@@ -86,6 +88,8 @@ pub(crate) struct Worker<Q> {
     pub(crate) origin: Instant,
     /// Orders from, and counts for, the thread that measures.
     pub(crate) shared: Arc<Shared>,
+    /// When the last batch of answers came while latencies counted, nanoseconds from the origin.
+    pub(crate) answered: Option<u64>,
 }
 
 impl<Q: Requests> Worker<Q> {
@@ -163,7 +167,11 @@ impl<Q: Requests> Worker<Q> {
             }
         }
         if reaped > 0 {
-            self.shared.completed.fetch_add(reaped, Ordering::Relaxed);
+            if let Some(last) = self.answered {
+                self.shared.longest_gap.fetch_max(now.saturating_sub(last), Ordering::Relaxed);
+            }
+            self.answered = measuring.then_some(now);
+            self.shared.completed.fetch_add(reaped, Ordering::Release);
         }
         Ok(reaped > 0)
     }

@@ -71,13 +71,19 @@ bench scale [OPTIONS]   many exports in one daemon: what each takes, and what id
   --plots DIR           also draw plots, into this directory
   --qsd, --qsd-chroot, --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
 
+bench upgrade [OPTIONS]   how long a live upgrade makes a guest wait
+  --quick               one upgrade per row, to see that all of it works
+  --rows TEXT,...       only rows whose name contains one of these
+  --rounds N            upgrades per row (50; with --quick 1)
+  --plots DIR           also draw the plot, into this directory
+  --qsd-chroot, --ringmill, --dir, --json   as above
+
 bench results [OPTIONS]   the published results, each mechanism off and on
   --quick               a short run, to see that all of it works
   --only NAME,...       of f1, f2, f3, f4 (all)
   --rounds N            rounds per figure (5; with --quick 1)
   --runtime SECONDS     measured time per round and figure (0.8; with --quick 0.1)
   --dir DIR             for the data file, whose file system is measured (target/bench)
-  --plots DIR           also draw plots, into this directory
   --json FILE           also write the report into FILE
 
 bench polling [OPTIONS]   polling policies in the daemon, under real loads; fails where the default
@@ -124,11 +130,11 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
   --ringmill PATH       ringmill to run (default: the one beside this program)
   --dir DIR             for the data file, whose file system shows (target/bench)
   --cpus N,M            CPUs of the client and of the server (none)
-  --output FILE         the graph (docs/plots/flame-read-64.svg)
+  --output FILE         the graph (docs/benchmarks/flame-read-64.svg)
 ";
 
 const COMMANDS: &str =
-    "peers, nbd, neighbours, scale, results, polling, load, guards, flame, loops";
+    "peers, nbd, neighbours, scale, upgrade, results, polling, load, guards, flame, loops";
 
 /// What to do.
 #[derive(Debug)]
@@ -143,6 +149,8 @@ pub(crate) enum Command {
     Neighbours(Box<RunOptions>),
     /// Many exports.
     Scale(Box<scale::Options>),
+    /// Measure upgrades.
+    Upgrade(Box<RunOptions>),
     /// Reproduce the published results.
     Results(results::options::Options),
     /// Compare polling policies.
@@ -199,6 +207,7 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(Value(command)) if command == "nbd" => parse_nbd(&mut parser),
         Some(Value(command)) if command == "neighbours" => parse_neighbours(&mut parser),
         Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
+        Some(Value(command)) if command == "upgrade" => parse_upgrade(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
@@ -279,9 +288,15 @@ fn parse_scale(parser: &mut lexopt::Parser) -> Result<Command> {
     Ok(Command::Scale(Box::new(scale::Options { run, exports })))
 }
 
+fn parse_upgrade(parser: &mut lexopt::Parser) -> Result<Command> {
+    let accepted: &[&[&str]] = &[&["ringmill", "qsd-chroot", "rows", "plots"]];
+    let run = RunOptions::read(parser, accepted, |_, _| Ok(false))?;
+    Ok(run.map_or(Command::Help, |run| Command::Upgrade(Box::new(run))))
+}
+
 fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
     let mut which = Which::ALL.to_vec();
-    let run = RunOptions::read(parser, &[&["plots"]], |name, parser| {
+    let run = RunOptions::read(parser, &[], |name, parser| {
         if name != "only" {
             return Ok(false);
         }
@@ -400,7 +415,7 @@ fn parse_flame(parser: &mut lexopt::Parser) -> Result<Command> {
     let mut options = flame::Options {
         run_time: Duration::from_secs(10),
         directory: default_directory()?,
-        output: "docs/plots/flame-read-64.svg".into(),
+        output: "docs/benchmarks/flame-read-64.svg".into(),
         ringmill: None,
         cpus: None,
     };

@@ -4,24 +4,19 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::bars::{self, Shown, shown};
+use super::bars::{Shown, shown};
 use super::report::Report;
 use super::result::{Figure, RowResult};
 use super::rows::Work;
-use crate::bare::Done;
-use crate::figures::median;
 use crate::plot::Bar;
 use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
 
 /// The pictures that a report has something for, by file name.
 pub(crate) fn pictures(report: &Report) -> Vec<(&'static str, Lines)> {
     let cpu = "CPU per request beside qemu-storage-daemon's: less is better";
-    let iops = "Requests per second beside qemu-storage-daemon's: more is better";
     let pictures = [
         ("peers-cpu.svg", ratios(report, Figure::Cpu, cpu)),
-        ("peers-iops.svg", ratios(report, Figure::Iops, iops)),
         ("peers-latency.svg", latencies(report)),
-        ("peers-limit.svg", limits(report)),
     ];
     pictures.into_iter().filter(|(_, lines)| !lines.groups.is_empty()).collect()
 }
@@ -94,40 +89,6 @@ fn latencies(report: &Report) -> Lines {
         unit: "microseconds".into(),
         scale: Scale::Decades(0, 4),
         series: names(report),
-        groups: groups.collect(),
-    }
-}
-
-fn limits(report: &Report) -> Lines {
-    let groups = report.results.iter().filter(|result| result.row.limits).map(|result| {
-        let limits = &result.limits;
-        let of = |done: &[Done]| done.iter().map(|done| done.cpu).collect();
-        let mut all: Vec<Vec<f64>> =
-            result.outcomes.iter().map(|outcome| outcome.rounds(Figure::Cpu)).collect();
-        all.extend([of(&limits.bare), of(&limits.t_io_uring)]);
-        // Ours where fio's is not there.
-        let base = all.iter().rev().find(|rounds| !rounds.is_empty());
-        let base = base.map_or(f64::NAN, |rounds| median(rounds.iter().copied()));
-        let lines = all.iter().map(|rounds| {
-            let own = median(rounds.iter().copied());
-            let ratios: Vec<f64> = rounds.iter().map(|round| round / base).collect();
-            let label = format!("{:.2} ({})", own / base, with_unit(Figure::Cpu, own));
-            (!rounds.is_empty()).then(|| Line { mark: Mark::Bar(Bar::of(&ratios)), label })
-        });
-        Group {
-            name: result.row.name.clone(),
-            lines: lines.collect(),
-            goal: bars::of_the_ring(&result.row),
-        }
-    });
-    let mut series = names(report);
-    series.extend(["bare loop".to_owned(), "t/io_uring".into()]);
-    Lines {
-        title: "CPU per read of the file, beside bare rings: less is better".into(),
-        unit: "ratio to fio's t/io_uring; thick stroke: to be reached; thin line: all rounds"
-            .into(),
-        scale: Scale::Linear(4.0),
-        series,
         groups: groups.collect(),
     }
 }

@@ -10,7 +10,7 @@ use super::options::Options;
 use crate::figures::median;
 use crate::goal::{Bound, Goal};
 use crate::host::{affinity, data_file};
-use crate::plot::{Bar, Bars};
+use crate::plot::Bar;
 use crate::report::Table;
 
 /// Maximum wait of a request for its submission.
@@ -49,12 +49,6 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         "requests that waited over 1 ms",
         "published, s",
     ]);
-    let mut plot = Bars {
-        title: "F1: time for the workload".into(),
-        unit: "seconds".into(),
-        series: Variant::ALL.map(|variant| variant.to_string()).into(),
-        groups: Vec::new(),
-    };
     let cpu = *affinity::allowed()?.first().context("no CPU")?;
     for (name, kind) in vcpus {
         let mut results = vec![Vec::new(); Variant::ALL.len()];
@@ -77,8 +71,6 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
                 format!("{:.2}", variant.published().as_secs_f64()),
             ]);
         }
-        let bars = results.iter().map(|results| Some(Bar::of(&seconds(results)))).collect();
-        plot.groups.push((name.into(), bars));
         let of = |wanted| {
             let at = Variant::ALL.iter().position(|&variant| variant == wanted);
             at.map_or(&[][..], |at| &results[at])
@@ -110,7 +102,6 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         ]);
     }
     finding.tables = vec![table];
-    finding.plots = vec![("f1.svg".into(), plot)];
     Ok(finding)
 }
 

@@ -9,7 +9,7 @@ use super::finding::Finding;
 use super::options::Options;
 use super::rig::{Disk, Figures, Rig, Row, Variant};
 use crate::goal::{Bound, Goal};
-use crate::plot::{Bar, Bars};
+use crate::plot::Bar;
 use crate::report::Table;
 
 /// The columns: a plain ring (with what has nothing to do with speed, as all of them have it), each
@@ -61,12 +61,6 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
         Table::new(&["change of IOPS, %", "", names[1], names[2], names[3], names[4]]);
     let mut cpu =
         Table::new(&["CPU us per request", "plain", names[1], names[2], names[3], names[4]]);
-    let mut plot = Bars {
-        title: "F2: change of IOPS against a plain ring".into(),
-        unit: "%".into(),
-        series: names[1..].iter().map(|&name| name.into()).collect(),
-        groups: Vec::new(),
-    };
     for disk in [Disk::Ram, Disk::File] {
         for (op, depth, published) in PUBLISHED {
             let row = Row { disk, op, depth, jobs: 1, wait: Wait::Poll };
@@ -103,12 +97,10 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
                 value: ours.and_then(|column| gains.get(column)).map(|bar| bar.median),
                 digits: 1,
             });
-            plot.groups.push((row.to_string(), gains.into_iter().map(Some).collect()));
         }
     }
     finding.method.extend(rig.notes.iter().cloned());
     finding.tables = vec![iops, changes, cpu];
-    finding.plots = vec![("f2.svg".into(), plot)];
     Ok(finding)
 }
 

@@ -10,7 +10,7 @@ use super::options::Options;
 use super::rig::{Disk, Figures, Rig, Row, Variant};
 use crate::figures::median;
 use crate::goal::{Bound, Goal};
-use crate::plot::{Bar, Bars};
+use crate::plot::Bar;
 use crate::report::Table;
 
 /// Depth, jobs, and the published change of IOPS in percent.
@@ -44,14 +44,6 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
         "CPU %",
         "published IOPS %",
     ]);
-    let bars = |title: &str, unit: &str| Bars {
-        title: title.into(),
-        unit: unit.into(),
-        series: vec!["off".into(), "on".into()],
-        groups: Vec::new(),
-    };
-    let mut signals = bars("F3: signals per request", "signals per request");
-    let mut iops = bars("F3: requests per second", "IOPS");
     for disk in [Disk::Null, Disk::Ram, Disk::File] {
         for (depth, jobs, published) in ROWS {
             let row = Row { disk, op: Op::Read, depth, jobs, wait: Wait::Running };
@@ -92,16 +84,10 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
                     digits: 2,
                 });
             }
-            let pair = |pick: fn(&Figures) -> &Vec<f64>| {
-                vec![Some(Bar::of(pick(off))), Some(Bar::of(pick(on)))]
-            };
-            signals.groups.push((row.to_string(), pair(|figures| &figures.signals)));
-            iops.groups.push((row.to_string(), pair(|figures| &figures.iops)));
         }
     }
     finding.method.extend(rig.notes.iter().cloned());
     finding.tables = vec![table];
-    finding.plots = vec![("f3-signals.svg".into(), signals), ("f3-iops.svg".into(), iops)];
     Ok(finding)
 }
 

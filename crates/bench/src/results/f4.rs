@@ -8,7 +8,6 @@ use crate::figures::median;
 use crate::goal::{Bound, Goal};
 use crate::peers;
 use crate::peers::measure::LoadSample;
-use crate::plot::{Bar, Bars};
 use crate::polling::published::{self, POLICIES};
 use crate::report::Table;
 
@@ -49,12 +48,6 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         value,
         digits: 3,
     };
-    let cpu = results.iter().map(|(load, policies)| {
-        let bars = policies.iter().map(|samples| {
-            Some(Bar::of(&samples.iter().map(|sample| sample.cpu).collect::<Vec<_>>()))
-        });
-        (load.clone(), bars.collect())
-    });
     Ok(Finding {
         heading: "F4: adaptive polling".into(),
         method: vec![format!(
@@ -66,15 +59,6 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
             goal("weighted / stepped, CPU", Bound::AtMost, 0.91, mean(|sample| sample.cpu)),
             goal("weighted / stepped, req/s", Bound::AtLeast, 0.978, mean(|sample| sample.iops)),
         ],
-        plots: vec![(
-            "f4-live.svg".into(),
-            Bars {
-                title: "F4, live: CPU per request".into(),
-                unit: "us".into(),
-                series: POLICIES.iter().map(|policy| policy.name.to_owned()).collect(),
-                groups: cpu.collect(),
-            },
-        )],
         tables: vec![table],
     })
 }

@@ -1,11 +1,6 @@
 //! What one result has shown.
 
-use std::path::Path;
-
-use anyhow::{Context, Result};
-
 use crate::goal::{self, Goal};
-use crate::plot::Bars;
 use crate::report::{Section, Table};
 
 /// The figures of one of the four results, beside what was published.
@@ -19,8 +14,6 @@ pub(crate) struct Finding {
     pub(crate) tables: Vec<Table>,
     /// What was to be reached.
     pub(crate) goals: Vec<Goal>,
-    /// Plots, by file name.
-    pub(crate) plots: Vec<(String, Bars)>,
 }
 
 impl Finding {
@@ -40,16 +33,6 @@ impl Finding {
     pub(crate) fn section(&self) -> Section {
         let (heading, text) = (self.heading.clone(), self.method.clone());
         Section { heading, text, tables: self.all_tables().collect() }
-    }
-
-    /// Draws the plots into `directory`.
-    pub(crate) fn draw(&self, directory: &Path) -> Result<()> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("making {}", directory.display()))?;
-        for (name, bars) in &self.plots {
-            bars.draw(&directory.join(name))?;
-        }
-        Ok(())
     }
 
     fn all_tables(&self) -> impl Iterator<Item = Table> {

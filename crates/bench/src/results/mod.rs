@@ -37,9 +37,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Ok(finding) => {
                 println!("\n{}", finding.text());
                 sections.push(finding.section());
-                if let Some(plots) = &options.run.plots {
-                    finding.draw(plots)?;
-                }
             }
             Err(error) => failures.push(format!("{which}: {error:#}")),
         }

@@ -267,21 +267,11 @@ fn plots(figures: &Figures, servers: &[&str]) -> Vec<(&'static str, Bars)> {
     let memory = Bars {
         title: "Resident memory of an idle export with a client".into(),
         unit: "KiB".into(),
-        series: series.clone(),
+        series,
         groups: groups(&|exports, server| {
             let each = figures.each(exports, server, anonymous)?;
             Some(Bar { median: each, least: each, most: each })
         }),
     };
-    let busy = Bars {
-        title: "One busy export of many, null node, depth 64".into(),
-        unit: "IOPS".into(),
-        series,
-        groups: groups(&|exports, server| {
-            let rounds = &figures.get(exports, server)?.one_busy[DEPTHS.len() - 1];
-            let rounds: Vec<f64> = rounds.iter().map(|busy| busy.iops).collect();
-            (!rounds.is_empty()).then(|| Bar::of(&rounds))
-        }),
-    };
-    vec![("scale-memory.svg", memory), ("scale-one-busy.svg", busy)]
+    vec![("scale-memory.svg", memory)]
 }

@@ -115,7 +115,7 @@ impl<S: WholeBlocks> Aligned<S> {
         }
     }
 
-    /// Sends on a request of whole blocks whose claim was granted.
+    /// Submits a request of whole blocks after its range was claimed.
     fn send(&self, token: u32) {
         let Some(me) = self.me.upgrade() else { return };
         let to: Rc<dyn RequestOwner> = me;

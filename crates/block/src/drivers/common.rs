@@ -36,7 +36,7 @@ impl Common {
         })
     }
 
-    /// What is left of what the node below can.
+    /// Returns the geometry of the node below, restricted by the options.
     pub(crate) fn geometry(&self, below: Geometry) -> Geometry {
         let read_only = below.read_only || self.read_only;
         Geometry {

@@ -6,6 +6,7 @@ pub(crate) mod common;
 pub(crate) mod copy_before_write;
 pub(crate) mod copy_on_read;
 pub(crate) mod detect_zeroes;
+mod encryption;
 pub(crate) mod file;
 pub(crate) mod inactive;
 pub(crate) mod luks;

@@ -159,7 +159,7 @@ pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
     held
 }
 
-/// Edges at which requests are held, whatever changes there; dropping it lets them go on.
+/// Edges that hold requests, even if the graph changes there. Dropping it resumes the requests.
 #[must_use = "dropping it lets requests go on"]
 pub struct Held {
     edges: Vec<Arc<Edge>>,
@@ -180,7 +180,7 @@ impl Drop for Held {
     }
 }
 
-/// Edges at which requests are held; dropping it lets them go on.
+/// Edges that hold requests after a drain. Dropping it resumes the requests.
 #[must_use = "dropping it lets requests go on"]
 pub struct Drained {
     edges: Vec<Arc<Edge>>,

@@ -9,7 +9,7 @@
 //!         EdgeChannel         EdgeChannel                each loop: one per channel
 //! ```
 //!
-//! A loop's channel through an edge is an [`EdgeChannel`](edge_channel::EdgeChannel). It passes requests on. On a command of the
+//! A loop's channel through an edge is an `EdgeChannel` (`graph/edge_channel.rs`). It passes requests on. On a command of the
 //! control plane it holds them, so that the target of the edge can change on all loops at once
 //! ([`drain`], [`Drained::point_to`]).
 

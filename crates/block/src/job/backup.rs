@@ -1,6 +1,8 @@
-//! Jobs that copy each part of a disk once: a backup, whose target becomes what the source was when the backup began; a
-//! stream, by which an image gets what it shows of the images behind it; a commit, by which an image gets what the images
-//! above it have.
+//! Jobs that copy each part of a disk once.
+//!
+//! - backup: the target gets the contents that the source had when the backup began.
+//! - stream: an image gets the data that it shows of the images behind it.
+//! - commit: an image gets the data of the images above it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,13 +16,13 @@ use super::snapshot::{Snapshot, What};
 use super::worker::{CHUNK, Copies, Worker};
 use crate::graph::Edge;
 
-/// What becomes of a guest's write when what it overwrites cannot be copied first.
+/// What a guest's write does if the data that it overwrites cannot be copied first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnCbwError {
     /// The write fails.
     #[default]
     BreakGuestWrite,
-    /// The write goes on, and the backup fails.
+    /// The write proceeds, and the backup fails.
     BreakSnapshot,
 }
 
@@ -38,7 +40,7 @@ impl Backup {
         Backup::of(Bitmap::new(size, cluster, true), on_error, What::All)
     }
 
-    /// Of a disk of `size` bytes, of which nothing is copied yet: see [`add`](Self::add).
+    /// Creates a backup of a disk of `size` bytes that copies nothing yet: see [`add`](Self::add).
     pub fn of_nothing(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
         Backup::of(Bitmap::new(size, cluster, false), on_error, What::All)
     }
@@ -49,7 +51,8 @@ impl Backup {
         Backup { max_chunk: max_chunk.min(CHUNK), ..self }
     }
 
-    /// Has the parts that a bitmap has set copied. Before the job begins, while nothing is written.
+    /// Adds the parts that are set in a bitmap to those that are copied. Call this before the job begins, while
+    /// nothing is written.
     pub fn add(&self, parts: &Bitmap) {
         self.snapshot.left.merge(parts);
     }
@@ -88,9 +91,10 @@ impl Backup {
         self.snapshot.left.bytes()
     }
 
-    /// Copies what is not written to either, until all is done, or the job is cancelled, or a request
-    /// fails and that is not to be ignored; with `only_written`, leaves it to the filter and just waits
-    /// for the cancellation. Reports how it ended.
+    /// Copies each part that the filter has not copied, and reports how the job ended.
+    ///
+    /// Ends when all is copied, when the job is cancelled, or at an error that is not ignored. With
+    /// `only_written`, the filter does all copying, and this only waits for the cancellation.
     pub async fn run(&self, worker: &mut Worker, only_written: bool) {
         let end = self.copy_all(worker, only_written).await;
         worker.report(Report::Ended(end));
@@ -128,7 +132,7 @@ impl Backup {
                 let range = snapshot.left.bytes_of(&claim.parts);
                 worker.pace(range.end - range.start);
                 let (source, target) = (Rc::clone(&source), Rc::clone(&target));
-                copies.push(range.clone(), async move {
+                copies.push(async move {
                     let what = snapshot.what;
                     let result = what.copy(&source, &target, range.clone(), &mut buffer).await;
                     if result.is_ok() {
@@ -145,7 +149,8 @@ impl Backup {
                     Err(failure) => {
                         failed = failed.or(worker.judge(failure).err());
                         if failed.is_none() {
-                            // What fails may go on failing: others are to get their turn.
+                            // A part that fails may fail again, so other parts get their turn
+                            // first.
                             worker.wait().await;
                         }
                     }

@@ -29,7 +29,7 @@ impl Bitmap {
         self.size
     }
 
-    /// Bytes of a part.
+    /// Returns the bytes of a part.
     pub fn granularity(&self) -> u64 {
         1 << self.shift
     }
@@ -49,8 +49,8 @@ impl Bitmap {
         parts.start << self.shift..end
     }
 
-    /// Sets the bits of all parts that the range touches. What was written to the disk before is seen
-    /// by whoever clears a bit afterwards.
+    /// Sets the bits of all parts that the range touches. A thread that clears such a bit afterwards sees the
+    /// earlier writes to the disk.
     pub fn set(&self, offset: u64, len: u64) {
         self.for_words(self.parts(offset, len), |word, mask| {
             // Most parts are written again and again. A line that all threads read stays in all caches.
@@ -85,7 +85,7 @@ impl Bitmap {
         }
     }
 
-    /// Clears all bits. Returns those that were set.
+    /// Clears all bits. Returns the bits that were set.
     pub fn take(&self) -> Bitmap {
         let words = self.words.iter().map(|word| AtomicU64::new(word.swap(0, Ordering::AcqRel)));
         Bitmap { size: self.size, shift: self.shift, words: words.collect() }
@@ -131,7 +131,7 @@ impl Bitmap {
         (is_set, ((end << self.shift).min(offset.saturating_add(len)) - offset))
     }
 
-    /// The first part of a range whose bit is not set, or the range's end.
+    /// Returns the first part of a range with a clear bit, or the range's end.
     fn first_clear(&self, parts: Range<u64>) -> u64 {
         let mut part = parts.start;
         while part < parts.end {
@@ -145,7 +145,8 @@ impl Bitmap {
         parts.end
     }
 
-    /// Bytes in parts whose bits are set, a part that the disk ends in counted whole, as QEMU does it.
+    /// Returns the size of all parts with set bits, in bytes. A part that the disk ends in counts whole, as
+    /// in QEMU.
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.words.iter().map(ones).sum::<u64>() * self.granularity()
@@ -182,7 +183,7 @@ impl Bitmap {
         word.is_some_and(|word| word.load(Ordering::Acquire) >> (part % 64) & 1 == 1)
     }
 
-    /// The first part from `from` on whose bit is set.
+    /// Returns the first part at or after `from` with a set bit.
     pub(crate) fn first_set(&self, from: u64) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut mask = u64::MAX << (from % 64);
@@ -195,7 +196,7 @@ impl Bitmap {
         }
     }
 
-    /// Bytes in parts whose bits are set.
+    /// Returns the size of all parts with set bits, in bytes.
     pub fn bytes(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         let bytes = self.words.iter().map(ones).sum::<u64>() * self.granularity();

@@ -22,7 +22,7 @@ impl Control {
         Control { speed: AtomicU64::new(speed), ..Control::default() }
     }
 
-    /// Changes the speed.
+    /// Changes the speed: bytes per second; 0: unlimited.
     pub fn set_speed(&self, speed: u64) {
         self.speed.store(speed, Ordering::Relaxed);
     }

@@ -1,6 +1,7 @@
-//! `copy-before-write`: the filter above a backup's source. What is about to be overwritten is copied
-//! first, so that the target gets the disk as it was when the filter was put in. A stream has the same filter, with the
-//! image as its own target.
+//! `copy-before-write`: the filter above a backup's source.
+//!
+//! It copies data before a write replaces the data, so the target gets the disk as it was when the filter was
+//! inserted. A stream has the same filter, with the image as its own target.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::bitmap::Bitmap;
 use super::control::Report;
 use super::copy::{Failure, copy, flush, mark};
+use super::turns::{Turn, Turns};
 use super::worker::{CHUNK, Copies, Worker};
 
 /// Bytes per request for the block status.
@@ -17,6 +18,7 @@ const REST: u64 = 4 << 20;
 pub struct Mirror {
     worker: Worker,
     dirty: Arc<Bitmap>,
+    turns: Arc<Turns>,
     /// The next position to search. The search is circular, so that every part is copied at some time.
     next: u64,
 }
@@ -24,20 +26,20 @@ pub struct Mirror {
 /// How a job's copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All is copied, or nearly all for a mirror that was told to complete.
+    /// All is copied, or nearly all for a mirror that has been asked to complete.
     Copied,
     /// It was cancelled.
     Cancelled,
 }
 
 impl Mirror {
-    /// A mirror that copies the ranges marked in `dirty`.
-    pub fn new(worker: Worker, dirty: Arc<Bitmap>) -> Mirror {
-        Mirror { worker, dirty, next: 0 }
+    /// A mirror that copies the ranges marked in `dirty`, in turn with its filter.
+    pub fn new(worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
+        Mirror { worker, dirty, turns, next: 0 }
     }
 
-    /// Marks the ranges that are stored in images above the given depth. With that, a commit is a mirror
-    /// from here on.
+    /// Marks the ranges that are stored in images above the given depth: 1 is the source itself, 2 its backing
+    /// image. With that, a commit is a mirror from here on.
     pub async fn find(&mut self, depth: u32) {
         let Some(mut buffer) = self.worker.buffers.pop() else { return };
         let (source, size) = (self.worker.source.clone(), self.dirty.size());
@@ -50,8 +52,8 @@ impl Mirror {
         self.worker.buffers.push(buffer);
     }
 
-    /// Copies until the mirror is cancelled, or is told to complete and little is left, or a request fails
-    /// and its error is not ignored. Reports when both sides are the same, and the end.
+    /// Copies until the mirror is cancelled, or is asked to complete and little is left, or a request fails
+    /// with an error that is not ignored. Reports when both sides are equal, and the end.
     pub async fn run(&mut self) {
         let end = self.copy_while(true).await;
         self.worker.report(Report::Ended(end.map_err(Some)));
@@ -79,15 +81,20 @@ impl Mirror {
                 && let Some(mut buffer) =
                     if heeds { self.worker.begin() } else { self.worker.buffers.pop() }
             {
-                let Some(parts) = self.take(&copies) else {
+                let Some((parts, turn)) = self.take() else {
                     self.worker.buffers.push(buffer);
                     break;
                 };
                 let range = self.dirty.bytes_of(&parts);
                 self.worker.pace(range.end - range.start);
-                let (source, target, key) = (source.clone(), target.clone(), range.clone());
-                copies.push(key, async move {
+                let (source, target) = (source.clone(), target.clone());
+                let dirty = self.dirty.clone();
+                copies.push(async move {
                     let result = copy(&source, &target, range.clone(), &mut buffer).await;
+                    if result.is_err() {
+                        dirty.set(range.start, range.end - range.start);
+                    }
+                    drop(turn);
                     (range, buffer, result)
                 });
             }
@@ -98,7 +105,6 @@ impl Mirror {
                 match result {
                     Ok(()) => control.add_copied(len),
                     Err(failure) => {
-                        self.dirty.set(range.start, len);
                         let judged = if heeds { self.worker.judge(failure) } else { Err(failure) };
                         failed = failed.or(judged.err());
                         if heeds && failed.is_none() {
@@ -137,25 +143,25 @@ impl Mirror {
 
     /// Takes adjacent ranges out of the dirty ones. Leaves out ranges that are being copied: data read now
     /// must not be overwritten by data read earlier.
-    fn take(&mut self, copies: &Copies<'_>) -> Option<Range<u64>> {
+    fn take(&mut self) -> Option<(Range<u64>, Turn)> {
         let from = self.next;
-        let found = self.first(from, u64::MAX, copies).or_else(|| self.first(0, from, copies))?;
+        let found = self.first(from, u64::MAX).or_else(|| self.first(0, from))?;
         let most = (CHUNK / self.dirty.granularity()).max(1);
-        let is_free = |part: &u64| {
-            self.dirty.is_set(*part) && !copies.touch(&self.dirty.bytes_of(&(*part..*part + 1)))
-        };
+        let is_free = |part: &u64| self.dirty.is_set(*part) && !self.turns.is_claimed(*part);
         let count = (found..found + most).take_while(is_free).count() as u64;
         let parts = found..found + count.max(1);
+        // The filter may have been faster: it copies the parts then.
+        let turn = self.turns.try_claim(&parts)?;
         self.dirty.clear(parts.clone());
         self.next = parts.end;
-        Some(parts)
+        Some((parts, turn))
     }
 
-    fn first(&self, from: u64, before: u64, copies: &Copies<'_>) -> Option<u64> {
+    fn first(&self, from: u64, before: u64) -> Option<u64> {
         let mut from = from;
         loop {
             let part = self.dirty.first_set(from).filter(|&part| part < before)?;
-            if !copies.touch(&self.dirty.bytes_of(&(part..part + 1))) {
+            if !self.turns.is_claimed(part) {
                 return Some(part);
             }
             from = part + 1;

@@ -1,5 +1,7 @@
-//! `mirror_top`: the filter above a mirror's source, which records writes.
+//! `mirror_top`: the filter above a mirror's source, which records writes. With `copy-mode=write-blocking` it copies them to
+//! the target before they are answered.
 
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -8,23 +10,33 @@ use event_loop::{EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
+use super::copy::{Buffer, copy};
 use super::keep_size;
+use super::turns::Turns;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::{Request, RequestOwner};
-use crate::watched::WatchedWrites;
+use crate::watched::{WatchedWrite, WatchedWrites};
 
 /// The filter on a mirror's source. The source's users go through it.
 pub struct MirrorTop {
     name: String,
     source: Arc<Edge>,
     dirty: Arc<Bitmap>,
+    /// Where writes are copied, and the turns of copies.
+    copies: Option<(Arc<Edge>, Arc<Turns>)>,
 }
 
 impl MirrorTop {
     /// Creates a filter above `source`. A write is marked in `dirty` before it is answered.
     pub fn new(name: String, source: Arc<Edge>, dirty: Arc<Bitmap>) -> MirrorTop {
-        MirrorTop { name, source, dirty }
+        MirrorTop { name, source, dirty, copies: None }
+    }
+
+    /// Has writes copied to the target before they are answered, whenever `turns` says so.
+    #[must_use]
+    pub fn copying_to(self, target: Arc<Edge>, turns: Arc<Turns>) -> MirrorTop {
+        MirrorTop { copies: Some((target, turns)), ..self }
     }
 }
 
@@ -47,11 +59,22 @@ impl BlockNode for MirrorTop {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let source = self.source.clone().open_channel(event_loop)?;
+        let copies = match &self.copies {
+            Some((target, turns)) => Some(Copies {
+                event_loop: event_loop.clone(),
+                target: target.clone().open_channel(event_loop)?,
+                turns: turns.clone(),
+                buffers: RefCell::default(),
+            }),
+            None => None,
+        };
         Ok(Rc::new_cyclic(|me| MirrorTopChannel {
             me: me.clone(),
             source,
             dirty: self.dirty.clone(),
             writes: WatchedWrites::default(),
+            copies,
+            copying: Cell::new(0),
         }))
     }
 }
@@ -61,6 +84,60 @@ struct MirrorTopChannel {
     source: Rc<dyn Channel>,
     dirty: Arc<Bitmap>,
     writes: WatchedWrites,
+    copies: Option<Copies>,
+    /// Writes that are in the source, and on their way to the target.
+    copying: Cell<usize>,
+}
+
+/// What it takes to copy writes.
+struct Copies {
+    event_loop: EventLoop,
+    target: Rc<dyn Channel>,
+    turns: Arc<Turns>,
+    buffers: RefCell<Vec<Buffer>>,
+}
+
+/// Bytes of memory per write that is copied, and buffers that are kept.
+const AT_ONCE: u64 = 64 << 10;
+const KEPT: usize = 64;
+
+impl MirrorTopChannel {
+    /// Copies what a write has changed, and answers the write. If that fails, the worker copies it.
+    async fn copy_and_answer(
+        self: Rc<Self>,
+        mut write: WatchedWrite,
+        result: Result<(), Errno>,
+        bufs: IoBufs,
+    ) {
+        if let Some(copies) = &self.copies {
+            let parts = self.dirty.parts(write.offset, write.len);
+            let turn = copies.turns.claim(&parts).await;
+            // Of parts that differ as a whole, the worker has not read yet what others have written to them.
+            let range = match parts.clone().any(|part| self.dirty.is_set(part)) {
+                true => self.dirty.bytes_of(&parts),
+                false => write.offset..write.offset + write.len,
+            };
+            self.dirty.clear(parts);
+            let buffer = copies.buffers.borrow_mut().pop().or_else(|| Buffer::new(AT_ONCE));
+            let copied = match buffer {
+                Some(mut buffer) => {
+                    let copied =
+                        copy(&self.source, &copies.target, range.clone(), &mut buffer).await;
+                    if copies.buffers.borrow().len() < KEPT {
+                        copies.buffers.borrow_mut().push(buffer);
+                    }
+                    copied.is_ok()
+                }
+                None => false,
+            };
+            if !copied {
+                self.dirty.set(range.start, range.end - range.start);
+            }
+            drop(turn);
+        }
+        write.owed.send(result, bufs);
+        self.copying.set(self.copying.get() - 1);
+    }
 }
 
 impl Channel for MirrorTopChannel {
@@ -74,7 +151,7 @@ impl Channel for MirrorTopChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.source.in_flight()
+        self.source.in_flight() + self.copying.get()
     }
 
     fn drain_begin(&self) {
@@ -89,6 +166,16 @@ impl Channel for MirrorTopChannel {
 impl RequestOwner for MirrorTopChannel {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let Some(mut write) = self.writes.end(tag) else { return };
+        // Nothing of an empty range is to be copied.
+        if let Some(copies) = self.copies.as_ref().filter(|copies| copies.turns.is_blocking())
+            && let Some(me) = self.me.upgrade()
+            && result.is_ok()
+            && write.len > 0
+        {
+            self.copying.set(self.copying.get() + 1);
+            copies.event_loop.spawn(me.copy_and_answer(write, result, bufs));
+            return;
+        }
         // Also after a failure, since a part may have been written. Not before the write: a copy between
         // mark and write would contain the old data.
         self.dirty.set(write.offset, write.len);

@@ -1,17 +1,19 @@
-//! Jobs: what copies disks while they are in use.
+//! Jobs: tasks that copy disks while they are in use.
 //!
-//! A job puts a filter between a node and its users ([`MirrorTop`], [`CopyBeforeWrite`]), which shares
-//! state with a [`Worker`]: a task on a loop that copies. Who runs the job gives orders and sees how
-//! far it is by its [`Control`], and is told by [`Report`]s.
+//! A job puts a filter between a node and its users ([`MirrorTop`], [`CopyBeforeWrite`]), which shares state
+//! with a [`Worker`]: a task on a loop that copies. The control plane steers the job and reads its progress
+//! by its [`Control`], and receives its [`Report`]s.
 
 mod backup;
 mod bitmap;
+mod claims;
 mod control;
 mod copy;
 mod copy_before_write;
 mod mirror;
 mod mirror_top;
 mod snapshot;
+mod turns;
 mod worker;
 
 pub use backup::{Backup, OnCbwError};
@@ -23,6 +25,7 @@ pub(crate) use copy_before_write::{Before, CbwChannel};
 pub use mirror::{End, Mirror};
 pub use mirror_top::MirrorTop;
 pub(crate) use snapshot::{Place, Snapshot, What};
+pub use turns::Turns;
 pub use worker::{CHUNK, OnError, Worker, WorkerConfig};
 
 use crate::node::{Geometry, ResizeError, Resized};

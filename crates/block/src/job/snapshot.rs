@@ -1,28 +1,24 @@
 //! What a disk was at one moment: which parts of it are in the target, and which still only in the source.
 
-use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Poll, Waker};
-
-use event_loop::sync::lock;
 
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
+use super::claims::Claims;
 use super::copy::{Buffer, Failure, copy, copy_above, populate};
 use super::worker::CHUNK;
 use crate::node::Channel;
 
-/// What is copied of a part.
+/// Selects the data of a part that is copied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
     /// All.
     All,
-    /// What comes from images behind the node's own, before the one of that depth. It goes to the node itself.
+    /// Data of images behind the node itself, down to but excluding the given depth. The target is the node.
     Behind(u32),
-    /// What comes from images before the one of that depth.
+    /// Data of images above the given depth.
     Above(u32),
 }
 
@@ -42,30 +38,17 @@ impl What {
     }
 }
 
-/// What is still to be copied, and what is being copied, by whichever thread.
+/// The parts still to be copied, and the parts that any thread is copying.
 pub(crate) struct Snapshot {
     /// Parts that are in the target are cleared, and only then.
     pub(crate) left: Bitmap,
-    claims: Mutex<Claims>,
+    claims: Claims,
     pub(super) on_error: OnCbwError,
     pub(super) what: What,
     /// The longest time that copying before a write takes, nanoseconds.
     pub(super) timeout_ns: Option<u64>,
     /// A write went through to what had not been copied.
     broken: AtomicBool,
-}
-
-#[derive(Default)]
-struct Claims {
-    ranges: Vec<Claimed>,
-    waiting: Vec<Waker>,
-}
-
-#[derive(PartialEq, Eq)]
-struct Claimed {
-    parts: Range<u64>,
-    /// Any number of readers may have a part at once.
-    reads: bool,
 }
 
 /// Some parts that nothing else copies meanwhile, or that nothing copies while they are read.
@@ -84,15 +67,7 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let mut claims = lock(&self.snapshot.claims);
-        let own = Claimed { parts: self.parts.clone(), reads: self.reads };
-        // Of equal claims of readers, only one.
-        if let Some(index) = claims.ranges.iter().position(|claimed| *claimed == own) {
-            claims.ranges.swap_remove(index);
-        }
-        let waiting = std::mem::take(&mut claims.waiting);
-        drop(claims);
-        waiting.into_iter().for_each(Waker::wake);
+        self.snapshot.claims.release(&self.parts, self.reads);
     }
 }
 
@@ -106,7 +81,7 @@ pub(crate) enum Place<'a> {
 
 impl Snapshot {
     pub(crate) fn new(left: Bitmap, on_error: OnCbwError, what: What) -> Snapshot {
-        let (claims, broken) = (Mutex::default(), AtomicBool::new(false));
+        let (claims, broken) = (Claims::default(), AtomicBool::new(false));
         Snapshot { left, claims, on_error, what, timeout_ns: None, broken }
     }
 
@@ -123,27 +98,25 @@ impl Snapshot {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// Claims the first parts of `parts` that are left and that nobody copies, `most` of them.
-    /// `Ok(None)`: none is left. `Err`: what is left is being copied.
+    /// Claims the first parts of `parts` that are left and unclaimed, at most `most` of them.
+    /// `Ok(None)`: no part is left. `Err`: other tasks are copying all parts that are left.
     pub(super) fn claim(&self, parts: Range<u64>, most: u64) -> Result<Option<Claim<'_>>, ()> {
-        let mut claims = lock(&self.claims);
-        let is_claimed =
-            |part: &u64| claims.ranges.iter().any(|claimed| claimed.parts.contains(part));
+        let mut claimed = self.claims.lock();
         let mut busy = false;
         let mut from = parts.start;
         let start = loop {
             match self.left.first_set(from).filter(|&part| part < parts.end) {
                 None if busy => return Err(()),
                 None => return Ok(None),
-                Some(part) if is_claimed(&part) => (busy, from) = (true, part + 1),
+                Some(part) if claimed.has(part) => (busy, from) = (true, part + 1),
                 Some(part) => break part,
             }
         };
-        let is_free = |part: &u64| self.left.is_set(*part) && !is_claimed(part);
+        let is_free = |part: &u64| self.left.is_set(*part) && !claimed.has(*part);
         let count = (start..parts.end.min(start + most)).take_while(is_free).count() as u64;
         let parts = start..start + count;
-        claims.ranges.push(Claimed { parts: parts.clone(), reads: false });
-        drop(claims);
+        claimed.add(parts.clone(), false);
+        drop(claimed);
         Ok(Some(Claim { snapshot: self, parts, reads: false }))
     }
 
@@ -153,43 +126,28 @@ impl Snapshot {
             let count = parts.clone().take_while(is_one).count() as u64;
             parts.start..parts.start + count
         };
-        let mut claims = lock(&self.claims);
+        let mut claimed = self.claims.lock();
         if !self.left.is_set(parts.start) {
-            drop(claims);
+            drop(claimed);
             return Some(Place::Target(run(&|part| !self.left.is_set(*part))));
         }
-        let is_copied =
-            |part: &u64| claims.ranges.iter().any(|c| !c.reads && c.parts.contains(part));
-        let parts = run(&|part| self.left.is_set(*part) && !is_copied(part));
+        let parts = run(&|part| self.left.is_set(*part) && !claimed.is_copied(*part));
         if parts.is_empty() {
             return None;
         }
-        claims.ranges.push(Claimed { parts: parts.clone(), reads: true });
-        drop(claims);
+        claimed.add(parts.clone(), true);
+        drop(claimed);
         Some(Place::Source(Claim { snapshot: self, parts, reads: true }))
     }
 
     /// Finds the first of some parts, and waits while it is being copied.
     pub(crate) async fn next_place(&self, parts: &Range<u64>) -> Place<'_> {
-        self.wait_for(|| self.place(parts)).await
+        self.claims.wait_for(|| self.place(parts)).await
     }
 
     /// Claims the next of `parts`, and waits while others copy all that is left of them.
     async fn next_claim(&self, parts: &Range<u64>, most: u64) -> Option<Claim<'_>> {
-        self.wait_for(|| self.claim(parts.clone(), most).ok()).await
-    }
-
-    /// Waits until `get` gives something. What it gives depends on the claims.
-    async fn wait_for<T>(&self, get: impl Fn() -> Option<T>) -> T {
-        poll_fn(|cx| {
-            if let Some(got) = get() {
-                return Poll::Ready(got);
-            }
-            lock(&self.claims).waiting.push(cx.waker().clone());
-            // One may have been given back in between.
-            get().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+        self.claims.wait_for(|| self.claim(parts.clone(), most).ok()).await
     }
 
     /// Copies what is left of some parts.

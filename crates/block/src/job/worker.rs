@@ -23,13 +23,13 @@ pub const CHUNK: u64 = 1 << 20;
 /// Copies at once, at most.
 const COPIES: u64 = 16;
 
-/// What is done when a request of a job's fails.
+/// The reaction to a failed request of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnError {
     /// The job fails.
     #[default]
     Report,
-    /// The job goes on, and comes back to that part later.
+    /// The job continues, and repeats the part later.
     Ignore,
     /// The job pauses.
     Stop,
@@ -37,7 +37,7 @@ pub enum OnError {
     Enospc,
 }
 
-/// What a worker works with.
+/// Configuration of a worker.
 pub struct WorkerConfig {
     /// Where it reads.
     pub source: Arc<Edge>,
@@ -45,13 +45,13 @@ pub struct WorkerConfig {
     pub target: Arc<Edge>,
     /// Orders.
     pub control: Arc<Control>,
-    /// Where it tells how it goes.
+    /// Receives the worker's progress and end.
     pub reports: mailbox::Sender<Report>,
     /// When reading fails.
     pub on_source_error: OnError,
     /// When writing fails.
     pub on_target_error: OnError,
-    /// Bytes of memory for what is being copied.
+    /// Bytes of memory for data that is being copied.
     pub buf_size: u64,
 }
 
@@ -70,33 +70,28 @@ pub struct Worker {
     not_before: u64,
 }
 
-/// A range that is copied, its memory, and what came of it.
+/// A copied range, its memory, and the result.
 pub(super) type Copied = (Range<u64>, Buffer, Result<(), Failure>);
 type Copy<'a> = Pin<Box<dyn Future<Output = Copied> + 'a>>;
 
 /// Copies under way.
 #[derive(Default)]
-pub(super) struct Copies<'a>(Vec<(Range<u64>, Copy<'a>)>);
+pub(super) struct Copies<'a>(Vec<Copy<'a>>);
 
 impl<'a> Copies<'a> {
-    pub(super) fn push(&mut self, range: Range<u64>, copy: impl Future<Output = Copied> + 'a) {
-        self.0.push((range, Box::pin(copy)));
+    pub(super) fn push(&mut self, copy: impl Future<Output = Copied> + 'a) {
+        self.0.push(Box::pin(copy));
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether one touches the range.
-    pub(super) fn touch(&self, range: &Range<u64>) -> bool {
-        self.0.iter().any(|(other, _)| other.start < range.end && range.start < other.end)
-    }
-
     /// Waits for one of them; there is one.
     pub(super) async fn next(&mut self) -> Copied {
         poll_fn(|cx| {
             for index in 0..self.0.len() {
-                if let Poll::Ready(copied) = self.0[index].1.as_mut().poll(cx) {
+                if let Poll::Ready(copied) = self.0[index].as_mut().poll(cx) {
                     drop(self.0.swap_remove(index));
                     return Poll::Ready(copied);
                 }
@@ -170,7 +165,7 @@ impl Worker {
         self.event_loop.sleep_until(until).await;
     }
 
-    /// What comes of a failure: to go on, or to fail.
+    /// Decides about a failure: continue, or fail.
     pub(super) fn judge(&self, failure: Failure) -> Result<(), Failure> {
         let policy = match failure.side {
             Side::Source => self.on_source_error,

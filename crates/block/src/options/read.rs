@@ -14,8 +14,8 @@ use crate::drivers;
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;
 
-/// What a node defined inside another takes from it when it does not say otherwise. QSD has the
-/// same rule; nodes referred to by name take nothing.
+/// Options that a node defined inside another inherits unless it sets them. QSD has the same rule; nodes referred to
+/// by name inherit nothing.
 #[derive(Clone, Copy, Default)]
 pub struct Inherited {
     /// `read-only`.
@@ -159,7 +159,7 @@ static COMMON: &[Field<Common>] = &[
     }),
 ];
 
-/// Returns what a node may have.
+/// Returns the options of nodes, by driver.
 pub fn node_options() -> Union {
     let variant = |driver: &DriverKind| Variant {
         name: driver.name,

@@ -4,7 +4,7 @@ use ::options::table::{Choice, Field, Kind, Need, put};
 
 use super::{Aio, BlockdevRef, Discard, Inherited, Locking, read_ref, ref_shape};
 
-/// What the options of an image are read into.
+/// The type that an image's options are read into.
 pub trait ImageDraft: Sized + 'static {
     /// Where `aio` goes.
     fn aio(&mut self) -> &mut Option<Aio>;
@@ -60,7 +60,7 @@ pub trait ImageDraft: Sized + 'static {
     };
 }
 
-/// What the options of a node on top of another one are read into.
+/// The type that the options of a node on top of another one are read into.
 pub trait ParentDraft: Sized + 'static {
     /// Returns what a node that is defined in place inherits.
     fn inherited(&self) -> Inherited;
@@ -82,7 +82,7 @@ pub trait ParentDraft: Sized + 'static {
     };
 }
 
-/// What the options of a node are read into.
+/// The type that a node's options are read into.
 pub trait NodeDraft: Sized + 'static {
     /// Where `discard` goes.
     fn set_discard(&mut self, discard: Discard);

@@ -196,7 +196,7 @@ impl BlockNode for PolicyNode {
     }
 }
 
-/// The channel of the export itself, whose flushes are not the guest's: they must not wait for an
+/// The channel of the export itself. Its flushes are not the guest's, so they must not wait for an
 /// operator. The export's queues get their channels from it.
 struct Root {
     node: Arc<PolicyNode>,

@@ -21,20 +21,21 @@ use crate::submit::submit;
 use crate::track::{DirtyBitmap, Storage};
 
 impl NodeRegistry {
-    /// Whether the node of that name is active; also when there is none.
+    /// Returns whether the node of that name is active. `true` if there is none.
     pub fn is_active(&self, name: &str) -> bool {
         self.nodes.get(name).is_none_or(|entry| entry.active)
     }
 
     /// Makes a node inactive. No active node may lie on it.
     ///
-    /// Waits for the node's requests, flushes it, closes its image and the nodes defined inside it, and gives
-    /// up their locks. Its users stay: reads and flushes succeed, and all other requests fail with `EPERM`.
+    /// Waits for the node's requests, flushes it, closes its image and the nodes defined inside it, and
+    /// releases their locks. Its users stay: reads and flushes succeed, and all other requests fail with
+    /// `EPERM`.
     ///
     /// # Errors
     ///
-    /// There is no such node, it could not be flushed, or somebody is changing the graph there. Then
-    /// it is as it was.
+    /// There is no such node, its flush failed, or the graph is being changed there. The node is unchanged
+    /// then.
     pub async fn inactivate(&mut self, control: &EventLoop, name: &str) -> Result<(), OpenError> {
         let node = self.node(name)?;
         let failed =
@@ -91,8 +92,8 @@ impl NodeRegistry {
         names
     }
 
-    /// Makes an inactive node active, of which all that it refers to is: opens its image and locks it.
-    /// Those who use it are told of its size, which may have changed.
+    /// Makes an inactive node active: opens its image and locks it. All nodes that it refers to must be
+    /// active. Notifies its users of its size, which may have changed.
     ///
     /// # Errors
     ///

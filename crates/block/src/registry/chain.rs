@@ -11,7 +11,7 @@ use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 
 impl NodeRegistry {
-    /// The child whose contents show where a node has nothing of its own.
+    /// Returns the child that provides the data where the node has none.
     pub fn backing(&self, name: &str) -> Option<&Child> {
         let entry = self.nodes.get(name)?;
         entry.children.iter().find(|child| child.role == "backing")
@@ -28,7 +28,8 @@ impl NodeRegistry {
         names
     }
 
-    /// The nodes below a filter, such as a throttle, down to the one that is no filter; of any other node none.
+    /// Returns the nodes below a filter, such as a throttle, down to the first node that is no filter. Empty for
+    /// other nodes.
     pub fn filtered(&self, name: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         while let Some(entry) = self.nodes.get(names.last().map_or(name, String::as_str))
@@ -52,11 +53,12 @@ impl NodeRegistry {
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<(), OpenError>> + 'a>>;
 
 impl NodeRegistry {
-    /// Has a node, which may be open for reading, open for writing. Requests go on meanwhile.
+    /// Reopens a node for writing if it is read-only. Requests continue meanwhile.
     ///
     /// # Errors
     ///
-    /// There is no such node, or it cannot be opened that way. Then it is as it was; one below it may have changed.
+    /// There is no such node, or it cannot be opened for writing. The node is unchanged then, but a node
+    /// below it may have changed.
     pub fn make_writable<'a>(&'a mut self, name: &'a str) -> Opening<'a> {
         Box::pin(async move {
             let was_read_only = self.node(name)?.geometry().read_only;
@@ -104,12 +106,13 @@ impl NodeRegistry {
         })
     }
 
-    /// Has an image show another one where it has nothing, or nothing. Images that nobody uses any more are closed.
-    /// What the image's header says is the caller's to change.
+    /// Replaces the backing node of an image, or removes it. Images without users are closed.
+    ///
+    /// The caller has to change the backing file's name in the image's header.
     ///
     /// # Errors
     ///
-    /// There is no such node, no image is behind it, or the graph is being changed there.
+    /// There is no such node, it has no backing node, or the graph is being changed there.
     pub async fn set_backing(
         &mut self,
         overlay: &str,

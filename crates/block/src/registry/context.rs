@@ -42,7 +42,7 @@ impl<'a> OpenContext<'a> {
     ///
     /// # Errors
     ///
-    /// The options name none, and the driver has not opened one.
+    /// The options name no such child, and the driver has not opened one.
     pub fn child(&self, role: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
         child(self.children, role, self.name)
     }
@@ -108,7 +108,7 @@ impl<'a> OpenContext<'a> {
     ///
     /// # Errors
     ///
-    /// Those of connecting; or what was made is no `T`.
+    /// Those of connecting; or the connection is not a `T`.
     pub fn connection<T: 'static>(&mut self) -> Result<T, OpenError> {
         let connection = {
             let mut connections = std::mem::take(&mut self.registry.connections);

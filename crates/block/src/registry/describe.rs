@@ -83,8 +83,8 @@ impl NodeRegistry {
         found.map_or(name, |(below, _)| below).to_owned()
     }
 
-    /// Whether a node is what the header of the image above it has named: nobody has opened it anew, nor
-    /// put another one in its place.
+    /// Whether a node is still the one that the header of the image above it names: it was neither reopened
+    /// nor replaced.
     fn is_as_named(&self, name: &str) -> bool {
         self.nodes.get(name).is_some_and(|entry| {
             matches!(entry.node, Kept::Nested(_))

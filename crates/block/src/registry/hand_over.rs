@@ -9,40 +9,42 @@ use super::NodeRegistry;
 use crate::inherited::OpenImage;
 
 impl NodeRegistry {
-    /// Has the node that is opened for the image at that path use its descriptors, which another process
-    /// had it open by.
+    /// Makes the node that is opened for the image's path use these descriptors, by which another process had the
+    /// image open.
     pub fn inherit_image(&mut self, image: OpenImage<OwnedFd>) {
         self.inherited.add(image);
     }
 
-    /// The images that are open, to be handed over, and the journals of some.
+    /// Returns the open images, and the journals of some, for a hand-over.
     pub fn images(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
         self.images.all().chain(self.all().filter_map(|info| info.node.journal()))
     }
 
-    /// From now on images that another process has handed over are this one's alone. Before, their locks are
-    /// not given up, nor is anything written to them, whatever becomes of a node.
+    /// Takes ownership of images that another process has handed over. Before this call nothing is written to them or
+    /// unlocked.
     pub fn own_images(&mut self) {
         self.inherited.own();
     }
 
-    /// The path of an image with a flush that has failed, of which another process would know nothing.
+    /// Returns the path of an image with a failed flush, which the kernel would not report to another process.
     pub fn image_with_failed_flush(&self) -> Option<&Path> {
         self.images.with_failed_flush()
     }
 
-    /// The images were handed over in vain: locks them again, as another process may have given the
-    /// locks up.
+    /// Locks the images again after a failed hand-over, as the other process may have unlocked them.
     pub fn retake_locks(&self) {
         self.locks.values().filter_map(Weak::upgrade).for_each(|lock| lock.retake());
     }
 
-    /// Another process is about to open the images of all nodes, which are at rest, with the descriptors that
-    /// [`images`](Self::images) gives. If that comes to nothing, or nobody waits for it any more, they go on here.
+    /// Prepares a hand-over of the images of all nodes to another process. The nodes must be quiesced.
+    ///
+    /// The other process opens the images with the descriptors that [`images`](Self::images) returns. If the
+    /// hand-over fails, or the future is dropped, the nodes remain usable here.
     ///
     /// # Errors
     ///
-    /// Those of [`BlockNode::release_for_handover`](crate::node::BlockNode::release_for_handover), with the node's name.
+    /// Those of [`BlockNode::release_for_handover`](crate::node::BlockNode::release_for_handover), with the
+    /// node's name.
     pub fn release_for_handover(
         &self,
     ) -> impl Future<Output = Result<(), (String, io::Error)>> + use<> {

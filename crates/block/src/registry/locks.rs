@@ -5,10 +5,10 @@ use crate::driver::Layer;
 use crate::drivers::file::Claims;
 
 impl NodeRegistry {
-    /// Gives up image locks at shutdown, when only the nodes in `busy` are still in use.
+    /// Releases image locks at shutdown, when only the nodes in `busy` are still in use.
     ///
     /// Keeps locks of images below a busy node, and below a format that writes metadata when it is
-    /// closed. Images whose lock was given up may still be flushed.
+    /// closed. Images without their lock may still be flushed.
     pub fn give_up_locks(&self, busy: &[String]) {
         // A node that is being resized is still written to.
         if self.resizing.try_lock().is_err() {

@@ -142,7 +142,8 @@ impl NodeRegistry {
         })
     }
 
-    /// So that whoever opens the image anew takes its lock over, and another process the image.
+    /// Remembers an open image, so that a later open takes its lock over, and another process the
+    /// image.
     pub(super) fn remember_image(&mut self, name: &str, path: &Path, node: &FileNode) {
         let lock = node.lock().map(|lock| lock.fd());
         self.images.remember(name, path, node.fd(), lock, node.flush_failed());

@@ -12,13 +12,15 @@ use crate::graph::drain;
 use crate::node::ResizeError;
 
 impl NodeRegistry {
-    /// Gives a node's image another size, as `block_resize` does. What is to become smaller is drained
-    /// meanwhile, so that no request under way makes it larger again. What is returned is awaited on
-    /// `event_loop`; dropped, it leaves a change that has begun to [go on](Self::resized).
+    /// Resizes a node's image, as `block_resize` does.
+    ///
+    /// A node that shrinks is drained meanwhile, because a write in flight would extend the image again.
+    /// Await the future on `event_loop`. If it is dropped, a resize that has begun
+    /// [continues](Self::resized).
     ///
     /// # Errors
     ///
-    /// There is no such node, or it keeps its size.
+    /// There is no such node, or its size is fixed.
     pub fn resize(
         &self,
         name: &str,
@@ -54,7 +56,7 @@ impl NodeRegistry {
         async move { drop(resizing.lock().await) }
     }
 
-    /// The node whose image a node's size is that of: itself, or one below it.
+    /// Returns the name of the node that determines this node's size: itself, or one below it.
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         while let Some(entry) = self.nodes.get(name)

@@ -19,12 +19,12 @@ impl NodeRegistry {
         receiver
     }
 
-    /// What watches a node's writes, if anything does.
+    /// Returns the trackers of a node's writes, if there are any.
     pub fn tracking(&self, name: &str) -> Option<&Arc<Tracking>> {
         self.nodes.get(name)?.tracking.as_ref()
     }
 
-    /// What watches the writes of a node, and of those below it whose size changes with its own.
+    /// Returns the trackers of a node, and of the nodes below it that are resized with it.
     pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
         let mut names = vec![name.to_owned()];
         while let Some(entry) = names.last().and_then(|name| self.nodes.get(name))

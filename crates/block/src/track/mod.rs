@@ -1,6 +1,6 @@
 //! A node whose writes are watched: by a write threshold, by dirty bitmaps.
 //!
-//! A node that nothing watches has no [`Tracked`] above it, and costs nothing.
+//! A node that nothing watches has no `Tracked` above it, and costs nothing.
 
 mod bitmap;
 mod channel;
@@ -25,7 +25,7 @@ pub use self::threshold::{Exceeded, Threshold};
 use crate::inherited::OpenImage;
 use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming};
 
-/// What watches the writes of a node; for all threads.
+/// Trackers of a node's writes, for all threads.
 pub struct Tracking {
     /// The write threshold.
     pub threshold: Threshold,

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::{DirtyBitmap, Tracking};
 
-/// What comes of [`forget`](BitmapStore::forget).
+/// Completes with the result of [`forget`](BitmapStore::forget).
 pub type Forgotten = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
 /// The dirty bitmaps in an image. An image that is open for writing marks its bitmaps as in use, and stores them

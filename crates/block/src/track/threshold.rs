@@ -10,7 +10,7 @@ use event_loop::mailbox;
 pub struct Exceeded {
     /// The node.
     pub node_name: String,
-    /// The threshold, in bytes. The node has none any more.
+    /// The threshold, in bytes. It is removed from the node.
     pub threshold: u64,
     /// How many bytes beyond it the write ends.
     pub amount: u64,
@@ -34,12 +34,12 @@ impl Threshold {
         Threshold { node_name: node_name.to_owned(), bytes: AtomicU64::new(NONE), reports }
     }
 
-    /// Sets the threshold, bytes. Zero: none.
+    /// Sets the threshold, bytes; 0 removes it.
     pub fn set(&self, bytes: u64) {
         self.bytes.store(if bytes == 0 { NONE } else { bytes }, Ordering::Relaxed);
     }
 
-    /// The threshold, bytes. Zero: none.
+    /// Returns the threshold, bytes; 0 if there is none.
     pub fn get(&self) -> u64 {
         match self.bytes.load(Ordering::Relaxed) {
             NONE => 0,

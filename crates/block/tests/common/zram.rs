@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
-use untested::untested;
+use test_requirements::untested;
 
 const DEVICE: &str = "/dev/zram0";
 

@@ -87,6 +87,9 @@ impl Life<'_> {
             backing: Backing::None,
             pass_discard_request: Some(false),
             discard_no_unref: false,
+            unheeded: Default::default(),
+            encrypt: None,
+            caches: Default::default(),
         });
         let options = BlockdevOptions { discard: Discard::Unmap, ..blockdev("disk", driver) };
         let journals = case.journals.then(Folder::new);

@@ -37,6 +37,9 @@ fn a_grown_disk_does_not_show_truncated_data() {
         backing: Backing::None,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     });
     let node = NodeRegistry::new().open(&blockdev("disk", driver)).unwrap();
     let config = LoopConfig { poll: NO_POLLING, ..LoopConfig::default() };

@@ -156,6 +156,9 @@ impl Kind {
                 },
                 pass_discard_request: [None, Some(true), Some(false)][random.below(3)],
                 discard_no_unref: random.one_in(4),
+                unheeded: Default::default(),
+                encrypt: None,
+                caches: Default::default(),
             }),
         };
         let (discard, detect_zeroes) = freeing(random);

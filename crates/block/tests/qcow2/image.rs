@@ -63,18 +63,25 @@ pub(crate) fn options(path: &Path) -> BlockdevOptions {
 }
 
 pub(crate) fn driver(path: &Path, backing: Backing) -> Driver {
+    Driver::from(qcow2(path, backing))
+}
+
+pub(crate) fn qcow2(path: &Path, backing: Backing) -> Qcow2Options {
     let below = BlockdevOptions {
         node_name: None,
         discard: Discard::Unmap,
         ..blockdev("", file(path, None))
     };
-    Driver::from(Qcow2Options {
+    Qcow2Options {
         file: BlockdevRef::Inline(Box::new(below)),
         data_file: None,
         backing,
         pass_discard_request: None,
         discard_no_unref: false,
-    })
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
+    }
 }
 
 /// Opens an image that nobody else has open.

@@ -17,11 +17,11 @@ use crate::common::{Rig, blockdev, filled};
 use crate::image::{Folder, check, contents, judge, options, qemu_img, qemu_io};
 use crate::model::{Random, SIZE};
 
-/// What tells a test that it is the process to be killed: the image, and its journals if it has them.
+/// Environment variables of the process to be killed: the image, and its journals if it has them.
 const IMAGE: &str = "RINGMILL_TEST_KILLED_IMAGE";
 const JOURNALS: &str = "RINGMILL_TEST_KILLED_JOURNALS";
 const SECTOR: usize = 512;
-/// Loops at work, each on stripes of its own: they share clusters.
+/// Number of loops. Each writes its own stripes, but loops share clusters.
 const LOOPS: usize = 2;
 const STRIPE: usize = 16;
 
@@ -32,7 +32,7 @@ fn registry(journals: Option<&Path>) -> NodeRegistry {
     }
 }
 
-/// What a sector was told to hold.
+/// The expected contents of a sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Start,
@@ -52,7 +52,7 @@ impl Value {
     }
 }
 
-/// A request as it is told: a letter, the first sector, how many, and the stamp.
+/// Returns the contents after a request, from its letter and its stamp.
 fn value(kind: &str, stamp: u32) -> Value {
     match kind {
         "w" => Value::Stamp(stamp),
@@ -61,7 +61,7 @@ fn value(kind: &str, stamp: u32) -> Value {
     }
 }
 
-/// Works on an image until it is killed, and tells of each request before it is begun and once it is answered.
+/// Submits requests until the process is killed. Prints each request before it begins and after its answer.
 fn work(node: &Arc<dyn BlockNode>, part: usize) {
     let mut random = Random((u64::from(std::process::id()) << 8) + part as u64 + 1);
     let mut rig = Rig::new(node.clone());
@@ -108,7 +108,7 @@ fn work(node: &Arc<dyn BlockNode>, part: usize) {
     }
 }
 
-/// In the process that is to be killed, does not return.
+/// Does not return in the process that is to be killed.
 fn be_killed() {
     let Some(image) = std::env::var_os(IMAGE) else { return };
     let journals = std::env::var_os(JOURNALS).map(PathBuf::from);
@@ -121,13 +121,13 @@ fn be_killed() {
     });
 }
 
-/// Kills a process that uses the image once it has been told of that many requests; returns what each
-/// sector may hold.
+/// Kills a process that uses the image after it has printed `after` lines about requests. Returns the values
+/// that each sector may have.
 fn kill(test: &str, image: &Path, journals: Option<&Path>, after: usize) -> Vec<[Value; 2]> {
     kill_later(test, image, journals, after, || {})
 }
 
-/// The same; half-way something else happens.
+/// Like [`kill`], and calls `half_way` in the middle.
 fn kill_later(
     test: &str,
     image: &Path,
@@ -188,7 +188,7 @@ fn assert_kept(may: &[[Value; 2]], found: &[u8], start: &[u8], what: &str) {
     }
 }
 
-/// Without a journal, a step of a flush that the next one has not followed leaves clusters that nobody uses.
+/// Without a journal, a kill between two steps of a flush leaves unused clusters with a reference.
 fn repair_leaks(folder: &Folder) {
     qemu_img(folder, &["check", "-q", "-r", "leaks", "-f", "qcow2", "disk.qcow2"]);
 }
@@ -302,7 +302,7 @@ fn nothing_is_lost_without_a_journal() {
     });
 }
 
-/// On top of another image, with the data in a file of its own.
+/// With a backing image and an external data file.
 #[test]
 fn nothing_is_lost_with_files_behind() {
     let mut start: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
@@ -372,7 +372,7 @@ fn a_journal_is_not_used_after_the_image_was_opened_without_it() {
 fn a_journal_is_not_used_for_an_older_state_of_the_image() {
     let case = Case::new("killed::a_journal_is_not_used_for_an_older_state_of_the_image");
     let mut older = None;
-    // Of two processes the second goes on with the journal of the first.
+    // The second of two processes continues the journal of the first.
     for _ in 0..2 {
         case.kill(50);
         older.get_or_insert_with(|| std::fs::read(&case.image).unwrap());
@@ -419,7 +419,7 @@ fn a_header_that_is_left_is_judged_before_it_is_written() {
     assert!(std::fs::read(&case.image).unwrap() == left);
 }
 
-/// Several at once, each in a process of its own.
+/// Several readers at once, each in a separate process.
 #[test]
 fn read_only_users_see_the_contents_of_the_journal() {
     let case = Case::new("killed::read_only_users_see_the_contents_of_the_journal");

@@ -2,6 +2,7 @@
 //! compares what they hold.
 
 mod bitmaps;
+mod check;
 #[path = "../common/mod.rs"]
 mod common;
 mod cut_off;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use block::node::BlockNode;
-use block::options::{BlockdevOptions, Discard};
+use block::options::{Backing, BlockdevOptions, CacheSizes, Discard, Driver, Qcow2Options};
 use block::request::Op;
 use event_loop::IoBufs;
 
 use crate::common::{Rig, bytes, filled, memory};
-use crate::image::{Folder, contents, judge, open, options, qemu_img};
+use crate::image::{Folder, contents, judge, open, options, qcow2, qemu_img};
 
 /// Bytes of the disk: not a whole number of clusters.
 pub(crate) const SIZE: usize = (3 << 20) + 3 * 512;
@@ -203,6 +203,22 @@ fn on_several_loops() {
     }
 }
 
+/// Tables that do not fit in memory are read again and again.
+#[test]
+fn with_the_smallest_caches() {
+    let folder = Folder::new("caches");
+    let path = folder.path("disk.qcow2");
+    for (seed, threads) in [(1, 1), (2, 3)] {
+        let size = SIZE.to_string();
+        let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "disk.qcow2", &size];
+        qemu_img(&folder, &create);
+        let caches = CacheSizes { l2: Some(0), refcounts: Some(0), ..CacheSizes::default() };
+        let qcow2 = Qcow2Options { caches, ..qcow2(&path, Backing::Implicit) };
+        let options = BlockdevOptions { driver: Driver::from(qcow2), ..options(&path) };
+        matches(&folder, &options, &vec![0; SIZE], seed, threads, 4096);
+    }
+}
+
 /// On top of an image that is on top of a raw file, both shorter than the disk.
 #[test]
 fn on_a_chain() {
@@ -236,8 +252,13 @@ fn compressed() {
     let folder = Folder::new("compressed");
     let start: Vec<u8> = (0..SIZE).map(|i| (i / 700) as u8).collect();
     std::fs::write(folder.path("start.raw"), &start).unwrap();
-    for (seed, threads, cluster) in [(1, 1, "cluster_size=64k"), (2, 3, "cluster_size=4k")] {
-        let args = ["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", cluster];
+    for (seed, threads, kind) in [
+        (1, 1, "cluster_size=64k"),
+        (2, 3, "cluster_size=4k"),
+        (3, 3, "cluster_size=64k,compression_type=zstd"),
+        (4, 1, "cluster_size=2M,compression_type=zstd"),
+    ] {
+        let args = ["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", kind];
         qemu_img(&folder, &[&args[..], &["start.raw", "disk.qcow2"]].concat());
         let mut options = options(&folder.path("disk.qcow2"));
         let node = open(&BlockdevOptions { read_only: true, ..options.clone() });

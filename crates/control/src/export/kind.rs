@@ -28,7 +28,7 @@ pub trait ExportType {
     /// `rerror` and `werror`. `None`: the other side is a client that gets each error.
     fn error_policies(&self) -> Option<(OnError, OnError)>;
 
-    /// The option whose default is the node's name. It is made explicit when the export's node is replaced.
+    /// The option with the node's name as default. It is made explicit when the export's node is replaced.
     fn named_by_node(&self) -> Option<&'static str>;
 }
 

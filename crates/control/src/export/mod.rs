@@ -43,9 +43,9 @@ pub struct ExportOptions {
     pub fixed_iothread: bool,
     /// `allow-inactive`: its node may be, or become, inactive.
     pub allow_inactive: bool,
-    /// `stall-timeout-ms`: requests that take longer are told of in the log; 0: none are.
+    /// `stall-timeout-ms`: slower requests are logged; 0 disables this.
     pub stall_timeout_ms: u64,
-    /// `type`, and what exports of that type have.
+    /// `type`, and the options of that type.
     pub kind: ExportKind,
 }
 
@@ -160,17 +160,17 @@ static TYPES: &[Type] = &[
     },
     Type {
         name: "vfio-user-ahci",
-        help: "a SATA drive for a virtual machine, whose guest needs no virtio driver",
-        example: "vfio-user-ahci,id=e,node-name=disk0,addr.type=unix,addr.path=/run/disk0.sock,\
-                  writable=on,serial=disk-0,iothread=io0",
+        help: "SATA drives for a virtual machine, whose guest needs no virtio driver",
+        example: "vfio-user-ahci,id=e,drives.0=disk0,drives.1=disk1,addr.type=unix,\
+                  addr.path=/run/ahci0.sock,writable=on,serial=disk-0,iothread=io0",
         fields: vfio_user::AHCI,
-        kind: |draft| Ok(ExportKind::VfioUserAhci(vfio_user::ahci(draft))),
+        kind: |draft| Ok(ExportKind::VfioUserAhci(vfio_user::ahci(draft)?)),
     },
     Type {
         name: "vfio-user-nvme",
         help: "an NVMe controller for a virtual machine, whose guest needs no virtio driver",
         example: "vfio-user-nvme,id=e,namespaces.0=disk0,namespaces.1=disk1,addr.type=unix,\
-                  addr.path=/run/nvme0.sock,writable=on,num-queues=4,iothread=io0",
+                  addr.path=/run/nvme0.sock,writable=on,num-queues=4,iothread.0=io0,iothread.1=io1",
         fields: vfio_user::NVME,
         kind: |draft| Ok(ExportKind::VfioUserNvme(vfio_user::nvme(draft)?)),
     },
@@ -362,7 +362,8 @@ pub fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionErr
     };
     let mut draft = Draft::default();
     table::read(COMMON, &mut draft, &mut object, at)?;
-    let takes_list = table::names(kind.fields).any(|name| matches!(name, "luns" | "namespaces"));
+    let takes_list =
+        table::names(kind.fields).any(|name| matches!(name, "drives" | "luns" | "namespaces"));
     if draft.node_name.is_none() && !takes_list {
         return Err(table::missing("node-name"));
     }
@@ -387,7 +388,7 @@ pub fn read(mut object: Object, at: &Context) -> Result<ExportOptions, OptionErr
     })
 }
 
-/// What `nbd-server-add` makes: an export whose id is its name.
+/// The export that `nbd-server-add` makes: its id is its name.
 pub(crate) fn nbd_export(
     node: &str,
     name: &str,

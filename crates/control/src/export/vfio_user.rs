@@ -15,8 +15,10 @@ use crate::table::{Field, Kind, Need, put};
 pub struct AhciOptions {
     /// `addr`: where the client connects.
     pub addr: Addr,
-    /// `serial`: the drive's serial number, 1 to 20 printable ASCII characters. `None`: the export's id.
+    /// `serial`: the first drive's serial number, 1 to 20 printable ASCII characters. `None`: the export's id.
     pub serial: Option<String>,
+    /// `drives.1` and on: the nodes of the drives behind the first.
+    pub more_drives: Vec<String>,
 }
 
 /// What an NVMe controller over vfio-user has.
@@ -52,7 +54,7 @@ impl ExportType for AhciOptions {
     }
 
     fn more_nodes(&self) -> Option<MoreNodes<'_>> {
-        None
+        Some(MoreNodes { list: "drives", nodes: &self.more_drives })
     }
 
     fn address(&self) -> Address {
@@ -111,7 +113,25 @@ impl ExportType for NvmeOptions {
 const MAX_SERIAL: usize = 20;
 
 /// Options of `vfio-user-ahci`.
-pub(super) static AHCI: &[Field<Draft>] = &[ADDR, SERIAL];
+pub(super) static AHCI: &[Field<Draft>] = &[
+    ADDR,
+    Field {
+        name: "drives",
+        kind: Kind::Nested {
+            shape: || {
+                let name = Box::new(Shape::Text("<node-name>"));
+                Shape::List(name, "block node of the drive at port <n>, from 0")
+            },
+            read: |export, value, at| {
+                export.nodes = super::names(value, at, "list of strings")?;
+                Ok(())
+            },
+        },
+        need: Need::Optional("node-name is the drive at port 0, the only one"),
+        help: "block nodes of the drives, instead of node-name; up to 32",
+    },
+    SERIAL,
+];
 
 /// Options of `vfio-user-nvme`.
 pub(super) static NVME: &[Field<Draft>] = &[
@@ -146,10 +166,12 @@ pub(super) static NVME: &[Field<Draft>] = &[
     SERIAL,
 ];
 
-/// The most I/O queues: each has an interrupt of its own, and monitors have few descriptors for them.
+/// Most I/O queues: each needs an eventfd for its interrupt, and monitors have few descriptors for them.
 pub(crate) const MAX_NVME_QUEUES: u16 = 64;
-/// I/O queues unless they are told.
+/// Default number of I/O queues.
 const NVME_QUEUES: u16 = 4;
+/// The most drives: an AHCI controller has 32 ports.
+const MAX_DRIVES: usize = 32;
 /// The most namespaces.
 const MAX_NAMESPACES: usize = 256;
 
@@ -179,9 +201,10 @@ const SERIAL: Field<Draft> = Field {
 };
 
 /// The rest of `vfio-user-ahci`.
-pub(super) fn ahci(draft: &mut Draft) -> AhciOptions {
+pub(super) fn ahci(draft: &mut Draft) -> Result<AhciOptions, OptionError> {
+    let more_drives = super::more_nodes(draft, "drives", MAX_DRIVES)?;
     let addr = std::mem::take(&mut draft.vhost_user).addr;
-    AhciOptions { addr, serial: draft.serial.take() }
+    Ok(AhciOptions { addr, serial: draft.serial.take(), more_drives })
 }
 
 /// The rest of `vfio-user-nvme`.

@@ -75,8 +75,8 @@ impl Graph {
         self.has_above(name, |node| !node.inactive)
     }
 
-    /// Whether an export keeps a node active: exports that may write to it, and all exports to virtual machines, whose
-    /// guests would get errors.
+    /// Whether an export keeps a node active: any export that may write to it, and any export to a virtual
+    /// machine, because its guest would get errors.
     fn is_kept(&self, name: &str) -> bool {
         self.exports.values().any(|export| {
             let is_nbd = matches!(export.address, Address::Nbd(_));

@@ -69,6 +69,18 @@ impl Graph {
         self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
     }
 
+    /// Checks that an image may be made in a node, over the node's contents.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words: a user of the node does not share writing or resizing.
+    pub fn check_create(&self, name: &str) -> Result<(), OptionError> {
+        self.is_active(name)?;
+        let takes = Permissions::WRITE.with(Permissions::RESIZE);
+        let claim = Claim { takes, shares: Permissions::ALL };
+        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
+    }
+
     /// Checks that a job on a chain may read `top` to its end, and that no other user writes to the `steady` nodes.
     ///
     /// Later users are refused because the job uses the nodes.

@@ -44,7 +44,8 @@ static ABSENT: [(&str, &str); 2] = [
     (
         "tls-creds-psk",
         "The TLS library that is used, rustls, has no pre-shared keys. Use tls-creds-x509: a \
-         certificate that is signed by itself will do.",
+         certificate that is signed by itself will do. For peers with nothing but keys, put nbdkit \
+         with tls-psk in between.",
     ),
 ];
 

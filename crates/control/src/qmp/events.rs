@@ -1,4 +1,4 @@
-//! The events there are: one row each, from which they are told and described.
+//! The table of events. Messages and documentation are derived from its rows.
 
 use super::reply::{Member, Reply};
 use crate::shape::Shape;
@@ -8,9 +8,9 @@ use crate::shape::Shape;
 pub struct EventRow {
     /// Its name.
     pub name: &'static str,
-    /// When it is told, in one sentence.
+    /// The documentation: when the event is sent, in one sentence.
     pub(crate) help: &'static str,
-    /// What it says.
+    /// The members of its data.
     pub(crate) data: &'static [Member],
     /// What it can say, as JSON.
     pub(crate) example: &'static str,
@@ -46,8 +46,12 @@ pub static BLOCK_IMAGE_CORRUPTED: EventRow = EventRow {
         Member::new("device", Reply::Text, "empty: a node is no device"),
         Member::optional("node-name", Reply::Text, "the image's node"),
         Member::new("msg", Reply::Text, "what was found, for people"),
-        Member::optional("offset", Reply::Int, "never present: there is no overlap check"),
-        Member::optional("size", Reply::Int, "never present, as offset"),
+        Member::optional(
+            "offset",
+            Reply::Int,
+            "the part of the image's file that a write was prevented to, bytes",
+        ),
+        Member::optional("size", Reply::Int, "bytes of that part"),
         Member::new(
             "fatal",
             Reply::Bool,

@@ -3,11 +3,11 @@
 use crate::shape::{self, Shape, Word};
 use crate::table::Need;
 
-/// What comes back when a command succeeds.
+/// The result of a successful command.
 pub enum Returns {
     /// An empty object.
     Nothing,
-    /// This, told in words and as a type.
+    /// Data, described in words and as a type.
     Data(&'static str, Reply),
 }
 

@@ -1,4 +1,4 @@
-//! One client's conversation: what it sends becomes commands, what comes of them lines for it.
+//! One client's session: turns its input into commands, and results into lines of output.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -33,7 +33,7 @@ pub enum Received {
 #[must_use = "a command is answered"]
 pub struct Ticket(Id);
 
-/// Something that clients are told without having asked.
+/// A message to clients that answers no command.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// Which one.
@@ -45,12 +45,12 @@ pub struct Event {
 }
 
 impl Session {
-    /// A new client. `pretty`: what it is sent is indented.
+    /// Begins a client's session. `pretty`: output is indented.
     pub fn new(pretty: bool) -> Self {
         Session { parser: Parser::new(), pretty, capabilities: None }
     }
 
-    /// What it is sent first.
+    /// Returns the greeting, the first line for the client.
     pub fn greeting(&self) -> String {
         self.line(json!({"QMP": {"version": version(), "capabilities": ["oob"]}}))
     }
@@ -65,7 +65,8 @@ impl Session {
         self.capabilities.is_some()
     }
 
-    /// What comes of the next thing that it has sent; cuts that off `input`. `None`: all was read.
+    /// Returns the result of the client's next message, and removes the message from `input`.
+    /// `None`: all input was read.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Received> {
         let parsed = self.parser.next(input)?;
         let takes_oob = self.capabilities.is_some_and(|enabled| enabled.out_of_band);
@@ -112,7 +113,7 @@ impl Session {
         self.line(Value::Object(answer))
     }
 
-    /// What tells of an event; nothing before the client has negotiated.
+    /// Returns the line for an event. `None` until the client has negotiated.
     pub fn event(&self, event: &Event) -> Option<String> {
         self.capabilities?;
         let since = event.at.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -157,6 +157,10 @@ pub(crate) const ERRORS: &[(&[&str], &str)] = &[
     (&["--object", "iothread,id=io0,thread-pool-min=3,thread-pool-max=2"], "--object iothread,id=io0,thread-pool-min=3,thread-pool-max=2: bad thread-pool-min/thread-pool-max values"),
     (&["--object", "iothread,id=io0,thread-pool-min=-3"], "--object iothread,id=io0,thread-pool-min=-3: thread-pool-min value must be in range [0, 9223372036854775807]"),
     (&["--object", "iothread,id=io0,thread-pool-max=2147483648"], "--object iothread,id=io0,thread-pool-max=2147483648: bad thread-pool-min/thread-pool-max values"),
+    // Addresses of NBD servers.
+    (&["--blockdev", "nbd,node-name=n,server.type=vsock,server.cid=x,server.port=1"], "--blockdev nbd,node-name=n,server.type=vsock,server.cid=x,server.port=1: Failed to parse cid 'x'"),
+    (&["--blockdev", "nbd,node-name=n,server.type=vsock,server.cid=1,server.port=4294967296"], "--blockdev nbd,node-name=n,server.type=vsock,server.cid=1,server.port=4294967296: Failed to parse port '4294967296'"),
+    (&["--blockdev", "nbd,node-name=n,server.type=vsock,server.cid=1"], "--blockdev nbd,node-name=n,server.type=vsock,server.cid=1: Parameter 'server.port' is missing"),
     // Exports.
     (&["--export", ""], "--export : Parameter 'type' is missing"),
     (&["--export", "foo"], "--export foo: Parameter 'type' does not accept value 'foo'"),

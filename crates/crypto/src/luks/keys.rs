@@ -114,6 +114,11 @@ pub struct NewVolume {
 }
 
 impl NewVolume {
+    /// Returns how many bytes [`make`](Self::make) makes.
+    pub fn header_len(&self) -> u64 {
+        Header::lay_out(self.cipher, self.hash, String::new()).payload()
+    }
+
     /// Makes a volume with a new key and one password. Returns its first [`Header::payload`] bytes.
     ///
     /// # Errors

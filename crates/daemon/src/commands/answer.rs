@@ -1,4 +1,4 @@
-//! How the daemon carries out a command, and when the command is answered.
+//! The execution of a command, and the time of its answer.
 
 use std::pin::Pin;
 
@@ -13,22 +13,24 @@ use crate::Daemon;
 use crate::monitor::{Outcome, Request};
 use crate::state::not_recorded;
 
-/// What a command that has succeeded is answered by, and when.
+/// The answer to a successful command, and the time when the answer is sent.
 pub(crate) enum Answer {
-    /// By this, at once.
+    /// This answer, at once.
     Now(Json),
-    /// By an empty object, when the future completes. Other commands are carried out meanwhile.
+    /// An empty object, when the future completes. Other commands are executed meanwhile.
     Later(Pin<Box<dyn Future<Output = ()>>>),
-    /// By the task that serves, which has to do this first.
+    /// The serving task performs the [`Leave`], then sends the answer.
     AfterServing(Leave),
 }
 
-/// What ends serving, by a command.
+/// The way in which a command ends serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leave {
-    /// The daemon ends. The answer is an empty object, when everything has been taken down.
+    /// The daemon ends. The answer is an empty object, sent after the shutdown of all exports and
+    /// nodes.
     Quit,
-    /// Another process takes over. The answer is that process, when that process serves.
+    /// Another process takes over. The answer describes the other process, and is sent once that
+    /// process serves.
     Upgrade,
 }
 
@@ -39,7 +41,7 @@ impl From<Json> for Answer {
 }
 
 impl Daemon {
-    /// Carries out a command and answers it, unless it ends serving.
+    /// Executes a command and answers it. Returns the open answer of a command that ends serving.
     pub(crate) async fn carry_out(
         &mut self,
         request: Request,
@@ -47,7 +49,8 @@ impl Daemon {
         let Request { call: Call { records, run }, answer } = request;
         let mut outcome = run(self).await;
         if records {
-            // A failed command is recorded, too: part of it may have been carried out.
+            // A failed command may have changed part of the configuration, so record the state as
+            // well.
             let recorded = self.record().await.map_err(not_recorded);
             outcome = outcome.and_then(|value| Ok(recorded.map(|()| value)?));
         }

@@ -1,4 +1,4 @@
-//! A command with arguments of its own.
+//! A command with its own table of arguments.
 
 use control::Object;
 use control::qmp::{QmpCommand, QmpError, Returns};
@@ -11,32 +11,31 @@ use serde_json::Value as Json;
 use super::{Accepted, Answer, Call, DaemonCommand, Running};
 use crate::Daemon;
 
-/// A command, with arguments that are read into an `A`.
+/// A command that parses its arguments into an `A`.
 ///
-/// `R` says when the command is answered. `Json`: when `run` has ended. [`Answer`]: as `run` decides.
+/// `R` determines when the answer is sent. `Json`: when `run` has ended. [`Answer`]: as `run`
+/// decides.
 pub(crate) struct Command<A: 'static, R: 'static = Json> {
-    /// Its name.
     pub(super) name: &'static str,
-    /// What it does, in one sentence.
+    /// The command's effect, in one sentence without a full stop.
     pub(super) help: &'static str,
-    /// Arguments it can have, as JSON; empty when it needs none.
+    /// Example of arguments, as JSON. Empty: the command needs no arguments.
     pub(super) example: &'static str,
-    /// Its arguments.
     pub(super) arguments: &'static [Field<A>],
-    /// What comes back.
+    /// The type of the answer.
     pub(super) returns: Returns,
-    /// Whether it may change the configuration in the state file.
+    /// Whether the command may change the configuration in the state file.
     pub(super) records: bool,
-    /// Carries it out.
+    /// Executes the command.
     pub(super) run: for<'a> fn(&'a mut Daemon, A) -> Running<'a, R>,
 }
 
 impl<A: Default, R> Command<A, R> {
-    /// Reads the arguments.
+    /// Parses the arguments.
     ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// An argument is missing, unknown or invalid.
     pub(super) fn parse(&self, mut arguments: Object) -> Result<A, OptionError> {
         let (at, mut read) = (Context::new(Dialect::Json), A::default());
         table::read(self.arguments, &mut read, &mut arguments, &at)?;

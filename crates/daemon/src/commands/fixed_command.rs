@@ -1,4 +1,4 @@
-//! A command whose answer is known before the daemon runs.
+//! A command with an answer that needs no daemon.
 
 use control::Object;
 use control::qmp::{QmpCommand, QmpError, Returns};
@@ -10,14 +10,13 @@ use serde_json::Value as Json;
 
 use super::{Accepted, DaemonCommand};
 
-/// A command without arguments that says what the program is. It is answered at once, also while the daemon carries out
-/// another command.
+/// A command without arguments that describes the program. The monitor answers the command at once,
+/// even while the daemon executes another command.
 pub(super) struct FixedCommand {
-    /// Its name.
     pub(super) name: &'static str,
-    /// What it does, in one sentence.
+    /// The command's effect, in one sentence without a full stop.
     pub(super) help: &'static str,
-    /// What comes back.
+    /// The type of the answer.
     pub(super) returns: Returns,
     /// Returns the answer.
     pub(super) answer: fn() -> Json,

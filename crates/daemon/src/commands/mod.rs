@@ -1,7 +1,8 @@
-//! QMP's commands: each is one item, in a file of its family's folder and in the list of that folder.
+//! QMP's commands. Each command is one item: in a file of its family's folder, and in that folder's
+//! list.
 //!
-//! An item has all that there is to know of a command, and the function that carries it out. There is no other place that
-//! a command could be sent to.
+//! An item describes a command completely and holds the function that executes the command. Only
+//! these items dispatch commands.
 
 mod answer;
 mod bitmap;
@@ -48,32 +49,32 @@ static FAMILIES: &[&[&dyn DaemonCommand]] = &[
     transaction::COMMANDS,
 ];
 
-/// A command that is being carried out.
+/// The execution of a command.
 pub(super) type Running<'a, R = Answer> = Pin<Box<dyn Future<Output = Result<R, QmpError>> + 'a>>;
 
-/// A command with its arguments, which the daemon carries out.
+/// A command with its parsed arguments, to be executed by the daemon.
 pub(super) struct Call {
-    /// Whether it may change the configuration in the state file.
+    /// Whether the command may change the configuration in the state file.
     records: bool,
-    /// Carries it out.
+    /// Executes the command.
     run: Box<dyn for<'a> FnOnce(&'a mut Daemon) -> Running<'a>>,
 }
 
-/// What becomes of a command whose arguments are right.
+/// A command after its arguments were accepted.
 pub(super) enum Accepted {
-    /// It is answered by this.
+    /// The monitor sends this answer at once.
     Answer(Json),
-    /// The daemon carries it out.
+    /// The daemon executes the command.
     Call(Call),
 }
 
-/// A command that a monitor takes.
+/// A command that a monitor accepts.
 trait DaemonCommand: QmpCommand {
-    /// Reads the arguments.
+    /// Parses the arguments.
     ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// An argument is missing, unknown or invalid.
     fn read(&self, arguments: Object) -> Result<Accepted, QmpError>;
 }
 
@@ -81,11 +82,13 @@ fn all() -> impl Iterator<Item = &'static dyn DaemonCommand> {
     FAMILIES.iter().copied().flatten().copied()
 }
 
-/// Makes the commands known to sessions, help texts, the schema and the reference. Further calls have no effect.
+/// Registers the commands for sessions, help texts, the schema and the reference.
+///
+/// Further calls have no effect.
 ///
 /// # Panics
 ///
-/// Panics if a name is taken: a mistake in the lists.
+/// Panics if two commands have the same name.
 pub fn register() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -96,11 +99,11 @@ pub fn register() {
     });
 }
 
-/// Reads the arguments of the command of that name.
+/// Parses the arguments of the command `name`.
 ///
 /// # Errors
 ///
-/// What is wrong with them, or there is no such command.
+/// The command does not exist, or an argument is missing, unknown or invalid.
 pub(super) fn read(name: &str, arguments: Object) -> Result<Accepted, QmpError> {
     let found = all().find(|command| command.name() == name);
     found.ok_or_else(|| QmpError::command_not_found(name))?.read(arguments)

@@ -1,4 +1,4 @@
-//! A command with the arguments of an option of the command line.
+//! A command with the arguments of a command-line option.
 
 use control::qmp::{QmpCommand, QmpError, Returns};
 use control::{Action, Object, Step, Value};
@@ -10,25 +10,24 @@ use serde_json::{Value as Json, json};
 
 use super::{Accepted, Call, DaemonCommand};
 
-/// A command that makes what an option of the command line makes.
+/// A command with the same effect as a command-line option.
 pub(super) struct OptionCommand {
-    /// Its name.
     pub(super) name: &'static str,
-    /// What it does, in one sentence.
+    /// The command's effect, in one sentence without a full stop.
     pub(super) help: &'static str,
-    /// Arguments it can have, as JSON.
+    /// Example of arguments, as JSON.
     pub(super) example: &'static str,
     /// The option, with its dashes.
     pub(super) option: &'static str,
-    /// What the option takes.
+    /// The shape of the option's arguments.
     pub(super) arguments: fn() -> Shape,
-    /// Reads what the option takes.
+    /// Parses the option's arguments.
     pub(super) read: fn(Object, &Context) -> Result<Action, OptionError>,
 }
 
 impl OptionCommand {
     fn parse(&self, arguments: Object) -> Result<Step, OptionError> {
-        // The definitions of the present configuration have the text of the option.
+        // The current configuration stores definitions as option texts.
         let origin = format!("{} {}", self.option, Json::from(Value::Object(arguments.clone())));
         let action = (self.read)(arguments, &Context::new(Dialect::Json))?;
         Ok(Step { origin, action })

@@ -1,4 +1,4 @@
-//! The commands as their users see them: in sessions, in the schema, and in `ctl`.
+//! Tests of the commands in sessions, in the schema, and in `ctl`.
 
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::qmp::{Received, Session};
@@ -22,7 +22,8 @@ fn examples_are_right() {
     }
 }
 
-/// Returns what a client is answered without the daemon. `None`: the daemon carries out the command.
+/// Returns the answer that a client gets without the daemon. `None`: the daemon executes the
+/// command.
 fn answer(line: &str) -> Option<Result<Json, String>> {
     register();
     let mut session = Session::new(false);
@@ -38,7 +39,7 @@ fn answer(line: &str) -> Option<Result<Json, String>> {
     }
 }
 
-/// Each was compared with qemu-storage-daemon 11.1.
+/// Each text was compared with that of qemu-storage-daemon 11.1.
 #[test]
 fn wrong_arguments_are_told_as_qsd_tells_them() {
     for (line, desc) in [
@@ -59,7 +60,7 @@ fn wrong_arguments_are_told_as_qsd_tells_them() {
     assert_eq!(answer("{'execute':'quit'}"), None);
 }
 
-/// What a command without arguments answers without the daemon.
+/// Returns the answer to a command that needs neither arguments nor the daemon.
 fn ask(command: &str) -> Json {
     let answer = answer(&format!("{{'execute':'{command}'}}"));
     answer.expect("an answer").expect("no error")
@@ -81,7 +82,7 @@ fn the_schema_is_whole() {
     defined.dedup();
     assert_eq!(defined.len(), types, "defined twice");
 
-    // Whatever refers to a type does so by members of these names.
+    // Every reference to a type is a member with one of these names.
     let mut referred = Vec::new();
     let mut left: Vec<&Json> = entries.iter().collect();
     while let Some(value) = left.pop() {
@@ -158,7 +159,7 @@ fn words_of_ctl_become_what_the_command_takes() {
         ctl(&["block-export-add", "vhost-user-blk", "id=e", "iothread.0=a", "num-queues=2"]),
         json!({"type": "vhost-user-blk", "id": "e", "iothread": ["a"], "num-queues": 2})
     );
-    // Any value: a number where it looks like one.
+    // An argument of any type becomes a number if its text is a number.
     let set = ["qom-set", "path=io0", "property=poll-max-ns"];
     for (value, json) in [("value=5", json!(5)), ("value=on", json!("on"))] {
         let expected = json!({"path": "io0", "property": "poll-max-ns", "value": json});
@@ -200,7 +201,7 @@ fn help_of_ctl_lists_arguments() {
 fn each_command_has_help_for_each_argument() {
     for command in all() {
         let Json::String(text) = ctl(&[command.name(), "help"]) else { panic!("no text") };
-        // A list of words is not broken.
+        // A list of words has no spaces, so the list stays on one line.
         let fits = |line: &str| line.chars().count() <= 80 || !line.trim().contains(' ');
         assert!(text.lines().all(fits), "{text}");
         let short = |line: &&str| line.trim_end().ends_with('=') || line.len() < 12;

@@ -58,7 +58,7 @@ impl Running for Fuse {
         Box::pin(self.export.in_flight())
     }
 
-    /// Requests continue, to a node that refuses them.
+    /// Does nothing: an inactive node serves reads and fails writes with `EPERM`.
     fn set_paused(&self, _paused: bool) -> Later<()> {
         Box::pin(ready(()))
     }
@@ -93,13 +93,17 @@ impl Running for Fuse {
         self.export.resume();
     }
 
+    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
+        Err("the export is not over vfio-user".to_owned())
+    }
+
     fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
         match stopped {
             Some(Stopped::File { owner, opens }) => {
                 self.export.file().set_owner(owner);
                 self.export.file().set_opens(opens);
             }
-            Some(Stopped::Rings(_) | Stopped::Clients(_)) | None => {}
+            Some(Stopped::Rings(_) | Stopped::Clients(_) | Stopped::Controller(_)) | None => {}
         }
         self.export.resume();
         Box::pin(ready(()))
@@ -112,7 +116,7 @@ impl Running for Fuse {
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
         let Fuse { export, mountpoint, helper, event_loop } = *self;
         Box::pin(async move {
-            // While it is still served, because umount programs may look at the file.
+            // Unmount while the export still serves: umount programs may access the file.
             unmount(helper.as_deref(), &event_loop, &mountpoint).await;
             export.stop_telling(on_quiet).await
         })
@@ -202,7 +206,7 @@ impl Daemon {
         }
     }
 
-    /// Resizes the node of an export, at the request of the export.
+    /// Resizes the node of an export at the export's request.
     pub(crate) fn resize_for(&self, export: &str, Resize { size, answer }: Resize) {
         let nodes = self.exports.nodes_of(export);
         let Some(Ok(resized)) =

@@ -1,4 +1,4 @@
-//! Exports that run. An export type is a file here; [`Daemon::start_export`] lists the types.
+//! Running exports, with one file per export type. [`Daemon::start_export`] lists the types.
 
 mod fuse;
 mod nbd;
@@ -27,33 +27,35 @@ pub(super) type InFlightOf = Vec<(u64, InFlight)>;
 /// Completes once, on the control loop.
 pub(super) type Later<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// The answer to a question, or why there is none.
+/// Completes once, with a result or the reason of the failure.
 pub(super) type Asked<T> = Later<Result<T, String>>;
 
-/// What a running export is handed over with.
+/// The part of an export's hand-over that stays constant while the export serves requests.
 pub(super) enum Described {
-    /// `vhost-user-blk` and `vhost-user-scsi`.
+    /// `vhost-user-blk`, `vhost-user-scsi` and `vfio-user-nvme`.
     Server(SavedServer),
     /// `fuse`: descriptors of the mount, one for each thread.
     Mount { devices: Vec<OwnedFd>, allow_other: bool },
 }
 
-/// What an export that stands still is handed over with.
+/// The part of an export's hand-over that is only known while the export is quiesced.
 pub(super) enum Stopped {
     /// `vhost-user-blk` and `vhost-user-scsi`.
     Rings(SavedRings),
     /// `nbd`.
     Clients(Vec<SavedClient>),
+    /// `vfio-user-nvme`: the connected client.
+    Controller(Option<exports::vfio_user::SavedClient>),
     /// `fuse`: mode, owner and group, and how many descriptors are open.
     File { owner: [u32; 3], opens: u64 },
 }
 
-/// An export that runs. No method has a default: an upgrade or the end of the daemon asks for each.
+/// A running export. No method has a default, because upgrades and shutdown rely on each.
 pub(super) trait Running {
     /// Whether a front end or a client uses it.
     fn is_connected(&self) -> bool;
 
-    /// Completes when clients that have hung up no longer count as users.
+    /// Completes when disconnected clients no longer count as users.
     fn hung_up_are_gone(&self) -> Later<()>;
 
     /// The counters of its queues or threads.
@@ -65,33 +67,43 @@ pub(super) trait Running {
     /// The requests in flight, with their queues or connections.
     fn in_flight(&self) -> Later<InFlightOf>;
 
-    /// Has requests wait where they come from, or not any more. An export that cannot has them go on, to a
-    /// node that refuses them.
+    /// Leaves new requests in their queues, or takes them again. Requests in flight continue.
+    ///
+    /// Export types without this ability do nothing: an inactive node serves reads and fails
+    /// writes.
     fn set_paused(&self, paused: bool) -> Later<()>;
 
-    /// Makes durable what was written, and goes on.
+    /// Makes completed writes durable while the export keeps serving.
     fn flush(&self) -> Asked<()>;
 
-    /// Before an upgrade: what does not change while requests are served. `None`: there is nothing.
+    /// Returns the constant part of the hand-over, before the export is quiesced. `None`: the
+    /// export type has no constant part.
     fn describe(&self) -> Option<Asked<Described>>;
 
-    /// Takes no more requests and finishes those in flight, and with `flush` flushes, until it is to
-    /// [resume](Self::resume).
+    /// Stops taking requests and drains those in flight, until [`resume`](Self::resume).
+    ///
+    /// `flush`: also flushes the node.
     fn quiesce(&self, flush: bool) -> Asked<Stopped>;
 
-    /// Takes requests again, to stand still once more. Completes when all parts that can take requests do.
+    /// Takes requests again between two attempts to quiesce. Completes when the queues run.
     fn restart_queues(&self) -> Asked<()>;
 
-    /// Goes on where it was.
+    /// Takes requests again after [`quiesce`](Self::quiesce).
     fn resume(&self);
 
-    /// Begins to serve, with what another process has left; completes when it does.
+    /// Checks the state of a vfio-user client that the previous process has handed over.
+    /// [`begin`](Self::begin) continues with it.
+    fn prepare(&self, client: exports::vfio_user::SavedClient) -> Result<(), String>;
+
+    /// Begins to serve, with the state of the quiesced predecessor if the export was handed over.
+    ///
+    /// Completes when the export serves.
     fn begin(&self, stopped: Option<Stopped>) -> Later<()>;
 
-    /// Sends clients away that were not handed over.
+    /// Disconnects the clients that were not handed over. `None`: no such clients exist.
     fn disconnect_clients(&self) -> Option<Later<()>>;
 
-    /// Takes no more requests, finishes those in flight, calls `on_quiet`, and flushes.
+    /// Stops taking requests, drains those in flight, calls `on_quiet`, and flushes.
     ///
     /// # Errors
     ///
@@ -117,9 +129,10 @@ impl Daemon {
         }
     }
 
-    /// Checks that all nodes of a writable export can be written to. An image with `auto-read-only` may be open
-    /// read-only whatever the options say. Exports that another process handed over are not checked: they must
-    /// keep running.
+    /// Checks that all nodes of a writable export can be written to.
+    ///
+    /// An image with `auto-read-only` may be open read-only although its options allow writes.
+    /// Exports that another process handed over are not checked: they must keep running.
     fn check_writable(&self, options: &ExportOptions) -> Result<(), DaemonError> {
         if !options.writable || self.taken.is_some() {
             return Ok(());

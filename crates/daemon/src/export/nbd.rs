@@ -32,7 +32,7 @@ impl Running for NbdExport {
         Box::pin(self.in_flight())
     }
 
-    /// Requests go on, to a node that refuses them.
+    /// Does nothing: an inactive node serves reads and fails writes with `EPERM`.
     fn set_paused(&self, _paused: bool) -> Later<()> {
         Box::pin(ready(()))
     }
@@ -59,10 +59,14 @@ impl Running for NbdExport {
         self.resume();
     }
 
+    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
+        Err("the export is not over vfio-user".to_owned())
+    }
+
     fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
         match stopped {
             Some(Stopped::Clients(clients)) => self.begin(clients),
-            Some(Stopped::Rings(_) | Stopped::File { .. }) | None => {}
+            Some(Stopped::Rings(_) | Stopped::File { .. } | Stopped::Controller(_)) | None => {}
         }
         Box::pin(ready(()))
     }

@@ -4,16 +4,13 @@ use std::future::ready;
 use std::sync::Arc;
 
 use control::{Addr, AhciOptions, ExportOptions, NvmeOptions};
-use exports::vfio_user::{VfioUserConfig, VfioUserExport};
-use exports::vhost_user::ExportError;
+use exports::vfio_user::{SavedClient, VfioUserConfig, VfioUserExport};
+use exports::vhost_user::{ExportError, Listen};
 use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
+use super::super::upgrade::TakenExport;
 use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
-
-/// Why a daemon with such an export is not replaced.
-const NO_HAND_OVER: &str = "vfio-user exports cannot be handed over to another process; shut the guest \
-                            down, remove the export, and add it again after the upgrade";
 
 impl Running for VfioUserExport {
     fn is_connected(&self) -> bool {
@@ -36,7 +33,7 @@ impl Running for VfioUserExport {
         Box::pin(self.in_flight())
     }
 
-    /// Requests go on, to a node that refuses them.
+    /// Does nothing: an inactive node serves reads and fails writes with `EPERM`.
     fn set_paused(&self, _paused: bool) -> Later<()> {
         Box::pin(ready(()))
     }
@@ -46,19 +43,31 @@ impl Running for VfioUserExport {
     }
 
     fn describe(&self) -> Option<Asked<Described>> {
-        Some(Box::pin(ready(Err(NO_HAND_OVER.to_owned()))))
+        let described = self
+            .describe()
+            .map(Described::Server)
+            .map_err(|error| format!("duplicating a descriptor failed: {error}"));
+        Some(Box::pin(ready(described)))
     }
 
-    fn quiesce(&self, _flush: bool) -> Asked<Stopped> {
-        Box::pin(ready(Err(NO_HAND_OVER.to_owned())))
+    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
+        let paused = self.pause(flush);
+        Box::pin(async move { paused.await.map(Stopped::Controller) })
     }
 
     fn restart_queues(&self) -> Asked<()> {
-        Box::pin(ready(Ok(())))
+        Box::pin(self.run())
     }
 
-    fn resume(&self) {}
+    fn resume(&self) {
+        self.resume();
+    }
 
+    fn prepare(&self, client: SavedClient) -> Result<(), String> {
+        self.prepare(client)
+    }
+
+    /// The client was given to [`prepare`](Running::prepare).
     fn begin(&self, _stopped: Option<Stopped>) -> Later<()> {
         self.begin();
         Box::pin(ready(()))
@@ -80,8 +89,9 @@ impl Daemon {
         own: &AhciOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
         let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
-        let node = self.nodes.get(&options.node_name)?;
-        let export = VfioUserExport::ahci(&self.control, config, node).await;
+        let nodes = options.nodes().map(|name| self.nodes.get(name));
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let export = VfioUserExport::ahci(&self.control, config, nodes).await;
         Ok(Box::new(export.map_err(DaemonError::with_advice)?))
     }
 
@@ -103,9 +113,16 @@ impl Daemon {
         addr: &Addr,
         serial: Option<&str>,
     ) -> Result<VfioUserConfig, DaemonError> {
+        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let listen = match taken {
+            Some(TakenExport::Server { listener: (fd, file), session: _ }) => {
+                Listen::TakenOver(Arc::new(fd), file)
+            }
+            Some(TakenExport::Mount { .. }) | None => self.listen(addr)?,
+        };
         Ok(VfioUserConfig {
             id: options.id.clone(),
-            listen: self.listen(addr)?,
+            listen,
             io_threads: self.threads.handles(&options.iothreads)?,
             writable: options.writable,
             writethrough: options.writethrough,

@@ -61,10 +61,16 @@ impl Running for VhostUserExport {
         self.hand_over().resume();
     }
 
+    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
+        Err("the export is not over vfio-user".to_owned())
+    }
+
     fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
         let rings = match stopped {
             Some(Stopped::Rings(rings)) => rings,
-            Some(Stopped::Clients(_) | Stopped::File { .. }) | None => SavedRings::default(),
+            Some(Stopped::Clients(_) | Stopped::File { .. } | Stopped::Controller(_)) | None => {
+                SavedRings::default()
+            }
         };
         Box::pin(self.begin(rings))
     }
@@ -97,7 +103,8 @@ impl Daemon {
         self.start_vhost_user(options, &own.options, policy).await
     }
 
-    /// Where an export listens: on a socket that was given, if there is one for that address.
+    /// Returns the socket or path to listen on. A socket passed to the daemon for the path takes
+    /// precedence.
     pub(super) fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
         match addr {
             Addr::Unix { path } => Ok(match self.given.at_path(path)? {
@@ -144,7 +151,7 @@ impl Daemon {
         };
         let export = started.map_err(DaemonError::with_advice)?;
         if options.nodes().any(|node| !self.nodes.is_active(node)) {
-            // Before anybody could be served.
+            // Pause before the export takes its first request.
             export.set_paused(true).await;
         }
         Ok(Box::new(export))

@@ -13,26 +13,26 @@ use super::options::{CopyOptions, JobOptions};
 use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
 use super::worker;
 
-/// A node of a chain, as commands name it.
+/// A node of a chain, by either of the names that commands accept.
 #[derive(Default)]
 pub(in super::super) struct ImageName {
-    /// By its file.
+    /// The image's file name.
     pub(in super::super) file: Option<String>,
-    /// By its node.
+    /// The node name.
     pub(in super::super) node: Option<String>,
 }
 
-/// What both kinds of jobs are started with.
+/// Options of `block-stream` and `block-commit`.
 pub(in super::super) struct ChainOptions {
-    /// As of each copy. `device` is the topmost image of the chain.
+    /// Options of every copy. `device` is the topmost image of the chain.
     pub(in super::super) copy: CopyOptions,
-    /// The image that stays behind.
+    /// The image below the merged images. The chain keeps this image.
     pub(in super::super) base: ImageName,
-    /// Of a stream: the image above that one. Of a commit: the topmost image that is committed, by file.
+    /// Stream only: the lowest image that is merged, by node name.
     pub(in super::super) bottom: Option<String>,
-    /// Of a commit: the topmost image that is committed.
+    /// Commit only: the topmost image that is committed.
     pub(in super::super) top: ImageName,
-    /// How the image above is to name the base.
+    /// The name of the base in the header of the image above.
     pub(in super::super) backing_file: Option<String>,
 }
 
@@ -56,10 +56,11 @@ fn missing(device: &str, name: &str) -> QmpError {
     refused(format!("Cannot find device='{device}' nor node-name='{name}'"))
 }
 
-/// Depth of what there is behind all images.
+/// A depth below the last image of every chain.
 const ALL: u32 = u32::MAX;
 
-/// The depth of the image at a place behind another one.
+/// Returns the depth of the image at index `place` behind another image. The other image has depth
+/// 1, index 0 has depth 2.
 fn depth(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(ALL).saturating_add(2)
 }
@@ -82,7 +83,7 @@ impl Daemon {
         }
         let top = copy.device.clone();
         self.nodes.node(&top).map_err(|_| missing(&top, &top))?;
-        // What is behind the image below a filter is what the filter shows.
+        // A stream to a filter works on the image below the filter, and on that image's chain.
         let mut steady = self.nodes.filtered(&top);
         let device = steady.last().unwrap_or(&top).clone();
         let chain = self.nodes.chain(&device);
@@ -196,7 +197,7 @@ impl Daemon {
         if backing_file.is_some() && top == 0 {
             return Err(refused("'backing-file' specified, but 'top' is the active layer"));
         }
-        // What users of the device would use then has no name that an option could refer to.
+        // The device's users would move to a node that options cannot refer to.
         let has_users = !self.nodes.edges(&device).is_empty();
         if top == 0 && has_users && base_name.starts_with('#') {
             return Err(refused(format!(
@@ -205,7 +206,7 @@ impl Daemon {
             )));
         }
         self.check_chain_job(&copy)?;
-        // An active commit shares the base with writers, as QEMU's does.
+        // As in QEMU, other users may write to the base during an active commit.
         let steady = if top == 0 { &[] } else { std::slice::from_ref(&base_name) };
         let id = &copy.job.id;
         let graph = self.graph.with_chain_job(id, "commit", &top_name, &whole, steady, top == 0);
@@ -229,7 +230,7 @@ impl Daemon {
         }
         copy.device.clone_from(&top_name);
         copy.target.clone_from(&base_name);
-        // As seen from the topmost image that is committed.
+        // The depth counts from the topmost committed image.
         let base_depth = depth(base - top - 1);
         let ends = self.chain_ends(&top_name, &base_name, size)?;
         if top > 0 {
@@ -251,7 +252,8 @@ impl Daemon {
         let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
         let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));
         let task = worker::Task::Commit(dirty.clone(), base_depth);
-        let how = How::Mirror { dirty, kind: "commit", replaces: Some(device) };
+        let how =
+            How::Mirror { dirty, turns: Arc::default(), kind: "commit", replaces: Some(device) };
         self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 
@@ -263,21 +265,21 @@ impl Daemon {
         }
     }
 
-    /// The place of an image in a chain, by its file name.
+    /// Returns the index in a chain of the image with this file name.
     fn find_file(&self, chain: &[String], file: &str) -> Result<usize, QmpError> {
         let is_it = |name: &String| nodes::is_filename(&self.nodes, name, file);
         let place = chain.iter().position(is_it);
         place.ok_or_else(|| refused(format!("Can't find '{file}' in the backing chain")))
     }
 
-    /// How an image's header is to name the image of a node.
+    /// Returns the name of `base` for another image's header: `given`, or the file name.
     fn backing_name(&self, base: &str, given: Option<String>) -> BackingName {
         let format = self.nodes.options(base).map(|options| options.driver.kind().name.to_owned());
         let filename = given.unwrap_or_else(|| nodes::filename_of(&self.nodes, base));
         BackingName { filename, format }
     }
 
-    /// Has a node open for writing. Returns its name if it was to be read only.
+    /// Reopens a node for writing. Returns the node's name if its options say read-only.
     async fn make_writable(&mut self, name: &str) -> Result<Option<String>, QmpError> {
         let was_read_only = self.nodes.options(name).is_some_and(|options| options.read_only);
         self.nodes.make_writable(name).await.map_err(DaemonError::from)?;
@@ -294,10 +296,10 @@ impl Daemon {
         Ok(Ends { source, target, users, size })
     }
 
-    /// All is copied: has the image above the dropped ones show the base.
+    /// Attaches the base to the overlay after all data is copied, and drops the images between.
     ///
-    /// The header comes first: what it names is whole. A kill between the steps leaves the longer chain or the shorter
-    /// one.
+    /// The overlay's header changes first: the base that the header names is complete by then. A
+    /// crash between the steps leaves either the longer or the shorter chain, and both are valid.
     pub(super) async fn end_chain_job(
         &mut self,
         copying: &Copying,
@@ -324,7 +326,7 @@ impl Daemon {
         self.take_filter_out(copying).await
     }
 
-    /// Has a node that was written to by the job alone be read only again.
+    /// Makes a node read-only again that the job reopened for writing.
     pub(super) async fn reset_chain(&mut self, copying: &Copying) {
         if let How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) = &copying.how
             && let Some(name) = &end.read_only_again
@@ -336,7 +338,7 @@ impl Daemon {
     async fn make_read_only(&mut self, name: &str) {
         self.graph = self.graph.with_read_only(name, true);
         if let Err(error) = self.nodes.make_read_only(name).await {
-            // No user of the node writes to it in any case.
+            // The node may stay open for writing: its users do not write.
             log::warn!("node {name}: stays open for writing: {error}");
         }
     }

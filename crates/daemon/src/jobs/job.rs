@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use block::job::{Backup, Bitmap, Control};
+use block::job::{Backup, Bitmap, Control, Turns};
 use block::node::{BackingName, BlockNode};
 use block::track::DirtyBitmap;
 use control::qmp::QmpError;
@@ -14,7 +14,7 @@ use super::super::monitor::Clients;
 use super::options::{BitmapMode, CopyOptions, JobOptions, JobVerb};
 use super::worker::Order;
 
-/// What a job is at: QEMU's `JobStatus`.
+/// The status of a job: QEMU's `JobStatus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     Created,
@@ -45,7 +45,7 @@ impl Status {
         }
     }
 
-    /// Whether a job that is at this takes the order: QEMU's table of verbs.
+    /// Returns whether a job accepts the order in this status: QEMU's table of verbs.
     fn takes(self, verb: JobVerb) -> bool {
         use Status::{Created, Paused, Pending, Ready, Running, Standby, Waiting};
         match verb {
@@ -76,39 +76,39 @@ fn verb_name(verb: JobVerb) -> &'static str {
 
 /// A job.
 pub(in super::super) struct Job {
-    /// Of all jobs there ever were; another one may come to have the same name.
+    /// Unique among all jobs since the start. The name of an ended job may be reused.
     pub(super) serial: u64,
     pub(super) options: JobOptions,
     pub(super) status: Status,
-    /// Why it failed.
+    /// The reason of the failure.
     pub(super) error: Option<String>,
     pub(super) work: Work,
 }
 
-/// What a job does.
+/// The work of a job.
 pub(super) enum Work {
     /// `blockdev-create`.
     Create { done: bool },
-    /// Those that copy.
+    /// A job that copies a node.
     Copy(Box<Copying>),
 }
 
-/// A job that copies a node to another one.
+/// The state of a job that copies a node to another node.
 pub(super) struct Copying {
     pub(super) source: String,
     pub(super) target: String,
     pub(super) control: Arc<Control>,
     pub(super) how: How,
-    /// `None` once it has ended.
+    /// `None` before the copy begins and after its end.
     pub(super) open: Option<Open>,
     pub(super) speed: i64,
     pub(super) user_paused: bool,
-    /// Why it was paused, if by an error.
+    /// QEMU's `io-status`: `ok`, or the kind of error that paused the job.
     pub(super) io_status: &'static str,
 }
 
 impl Copying {
-    /// A job that has nothing open yet.
+    /// Returns the state before the copy begins.
     pub(super) fn new(options: CopyOptions, how: How) -> Copying {
         Copying {
             source: options.device,
@@ -123,9 +123,9 @@ impl Copying {
     }
 }
 
-/// What a job that copies has open.
+/// The filter and the worker of a job that copies.
 pub(super) struct Open {
-    /// What lies above the source meanwhile, if anything does.
+    /// The filter above the source, if the job needs one.
     pub(super) filter: Option<Arc<dyn BlockNode>>,
     pub(super) orders: mailbox::Sender<Order>,
     /// Completes when the worker has closed both nodes.
@@ -134,13 +134,15 @@ pub(super) struct Open {
 
 /// How a job copies.
 pub(super) enum How {
-    /// A copy of each part, and the bytes of the disk.
+    /// Each part is copied once. The number is the total of bytes to copy.
     Parts(Parts, Backup, u64),
     Mirror {
         dirty: Arc<Bitmap>,
+        /// Whether writes wait for the target: `copy-mode`.
+        turns: Arc<Turns>,
         /// `mirror`, or `commit` of the topmost image.
         kind: &'static str,
-        /// The node whose place the target takes; `None`: it is left alone.
+        /// The node that the target replaces. `None`: no node is replaced.
         replaces: Option<String>,
     },
 }
@@ -162,13 +164,13 @@ impl Parts {
     }
 }
 
-/// A dirty bitmap that a backup goes by.
+/// The dirty bitmap of a backup.
 pub(super) struct BitmapUse {
     bitmap: Arc<DirtyBitmap>,
     mode: BitmapMode,
-    /// The bitmap says what is copied.
+    /// The bitmap selects the parts to copy.
     selects: bool,
-    /// The bits that it had when the job began.
+    /// The bits at the start of the job.
     before: Option<Bitmap>,
 }
 
@@ -177,7 +179,9 @@ impl BitmapUse {
         BitmapUse { bitmap, mode, selects, before: None }
     }
 
-    /// The job begins: no request is under way. Writes set bits for the next job from now on.
+    /// Takes the bits at the start of the job, while no request is in flight.
+    ///
+    /// Later writes set bits for the next job.
     pub(super) fn begin(&mut self, backup: &Backup) {
         self.bitmap.set_busy(true);
         let before = self.bitmap.bits().take();
@@ -187,7 +191,7 @@ impl BitmapUse {
         self.before = Some(before);
     }
 
-    /// The job has ended.
+    /// Keeps the taken bits cleared, or sets them again, by the mode and the job's result.
     pub(super) fn end(&mut self, backup: &Backup, succeeded: bool) {
         self.bitmap.set_busy(false);
         let Some(before) = self.before.take() else { return };
@@ -201,17 +205,17 @@ impl BitmapUse {
     }
 }
 
-/// What the end of a job changes in a chain of images.
+/// The change that the end of a job makes to a chain of images.
 pub(super) struct ChainEnd {
-    /// The image that gets another one behind it. `None`: the chain stays as it is.
+    /// The image that gets another backing image. `None`: the chain does not change.
     pub(super) overlay: Option<String>,
-    /// That one.
+    /// The new backing image. `None`: the overlay gets no backing image.
     pub(super) base: Option<String>,
-    /// Those between.
+    /// The images between the overlay and the base. They leave the chain.
     pub(super) dropped: Vec<String>,
-    /// How the overlay's header is to name the base.
+    /// The name of the base in the overlay's header.
     pub(super) name: Option<BackingName>,
-    /// A node that is only written to by the job.
+    /// The node to make read-only after the job, if only the job writes to it.
     pub(super) read_only_again: Option<String>,
 }
 
@@ -246,14 +250,14 @@ impl Job {
         }
     }
 
-    /// Enters a status and tells all clients.
+    /// Enters a status and sends `JOB_STATUS_CHANGE` to all clients.
     pub(super) fn enter(&mut self, status: Status, clients: &Clients) {
         self.status = status;
         let data = json!({"status": status.name(), "id": self.options.id});
         clients.tell(&JOB_STATUS_CHANGE, data);
     }
 
-    /// Whether the order can be given now.
+    /// Checks that the job accepts the order in its current status.
     pub(super) fn check(&self, verb: JobVerb) -> Result<(), QmpError> {
         if self.status.takes(verb) {
             return Ok(());
@@ -266,7 +270,7 @@ impl Job {
         )))
     }
 
-    /// How much is done, and how much there is.
+    /// Returns the finished work and the total: in bytes, or of 1 for `blockdev-create`.
     fn progress(&self) -> (u64, u64) {
         match &self.work {
             Work::Create { done } => (u64::from(*done), 1),
@@ -280,7 +284,7 @@ impl Job {
         }
     }
 
-    /// QEMU's `JobInfo`.
+    /// Returns QEMU's `JobInfo`.
     pub(super) fn info(&self) -> Json {
         let (current, total) = self.progress();
         let mut info = json!({
@@ -296,7 +300,7 @@ impl Job {
         info
     }
 
-    /// QEMU's `BlockJobInfo`, of those that copy.
+    /// Returns QEMU's `BlockJobInfo`. `None`: the job does not copy.
     pub(super) fn block_info(&self) -> Option<Json> {
         let copying = self.copying()?;
         let (offset, len) = self.progress();
@@ -314,8 +318,10 @@ impl Job {
             "auto-finalize": self.options.auto_finalize,
             "auto-dismiss": self.options.auto_dismiss,
         });
-        if let How::Mirror { kind: "mirror", .. } = copying.how {
-            info["actively-synced"] = false.into();
+        if let How::Mirror { kind: "mirror", dirty, turns, .. } = &copying.how {
+            let is_ready = matches!(self.status, Status::Ready | Status::Standby);
+            let is_synced = turns.is_blocking() && is_ready && dirty.bytes() == 0;
+            info["actively-synced"] = is_synced.into();
         }
         if let Some(error) = &self.error {
             info["error"] = error.as_str().into();
@@ -323,7 +329,7 @@ impl Job {
         Some(info)
     }
 
-    /// Tells all clients of a job that copies, by one of the events `BLOCK_JOB_*`.
+    /// Sends one of the events `BLOCK_JOB_*` to all clients, if the job copies.
     pub(super) fn tell(&self, event: &'static EventRow, clients: &Clients) {
         let Some(copying) = self.copying() else { return };
         let (offset, len) = self.progress();

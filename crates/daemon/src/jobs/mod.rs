@@ -1,4 +1,4 @@
-//! Jobs: started by commands, carried out by workers, and what they change in the graph.
+//! Jobs: commands start them, workers run them, and their end changes the graph.
 
 mod chain;
 mod create;
@@ -21,14 +21,13 @@ use serde_json::{Value as Json, json};
 pub(super) use self::chain::ChainOptions;
 use self::job::{Copying, How, Job, Open, Parts, Status};
 pub(super) use self::options::{
-    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, JobVerb, MirrorOptions,
-    Perf, Preallocation, Sync,
+    BackupOptions, BitmapMode, CopyOptions, JobOptions, JobVerb, MirrorOptions, Perf, Sync,
 };
 use self::worker::Order;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 
-/// The jobs, in the order in which they were started.
+/// The jobs, in the order of their start.
 #[derive(Default)]
 pub(super) struct Jobs {
     jobs: Vec<Job>,
@@ -36,15 +35,30 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Whether there is none.
+    /// Returns whether no job exists.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// What the job of that name is, if it copies.
+    /// Returns the kind of job `id`. `None`: the job does not exist or does not copy.
     pub(super) fn kind_of_copy(&self, id: &str) -> Option<&'static str> {
         let job = self.jobs.iter().find(|job| job.options.id == id)?;
         job.copying().map(|_| job.kind())
+    }
+
+    /// Has the writes of mirror `id` wait for the target from now on.
+    pub(super) fn make_blocking(&self, id: &str) {
+        let job = self.jobs.iter().find(|job| job.options.id == id);
+        if let Some(Copying { how: How::Mirror { turns, .. }, .. }) = job.and_then(Job::copying) {
+            turns.set_blocking();
+        }
+    }
+
+    /// Whether the writes of mirror `id` wait for the target.
+    pub(super) fn is_blocking(&self, id: &str) -> bool {
+        let job = self.jobs.iter().find(|job| job.options.id == id);
+        let how = job.and_then(Job::copying).map(|copying| &copying.how);
+        matches!(how, Some(How::Mirror { turns, .. }) if turns.is_blocking())
     }
 
     /// Describes all jobs as `query-jobs` does. As in QEMU, the newest is first.
@@ -66,7 +80,7 @@ impl Jobs {
         Some(self.jobs.remove(place))
     }
 
-    /// Puts a job back where it was.
+    /// Inserts a job at its place in the order of start.
     fn put(&mut self, job: Job) {
         let place = self.jobs.partition_point(|other| other.serial < job.serial);
         self.jobs.insert(place, job);
@@ -74,7 +88,7 @@ impl Jobs {
 }
 
 impl Daemon {
-    /// Tells a job something: `job-*`.
+    /// Sends an order to a job: `job-*`.
     pub(super) async fn tell_job(&mut self, id: &str, verb: JobVerb) -> Result<(), QmpError> {
         let Some(job) = self.jobs.find(id) else {
             return Err(QmpError::generic("Job not found"));
@@ -83,7 +97,7 @@ impl Daemon {
         self.tell_by_serial(serial, verb).await
     }
 
-    /// Tells a job that copies something: `block-job-*`.
+    /// Sends an order to a job that copies: `block-job-*`.
     pub(super) async fn tell_block_job(&mut self, id: &str, verb: JobVerb) -> Result<(), QmpError> {
         let found = self.jobs.find(id).filter(|job| job.copying().is_some());
         let Some(job) = found else { return Err(QmpError::block_job_not_found(id)) };
@@ -178,9 +192,9 @@ impl Daemon {
         }
     }
 
-    /// A job's worker has something to say.
+    /// Handles a report of a job's worker.
     pub(super) async fn job_reports(&mut self, serial: u64, report: Report) {
-        // Of one that was forgotten meanwhile nothing is wanted.
+        // Ignore late reports of a dismissed job.
         let Some(mut job) = self.jobs.take(serial) else { return };
         match report {
             Report::Ready => {
@@ -237,7 +251,7 @@ impl Daemon {
         }
     }
 
-    /// Makes the job's changes, which ends it.
+    /// Applies the job's changes to the graph and ends the job.
     async fn finalize(&mut self, job: &mut Job) {
         let Some(copying) = job.copying() else { return self.conclude(job, None).await };
         let changed = match &copying.how {
@@ -253,8 +267,10 @@ impl Daemon {
         }
     }
 
-    /// Stops the source's users, has the rest copied, and lets them go on: at the target, if it is to
-    /// take the place of a node.
+    /// Drains the source's users and lets the worker copy the rest.
+    ///
+    /// Then requests continue: at the target for users of the replaced node, otherwise at the
+    /// source.
     async fn end_mirror(
         &mut self,
         copying: &Copying,
@@ -264,7 +280,7 @@ impl Daemon {
         let source = self.nodes.node(&copying.source)?;
         let target = self.nodes.node(&copying.target)?;
         let busy = DaemonError::new;
-        // That lies above the source, so it is drained first.
+        // A replaced node other than the source lies above the source, so its users drain first.
         let elsewhere = match replaces.filter(|&name| name != copying.source) {
             Some(name) => Some(drain(self.nodes.edges(name)).await.map_err(busy)?),
             None => None,
@@ -303,7 +319,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has the source's users use the source itself again.
+    /// Removes the job's filter: users of the source access the source directly again.
     async fn take_filter_out(&mut self, copying: &Copying) -> Result<(), DaemonError> {
         let filter = copying.open.as_ref().and_then(|open| open.filter.as_ref());
         let Some(filter) = filter else { return Ok(()) };
@@ -329,14 +345,14 @@ impl Daemon {
             if let Some(copying) = copying
                 && let Err(error) = self.take_filter_out(copying).await
             {
-                // Nothing is lost: requests go on through it.
+                // No request is lost: requests continue through the filter.
                 log::error!("job {}: its filter stays: {error}", job.options.id);
             }
         }
         self.conclude(job, Some(event)).await;
     }
 
-    /// The end of every job. Its nodes are free from now on.
+    /// Ends a job and releases its nodes. Every job ends here.
     async fn conclude(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
         let succeeded = job.status != Status::Aborting;
         if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), backup, _), .. }) =
@@ -348,7 +364,7 @@ impl Daemon {
             && let Some(Open { filter, orders, closed }) = copying.open.take()
         {
             drop((filter, orders));
-            // Its loop may have gone.
+            // The wait fails only if the loop has stopped: then no node is left to close.
             let _ = closed.await;
         }
         self.graph = self.graph.without_job(&job.options.id);
@@ -361,7 +377,7 @@ impl Daemon {
         }
     }
 
-    /// Ends a job that has just begun.
+    /// Aborts a job as the undo of a transaction's action.
     pub(super) async fn cancel_job(&mut self, id: &str) {
         let Some(serial) = self.jobs.find(id).map(|job| job.serial) else { return };
         let Some(mut job) = self.jobs.take(serial) else { return };
@@ -371,7 +387,7 @@ impl Daemon {
         }
     }
 
-    /// Ends all jobs, for the end of the daemon.
+    /// Aborts and removes all jobs when the daemon ends.
     pub(super) async fn cancel_jobs(&mut self) {
         while let Some(mut job) = self.jobs.jobs.pop() {
             if job.status != Status::Concluded {

@@ -1,18 +1,15 @@
-//! What jobs are started with, and what they can be told.
-
-use std::path::PathBuf;
+//! Options of jobs, and the orders that jobs accept.
 
 use block::job::{OnCbwError, OnError};
-use block::options::RbdOptions;
 
-/// What all jobs have.
+/// Options of every job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JobOptions {
     /// `job-id`.
     pub(crate) id: String,
-    /// `auto-finalize`: whether it makes its changes as soon as it can.
+    /// `auto-finalize`: the job applies its changes without `job-finalize`.
     pub(crate) auto_finalize: bool,
-    /// `auto-dismiss`: whether it goes when it has ended.
+    /// `auto-dismiss`: an ended job disappears without `job-dismiss`.
     pub(crate) auto_dismiss: bool,
 }
 
@@ -22,51 +19,51 @@ impl Default for JobOptions {
     }
 }
 
-/// What jobs that copy a node have.
+/// Options of every job that copies a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CopyOptions {
-    /// The job's own.
+    /// Options of every job.
     pub(crate) job: JobOptions,
-    /// `device`: the source's name.
+    /// `device`: node name of the source.
     pub(crate) device: String,
-    /// `target`: its name.
+    /// `target`: node name of the target.
     pub(crate) target: String,
     /// `sync`.
     pub(crate) sync: Sync,
-    /// `speed`, bytes a second; 0: as fast as it goes.
+    /// `speed`: bytes per second. 0: unlimited.
     pub(crate) speed: i64,
     /// `on-source-error`.
     pub(crate) on_source_error: OnError,
     /// `on-target-error`.
     pub(crate) on_target_error: OnError,
-    /// `filter-node-name`: of the node that is put above the source.
+    /// `filter-node-name`: name of the filter above the source.
     pub(crate) filter_node_name: Option<String>,
 }
 
-/// `sync`: what is copied.
+/// `sync`: the data that a job copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Sync {
-    /// All.
+    /// The whole disk.
     #[default]
     Full,
-    /// What is in the source's topmost image.
+    /// The data stored in the source's topmost image.
     Top,
-    /// What is written from now on; a backup: what is overwritten from now on.
+    /// Data written after the start. A backup copies the old data before each write.
     None,
-    /// What a bitmap has set, which is cleared if the job succeeds.
+    /// The parts that a bitmap has set. Success clears their bits.
     Incremental,
-    /// What a bitmap has set.
+    /// The parts that a bitmap has set.
     Bitmap,
 }
 
-/// `bitmap-mode`: what becomes of the bits of what is copied.
+/// `bitmap-mode`: the bits of copied parts after the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BitmapMode {
-    /// Cleared if the job succeeds.
+    /// Cleared on success.
     OnSuccess,
-    /// They stay.
+    /// Unchanged.
     Never,
-    /// Cleared of what was copied, also if the job fails.
+    /// Cleared for all copied parts, also on failure.
     Always,
 }
 
@@ -75,17 +72,20 @@ pub(crate) enum BitmapMode {
 pub(crate) struct MirrorOptions {
     /// As of each copy.
     pub(crate) copy: CopyOptions,
-    /// `replaces`: the node whose place the target takes; `None`: the source.
+    /// `replaces`: the node that the target replaces. `None`: the source.
     pub(crate) replaces: Option<String>,
-    /// `granularity`, bytes: what is copied again when a byte of it is written.
+    /// `granularity`: bytes per bit of the dirty bitmap. A write to one byte makes all of them
+    /// dirty.
     pub(crate) granularity: u64,
-    /// `buf-size`, bytes of memory for what is being copied.
+    /// `buf-size`: bytes of memory for copies in flight.
     pub(crate) buf_size: u64,
+    /// `copy-mode=write-blocking`: a write is answered when the target has it.
+    pub(crate) blocking: bool,
 }
 
-/// `granularity` when none is given, as QEMU chooses it for a file.
+/// Default of `granularity`: QEMU's default for a file.
 const GRANULARITY: u64 = 64 << 10;
-/// `buf-size` when none is given.
+/// Default of `buf-size`.
 const BUF_SIZE: u64 = 16 << 20;
 
 impl Default for MirrorOptions {
@@ -95,6 +95,7 @@ impl Default for MirrorOptions {
             replaces: None,
             granularity: GRANULARITY,
             buf_size: BUF_SIZE,
+            blocking: false,
         }
     }
 }
@@ -114,14 +115,14 @@ pub(crate) struct BackupOptions {
     pub(crate) perf: Perf,
 }
 
-/// `x-perf`: how a backup copies. `use-copy-range` changes nothing: data passes through memory.
+/// `x-perf`: limits of a backup. `use-copy-range` has no effect: data passes through memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Perf {
-    /// `max-workers`: copies at the same time.
+    /// `max-workers`: concurrent copies.
     pub(crate) max_workers: i64,
-    /// `max-chunk`: most bytes of one copy. 0: no limit.
+    /// `max-chunk`: most bytes per copy. 0: unlimited.
     pub(crate) max_chunk: i64,
-    /// `min-cluster-size`: bytes of a part, at least.
+    /// `min-cluster-size`: fewest bytes per part.
     pub(crate) min_cluster_size: u64,
 }
 
@@ -131,47 +132,13 @@ impl Default for Perf {
     }
 }
 
-/// `blockdev-create`: an image to be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CreateOptions {
-    /// `file`.
-    File {
-        /// `filename`.
-        filename: PathBuf,
-        /// `size`, bytes.
-        size: u64,
-        /// `preallocation`.
-        preallocation: Preallocation,
-    },
-    /// `rbd`.
-    Rbd {
-        /// `location`.
-        location: RbdOptions,
-        /// `size`, bytes.
-        size: u64,
-        /// `cluster-size`: bytes of an object, a power of two. `None`: Ceph's default.
-        object_size: Option<u64>,
-    },
-}
-
-/// `preallocation` of a file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Preallocation {
-    /// It is sparse.
-    #[default]
-    Off,
-    /// Its space is reserved.
-    Falloc,
-    /// It is written.
-    Full,
-}
-
-/// What a job can be told.
+/// An order to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobVerb {
     /// `cancel`.
     Cancel {
-        /// Give up at once, and do not end as a mirror that is ready may: with a copy that is whole.
+        /// End at once. Without `force`, a mirror in status `ready` first makes its copy
+        /// consistent.
         force: bool,
     },
     /// `pause`.
@@ -184,6 +151,6 @@ pub(crate) enum JobVerb {
     Finalize,
     /// `dismiss`.
     Dismiss,
-    /// `set-speed`: bytes a second.
+    /// `set-speed`: bytes per second.
     SetSpeed(i64),
 }

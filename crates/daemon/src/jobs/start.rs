@@ -1,9 +1,10 @@
-//! Starting jobs: what is checked, and how a filter comes above the source.
+//! Starts jobs: checks the options and inserts the filter above the source.
 
 use std::sync::Arc;
 
+use block::NewImage;
 use block::graph::{Edge, drain};
-use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, WorkerConfig};
+use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, Turns, WorkerConfig};
 use block::node::BlockNode;
 use control::Graph;
 use control::qmp::QmpError;
@@ -12,20 +13,23 @@ use event_loop::mailbox;
 use super::super::{Daemon, DaemonError, Message};
 use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
 use super::options::{
-    BackupOptions, BitmapMode, CopyOptions, CreateOptions, JobOptions, MirrorOptions, Perf, Sync,
+    BackupOptions, BitmapMode, CopyOptions, JobOptions, MirrorOptions, Perf, Sync,
 };
 use super::{create, worker};
 
-/// Bytes that a backup copies before one of them is overwritten.
+/// Fewest bytes per part of a backup, stream or commit. A backup copies the whole part before a
+/// write to the part.
 pub(super) const CLUSTER: u64 = 64 << 10;
-/// Bytes of memory for what a backup is copying.
+/// Most bytes of memory for the copies in flight of a backup, stream or commit.
 pub(super) const BACKUP_BUF_SIZE: u64 = 16 << 20;
 
 pub(super) fn negative_speed() -> QmpError {
     QmpError::generic("Parameter 'speed' expects a non-negative value")
 }
 
-/// Checks `x-perf`. Returns bytes of a part, most bytes of one copy, and bytes of memory. Errors are QEMU's.
+/// Checks `x-perf`. Returns bytes per part, most bytes per copy, and bytes of memory.
+///
+/// Errors have QEMU's wording.
 fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
     let Perf { max_workers, max_chunk, min_cluster_size } = perf;
     let most = i64::from(i32::MAX);
@@ -52,11 +56,11 @@ fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
     Ok((cluster, max_chunk, memory.min(BACKUP_BUF_SIZE)))
 }
 
-/// Where a copy comes from and goes to.
+/// The source and the target of a copy.
 pub(super) struct Ends {
     pub(super) source: Arc<Edge>,
     pub(super) target: Arc<Edge>,
-    /// All that use the source, but for the job.
+    /// All users of the source except the job.
     pub(super) users: Vec<Arc<Edge>>,
     pub(super) size: u64,
 }
@@ -66,20 +70,23 @@ impl Daemon {
     pub(in super::super) fn start_create(
         &mut self,
         job: JobOptions,
-        options: CreateOptions,
+        image: Box<dyn NewImage>,
     ) -> Result<(), QmpError> {
         self.check_id(&job.id)?;
         let serial = self.begin(job, Work::Create { done: false });
-        let made = create::begin(&self.control, self.nodes.services(), options);
+        let made = create::begin(&self.host, &self.control, &self.graph, &self.nodes, image);
         let mailbox = self.mailbox.clone();
         self.control.spawn(async move {
-            let made = made.await.unwrap_or_else(|_| Err("no thread could be started".to_owned()));
-            mailbox.push(Message::Created(serial, made));
+            let made = match made {
+                Ok(creating) => creating.await,
+                Err(error) => Err(error),
+            };
+            mailbox.push(Message::Created(serial, made.map_err(|error| error.to_string())));
         });
         Ok(())
     }
 
-    /// An image has been made, or not.
+    /// Ends a `blockdev-create` job with the result of the creation.
     pub(in super::super) async fn created(&mut self, serial: u64, made: Result<(), String>) {
         let Some(mut job) = self.jobs.take(serial) else { return };
         if let Work::Create { done } = &mut job.work {
@@ -134,7 +141,7 @@ impl Daemon {
         &mut self,
         options: MirrorOptions,
     ) -> Result<(), QmpError> {
-        let MirrorOptions { copy, replaces, granularity, buf_size } = options;
+        let MirrorOptions { copy, replaces, granularity, buf_size, blocking } = options;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if ends.size != ends.target.geometry().size {
             self.fail_mirror(copy).await;
@@ -145,7 +152,7 @@ impl Daemon {
             let desc = format!("Failed to find node with node-name='{replaces}'");
             return Err(QmpError::generic(desc));
         }
-        // Those of another node would find other contents there from one moment to the next.
+        // The contents of a node other than the source would change abruptly for its users.
         if replaces != copy.device {
             return Err(QmpError::generic(format!(
                 "Cannot replace '{replaces}' by a node mirrored from '{}': only '{}' itself",
@@ -156,17 +163,23 @@ impl Daemon {
         let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
-        let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));
-        let task = worker::Task::Mirror(dirty.clone());
-        let how = How::Mirror { dirty, kind: "mirror", replaces: Some(replaces) };
+        let turns = Arc::new(Turns::default());
+        if blocking {
+            turns.set_blocking();
+        }
+        let filter = MirrorTop::new(name, below, dirty.clone());
+        let filter: Arc<dyn BlockNode> =
+            Arc::new(filter.copying_to(ends.target.clone(), turns.clone()));
+        let task = worker::Task::Mirror(dirty.clone(), turns.clone());
+        let how = How::Mirror { dirty, turns, kind: "mirror", replaces: Some(replaces) };
         let graph = self.graph_with_copy(&copy, "mirror")?;
         self.start_copy(copy, ends, graph, Some(filter), how, task, buf_size).await
     }
 
-    /// QSD finds out in the job that sizes differ, not before.
+    /// Reports different sizes by a failed job. The command succeeds, as in QSD.
     async fn fail_mirror(&mut self, copy: CopyOptions) {
         let dirty = Arc::new(Bitmap::new(0, CLUSTER, false));
-        let how = How::Mirror { dirty, kind: "mirror", replaces: None };
+        let how = How::Mirror { dirty, turns: Arc::default(), kind: "mirror", replaces: None };
         let serial = self.begin(copy.job.clone(), Work::Copy(Box::new(Copying::new(copy, how))));
         let Some(mut job) = self.jobs.take(serial) else { return };
         let error = "Source and target image have different sizes".to_owned();
@@ -196,7 +209,7 @@ impl Daemon {
         Ok(name.map_err(DaemonError::from)?)
     }
 
-    /// Checks what both kinds of copies want, and opens both ends.
+    /// Checks the options that backup and mirror share, and opens source and target.
     fn ends(
         &mut self,
         copy: &CopyOptions,
@@ -244,7 +257,7 @@ impl Daemon {
         Ok(Ends { source, target, users, size })
     }
 
-    /// Adds a job to the others.
+    /// Adds a job in status `running` and returns its serial number.
     fn begin(&mut self, options: JobOptions, work: Work) -> u64 {
         let serial = self.jobs.next;
         self.jobs.next += 1;
@@ -256,7 +269,7 @@ impl Daemon {
         serial
     }
 
-    /// Starts a job that copies. `graph`: with the job. `filter`: what comes above the source.
+    /// Starts a job that copies. `graph` contains the job. `filter` is inserted above the source.
     #[expect(clippy::too_many_arguments, reason = "what jobs differ in")]
     pub(super) async fn start_copy(
         &mut self,
@@ -321,7 +334,7 @@ impl Daemon {
     }
 }
 
-/// Most parts of a disk that a job keeps account of, a bit each: 256 MiB of memory.
+/// Most parts per job. The bitmap has one bit per part: 256 MiB of memory.
 const MAX_PARTS: u64 = 1 << 31;
 
 pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use block::job::{Backup, Bitmap, Failure, Mirror, Report, Worker, WorkerConfig};
+use block::job::{Backup, Bitmap, Failure, Mirror, Report, Turns, Worker, WorkerConfig};
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 
 use super::super::signal::Mailbox;
@@ -18,7 +18,7 @@ pub(super) enum Order {
 /// The task of a worker.
 pub(super) enum Task {
     Backup(Backup, bool),
-    Mirror(Arc<Bitmap>),
+    Mirror(Arc<Bitmap>, Arc<Turns>),
     /// A mirror of the data in images above the given depth.
     Commit(Arc<Bitmap>, u32),
 }
@@ -53,9 +53,11 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
                 done.send(Ok(()));
             }
         }
-        Task::Mirror(dirty) => run_mirror(Mirror::new(worker, dirty), orders).await,
+        Task::Mirror(dirty, turns) => {
+            run_mirror(Mirror::new(worker, dirty, turns), orders).await;
+        }
         Task::Commit(dirty, depth) => {
-            let mut mirror = Mirror::new(worker, dirty);
+            let mut mirror = Mirror::new(worker, dirty, Arc::default());
             mirror.find(depth).await;
             run_mirror(mirror, orders).await;
         }

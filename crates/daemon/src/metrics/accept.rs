@@ -3,8 +3,8 @@
 /// A format of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus' text format, version 0.0.4. The default, as in Prometheus' client libraries: a client that does not
-    /// know OpenMetrics does not ask for it by name.
+    /// Prometheus' text format, version 0.0.4. The default, as in Prometheus' client libraries:
+    /// OpenMetrics is sent only to clients that name it.
     Classic,
     /// OpenMetrics, version 1.0.0.
     OpenMetrics,
@@ -42,8 +42,8 @@ impl Accept {
         self.classic = self.classic.max(Some((specificity, range.quality)));
     }
 
-    /// Returns the preferred format. A client that accepts neither gets the classic one, as from Prometheus' client
-    /// libraries.
+    /// Returns the preferred format. A client that accepts neither format gets the classic format,
+    /// as from Prometheus' client libraries.
     pub(super) fn format(&self) -> Format {
         let classic = self.classic.map_or(0, |(_, quality)| quality);
         match self.open_metrics {

@@ -15,7 +15,8 @@ pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 /// Returns `page`, which has the OpenMetrics format, in the classic format.
 pub(super) fn from_open_metrics(page: &str) -> String {
     let mut classic = String::with_capacity(page.len());
-    // Text of the last `HELP`. The line needs the suffix of its metric's type, which follows.
+    // Text of the last `HELP` line. The text is kept until the following `TYPE` line determines the
+    // suffix of the metric's name.
     let mut help = "";
     for line in page.lines() {
         let mut words = line.splitn(4, ' ');

@@ -1,5 +1,5 @@
-//! The part of HTTP/1.1 (RFC 9112) that serving one page needs: requests in, answers out, without
-//! I/O.
+//! The part of HTTP/1.1 (RFC 9112) needed to serve one page: parses requests and formats answers,
+//! without I/O.
 
 use super::accept::{Accept, Format};
 
@@ -124,7 +124,7 @@ fn read_head(head: &str) -> Result<Asked, Status> {
     }
 }
 
-/// The path of a target, which a client may also give with scheme and host in front.
+/// Returns the path of a request target. The target may begin with scheme and host.
 fn path(target: &str) -> &str {
     let local = match target.strip_prefix("http://") {
         Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
@@ -133,12 +133,12 @@ fn path(target: &str) -> &str {
     local.split(['?', '#']).next().unwrap_or_default()
 }
 
-/// An answer with a page.
+/// Returns an answer with a page.
 pub fn page(content_type: &str, body: &str, head_only: bool) -> String {
     answer("200 OK", content_type, "", body, head_only)
 }
 
-/// An answer without one.
+/// Returns an answer that refuses a request.
 pub fn refusal(status: Status) -> String {
     let more = match status {
         Status::MethodNotAllowed => "Allow: GET, HEAD\r\n",

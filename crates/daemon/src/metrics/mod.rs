@@ -1,8 +1,8 @@
 //! `--metrics`: a page for Prometheus, over HTTP on the control loop.
 //!
-//! Whoever may connect may ask, and nobody has to hurry for it: a client has a time limit for all it
-//! does, its head and its connections are bounded, and the page is made from counters that others go on
-//! writing.
+//! Every client that can connect gets the page. The server bounds the number of clients, the size
+//! of a request's head, and the time per client. Building the page does not stop I/O: the page
+//! reads counters that the I/O threads keep updating.
 
 mod accept;
 mod classic;
@@ -25,23 +25,23 @@ use super::signal::{Signal, until};
 use super::statistics::Statistics;
 use super::turn::Turn;
 
-/// Clients at the same time. One more, and the one that has been there longest has to go.
+/// Most clients at the same time. A further client displaces the oldest one.
 const MAX_CLIENTS: usize = 16;
 
-/// How long a client may take, from its first byte to the last of its answer, nanoseconds.
+/// Longest time per client, from accept to close, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// Asks for the statistics.
+/// Requests the statistics.
 pub(super) type Ask = dyn Fn(oneshot::Sender<Statistics>);
 
-/// A server.
+/// The server of the page.
 pub(super) struct Server {
     pub(super) event_loop: EventLoop,
     pub(super) ask: Rc<Ask>,
     pub(super) turn: Rc<Turn>,
 }
 
-/// A client that is there.
+/// A connected client.
 #[derive(Default)]
 struct Client {
     sent_away: Cell<bool>,
@@ -49,7 +49,7 @@ struct Client {
 }
 
 impl Server {
-    /// Serves those that connect.
+    /// Accepts clients and serves each of them in a task.
     pub(super) async fn run(self, listener: Listener) {
         let clients: Rc<RefCell<VecDeque<Rc<Client>>>> = Rc::default();
         self.turn.begun().await;
@@ -78,7 +78,7 @@ impl Server {
                 let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
                 let sent_away = client.changed.until(|| client.sent_away.get().then_some(()));
                 let served = until(serve(&event_loop, socket, &*ask), sent_away);
-                // What strangers do is no news: anybody could fill the log.
+                // Debug level, because clients could otherwise fill the log.
                 match until(served, deadline).await {
                     Ok(Ok(Ok(()))) => {}
                     Ok(Ok(Err(errno))) => log::debug!("metrics: client lost: {}", errno.desc()),
@@ -87,7 +87,7 @@ impl Server {
                 }
                 clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
             });
-            // Those that were sent away go before more are accepted.
+            // Let the tasks of displaced clients end before the next accept.
             take_turns().await;
         }
     }
@@ -133,8 +133,8 @@ async fn serve(event_loop: &EventLoop, socket: OwnedFd, ask: &Ask) -> Result<(),
         rest = rest.get(len..).unwrap_or_default();
     }
     stream.finish();
-    // What the client still sends is taken, so that its end is not a reset that costs it the answer.
-    // Others get their turn, also while it never stops.
+    // Read the rest of the client's data: a close with unread data sends a reset, which can destroy
+    // the answer. Other tasks get their turn even if the client never stops sending.
     while stream.read(&mut buf).await? > 0 {
         take_turns().await;
     }

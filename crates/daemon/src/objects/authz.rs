@@ -8,10 +8,10 @@ use tls::Authorization;
 use super::{Made, no_property};
 use crate::{Daemon, DaemonError};
 
-/// Which TLS clients are let in.
+/// The rules that admit TLS clients.
 pub(super) struct Authz(Arc<Authorization>);
 
-/// Makes the authorization.
+/// Creates the authorization.
 pub(super) fn make(options: &AuthzOptions) -> Authz {
     Authz(Arc::new(options.authorization.clone()))
 }
@@ -29,6 +29,6 @@ impl Made for Authz {
         Some(self.0.clone())
     }
 
-    /// Servers that use the authorization keep it.
+    /// Does nothing: servers keep the authorization that they already use.
     fn remove(&self, _: &mut Daemon) {}
 }

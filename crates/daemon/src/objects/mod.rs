@@ -1,4 +1,4 @@
-//! Objects that exist. A type of object is a file here; [`Daemon::make_object`] lists the types.
+//! Existing objects, with one file per object type. [`Daemon::make_object`] lists the types.
 
 mod authz;
 mod iothread;
@@ -17,30 +17,30 @@ use super::{Daemon, DaemonError};
 
 /// An object.
 pub(super) struct Object {
-    /// Its name, which no two objects have in common.
+    /// The name, unique among all objects.
     pub(super) id: String,
     /// `qom-type`.
     pub(super) type_name: &'static str,
     pub(super) made: Box<dyn Made>,
 }
 
-/// What an object has become. No method has a default: what an object leaves behind would be found by the next one of its
-/// name.
+/// A created object. No method has a default, because each type must clean up after itself:
+/// leftover state would be visible to a later object of the same name.
 pub(super) trait Made {
-    /// What can be seen of the object, as it is now.
+    /// Returns the object's properties with their current values.
     fn properties(&self, daemon: &Daemon) -> Vec<Property>;
 
     /// Changes one of the [`properties`](Self::properties).
     ///
     /// # Errors
     ///
-    /// The property cannot change, or does not take that value.
+    /// The property cannot change, or the value is invalid.
     fn set(&self, daemon: &mut Daemon, name: &str, value: Value) -> Result<(), DaemonError>;
 
-    /// Which TLS clients the object lets in. `None`: the object is no authorization.
+    /// Returns the rules that admit TLS clients. `None`: the object is not an authorization.
     fn authorization(&self) -> Option<Arc<Authorization>>;
 
-    /// Removes what nodes, exports and servers find by the object's name.
+    /// Removes the entries by which nodes, exports and servers find the object.
     fn remove(&self, daemon: &mut Daemon);
 }
 
@@ -61,7 +61,7 @@ fn no_property(name: &str) -> DaemonError {
 }
 
 impl Daemon {
-    /// Makes an object.
+    /// Creates an object.
     pub(super) fn make_object(&mut self, options: &ObjectOptions) -> Result<(), DaemonError> {
         let made: Box<dyn Made> = match options {
             ObjectOptions::Iothread(own) => Box::new(iothread::make(self, own)?),
@@ -87,7 +87,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns what an NBD server takes its clients by TLS with. `None`: clients without TLS.
+    /// Returns the TLS acceptor of an NBD server. `None`: the server's clients do not use TLS.
     pub(super) fn acceptor(
         &mut self,
         server: &NbdServerOptions,

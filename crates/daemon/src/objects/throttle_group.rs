@@ -15,7 +15,7 @@ pub(super) struct Group {
     group: Arc<ThrottleGroup>,
 }
 
-/// Makes the group known to nodes.
+/// Registers the group for nodes.
 pub(super) fn make(
     daemon: &mut Daemon,
     options: &ThrottleGroupOptions,
@@ -26,7 +26,7 @@ pub(super) fn make(
 }
 
 impl Group {
-    /// The options that make a group with the present limits.
+    /// Returns options with the group's current limits.
     fn options(&self) -> ThrottleGroupOptions {
         ThrottleGroupOptions { id: self.id.clone(), limits: self.group.limits() }
     }

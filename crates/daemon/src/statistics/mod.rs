@@ -1,5 +1,4 @@
-//! What the daemon has done, as it stands at a moment: read from counters that their threads go on
-//! writing.
+//! Statistics of the daemon: a snapshot of counters that the I/O threads write all the time.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +10,7 @@ use nix::sys::time::TimeValLike;
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use stats::QueueNumbers;
 
-/// What everything has done.
+/// The statistics of the whole daemon.
 #[derive(Debug, Clone)]
 pub(super) struct Statistics {
     pub(super) process: ProcessStatistics,
@@ -22,7 +21,7 @@ pub(super) struct Statistics {
     pub(super) now_ns: u64,
 }
 
-/// What the process takes; what the system does not tell is `None`.
+/// The resources of the process. `None`: unknown to the system.
 #[derive(Debug, Clone)]
 pub(super) struct ProcessStatistics {
     pub(super) cpu_ns: Option<u64>,
@@ -32,29 +31,29 @@ pub(super) struct ProcessStatistics {
     pub(super) started_at: Option<f64>,
 }
 
-/// What an export has done.
+/// The statistics of an export.
 #[derive(Debug, Clone)]
 pub(super) struct ExportStatistics {
     pub(super) id: String,
     pub(super) kind: &'static str,
-    /// The nodes it offers, at least one.
+    /// The exported nodes, at least one.
     pub(super) nodes: Vec<String>,
     pub(super) connected: bool,
     pub(super) io_status: IoStatus,
     pub(super) queues: Vec<QueueStatistics>,
 }
 
-/// What a queue has done or, over NBD, all connections on a thread.
+/// The statistics of a queue or, over NBD, of all connections on a thread.
 #[derive(Debug, Clone)]
 pub(super) struct QueueStatistics {
-    /// Among all queues of the device; over NBD the thread's among those of the export.
+    /// The index of the queue in the device; over NBD, the index of the thread in the export.
     pub(super) number: usize,
     /// The thread that serves it.
     pub(super) iothread: String,
     pub(super) numbers: QueueNumbers,
 }
 
-/// What an I/O thread has done.
+/// The statistics of an I/O thread.
 #[derive(Debug, Clone)]
 pub(super) struct ThreadStatistics {
     pub(super) id: String,
@@ -62,15 +61,15 @@ pub(super) struct ThreadStatistics {
     pub(super) poll_max_ns: u64,
     /// Has the counters of its loop.
     pub(super) handle: LoopHandle,
-    /// CPU time it has taken, nanoseconds, where the kernel tells.
+    /// CPU time in nanoseconds; `None`: unknown to the kernel.
     pub(super) cpu_ns: Option<u64>,
 }
 
-/// What a throttle group has done.
+/// The statistics of a throttle group.
 #[derive(Debug, Clone)]
 pub(super) struct ThrottleStatistics {
     pub(super) id: String,
-    /// Requests that had to wait for the group's limits.
+    /// Number of requests that the group has delayed.
     pub(super) held: u64,
 }
 
@@ -84,14 +83,14 @@ impl ExportStatistics {
 }
 
 impl ProcessStatistics {
-    /// What it takes now.
+    /// The current values.
     pub(super) fn now() -> Self {
         let usage = getrusage(UsageWho::RUSAGE_SELF).ok();
         let cpu = usage.map(|usage| usage.user_time() + usage.system_time());
         ProcessStatistics {
             cpu_ns: cpu.and_then(|cpu| u64::try_from(cpu.num_nanoseconds()).ok()),
             resident_bytes: resident_bytes(),
-            // One of them is that of the folder being read.
+            // The list contains the descriptor of the folder being read.
             open_fds: fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1)),
             started_at: started_at(),
         }
@@ -106,10 +105,10 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * page)
 }
 
-/// proc(5), `stat`: ticks from the start of the machine, which is `uptime` seconds ago.
+/// proc(5), `stat`: ticks since boot, which is `uptime` seconds ago.
 fn started_at() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // Behind the program's name, which may have anything in it.
+    // The program's name may contain spaces and brackets.
     let ticks: f64 = stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()?;
     let per_second = sysconf(SysconfVar::CLK_TCK).ok()?? as f64;
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
@@ -118,7 +117,7 @@ fn started_at() -> Option<f64> {
     Some(now - uptime + ticks / per_second)
 }
 
-/// CPU time that a thread of this process has taken, nanoseconds: proc(5), `schedstat`.
+/// CPU time of a thread of this process, nanoseconds: proc(5), `schedstat`.
 pub(super) fn cpu_ns(tid: Pid) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()

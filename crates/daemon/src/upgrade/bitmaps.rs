@@ -1,5 +1,4 @@
-//! Dirty bitmaps of nodes, on their way to another process: first which there are, then, once nothing is written any
-//! more, their bits.
+//! Hands over dirty bitmaps of nodes: first the list of bitmaps and, once the queues have stopped, their bits.
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::super::{Daemon, DaemonError};
 use super::document::{Collected, Document, boolean, list, number, text};
 
-/// A bitmap of a node that there is not yet.
+/// A handed-over bitmap. Its node is opened later.
 pub(super) struct TakenBitmap {
     node: String,
     name: String,
@@ -41,7 +40,7 @@ fn all(nodes: &NodeRegistry) -> impl Iterator<Item = (&str, Arc<DirtyBitmap>)> {
     })
 }
 
-/// Which bitmaps there are.
+/// The list of all bitmaps.
 pub(super) fn describe(nodes: &NodeRegistry) -> Json {
     let describe = |(node, bitmap): (&str, Arc<DirtyBitmap>)| {
         let storage = STORAGES.iter().find(|(storage, _)| *storage == bitmap.storage());
@@ -56,7 +55,7 @@ pub(super) fn describe(nodes: &NodeRegistry) -> Json {
     all(nodes).map(describe).collect()
 }
 
-/// Their bits. Nothing is written meanwhile.
+/// The bits of all bitmaps. The queues are stopped.
 pub(super) fn bits(nodes: &NodeRegistry, fds: &mut Collected) -> Result<Json, String> {
     let set = all(nodes).filter(|(_, bitmap)| bitmap.bits().count() > 0);
     let told = set.map(|(node, bitmap)| {
@@ -66,7 +65,7 @@ pub(super) fn bits(nodes: &NodeRegistry, fds: &mut Collected) -> Result<Json, St
     told.collect()
 }
 
-/// What [`describe`] says. An older version says nothing.
+/// Parses the output of [`describe`]. Older versions send null.
 pub(super) fn read(json: &Json) -> Result<Vec<TakenBitmap>, String> {
     if json.is_null() {
         return Ok(Vec::new());
@@ -88,7 +87,7 @@ pub(super) fn read(json: &Json) -> Result<Vec<TakenBitmap>, String> {
     list(json)?.iter().map(read).collect()
 }
 
-/// What [`bits`] says.
+/// Parses the output of [`bits`].
 pub(super) fn read_bits(document: &mut Document, json: &Json) -> Result<Vec<TakenBits>, String> {
     if json.is_null() {
         return Ok(Vec::new());
@@ -105,8 +104,8 @@ pub(super) fn read_bits(document: &mut Document, json: &Json) -> Result<Vec<Take
 }
 
 impl Daemon {
-    /// Gives nodes that were just opened the bitmaps that they have in the other process, instead of those in their
-    /// images, which are marked as in use.
+    /// Replaces the bitmaps of newly opened nodes by those of the other process. The bitmaps in the images are
+    /// marked as in use.
     pub(crate) async fn take_bitmaps(&mut self) -> Result<(), DaemonError> {
         let Some(taken) = &mut self.taken else { return Ok(()) };
         let is_there = |bitmap: &mut TakenBitmap| self.nodes.node(&bitmap.node).is_ok();

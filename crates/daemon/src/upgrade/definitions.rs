@@ -1,47 +1,46 @@
-//! What makes what there is now, as options of the command line: by these another process makes it
-//! again.
+//! The current configuration as command-line options, from which another process can reconstruct it.
 
 use block::NodeRegistry;
 use control::{Action, Object, Step, Value, amend, blockdev_option, option_words, put_member};
 
-/// What an option, or a command of a monitor, has made, and the option.
+/// One configured item, made by an option or a monitor command, and the option that makes it again.
 #[derive(Debug)]
 enum Definition {
     Object {
         id: String,
         option: String,
-        /// What it has had set since.
+        /// Properties that were set after the object was made.
         properties: Vec<(String, Value)>,
     },
-    /// Of a node the registry knows what it is now.
+    /// A node's name. The registry holds the node's current options.
     Node(String),
     Export {
         id: String,
         option: String,
-        /// The nodes that the option speaks of.
+        /// The nodes that the option names.
         nodes: Vec<String>,
         named_by_node: Option<&'static str>,
     },
     NbdServer(String),
-    /// It stays for as long as the daemon does.
+    /// An item that cannot be removed while the daemon runs.
     Fixed(String),
 }
 
-/// The definitions of what there is now, in the order in which it was made.
+/// The definitions of all current items, in the order of their creation.
 #[derive(Debug, Default)]
 pub struct Definitions {
     definitions: Vec<Definition>,
-    /// The daemon was not made by options, but by this command line, and has no monitor.
+    /// The command line of a daemon without a monitor whose configuration its options do not show.
     whole: Option<Vec<String>>,
 }
 
 impl Definitions {
-    /// The daemon is made by a command line of which its options do not show: `serve`.
+    /// Records a command line that replaces all definitions (`serve`).
     pub(crate) fn of_command_line(&mut self, arguments: Vec<String>) {
         self.whole = Some(arguments);
     }
 
-    /// Something was made.
+    /// Records the item that `step` made.
     pub fn add(&mut self, step: &Step) {
         let option = step.origin.clone();
         self.definitions.push(match &step.action {
@@ -63,12 +62,12 @@ impl Definitions {
         });
     }
 
-    /// A node was made that no option tells of.
+    /// Records a node that was made without an option.
     pub(crate) fn add_node(&mut self, name: &str) {
         self.definitions.push(Definition::Node(name.to_owned()));
     }
 
-    /// A property of an object is something else now.
+    /// Records the new value of an object's property.
     pub(crate) fn set_property(&mut self, of: &str, name: &str, value: Value) {
         for definition in &mut self.definitions {
             if let Definition::Object { id, properties, .. } = definition
@@ -98,8 +97,9 @@ impl Definitions {
         self.definitions.retain(|made| !matches!(made, Definition::NbdServer(_)));
     }
 
-    /// The command line, without the program's name, that makes what there is. `offered` gives the nodes
-    /// that an export offers now.
+    /// Returns the command line, without the program's name, of the current configuration.
+    ///
+    /// `offered` returns the nodes that an export offers now.
     ///
     /// # Errors
     ///
@@ -188,7 +188,7 @@ fn with_nodes(
             put_member(object, name, Value::Text(node.clone()));
         }
         let mut now = now.into_iter().map(Value::Text);
-        let list = ["luns", "namespaces"].into_iter().find(|list| has(object, list));
+        let list = ["drives", "luns", "namespaces"].into_iter().find(|list| has(object, list));
         if let Some(list) = list {
             put_member(object, list, Value::List(now.collect()));
         } else if let Some(node) = now.next() {

@@ -1,8 +1,8 @@
-//! What is said between the two processes, and in which form.
+//! The messages between the two processes of an upgrade, and their format.
 //!
 //! A packet begins with a letter. `Graph` and `Queues` are documents in JSON, in a memfd; descriptors
 //! that a document speaks of, by numbers from 0, follow in packets of their own. What a document has to
-//! say of nodes and exports are options of the command line, and of front ends messages of vhost-user:
+//! say of nodes and exports are options of the command line, and of front ends messages of vhost-user or vfio-user:
 //! both stay what they are from version to version.
 
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use exports::nbd::SavedClient;
 use exports::nbd::session::transmission::{Agreed, Context, Contexts};
 use exports::nbd::wire::reply::ReplyMode;
+use exports::vfio_user;
 use exports::vhost_user::handover::{Saved, SavedRings};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
@@ -22,13 +23,13 @@ use serde_json::{Value as Json, json};
 /// The version of the documents. A process that knows another one does not take over.
 pub(super) const VERSION: u64 = 1;
 
-/// Old to new: what there is.
+/// Old to new: the current configuration.
 pub const GRAPH: u8 = b'G';
-/// New to old: all of it is there.
+/// New to old: the configuration is reconstructed.
 pub(super) const READY: u8 = b'R';
-/// New to old: it cannot be taken over; the text says why.
+/// New to old: the take-over failed; the text gives the reason.
 pub(super) const REFUSED: u8 = b'E';
-/// Old to new: where the queues are, which stand still from now on.
+/// Old to new: the positions of the queues, which are stopped from now on.
 pub(super) const QUEUES: u8 = b'Q';
 /// New to old: nothing is left that could fail.
 pub(super) const HAVE: u8 = b'H';
@@ -77,6 +78,18 @@ impl Collected {
             }));
         }
         Ok(all.into())
+    }
+
+    /// The client of an export over vfio-user, in a list of none or one.
+    pub fn vfio_user(&mut self, client: Option<vfio_user::SavedClient>) -> Result<Json, String> {
+        let Some(vfio_user::SavedClient { socket, messages, device }) = client else {
+            return Ok(json!([]));
+        };
+        Ok(json!([{
+            "socket": self.add(socket),
+            "messages": self.messages(messages),
+            "device": self.memory(&device)?,
+        }]))
     }
 
     pub(super) fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
@@ -162,6 +175,20 @@ impl Document {
         Ok(saved)
     }
 
+    /// Takes what [`Collected::vfio_user`] added.
+    pub fn vfio_user(&mut self, clients: &Json) -> Result<Option<vfio_user::SavedClient>, String> {
+        let client = match &list(clients)?[..] {
+            [] => return Ok(None),
+            [client] => client,
+            _ => return Err("an export over vfio-user has one client at most".to_owned()),
+        };
+        Ok(Some(vfio_user::SavedClient {
+            socket: self.connection(&client["socket"])?,
+            messages: self.messages(&client["messages"])?,
+            device: self.content(&client["device"])?,
+        }))
+    }
+
     pub(super) fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
         match memory {
             Json::Null => Ok(Vec::new()),
@@ -186,11 +213,11 @@ pub fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// What is in memory that was handed over.
+/// Reads memory that was handed over.
 pub(super) fn content(memory: OwnedFd) -> io::Result<Vec<u8>> {
     let mut file = File::from(memory);
     let metadata = file.metadata()?;
-    // Of others, as an eventfd, a read may wait for ever.
+    // A read of another kind of descriptor, such as an eventfd, may block forever.
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no memory"));
     }

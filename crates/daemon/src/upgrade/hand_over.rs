@@ -1,4 +1,4 @@
-//! The old process' side.
+//! The side of the old process.
 
 use std::cell::{Cell, RefCell};
 use std::env;
@@ -21,47 +21,49 @@ use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSIO
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
 
-/// How long the new process may take until all is there, nanoseconds;
+/// Time limit of the new process until it is ready, nanoseconds.
 const READY_NS: u64 = 10_000_000_000;
-/// a front end until it has sent the rest of a message;
+/// Time limit of a front end for the rest of a message, and of an I/O thread for its answer, nanoseconds.
 const DESCRIBE_NS: u64 = 1_000_000_000;
-/// the oldest request in flight when it begins;
+/// Greatest age of a request in flight at the start of an upgrade, nanoseconds. Also the time limit of the first flush.
 const OLDEST_NS: u64 = 2_000_000_000;
-/// and, while nobody serves, all else together.
+/// Time limit of all steps after the queues have been asked to stop, nanoseconds.
 const STILL_NS: u64 = 5_000_000_000;
 
-/// A disk may take long for once. So for the first few times nobody waits for requests in flight longer than this,
+/// Time limit of an attempt to stop the queues, nanoseconds. It is short, so that a disk that is slow for a moment
+/// does not stop all exports. The last attempt has [`STILL_NS`].
 const TRY_NS: u64 = 50_000_000;
-/// so many times;
+/// Number of attempts before the last one.
 const TRIES: usize = 4;
-/// in between all serve, for this long at least, and until those requests are done.
+/// Shortest time between two attempts, nanoseconds. All exports serve meanwhile.
 const BETWEEN_NS: u64 = 100_000_000;
 
 /// Another process serves now.
 #[derive(Debug)]
 pub(crate) struct HandedOver {
-    /// Which.
+    /// Its process ID.
     pub(crate) pid: u32,
-    /// For how long nobody has served, nanoseconds.
+    /// The longest time that requests had to wait, nanoseconds.
     pub(crate) pause_ns: u64,
 }
 
-/// All queues have stopped.
+/// The state once all queues have stopped.
 struct Still {
-    /// What the other process begins with, by the exports' names,
+    /// What the new process starts the queues with, by export name.
     stopped: Vec<(String, Stopped)>,
-    /// since when, and how long nobody had served before, in a try that failed.
+    /// When the queues were asked to stop, nanoseconds.
     since_ns: u64,
+    /// The longest pause of an earlier attempt, nanoseconds.
     before_ns: u64,
 }
 
 impl Daemon {
-    /// Starts the program anew and has it take over. When this has gone well, nothing is to be done
-    /// any more but to leave, without taking anything down.
+    /// Starts the program anew and hands everything over. On success, this process must only exit, without taking
+    /// anything down.
     ///
     /// # Errors
     ///
-    /// Why it has not; all goes on as before.
+    /// The hand-over has failed. This process serves as before.
     pub(crate) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
         let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
         let arguments = self.arguments_for_another().map_err(refused)?;
@@ -88,11 +90,11 @@ impl Daemon {
         }
     }
 
-    /// The new process is to take over no more: ends it, then goes on. Gives how it ended.
+    /// Cancels a hand-over: ends the new process and resumes the exports. Returns how the new process ended.
     pub(crate) async fn resume(&self) -> String {
         let Some(spawner) = &self.spawner else { return "there is none".to_owned() };
         let asked = spawner.end();
-        // Not only when it is gone, which may take its time: it touches no queue.
+        // Exports resume before the new process has ended, which may take time: the new process touches no queue.
         self.exports.resume();
         if let Some(server) = &self.nbd_server {
             server.resume();
@@ -112,7 +114,7 @@ impl Daemon {
         }
     }
 
-    /// The command line that makes what there is.
+    /// The command line that reproduces the current configuration.
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
@@ -124,7 +126,8 @@ impl Daemon {
         self.definitions.arguments(&self.nodes, |export| Some(self.exports.nodes_of(export)))
     }
 
-    /// The kernel tells of lost writes once, and it has told this process.
+    /// Fails if a flush of an image has failed. The kernel reports lost writes only once: a flush by the new
+    /// process would succeed.
     fn check_flushes(&self) -> Result<(), String> {
         match self.nodes.image_with_failed_flush() {
             Some(path) => Err(format!(
@@ -135,7 +138,8 @@ impl Daemon {
         }
     }
 
-    /// Whether a node, or one below it, is of a driver that is handed over so, and active: one that is not has written all.
+    /// Whether `is` holds for the driver of a node or of one below it. Inactive nodes do not count: they have written
+    /// everything.
     fn is_any(&self, name: &str, is: fn(HandOver) -> bool) -> bool {
         self.nodes.info(name).filter(|node| node.active).is_some_and(|node| {
             let below = |child: &Child| self.is_any(child.edge.node().name(), is);
@@ -143,7 +147,7 @@ impl Daemon {
         })
     }
 
-    /// Whether a node, or one below it, holds requests back, which it lets go when its queues stop.
+    /// Whether a node, or one below it, delays requests. It releases them when its queues stop.
     fn holds_back(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::HoldsBack => true,
@@ -151,12 +155,12 @@ impl Daemon {
         })
     }
 
-    /// When the oldest request in flight was taken, nanoseconds. Queues stop when their requests are done. Where a
-    /// disk takes long already, all would stand still for nothing.
+    /// When the oldest request in flight was taken, nanoseconds. Queues stop once their requests are done: with a slow
+    /// disk, all exports would stop in vain.
     ///
     /// # Errors
     ///
-    /// It has taken too long.
+    /// The oldest request is older than [`OLDEST_NS`], or an I/O thread does not answer.
     async fn oldest(&self) -> Result<Option<u64>, String> {
         let oldest = self.exports.oldest(|node| self.holds_back(node));
         let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
@@ -173,7 +177,7 @@ impl Daemon {
         }
     }
 
-    /// Gives for how long nobody has served, nanoseconds.
+    /// Returns the longest time that requests had to wait, nanoseconds.
     async fn hand_over(&self, packets: &Packets, arguments: Vec<String>) -> Result<u64, String> {
         let limit = |ns| self.control.sleep_until(self.control.now_ns() + ns);
         let awaited = RefCell::default();
@@ -183,7 +187,7 @@ impl Daemon {
         let (graph, fds) = graph.map_err(within)??;
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
-        // So that little is left to write while all stand still.
+        // Leaves little to write while the queues are stopped.
         let flushed =
             until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
         let Still { stopped, since_ns, before_ns } = self.stop_queues(flushed.is_ok()).await?;
@@ -194,7 +198,7 @@ impl Daemon {
         Ok((self.control.now_ns() - since_ns).max(before_ns))
     }
 
-    /// What there is, with everything that does not change while queues run. `awaited`: the export that has not
+    /// The configuration, and all state that does not change while queues run. `awaited`: the export that has not
     /// answered.
     async fn describe(
         &self,
@@ -258,15 +262,15 @@ impl Daemon {
         Ok((graph, fds.0))
     }
 
-    /// The NBD server's sockets, by their names; it takes nobody any more.
+    /// The NBD server's sockets, by name. The server accepts no more connections.
     fn nbd_listeners(&self) -> Result<Vec<(String, TakenListener)>, String> {
         let Some(server) = &self.nbd_server else { return Ok(Vec::new()) };
         let sockets = server.hand_over().map_err(|error| dup_failed(&error))?;
         Ok((0..).map(nbd_listener).zip(sockets).collect())
     }
 
-    /// Whether a node, or one below it, does not write everything at once. What little of it is left when queues stop
-    /// need not be written for another process to have it.
+    /// Whether a node, or one below it, keeps written data back. The data that it still keeps when queues stop
+    /// reaches the new process through its journal or a flush.
     fn keeps_back(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::Journal | HandOver::Flush => true,
@@ -274,7 +278,7 @@ impl Daemon {
         })
     }
 
-    /// Whether what a node is written, or one below it, is durable only for who has written it.
+    /// Whether only a flush by this process makes the data of a node, or of one below it, durable.
     fn is_elsewhere(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::Flush => true,
@@ -282,8 +286,8 @@ impl Daemon {
         })
     }
 
-    /// Stops all queues. Where a disk takes long for what is in flight, they run again before the next try. `flushed`:
-    /// nothing of what was to be written before is under way.
+    /// Stops all queues. If requests in flight take long, the queues run again before the next attempt. `flushed`: the
+    /// first flush has completed.
     async fn stop_queues(&self, flushed: bool) -> Result<Still, String> {
         let mut before_ns = 0;
         for tried in 0..=TRIES {
@@ -300,7 +304,7 @@ impl Daemon {
                     .await;
             before_ns = before_ns.max(self.control.now_ns() - since_ns);
             log::info!("upgrade: requests in flight take long, so all go on: to be tried again");
-            // Until those are done.
+            // Until the requests that made the attempt fail are done.
             loop {
                 self.control.sleep_until(self.control.now_ns() + BETWEEN_NS).await;
                 if self.oldest().await?.is_none_or(|started_ns| started_ns > since_ns) {
@@ -313,7 +317,7 @@ impl Daemon {
 
     async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Stopped)>, String> {
         let mut all = Vec::new();
-        // A flush that goes on is waited for: that writes were lost, the kernel tells whoever asks first.
+        // A flush under way is awaited: the kernel reports lost writes only to the first flush.
         let flushes = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
         for (id, stopped) in self.exports.stop_queues(flushes) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
@@ -322,7 +326,8 @@ impl Daemon {
         Ok(all)
     }
 
-    /// All queues have stopped: has the other process start them. `awaited`: what has not happened yet.
+    /// Sends the state of the stopped queues, and lets the new process start them. `awaited`: what has not
+    /// happened yet, for the error.
     async fn pass_on(
         &self,
         packets: &Packets,
@@ -335,6 +340,7 @@ impl Daemon {
             let stopped = match stopped {
                 Stopped::Rings(rings) => fds.rings(rings),
                 Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
+                Stopped::Controller(client) => json!({"vfio-user": fds.vfio_user(client)?}),
                 Stopped::File { owner, opens } => json!({"owner": owner, "opens": opens}),
             };
             exports.insert(id, stopped);
@@ -352,11 +358,11 @@ impl Daemon {
     }
 }
 
-/// Has the other process make what there is.
+/// Sends the configuration, and waits until the new process is ready.
 async fn prepare(packets: &Packets, graph: &Json, fds: Vec<OwnedFd>) -> Result<(), String> {
     let sent = packets.send_document(GRAPH, graph, &fds).await;
     drop(fds);
-    // One that has refused, or died, may have been quicker; then its word counts.
+    // A new process that refuses or dies may make sending fail. Its own reason then counts.
     match (sent, expect(packets, READY).await) {
         (_, Err(why)) => Err(why),
         (sent, Ok(())) => sent.map_err(|error| gone(&error)),
@@ -365,7 +371,7 @@ async fn prepare(packets: &Packets, graph: &Json, fds: Vec<OwnedFd>) -> Result<(
 
 async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
     let received = match packets.receive().await {
-        // It has gone without reading all; what it has said is still there.
+        // The new process has ended with messages unread. Its last message can still be received.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => packets.receive().await,
         received => received,
     };

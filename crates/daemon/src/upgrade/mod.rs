@@ -1,21 +1,19 @@
-//! Live upgrade: a daemon hands everything that it serves over to a process of another program, which
-//! may be another version of this one.
+//! Live upgrade: a daemon hands its exports over to a new process, usually of another version.
 //!
 //! ```text
 //!   the old process                          the new process
 //!   starts it          ── by the spawner ──▶
-//!   hears no more from front ends
-//!   says what there is ── Graph ──────────▶  makes it all, rings and queues but for
+//!   pauses front ends
+//!   sends the graph    ── Graph ──────────▶  makes everything but rings and queues
 //!                      ◀────────── Ready ──
 //!   stops all queues
-//!   says where they are ── Queues ────────▶
-//!                      ◀─────────── Have ──  this was the last that could go wrong
-//!   leaves             ── Go ─────────────▶  starts all queues
+//!   sends their state  ── Queues ─────────▶
+//!                      ◀─────────── Have ──  last step that can fail
+//!   exits              ── Go ─────────────▶  starts all queues
 //! ```
 //!
-//! Until `Go` is sent the old process is the one that serves: if anything goes wrong, or takes too long,
-//! it ends the new one and goes on. The new one touches no queue before it has received `Go`. So at no
-//! time do both.
+//! The old process serves until it sends `Go`: if a step fails or takes too long, it ends the new process
+//! and resumes. The new process touches no queue before `Go`. The two never serve at the same time.
 
 mod bitmaps;
 mod definitions;

@@ -34,7 +34,7 @@ pub(crate) type TakenListener = (OwnedFd, Option<PathBuf>);
 
 /// An export as it was handed over.
 pub(crate) enum TakenExport {
-    /// `vhost-user-blk` and `vhost-user-scsi`.
+    /// `vhost-user-blk`, `vhost-user-scsi` and `vfio-user-nvme`.
     Server { listener: TakenListener, session: Option<SavedSession> },
     /// `fuse`.
     Mount { devices: Vec<OwnedFd>, allow_other: bool },
@@ -54,7 +54,7 @@ pub struct TakenOver {
     name: CString,
     /// The process that hands over.
     pub(crate) pid: u32,
-    /// The command line that makes what there is, without the program's name.
+    /// The command line of the current configuration, without the program's name.
     pub arguments: Vec<String>,
     directory: Option<PathBuf>,
     /// Whether the other process had to give signs of life.
@@ -79,7 +79,7 @@ pub struct TakenOver {
 /// documents. It has been told.
 pub fn receive() -> Result<TakenOver, DaemonError> {
     let name = prctl::get_name();
-    // For who lists processes: it does not serve yet.
+    // Shows in lists of processes that this process does not serve yet.
     let _ = prctl::set_name(&CString::new(TAKE_OVER).map_err(DaemonError::new)?);
     let taken = receive_from(io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?)?;
     Ok(TakenOver { name: name.unwrap_or_default(), ..taken })
@@ -104,7 +104,7 @@ fn receive_from(socket: OwnedFd) -> Result<TakenOver, DaemonError> {
     TakenOver::new(copy, document).map_err(refused)
 }
 
-/// Tells the other process why it is to go on.
+/// Refuses the hand-over: the other process continues to serve and gets the reason.
 fn refuse(socket: &OwnedFd, why: &str) {
     let _ = send(socket, REFUSED, why.as_bytes().get(..2048).unwrap_or(why.as_bytes()));
 }
@@ -193,14 +193,16 @@ impl TakenOver {
     ///
     /// # Errors
     ///
-    /// The other process goes on, or has died.
+    /// The other process continues to serve, or has died.
     fn stop_other(&self) -> Result<Handed, DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, READY, &[]).map_err(failed)?;
         let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
         let json = queues.json.take();
         let stopped = |(id, export): (&String, &Json)| {
+            let client = &export["vfio-user"];
             let stopped = match (&export["clients"], &export["owner"]) {
+                _ if !client.is_null() => Stopped::Controller(queues.vfio_user(client)?),
                 (Json::Null, Json::Null) => Stopped::Rings(queues.rings(export)?),
                 (Json::Null, owner) => {
                     let owner = list(owner)?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
@@ -275,8 +277,9 @@ impl Daemon {
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
-        let Handed { stopped, bits } = taken.stop_other()?;
+        let Handed { mut stopped, bits } = taken.stop_other()?;
         self.make(&late).await?;
+        self.exports.prepare(&mut stopped).map_err(DaemonError::new)?;
         self.take_bits(&bits);
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
         if let Err(error) = taken.commit() {
@@ -329,7 +332,7 @@ fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
             is_late
         }
     });
-    // All of them are looked at, for the sake of their names.
+    // `fold` visits all parts, as each visit records names in `late`.
     let on_late = parts.fold(false, |any, late| any | late);
     let is_late = match node.driver.hand_over() {
         HandOver::Journal => true,

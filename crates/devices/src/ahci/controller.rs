@@ -8,14 +8,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use event_loop::sync::lock;
-use event_loop::{BottomHalf, Counter, trace};
+use event_loop::{BottomHalf, Counter};
 use guest_memory::GuestMemory;
 
 use super::command::{Command, Source};
 use super::config::{AhciError, DriveInfo};
 use super::line::Line;
 use super::port::{Link, Port};
+use super::probes;
 use super::regs::*;
+use super::saved::{self, Restored};
+use crate::saved::Invalid;
+use trace::trace;
 
 /// Counters of a controller. Readable from any thread.
 #[derive(Debug, Default)]
@@ -46,11 +50,11 @@ pub struct Ahci {
 
 pub(crate) struct State {
     /// GHC.IE.
-    interrupts_enabled: bool,
+    pub(super) interrupts_enabled: bool,
     /// GHC.HR: a reset is waiting for drives to drain.
     resetting: bool,
     /// IS: a bit per port.
-    is: u32,
+    pub(super) is: u32,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) ports: Vec<Port>,
 }
@@ -133,6 +137,53 @@ impl Ahci {
         self.with_state(State::reset);
     }
 
+    /// The state, once all drives are [paused](super::Drive::pause), for [`check`](Self::check) of another process.
+    pub fn save(&self) -> Vec<u8> {
+        saved::bytes(&lock(&self.state))
+    }
+
+    /// Parses the state of another process' controller, for [`restore`](Self::restore).
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`].
+    pub fn check(&self, state: &[u8]) -> Result<Restored, Invalid> {
+        Restored::parse(state, self.doorbells.len())
+    }
+
+    /// Goes on with the state of another controller, in the memory that was set before and with drives that have begun
+    /// nothing. The interrupt may be signalled once more.
+    pub fn restore(&self, restored: &Restored) {
+        self.with_state(|state| {
+            state.interrupts_enabled = restored.interrupts_enabled;
+            state.is = restored.is;
+            for (port, saved) in state.ports.iter_mut().zip(&restored.ports) {
+                port.restore(saved);
+            }
+        });
+        for (port, saved) in restored.ports.iter().enumerate() {
+            self.read_again(port, &saved.waiting);
+        }
+    }
+
+    /// Reads commands that wait to begin, and queues them in this order.
+    fn read_again(&self, port: usize, waiting: &[u8]) {
+        let Some(doorbell) = self.doorbells.get(port) else { return };
+        let mut doorbell = lock(doorbell);
+        let Doorbell { bell, commands } = &mut *doorbell;
+        let order = lock(&self.state)
+            .order_of(port, |_| waiting.iter().fold(0, |slots, slot| slots | 1 << slot));
+        let Some(order) = order else { return };
+        let source = Source { memory: &order.memory, clb: order.clb, drive: &order.drive };
+        for slot in waiting {
+            commands[usize::from(*slot)].parse(&source, *slot);
+        }
+        let queued = lock(&self.state).take_order(port, &order, waiting.iter().copied(), commands);
+        if queued && let Some(bell) = bell {
+            bell.schedule();
+        }
+    }
+
     /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. Offsets without a register read as 0.
     pub fn mmio_read(&self, offset: u64, size: usize) -> u64 {
         let state = lock(&self.state);
@@ -155,7 +206,7 @@ impl Ahci {
 
     fn write_register(&self, register: u64, value: u32, mask: u32) {
         if let Some((port, offset)) = port_register(register) {
-            trace!(ahci_port_write(self.trace_id(), port as u64, offset, value & mask));
+            trace!(probes::ahci_port_write(self.trace_id(), port as u64, offset, value & mask));
             if offset == PX_CI {
                 return self.ring(port, value & mask);
             }
@@ -185,7 +236,7 @@ impl Ahci {
         for slot in bits(order.slots) {
             commands[usize::from(slot)].parse(&source, slot);
         }
-        if lock(&self.state).take_order(port, &order, commands) {
+        if lock(&self.state).take_order(port, &order, bits(order.slots), commands) {
             self.stats.commands.add_from_any_thread(order.slots.count_ones().into());
             if let Some(bell) = bell {
                 bell.schedule();
@@ -333,9 +384,14 @@ impl State {
         if self.resetting {
             return None;
         }
+        self.order_of(port, |port| port.ring(slots))
+    }
+
+    /// What is to be read of these slots.
+    fn order_of(&mut self, port: usize, slots: impl FnOnce(&mut Port) -> u32) -> Option<Order> {
         let port = self.ports.get_mut(port)?;
         let drive = port.drive.clone()?;
-        let slots = port.ring(slots);
+        let slots = slots(port);
         (slots != 0).then(|| Order {
             slots,
             life: port.life,
@@ -346,13 +402,19 @@ impl State {
     }
 
     /// Second half: queues the commands read, unless the port was reset meanwhile.
-    fn take_order(&mut self, port: usize, order: &Order, commands: &mut [Command]) -> bool {
+    fn take_order(
+        &mut self,
+        port: usize,
+        order: &Order,
+        slots: impl Iterator<Item = u8>,
+        commands: &mut [Command],
+    ) -> bool {
         let Some(port) = self.ports.get_mut(port) else { return false };
         if port.life != order.life {
             commands.iter_mut().for_each(Command::release);
             return false;
         }
-        for slot in bits(order.slots) {
+        for slot in slots {
             let at = usize::from(slot);
             std::mem::swap(&mut port.commands[at], &mut commands[at]);
             port.push(slot);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Op, Request, RequestOwner};
-use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs, trace};
+use event_loop::{BottomHalf, DeferredCall, EventLoop, IoBufs};
 use guest_memory::MemoryView;
 use nix::errno::Errno;
 
@@ -19,13 +19,15 @@ use super::controller::Ahci;
 use super::finish::{Outcome, error_bits};
 use super::fis::{ERROR_ABRT, ERROR_IDNF};
 use super::port::Begun;
+use super::probes;
 use super::regs::SLOTS;
 use super::trim::{Ranges, read_ranges};
 use stats::InFlight as InFlightRequest;
 use stats::{Batch, QueueStats};
+use trace::trace;
 
 /// Maximum work of one turn, in segments to translate and ranges to discard. It bounds the wait of the loop's
-/// other sources (contract E11). The command that exceeds it is the last of its turn.
+/// other sources (fairness contract). The command that exceeds it is the last of its turn.
 const PIECES_PER_TURN: usize = 8192;
 
 /// A drive attached to a port, on the loop that does its I/O.
@@ -187,6 +189,27 @@ impl Drive {
         }
     }
 
+    /// Begins no more commands, and calls `done` once those in flight have ended, perhaps before this returns. Doorbells
+    /// are still taken.
+    pub fn pause(&self, done: impl FnOnce() + 'static) {
+        self.set_paused(true);
+        self.settle(done);
+    }
+
+    /// Begins commands again.
+    pub fn resume(&self) {
+        self.set_paused(false);
+        self.ring_myself();
+    }
+
+    fn set_paused(&self, is_paused: bool) {
+        self.controller.with_state(|state| {
+            if let Some(port) = state.ports.get_mut(self.port) {
+                port.is_paused = is_paused;
+            }
+        });
+    }
+
     /// Removes `slots` from what callbacks of `settle` wait for, and calls those that are complete.
     fn settled(&self, slots: u32) {
         if self.settling.borrow().is_empty() {
@@ -292,7 +315,7 @@ impl Drive {
     fn trace_begin(&self, slot: u8) {
         let (s, port) = (self.controller.trace_id(), self.port as u64);
         let action = || self.work.borrow().slots[usize::from(slot)].command.action;
-        trace!(ahci_cmd_begin(
+        trace!(probes::ahci_cmd_begin(
             s,
             port,
             slot,
@@ -311,7 +334,7 @@ impl Drive {
     /// Ends a command. The driver sees the answer at the end of the section.
     fn answer(&self, slot: u8, outcome: Outcome) {
         let (s, port) = (self.controller.trace_id(), self.port as u64);
-        trace!(ahci_cmd_end(s, port, slot, outcome.error()));
+        trace!(probes::ahci_cmd_end(s, port, slot, outcome.error()));
         self.count(slot, outcome);
         self.work.borrow_mut().done.push((slot, outcome));
         if !self.queued.get()

@@ -4,7 +4,7 @@
 //! machine lock and handles the write inline. [`Ahci`] is that side: registers, reading of commands, the
 //! interrupt line. Any thread may call it. [`Drive`] is the other side, on the loop of the port's image. It
 //! begins commands, sends requests down the node's channel, and publishes a batch of answers with one update of
-//! registers and line. Queueing a command notifies the drive's loop (contract E1), so no request waits for an
+//! registers and line. Queueing a command notifies the drive's loop (wake-up contract), so no request waits for an
 //! unrelated wake-up.
 
 mod ata;
@@ -17,10 +17,13 @@ mod fis;
 mod identify;
 mod line;
 mod port;
+mod probes;
 mod regs;
+mod saved;
 mod trim;
 
 pub use config::{AhciError, DriveConfig};
 pub use controller::{Ahci, AhciStats};
 pub use drive::Drive;
-pub use regs::ABAR_SIZE;
+pub use regs::{ABAR_SIZE, MAX_PORTS};
+pub use saved::Restored;

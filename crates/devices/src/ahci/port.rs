@@ -15,6 +15,7 @@ use super::fis::{
 };
 use super::identify::QueuedError;
 use super::regs::*;
+use super::saved::SavedPort;
 
 /// The state of the link between port and drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub(crate) struct Port {
     pub(crate) draining: bool,
     /// A non-queued command is in flight.
     busy: bool,
+    /// No command begins.
+    pub(crate) is_paused: bool,
     // The drive's settings.
     pub(crate) write_cache: bool,
     pub(crate) queued_error: Option<QueuedError>,
@@ -109,6 +112,7 @@ impl Port {
             in_flight: 0,
             draining: false,
             busy: false,
+            is_paused: false,
             write_cache: false,
             queued_error: None,
             rung_at: None,
@@ -173,14 +177,7 @@ impl Port {
 
     /// PxIS, including the bits derived from PxSERR.
     fn interrupts(&self) -> u32 {
-        let mut is = self.is;
-        if self.serr & SERR_DIAG_X != 0 {
-            is |= PXI_PCS;
-        }
-        if self.serr & SERR_DIAG_N != 0 {
-            is |= PXI_PRCS;
-        }
-        is
+        interrupts(self.is, self.serr)
     }
 
     /// Whether the port requests an interrupt.
@@ -295,6 +292,52 @@ impl Port {
         (self.is, self.ie, self.cmd, self.sctl, self.serr) = (0, 0, 0, 0, 0);
     }
 
+    // ---- handover ------------------------------------------------------------------------------
+
+    /// The state without a command in flight.
+    pub(super) fn save(&self) -> SavedPort {
+        SavedPort {
+            clb: self.clb,
+            fb: self.fb,
+            is: self.is,
+            ie: self.ie,
+            cmd: self.cmd,
+            ccs: self.ccs,
+            status: self.status,
+            error: self.error,
+            sctl: self.sctl,
+            serr: self.serr,
+            sact: self.sact,
+            ci: self.ci,
+            fatal: self.fatal,
+            soft_reset: self.soft_reset,
+            signature_due: self.signature_due,
+            write_cache: self.write_cache,
+            queued_error: self.queued_error,
+            waiting: self.fifo.iter().collect(),
+        }
+    }
+
+    /// Goes on with the state of another controller's port. Its waiting commands are still to be read.
+    pub(super) fn restore(&mut self, saved: &SavedPort) {
+        self.forget_commands();
+        let det = saved.sctl & SCTL_DET_MASK;
+        (self.link, self.signature) = match det {
+            SCTL_DET_COMRESET => (Link::Down, SIG_NONE),
+            SCTL_DET_OFFLINE => (Link::Offline, SIG_NONE),
+            _ if self.drive.is_none() => (Link::Down, SIG_NONE),
+            _ => (Link::Up, SIG_ATA),
+        };
+        (self.clb, self.fb, self.is, self.ie) = (saved.clb, saved.fb, saved.is, saved.ie);
+        (self.cmd, self.running, self.ccs) = (saved.cmd, saved.cmd & CMD_ST != 0, saved.ccs);
+        (self.status, self.error) = (saved.status, saved.error);
+        (self.sctl, self.serr) = (saved.sctl, saved.serr);
+        (self.sact, self.ci) = (saved.sact, saved.ci);
+        (self.fatal, self.soft_reset) = (saved.fatal, saved.soft_reset);
+        (self.signature_due, self.write_cache) = (saved.signature_due, saved.write_cache);
+        self.queued_error = saved.queued_error;
+    }
+
     // ---- commands ------------------------------------------------------------------------------
 
     /// Handles a write to PxCI. Returns the new slots.
@@ -321,7 +364,12 @@ impl Port {
 
     /// Takes the next command, if it may begin. Queued commands run in parallel, all others alone.
     pub(crate) fn begin(&mut self) -> Option<Begun> {
-        if self.cmd & CMD_ST == 0 || self.fatal || self.draining || self.link != Link::Up {
+        if self.is_paused
+            || self.cmd & CMD_ST == 0
+            || self.fatal
+            || self.draining
+            || self.link != Link::Up
+        {
             return None;
         }
         let slot = self.fifo.front()?;
@@ -388,6 +436,17 @@ impl Port {
     }
 }
 
+/// PxIS, as it reads: these bits, and those that are derived from PxSERR.
+pub(super) fn interrupts(mut is: u32, serr: u32) -> u32 {
+    if serr & SERR_DIAG_X != 0 {
+        is |= PXI_PCS;
+    }
+    if serr & SERR_DIAG_N != 0 {
+        is |= PXI_PRCS;
+    }
+    is
+}
+
 /// A queue of slots. Each slot is in it at most once, so it cannot overflow.
 #[derive(Debug, Default)]
 struct Fifo {
@@ -423,5 +482,10 @@ impl Fifo {
 
     fn slots(&self) -> u32 {
         self.members
+    }
+
+    /// The slots in their order.
+    fn iter(&self) -> impl Iterator<Item = u8> {
+        (0..self.len).map(|nth| self.slots[(self.first + nth) % SLOTS])
     }
 }

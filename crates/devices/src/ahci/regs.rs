@@ -5,8 +5,8 @@ pub const ABAR_SIZE: u64 = 0x2000;
 /// Where the ports' registers begin, and how far apart they are (section 3.3).
 pub(crate) const PORTS_AT: u64 = 0x100;
 pub(crate) const PORT_SIZE: u64 = 0x80;
-/// Most ports.
-pub(crate) const MAX_PORTS: usize = 32;
+/// Most ports of a controller.
+pub const MAX_PORTS: usize = 32;
 /// Command slots of a port.
 pub(crate) const SLOTS: usize = 32;
 
@@ -64,6 +64,9 @@ pub(crate) const PXI_OFS: u32 = 1 << 24;
 pub(crate) const PXI_IFS: u32 = 1 << 27;
 pub(crate) const PXI_HBFS: u32 = 1 << 29;
 pub(crate) const PXI_TFES: u32 = 1 << 30;
+/// Bits of PxIS that are set by an event, and not derived.
+pub(crate) const PXI_EVENTS: u32 =
+    PXI_DHRS | PXI_PSS | PXI_SDBS | PXI_DPS | PXI_OFS | PXI_IFS | PXI_HBFS | PXI_TFES;
 /// Bits of PxIE that exist.
 pub(crate) const PXIE_MASK: u32 = 0xfdc0_00ff;
 

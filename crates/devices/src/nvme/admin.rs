@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 
-use event_loop::oneshot;
 use event_loop::sync::lock;
+use event_loop::{LoopGone, oneshot};
 
 use super::bits::{
     COMPLETION, Configuration, DoorbellOf, MAX_ADMIN_ENTRIES, MAX_ENTRIES, PAGE, SUBMISSION,
@@ -14,10 +14,12 @@ use super::controller::{Controller, State};
 use super::features::{Feature, Features, Select};
 use super::identify::{self, Cns};
 use super::logs::{self, LogPage, Wanted};
+use super::probes;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::status::{Answer, Status};
 use super::worker::Order;
 use stats::QueueStats;
+use trace::trace;
 
 /// Opcodes.
 const DELETE_SUBMISSION: u8 = 0x00;
@@ -32,15 +34,16 @@ const GET_FEATURES: u8 = 0x0a;
 const ASYNC_EVENT: u8 = 0x0c;
 const DOORBELL_BUFFERS: u8 = 0x7c;
 
-/// Commands taken in a row, for the sake of the control loop's other tasks (contract E11).
+/// Commands taken in a row, for the sake of the control loop's other tasks (fairness contract).
 const TURN: u32 = 32;
 
 /// The admin queues.
+#[derive(Debug)]
 pub(super) struct Admin {
     pub(super) submission: SubmissionQueue,
     pub(super) completion: CompletionQueue,
     /// A command is carried out by the worker; the next one waits.
-    is_busy: bool,
+    pub(super) is_busy: bool,
 }
 
 impl Admin {
@@ -55,6 +58,11 @@ impl Admin {
             completion: CompletionQueue::new(completion.0, completion.1),
             is_busy: false,
         })
+    }
+
+    /// The queues as another process left them, with no command under way.
+    pub(super) fn restored(submission: SubmissionQueue, completion: CompletionQueue) -> Self {
+        Admin { submission, completion, is_busy: false }
     }
 }
 
@@ -77,17 +85,35 @@ impl Queues {
         self.completions.fill(false);
     }
 
-    /// Whether the queue is there that a doorbell is of.
-    pub(super) fn has(&self, bell: DoorbellOf) -> bool {
+    /// The completion queue that a doorbell is of, or of whose submission queue it is. `None`: the doorbell's queue
+    /// is not there.
+    pub(super) fn completion_of(&self, bell: DoorbellOf) -> Option<u16> {
         let at = |qid: u16| usize::from(qid).checked_sub(1);
         match bell {
-            DoorbellOf::Submission(qid) => {
-                at(qid).and_then(|at| self.submissions.get(at)).is_some_and(Option::is_some)
-            }
-            DoorbellOf::Completion(qid) => {
-                at(qid).and_then(|at| self.completions.get(at)).is_some_and(|is_there| *is_there)
-            }
+            DoorbellOf::Submission(qid) => *self.submissions.get(at(qid)?)?,
+            DoorbellOf::Completion(qid) => self.completions.get(at(qid)?)?.then_some(qid),
         }
+    }
+
+    /// Adds a completion queue.
+    pub(super) fn add_completion(&mut self, qid: u16) -> Result<(), Status> {
+        match std::mem::replace(self.completion(qid)?, true) {
+            true => Err(Status::INVALID_QUEUE_ID),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a submission queue of a completion queue.
+    pub(super) fn add_submission(&mut self, qid: u16, cqid: u16) -> Result<(), Status> {
+        if self.completion_of(DoorbellOf::Completion(cqid)).is_none() {
+            return Err(Status::INVALID_COMPLETION_QUEUE);
+        }
+        let place = self.submission(qid)?;
+        if place.is_some() {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        *place = Some(cqid);
+        Ok(())
     }
 
     /// The place of a submission queue.
@@ -108,8 +134,8 @@ enum Outcome {
     Now(Answer),
     /// It is answered when an event happens.
     Waits,
-    /// The worker carries it out.
-    Later(Pin<Box<dyn Future<Output = Status>>>),
+    /// Workers carry it out.
+    Later(Pin<Box<dyn Future<Output = Answer>>>),
 }
 
 impl From<Status> for Outcome {
@@ -126,6 +152,9 @@ fn result(result: u32) -> Outcome {
 impl Controller {
     /// Carries admin commands out, and tells of events.
     pub(super) fn run_admin(&self) {
+        if self.state.borrow().is_paused {
+            return;
+        }
         let (mut has_posts, mut left) = (false, TURN);
         let ran = loop {
             if left == 0 {
@@ -173,6 +202,7 @@ impl Controller {
 
     /// Carries a command out. Returns whether it is answered.
     fn admin_command(&self, entry: &Entry) -> Result<bool, QueueError> {
+        trace!(probes::pci_nvme_admin_cmd(self.shared.trace_id(), entry.cid, entry.opcode));
         let outcome = {
             let state = &mut *self.state.borrow_mut();
             self.execute(state, entry).unwrap_or_else(Outcome::from)
@@ -195,9 +225,9 @@ impl Controller {
                 };
                 let (me, cid) = (self.me.clone(), entry.cid);
                 self.event_loop.spawn(async move {
-                    let status = done.await;
+                    let answer = done.await;
                     if let Some(me) = me.upgrade() {
-                        me.end_admin(life, cid, status);
+                        me.end_admin(life, cid, answer);
                     }
                 });
                 Ok(false)
@@ -206,7 +236,7 @@ impl Controller {
     }
 
     /// The worker has carried a command out.
-    fn end_admin(&self, life: u64, cid: u16, status: Status) {
+    fn end_admin(&self, life: u64, cid: u16, answer: Answer) {
         {
             let state = &mut *self.state.borrow_mut();
             match &mut state.admin {
@@ -214,16 +244,19 @@ impl Controller {
                 Some(_) | None => return,
             }
         }
-        match self.answer_admin(cid, status.into()) {
+        match self.answer_admin(cid, answer) {
             Ok(()) => self.messages.send(0),
             Err(_) => self.fail(),
         }
+        self.tell_idle();
         self.run_admin();
     }
 
     fn answer_admin(&self, cid: u16, answer: Answer) -> Result<(), QueueError> {
         let State { admin, memory, .. } = &mut *self.state.borrow_mut();
         let Some(Admin { submission, completion, .. }) = admin else { return Ok(()) };
+        let (controller, status) = (self.shared.trace_id(), answer.status.code_and_type());
+        trace!(probes::pci_nvme_enqueue_req_completion(controller, 0u64, cid, status));
         if !answer.status.is_success() {
             let status = answer.status;
             let failed = logs::Failed { sqid: 0, cid, status, lba: 0, nsid: 0 };
@@ -257,8 +290,7 @@ impl Controller {
             CREATE_COMPLETION => self.create_completion(state, entry),
             GET_LOG_PAGE => self.log_page(state, entry),
             IDENTIFY => self.identify(state, entry),
-            // Commands begin at once and end by themselves: none is aborted, which bit 0 says.
-            ABORT => Ok(result(1)),
+            ABORT => self.abort(state, entry),
             SET_FEATURES => self.set_feature(&mut state.features, entry),
             GET_FEATURES => self.feature(&state.features, entry),
             ASYNC_EVENT if state.events.request(entry.cid) => Ok(Outcome::Waits),
@@ -269,16 +301,55 @@ impl Controller {
         }
     }
 
-    /// Has the worker do something.
-    fn later(&self, order: impl FnOnce(oneshot::Sender<()>) -> Order) -> Outcome {
+    /// Has the worker of a completion queue do something.
+    fn later(&self, cqid: u16, order: impl FnOnce(oneshot::Sender<()>) -> Order) -> Outcome {
         let (done, is_done) = oneshot::channel();
-        self.order(order(done));
+        self.order(cqid, order(done));
         Outcome::Later(Box::pin(async move {
             match is_done.await {
-                Ok(()) => Status::SUCCESS,
-                Err(_gone) => Status::INTERNAL_ERROR,
+                Ok(()) => Status::SUCCESS.into(),
+                Err(_gone) => Status::INTERNAL_ERROR.into(),
             }
         }))
+    }
+
+    /// Aborts a command that waits in its queue, or a request for an event. The node cannot take a command back that was
+    /// begun: bit 0 of the answer says that it was not aborted.
+    fn abort(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+        const NOT_ABORTED: u32 = 1;
+        let [dword10, ..] = entry.dwords;
+        let (qid, cid) = (dword10 as u16, (dword10 >> 16) as u16);
+        if qid == 0 {
+            let State { admin, memory, events, .. } = state;
+            let Some(Admin { submission, completion, .. }) = admin else {
+                return Ok(result(NOT_ABORTED));
+            };
+            if !events.waits(cid) || !completion.reserve(memory).unwrap_or(false) {
+                return Ok(result(NOT_ABORTED));
+            }
+            events.abort(cid);
+            let posted = completion.post(
+                memory,
+                Status::ABORT_REQUESTED.into(),
+                (0, submission.head()),
+                cid,
+            );
+            // The answer to this command meets the same error, which is fatal.
+            return posted.map(|()| result(0)).map_err(|_| Status::INTERNAL_ERROR);
+        }
+        let Some(cqid) = state.queues.completion_of(DoorbellOf::Submission(qid)) else {
+            return Ok(result(NOT_ABORTED));
+        };
+        let (answer, is_aborted) = oneshot::channel();
+        self.order(cqid, Order::Abort { qid, cid, answer });
+        Ok(Outcome::Later(Box::pin(async move {
+            match is_aborted.await {
+                Ok(is_aborted) => {
+                    Answer { result: u32::from(!is_aborted), status: Status::SUCCESS }
+                }
+                Err(_gone) => Status::INTERNAL_ERROR.into(),
+            }
+        })))
     }
 
     fn create_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
@@ -289,12 +360,9 @@ impl Controller {
         if vector > self.config.num_queues {
             return Err(Status::INVALID_VECTOR);
         }
-        let place = state.queues.completion(qid)?;
-        if std::mem::replace(place, true) {
-            return Err(Status::INVALID_QUEUE_ID);
-        }
+        state.queues.add_completion(qid)?;
         let vector = wants_interrupts.then_some(vector);
-        Ok(self.later(|done| Order::CreateCompletion { qid, base, size, vector, done }))
+        Ok(self.later(qid, |done| Order::CreateCompletion { qid, base, size, vector, done }))
     }
 
     fn create_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
@@ -302,22 +370,15 @@ impl Controller {
         let (qid, size, base) = new_queue(entry, SUBMISSION, has_size(state.cc))?;
         let [_, dword11, ..] = entry.dwords;
         let cqid = (dword11 >> 16) as u16;
-        if !state.queues.has(DoorbellOf::Completion(cqid)) {
-            return Err(Status::INVALID_COMPLETION_QUEUE);
-        }
-        let place = state.queues.submission(qid)?;
-        if place.is_some() {
-            return Err(Status::INVALID_QUEUE_ID);
-        }
-        *place = Some(cqid);
-        Ok(self.later(|done| Order::CreateSubmission { qid, base, size, cqid, done }))
+        state.queues.add_submission(qid, cqid)?;
+        Ok(self.later(cqid, |done| Order::CreateSubmission { qid, base, size, cqid, done }))
     }
 
     fn delete_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
         let [dword10, ..] = entry.dwords;
         let qid = dword10 as u16;
-        state.queues.submission(qid)?.take().ok_or(Status::INVALID_QUEUE_ID)?;
-        Ok(self.later(|done| Order::DeleteSubmission { qid, done }))
+        let cqid = state.queues.submission(qid)?.take().ok_or(Status::INVALID_QUEUE_ID)?;
+        Ok(self.later(cqid, |done| Order::DeleteSubmission { qid, done }))
     }
 
     fn delete_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
@@ -329,16 +390,19 @@ impl Controller {
         if !std::mem::take(state.queues.completion(qid)?) {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        Ok(self.later(|done| Order::DeleteCompletion { qid, done }))
+        Ok(self.later(qid, |done| Order::DeleteCompletion { qid, done }))
     }
 
     fn set_doorbell_buffers(&self, entry: &Entry) -> Result<Outcome, Status> {
         let (doorbells, events) = entry.prp_entries();
-        if !doorbells.is_multiple_of(PAGE) || !events.is_multiple_of(PAGE) {
-            return Err(Status::INVALID_FIELD);
-        }
-        let pages = ShadowPages { doorbells, events };
-        Ok(self.later(|done| Order::Shadow { pages, done }))
+        let pages = ShadowPages::new(doorbells, events).ok_or(Status::INVALID_FIELD)?;
+        let done = self.order_all(move |done| Order::Shadow { pages, done });
+        Ok(Outcome::Later(Box::pin(async move {
+            match done.await.into_iter().collect() {
+                Ok(()) => Status::SUCCESS.into(),
+                Err(LoopGone) => Status::INTERNAL_ERROR.into(),
+            }
+        })))
     }
 
     fn identify(&self, state: &State, entry: &Entry) -> Result<Outcome, Status> {
@@ -409,11 +473,15 @@ impl Controller {
         if is_on {
             return Status::SUCCESS.into();
         }
-        let flushed = self.flush();
+        // Writes that have begun with the cache are in it when they have ended.
+        let (settled, me) = (self.settle(), self.me.clone());
         Outcome::Later(Box::pin(async move {
+            let is_settled = settled.await.is_ok();
+            let flushed = me.upgrade().filter(|_| is_settled).map(|me| me.flush());
+            let Some(flushed) = flushed else { return Status::INTERNAL_ERROR.into() };
             match flushed.await {
-                Ok(Ok(())) => Status::SUCCESS,
-                Ok(Err(_)) | Err(_) => Status::INTERNAL_ERROR,
+                Ok(Ok(())) => Status::SUCCESS.into(),
+                Ok(Err(_)) | Err(_) => Status::INTERNAL_ERROR.into(),
             }
         }))
     }

@@ -34,6 +34,12 @@ impl Entry {
         Entry { opcode, flags, cid: u16::from_le_bytes([c0, c1]), nsid, pointer, dwords }
     }
 
+    /// The starting LBA of commands that have one.
+    pub(crate) fn slba(&self) -> u64 {
+        let [low, high, ..] = self.dwords;
+        u64::from(low) | u64::from(high) << 32
+    }
+
     /// Where the data of an I/O command is.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::node::Geometry;
-use event_loop::{EventLoop, mailbox, oneshot};
+use event_loop::{EventLoop, LoopGone, mailbox, oneshot};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::errno::Errno;
 
@@ -20,23 +20,38 @@ use super::bits::{
 use super::events::{Event, Events};
 use super::features::Features;
 use super::namespace::{ControllerConfig, Namespace};
+use super::saved::{self, Restored, SavedQueues};
 use super::shared::{Doorbells, Messages, Shared, SharedMemory};
 use super::worker::{Attachment, Notice, Order};
+use crate::saved::{Invalid, Words};
 use stats::InFlight;
 use stats::QueueStats;
 
 /// An NVMe controller, on the control loop: registers, the admin queue, its life. Its I/O queues are where its
-/// [`Attachment`] was attached.
+/// [`Attachment`]s were attached.
 pub struct Controller {
     pub(super) event_loop: EventLoop,
     pub(super) config: ControllerConfig,
     pub(super) shared: Arc<Shared>,
-    pub(super) orders: mailbox::Sender<Order>,
+    workers: Vec<WorkerEnd>,
     /// For the admin queue.
     pub(super) messages: Box<dyn Messages>,
     pub(super) me: Weak<Controller>,
     pub(super) state: RefCell<State>,
+}
+
+/// The controller's end of a worker. A completion queue and its submission queues are with one worker.
+struct WorkerEnd {
+    doorbells: Arc<Doorbells>,
+    orders: mailbox::Sender<Order>,
     gone: Cell<Option<oneshot::Receiver<()>>>,
+}
+
+impl WorkerEnd {
+    fn order(&self, order: Order) {
+        // An order that cannot be sent is dropped with its answer's sender, which ends the wait.
+        let _ = self.orders.send(order);
+    }
 }
 
 pub(super) struct State {
@@ -49,6 +64,10 @@ pub(super) struct State {
     masked: u32,
     /// A reset waits for commands to end.
     is_resetting: bool,
+    /// Takes no admin commands and tells of no events.
+    pub(super) is_paused: bool,
+    /// Wait until the worker carries out nothing for the admin queue.
+    waiting: Vec<oneshot::Sender<()>>,
     /// Counts resets. Commands of earlier lives get no completion.
     pub(super) life: u64,
     pub(super) memory: Rc<MemoryView>,
@@ -61,36 +80,55 @@ pub(super) struct State {
 }
 
 impl Controller {
-    /// A controller without memory, and what an I/O thread takes its queues on with.
+    /// A controller without memory, and what each of so many I/O threads takes its part of the queues on with.
+    ///
+    /// Completion queue n is with thread (n - 1) modulo their number, and its submission queues with it.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the number of queues or of namespaces is out of range. There is no eventfd.
+    /// `EINVAL`: the number of queues, namespaces or threads is out of range. There is no eventfd.
     pub fn new(
         event_loop: &EventLoop,
         config: ControllerConfig,
         messages: Box<dyn Messages>,
-    ) -> io::Result<(Rc<Self>, Attachment)> {
-        if !(1..=MAX_IO_QUEUES).contains(&config.num_queues) || config.namespaces.is_empty() {
+        threads: usize,
+    ) -> io::Result<(Rc<Self>, Vec<Attachment>)> {
+        if !(1..=MAX_IO_QUEUES).contains(&config.num_queues)
+            || config.namespaces.is_empty()
+            || threads == 0
+        {
             return Err(Errno::EINVAL.into());
         }
-        let (orders, receiver) = mailbox::channel();
-        let (notices, mut told) = mailbox::channel();
-        let (is_gone, gone) = oneshot::channel();
         let shared = Arc::new(Shared {
-            doorbells: Doorbells::new(config.num_queues)?,
             memory: SharedMemory::new(),
             write_cache: AtomicBool::new(config.write_cache),
             namespaces: config.namespaces.iter().map(Namespace::new).collect(),
             errors: Default::default(),
             stats: (0..config.num_queues).map(|_| Arc::default()).collect(),
         });
+        let (mut workers, mut attachments) = (Vec::new(), Vec::new());
+        let mut told_by = Vec::new();
+        for _ in 0..threads {
+            let (orders, receiver) = mailbox::channel();
+            let (notices, told) = mailbox::channel();
+            let (is_gone, gone) = oneshot::channel();
+            let doorbells = Arc::new(Doorbells::new(config.num_queues)?);
+            attachments.push(Attachment {
+                shared: shared.clone(),
+                doorbells: doorbells.clone(),
+                orders: receiver,
+                notices,
+                gone: is_gone,
+            });
+            workers.push(WorkerEnd { doorbells, orders, gone: Cell::new(Some(gone)) });
+            told_by.push(told);
+        }
         let queues = Queues::new(config.num_queues);
         let controller = Rc::new_cyclic(|me| Controller {
             event_loop: event_loop.clone(),
             config,
-            shared: shared.clone(),
-            orders,
+            shared,
+            workers,
             messages,
             me: me.clone(),
             state: RefCell::new(State {
@@ -101,6 +139,8 @@ impl Controller {
                 acq: 0,
                 masked: 0,
                 is_resetting: false,
+                is_paused: false,
+                waiting: Vec::new(),
                 life: 0,
                 memory: MemoryView::new(Arc::default()),
                 admin: None,
@@ -109,19 +149,30 @@ impl Controller {
                 events: Events::default(),
                 changed: Vec::new(),
             }),
-            gone: Cell::new(Some(gone)),
         });
-        let weak = Rc::downgrade(&controller);
-        event_loop.spawn(async move {
-            while let Some(notice) = told.receive().await {
-                let Some(controller) = weak.upgrade() else { return };
-                match notice {
-                    Notice::BadDoorbell => controller.happened(Event::BadDoorbell),
-                    Notice::Fatal => controller.fail(),
+        for mut told in told_by {
+            let weak = Rc::downgrade(&controller);
+            event_loop.spawn(async move {
+                while let Some(notice) = told.receive().await {
+                    let Some(controller) = weak.upgrade() else { return };
+                    match notice {
+                        Notice::BadDoorbell => controller.happened(Event::BadDoorbell),
+                        Notice::Fatal => controller.fail(),
+                    }
                 }
-            }
-        });
-        Ok((controller, Attachment { shared, orders: receiver, notices, gone: is_gone }))
+            });
+        }
+        Ok((controller, attachments))
+    }
+
+    /// Which worker has a completion queue and its submission queues.
+    fn owner(&self, cqid: u16) -> usize {
+        usize::from(cqid.saturating_sub(1)) % self.workers.len()
+    }
+
+    /// The thread that an I/O queue pair is with, from 0 on: of the number of the pair, from 0 on.
+    pub fn thread_of(&self, queue: usize) -> usize {
+        queue % self.workers.len()
     }
 
     /// Reads registers from `offset` of BAR 0 on. What there is no register for reads as 0.
@@ -177,9 +228,10 @@ impl Controller {
                 DoorbellOf::Submission(0) => admin.submission.set_tail(value).is_err(),
                 DoorbellOf::Completion(0) => admin.completion.set_head(value).is_err(),
                 DoorbellOf::Submission(_) | DoorbellOf::Completion(_) => {
-                    let is_there = state.queues.has(bell);
-                    if is_there {
-                        return self.shared.doorbells.ring(bell, value);
+                    let cqid = state.queues.completion_of(bell);
+                    let worker = cqid.and_then(|cqid| self.workers.get(self.owner(cqid)));
+                    if let Some(worker) = worker {
+                        return worker.doorbells.ring(bell, value);
                     }
                     state.events.happened(Event::NoSuchDoorbell);
                     false
@@ -238,12 +290,10 @@ impl Controller {
             state.life
         };
         self.shared.write_cache.store(self.config.write_cache, Ordering::Relaxed);
-        let (done, ended) = oneshot::channel();
-        self.order(Order::Reset(done));
-        let me = self.me.clone();
+        let (ended, me) = (self.order_all(Order::Reset), self.me.clone());
         self.event_loop.spawn(async move {
             // A worker that is gone has no commands.
-            let _ = ended.await;
+            ended.await;
             if let Some(me) = me.upgrade() {
                 me.end_reset(life);
             }
@@ -262,6 +312,7 @@ impl Controller {
         if is_enabled {
             self.enable();
         }
+        self.tell_idle();
     }
 
     /// CC.SHN announces that power will go: what was written is made durable.
@@ -276,10 +327,13 @@ impl Controller {
             // CSTS has no value for a failed flush. The node reports the failure.
             let _ = flushed.await;
             let Some(me) = me.upgrade() else { return };
-            let state = &mut *me.state.borrow_mut();
-            if state.life == life && state.csts & CSTS_SHST == CSTS_SHST_UNDER_WAY {
-                state.csts = state.csts & !CSTS_SHST | CSTS_SHST_COMPLETE;
+            {
+                let state = &mut *me.state.borrow_mut();
+                if state.life == life && state.csts & CSTS_SHST == CSTS_SHST_UNDER_WAY {
+                    state.csts = state.csts & !CSTS_SHST | CSTS_SHST_COMPLETE;
+                }
             }
+            me.tell_idle();
         });
     }
 
@@ -298,9 +352,31 @@ impl Controller {
         self.run_admin();
     }
 
-    pub(super) fn order(&self, order: Order) {
-        // An order that cannot be sent is dropped with its answer's sender, which ends the wait.
-        let _ = self.orders.send(order);
+    /// Gives the worker of a completion queue an order.
+    pub(super) fn order(&self, cqid: u16, order: Order) {
+        if let Some(worker) = self.workers.get(self.owner(cqid)) {
+            worker.order(order);
+        }
+    }
+
+    /// Gives each worker an order. Completes when each has answered, or is gone.
+    pub(super) fn order_all<T, F: Fn(oneshot::Sender<T>) -> Order>(
+        &self,
+        order: F,
+    ) -> impl Future<Output = Vec<Result<T, LoopGone>>> + use<T, F> {
+        let ask = |worker: &WorkerEnd| {
+            let (answer, answered) = oneshot::channel();
+            worker.order(order(answer));
+            answered
+        };
+        let asked: Vec<_> = self.workers.iter().map(ask).collect();
+        async move {
+            let mut answers = Vec::with_capacity(asked.len());
+            for answer in asked {
+                answers.push(answer.await);
+            }
+            answers
+        }
     }
 
     /// Exchanges the guest's memory. Commands that have begun finish in the old.
@@ -321,24 +397,30 @@ impl Controller {
 
     /// Completes when the commands that have begun before have ended: nothing uses memory then that the controller
     /// had before it was exchanged.
-    pub fn settle(&self) -> oneshot::Receiver<()> {
-        let (done, ended) = oneshot::channel();
-        self.order(Order::Settle(done));
-        ended
+    ///
+    /// # Errors
+    ///
+    /// An I/O thread is gone.
+    pub fn settle(&self) -> impl Future<Output = Result<(), LoopGone>> + use<> {
+        let settled = self.order_all(Order::Settle);
+        async move { settled.await.into_iter().collect() }
     }
 
     /// Makes durable what was written to the namespaces.
     pub fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
         let (answer, flushed) = oneshot::channel();
-        self.order(Order::Flush(answer));
+        // The nodes are flushed, whichever thread the writes came by.
+        if let Some(first) = self.workers.first() {
+            first.order(Order::Flush(answer));
+        }
         flushed
     }
 
     /// The commands under way, with the I/O queues that they came by, from 0 on.
-    pub fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
-        let (answer, asked) = oneshot::channel();
-        self.order(Order::InFlight(answer));
-        asked
+    pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
+        let asked = self.order_all(Order::InFlight);
+        // A thread that is gone has none.
+        async move { asked.await.into_iter().flatten().flatten().collect() }
     }
 
     /// Sets the geometry of a namespace, by its place from 0 on. A new size is an event.
@@ -365,12 +447,83 @@ impl Controller {
         &self.shared.stats
     }
 
-    /// Takes the queues off their thread. Completes when their commands have ended.
+    /// Takes no more commands, and completes with the state when those that have begun are answered. Registers are not to
+    /// be written until it is to [`resume`](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// The I/O thread is gone.
+    pub fn pause(self: &Rc<Self>) -> impl Future<Output = Result<Vec<u8>, LoopGone>> + use<> {
+        self.state.borrow_mut().is_paused = true;
+        let me = self.clone();
+        async move {
+            loop {
+                let (idle, is_idle) = oneshot::channel();
+                {
+                    let state = &mut *me.state.borrow_mut();
+                    if state.is_idle() {
+                        break;
+                    }
+                    state.waiting.push(idle);
+                }
+                is_idle.await?;
+            }
+            me.order_all(Order::Pause).await.into_iter().collect::<Result<(), _>>()?;
+            let saved = me.order_all(Order::Save).await;
+            let io = SavedQueues::joined(saved.into_iter().collect::<Result<Vec<_>, _>>()?);
+            let write_cache = me.shared.write_cache.load(Ordering::Relaxed);
+            let state = me.state.borrow();
+            Ok(saved::bytes(|words| state.save(write_cache, words), &io))
+        }
+    }
+
+    /// Goes on after a [`pause`](Self::pause), whether it has completed or not.
+    pub fn resume(&self) {
+        self.state.borrow_mut().is_paused = false;
+        self.workers.iter().for_each(|worker| worker.order(Order::Resume));
+        self.run_admin();
+    }
+
+    /// Parses the state of a [paused](Self::pause) controller, for [`restore`](Self::restore).
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`].
+    pub fn check(&self, state: &[u8]) -> Result<Restored, Invalid> {
+        Restored::parse(state, self.config.num_queues, self.shared.namespaces.len())
+    }
+
+    /// Goes on with the state of another controller, in the memory that was set before.
+    pub fn restore(&self, restored: Restored) {
+        let Restored { cc, csts, aqa, asq, acq, masked, write_cache, .. } = restored;
+        let Restored { admin, features, events, changed, queues, io, .. } = restored;
+        {
+            let state = &mut *self.state.borrow_mut();
+            (state.cc, state.csts, state.masked) = (cc, csts, masked);
+            (state.aqa, state.asq, state.acq) = (aqa, asq, acq);
+            (state.admin, state.queues) = (admin, queues);
+            (state.features, state.events, state.changed) = (features, events, changed);
+        }
+        self.shared.write_cache.store(write_cache, Ordering::Relaxed);
+        let parts = io.divided(self.workers.len(), |cqid| self.owner(cqid));
+        for (worker, part) in self.workers.iter().zip(parts) {
+            worker.order(Order::Restore(part));
+        }
+        self.run_admin();
+    }
+
+    /// Workers have carried something out for the admin queue.
+    pub(super) fn tell_idle(&self) {
+        let waiting = std::mem::take(&mut self.state.borrow_mut().waiting);
+        waiting.into_iter().for_each(|idle| idle.send(()));
+    }
+
+    /// Takes the queues off their threads. Completes when their commands have ended.
     pub fn end(self: Rc<Self>) -> impl Future<Output = ()> {
-        let gone = self.gone.take();
+        let gone: Vec<_> = self.workers.iter().filter_map(|worker| worker.gone.take()).collect();
         drop(self);
         async move {
-            if let Some(gone) = gone {
+            for gone in gone {
                 // A thread that is gone has no queues.
                 let _ = gone.await;
             }
@@ -379,6 +532,32 @@ impl Controller {
 }
 
 impl State {
+    /// Whether the worker carries out nothing for the admin queue.
+    fn is_idle(&self) -> bool {
+        !self.is_resetting
+            && self.csts & CSTS_SHST != CSTS_SHST_UNDER_WAY
+            && self.admin.as_ref().is_none_or(|admin| !admin.is_busy)
+    }
+
+    /// Writes its state, without the I/O queues.
+    fn save(&self, write_cache: bool, words: &mut Words) {
+        words.put(self.cc.0);
+        words.put(self.csts);
+        words.put(self.aqa);
+        words.put(self.asq);
+        words.put(self.acq);
+        words.put(self.masked);
+        words.put(write_cache);
+        words.put(self.admin.is_some());
+        if let Some(Admin { submission, completion, .. }) = &self.admin {
+            submission.save(words);
+            completion.save(words);
+        }
+        self.features.save(words);
+        self.events.save(words);
+        words.list(self.changed.iter(), |words, nsid| words.put(*nsid));
+    }
+
     fn registers(&self) -> [u8; REGISTERS] {
         let mut bytes = [0; REGISTERS];
         let mut put = |at: usize, value: &[u8]| {

@@ -1,5 +1,6 @@
 //! Asynchronous events (section 5.2): requests that wait for one, and events that wait for a request.
 
+use crate::saved::{Invalid, Reader, Words};
 use std::collections::VecDeque;
 
 /// Requests that may wait at a time. AERL is one less.
@@ -15,6 +16,9 @@ pub(crate) enum Event {
     /// A namespace has another size.
     NamespaceChanged,
 }
+
+/// All events.
+const EVENTS: [Event; 3] = [Event::NoSuchDoorbell, Event::BadDoorbell, Event::NamespaceChanged];
 
 /// Log pages by which events are taken note of.
 pub(crate) const ERROR_LOG: u8 = 0x01;
@@ -47,6 +51,34 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    /// Writes its state.
+    pub(super) fn save(&self, words: &mut Words) {
+        words.list(self.requests.iter(), |words, cid| words.put(*cid));
+        words.list(self.waiting.iter(), |words, event| words.put(event.result()));
+        words.put(self.masked);
+    }
+
+    /// Reads what [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    ///
+    /// An event is unknown, or there are too many.
+    pub(super) fn restored(words: &mut Reader<'_>) -> Result<Self, Invalid> {
+        let requests = words.list(MAX_REQUESTS, Reader::take)?.into();
+        let results: Vec<u32> = words.list(EVENTS.len(), Reader::take)?;
+        let known = |result: u32| EVENTS.into_iter().find(|event| event.result() == result);
+        let waiting = results.into_iter().map(|result| {
+            known(result).ok_or(Invalid("an event is unknown, or there are too many"))
+        });
+        let waiting = waiting.collect::<Result<_, _>>()?;
+        Ok(Events { requests, waiting, masked: words.take()? })
+    }
+
+    /// Whether requests wait for an event.
+    pub(super) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
     /// A request. `false`: there are too many.
     pub(crate) fn request(&mut self, cid: u16) -> bool {
         let has_room = self.requests.len() < MAX_REQUESTS;
@@ -54,6 +86,17 @@ impl Events {
             self.requests.push_back(cid);
         }
         has_room
+    }
+
+    /// A request is aborted. `false`: it does not wait.
+    pub(crate) fn abort(&mut self, cid: u16) -> bool {
+        let at = self.requests.iter().position(|waiting| *waiting == cid);
+        at.and_then(|at| self.requests.remove(at)).is_some()
+    }
+
+    /// Whether a request waits for an event.
+    pub(crate) fn waits(&self, cid: u16) -> bool {
+        self.requests.contains(&cid)
     }
 
     /// An event has happened. One that waits already is not told twice.

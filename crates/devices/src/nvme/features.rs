@@ -1,6 +1,7 @@
 //! Features (section 5.21.1): what the driver sets and gets.
 
 use super::status::Status;
+use crate::saved::{Invalid, Reader, Words};
 
 /// Feature identifiers.
 const ARBITRATION: u8 = 0x01;
@@ -118,6 +119,27 @@ impl Feature {
 }
 
 impl Features {
+    /// Writes its state.
+    pub(super) fn save(&self, words: &mut Words) {
+        for value in self.kept.into_iter().chain([self.async_events]) {
+            words.put(value);
+        }
+    }
+
+    /// Reads what [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    ///
+    /// The words end early.
+    pub(super) fn restored(words: &mut Reader<'_>) -> Result<Self, Invalid> {
+        let mut features = Features::default();
+        for value in &mut features.kept {
+            *value = words.take()?;
+        }
+        features.set_async_events(words.take()?);
+        Ok(features)
+    }
+
     /// Keeps a value of [`Feature::Kept`].
     pub(crate) fn keep(&mut self, place: usize, value: u32) {
         if let Some(kept) = self.kept.get_mut(place) {

@@ -1,7 +1,7 @@
 //! An NVMe controller with namespaces: what a driver without virtio talks to (NVM Express 1.4).
 //!
-//! [`Controller`] is on the control loop: registers, the admin queue, features, logs, events. A `Worker` is on an I/O
-//! thread: it has the I/O queues, sends requests down the channels of the namespaces, and answers. What the two share
+//! [`Controller`] is on the control loop: registers, the admin queue, features, logs, events. A `Worker` is on each I/O
+//! thread: it has some of the I/O queues, sends requests down the channels of the namespaces, and answers. What they share
 //! is in `shared`: doorbells, memory, counters. The controller gives a worker orders, one after the other.
 //!
 //! A doorbell is a register write on the control loop, which stores the value and wakes the worker if it sleeps. A
@@ -19,9 +19,11 @@ mod features;
 mod identify;
 mod logs;
 mod namespace;
+mod probes;
 mod queue;
 mod queues;
 mod requests;
+mod saved;
 mod shared;
 mod status;
 mod worker;
@@ -30,5 +32,6 @@ pub use bits::{BAR_SIZE, MAX_IO_QUEUES, MSIX_PENDING_AT, MSIX_TABLE_AT};
 pub use controller::Controller;
 pub use identify::{SUBSYSTEM_VENDOR, VENDOR};
 pub use namespace::{ControllerConfig, NamespaceConfig};
+pub use saved::Restored;
 pub use shared::Messages;
 pub use worker::Attachment;

@@ -4,9 +4,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use guest_memory::{AccessError, MemoryView};
 
-use super::bits::{COMPLETION, DoorbellOf, SUBMISSION};
+use super::bits::{COMPLETION, DoorbellOf, PAGE, SUBMISSION};
 use super::command::Entry;
 use super::status::Answer;
+use crate::saved::{Invalid, Reader, Words};
 
 /// Why a queue cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,14 @@ pub(crate) struct ShadowPages {
     pub(crate) events: u64,
 }
 
+impl ShadowPages {
+    /// Pages at these addresses. `None`: misaligned, or beyond all addresses.
+    pub(crate) fn new(doorbells: u64, events: u64) -> Option<Self> {
+        let is_page = |at: u64| at.is_multiple_of(PAGE) && at.checked_add(PAGE).is_some();
+        (is_page(doorbells) && is_page(events)).then_some(ShadowPages { doorbells, events })
+    }
+}
+
 /// Where a doorbell's shadow and event index are.
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
@@ -52,7 +61,7 @@ impl Shadow {
 }
 
 /// The controller's side of a submission queue.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SubmissionQueue {
     base: u64,
     size: u32,
@@ -67,6 +76,37 @@ impl SubmissionQueue {
     /// A queue of `size` entries at `base`.
     pub(crate) fn new(base: u64, size: u32) -> Self {
         SubmissionQueue { base, size, head: 0, tail: 0, shadow: None, event: 0 }
+    }
+
+    /// Writes its state.
+    pub(super) fn save(&self, words: &mut Words) {
+        words.put(self.base);
+        for word in [self.size, self.head, self.tail, self.event] {
+            words.put(word);
+        }
+    }
+
+    /// Reads what [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    ///
+    /// The queue is not at a page, does not exist in memory of any size, or has more than `most` entries.
+    pub(super) fn restored(words: &mut Reader<'_>, most: u32) -> Result<Self, Invalid> {
+        let (base, size): (u64, u32) = (words.take()?, words.take()?);
+        let (head, tail, event): (u32, u32, u32) = (words.take()?, words.take()?, words.take()?);
+        let fits = (2..=most).contains(&size)
+            && base.is_multiple_of(PAGE)
+            && base.checked_add(u64::from(size) * SUBMISSION).is_some()
+            && [head, tail, event].iter().all(|at| *at < size);
+        if !fits {
+            return Err(Invalid("a queue's size, position or address is out of range"));
+        }
+        Ok(SubmissionQueue { base, size, head, tail, shadow: None, event })
+    }
+
+    /// Sets where the driver writes the doorbell already.
+    pub(super) fn shadow_is(&mut self, at: Option<(DoorbellOf, ShadowPages)>) {
+        self.shadow = at.map(|(bell, pages)| Shadow::of(bell, pages));
     }
 
     /// SQHD.
@@ -160,6 +200,35 @@ impl SubmissionQueue {
         Ok(())
     }
 
+    /// The place of the next entry.
+    pub(crate) fn place(&self) -> u32 {
+        self.head
+    }
+
+    /// Whether an entry at this place was not popped.
+    pub(crate) fn is_waiting(&self, place: u32) -> bool {
+        let from_head = |at: u32| (at + self.size - self.head) % self.size;
+        place < self.size && from_head(place) < from_head(self.tail)
+    }
+
+    /// The place of the entry with this CID, among those that were not popped.
+    #[cold]
+    pub(crate) fn place_of(
+        &self,
+        cid: u16,
+        memory: &MemoryView,
+    ) -> Result<Option<u32>, QueueError> {
+        let mut at = self.head;
+        while at != self.tail {
+            let head = memory.read_u32(self.base + u64::from(at) * SUBMISSION)?;
+            if head >> 16 == u32::from(cid) {
+                return Ok(Some(at));
+            }
+            at = (at + 1) % self.size;
+        }
+        Ok(None)
+    }
+
     /// Pops the next entry.
     #[inline]
     pub(crate) fn pop(&mut self, memory: &MemoryView) -> Result<Option<Entry>, QueueError> {
@@ -174,7 +243,7 @@ impl SubmissionQueue {
 }
 
 /// The controller's side of a completion queue.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct CompletionQueue {
     base: u64,
     size: u32,
@@ -190,6 +259,34 @@ impl CompletionQueue {
     /// A queue of `size` entries at `base`.
     pub(crate) fn new(base: u64, size: u32) -> Self {
         CompletionQueue { base, size, head: 0, tail: 0, phase: true, reserved: 0, shadow: None }
+    }
+
+    /// Writes its state. No entry is reserved.
+    pub(super) fn save(&self, words: &mut Words) {
+        words.put(self.base);
+        for word in [self.size, self.head, self.tail] {
+            words.put(word);
+        }
+        words.put(self.phase);
+    }
+
+    /// As of [`SubmissionQueue::restored`].
+    pub(super) fn restored(words: &mut Reader<'_>, most: u32) -> Result<Self, Invalid> {
+        let (base, size): (u64, u32) = (words.take()?, words.take()?);
+        let (head, tail, phase): (u32, u32, bool) = (words.take()?, words.take()?, words.flag()?);
+        let fits = (2..=most).contains(&size)
+            && base.is_multiple_of(PAGE)
+            && base.checked_add(u64::from(size) * COMPLETION).is_some()
+            && [head, tail].iter().all(|at| *at < size);
+        if !fits {
+            return Err(Invalid("a queue's size, position or address is out of range"));
+        }
+        Ok(CompletionQueue { base, size, head, tail, phase, reserved: 0, shadow: None })
+    }
+
+    /// As of [`SubmissionQueue::shadow_is`].
+    pub(super) fn shadow_is(&mut self, at: Option<(DoorbellOf, ShadowPages)>) {
+        self.shadow = at.map(|(bell, pages)| Shadow::of(bell, pages));
     }
 
     /// Entries that the driver has not taken.

@@ -20,11 +20,36 @@ pub(super) struct Submission {
     pub(super) is_broken: bool,
     /// Commands were answered in this batch.
     pub(super) has_answers: bool,
+    /// Places of entries that the driver has aborted, and that were not taken yet.
+    pub(super) aborted: Vec<u32>,
     /// The queue is being deleted: takes no more commands, and answers here when it is idle.
     pub(super) deleting: Option<oneshot::Sender<()>>,
 }
 
 impl Submission {
+    /// A queue without commands.
+    pub(super) fn new(queue: SubmissionQueue, cqid: u16, is_broken: bool) -> Self {
+        Submission {
+            queue,
+            cqid,
+            in_flight: 0,
+            is_broken,
+            has_answers: false,
+            aborted: Vec::new(),
+            deleting: None,
+        }
+    }
+
+    /// Whether the entry at this place was aborted. Its place may be of another entry afterwards.
+    #[inline]
+    pub(super) fn was_aborted(&mut self, place: u32) -> bool {
+        !self.aborted.is_empty() && {
+            let before = self.aborted.len();
+            self.aborted.retain(|aborted| *aborted != place);
+            self.aborted.len() != before
+        }
+    }
+
     pub(super) fn is_taking(&self) -> bool {
         !self.is_broken && self.deleting.is_none()
     }
@@ -102,7 +127,7 @@ impl State {
     }
 
     pub(super) fn take_registers(&mut self, worker: &Worker) {
-        let doorbells = &worker.shared.doorbells;
+        let doorbells = &worker.doorbells;
         for (qid, submission) in self.submissions.iter_mut() {
             if let Some(tail) = doorbells.take(DoorbellOf::Submission(qid))
                 && let Err(error) = submission.queue.set_tail(tail)
@@ -115,6 +140,34 @@ impl State {
                 && let Err(error) = completion.queue.set_head(head)
             {
                 worker.tell(error);
+            }
+        }
+    }
+
+    /// Has a command answered as aborted when its turn comes. `false`: it was taken, or is not there.
+    pub(super) fn abort(&mut self, worker: &Worker, qid: u16, cid: u16) -> bool {
+        self.take_registers(worker);
+        self.refresh_memory(&worker.shared);
+        let Some(submission) = self.submissions.get(qid).filter(|queue| queue.is_taking()) else {
+            return false;
+        };
+        let looked = submission.queue.refresh(&self.memory);
+        let found = looked.and_then(|()| submission.queue.place_of(cid, &self.memory));
+        match found {
+            Ok(Some(place)) => {
+                if !submission.aborted.contains(&place) {
+                    submission.aborted.push(place);
+                }
+                worker.look_again();
+                true
+            }
+            Ok(None) => {
+                worker.look_again();
+                false
+            }
+            Err(error) => {
+                self.break_queue(worker, qid, error);
+                false
             }
         }
     }

@@ -12,12 +12,14 @@ use super::command::{ByteRange, DSM_RANGE, Entry, IoCommand, MAX_DSM_RANGES, dsm
 use super::data::DataPointer;
 use super::logs::Failed;
 use super::namespace::Namespace;
+use super::probes;
 use super::queues::State;
 use super::shared::Shared;
 use super::status::Status;
 use super::worker::Worker;
 use stats::InFlight;
 use stats::Kind;
+use trace::trace;
 
 /// The most commands under way.
 const MAX_SLOTS: usize = 4096;
@@ -172,7 +174,10 @@ impl State {
     pub(super) fn next(&mut self, worker: &Worker, qid: u16) -> Option<Step> {
         match self.pop(worker, qid) {
             Ok(None) => None,
-            Ok(Some(entry)) => {
+            Ok(Some((entry, true))) => {
+                Some(Step::Done { sqid: qid, entry, status: Status::ABORT_REQUESTED })
+            }
+            Ok(Some((entry, false))) => {
                 let kind = IoCommand::kind_of(&entry);
                 let slot = Slot {
                     sqid: qid,
@@ -200,13 +205,13 @@ impl State {
         }
     }
 
-    /// Takes an entry for which there are a slot and a place in the completion queue.
+    /// Takes an entry for which there are a slot and a place in the completion queue, and says whether it was aborted.
     #[inline]
     fn pop(
         &mut self,
         worker: &Worker,
         qid: u16,
-    ) -> Result<Option<Entry>, super::queue::QueueError> {
+    ) -> Result<Option<(Entry, bool)>, super::queue::QueueError> {
         let Some(submission) = self.submissions.get(qid).filter(|queue| queue.is_taking()) else {
             return Ok(None);
         };
@@ -229,12 +234,18 @@ impl State {
         if completion.is_full {
             return Ok(None);
         }
+        let place = submission.queue.place();
         let popped = submission.queue.pop(&self.memory);
-        match popped {
-            Ok(Some(_)) => submission.in_flight += 1,
+        match &popped {
+            Ok(Some(entry)) => {
+                submission.in_flight += 1;
+                let controller = worker.shared.trace_id();
+                let Entry { cid, nsid, opcode, .. } = *entry;
+                trace!(probes::pci_nvme_io_cmd(controller, qid, cid, nsid, opcode, entry.slba()));
+            }
             Ok(None) | Err(_) => completion.queue.unreserve(),
         }
-        popped
+        Ok(popped?.map(|entry| (entry, submission.was_aborted(place))))
     }
 
     /// What an entry asks for.
@@ -436,9 +447,7 @@ impl Worker {
                 false => batch.invalid(stats, kind),
             }
         }
-        let [low, high, ..] = entry.dwords;
-        let lba = u64::from(low) | u64::from(high) << 32;
-        self.post(sqid, entry.cid, status, entry.nsid, lba);
+        self.post(sqid, entry.cid, status, entry.nsid, entry.slba());
     }
 
     /// Shows the driver a completion.
@@ -448,6 +457,12 @@ impl Worker {
             let failed = Failed { sqid, cid, status, lba, nsid };
             event_loop::sync::lock(&self.shared.errors).add(failed);
         }
+        trace!(probes::pci_nvme_enqueue_req_completion(
+            self.shared.trace_id(),
+            sqid,
+            cid,
+            status.code_and_type(),
+        ));
         let mut state = self.state.borrow_mut();
         let State { memory, submissions, completions, .. } = &mut *state;
         let Some(submission) = submissions.get(sqid) else { return };

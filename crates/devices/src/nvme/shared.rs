@@ -1,4 +1,4 @@
-//! What the controller and the worker share: doorbells, memory, the write cache, what went wrong.
+//! What the controller and its workers share: doorbells, memory, the write cache, what went wrong.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -21,7 +21,6 @@ pub trait Messages {
 }
 
 pub(crate) struct Shared {
-    pub(crate) doorbells: Doorbells,
     pub(crate) memory: SharedMemory,
     /// Whether writes may stay in a cache until they are flushed.
     pub(crate) write_cache: AtomicBool,
@@ -33,6 +32,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Identifies the controller in trace events: an address.
+    pub(crate) fn trace_id(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
+    }
+
     /// The namespace of this number.
     #[inline]
     pub(crate) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
@@ -50,7 +54,7 @@ const ASLEEP: u8 = 1;
 /// There are values to be taken.
 const RUNG: u8 = 2;
 
-/// The doorbell registers of the I/O queues, from the control loop to the worker.
+/// The doorbell registers of the I/O queues, from the control loop to one worker.
 pub(crate) struct Doorbells {
     tails: Box<[AtomicU32]>,
     heads: Box<[AtomicU32]>,

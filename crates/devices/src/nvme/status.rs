@@ -21,6 +21,8 @@ impl Status {
     pub(crate) const INVALID_FIELD: Status = Status(0x02 | DNR);
     pub(crate) const DATA_TRANSFER_ERROR: Status = Status(0x04 | DNR);
     pub(crate) const INTERNAL_ERROR: Status = Status(0x06 | DNR);
+    /// Another attempt may succeed.
+    pub(crate) const ABORT_REQUESTED: Status = Status(0x07);
     pub(crate) const INVALID_NAMESPACE: Status = Status(0x0b | DNR);
     pub(crate) const INVALID_SGL_SEGMENT: Status = Status(0x0d | DNR);
     pub(crate) const INVALID_SGL_COUNT: Status = Status(0x0e | DNR);
@@ -54,6 +56,11 @@ impl Status {
             (Errno::EIO, Kind::Write | Kind::WriteZeroes) => Status::WRITE_FAULT,
             _ => Status::INTERNAL_ERROR,
         }
+    }
+
+    /// Status code and type, as trace events have them.
+    pub(crate) fn code_and_type(self) -> u16 {
+        self.0 & 0x7ff
     }
 
     /// The field with its phase tag, as it is in bits 31:16 of a completion's last word.

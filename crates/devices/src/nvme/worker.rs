@@ -16,7 +16,8 @@ use super::bits::DoorbellOf;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::queues::{Completion, Places, State, Submission};
 use super::requests::Slots;
-use super::shared::{Messages, Shared};
+use super::saved::{SavedCompletion, SavedQueues, SavedSubmission};
+use super::shared::{Doorbells, Messages, Shared};
 use block::flush::flush;
 use stats::Batch;
 use stats::InFlight;
@@ -47,6 +48,12 @@ pub(crate) enum Order {
         qid: u16,
         done: oneshot::Sender<()>,
     },
+    /// Has a command of this queue answered as aborted, if it was not taken yet. Says whether it was not.
+    Abort {
+        qid: u16,
+        cid: u16,
+        answer: oneshot::Sender<bool>,
+    },
     /// The driver writes doorbells to memory.
     Shadow {
         pages: ShadowPages,
@@ -57,6 +64,14 @@ pub(crate) enum Order {
     /// Done when the commands that have begun have ended: nothing uses memory that the controller had before.
     Settle(oneshot::Sender<()>),
     Flush(oneshot::Sender<Result<(), Errno>>),
+    /// Takes no more commands. Done when those that have begun are answered, with their interrupts sent.
+    Pause(oneshot::Sender<()>),
+    /// The queues, after a pause.
+    Save(oneshot::Sender<SavedQueues>),
+    /// Takes commands again.
+    Resume,
+    /// Goes on with the queues of another worker.
+    Restore(SavedQueues),
     InFlight(oneshot::Sender<Vec<(u64, InFlight)>>),
 }
 
@@ -69,16 +84,17 @@ pub(crate) enum Notice {
     Fatal,
 }
 
-/// What an I/O thread needs to take a controller's queues on.
+/// What an I/O thread needs to take its part of a controller's queues on.
 pub struct Attachment {
     pub(super) shared: Arc<Shared>,
+    pub(super) doorbells: Arc<Doorbells>,
     pub(super) orders: mailbox::Receiver<Order>,
     pub(super) notices: mailbox::Sender<Notice>,
     pub(super) gone: oneshot::Sender<()>,
 }
 
 impl Attachment {
-    /// Has this loop carry out the commands of the controller's I/O queues: with these channels, one for each
+    /// Has this loop carry out the commands of its part of the I/O queues: with these channels, one for each
     /// namespace, until the controller [ends](super::Controller::end). `messages` sends its interrupts.
     pub fn attach(
         self,
@@ -86,8 +102,8 @@ impl Attachment {
         channels: Vec<Rc<dyn Channel>>,
         messages: Box<dyn Messages>,
     ) {
-        let Attachment { shared, mut orders, notices, gone } = self;
-        let worker = Worker::start(event_loop, shared, channels, messages, notices);
+        let Attachment { shared, doorbells, mut orders, notices, gone } = self;
+        let worker = Worker::start(event_loop, (shared, doorbells), channels, messages, notices);
         event_loop.spawn(async move {
             while let Some(order) = orders.receive().await {
                 worker.obey(order);
@@ -103,10 +119,11 @@ impl Attachment {
     }
 }
 
-/// The I/O queues of a controller on their loop.
+/// I/O queues of a controller on their loop.
 pub(super) struct Worker {
     pub(super) event_loop: EventLoop,
     pub(super) shared: Arc<Shared>,
+    pub(super) doorbells: Arc<Doorbells>,
     pub(super) channels: Vec<Rc<dyn Channel>>,
     messages: Box<dyn Messages>,
     notices: mailbox::Sender<Notice>,
@@ -120,15 +137,17 @@ pub(super) struct Worker {
     /// The driver is to be asked for register writes.
     wants_arming: Cell<bool>,
     queued: Cell<bool>,
+    /// Takes no commands.
+    is_paused: Cell<bool>,
 }
 
-/// Segments and ranges that one turn takes on, at most, so that other sources run (contract E11).
+/// Segments and ranges that one turn takes on, at most, so that other sources run (fairness contract).
 const PIECES_PER_TURN: usize = 4096;
 
 impl Worker {
     fn start(
         event_loop: &EventLoop,
-        shared: Arc<Shared>,
+        (shared, doorbells): (Arc<Shared>, Arc<Doorbells>),
         channels: Vec<Rc<dyn Channel>>,
         messages: Box<dyn Messages>,
         notices: mailbox::Sender<Notice>,
@@ -156,13 +175,15 @@ impl Worker {
             }),
             batches: std::iter::repeat_with(Batch::default).take(queues).collect(),
             shared,
+            doorbells,
             handler: Cell::new(None),
             polled: Cell::new(false),
             wants_arming: Cell::new(false),
             queued: Cell::new(false),
+            is_paused: Cell::new(false),
         });
         let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned().into();
-        let fd = worker.shared.doorbells.fd().clone();
+        let fd = worker.doorbells.fd().clone();
         let id = event_loop.add_handler(fd, events, Trigger::Edge, worker.clone());
         worker.handler.set(Some(id));
         // A doorbell from before the handler was added sends no signal.
@@ -201,6 +222,10 @@ impl Worker {
                 self.state.borrow_mut().completions.set(qid, None);
                 done.send(());
             }
+            Order::Abort { qid, cid, answer } => {
+                let is_aborted = self.state.borrow_mut().abort(self, qid, cid);
+                answer.send(is_aborted);
+            }
             Order::Shadow { pages, done } => {
                 self.set_shadow(pages);
                 // The driver may have written the shadows, and no register, meanwhile.
@@ -221,13 +246,27 @@ impl Worker {
             Order::Flush(answer) => {
                 flush(self.channels.iter(), Box::new(|result| answer.send(result)))
             }
+            Order::Pause(done) => {
+                self.is_paused.set(true);
+                let next = self.state.borrow().slots.next_number();
+                self.drain(next, done);
+            }
+            Order::Save(answer) => answer.send(self.save()),
+            Order::Resume => {
+                self.is_paused.set(false);
+                self.look_again();
+            }
+            Order::Restore(queues) => {
+                self.restore(queues);
+                self.look_again();
+            }
             Order::InFlight(answer) => answer.send(self.state.borrow().slots.in_flight()),
         }
     }
 
     fn create_completion(&self, qid: u16, mut queue: CompletionQueue, vector: Option<u16>) {
         let bell = DoorbellOf::Completion(qid);
-        self.shared.doorbells.clear(bell);
+        self.doorbells.clear(bell);
         let mut state = self.state.borrow_mut();
         state.refresh_memory(&self.shared);
         if let Some(pages) = state.pages
@@ -241,7 +280,7 @@ impl Worker {
 
     fn create_submission(&self, qid: u16, mut queue: SubmissionQueue, cqid: u16) {
         let bell = DoorbellOf::Submission(qid);
-        self.shared.doorbells.clear(bell);
+        self.doorbells.clear(bell);
         let mut state = self.state.borrow_mut();
         state.refresh_memory(&self.shared);
         let mut is_broken = false;
@@ -251,8 +290,7 @@ impl Worker {
             self.tell(error);
             is_broken = true;
         }
-        let submission =
-            Submission { queue, cqid, in_flight: 0, is_broken, has_answers: false, deleting: None };
+        let submission = Submission::new(queue, cqid, is_broken);
         state.submissions.set(qid, Some(submission));
     }
 
@@ -278,24 +316,65 @@ impl Worker {
 
     /// Answers when all commands that have begun have ended, held back or not.
     fn settle(&self, done: oneshot::Sender<()>) {
-        let waits = {
+        let (next, waits) = {
             let mut state = self.state.borrow_mut();
             // This releases the old memory.
             state.refresh_memory(&self.shared);
-            let next = state.slots.next_number();
-            let waits = state.slots.oldest().is_some();
-            if waits {
-                state.waiting.push((next, done));
-            } else {
-                done.send(());
-            }
-            waits
+            (state.slots.next_number(), state.slots.oldest().is_some())
         };
-        if waits {
-            self.event_loop
-                .section(|| self.channels.iter().for_each(|channel| channel.drain_begin()));
-            self.finish_later();
+        match waits {
+            true => self.drain(next, done),
+            false => done.send(()),
         }
+    }
+
+    /// Answers at the end of the batch in which the last command before this number has ended.
+    fn drain(&self, next: u64, done: oneshot::Sender<()>) {
+        self.state.borrow_mut().waiting.push((next, done));
+        self.event_loop.section(|| self.channels.iter().for_each(|channel| channel.drain_begin()));
+        self.finish_later();
+    }
+
+    fn save(&self) -> SavedQueues {
+        let mut state = self.state.borrow_mut();
+        // The registers are not handed over: with a paused controller, nothing writes them afterwards.
+        state.take_registers(self);
+        let State { submissions, completions, pages, .. } = &mut *state;
+        let submission = |(qid, submission): (u16, &mut Submission)| {
+            let Submission { queue, cqid, is_broken, aborted, .. } = submission;
+            // A driver that moves a tail back takes entries out of the queue.
+            let aborted =
+                aborted.iter().copied().filter(|place| queue.is_waiting(*place)).collect();
+            let (queue, cqid, is_broken) = (queue.clone(), *cqid, *is_broken);
+            SavedSubmission { qid, cqid, is_broken, aborted, queue }
+        };
+        let completion = |(qid, completion): (u16, &mut Completion)| SavedCompletion {
+            qid,
+            vector: completion.vector,
+            queue: completion.queue.clone(),
+        };
+        SavedQueues {
+            submissions: submissions.iter_mut().map(submission).collect(),
+            completions: completions.iter_mut().map(completion).collect(),
+            pages: *pages,
+        }
+    }
+
+    fn restore(&self, queues: SavedQueues) {
+        let SavedQueues { submissions, completions, pages } = queues;
+        let mut state = self.state.borrow_mut();
+        state.refresh_memory(&self.shared);
+        state.pages = pages;
+        for SavedCompletion { qid, vector, queue } in completions {
+            let completion = Completion { queue, vector, has_posts: false, is_full: false };
+            state.completions.set(qid, Some(completion));
+        }
+        for SavedSubmission { qid, cqid, is_broken, aborted, queue } in submissions {
+            let submission = Submission { aborted, ..Submission::new(queue, cqid, is_broken) };
+            state.submissions.set(qid, Some(submission));
+        }
+        // The driver may have written some already, and a turn without queues has taken note of that.
+        state.take_registers(self);
     }
 
     /// Answers those that waited for commands that have ended.
@@ -328,13 +407,13 @@ impl Worker {
         let _ = self.notices.send(notice);
     }
 
-    /// Takes commands until the queues are empty, or the turn's limit is reached (contract E11).
+    /// Takes commands until the queues are empty, or the turn's limit is reached (fairness contract).
     fn take_turn(&self) {
-        let Some(me) = self.me() else { return };
+        let Some(me) = self.me().filter(|me| !me.is_paused.get()) else { return };
         let queues = self.shared.stats.len() as u16;
         let (first, is_polled) = {
             let mut state = self.state.borrow_mut();
-            if self.shared.doorbells.were_rung() {
+            if self.doorbells.were_rung() {
                 state.take_registers(self);
             }
             state.first = state.first % queues + 1;
@@ -374,13 +453,13 @@ impl Worker {
         }
     }
 
-    fn look_again(&self) {
+    pub(super) fn look_again(&self) {
         if let Some(handler) = self.handler.get() {
             self.event_loop.call_again(handler);
         }
     }
 
-    /// Has what ends a batch done once, at the end of the section (contract E10).
+    /// Has what ends a batch done once, at the end of the section (deferral contract).
     pub(super) fn finish_later(&self) {
         if !self.queued.get()
             && let Some(me) = self.me()
@@ -391,7 +470,10 @@ impl Worker {
 
     /// Requests signals for new commands. Returns whether there are some already.
     fn arm(&self) -> bool {
-        let is_rung = !self.shared.doorbells.fall_asleep();
+        if self.is_paused.get() {
+            return false;
+        }
+        let is_rung = !self.doorbells.fall_asleep();
         self.state.borrow_mut().arm(self) | is_rung
     }
 }
@@ -468,12 +550,12 @@ impl Handler for Worker {
     }
 
     fn poll(&self) -> bool {
-        self.shared.doorbells.is_rung() || self.state.borrow_mut().is_rung()
+        !self.is_paused.get() && (self.doorbells.is_rung() || self.state.borrow_mut().is_rung())
     }
 
     fn poll_begin(&self) {
         self.polled.set(true);
-        self.shared.doorbells.stay_awake();
+        self.doorbells.stay_awake();
     }
 
     fn poll_end(&self) {

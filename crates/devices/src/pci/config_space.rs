@@ -1,6 +1,6 @@
 //! Configuration space: its bytes, and which bits software may change.
 
-use super::description::{Bar, Description, InterruptPin, Msi, MsiX};
+use super::description::{Bar, Description, FunctionReset, InterruptPin, Msi, MsiX};
 
 /// Bytes of a conventional function's configuration space.
 pub const CONFIG_SPACE_SIZE: usize = 256;
@@ -30,6 +30,14 @@ const BAR_64: u32 = 2 << 1;
 
 const MSI: u8 = 0x05;
 const MSI_X: u8 = 0x11;
+/// Advanced Features (ECN for conventional PCI of 2006): length, what there is, control, status.
+const ADVANCED_FEATURES: u8 = 0x13;
+const ADVANCED_FEATURES_SIZE: u8 = 6;
+/// Transactions pending, function level reset.
+const ADVANCED_FEATURES_THERE: u8 = 1 << 0 | 1 << 1;
+/// Offset of the control byte, and the bit that resets. It reads as 0.
+const ADVANCED_FEATURES_CONTROL: u8 = 4;
+const INITIATE_RESET: u8 = 1 << 0;
 /// MSI message control: enable; 64-bit addresses.
 const MSI_ENABLE: u16 = 1 << 0;
 const MSI_64: u16 = 1 << 7;
@@ -44,6 +52,8 @@ pub struct ConfigSpace {
     writable: [u8; CONFIG_SPACE_SIZE],
     /// The contents after a reset.
     initial: [u8; CONFIG_SPACE_SIZE],
+    /// The byte by which software resets the function.
+    reset_at: Option<usize>,
 }
 
 impl ConfigSpace {
@@ -53,6 +63,7 @@ impl ConfigSpace {
             bytes: [0; CONFIG_SPACE_SIZE],
             writable: [0; CONFIG_SPACE_SIZE],
             initial: [0; CONFIG_SPACE_SIZE],
+            reset_at: of.reset.map(|reset| usize::from(reset.at + ADVANCED_FEATURES_CONTROL)),
         };
         let id = &of.identity;
         space.u16(VENDOR, id.vendor, 0);
@@ -93,6 +104,14 @@ impl ConfigSpace {
 
     fn capabilities(&mut self, of: &Description) {
         let mut next = 0;
+        if let Some(FunctionReset { at }) = of.reset {
+            let to = usize::from(at);
+            self.u8(to, ADVANCED_FEATURES, 0);
+            self.u8(to + 1, next, 0);
+            self.u8(to + 2, ADVANCED_FEATURES_SIZE, 0);
+            self.u8(to + 3, ADVANCED_FEATURES_THERE, 0);
+            next = at;
+        }
         if let Some(MsiX { at, vectors, bar, table, pending }) = of.msix {
             let to = usize::from(at);
             self.u8(to, MSI_X, 0);
@@ -146,13 +165,17 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes from `offset` on. Read-only bits, and bytes beyond the space, ignore the write.
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
-        let Ok(offset) = usize::try_from(offset) else { return };
+    /// Writes from `offset` on. Read-only bits, and bytes beyond the space, ignore the write. Returns whether software resets
+    /// the function by it: the caller resets the device, and this space.
+    #[must_use]
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let Ok(offset) = usize::try_from(offset) else { return false };
         let places = self.bytes.iter_mut().zip(&self.writable).skip(offset);
         for ((byte, mask), new) in places.zip(data) {
             *byte = *byte & !mask | new & mask;
         }
+        let control = self.reset_at.and_then(|at| data.get(at.checked_sub(offset)?));
+        control.is_some_and(|control| control & INITIATE_RESET != 0)
     }
 
     /// Restores the contents of a power-on.
@@ -189,6 +212,7 @@ mod tests {
             pin: Some(InterruptPin::A),
             msi: Some(Msi { at: 0x80 }),
             msix: Some(MsiX { at: 0x40, vectors: 65, bar: 0, table: 0x2000, pending: 0x3000 }),
+            reset: Some(FunctionReset { at: 0x50 }),
         }
     }
 
@@ -212,7 +236,8 @@ mod tests {
             found.push(capability as u8);
             at = capability >> 8 & 0xff;
         }
-        assert_eq!(found, [MSI, MSI_X]);
+        assert_eq!(found, [MSI, MSI_X, ADVANCED_FEATURES]);
+        assert_eq!(read_u32(&space, 0x50) >> 16, 0x0306);
         assert_eq!(read_u32(&space, 0x40) >> 16, 64, "vectors, less one");
         assert_eq!((read_u32(&space, 0x44), read_u32(&space, 0x48)), (0x2000, 0x3000));
     }
@@ -222,7 +247,7 @@ mod tests {
     fn bar_sizes_are_readable() {
         let mut space = ConfigSpace::new(&function());
         for at in (0x10..0x28).step_by(4) {
-            space.write(at, &[0xff; 4]);
+            assert!(!space.write(at, &[0xff; 4]));
         }
         let bars = [0x10, 0x14, 0x18, 0x24].map(|at| read_u32(&space, at));
         assert_eq!(bars, [0xffff_c004, 0xffff_ffff, 0, 0xffff_e000]);
@@ -233,8 +258,7 @@ mod tests {
     #[test]
     fn accesses_beyond_the_space_are_ignored() {
         let mut space = ConfigSpace::new(&function());
-        space.write(254, &[0; 8]);
-        space.write(u64::MAX, &[0; 8]);
+        assert!(!space.write(254, &[0xff; 8]) && !space.write(u64::MAX, &[0xff; 8]));
         let mut bytes = [0; 4];
         space.read(254, &mut bytes);
         assert_eq!(bytes, [0, 0, 0xff, 0xff]);
@@ -250,7 +274,9 @@ mod tests {
             let mut space = ConfigSpace::new(&function());
             let (before, writable) = (space.bytes, space.writable);
             for (offset, data) in writes {
-                space.write(offset, &data);
+                let at = (0x54u64.checked_sub(offset)).and_then(|at| data.get(at as usize));
+                let resets = at.is_some_and(|control| control & 1 != 0);
+                prop_assert_eq!(space.write(offset, &data), resets);
             }
             for ((now, then), mask) in space.bytes.iter().zip(before).zip(writable) {
                 prop_assert_eq!(now & !mask, then & !mask);

@@ -74,6 +74,13 @@ pub struct MsiX {
     pub pending: u32,
 }
 
+/// The Advanced Features capability: software can reset the function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FunctionReset {
+    /// Where the capability is: a multiple of 4 from 0x40 on.
+    pub at: u8,
+}
+
 /// A PCI function, header type 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
@@ -87,6 +94,8 @@ pub struct Description {
     pub msi: Option<Msi>,
     /// Vectors in a table.
     pub msix: Option<MsiX>,
+    /// `None`: only its bus resets it.
+    pub reset: Option<FunctionReset>,
 }
 
 impl Description {

@@ -1,6 +1,7 @@
 //! What all virtio devices share: a queue running on its I/O thread.
 
 mod cache_record;
+mod probes;
 mod worker;
 
 use std::rc::Rc;

@@ -9,12 +9,14 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::policy::GIVEN_UP;
-use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger, trace};
+use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger};
 use guest_memory::{AccessError, MemoryView};
 use nix::errno::Errno;
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
+use super::probes;
 use super::{Held, InFlight, Virtqueue};
+use trace::trace;
 
 /// Maximum bytes moved by the requests of one turn; the last request may exceed it. The kernel copies page cache
 /// data within the loop's iteration, and all other sources of the thread wait meanwhile. A ring of 256 requests
@@ -155,8 +157,8 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
         self.me.upgrade()
     }
 
-    /// Takes all available requests, up to a bounded number and cost, as other sources wait (contract E11). The rest
-    /// is taken in the next iteration.
+    /// Takes all available requests, up to a bounded number and cost, as other sources wait (fairness contract).
+    /// The rest is taken in the next iteration.
     pub(crate) fn process_batch(&self) {
         // A broken queue was reported when it broke.
         if !self.is_taking() {
@@ -258,8 +260,8 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
         self.unpublished.get()
     }
 
-    /// Defers the end of the batch to the end of the section (contract E10). Only the first call per section has an
-    /// effect.
+    /// Defers the end of the batch to the end of the section (deferral contract). Only the first call per section
+    /// has an effect.
     pub(crate) fn finish_later(&self) {
         if !self.queued.get()
             && let Some(me) = self.me.upgrade()
@@ -378,7 +380,7 @@ impl<S: VirtioBackend> DeferredCall for VirtQueueWorker<S> {
         if self.unpublished.replace(false) {
             let wanted = self.queue.publish();
             if wanted {
-                trace!(virtio_notify(self.service.trace_name(), self.queue.config().index));
+                trace!(probes::virtio_notify(self.service.trace_name(), self.queue.config().index));
                 if let Some(call) = &*self.call.borrow() {
                     call.send();
                 }
@@ -399,7 +401,7 @@ impl<S: VirtioBackend> DeferredCall for VirtQueueWorker<S> {
 impl<S: VirtioBackend> Handler for VirtQueueWorker<S> {
     fn ready(&self, events: u32) -> Progress {
         let (name, index) = (self.service.trace_name(), self.queue.config().index);
-        trace!(virtio_queue_notify(name, index, events == 0));
+        trace!(probes::virtio_queue_notify(name, index, events == 0));
         self.process_batch();
         Progress::Done
     }

@@ -1,9 +1,11 @@
 //! The way back of a request: its status.
 
 use block::request::RequestOwner;
-use event_loop::{IoBufs, trace};
+use event_loop::IoBufs;
 use nix::errno::Errno;
+use trace::trace;
 
+use super::probes;
 use super::requests::Requests;
 use super::slots::Slot;
 use super::wire::{SECTOR, Status};
@@ -63,7 +65,7 @@ impl VirtQueueWorker<Requests> {
     #[inline(always)]
     fn give_back(&self, slot: &Slot) {
         let Requests { device, .. } = &self.service;
-        trace!(virtio_blk_req_complete(
+        trace!(probes::virtio_blk_req_complete(
             device.trace_name(),
             self.queue.config().index,
             slot.head,

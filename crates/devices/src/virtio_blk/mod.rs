@@ -6,6 +6,7 @@
 mod complete;
 mod device;
 mod parse;
+mod probes;
 mod requests;
 mod slots;
 mod wire;

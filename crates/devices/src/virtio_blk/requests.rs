@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Op, Request, RequestOwner};
-use event_loop::{EventLoop, Signal, trace};
+use event_loop::{EventLoop, Signal};
 use queue::{Chain, Queue};
+use trace::trace;
 
 use super::device::Device;
 use super::parse::{BlkRequest, Parsed, Ranges, parse};
+use super::probes;
 use super::slots::{Slot, SlotTable};
 use super::wire::{
     ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
@@ -87,7 +89,7 @@ impl VirtioBackend for Requests {
         let head = slot.head;
         let other = |kind: Option<u32>| {
             let kind = kind.map_or(-1, i64::from);
-            trace!(virtio_blk_handle_other(
+            trace!(probes::virtio_blk_handle_other(
                 device.trace_name(),
                 worker.queue.config().index,
                 head,
@@ -137,7 +139,7 @@ impl VirtioBackend for Requests {
                 (Op::Flush, 0, None)
             }
             Ok(BlkRequest::Read { offset, data }) => {
-                trace!(virtio_blk_handle_read(
+                trace!(probes::virtio_blk_handle_read(
                     device.trace_name(),
                     worker.queue.config().index,
                     head,
@@ -147,7 +149,7 @@ impl VirtioBackend for Requests {
                 (Op::Read, offset, Some(data))
             }
             Ok(BlkRequest::Write { offset, data }) => {
-                trace!(virtio_blk_handle_write(
+                trace!(probes::virtio_blk_handle_write(
                     device.trace_name(),
                     worker.queue.config().index,
                     head,

@@ -5,11 +5,12 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::trace;
 use queue::{Chain, SegmentsError};
+use trace::trace;
 
 use super::device::Device;
 use super::lun::Attention;
+use super::probes;
 use super::tasks::{Order, Tasks};
 use super::wire::{
     Address, Response, TaskManagement, VIRTIO_SCSI_T_AN_QUERY, VIRTIO_SCSI_T_AN_SUBSCRIBE,
@@ -56,9 +57,9 @@ impl VirtioBackend for Control {
                 event_loop.spawn(async move {
                     let device = &worker.service.device;
                     let (tag, subtype) = (request.id, request.function);
-                    trace!(virtio_scsi_tmf_req(device.trace_name(), tag, subtype));
+                    trace!(probes::virtio_scsi_tmf_req(device.trace_name(), tag, subtype));
                     let response = manage(device, request).await;
-                    trace!(virtio_scsi_tmf_resp(device.trace_name(), tag, response as u8));
+                    trace!(probes::virtio_scsi_tmf_resp(device.trace_name(), tag, response as u8));
                     let result = memory.write_u8(response_addr, response as u8);
                     worker.add_used(head, if result.is_ok() { written } else { 0 });
                     if let Err(error) = result {

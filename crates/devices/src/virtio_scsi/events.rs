@@ -5,10 +5,11 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_loop::trace;
 use queue::{Chain, SegmentsError};
+use trace::trace;
 
 use super::device::Device;
+use super::probes;
 use super::wire::{EVENT_SIZE, VIRTIO_SCSI_T_PARAM_CHANGE, event};
 use crate::virtio::{Broken, VirtQueueWorker, VirtioBackend};
 
@@ -43,7 +44,7 @@ impl VirtioBackend for Events {
         let bytes = match worker.service.device.take_event() {
             Some(lun) => {
                 let (kind, reason) = (VIRTIO_SCSI_T_PARAM_CHANGE, CAPACITY_CHANGED);
-                trace!(virtio_scsi_event(worker.service.trace_name(), lun, kind, reason));
+                trace!(probes::virtio_scsi_event(worker.service.trace_name(), lun, kind, reason));
                 event(kind, lun, reason)
             }
             // No event is pending: VIRTIO_SCSI_T_NO_EVENT.

@@ -20,6 +20,7 @@ mod lun;
 mod mode;
 mod on_loop;
 mod opcodes;
+mod probes;
 mod requests;
 mod sense;
 mod slots;

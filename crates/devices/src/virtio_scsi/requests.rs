@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use block::node::Channel;
 use block::request::{Op, Request as BlockRequest, RequestOwner};
-use event_loop::{IoBufs, trace};
+use event_loop::IoBufs;
 use queue::{Chain, Segments, SegmentsError};
+use trace::trace;
 
 use super::device::Device;
 use super::execute::{Data, Refused, Work, execute, repetitions};
+use super::probes;
 use super::sense::{CHECK_CONDITION, GOOD, Sense};
 use super::slots::{Repeat, Slot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
@@ -108,7 +110,7 @@ impl VirtioBackend for Requests {
         let Parts { request, data, response } = Parts::of(&chain, &memory)?;
         let started_ns = worker.event_loop.now_ns();
         let number = this.numbers.next();
-        trace!(virtio_scsi_cmd_req(
+        trace!(probes::virtio_scsi_cmd_req(
             this.trace_name(),
             worker.queue.config().index,
             chain.head(),
@@ -322,7 +324,7 @@ impl VirtQueueWorker<Requests> {
         response: Response,
         sense: Option<Sense>,
     ) {
-        trace!(virtio_scsi_cmd_resp(
+        trace!(probes::virtio_scsi_cmd_resp(
             self.service.trace_name(),
             self.queue.config().index,
             head,

@@ -1,11 +1,13 @@
 //! An NVMe controller before a small driver: each command, each wrong command, and its life.
 
 mod rig;
+mod saved;
+mod threads;
 
 use std::sync::Arc;
 
 use block::request::Op;
-use event_loop::{PollParams, PollPolicy, oneshot};
+use event_loop::{PollParams, PollPolicy};
 use guest_memory::test_util::USER_BASE;
 use nix::errno::Errno;
 use rig::*;
@@ -283,7 +285,7 @@ fn shadow_doorbells_lose_no_command_between_threads() {
     let fixed = |max_ns| PollParams { max_ns, ..PollParams::of(PollPolicy::Fixed) };
     let always = fixed(1_000_000_000);
     for poll in [PollParams::OFF, PollParams::default(), fixed(20_000), always] {
-        let mut rig = Rig::on_thread(poll);
+        let mut rig = Rig::on_threads(poll, 1);
         rig.enable();
         rig.create(1);
         rig.use_shadows();
@@ -325,11 +327,90 @@ fn a_full_completion_queue_holds_commands_back() {
     }
 }
 
+/// Commands that wait in their queue are aborted: each is answered so when its turn comes. Those that were taken are not.
+#[test]
+fn abort_reaches_commands_that_wait() {
+    for has_shadows in [false, true] {
+        let mut rig = Rig::ready(0);
+        if has_shadows {
+            rig.use_shadows();
+        }
+        let abort = |cid: u16| command(0x08).dword(10, u32::from(cid) << 16 | 1);
+        // So many that the completion queue is full, and some commands wait.
+        let mut cids = Vec::new();
+        for _ in 0..2 {
+            let old = rig.tail(1);
+            (0..ENTRIES - 2).for_each(|_| cids.push(rig.submit(1, io(READ, 0, 1))));
+            rig.ring(1, old);
+            rig.turn();
+        }
+        let (first, last) = (cids[0], cids[cids.len() - 1]);
+        assert_eq!(rig.ok(0, abort(first)), 1, "it is answered already");
+        assert_eq!(rig.ok(0, abort(last)), 0);
+        assert_eq!(rig.ok(0, abort(last)), 0, "twice is once");
+        assert_eq!(rig.ok(0, abort(u16::MAX)), 1, "there is no such command");
+        // The state says so, too.
+        let controller = rig.controller.clone().unwrap();
+        let state = rig.event_loop.block_on(controller.pause()).unwrap().unwrap();
+        let mut next = Rig::new(0);
+        next.continue_driver_of(&rig);
+        let restored = next.controller().check(&state).unwrap();
+        next.controller().restore(restored);
+        for cid in cids {
+            next.wait("an answer", |rig| rig.peek(1).is_some());
+            let completed = next.reap(1).unwrap();
+            let expected = if cid == last { 0x07 } else { 0 };
+            assert_eq!((completed.cid, completed.status), (cid, expected));
+        }
+        // The place in the queue is of other commands from now on.
+        for _ in 0..2 * ENTRIES {
+            next.ok(1, io(READ, 0, 1));
+        }
+    }
+}
+
+/// A command that the node has was begun, and is not aborted.
+#[test]
+fn abort_leaves_commands_that_were_begun() {
+    let mut rig = Rig::ready(0);
+    rig.disks[0].is_held.set(true);
+    let old = rig.tail(1);
+    let cid = rig.submit(1, io(READ, 0, 1));
+    rig.ring(1, old);
+    rig.wait("it has begun", |rig| !rig.disks[0].held.borrow().is_empty());
+    assert_eq!(rig.ok(0, command(0x08).dword(10, u32::from(cid) << 16 | 1)), 1);
+    assert_eq!(rig.ok(0, command(0x08).dword(10, u32::from(cid) << 16 | 2)), 1, "no such queue");
+    rig.disks[0].release();
+    rig.wait("an answer", |rig| rig.peek(1).is_some());
+    assert_eq!(rig.reap(1).map(|completed| completed.status), Some(0));
+}
+
+#[test]
+fn abort_answers_a_request_for_an_event() {
+    let mut rig = Rig::ready(0);
+    let old = rig.tail(0);
+    let cid = rig.submit(0, command(0x0c));
+    rig.ring(0, old);
+    let old = rig.tail(0);
+    let abort = rig.submit(0, command(0x08).dword(10, u32::from(cid) << 16));
+    rig.ring(0, old);
+    let mut answers = Vec::new();
+    rig.wait("both answers", |rig| {
+        answers.extend(rig.reap(0));
+        answers.len() == 2
+    });
+    let told = |at: usize| (answers[at].cid, answers[at].status, answers[at].result);
+    assert_eq!((told(0), told(1)), ((cid, 0x07, 0), (abort, 0, 0)));
+    assert_eq!(rig.ok(0, command(0x08).dword(10, u32::from(cid) << 16)), 1, "it waits no more");
+    rig.write(0x1000 + 8 * 2, 1);
+    assert_eq!(rig.reap(0), None, "the event has nobody to be told to");
+}
+
 /// Whether what a controller was asked has been answered.
-fn is_done(rig: &mut Rig, asked: &mut oneshot::Receiver<()>) -> bool {
+fn is_done(rig: &mut Rig, mut asked: impl Future + Unpin) -> bool {
     rig.turn();
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    std::pin::Pin::new(asked).poll(&mut context).is_ready()
+    std::pin::Pin::new(&mut asked).poll(&mut context).is_ready()
 }
 
 #[test]
@@ -340,14 +421,14 @@ fn a_reset_waits_for_commands_and_answers_none() {
     (0..3).for_each(|_| _ = rig.submit(1, io(READ, 0, 1)));
     rig.ring(1, old);
     rig.wait("they have begun", |rig| rig.disks[0].held.borrow().len() == 3);
-    let in_flight = rig.event_loop.block_on(rig.controller().in_flight()).unwrap().unwrap();
+    let in_flight = rig.event_loop.block_on(rig.controller().in_flight()).unwrap();
     assert_eq!(in_flight.len(), 3);
     rig.write(CC, 0);
     rig.turn();
     assert_eq!(rig.read(CSTS), 1, "the commands are not over");
     // A driver that does not wait gets a controller that is ready when they are.
     rig.write(CC, ENABLE);
-    let mut settled = rig.controller().settle();
+    let mut settled = Box::pin(rig.controller().settle());
     assert!(!is_done(&mut rig, &mut settled));
     rig.disks[0].release();
     assert!(is_done(&mut rig, &mut settled));
@@ -383,7 +464,7 @@ fn memory_that_goes_is_not_touched_and_a_queue_without_is_fatal() {
     let memory = rig.memory.memory().clone();
     let small = guest_memory::test_util::memfd_memory(&[(0, 4096)]).unwrap();
     rig.set_memory(small);
-    let mut settled = rig.controller().settle();
+    let mut settled = Box::pin(rig.controller().settle());
     assert!(!is_done(&mut rig, &mut settled), "a read is still in the old memory");
     rig.disks[0].release();
     assert!(is_done(&mut rig, &mut settled));

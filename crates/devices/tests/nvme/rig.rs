@@ -28,7 +28,7 @@ pub const ENTRIES: u32 = 64;
 /// Where queues are: 64 KiB each, submission queue first. Data and other things are beyond.
 const QUEUE: u64 = 1 << 16;
 pub const DATA: u64 = 1 << 20;
-const SHADOW: u64 = 0xe_0000;
+pub const SHADOW: u64 = 0xe_0000;
 pub const EVENTS: u64 = 0xe_1000;
 pub const MEMORY: u64 = 8 << 20;
 
@@ -173,6 +173,7 @@ pub struct Completed {
 }
 
 /// The driver's side of a pair of queues.
+#[derive(Clone, Copy)]
 struct Pair {
     tail: u32,
     head: u32,
@@ -187,13 +188,13 @@ pub struct Rig {
     pub disks: Vec<Rc<Disk>>,
     pub memory: Rc<MemoryView>,
     sent: Sent,
-    pairs: [Pair; 4],
+    pairs: [Pair; 5],
     has_shadows: bool,
     /// Doorbell registers of I/O queues that were written.
     pub rings: u64,
     next_cid: u16,
-    /// That of the queues, if they are not on the loop of the driver.
-    _thread: Option<IoThread>,
+    /// Those of the queues, if they are not on the loop of the driver.
+    _threads: Vec<IoThread>,
 }
 
 impl Drop for Rig {
@@ -217,19 +218,30 @@ impl Rig {
         change: impl FnOnce(&mut ControllerConfig),
     ) -> Self {
         let poll = PollParams { max_ns: poll_max_ns, ..PollParams::default() };
-        Self::start(LoopConfig { poll, ..LoopConfig::default() }, None, keeps_record, change)
+        let config = LoopConfig { poll, ..LoopConfig::default() };
+        Self::start(config, 1, Vec::new(), keeps_record, change)
     }
 
-    /// A controller whose I/O queues are on a thread of their own.
-    pub fn on_thread(poll: PollParams) -> Self {
+    /// A controller with 4 I/O queues and so many workers, all on the loop of the driver. Each worker has two disks of its
+    /// own.
+    pub fn with_workers(workers: usize) -> Self {
+        let four = |config: &mut ControllerConfig| config.num_queues = 4;
+        Self::start(LoopConfig::default(), workers, Vec::new(), true, four)
+    }
+
+    /// A controller whose I/O queues are on so many threads of their own.
+    pub fn on_threads(poll: PollParams, threads: usize) -> Self {
         let event_loop = LoopConfig { poll, ..LoopConfig::default() };
-        let thread = IoThread::spawn(IoThreadConfig { event_loop, ..IoThreadConfig::default() });
-        Self::start(LoopConfig::default(), Some(thread.unwrap()), false, |_| {})
+        let config = IoThreadConfig { event_loop, ..IoThreadConfig::default() };
+        let spawned = (0..threads).map(|_| IoThread::spawn(config.clone()).unwrap()).collect();
+        let four = |config: &mut ControllerConfig| config.num_queues = 4;
+        Self::start(LoopConfig::default(), threads, spawned, false, four)
     }
 
     fn start(
         config: LoopConfig,
-        thread: Option<IoThread>,
+        workers: usize,
+        threads: Vec<IoThread>,
         keeps_record: bool,
         change: impl FnOnce(&mut ControllerConfig),
     ) -> Self {
@@ -245,25 +257,27 @@ impl Rig {
         };
         change(&mut config);
         let sent = Sent::default();
-        let (controller, attachment) =
-            Controller::new(&event_loop, config, Box::new(sent.clone())).unwrap();
+        let made = Controller::new(&event_loop, config, Box::new(sent.clone()), workers);
+        let (controller, attachments) = made.unwrap();
         let channels =
             |disks: &[Rc<Disk>]| disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
-        let disks = match &thread {
-            None => {
-                let disks = vec![Disk::new(keeps_record), Disk::new(keeps_record)];
-                attachment.attach(&event_loop, channels(&disks), Box::new(sent.clone()));
-                disks
+        let mut disks = Vec::new();
+        for (number, attachment) in attachments.into_iter().enumerate() {
+            match threads.get(number) {
+                None => {
+                    let own = [Disk::new(keeps_record), Disk::new(keeps_record)];
+                    attachment.attach(&event_loop, channels(&own), Box::new(sent.clone()));
+                    disks.extend(own);
+                }
+                Some(thread) => {
+                    let attach = move |event_loop: &EventLoop| {
+                        let disks = [Disk::new(false), Disk::new(false)];
+                        attachment.attach(event_loop, channels(&disks), Box::new(Nowhere));
+                    };
+                    thread.handle().spawn(attach).unwrap();
+                }
             }
-            Some(thread) => {
-                let attach = move |event_loop: &EventLoop| {
-                    let disks = [Disk::new(false), Disk::new(false)];
-                    attachment.attach(event_loop, channels(&disks), Box::new(Nowhere));
-                };
-                thread.handle().spawn(attach).unwrap();
-                Vec::new()
-            }
-        };
+        }
         let memory = memfd_memory(&[(0, EVENTS), (EVENTS, MEMORY - EVENTS)]).unwrap();
         controller.set_memory(memory.clone());
         Rig {
@@ -272,12 +286,20 @@ impl Rig {
             disks,
             memory: MemoryView::new(memory),
             sent,
-            pairs: [NEW; 4],
+            pairs: [NEW; 5],
             has_shadows: false,
             rings: 0,
             next_cid: 0,
-            _thread: thread,
+            _threads: threads,
         }
+    }
+
+    /// Goes on with the memory and the driver of another rig.
+    pub fn continue_driver_of(&mut self, other: &Rig) {
+        self.set_memory(other.memory.memory().clone());
+        self.memory = other.memory.clone();
+        (self.pairs, self.has_shadows) = (other.pairs, other.has_shadows);
+        self.next_cid = other.next_cid;
     }
 
     /// Carries a command of I/O queue 1 out, whose completion is polled for.
@@ -315,7 +337,7 @@ impl Rig {
     }
 
     pub fn enable(&mut self) {
-        self.pairs = [NEW; 4];
+        self.pairs = [NEW; 5];
         self.has_shadows = false;
         self.forget_completions(0);
         self.write(AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
@@ -335,6 +357,11 @@ impl Rig {
         self.ok(0, completion.dword(11, qid << 16 | 3));
         let submission = command(0x01).prps(base, 0).dword(10, size);
         self.ok(0, submission.dword(11, qid << 16 | 1));
+    }
+
+    /// A submission queue that is made anew.
+    pub fn forget(&mut self, qid: usize) {
+        self.pairs[qid] = NEW;
     }
 
     /// What an earlier life of a queue has posted has the phase of this one.

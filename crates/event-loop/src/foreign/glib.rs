@@ -25,7 +25,7 @@ use crate::event_loop::EventLoop;
 /// Dropping it detaches the loop, which may then run elsewhere. While attached, the loop must not run
 /// otherwise, by [`EventLoop::run_once`] or another context.
 ///
-/// If another thread iterates the context, the loop does not run (contract E3). Neither does it run in a
+/// If another thread iterates the context, the loop does not run (one-thread contract). Neither does it run in a
 /// main loop started by one of its own callbacks, as with most GLib sources; other loops on the context do.
 ///
 /// Timers have GLib's resolution of a millisecond, and are never early.

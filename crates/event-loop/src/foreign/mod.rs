@@ -1,4 +1,4 @@
-//! Adapters that run a loop inside a foreign loop (contract E2), each behind a feature of its name.
+//! Adapters that run a loop inside a foreign loop (foreign-loop contract), each behind a feature of its name.
 //!
 //! Both only translate [`prepare`](EventLoop::prepare), [`check`](EventLoop::check) and
 //! [`dispatch`](EventLoop::dispatch) to the foreign loop. They are examples for other loops. Busy polling is

@@ -113,7 +113,7 @@ async fn turn_until_stopped(event_loop: &EventLoop, fd: &AsyncFd<LoopFd>) -> io:
             event_loop.dispatch()?;
         }
         if wait == Some(0) {
-            // The loop did not wait: let the runtime's other tasks and drivers run (E11).
+            // The loop did not wait: let the runtime's other tasks and drivers run (fairness contract).
             tokio::task::yield_now().await;
         }
     }

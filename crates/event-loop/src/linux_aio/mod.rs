@@ -239,7 +239,7 @@ impl EventLoop {
         self.0.aio.get().map_or(0, LinuxAio::in_flight)
     }
 
-    /// Dispatches completions, at most a batch (contract E11).
+    /// Dispatches completions, at most a batch (fairness contract).
     fn dispatch_aio(&self) -> Progress {
         match self.reap_aio(false) {
             Ok(reaped) if reaped >= REAP_BATCH => Progress::More,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     /// Failing to fetch completions is an error of the loop. Memory that the kernel may still write to is
-    /// not freed (E8).
+    /// not freed (memory contract).
     #[test]
     fn a_context_that_fails_is_an_error_and_keeps_the_memory() {
         let event_loop = EventLoop::new(LoopConfig::default()).unwrap();

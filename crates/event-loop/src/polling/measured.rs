@@ -28,7 +28,7 @@
 //! itself have slept because its answer was late; and arrivals by the clock seem closer than they are. So
 //! such a wait is recorded as long as it took, and situations that do not poll look from time to time. All of
 //! them look together, since a sleep in one makes the next one late. They forget their waits and poll
-//! [`LOOKS`] times for as long as a sleep is worth, plus the lateness of the other side. If polling pays, they
+//! 24 times for as long as a sleep is worth, plus the lateness of the other side. If polling pays, they
 //! keep polling. If not, or if it stops paying before other waits have replaced those of the look, the next look
 //! comes after four times as many waits, at most 8,192.
 

@@ -17,9 +17,10 @@ use crate::event_loop::EventLoop;
 use crate::handlers::{Entry, Source};
 use crate::polling::policy::{Policy, PollParams, PollPolicy, SourceKind};
 use crate::polling::price::{Gauge, Meter};
+use crate::probes;
 use crate::ring::{self, Ready};
 use crate::slots::SlotId;
-use crate::trace;
+use trace::trace;
 
 /// A source that has had no event for this long leaves the polling set.
 const IDLE_NS: u64 = 7_000_000_000;
@@ -128,7 +129,7 @@ impl EventLoop {
         }
         let timeout = |now| deadline.map_or(-1, |deadline| deadline.saturating_sub(now) as i64);
         let window = poller.policy.borrow().window_ns();
-        trace!(run_poll_handlers_begin(self.trace_ctx(), window, timeout(self.now_ns())));
+        trace!(probes::run_poll_handlers_begin(self.trace_ctx(), window, timeout(self.now_ns())));
         let begin = self.now_ns();
         let end = begin.saturating_add(window);
         let end = deadline.map_or(end, |deadline| end.min(deadline));
@@ -149,7 +150,7 @@ impl EventLoop {
             }
             std::hint::spin_loop();
         };
-        trace!(run_poll_handlers_end(self.trace_ctx(), found, timeout(self.now_ns())));
+        trace!(probes::run_poll_handlers_end(self.trace_ctx(), found, timeout(self.now_ns())));
         self.recycle(sources);
         let stats = self.stats();
         stats.polled_ns.add(self.now_ns().saturating_sub(begin));
@@ -243,7 +244,7 @@ impl EventLoop {
     fn ask(&self, sources: &[(SlotId, Rc<Entry>)]) -> bool {
         let mut found = false;
         for (id, entry) in sources {
-            // A callback of another source may have removed this one (contract E9).
+            // A callback of another source may have removed this one (removal contract).
             if entry.source.in_set.get() && entry.handler.poll() {
                 self.0.handlers.borrow_mut().list_ready(*id);
                 found = true;
@@ -280,7 +281,12 @@ impl EventLoop {
         if !poller.is_on() || entry.source.in_set.get() || !entry.handler.can_poll() {
             return true;
         }
-        trace!(poll_add(self.trace_ctx(), entry.trace_node(), entry.raw_fd(), entry.fired.get(),));
+        trace!(probes::poll_add(
+            self.trace_ctx(),
+            entry.trace_node(),
+            entry.raw_fd(),
+            entry.fired.get(),
+        ));
         entry.source.in_set.set(true);
         let mut handlers = self.0.handlers.borrow_mut();
         handlers.polling.push(id);
@@ -329,7 +335,7 @@ impl EventLoop {
             let Some(entry) = handlers.get(*id) else { return false };
             let idle = account(&entry.source, SourceKind::Handler) && !poller.keep_sources;
             if idle {
-                trace!(poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
+                trace!(probes::poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
                 entry.source.in_set.set(false);
                 left.push((*id, entry.clone()));
             }
@@ -344,8 +350,8 @@ impl EventLoop {
         policy.end(&params, poller.meter.price(), in_flight, answered);
         let new = policy.window_ns();
         match new.cmp(&old) {
-            Ordering::Greater => trace!(poll_grow(self.trace_ctx(), old, new)),
-            Ordering::Less => trace!(poll_shrink(self.trace_ctx(), old, new)),
+            Ordering::Greater => trace!(probes::poll_grow(self.trace_ctx(), old, new)),
+            Ordering::Less => trace!(probes::poll_shrink(self.trace_ctx(), old, new)),
             Ordering::Equal => {}
         }
         self.stats().poll_window_ns.set(new);
@@ -354,7 +360,7 @@ impl EventLoop {
             // Sources that leave are signalled by their descriptor again. Check each once more for a raced
             // event. Without an event, do not call it: it would join the set again.
             for (id, entry) in left {
-                // A callback of another source may have removed it (contract E9).
+                // A callback of another source may have removed it (removal contract).
                 let is_there = || self.0.handlers.borrow().get(id).is_some();
                 if !is_there() {
                     continue;

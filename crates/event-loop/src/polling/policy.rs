@@ -82,7 +82,7 @@ impl PollParams {
     /// `poll-max-ns` of QEMU's policies, where it is not given.
     pub const QEMU_MAX_NS: u64 = 32_768;
 
-    /// Those of `policy`, with its default maximum.
+    /// Returns the defaults of `policy`.
     pub fn of(policy: PollPolicy) -> Self {
         let max_ns = match policy {
             PollPolicy::Measured => u64::MAX,
@@ -91,7 +91,7 @@ impl PollParams {
         PollParams { policy, max_ns, ..Self::OFF }
     }
 
-    /// The longest that is polled, nanoseconds, where a sleep costs what `stats` say.
+    /// Returns the longest time that is polled, nanoseconds, if a sleep costs what `stats` say.
     pub fn bound_ns(&self, stats: &LoopStats) -> u64 {
         match self.policy {
             PollPolicy::Measured => self.max_ns.min(look_ns(Price::of(stats), self.goal)),
@@ -145,12 +145,12 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// How long to poll before sleeping, nanoseconds, at most `poll-max-ns`. 0: not at all.
+    /// Returns how long to poll before a sleep, nanoseconds, at most `poll-max-ns`. 0: not at all.
     pub fn window_ns(&self) -> u64 {
         self.window_ns
     }
 
-    /// The parameters have changed: a smaller maximum holds at once, another policy begins anew.
+    /// Changes the parameters. A smaller maximum takes effect at once; another policy begins anew.
     pub fn change(&mut self, before: &PollParams, after: &PollParams) {
         if before.policy != after.policy {
             *self = Policy::default();
@@ -158,14 +158,14 @@ impl Policy {
         self.window_ns = self.window_ns.min(after.max_ns);
     }
 
-    /// An iteration took `interval` ns from the start of its wait to its events.
+    /// Begins with an iteration that took `interval` nanoseconds from the start of its wait to its events.
     pub fn begin(&mut self, interval: u64) {
         self.interval = interval;
         self.best = None;
         self.measured.begin();
     }
 
-    /// One source, and whether it was one of those with an event.
+    /// Accounts for one source, and whether it had an event.
     pub fn account(
         &mut self,
         params: &PollParams,

@@ -5,12 +5,11 @@
 //! woken by its host), so neither is a constant. A third one tells how much a thread that polls takes from
 //! others.
 //!
-//! - **Lateness**: the loop's first [`FIRST_SAMPLES`] sleeps, and later one in [`TIMED_EVERY`], end by a
-//!   timeout of [`TIMED_SLEEP_NS`]. The time between the timeout and the thread running again is the
+//! - **Lateness**: the loop's first 8 sleeps, and later one in 1024, end by a timeout of 20 us. The time between the timeout and the thread running again is the
 //!   lateness. An interrupt that wakes the thread for a kick or a completion takes the same way. A
 //!   loop that has nothing to do sleeps without such a timeout after its first samples.
-//! - **CPU time**: the thread's CPU clock is read around one sleep in [`CPU_EVERY`] that submits nothing.
-//! - **Share of the CPU**: one wait in [`SHARE_EVERY`] asks the kernel how long the thread has run, and how
+//! - **CPU time**: the thread's CPU clock is read around one sleep in 64 that submits nothing.
+//! - **Share of the CPU**: one wait in 256 asks the kernel how long the thread has run, and how
 //!   long it has waited for another thread to leave the CPU.
 
 use std::cell::Cell;
@@ -43,7 +42,8 @@ impl Default for Price {
 }
 
 impl Price {
-    /// For a thread that has its CPU for itself.
+    /// For a thread that has its CPU for itself. A sleep is `late_ns` nanoseconds late and takes `cpu_ns` nanoseconds
+    /// of CPU time; larger values count as the maximum.
     pub fn new(late_ns: u64, cpu_ns: u64) -> Self {
         Price { late_ns: late_ns.min(MAX_NS), cpu_ns: cpu_ns.min(MAX_NS), share: WHOLE }
     }

@@ -24,8 +24,8 @@ pub fn update(ns: &mut u64, params: &PollParams, interval: u64, had_event: bool)
     }
 }
 
-/// The window, which was `window`, follows `best`, the largest mean of the sources that had events in
-/// this iteration.
+/// Returns the next window, after `window`. It follows `best`, the largest mean of the sources that had events
+/// in this iteration. All in nanoseconds.
 pub fn follow(window: u64, params: &PollParams, best: u64) -> u64 {
     if best > window {
         best.max(window.saturating_mul(params.grow())).min(params.max_ns)

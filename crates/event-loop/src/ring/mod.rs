@@ -131,7 +131,7 @@ pub enum Wait {
     Forever,
 }
 
-/// Carries out a loop's operations. Not `Send`: one thread enters a ring (contract E3).
+/// Carries out a loop's operations. Not `Send`: one thread enters a ring (one-thread contract).
 pub trait Ring {
     /// Queues an operation for the next [`enter`](Ring::enter). Returns `false` if the queue is full: enter
     /// and try again.

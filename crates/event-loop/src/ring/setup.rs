@@ -1,4 +1,4 @@
-//! Which ring a loop gets: the ladder of set-up flags (contract E5).
+//! Which ring a loop gets: the ladder of set-up flags (set-up contract).
 //!
 //! The best set is tried first. `EINVAL` (a kernel that does not know a flag) steps down, to a plain
 //! ring in the end; `ENOSYS`, `EPERM` and `EACCES` (old kernel, sysctl, seccomp) step down to epoll.
@@ -24,7 +24,7 @@ pub enum TaskRun {
     Defer,
 }
 
-/// How an io_uring is set up, each part to be had or left out.
+/// Set-up of an io_uring. Each part may be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFlags {
     /// `IORING_SETUP_SINGLE_ISSUER`.
@@ -53,7 +53,7 @@ impl RingFlags {
         restricted: false,
     };
 
-    /// Everything that helps.
+    /// All flags that have been measured to help.
     pub const BEST: RingFlags = RingFlags {
         single_issuer: true,
         task_run: TaskRun::Coop,
@@ -131,7 +131,7 @@ impl Default for RingChoice {
     }
 }
 
-/// What a loop runs on, and why not on more.
+/// The ring that a loop uses, and why not a better one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// The flags in force; `None` means epoll.
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn e5_ladder_steps_down_on_einval_to_a_plain_ring() {
+    fn set_up_ladder_steps_down_on_einval_to_a_plain_ring() {
         let coop = refusing(libc::EINVAL, |f| f.task_run != TaskRun::Defer).unwrap();
         assert_eq!(coop.flags.unwrap().task_run, TaskRun::Coop);
         let plain = refusing(libc::EINVAL, |f| f == RingFlags::PLAIN).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn e5_ladder_ends_in_epoll_where_io_uring_is_denied() {
+    fn set_up_ladder_ends_in_epoll_where_io_uring_is_denied() {
         for errno in [libc::ENOSYS, libc::EPERM, libc::EACCES] {
             let chosen = refusing(errno, |_| false).unwrap();
             assert_eq!((chosen.flags, chosen.refused.len()), (None, 1));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn e5_other_errors_are_reported_not_hidden() {
+    fn set_up_other_errors_are_reported_not_hidden() {
         let error = refusing(libc::ENOMEM, |_| false).unwrap_err();
         assert_eq!(error.error.raw_os_error(), Some(libc::ENOMEM));
         assert!(error.to_string().contains("io_uring_setup"), "{error}");

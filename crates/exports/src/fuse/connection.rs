@@ -35,10 +35,11 @@ const MAX_ARMED: u32 = 16;
 /// So many requests under way for each read that is armed.
 const PER_ARMED: u32 = 4;
 
-/// Bytes that the requests of an iteration move, but for the last: all else on the thread waits while they are copied.
+/// Most bytes that the requests of one loop iteration copy, without the last request: copying delays all
+/// other work of the thread.
 const SHARE: u32 = 512 << 10;
 
-/// What a thread asks of the control plane.
+/// A request of an I/O thread to the control plane.
 pub(super) enum Event {
     /// Give the node another size.
     Resize(Size, oneshot::Sender<Result<(), Errno>>),
@@ -190,7 +191,7 @@ impl Connection {
             Errno::EINTR | Errno::ENOENT | Errno::ECANCELED => {}
             errno => {
                 if !self.gone.replace(true) {
-                    // The daemon unmounts it, or somebody else.
+                    // The daemon or another process has unmounted the file.
                     let why = (errno != Errno::ENODEV).then_some(errno);
                     let _ = self.service.events.send(Event::Gone(why));
                 }
@@ -268,7 +269,7 @@ impl Connection {
         self.channel.submit(NodeRequest::new(op, offset, len, bufs, &me, tag));
     }
 
-    /// Has the control plane give the node another size, then goes on with the request.
+    /// Asks the control plane to resize the node, then continues the request.
     fn resize(&self, tag: u32, size: Size, change: Option<SetAttributes>) {
         let (answer, resized) = oneshot::channel();
         // One that cannot be sent is dropped, which the receiver sees.

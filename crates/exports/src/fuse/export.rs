@@ -193,7 +193,7 @@ impl FuseExport {
         async move {
             let mut all = Vec::new();
             for (number, answer) in (0..).zip(asked) {
-                // A thread whose loop has ended has none.
+                // Once its loop has ended, a thread has no requests.
                 let in_flight = answer.await.unwrap_or_default();
                 all.extend(in_flight.into_iter().map(|request| (number, request)));
             }
@@ -204,7 +204,7 @@ impl FuseExport {
     /// Takes requests from now on.
     pub fn resume(&self) {
         for worker in &self.workers {
-            // A thread whose loop has ended serves nothing.
+            // Once its loop has ended, a thread serves nothing.
             let _ = worker.jobs.send(Box::new(|connection| connection.resume()));
         }
     }

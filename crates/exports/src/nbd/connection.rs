@@ -40,7 +40,7 @@ const SEND: u32 = 1;
 /// How long a client that is sent away may take to read its last replies, nanoseconds.
 const LAST_REPLIES_NS: u64 = 1_000_000_000;
 
-/// What a connection serves, and for whom.
+/// The node, the client's agreements and the options of a connection.
 pub(super) struct Service {
     pub(super) channel: Rc<dyn Channel>,
     pub(super) agreed: Agreed,
@@ -184,7 +184,7 @@ impl Connection {
             self.reply_later();
         }
         if self.end.get().is_some() {
-            // What is ready, the end of a TLS session among it, goes out first.
+            // Replies that are ready, including the end of a TLS session, are sent first.
             return self.reply_later();
         }
         match usize::try_from(result) {
@@ -492,7 +492,8 @@ impl RequestOwner for Connection {
 }
 
 impl DeferredCall for Connection {
-    /// The end of the section: all that is ready goes out at once, and what waited for room goes on.
+    /// Called at the end of the section: sends all replies that are ready, and resumes requests that waited
+    /// for room.
     fn run(&self) {
         if self.deaf.get() {
             self.state.borrow_mut().drop_replies();

@@ -81,7 +81,7 @@ pub struct NbdExport {
     _bitmaps: BusyBitmaps,
 }
 
-/// Bitmaps of an export, which nobody else uses until this is dropped.
+/// Bitmaps of an export, marked as busy until this is dropped.
 struct BusyBitmaps(Arc<[Arc<DirtyBitmap>]>);
 
 impl BusyBitmaps {
@@ -174,8 +174,8 @@ impl NbdServer {
         self.shared.clone().add(config)
     }
 
-    /// Takes no more clients, sends away those that have not chosen an export, removes the socket.
-    /// Exports go on until they are stopped.
+    /// Stops accepting clients, disconnects those without an export, and removes the socket.
+    /// Exports continue until they are stopped.
     pub async fn stop(self) {
         self.shared.stopping.set(true);
         self.shared.changed.tell();
@@ -234,7 +234,7 @@ impl NbdExport {
         async move {
             let mut all = Vec::new();
             for answer in asked {
-                // One whose loop is gone has none.
+                // Once its loop has ended, a worker has no requests.
                 all.extend(answer.await.unwrap_or_default());
             }
             all
@@ -295,7 +295,7 @@ impl Export {
     fn watch(&self, node: &Arc<dyn BlockNode>) -> Changes {
         let (watcher, changes) = Watcher::new();
         node.watch(watcher);
-        // What has changed since its geometry was asked for.
+        // The geometry may have changed before the watcher was registered.
         self.resized(node.geometry().size);
         changes
     }
@@ -409,7 +409,8 @@ impl Shared {
             }
             let mut accepted = None;
             let accept = async { accepted = Some(listener.accept().await) };
-            // Looked at first: who comes while nobody is taken may be for another process.
+            // Checked first: while the server is held, a new connection may belong to another
+            // process.
             let held = self.changed.until(|| self.held.get());
             if self.or_stop(first(held, accept)).await.is_none() {
                 return;
@@ -493,7 +494,8 @@ impl Shared {
             n => self.event_loop.now_ns().saturating_add(u64::from(n) * 1_000_000_000),
         };
         let late = self.event_loop.sleep_until(deadline);
-        // What strangers do before they have an export is no news: anybody could fill the log.
+        // Failures before an export is chosen are logged at debug level: otherwise any stranger
+        // could fill the log.
         match first(negotiation, late).await {
             Some(Ok(Negotiated { export: info, agreed, secured })) => {
                 // It may have been stopped meanwhile.
@@ -508,7 +510,7 @@ impl Shared {
             Some(Err(Failure::Socket(errno))) => {
                 log::debug!("NBD server: client lost: {}", errno.desc());
             }
-            // Certificates are somebody's mistake, as a rule, who wants to know.
+            // TLS failures are warnings: a certificate is usually misconfigured.
             Some(Err(Failure::Tls(error))) => {
                 log::warn!("NBD server: client sent away: TLS failed: {error}");
             }

@@ -1,5 +1,7 @@
-//! What a connection in the transmission phase has of its own: bytes that came, requests under way,
-//! replies to be sent. Nothing here calls anybody; [`Connection`](super::connection::Connection) does.
+//! The state of a connection in the transmission phase: received bytes, requests in flight, replies to be
+//! sent.
+//!
+//! This module makes no calls outwards; [`Connection`](super::connection::Connection) does.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,13 +10,15 @@ use std::sync::Arc;
 
 use block::request::Op;
 use block::track::DirtyBitmap;
-use event_loop::{IoBufs, trace};
+use event_loop::IoBufs;
 use nix::errno::Errno;
 use stats::InFlight;
+use trace::trace;
 
 use super::arena::{Arena, HEADERS, INPUT};
 use super::extents::{self, Chunks};
 use super::holes::Out;
+use super::probes;
 use super::session::transmission::{Agreed, Command, Contexts, Verdict};
 use super::slots::{SLOTS, Slots, counted};
 use super::wire::MAX_PAYLOAD;
@@ -175,7 +179,7 @@ impl State {
         self.begin < self.end || !matches!(self.incoming, Incoming::Header)
     }
 
-    /// No more requests are taken; one whose payload did not come in full is forgotten.
+    /// Stops taking requests, and drops a request with an incomplete payload.
     pub(super) fn end_input(&mut self) {
         if let Incoming::Payload { tag, .. } =
             std::mem::replace(&mut self.incoming, Incoming::Header)
@@ -273,7 +277,14 @@ impl State {
     #[inline]
     fn trace_request(&self, header: &RequestHeader) {
         let RequestHeader { flags, command, cookie, offset, len } = *header;
-        trace!(nbd_receive_request(self.client, cookie, flags, command.number(), offset, len));
+        trace!(probes::nbd_receive_request(
+            self.client,
+            cookie,
+            flags,
+            command.number(),
+            offset,
+            len
+        ));
     }
 
     fn answer_at_once(&mut self, tag: u32, asked: Asked, reply: Reply, now_ns: u64) -> Next {
@@ -303,7 +314,7 @@ impl State {
                 let fua = fua || through;
                 (Op::WriteZeroes { may_unmap, no_fallback: fast_only, fua }, offset, len)
             }
-            // What is read once is in the host's page cache, if it has to do with the node.
+            // Reading the range fills the host's page cache, if the node uses it.
             Command::Cache { offset, len } => (Op::Read, offset, len.min(MAX_PAYLOAD.into())),
             Command::BlockStatus { .. } if !extents::asks_node(self.agreed.contexts) => {
                 self.answered(tag, Ok(()), IoBufs::new());
@@ -526,19 +537,23 @@ pub(super) fn trace_reply(client: RawFd, mode: ReplyMode, asked: Asked, reply: R
     let Asked { cookie, .. } = asked;
     match (mode, reply) {
         (ReplyMode::Simple, Reply::Data { len, .. }) => {
-            trace!(nbd_co_send_simple_reply(client, cookie, 0u32, len));
+            trace!(probes::nbd_co_send_simple_reply(client, cookie, 0u32, len));
         }
         (ReplyMode::Simple, Reply::Error(error)) => {
-            trace!(nbd_co_send_simple_reply(client, cookie, error as u32, 0u32));
+            trace!(probes::nbd_co_send_simple_reply(client, cookie, error as u32, 0u32));
         }
-        (ReplyMode::Simple, _) => trace!(nbd_co_send_simple_reply(client, cookie, 0u32, 0u32)),
-        (_, Reply::Done) => trace!(nbd_co_send_chunk_done(client, cookie)),
+        (ReplyMode::Simple, _) => {
+            trace!(probes::nbd_co_send_simple_reply(client, cookie, 0u32, 0u32))
+        }
+        (_, Reply::Done) => trace!(probes::nbd_co_send_chunk_done(client, cookie)),
         (_, Reply::Data { offset, len } | Reply::Hole { offset, len }) => {
-            trace!(nbd_co_send_chunk_read(client, cookie, offset, len));
+            trace!(probes::nbd_co_send_chunk_read(client, cookie, offset, len));
         }
-        (_, Reply::Error(error)) => trace!(nbd_co_send_chunk_error(client, cookie, error as u32)),
+        (_, Reply::Error(error)) => {
+            trace!(probes::nbd_co_send_chunk_error(client, cookie, error as u32))
+        }
         (_, Reply::Status { context, count }) => {
-            trace!(nbd_co_send_extents(client, cookie, count, context));
+            trace!(probes::nbd_co_send_extents(client, cookie, count, context));
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct WorkerHandle {
     gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
-/// What lives on the I/O thread.
+/// The part of an export on one I/O thread.
 pub(super) struct Worker {
     event_loop: EventLoop,
     channel: Rc<dyn Channel>,
@@ -53,13 +53,13 @@ pub(super) struct Worker {
     turns: Rc<Turns>,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
     next_connection: Cell<u64>,
-    /// All stand still, so requests are not to be held back below.
+    /// The connections are paused, so the node must not delay requests.
     paused: Cell<bool>,
     /// Waits for the last connection to end.
     idle: Cell<Option<Box<dyn FnOnce()>>>,
-    /// It is to be dropped.
+    /// The worker has been asked to end.
     ending: Cell<bool>,
-    /// Its channel keeps no node alive by itself.
+    /// Kept because the channel does not keep the node alive.
     _node: Arc<dyn BlockNode>,
     /// Dropped last.
     _gone: oneshot::Sender<()>,
@@ -117,19 +117,19 @@ impl WorkerHandle {
         Ok(opened.await?.map(|()| WorkerHandle { jobs, stats, gone: Cell::new(Some(gone)) }))
     }
 
-    /// What it has done.
+    /// Returns the worker's counters.
     pub(super) fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
     }
 
-    /// Serves a client there. The answer comes at the end of it.
+    /// Serves a client on the I/O thread. The answer comes when its connection has ended.
     pub(super) fn serve(&self, client: Client) -> oneshot::Receiver<End> {
         self.ask(move |worker, answer| worker.serve(client, answer))
     }
 
-    /// Has all connections stand still, until they are to [go on](Self::resume); with `flush`, makes
-    /// durable what was written. The answer comes when no request is under way any more: the clients
-    /// that another process can go on with.
+    /// Pauses all connections until [`resume`](Self::resume). With `flush`, makes written data durable.
+    ///
+    /// The answer comes when no request is in flight: the clients that can be handed over to another process.
     pub(super) fn pause(&self, flush: bool) -> oneshot::Receiver<Result<Vec<SavedClient>, Errno>> {
         self.ask(move |worker, answer| {
             let (worker, connections) = (worker.clone(), worker.all_connections());
@@ -139,7 +139,7 @@ impl WorkerHandle {
             }
             worker.event_loop.clone().spawn(async move {
                 for quiet in quiet {
-                    // One that has ended, or goes on again, does not tell.
+                    // A connection that has ended or was resumed sends no answer.
                     let _ = quiet.await;
                 }
                 if flush {
@@ -158,12 +158,12 @@ impl WorkerHandle {
         })
     }
 
-    /// Makes durable what was written.
+    /// Makes written data durable.
     pub(super) fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
         self.ask(|worker, answer| worker.flush(answer))
     }
 
-    /// All connections go on.
+    /// Resumes all connections.
     pub(super) fn resume(&self) {
         let resume = |worker: &Rc<Worker>| {
             if worker.paused.replace(false) {
@@ -171,12 +171,13 @@ impl WorkerHandle {
             }
             worker.all_connections().iter().for_each(|connection| connection.resume());
         };
-        // One whose loop is gone serves nobody.
+        // Once its loop has ended, a worker has no clients.
         let _ = self.jobs.send(Box::new(resume));
     }
 
-    /// Ends those that stand still and could not be handed over: those with TLS, and those that were
-    /// ending, once they have sent what they still had to. The answer comes when they have ended.
+    /// Ends the paused connections that were not handed over: those with TLS, and those that were ending.
+    ///
+    /// Replies that are still to be sent go out first. The answer comes when the connections have ended.
     pub(super) fn part(&self) -> oneshot::Receiver<()> {
         self.ask(|worker, answer| {
             let connections = worker.all_connections();
@@ -203,19 +204,21 @@ impl WorkerHandle {
         })
     }
 
-    /// Drops what lives on the I/O thread, and waits for that. Whoever lets go of an image last closes it,
-    /// which is not for an I/O thread: it takes files and threads that the sandbox keeps from one.
+    /// Drops the worker on its I/O thread, and waits for that.
+    ///
+    /// The last owner of an image closes it, which needs files and threads that the sandbox denies to an I/O
+    /// thread. After this the control plane can be the last owner.
     pub(super) async fn end(&self) {
         let end = |worker: &Rc<Worker>| worker.ending.set(true);
         if self.jobs.send(Box::new(end)).is_ok()
             && let Some(gone) = self.gone.take()
         {
-            // It is dropped, not sent to.
+            // The worker drops the sender without sending.
             let _ = gone.await;
         }
     }
 
-    /// The requests in flight, with the numbers of their connections.
+    /// Returns the requests in flight, with the numbers of their connections.
     pub(super) fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
         self.ask(|worker, answer| {
             let connections = worker.connections.borrow();
@@ -227,9 +230,9 @@ impl WorkerHandle {
         })
     }
 
-    /// The export has another size now, bytes.
+    /// Updates the size of the export, bytes.
     pub(super) fn resized(&self, size: u64) {
-        // One whose loop is gone serves nobody.
+        // Once its loop has ended, a worker has no clients.
         let _ = self.jobs.send(Box::new(move |worker| {
             let connections = worker.connections.borrow();
             connections.values().for_each(|connection| connection.set_size(size));
@@ -282,7 +285,8 @@ impl Worker {
         self.all_connections().iter().for_each(|connection| connection.stop());
     }
 
-    /// Out of the borrow, as one may end at once.
+    /// Returns copies, because a connection may end during the caller's iteration and be removed
+    /// from the map.
     fn all_connections(&self) -> Vec<Rc<Connection>> {
         self.connections.borrow().values().cloned().collect()
     }

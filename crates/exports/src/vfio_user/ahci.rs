@@ -1,4 +1,4 @@
-//! AHCI over vfio-user: a block node offered to a virtual machine as a SATA drive.
+//! AHCI over vfio-user: block nodes offered to a virtual machine as SATA drives.
 
 #![forbid(unsafe_code)]
 
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
-use devices::pci::{Bar, Description, Identity, InterruptPin, Msi};
-use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
+use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi};
+use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use guest_memory::GuestMemory;
-use nix::errno::Errno;
-use stats::InFlight;
-use stats::QueueStats;
+use stats::{InFlight, QueueStats};
 
-use super::device::{Device, Ended, Served};
+use super::device::{
+    AllInFlight, Device, Ended, Flushed, HandsOver, Paused, Restore, Served, Settled,
+};
 use super::interrupts::Interrupts;
 use crate::vhost_user::ExportError;
 
@@ -36,63 +36,114 @@ const DESCRIPTION: Description = Description {
     pin: Some(InterruptPin::A),
     msi: Some(Msi { at: 0x80 }),
     msix: None,
+    reset: Some(FunctionReset { at: 0x90 }),
 };
 
 /// The BAR with the controller's registers (AHCI 1.3.1, section 2.1.11).
 const ABAR: usize = 5;
+
+/// The most characters of a serial number (ATA8-ACS, IDENTIFY DEVICE).
+const MAX_SERIAL: usize = 20;
 
 /// Most bytes of a register access.
 const ACCESS: usize = 8;
 
 type Job = Box<dyn FnOnce(&OnLoop) + Send>;
 
-/// A controller with one drive.
+/// A controller with a drive at each port.
 pub(super) struct AhciDevice {
     ahci: Arc<Ahci>,
     stats: Vec<Arc<QueueStats>>,
+    drives: Vec<DriveEnd>,
+    threads: usize,
+}
+
+/// The control loop's end of a drive.
+struct DriveEnd {
     jobs: mailbox::Sender<Job>,
     gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
-/// The drive on the I/O thread.
+/// The drive on its I/O thread.
 struct OnLoop {
     drive: Rc<Drive>,
     channel: Rc<dyn Channel>,
 }
 
-/// What a drive is made of, beside its node.
+/// What a controller is made of, beside its nodes.
 pub(super) struct DriveOptions {
     pub(super) writable: bool,
     pub(super) writethrough: bool,
     pub(super) serial: String,
 }
 
+impl DriveOptions {
+    /// The serial number of a drive. Guests refuse a second one with the same.
+    fn serial_of(&self, drive: usize) -> String {
+        if drive == 0 {
+            return self.serial.clone();
+        }
+        let suffix = format!("-{drive}");
+        let kept = MAX_SERIAL - suffix.len();
+        self.serial.chars().take(kept).chain(suffix.chars()).collect()
+    }
+}
+
 impl AhciDevice {
-    /// A controller without memory, whose drive works on `io_thread`.
+    /// A controller without memory, with a drive for each node, at port 0 and on. The drives work on these threads in turn.
     ///
     /// # Errors
     ///
-    /// The node cannot be used from that thread.
+    /// There are too many nodes, or a node cannot be used from its thread.
     pub(super) async fn start(
-        io_thread: &LoopHandle,
-        node: Arc<dyn BlockNode>,
+        io_threads: &[LoopHandle],
+        nodes: Vec<Arc<dyn BlockNode>>,
         options: DriveOptions,
     ) -> Result<(Self, Arc<Interrupts>), ExportError> {
         let interrupts = Arc::new(Interrupts::new(&DESCRIPTION));
         let (line, message) = (interrupts.clone(), interrupts.clone());
         let ahci = Ahci::with_messages(
-            1,
+            nodes.len(),
             Arc::new(GuestMemory::new()),
             move |level| line.set_level(level),
             move || message.send(0),
         )
         .map_err(|error| ExportError::Config(error.to_string()))?;
+        let (stats, drives) = (Vec::new(), Vec::new());
+        let mut device = AhciDevice { ahci, stats, drives, threads: io_threads.len() };
+        for (port, (node, io_thread)) in
+            nodes.into_iter().zip(io_threads.iter().cycle()).enumerate()
+        {
+            if let Err(error) = device.attach(port, io_thread, node, &options).await {
+                // The drives before this one have channels of their nodes.
+                Rc::new(device).end().await;
+                return Err(error);
+            }
+        }
+        Ok((device, interrupts))
+    }
+
+    /// Attaches the drive of the next port.
+    async fn attach(
+        &mut self,
+        port: usize,
+        io_thread: &LoopHandle,
+        node: Arc<dyn BlockNode>,
+        options: &DriveOptions,
+    ) -> Result<(), ExportError> {
         let (jobs, mut receiver) = mailbox::channel::<Job>();
         let (answer, attached) = oneshot::channel();
         let (is_gone, gone) = oneshot::channel();
-        let controller = ahci.clone();
+        let controller = self.ahci.clone();
+        let config = DriveConfig {
+            geometry: node.geometry(),
+            writable: options.writable,
+            write_cache: !options.writethrough,
+            serial: options.serial_of(port),
+            model: "ringmill".into(),
+        };
         io_thread.spawn(move |event_loop| {
-            let on_loop = match OnLoop::attach(event_loop, &controller, node, options) {
+            let on_loop = match OnLoop::attach(event_loop, &controller, port, node, config) {
                 Ok(on_loop) => on_loop,
                 Err(error) => return answer.send(Err(error)),
             };
@@ -112,17 +163,32 @@ impl AhciDevice {
         let stats = attached
             .await?
             .map_err(|error| ExportError::Attach { io_thread: io_thread.name().into(), error })?;
-        Ok((AhciDevice { ahci, stats: vec![stats], jobs, gone: Cell::new(Some(gone)) }, interrupts))
+        self.stats.push(stats);
+        self.drives.push(DriveEnd { jobs, gone: Cell::new(Some(gone)) });
+        Ok(())
     }
 
-    fn ask<R: Send + 'static>(
-        &self,
-        job: impl FnOnce(&OnLoop, oneshot::Sender<R>) + Send + 'static,
-    ) -> oneshot::Receiver<R> {
-        let (sender, receiver) = oneshot::channel();
-        // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
-        let _ = self.jobs.send(Box::new(move |on_loop| job(on_loop, sender)));
-        receiver
+    /// Has each drive do something. Completes with the answers of all, or with an error if a loop is gone.
+    fn ask_all<R, F>(&self, job: F) -> impl Future<Output = Result<Vec<R>, LoopGone>> + use<R, F>
+    where
+        R: Send + 'static,
+        F: Fn(&OnLoop, oneshot::Sender<R>) + Clone + Send + 'static,
+    {
+        let ask = |drive: &DriveEnd| {
+            let (sender, receiver) = oneshot::channel();
+            let job = job.clone();
+            // A job that cannot be sent is dropped, its sender with it; the receiver then says so.
+            let _ = drive.jobs.send(Box::new(move |on_loop| job(on_loop, sender)));
+            receiver
+        };
+        let asked: Vec<_> = self.drives.iter().map(ask).collect();
+        async move {
+            let mut answers = Vec::with_capacity(asked.len());
+            for answer in asked {
+                answers.push(answer.await);
+            }
+            answers.into_iter().collect()
+        }
     }
 }
 
@@ -130,20 +196,12 @@ impl OnLoop {
     fn attach(
         event_loop: &EventLoop,
         ahci: &Arc<Ahci>,
+        port: usize,
         node: Arc<dyn BlockNode>,
-        options: DriveOptions,
+        config: DriveConfig,
     ) -> std::io::Result<Self> {
-        let DriveOptions { writable, writethrough, serial } = options;
-        let geometry = node.geometry();
         let channel = node.open_channel(event_loop)?;
-        let config = DriveConfig {
-            geometry,
-            writable,
-            write_cache: !writethrough,
-            serial,
-            model: "ringmill".into(),
-        };
-        let drive = Drive::attach(event_loop, ahci, 0, channel.clone(), config)
+        let drive = Drive::attach(event_loop, ahci, port, channel.clone(), config)
             .map_err(std::io::Error::other)?;
         Ok(OnLoop { drive, channel })
     }
@@ -179,15 +237,44 @@ impl Device for AhciDevice {
         self.ahci.reset();
     }
 
-    fn settle(&self) -> oneshot::Receiver<()> {
-        self.ask(|on_loop, answer| on_loop.drive.settle(|| answer.send(())))
+    fn settle(&self) -> Settled {
+        let settled = self.ask_all(|on_loop, answer| on_loop.drive.settle(|| answer.send(())));
+        Box::pin(async move { settled.await.map(drop) })
     }
 
-    fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
-        self.ask(|on_loop, answer| {
+    fn flush(&self) -> Flushed {
+        let flushed = self.ask_all(|on_loop, answer| {
             let channels = std::iter::once(&on_loop.channel);
             flush(channels, Box::new(|result| answer.send(result)));
-        })
+        });
+        Box::pin(async move { Ok(flushed.await?.into_iter().collect()) })
+    }
+
+    fn hands_over(&self) -> &dyn HandsOver {
+        self
+    }
+}
+
+impl HandsOver for AhciDevice {
+    fn pause(&self) -> Paused {
+        let paused = self.ask_all(|on_loop, answer| on_loop.drive.pause(|| answer.send(())));
+        let ahci = self.ahci.clone();
+        Box::pin(async move { paused.await.map(|_| ahci.save()) })
+    }
+
+    fn resume(&self) {
+        let resumed = self.ask_all(|on_loop, answer| {
+            on_loop.drive.resume();
+            answer.send(());
+        });
+        // The jobs are sent, and nothing waits for their ends.
+        drop(resumed);
+    }
+
+    fn check(&self, state: &[u8]) -> Result<Restore, String> {
+        let restored = self.ahci.check(state).map_err(|error| error.to_string())?;
+        let ahci = self.ahci.clone();
+        Ok(Box::new(move || ahci.restore(&restored)))
     }
 }
 
@@ -196,19 +283,28 @@ impl Served for AhciDevice {
         &self.stats
     }
 
-    fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
-        self.ask(|on_loop, answer| {
-            let of_port = |request| (0, request);
-            answer.send(on_loop.drive.in_flight().into_iter().map(of_port).collect());
+    fn in_flight(&self) -> AllInFlight {
+        let asked = self.ask_all(|on_loop, answer| answer.send(on_loop.drive.in_flight()));
+        Box::pin(async move {
+            // Drives whose loop is gone have none.
+            let drives = (0..).zip(asked.await.unwrap_or_default());
+            let of_drive = |(drive, requests): (u64, Vec<InFlight>)| {
+                requests.into_iter().map(move |request| (drive, request))
+            };
+            drives.flat_map(of_drive).collect()
         })
     }
 
+    fn thread_of(&self, drive: usize) -> usize {
+        drive % self.threads
+    }
+
     fn end(self: Rc<Self>) -> Ended {
-        let gone = self.gone.take();
+        let gone: Vec<_> = self.drives.iter().filter_map(|drive| drive.gone.take()).collect();
         drop(self);
         Box::pin(async move {
-            // A drive whose loop is gone is gone with it.
-            if let Some(gone) = gone {
+            for gone in gone {
+                // A drive whose loop is gone is gone with it.
                 let _ = gone.await;
             }
         })

@@ -46,6 +46,15 @@ impl Connection {
         Connection { event_loop: event_loop.clone(), socket, readable, desk, turn: TURN }
     }
 
+    /// The connection for a handover to another process, between two messages.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn save(&self) -> std::io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+
     /// Waits until something can be received, without receiving it.
     pub(super) async fn readable(&self) {
         loop {
@@ -148,7 +157,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Yields to other tasks now and then, however much this client sends (contract E11).
+    /// Yields to other tasks now and then, however much this client sends (fairness contract).
     async fn take_turns(&mut self) {
         if self.turn > 0 {
             self.turn -= 1;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use devices::pci::Description;
-use event_loop::oneshot;
+use event_loop::LoopGone;
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
 use stats::{InFlight, QueueStats};
@@ -24,21 +24,55 @@ pub trait Device {
     /// Writes registers of a BAR that the description has, within its size.
     fn write_bar(&self, bar: usize, offset: u64, data: &[u8]);
 
-    /// Exchanges the guest's memory. Requests that have begun go on in the old.
+    /// Replaces the guest's memory. Requests in flight keep using the old memory.
     fn set_memory(&self, memory: Arc<GuestMemory>);
 
-    /// Takes it to the state after a power-on. Requests that have begun go on, and are answered to nobody.
+    /// Resets the device to its power-on state. Requests in flight continue, and their answers are dropped.
     fn reset(&self);
 
     /// Completes when the requests that have begun before have ended: nothing uses memory then that the device
     /// had before it was exchanged.
-    fn settle(&self) -> oneshot::Receiver<()>;
+    fn settle(&self) -> Settled;
 
     /// Makes durable what was written.
-    fn flush(&self) -> oneshot::Receiver<Result<(), Errno>>;
+    fn flush(&self) -> Flushed;
+
+    /// How it is handed over to another process.
+    fn hands_over(&self) -> &dyn HandsOver;
 }
 
-/// Completes when a device is off its I/O thread.
+/// Completes when requests have ended.
+pub type Settled = Pin<Box<dyn Future<Output = Result<(), LoopGone>>>>;
+
+/// Completes when what was written is durable.
+pub type Flushed = Pin<Box<dyn Future<Output = Result<Result<(), Errno>, LoopGone>>>>;
+
+/// Completes with the state of a paused device.
+pub type Paused = Pin<Box<dyn Future<Output = Result<Vec<u8>, LoopGone>>>>;
+
+/// Has a device go on with a state that was checked.
+pub type Restore = Box<dyn FnOnce()>;
+
+/// A device that another process can go on with.
+pub trait HandsOver {
+    /// Takes no more requests. Completes with the state when those that have begun are answered.
+    fn pause(&self) -> Paused;
+
+    /// Takes requests again.
+    fn resume(&self);
+
+    /// Checks the state of another process' device. The result is called when the guest's memory is set.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    fn check(&self, state: &[u8]) -> Result<Restore, String>;
+}
+
+/// Completes with the requests in flight.
+pub type AllInFlight = Pin<Box<dyn Future<Output = Vec<(u64, InFlight)>>>>;
+
+/// Completes when a device is off its I/O threads.
 pub type Ended = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A device of an export.
@@ -47,8 +81,11 @@ pub trait Served: Device {
     fn stats(&self) -> &[Arc<QueueStats>];
 
     /// The requests in flight, with the drive or queue that they came by: its place in [`stats`](Self::stats).
-    fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>>;
+    fn in_flight(&self) -> AllInFlight;
 
-    /// Takes it off its I/O thread. For the last that has it.
+    /// The I/O thread that serves a drive or queue, among those that the device was started with: its place.
+    fn thread_of(&self, queue: usize) -> usize;
+
+    /// Takes it off its I/O threads. For the last that has it.
     fn end(self: Rc<Self>) -> Ended;
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
+use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,9 +14,11 @@ use stats::{InFlight, QueueStats};
 
 use super::ahci::{AhciDevice, DriveOptions};
 use super::device::Served;
+use super::hand_over::{self, Order, SavedClient};
 use super::interrupts::Interrupts;
 use super::nvme::{NvmeDevice, NvmeOptions};
 use super::server::Server;
+use crate::vhost_user::handover::SavedServer;
 use crate::vhost_user::{ExportError, Listen};
 
 /// What all exports over vfio-user have.
@@ -24,7 +27,7 @@ pub struct VfioUserConfig {
     pub id: String,
     /// `addr`.
     pub listen: Listen,
-    /// `iothread`: at least one, of which the first serves the device.
+    /// `iothread`: at least one. The queues or drives are with them in turn.
     pub io_threads: Vec<LoopHandle>,
     /// `writable`.
     pub writable: bool,
@@ -38,26 +41,28 @@ pub struct VfioUserConfig {
 pub struct VfioUserExport {
     server: Server,
     device: Rc<dyn Served>,
-    io_thread: LoopHandle,
+    io_threads: Vec<LoopHandle>,
 }
 
 impl VfioUserExport {
-    /// Offers a node as the drive of an AHCI controller. Clients can connect when this returns, and are served
-    /// from [`begin`](Self::begin) on.
+    /// Offers nodes as the drives of an AHCI controller, at most [`MAX_PORTS`](devices::ahci::MAX_PORTS). Clients can connect
+    /// when this returns, and are served from [`begin`](Self::begin) on.
     ///
     /// # Errors
     ///
-    /// The socket cannot be listened on, or the node cannot be used from the I/O thread.
+    /// The socket cannot be listened on, a node cannot be used from its I/O thread, or there are too many.
     pub async fn ahci(
         control_loop: &EventLoop,
         config: VfioUserConfig,
-        node: Arc<dyn BlockNode>,
+        nodes: Vec<Arc<dyn BlockNode>>,
     ) -> Result<Self, ExportError> {
         let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial } = config;
-        let io_thread = first(io_threads)?;
+        if io_threads.is_empty() {
+            return Err(ExportError::Config("an export needs an I/O thread".into()));
+        }
         let options = DriveOptions { writable, writethrough, serial };
-        let (device, interrupts) = AhciDevice::start(&io_thread, node, options).await?;
-        Self::start(control_loop, id, listen, io_thread, Rc::new(device), interrupts)
+        let (device, interrupts) = AhciDevice::start(&io_threads, nodes, options).await?;
+        Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)
     }
 
     /// Offers nodes as the namespaces of an NVMe controller with so many I/O queues, 1 to
@@ -73,8 +78,8 @@ impl VfioUserExport {
         nodes: Vec<Arc<dyn BlockNode>>,
         num_queues: u16,
     ) -> Result<Self, ExportError> {
-        let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial } = config;
-        let io_thread = first(io_threads)?;
+        let VfioUserConfig { id, listen, mut io_threads, writable, writethrough, serial } = config;
+        io_threads.truncate(num_queues.into());
         // Guests refuse a second disk with the same identifiers. No two exports of a host have one path.
         let identity = match &listen {
             Listen::Path(path) | Listen::TakenOver(_, Some(path)) => {
@@ -84,26 +89,72 @@ impl VfioUserExport {
         };
         let identity = format!("{serial}\n{}", identity.display());
         let options = NvmeOptions { writable, writethrough, serial, identity, num_queues };
-        let started = NvmeDevice::start(control_loop, &io_thread, nodes, options);
+        let started = NvmeDevice::start(control_loop, &io_threads, nodes, options);
         let (device, interrupts) = started.await?;
-        Self::start(control_loop, id, listen, io_thread, Rc::new(device), interrupts)
+        Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)
     }
 
     fn start(
         control_loop: &EventLoop,
         id: String,
         listen: Listen,
-        io_thread: LoopHandle,
+        io_threads: Vec<LoopHandle>,
         device: Rc<dyn Served>,
         interrupts: Arc<Interrupts>,
     ) -> Result<Self, ExportError> {
         let server = Server::start(control_loop, id, listen, device.clone(), interrupts)?;
-        Ok(VfioUserExport { server, device, io_thread })
+        Ok(VfioUserExport { server, device, io_threads })
     }
 
     /// Serves clients.
     pub fn begin(&self) {
         self.server.begin();
+    }
+
+    /// Checks the state of another process' client, to be served from [`begin`](Self::begin) on.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn prepare(&self, client: SavedClient) -> Result<(), String> {
+        self.server.prepare(client)
+    }
+
+    /// The listening socket for a handover to another process.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub fn describe(&self) -> io::Result<SavedServer> {
+        self.server.describe()
+    }
+
+    /// Receives no more messages, takes no more requests, and finishes those in flight; with `flush`, flushes. Completes
+    /// with the connected client's state. Goes on after [`resume`](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// The flush failed; a loop is gone.
+    pub fn pause(
+        &self,
+        flush: bool,
+    ) -> impl Future<Output = Result<Option<SavedClient>, String>> + use<> {
+        hand_over::ask(self.server.orders(), move |answer| Order::Stop { flush, answer })
+    }
+
+    /// Takes requests again, and still receives no messages, to [pause](Self::pause) once more.
+    ///
+    /// # Errors
+    ///
+    /// The loop is gone.
+    pub fn run(&self) -> impl Future<Output = Result<(), String>> + use<> {
+        hand_over::ask(self.server.orders(), Order::Run)
+    }
+
+    /// Goes on as before the first [pause](Self::pause).
+    pub fn resume(&self) {
+        // A server that has ended has nothing to go on with.
+        let _ = self.server.orders().send(Order::Resume);
     }
 
     /// Whether a client is connected.
@@ -119,14 +170,15 @@ impl VfioUserExport {
     /// The drives or queues: the number of each, the thread that serves it, and what it has done.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let queues = self.queue_stats().iter().enumerate();
-        queues.map(|(number, stats)| (number, &self.io_thread, stats))
+        let with_thread = |(number, stats)| {
+            Some((number, self.io_threads.get(self.device.thread_of(number))?, stats))
+        };
+        queues.filter_map(with_thread)
     }
 
     /// The requests in flight, with the drives or queues that they came by.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
-        let asked = self.device.in_flight();
-        // A device whose loop is gone has none.
-        async move { asked.await.unwrap_or_default() }
+        self.device.in_flight()
     }
 
     /// Makes durable what was written, while requests are served.
@@ -148,16 +200,10 @@ impl VfioUserExport {
     ///
     /// The flush failed, or a loop is gone.
     pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
-        let VfioUserExport { server, device, io_thread: _ } = self;
+        let VfioUserExport { server, device, io_threads: _ } = self;
         let stopped = server.stop(on_quiet).await;
         debug_assert_eq!(Rc::strong_count(&device), 1, "the service has ended");
         device.end().await;
         stopped
     }
-}
-
-/// The thread that serves a device.
-fn first(io_threads: Vec<LoopHandle>) -> Result<LoopHandle, ExportError> {
-    let first = io_threads.into_iter().next();
-    first.ok_or_else(|| ExportError::Config("an export needs an I/O thread".into()))
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -11,8 +12,12 @@ use devices::pci::Description;
 use event_loop::{Signal, sync::lock};
 use nix::errno::Errno;
 
+use super::hand_over;
+use super::wire::irqs::{mask, set_eventfd, set_unmask_eventfd};
+use super::wire::message::number;
 use super::wire::{IrqAction, IrqData, IrqInfo, SetIrqs};
 use crate::vhost_user::EventFd;
+use crate::vhost_user::handover::Saved;
 
 /// Kinds of interrupts (linux/vfio.h).
 const INTX: u32 = 0;
@@ -37,7 +42,7 @@ struct State {
     level: bool,
     /// A level interrupt is masked when it is signalled, until the client has taken note.
     masked: bool,
-    intx: Option<Signal>,
+    intx: Option<Vector>,
     msi: Vec<Option<Vector>>,
     msix: Vec<Option<Vector>>,
 }
@@ -136,7 +141,7 @@ impl Interrupts {
             (_, IrqAction::Trigger, Wanted::All) if !any => state.forget(index),
             (INTX, IrqAction::Trigger, Wanted::Signals(mut signals)) => {
                 if any {
-                    state.intx = signals.pop().map(|vector| vector.signal);
+                    state.intx = signals.pop();
                     state.masked = false;
                     state.signal_level();
                 }
@@ -149,9 +154,9 @@ impl Interrupts {
             }
             (INTX, IrqAction::Trigger, wanted) => {
                 if wanted.has(0)
-                    && let Some(signal) = &state.intx
+                    && let Some(vector) = &state.intx
                 {
-                    signal.send();
+                    vector.signal.send();
                 }
             }
             (_, IrqAction::Trigger, wanted) => {
@@ -179,6 +184,34 @@ impl Interrupts {
         drop(state);
         self.msix_version.fetch_add(1, Ordering::Release);
         Ok(None)
+    }
+
+    /// The messages that bring new interrupts to the same state, of a device that wants none.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn save(&self) -> io::Result<Vec<Saved>> {
+        let state = lock(&self.state);
+        let set = |index: u32, at: u32, fd: &EventFd| {
+            let payload = set_eventfd(index, at);
+            hand_over::message(number::DEVICE_SET_IRQS, payload, Some(fd.fd()))
+        };
+        let mut messages = Vec::new();
+        if let Some(vector) = &state.intx {
+            messages.push(set(INTX, 0, &vector.fd)?);
+            if state.masked {
+                messages.push(hand_over::message(number::DEVICE_SET_IRQS, mask(INTX, 0), None)?);
+            }
+        }
+        for (index, vectors) in [(MSI, &state.msi), (MSIX, &state.msix)] {
+            for (at, vector) in (0..).zip(vectors) {
+                if let Some(vector) = vector {
+                    messages.push(set(index, at, &vector.fd)?);
+                }
+            }
+        }
+        Ok(messages)
     }
 
     /// The client has taken note of the level interrupt. One that is still raised is signalled again.
@@ -241,6 +274,16 @@ impl Messages for Messenger {
 #[derive(Debug)]
 pub struct Unmasker(pub Option<EventFd>);
 
+/// The message that sets the eventfd by which the client unmasks the level interrupt.
+///
+/// # Errors
+///
+/// As of fcntl(2).
+pub(super) fn unmasker(fd: &EventFd) -> io::Result<Saved> {
+    let payload = set_unmask_eventfd(INTX, 0);
+    hand_over::message(number::DEVICE_SET_IRQS, payload, Some(fd.fd()))
+}
+
 /// Which interrupts of a range something is done to.
 enum Wanted<'a> {
     All,
@@ -264,9 +307,9 @@ impl State {
     fn signal_level(&mut self) {
         if self.level
             && !self.masked
-            && let Some(signal) = &self.intx
+            && let Some(vector) = &self.intx
         {
-            signal.send();
+            vector.signal.send();
             self.masked = true;
         }
     }

@@ -3,12 +3,16 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use guest_memory::{GuestMemory, MappedRegion, Region};
 use nix::errno::Errno;
 
+use super::hand_over;
+use super::wire::message::{dma_map, number};
 use super::wire::{DmaMap, DmaRange, DmaUnmap};
+use crate::vhost_user::handover::Saved;
 
 /// Most regions that a client may map: each is a mapping of this process, and those are limited.
 pub const MAX_DMA_MAPS: usize = 1024;
@@ -111,6 +115,24 @@ impl Memory {
             }
         }
         Ok(self.all())
+    }
+
+    /// The messages that map the regions.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn save(&self) -> io::Result<Vec<Saved>> {
+        let save = |(range, region): &(DmaRange, Option<Arc<MappedRegion>>)| {
+            let offset = region.as_ref().map_or(0, |region| region.mmap_offset());
+            let payload = dma_map(*range, region.is_some(), offset);
+            hand_over::message(
+                number::DMA_MAP,
+                payload,
+                region.as_ref().map(|region| region.file()),
+            )
+        };
+        self.regions.iter().map(save).collect()
     }
 
     fn all(&self) -> Arc<GuestMemory> {

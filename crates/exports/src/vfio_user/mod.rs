@@ -13,6 +13,7 @@ mod connection;
 pub mod device;
 mod error;
 mod export;
+mod hand_over;
 pub mod interrupts;
 pub mod memory;
 mod nvme;
@@ -21,3 +22,4 @@ pub mod session;
 pub mod wire;
 
 pub use export::{VfioUserConfig, VfioUserExport};
+pub use hand_over::SavedClient;

@@ -10,13 +10,14 @@ use devices::nvme::{
     BAR_SIZE, Controller, ControllerConfig, MSIX_PENDING_AT, MSIX_TABLE_AT, NamespaceConfig,
     SUBSYSTEM_VENDOR, VENDOR,
 };
-use devices::pci::{Bar, Description, Identity, MsiX};
+use devices::pci::{Bar, Description, FunctionReset, Identity, MsiX};
 use event_loop::{EventLoop, LoopHandle, oneshot};
 use guest_memory::GuestMemory;
-use nix::errno::Errno;
-use stats::{InFlight, QueueStats};
+use stats::QueueStats;
 
-use super::device::{Device, Ended, Served};
+use super::device::{
+    AllInFlight, Device, Ended, Flushed, HandsOver, Paused, Restore, Served, Settled,
+};
 use super::interrupts::{Interrupts, Messenger};
 use crate::vhost_user::ExportError;
 
@@ -46,6 +47,7 @@ fn description(num_queues: u16) -> Description {
             table: MSIX_TABLE_AT,
             pending: MSIX_PENDING_AT,
         }),
+        reset: Some(FunctionReset { at: 0x50 }),
     }
 }
 
@@ -67,14 +69,14 @@ pub(super) struct NvmeOptions {
 }
 
 impl NvmeDevice {
-    /// A controller without memory, whose I/O queues are on `io_thread`, with a namespace for each node.
+    /// A controller without memory, whose I/O queues are on these threads in turn, with a namespace for each node.
     ///
     /// # Errors
     ///
-    /// A node cannot be used from that thread; there is no eventfd.
+    /// A node cannot be used from such a thread; there is no eventfd.
     pub(super) async fn start(
         control_loop: &EventLoop,
-        io_thread: &LoopHandle,
+        io_threads: &[LoopHandle],
         nodes: Vec<Arc<dyn BlockNode>>,
         options: NvmeOptions,
     ) -> Result<(Self, Arc<Interrupts>), ExportError> {
@@ -94,27 +96,34 @@ impl NvmeDevice {
             namespaces: nodes.iter().map(namespace).collect(),
         };
         let messenger = Box::new(Messenger::new(interrupts.clone()));
-        let made = Controller::new(control_loop, config, messenger);
-        let (controller, attachment) =
+        let made = Controller::new(control_loop, config, messenger, io_threads.len());
+        let (controller, attachments) =
             made.map_err(|error| ExportError::Config(error.to_string()))?;
         watch(control_loop, &nodes, &controller);
-        let (answer, attached) = oneshot::channel();
-        let of_loop = interrupts.clone();
-        io_thread.spawn(move |event_loop| {
-            let channels = nodes.into_iter().map(|node| node.open_channel(event_loop));
-            match channels.collect::<Result<Vec<_>, _>>() {
-                Ok(channels) => {
-                    let messenger = Box::new(Messenger::new(of_loop));
-                    attachment.attach(event_loop, channels, messenger);
-                    answer.send(Ok(()));
+        let device = NvmeDevice { description, controller };
+        for (io_thread, attachment) in io_threads.iter().zip(attachments) {
+            let (answer, attached) = oneshot::channel();
+            let (nodes, of_loop) = (nodes.clone(), interrupts.clone());
+            io_thread.spawn(move |event_loop| {
+                let channels = nodes.into_iter().map(|node| node.open_channel(event_loop));
+                match channels.collect::<Result<Vec<_>, _>>() {
+                    Ok(channels) => {
+                        let messenger = Box::new(Messenger::new(of_loop));
+                        attachment.attach(event_loop, channels, messenger);
+                        answer.send(Ok(()));
+                    }
+                    Err(error) => answer.send(Err(error)),
                 }
-                Err(error) => answer.send(Err(error)),
+            })?;
+            let attached = attached.await?;
+            let failed = |error| ExportError::Attach { io_thread: io_thread.name().into(), error };
+            if let Err(error) = attached.map_err(failed) {
+                // The threads before this one have channels of the nodes.
+                Rc::new(device).end().await;
+                return Err(error);
             }
-        })?;
-        attached
-            .await?
-            .map_err(|error| ExportError::Attach { io_thread: io_thread.name().into(), error })?;
-        Ok((NvmeDevice { description, controller }, interrupts))
+        }
+        Ok((device, interrupts))
     }
 }
 
@@ -161,12 +170,32 @@ impl Device for NvmeDevice {
         self.controller.reset();
     }
 
-    fn settle(&self) -> oneshot::Receiver<()> {
-        self.controller.settle()
+    fn settle(&self) -> Settled {
+        Box::pin(self.controller.settle())
     }
 
-    fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
-        self.controller.flush()
+    fn flush(&self) -> Flushed {
+        Box::pin(self.controller.flush())
+    }
+
+    fn hands_over(&self) -> &dyn HandsOver {
+        self
+    }
+}
+
+impl HandsOver for NvmeDevice {
+    fn pause(&self) -> Paused {
+        Box::pin(self.controller.pause())
+    }
+
+    fn resume(&self) {
+        self.controller.resume();
+    }
+
+    fn check(&self, state: &[u8]) -> Result<Restore, String> {
+        let restored = self.controller.check(state).map_err(|error| error.to_string())?;
+        let controller = self.controller.clone();
+        Ok(Box::new(move || controller.restore(restored)))
     }
 }
 
@@ -175,8 +204,12 @@ impl Served for NvmeDevice {
         self.controller.stats()
     }
 
-    fn in_flight(&self) -> oneshot::Receiver<Vec<(u64, InFlight)>> {
-        self.controller.in_flight()
+    fn in_flight(&self) -> AllInFlight {
+        Box::pin(self.controller.in_flight())
+    }
+
+    fn thread_of(&self, queue: usize) -> usize {
+        self.controller.thread_of(queue)
     }
 
     fn end(self: Rc<Self>) -> Ended {

@@ -6,13 +6,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use event_loop::{EventLoop, LoopGone, Readiness, oneshot};
+use event_loop::{EventLoop, LoopGone, Readiness, mailbox, oneshot};
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
@@ -20,11 +21,13 @@ use nix::poll::PollFlags;
 use super::connection::{Connection, Incoming};
 use super::device::Device;
 use super::error::ConnectionError;
-use super::interrupts::{Interrupts, Unmasker};
+use super::hand_over::{Order, Prepared, SavedClient};
+use super::interrupts::{Interrupts, Unmasker, unmasker};
 use super::memory::Memory;
 use super::session::{Session, Step};
 use super::wire::{Message, Reply, command_name};
 use crate::vhost_user::descriptors::Desk;
+use crate::vhost_user::handover::SavedServer;
 use crate::vhost_user::{EventFd, ExportError, Listen, Listener};
 
 /// Refused commands after which a client is disconnected: each costs a line in the log.
@@ -39,7 +42,13 @@ pub(super) struct Server {
     quiet: oneshot::Receiver<()>,
     ended: oneshot::Receiver<Result<(), ExportError>>,
     connected: Rc<Cell<bool>>,
-    begin: Cell<Option<oneshot::Sender<()>>>,
+    begin: Cell<Option<oneshot::Sender<Option<Prepared>>>>,
+    /// The client to go on with from [`begin`](Self::begin) on.
+    prepared: Cell<Option<Prepared>>,
+    listener: Rc<Listener>,
+    orders: mailbox::Sender<Order>,
+    device: Rc<dyn Device>,
+    interrupts: Arc<Interrupts>,
 }
 
 impl Server {
@@ -56,7 +65,8 @@ impl Server {
         device: Rc<dyn Device>,
         interrupts: Arc<Interrupts>,
     ) -> Result<Server, ExportError> {
-        let listener = Listener::new(event_loop, listen)?;
+        let listener = Rc::new(Listener::new(event_loop, listen)?);
+        let (orders, receiver) = mailbox::channel();
         let (stop, stop_request) = oneshot::channel();
         let (tell_quiet, quiet) = oneshot::channel();
         let (end, ended) = oneshot::channel();
@@ -65,29 +75,68 @@ impl Server {
         let service = Service {
             event_loop: event_loop.clone(),
             id,
-            device,
-            interrupts,
+            device: device.clone(),
+            interrupts: interrupts.clone(),
+            orders: RefCell::new(receiver),
             stop: RefCell::new(stop_request),
             connected: connected.clone(),
             desk: Rc::default(),
         };
+        let accepting = listener.clone();
         event_loop.spawn(async move {
             // A server that is dropped before it begins never serves.
-            if let Some(Ok(())) = service.unless_stopped(beginning).await {
-                service.serve_all(&listener).await;
+            if let Some(Ok(prepared)) = service.unless_stopped(beginning).await {
+                service.serve_all(&accepting, prepared).await;
             }
-            drop(listener);
+            drop(accepting);
             tell_quiet.send(());
             end.send(service.flush().await);
         });
-        Ok(Server { stop, quiet, ended, connected, begin: Cell::new(Some(begin)) })
+        Ok(Server {
+            stop,
+            quiet,
+            ended,
+            connected,
+            begin: Cell::new(Some(begin)),
+            prepared: Cell::default(),
+            listener,
+            orders,
+            device,
+            interrupts,
+        })
     }
 
     /// Serves clients.
     pub(super) fn begin(&self) {
         if let Some(begin) = self.begin.take() {
-            begin.send(());
+            begin.send(self.prepared.take());
         }
+    }
+
+    /// Checks the state of another process' client, to go on with from [`begin`](Self::begin) on.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub(super) fn prepare(&self, client: SavedClient) -> Result<(), String> {
+        let prepared = Prepared::new(&*self.device, &self.interrupts, client)?;
+        self.prepared.set(Some(prepared));
+        Ok(())
+    }
+
+    /// The listening socket for a handover.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn describe(&self) -> io::Result<SavedServer> {
+        let (listener, file) = self.listener.hand_over()?;
+        Ok(SavedServer { listener, file, session: None })
+    }
+
+    /// For orders of a handover.
+    pub(super) fn orders(&self) -> &mailbox::Sender<Order> {
+        &self.orders
     }
 
     /// Whether a client is connected.
@@ -101,11 +150,14 @@ impl Server {
     ///
     /// The flush failed, or a loop had ended before.
     pub(super) async fn stop(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
-        self.stop.send(());
-        if self.quiet.await.is_ok() {
+        let Server { stop, quiet, ended, listener, device, .. } = self;
+        // The service removes the socket's file, and the caller ends the device.
+        drop((listener, device));
+        stop.send(());
+        if quiet.await.is_ok() {
             on_quiet();
         }
-        self.ended.await?
+        ended.await?
     }
 }
 
@@ -116,10 +168,11 @@ enum End {
 }
 
 /// The client's state beside its session.
+#[derive(Default)]
 struct Client {
     memory: Memory,
-    /// Ends watching the eventfd that unmasks the level interrupt.
-    watch: Option<oneshot::Sender<()>>,
+    /// The eventfd that unmasks the level interrupt, and what ends watching it.
+    watch: Option<(EventFd, oneshot::Sender<()>)>,
 }
 
 struct Service {
@@ -128,6 +181,7 @@ struct Service {
     device: Rc<dyn Device>,
     interrupts: Arc<Interrupts>,
     stop: RefCell<oneshot::Receiver<()>>,
+    orders: RefCell<mailbox::Receiver<Order>>,
     connected: Rc<Cell<bool>>,
     /// Inspects the descriptors of clients.
     desk: Rc<Desk>,
@@ -146,32 +200,113 @@ impl Service {
         .await
     }
 
-    async fn serve_all(&self, listener: &Listener) {
+    /// The result of the future, or an order that comes first.
+    async fn unless_ordered<T>(&self, future: impl Future<Output = T>) -> Result<T, Order> {
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            let mut orders = self.orders.borrow_mut();
+            match pin!(orders.receive()).poll(cx) {
+                Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
+                // There are no more senders: the server stops.
+                Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
+            }
+        })
+        .await
+    }
+
+    /// Carries out orders for a handover until one says to resume or to stop.
+    async fn obey(&self, held: Option<(&Connection, &Session<'_>, &Client)>, mut order: Order) {
+        let device = self.device.hands_over();
+        loop {
+            let next = match order {
+                Order::Stop { flush, answer } => {
+                    let stopped = self.unless_ordered(self.pause(held, flush)).await;
+                    // Another order comes first: this answer is not wanted any more.
+                    stopped.map(|stopped| answer.send(stopped)).err()
+                }
+                Order::Run(answer) => {
+                    device.resume();
+                    answer.send(Ok(()));
+                    None
+                }
+                Order::Resume => {
+                    device.resume();
+                    return;
+                }
+            };
+            order = match next {
+                Some(next) => next,
+                None => {
+                    let next = self.unless_ordered(std::future::pending::<()>());
+                    match self.unless_stopped(next).await {
+                        Some(Err(next)) => next,
+                        Some(Ok(())) | None => return,
+                    }
+                }
+            };
+        }
+    }
+
+    /// Pauses the device, and returns the client's state.
+    async fn pause(
+        &self,
+        held: Option<(&Connection, &Session<'_>, &Client)>,
+        flush: bool,
+    ) -> Result<Option<SavedClient>, String> {
+        let device = self.device.hands_over().pause().await.map_err(|gone| gone.to_string())?;
+        if flush {
+            self.flush().await.map_err(|error| error.to_string())?;
+        }
+        let Some((connection, session, client)) = held else { return Ok(None) };
+        let save = || {
+            let mut messages = session.save()?;
+            messages.extend(client.memory.save()?);
+            if let Some((eventfd, _)) = &client.watch {
+                messages.push(unmasker(eventfd)?);
+            }
+            Ok(SavedClient { socket: connection.save()?, messages, device })
+        };
+        let saved = save();
+        saved.map(Some).map_err(|error: io::Error| format!("duplicating failed: {error}"))
+    }
+
+    async fn serve_all(&self, listener: &Listener, prepared: Option<Prepared>) {
         let id = &self.id;
         let who = format!("export {id}");
+        if let Some(Prepared { socket, session, memory, mapped, unmasker, restore }) = prepared {
+            let session = Session::with_state(&*self.device, self.interrupts.clone(), session);
+            self.device.set_memory(mapped);
+            restore();
+            let watch = unmasker.map(|fd| self.watch(fd));
+            self.serve(socket, session, Client { memory, watch }).await;
+        }
         loop {
             let next = async {
                 self.desk.settled().await;
                 listener.accept(&who).await
             };
-            match self.unless_stopped(next).await {
-                Some(Ok(socket)) => self.serve(socket).await,
-                Some(Err(error)) => {
+            match self.unless_stopped(self.unless_ordered(next)).await {
+                Some(Ok(Ok(socket))) => {
+                    log::info!("export {id}: client connected");
+                    let session = Session::new(&*self.device, self.interrupts.clone());
+                    self.serve(socket, session, Client::default()).await;
+                }
+                Some(Ok(Err(error))) => {
                     log::error!("export {id}: takes no more clients: accept failed: {error}");
                     self.unless_stopped(std::future::pending::<()>()).await;
                 }
+                Some(Err(order)) => self.obey(None, order).await,
                 None => return,
             }
         }
     }
 
     /// Serves a client until it disconnects, and then finishes requests in flight.
-    async fn serve(&self, socket: OwnedFd) {
+    async fn serve(&self, socket: OwnedFd, session: Session<'_>, client: Client) {
         let id = &self.id;
-        log::info!("export {id}: client connected");
         self.connected.set(true);
         let mut connection = Connection::new(&self.event_loop, socket, self.desk.clone());
-        let end = self.converse(&mut connection).await;
+        let end = self.converse(&mut connection, session, client).await;
         // After the connection has ended, nothing may access the guest's memory or interrupt it.
         self.interrupts.clear();
         self.device.set_memory(Arc::new(GuestMemory::new()));
@@ -188,14 +323,23 @@ impl Service {
         self.connected.set(false);
     }
 
-    async fn converse(&self, connection: &mut Connection) -> Result<End, ConnectionError> {
-        let mut session = Session::new(&*self.device, self.interrupts.clone());
-        let mut client = Client { memory: Memory::default(), watch: None };
+    async fn converse(
+        &self,
+        connection: &mut Connection,
+        mut session: Session<'_>,
+        mut client: Client,
+    ) -> Result<End, ConnectionError> {
         let mut payload = Vec::new();
         let mut refused = 0;
         loop {
-            if self.unless_stopped(connection.readable()).await.is_none() {
-                return Ok(End::Stopped);
+            // Between two messages: nothing is partly received or partly sent.
+            match self.unless_stopped(self.unless_ordered(connection.readable())).await {
+                None => return Ok(End::Stopped),
+                Some(Err(order)) => {
+                    self.obey(Some((connection, &session, &client)), order).await;
+                    continue;
+                }
+                Some(Ok(())) => {}
             }
             let incoming = self.in_time(connection.receive(&mut payload));
             let incoming = match self.unless_stopped(incoming).await {
@@ -275,19 +419,19 @@ impl Service {
                 Err(error) => return Ok(Err((error.errno(), error.to_string()))),
             },
             Step::Unmasker(Unmasker(fd)) => {
-                client.watch = fd.map(|fd| self.watch(&fd));
+                client.watch = fd.map(|fd| self.watch(fd));
                 Reply::Done
             }
-            Step::Settle => {
+            Step::Settle(reply) => {
                 self.settle().await?;
-                Reply::Done
+                reply
             }
         };
         Ok(Ok(reply))
     }
 
     /// Unmasks the level interrupt at each write to an eventfd, until the returned sender is dropped.
-    fn watch(&self, fd: &EventFd) -> oneshot::Sender<()> {
+    fn watch(&self, fd: EventFd) -> (EventFd, oneshot::Sender<()>) {
         let (watch, mut ended) = oneshot::channel();
         let interrupts = self.interrupts.clone();
         // Not read: each write is an event.
@@ -306,7 +450,7 @@ impl Service {
                 interrupts.unmask();
             }
         });
-        watch
+        (fd, watch)
     }
 
     async fn settle(&self) -> Result<(), ConnectionError> {

@@ -3,19 +3,23 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::sync::Arc;
 
 use devices::pci::{BARS, CONFIG_SPACE_SIZE, ConfigSpace};
 use nix::errno::Errno;
 
 use super::device::Device;
+use super::hand_over;
 use super::interrupts::{IRQ_KINDS, Interrupts, Unmasker};
 use super::memory::MAX_DMA_MAPS;
+use super::wire::message::{number, region_write};
 use super::wire::{DmaMap, DmaUnmap, Message, RegionInfo, RegionRead, RegionWrite, Reply};
+use crate::vhost_user::handover::Saved;
 
 /// Regions of a PCI device (linux/vfio.h): the BARs, the ROM, the configuration space, VGA.
 const ROM: usize = BARS;
-const CONFIG: usize = 7;
+pub(super) const CONFIG: usize = 7;
 const REGIONS: usize = 9;
 
 /// The major version of the protocol.
@@ -32,8 +36,8 @@ pub enum Step {
     Unmap(DmaUnmap),
     /// Unmask the level interrupt by this eventfd from now on.
     Unmasker(Unmasker),
-    /// The device was reset: end the requests that it has begun.
-    Settle,
+    /// The device was reset: end the requests that it has begun, and reply then.
+    Settle(Reply),
 }
 
 /// A client's session with a device.
@@ -44,11 +48,52 @@ pub struct Session<'a> {
     has_version: bool,
 }
 
+/// The state of a session, without that of the device and its interrupts.
+pub(super) struct SessionState {
+    config: ConfigSpace,
+    has_version: bool,
+}
+
 impl<'a> Session<'a> {
     /// A new session.
     pub fn new(device: &'a dyn Device, interrupts: Arc<Interrupts>) -> Self {
         let config = ConfigSpace::new(device.description());
         Session { device, interrupts, config, has_version: false }
+    }
+
+    /// A session that goes on with the state of another.
+    pub(super) fn with_state(
+        device: &'a dyn Device,
+        interrupts: Arc<Interrupts>,
+        state: SessionState,
+    ) -> Self {
+        let SessionState { config, has_version } = state;
+        Session { device, interrupts, config, has_version }
+    }
+
+    /// The state, for [`with_state`](Self::with_state).
+    pub(super) fn into_state(self) -> SessionState {
+        SessionState { config: self.config, has_version: self.has_version }
+    }
+
+    /// The messages that bring a new session, and the interrupts of its device, to this state.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2).
+    pub(super) fn save(&self) -> io::Result<Vec<Saved>> {
+        if !self.has_version {
+            return Ok(Vec::new());
+        }
+        let version = [MAJOR, 0].map(u16::to_ne_bytes).concat();
+        let mut config = [0; CONFIG_SPACE_SIZE];
+        self.config.read(0, &mut config);
+        let mut messages = vec![
+            hand_over::message(number::VERSION, version, None)?,
+            hand_over::message(number::REGION_WRITE, region_write(CONFIG as u32, &config), None)?,
+        ];
+        messages.extend(self.interrupts.save()?);
+        Ok(messages)
     }
 
     /// Whether a version was negotiated.
@@ -95,20 +140,22 @@ impl<'a> Session<'a> {
                 Reply::RegionData { region, offset, data }
             }
             Message::RegionWrite(write) => {
-                self.write(write)?;
+                let was_reset = self.write(write)?;
                 let RegionWrite { region, offset, data } = write;
-                Reply::RegionWritten { region, offset, count: data.len() }
+                let reply = Reply::RegionWritten { region, offset, count: data.len() };
+                return Ok(if was_reset { Step::Settle(reply) } else { Step::Reply(reply) });
             }
             Message::RegionWriteMulti(writes) => {
+                let mut was_reset = false;
                 for write in writes.iter() {
-                    self.write(write)?;
+                    was_reset |= self.write(write)?;
                 }
-                Reply::RegionsWritten(writes.len())
+                let reply = Reply::RegionsWritten(writes.len());
+                return Ok(if was_reset { Step::Settle(reply) } else { Step::Reply(reply) });
             }
             Message::Reset => {
-                self.config.reset();
-                self.device.reset();
-                return Ok(Step::Settle);
+                self.reset();
+                return Ok(Step::Settle(Reply::Done));
             }
             // The kernel's answer for features that a device lacks.
             Message::Feature => return Err(Errno::ENOTTY),
@@ -136,13 +183,27 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn write(&mut self, write: RegionWrite<'_>) -> Result<(), Errno> {
+    fn reset(&mut self) {
+        self.config.reset();
+        self.device.reset();
+    }
+
+    /// Writes to a region. Returns whether the device was reset by it.
+    fn write(&mut self, write: RegionWrite<'_>) -> Result<bool, Errno> {
         let RegionWrite { region, offset, data } = write;
         self.check(region, offset, data.len())?;
         match region as usize {
-            CONFIG => self.config.write(offset, data),
-            bar => self.device.write_bar(bar, offset, data),
+            CONFIG => {
+                let is_reset = self.config.write(offset, data);
+                if is_reset {
+                    self.reset();
+                }
+                Ok(is_reset)
+            }
+            bar => {
+                self.device.write_bar(bar, offset, data);
+                Ok(false)
+            }
         }
-        Ok(())
     }
 }

@@ -168,7 +168,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Yields to other tasks now and then, however much this front end sends (contract E11).
+    /// Yields to other tasks now and then, however much this front end sends (fairness contract).
     async fn take_turns(&mut self) {
         if self.turn > 0 {
             self.turn -= 1;

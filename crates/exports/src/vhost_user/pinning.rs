@@ -117,10 +117,12 @@ impl Pinning {
     /// The same for the registration of a region on an I/O thread.
     pub(crate) fn warn_of(&self, region: &MappedRegion, io_thread: &str, error: &io::Error) {
         let (size, addr) = (MiB(region.size()), region.guest_addr());
-        let what = format_args!(
-            "io_uring_register of {size} at guest address {addr:#x} on I/O thread {io_thread}"
+        self.warn(
+            format_args!(
+                "io_uring_register of {size} at guest address {addr:#x} on I/O thread {io_thread}"
+            ),
+            error,
         );
-        self.warn(what, error);
     }
 
     /// Bytes that this user may pin; `None`: no limit.

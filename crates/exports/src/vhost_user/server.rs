@@ -478,7 +478,7 @@ impl From<Reply> for Answer {
     }
 }
 
-/// Carries out a message. Returns its reply, if the request has one of its own.
+/// Carries out a message. Returns the reply, for a request with a specific reply.
 async fn carry_out(
     channel: &RefCell<Option<BackendChannel>>,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! A front end that nobody here wrote, the one of the `vhost` crate, and its guest.
+//! An independent front end, the one of the `vhost` crate, and its guest.
 
 use std::os::unix::net::UnixStream;
 
@@ -25,7 +25,7 @@ impl Vmm {
         Self::with_guest(daemon, Guest::new(num_queues, QUEUE_SIZE))
     }
 
-    /// The same for a guest that there is already.
+    /// Connects a front end for an existing guest.
     pub(crate) fn with_guest(daemon: &Daemon, guest: Guest) -> Self {
         Self::on(connect(&daemon.socket()), guest)
     }

@@ -1,4 +1,4 @@
-//! What a client was told to be on stable storage is there when the power is cut right then.
+//! Data reported to a client as durable survives a power cut at that moment.
 
 use block::test_util::{Format, VolatileDisk};
 

@@ -1,4 +1,4 @@
-//! Clients stand still, and are gone on with by another server.
+//! Clients are paused and handed over to another server.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -151,13 +151,13 @@ fn a_connection_with_too_many_bytes_to_hand_over_loses_nothing() {
     }
 }
 
-/// What is still to come to a client, until the server has closed the connection or `is_over`.
+/// Reads until the server has closed the connection or `is_over`. Returns the number of bytes.
 fn rest(rig: &mut Rig, is_over: impl Fn() -> bool) -> usize {
     let (mut bytes, mut part) = (0, vec![0; 1 << 20]);
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < PATIENCE, "nothing more comes");
-        // In this order: what is there when it is over is still read.
+        // Checked before the read, so that bytes sent before the end are still read.
         let over = is_over();
         match rig.client.read(&mut part) {
             Ok(0) => return bytes,

@@ -31,6 +31,7 @@ static STRIPES: DriverKind = DriverKind {
         start: |_| Stripes { sectors: 0, first: 0 },
         build: |stripes| Ok(stripes.into()),
     },
+    create: None,
     library: None,
 };
 

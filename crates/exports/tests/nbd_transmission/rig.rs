@@ -1,4 +1,4 @@
-//! A server and a client who take turns on one thread.
+//! A server and a client that run alternately on one thread.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -18,10 +18,10 @@ pub(crate) const READ: u8 = 0;
 pub(crate) const WRITE: u8 = 1;
 const NO_POLLING: PollParams = PollParams::OFF;
 
-/// A server and its client, who take turns on one thread.
+/// A server and its client, which run alternately on one thread.
 pub(crate) struct Rig {
     pub(crate) event_loop: EventLoop,
-    /// Of whoever has no thread of its own.
+    /// Loops without their own thread, turned with the rig's.
     others: Vec<EventLoop>,
     pub(crate) client: UnixStream,
     pub(crate) address: SocketAddr,

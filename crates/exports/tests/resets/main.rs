@@ -74,6 +74,9 @@ impl Case {
             backing: Backing::None,
             pass_discard_request: None,
             discard_no_unref: false,
+            unheeded: Default::default(),
+            encrypt: None,
+            caches: Default::default(),
         };
         let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2));
         nodes.open(&BlockdevOptions { discard: Discard::Unmap, ..options }).unwrap()

@@ -74,7 +74,7 @@ impl Daemon {
         let run = move |event_loop: &event_loop::EventLoop| {
             let control = event_loop.clone();
             event_loop.spawn(async move {
-                let export = VfioUserExport::ahci(&control, config, node).await.unwrap();
+                let export = VfioUserExport::ahci(&control, config, vec![node]).await.unwrap();
                 export.begin();
                 started.send(()).unwrap();
                 let _ = stopping.await;

@@ -7,7 +7,7 @@ pub(super) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// What stands in a cell; numbers stand to the right.
+/// A cell. Numbers are aligned to the right.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
     text: String,
@@ -23,7 +23,7 @@ impl Cell {
         Cell { text: text.into(), number: true }
     }
 
-    /// A value as people write it.
+    /// Formats a JSON value for people.
     pub(super) fn of(value: &Json) -> Cell {
         match value {
             Json::Null => Cell::text("-"),
@@ -39,7 +39,7 @@ impl Cell {
     }
 }
 
-/// What a terminal shows as it is: what a daemon says is not to move the cursor.
+/// Escapes control characters: text of a daemon must not control the terminal.
 pub(super) fn printable(text: &str) -> String {
     let escape = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),
@@ -49,12 +49,12 @@ pub(super) fn printable(text: &str) -> String {
 }
 
 impl Table {
-    /// One with these columns.
+    /// Returns an empty table with these columns.
     pub(super) fn new(columns: &[&str]) -> Table {
         Table { rows: vec![columns.iter().map(|name| Cell::text(name.to_uppercase())).collect()] }
     }
 
-    /// One without a heading.
+    /// Returns an empty table without a heading.
     pub(super) fn plain() -> Table {
         Table { rows: Vec::new() }
     }
@@ -70,7 +70,7 @@ impl Table {
         let len = |cell: &Cell| cell.text.chars().count();
         let widths: Vec<usize> =
             (0..columns).map(|index| column(index).map(len).max().unwrap_or(0)).collect();
-        // A heading stands as what is below it.
+        // A heading is aligned like the cells below.
         let right: Vec<bool> =
             (0..columns).map(|index| column(index).any(|cell| cell.number)).collect();
         let mut text = String::new();

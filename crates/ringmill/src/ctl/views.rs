@@ -1,4 +1,4 @@
-//! Answers as people read them.
+//! Formats answers for people.
 
 use control::command_list;
 use serde_json::{Map, Value as Json, json};
@@ -34,7 +34,7 @@ const fn time(heading: &'static str, path: &'static str) -> Column {
     Column { heading, path, unit: Unit::Nanoseconds }
 }
 
-/// The columns for what a command answers.
+/// The columns for the answer of each command.
 static VIEWS: &[(&str, &[Column])] = &[
     (
         "query-named-block-nodes",
@@ -183,7 +183,7 @@ fn queues(exports: &[Json]) -> Vec<Json> {
     exports.iter().flat_map(of_export).collect()
 }
 
-/// What a command has answered, as text; empty where there is nothing to say.
+/// Returns the answer of a command as text; empty for an empty answer.
 pub(super) fn show(command: &str, answer: &Json) -> String {
     let view = VIEWS.iter().find(|(name, _)| *name == command);
     match (answer, view) {
@@ -262,7 +262,7 @@ fn known(columns: &[Column], items: &[Json]) -> Table {
 const BYTES: &[&str] = &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const TIME: &[&str] = &["ns", "us", "ms", "s"];
 
-/// A number in the largest unit of which it is at least one; with a decimal where that is not exact.
+/// A number in the largest unit that does not exceed it. Inexact values have one decimal.
 fn sized(number: &serde_json::Number, step: u64, units: &[&str]) -> String {
     let Some(whole) = number.as_u64() else { return number.to_string() };
     let (mut unit, mut size) = (0, 1u64);
@@ -277,7 +277,7 @@ fn sized(number: &serde_json::Number, step: u64, units: &[&str]) -> String {
     }
 }
 
-/// A table of whatever scalars there are.
+/// Returns a table of all scalars of the items, for an answer without known columns.
 fn any(items: &[Json]) -> Table {
     let rows: Vec<Vec<(String, Json)>> =
         items.iter().map(|item| item.as_object().map(flat).unwrap_or_default()).collect();
@@ -298,7 +298,7 @@ fn any(items: &[Json]) -> Table {
     table
 }
 
-/// Members of members, by dotted names.
+/// Flattens nested objects: their members get dotted names.
 fn flat(members: &Map<String, Json>) -> Vec<(String, Json)> {
     let mut all = Vec::new();
     for (name, value) in members {
@@ -316,7 +316,7 @@ fn flat(members: &Map<String, Json>) -> Vec<(String, Json)> {
     all
 }
 
-/// An event in one line: when, what, and what of.
+/// An event in one line: time, name and data.
 pub(super) fn event(event: &Json) -> String {
     let seconds = event["timestamp"]["seconds"].as_i64().unwrap_or(0);
     let microseconds = event["timestamp"]["microseconds"].as_i64().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A file or device, looked at as an image.
+//! The properties of a file or device as an image.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -13,22 +13,21 @@ use rustix::fs::{AtFlags, StatxFlags};
 use super::limits::bytes;
 use super::row;
 
-/// What was found out.
+/// The result of the probe.
 pub(super) struct FileReport {
     pub(super) path: PathBuf,
     driver: &'static str,
-    /// What statx(2) says of direct I/O: alignment of memory and of offsets and lengths, bytes;
-    /// both 0 where there is none. `None` where it says nothing: before Linux 6.1, and of some
-    /// file systems.
+    /// The alignment for direct I/O by statx(2), of memory and of offsets and lengths, in bytes. Both are 0 if
+    /// direct I/O is impossible. `None` before Linux 6.1 and on some file systems.
     statx: Option<(u32, u32)>,
-    /// The node as it would be opened with cache.direct=on, or why it cannot be.
+    /// The geometry of the node with cache.direct=on, or the error.
     direct: Result<Geometry, String>,
-    /// The node as it would be opened without.
+    /// The geometry of the node with cache.direct=off.
     buffered: Geometry,
 }
 
 impl FileReport {
-    /// Opens the image, to read only and without a lock, as the daemon would.
+    /// Opens the image as the daemon does, but read-only and without a lock.
     pub(super) fn take(path: &Path) -> Result<Self, String> {
         let could_not = |error: std::io::Error| format!("{}: {error}", path.display());
         let device = std::fs::metadata(path).map_err(could_not)?.file_type().is_block_device();
@@ -43,7 +42,7 @@ impl FileReport {
         })
     }
 
-    /// What ringmill would choose for it, and why.
+    /// Describes ringmill's choice, and the reason.
     pub(super) fn choice(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         row(f, "driver", self.driver)?;
         let cache = match &self.direct {

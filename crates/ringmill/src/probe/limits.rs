@@ -7,10 +7,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, rlim_t};
 use super::pinning::Pinning;
 use super::row;
 
-/// Descriptors a queue takes: its kick and its call.
+/// Descriptors of a queue: its kick and its call.
 const FDS_PER_QUEUE: rlim_t = 2;
 
-/// What getrlimit(2) says: soft and hard limits.
+/// Soft and hard limits by getrlimit(2).
 pub(super) struct Limits {
     memlock: Option<(rlim_t, rlim_t)>,
     nofile: Option<(rlim_t, rlim_t)>,

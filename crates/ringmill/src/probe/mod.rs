@@ -1,7 +1,7 @@
 //! `ringmill probe`: what this machine offers, what ringmill would choose, and why.
 //!
-//! Where the daemon decides, the probe asks the daemon's own code: the event loop climbs its ladder
-//! of set-up flags, the block layer opens the file.
+//! The probe runs the daemon's code for its decisions: the event loop tries its set-up flags, and the block layer
+//! opens the file.
 
 mod file;
 mod kernel;
@@ -22,7 +22,7 @@ use limits::Limits;
 use ring::RingReport;
 use sleep::Sleep;
 
-/// Everything that was found out.
+/// The results of all probes.
 struct Report {
     kernel: Kernel,
     ring: RingReport,
@@ -31,11 +31,11 @@ struct Report {
     file: Option<FileReport>,
 }
 
-/// Looks around.
+/// Runs all probes, and returns the report.
 ///
 /// # Errors
 ///
-/// What the kernel offers is never an error; a file that cannot be looked at is.
+/// The file cannot be opened. A missing feature of the kernel is no error.
 pub(crate) fn run(options: &ProbeOptions) -> Result<String, DaemonError> {
     let kernel = Kernel::read(Path::new("/proc"));
     let ring = RingReport::take();

@@ -1,17 +1,17 @@
-//! What a sleep of an I/O thread costs here, which decides for how long the thread polls.
+//! The cost of a sleep of an I/O thread on this machine. The cost decides how long the thread polls.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use event_loop::{IoThread, IoThreadConfig, PollParams};
 
-/// How often the thread is woken.
+/// Number of wake-ups.
 const WAKES: usize = 32;
 
-/// Between two of them: the thread falls asleep meanwhile.
+/// Time between two wake-ups, long enough for the thread to fall asleep.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What was measured, nanoseconds.
+/// The measured values, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sleep {
     /// From an event to the thread running.
@@ -41,13 +41,13 @@ impl Sleep {
         (late_ns > 0 && cpu_ns > 0).then_some(Sleep { late_ns, cpu_ns, bound_ns })
     }
 
-    /// What it costs.
+    /// Describes the cost of a sleep.
     pub(super) fn cost(&self) -> String {
         let us = |ns: u64| ns as f64 / 1e3;
         format!("{:.1} us late, {:.1} us of CPU time", us(self.late_ns), us(self.cpu_ns))
     }
 
-    /// What follows for the default of `poll-max-ns`.
+    /// Describes the resulting default of `poll-max-ns`.
     pub(super) fn choice(&self) -> String {
         format!("{} by default: polling for longer costs more than a sleep", self.bound_ns)
     }

@@ -468,8 +468,8 @@ impl User for AhciGuest {
         self.done.get()
     }
 
-    fn sectors(&self) -> u32 {
-        self.model.borrow().sectors()
+    fn model(&self) -> &RefCell<Model> {
+        &self.model
     }
 
     fn grow(&self, sectors: u32) {

@@ -77,7 +77,7 @@ impl Connection {
 
     /// Sends options without effect, then waits until the export exists.
     fn ask_around(&self, export: &str) -> Result<(), Gone> {
-        let (machine, random) = (&self.world().machine, self.world().random());
+        let random = self.world().random();
         if random.one_in(4) {
             self.refuses(UNKNOWN_OPTION, &[1, 2, 3], OptionError::Unsupported)?;
         }
@@ -94,21 +94,12 @@ impl Connection {
                 self.fail("exports are not listed");
             }
         }
-        // A starting daemon listens before it has exports.
-        let until = machine.now_ns() + PATIENCE_NS;
-        loop {
-            self.option(code::INFO, &named(export))?;
-            match self.answers(code::INFO)? {
-                Ok(_) => return Ok(()),
-                Err(error) if error == OptionError::Unknown as u32 => {}
-                Err(error) => self.fail(&format!("INFO is refused: {error:#x}")),
-            }
-            if machine.now_ns() > until {
-                self.fail("the export does not exist");
-            }
-            self.world().coverage.nbd_early.one();
-            machine.sleep(20_000);
+        // A starting daemon lets clients in once it has all exports.
+        self.option(code::INFO, &named(export))?;
+        if let Err(error) = self.answers(code::INFO)? {
+            self.fail(&format!("INFO is refused: {error:#x}"));
         }
+        Ok(())
     }
 
     /// Leaves during the negotiation.

@@ -43,7 +43,7 @@ struct Shared {
     orphans: RefCell<Vec<Orphan>>,
 }
 
-/// A write whose answer the client cannot receive any more.
+/// A write of a closed connection: the client cannot receive the answer.
 struct Orphan {
     ticket: Ticket,
     /// The write has ended by this time.
@@ -67,7 +67,7 @@ impl Client {
 }
 
 impl Shared {
-    /// Forgets a request that will not be answered. `over`: it is not carried out from now on either.
+    /// Forgets a request that will not be answered. `over`: the daemon will not carry it out.
     fn forget(&self, ticket: &Ticket, writes: bool, over: bool) {
         let mut model = self.model.borrow_mut();
         match (writes, over) {
@@ -81,7 +81,7 @@ impl Shared {
         }
     }
 
-    /// Ends the orphans whose time is over, or with `all` every orphan, as the daemon is gone.
+    /// Ends all orphans past their time. `all`: ends every orphan, because the daemon is gone.
     fn end_orphans(&self, all: bool) {
         let now = self.world.machine.now_ns();
         let mut model = self.model.borrow_mut();
@@ -109,8 +109,8 @@ impl User for Client {
         self.connections.iter().all(|connection| connection.done.get())
     }
 
-    fn sectors(&self) -> u32 {
-        self.shared.model.borrow().sectors()
+    fn model(&self) -> &RefCell<Model> {
+        &self.shared.model
     }
 
     fn grow(&self, sectors: u32) {

@@ -73,7 +73,7 @@ impl Connection {
     }
 }
 
-/// Adds what a chunk brings.
+/// Adds the contents of a chunk to the request.
 fn take_chunk(request: &mut Request, kind: ChunkKind, payload: &[u8]) -> Result<(), &'static str> {
     match kind {
         ChunkKind::None if payload.is_empty() => {}

@@ -32,8 +32,8 @@ impl Socket {
         Rc::new(Socket { stream: Some(stream), world: world.clone(), backlog: Cell::new(0) })
     }
 
-    /// Sends what the socket takes and returns the number of bytes. `shakes_hands` wakes the control loop, else the
-    /// loops that serve.
+    /// Sends as many bytes as the socket takes, and returns their number. `shakes_hands`: wakes the control loop,
+    /// otherwise the serving loops.
     pub(super) fn send(&self, bytes: &[u8], shakes_hands: bool) -> Result<usize, Gone> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         match send(self.as_fd().as_raw_fd(), bytes, flags) {
@@ -50,7 +50,7 @@ impl Socket {
         }
     }
 
-    /// Receives what has arrived and returns the number of bytes, perhaps 0.
+    /// Receives the bytes that have arrived, and returns their number, which may be 0.
     pub(super) fn receive(&self, into: &mut [u8]) -> Result<usize, Gone> {
         match recv(self.as_fd().as_raw_fd(), into, MsgFlags::MSG_DONTWAIT) {
             Ok(0) => Err(Gone),

@@ -3,10 +3,10 @@
 use super::request::{Kind, Parts};
 use crate::model::SECTOR;
 
-/// Bytes that the device writes besides data: the status, which is the last.
+/// Bytes that the device writes after the data: the status.
 pub(super) const ANSWER: u32 = 1;
 
-/// What a request is made of, but for data that are written.
+/// The parts of a request, without the data to write.
 pub(super) fn parts(kind: Kind, first: u32, count: u32) -> Parts {
     let number: u32 = match kind {
         Kind::Read | Kind::OutOfRange => 0,

@@ -28,19 +28,19 @@ use crate::world::World;
 pub(crate) struct Guest {
     shared: Rc<Shared>,
     queues: Vec<Rc<Queue>>,
-    /// Of virtio-scsi, for task management, if it does any.
+    /// The control queue of virtio-scsi, if the guest uses task management.
     control: Option<Rc<Queue>>,
     memory: Rc<Kept>,
     memory_len: u64,
-    /// Where the daemon keeps what it has in flight, once it has made it: as it described it.
+    /// The daemon's record of requests in flight, with its description. `None` until the daemon has created it.
     inflight: RefCell<Option<(Vec<u8>, Rc<Kept>)>>,
-    /// How many daemons had been killed when it last looked, and how many of those by power cuts.
+    /// Killed daemons when the guest last looked, and those killed by power cuts.
     kills: Cell<u64>,
     cuts: Cell<u64>,
     done: Cell<bool>,
 }
 
-/// Where the guest's memory is in the VMM: what SET_VRING_ADDR gives addresses of.
+/// The address of the guest's memory in the VMM. Addresses in SET_VRING_ADDR refer to it.
 const USER_BASE: u64 = 0x7000_0000_0000;
 
 impl Guest {
@@ -107,8 +107,8 @@ impl User for Guest {
         self.done.get()
     }
 
-    fn sectors(&self) -> u32 {
-        self.shared.model.borrow().sectors()
+    fn model(&self) -> &RefCell<Model> {
+        &self.shared.model
     }
 
     fn grow(&self, sectors: u32) {
@@ -124,7 +124,7 @@ impl User for Guest {
     }
 
     fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String> {
-        // What it was answered before it was.
+        // First takes the answers from before the loss.
         match anew {
             true => self.forget_all(),
             false => self.queues.iter().for_each(|queue| queue.look()),

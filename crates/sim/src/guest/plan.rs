@@ -58,7 +58,7 @@ pub(crate) struct Plan {
     /// The VMM negotiates a record of requests in flight.
     pub(crate) inflight: bool,
     /// After a reconnect the VMM starts queues at the available index and relies on the record, as Cloud
-    /// Hypervisor does; else at the used index, as QEMU does.
+    /// Hypervisor does. Otherwise it starts them at the used index, as QEMU does.
     pub(crate) begins_at_available: bool,
     /// Disturbances, and the maximum time between them.
     pub(crate) disturbances: Vec<Disturbance>,

@@ -1,18 +1,18 @@
-//! Task management as a driver of virtio-scsi asks for it, by the control queue (virtio 1.3, 5.6.6.2; SAM-5, 7).
+//! Task management by virtio-scsi's driver, over the control queue (virtio 1.3, 5.6.6.2; SAM-5, 7).
 
 use queue::Segment;
 
 use super::Guest;
 use super::vmm::{Connection, Gone};
 
-/// Where a request of the control queue is, and the response to it.
+/// Guest addresses of a request of the control queue, and of its response.
 const REQUEST: u64 = 0x3_0000;
 const RESPONSE: u64 = 0x3_0100;
-/// Subtypes. These end tasks, the first of them one: ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET,
-/// LOGICAL UNIT RESET;
+/// Subtypes that end tasks: ABORT TASK (a single task), ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL
+/// UNIT RESET.
 const ENDING: &[u32] = &[ABORT_TASK, ABORT_TASK, 1, 3, 4, 5];
 const ABORT_TASK: u32 = 0;
-/// and these only ask.
+/// Subtypes that only query tasks.
 const ASKING: &[u32] = &[QUERY_TASK, QUERY_TASK_SET];
 const QUERY_TASK: u32 = 6;
 const QUERY_TASK_SET: u32 = 7;
@@ -21,12 +21,12 @@ const FUNCTION_COMPLETE: u8 = 0;
 const FUNCTION_SUCCEEDED: u8 = 10;
 
 impl Guest {
-    /// Has tasks ended, or asks for them.
+    /// Performs a task management function: ends tasks, or queries them.
     pub(super) fn manage_tasks(&self, connection: &Connection) -> Result<(), Gone> {
         let world = self.world();
         let random = world.random();
         if self.shared.managing.get() {
-            // Of one that a daemon was killed over, which the next has done.
+            // The response to a function of a killed daemon, which the next daemon has carried out.
             self.response(connection)?;
         }
         let queue = &self.queues[random.below(self.queues.len() as u64) as usize];
@@ -46,7 +46,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Asks for a function and waits until it is carried out. What it has ended is answered by then.
+    /// Requests a function and waits for its end. By then, all ended tasks are answered.
     fn ask(&self, connection: &Connection, function: u32, id: u64) -> Result<(), Gone> {
         let (world, shared) = (self.world(), &self.shared);
         let Some(control) = &self.control else { return Ok(()) };
@@ -73,7 +73,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Waits for the response to a function, and takes all answers that there are by then.
+    /// Waits for the response to a function, and takes all answers that have arrived by then.
     fn response(&self, connection: &Connection) -> Result<u8, Gone> {
         let (world, shared) = (self.world(), &self.shared);
         let until = world.machine.now_ns() + 2 * shared.plan.patience_ns;

@@ -1,6 +1,6 @@
 //! The front end: a VMM at the other end of a vhost-user socket.
 //!
-//! The VMM awaits the acknowledgement of each message. It is an actor of its own: the queues' drivers run
+//! The VMM awaits the acknowledgement of each message. The VMM is a separate actor, so the queues' drivers run
 //! meanwhile.
 
 use std::io::IoSlice;

@@ -87,6 +87,11 @@ impl PortDriver {
         Ok(driver)
     }
 
+    /// Goes on with another controller, which has the state of the one before.
+    pub fn continue_on(&mut self, controller: &Controller) {
+        self.controller = controller.clone();
+    }
+
     /// Brings the port up: FIS reception, COMRESET, command list, its interrupts.
     ///
     /// # Errors

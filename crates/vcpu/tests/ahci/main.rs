@@ -9,4 +9,5 @@ mod order;
 mod registers;
 mod resets;
 mod rig;
+mod saved;
 mod threads;

@@ -9,7 +9,7 @@ use crate::rig::*;
 
 /// The state of the port at the reset.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum State {
+pub(crate) enum State {
     Idle,
     /// Commands were announced, and the loop has not taken them.
     Announced,
@@ -23,10 +23,10 @@ enum State {
     FailedQueued,
 }
 
-const STATES: [State; 6] =
+pub(crate) const STATES: [State; 6] =
     [State::Idle, State::Announced, State::Busy, State::Queued, State::Failed, State::FailedQueued];
 
-fn enter(rig: &mut Rig, state: State) {
+pub(crate) fn enter(rig: &mut Rig, state: State) {
     rig.disk().hold.set(true);
     let queued = matches!(state, State::Queued | State::FailedQueued);
     for slot in 0..8 {
@@ -61,7 +61,7 @@ fn held(rig: &Rig) -> usize {
 }
 
 /// Checks that the port is as new: no command, no error, and a command runs.
-fn works(rig: &mut Rig, state: State) {
+pub(crate) fn works(rig: &mut Rig, state: State) {
     rig.disk().hold.set(false);
     rig.log();
     assert_eq!((rig.port().read(reg::PX_CI), rig.port().read(reg::PX_SACT)), (0, 0), "{state:?}");

@@ -1,6 +1,6 @@
 //! What tests of more than one file need.
 
-use untested::untested;
+use test_requirements::untested;
 use vcpu::f1::VcpuKind;
 
 /// Whether there are vCPUs of KVM's to be had. If not, says so.

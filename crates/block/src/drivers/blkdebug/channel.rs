@@ -155,14 +155,15 @@ impl Channel for BlkdebugChannel {
         };
         let is_watched = ends(op) && rules.listen_to(Event::PwritevDone);
         drop(rules);
-        match verdict {
-            None if is_whole && !is_watched => self.child.submit(request),
-            Some(Verdict { effect: Effect::Error | Effect::Lost, immediately: true, .. })
-                if let Some(answer) = verdict.and_then(at_once) =>
-            {
-                request.complete(answer);
-            }
-            _ => self.start(request, verdict),
+        if verdict.is_none() && is_whole && !is_watched {
+            return self.child.submit(request);
+        }
+        let is_immediate = |verdict: &Verdict| {
+            verdict.immediately && matches!(verdict.effect, Effect::Error | Effect::Lost)
+        };
+        match verdict.filter(is_immediate).and_then(at_once) {
+            Some(answer) => request.complete(answer),
+            None => self.start(request, verdict),
         }
     }
 

@@ -1,7 +1,7 @@
-//! `blkdebug`: a node that lets requests fail as it is told, for tests of those above it.
+//! `blkdebug`: a node that makes requests fail by rules, to test the nodes above it.
 //!
-//! [`rules`] says which requests, [`limits`] how those that are carried out are cut into pieces, and
-//! `channel` does it. Requests that nothing is to become of pass, for the price of a lock.
+//! [`rules`] selects the requests, [`limits`] splits the requests that are carried out, and `channel` does
+//! the work. A request that no rule matches passes at the cost of a lock.
 
 mod channel;
 mod config;

@@ -38,6 +38,7 @@ pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
             .into())
         },
     },
+    create: None,
     library: None,
 };
 

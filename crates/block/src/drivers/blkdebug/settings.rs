@@ -31,7 +31,7 @@ pub struct BlkdebugOptions {
     pub inject_error: Vec<InjectError>,
     /// `set-state`.
     pub set_state: Vec<SetState>,
-    /// `seed` of what is left to chance.
+    /// `seed` of the random numbers.
     pub seed: u64,
 }
 
@@ -57,7 +57,7 @@ impl BlkdebugOptions {
 /// One of `inject-error`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectError {
-    /// `event`: what makes the rule take effect.
+    /// `event`: the request or event that the rule applies to.
     pub event: Event,
     /// `state` in which the event has to come; 0: any.
     pub state: u32,
@@ -69,11 +69,11 @@ pub struct InjectError {
     pub once: bool,
     /// `immediately`: the answer is given before the submission returns.
     pub immediately: bool,
-    /// `delay-ns`: how long the request takes before anything becomes of it.
+    /// `delay-ns`: how long the request is held first, nanoseconds.
     pub delay_ns: u64,
     /// `count`: the rule is over when it has struck so often; 0: never.
     pub count: u64,
-    /// `probability-ppm`: of a million requests that it fits, those that it strikes.
+    /// `probability-ppm`: how many of a million matching requests the rule applies to.
     pub probability_ppm: u32,
     /// `effect`.
     pub effect: Effect,
@@ -100,7 +100,7 @@ impl InjectError {
     }
 }
 
-/// A `probability-ppm` that leaves nothing to chance.
+/// The `probability-ppm` of a rule that always applies.
 pub const MILLION: u32 = 1_000_000;
 
 /// One of `set-state`.
@@ -114,7 +114,7 @@ pub struct SetState {
     pub new_state: u32,
 }
 
-/// What becomes of a request that a rule strikes.
+/// The effect of a rule on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// It fails and is not carried out; without an errno, it is carried out as if there were no rule.
@@ -162,10 +162,10 @@ macro_rules! named {
 }
 
 named! {
-    /// What happens to the node, as far as rules can tell.
+    /// An event at the node that rules can refer to.
     ///
-    /// QEMU's format drivers tell of their own doings by further events, which there are none of here:
-    /// what qcow2 reads and writes of its tables are reads and writes.
+    /// QEMU's format drivers also report their internal events, which ringmill does not have: qcow2's
+    /// accesses to its tables count as reads and writes.
     Event {
         /// The node is opened: once, before everything else.
         None = "none",
@@ -175,9 +175,9 @@ named! {
         WriteAio = "write_aio",
         /// A flush comes in.
         FlushToOs = "flush_to_os",
-        /// The flush goes on to the node below.
+        /// The flush is submitted to the node below.
         FlushToDisk = "flush_to_disk",
-        /// The write goes on to the node below.
+        /// The write is submitted to the node below.
         Pwritev = "pwritev",
         /// A write-zeroes request comes in.
         PwritevZero = "pwritev_zero",
@@ -204,11 +204,11 @@ named! {
     }
 }
 
-/// The errno of that number; `None`: success.
+/// Returns the errno with this number; `None` for 0, success.
 ///
 /// # Errors
 ///
-/// There is none of that number.
+/// No errno has this number.
 pub fn errno_from_number(number: i64) -> Result<Option<Errno>, String> {
     match i32::try_from(number).map(Errno::from_raw) {
         Ok(_) if number == 0 => Ok(None),

@@ -68,7 +68,8 @@ impl BlockDriver for CopyBeforeWriteOptions {
         Needs::NONE
     }
 
-    /// What has been copied is known in this process alone, until the node is let go.
+    /// Only this process knows which parts are copied, until the node is released for the
+    /// hand-over.
     fn hand_over(&self) -> HandOver {
         HandOver::Journal
     }

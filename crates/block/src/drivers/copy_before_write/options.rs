@@ -30,6 +30,7 @@ pub(in crate::drivers) static COPY_BEFORE_WRITE: DriverKind = DriverKind {
             .into())
         },
     },
+    create: None,
     library: None,
 };
 

@@ -18,6 +18,7 @@ pub(in crate::drivers) static COPY_ON_READ: DriverKind = DriverKind {
             Ok(CopyOnReadOptions { file, bottom }.into())
         },
     },
+    create: None,
     library: None,
 };
 

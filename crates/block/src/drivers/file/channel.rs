@@ -9,7 +9,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, trace};
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
 
 use super::FileNode;
@@ -17,12 +17,14 @@ use super::bounce::Bounces;
 use super::describe;
 use super::merge::Run;
 use super::plan::Step;
+use super::probes;
 use super::slots::{Slot, Slots, Stage};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::drivers::range_lock::Mailbox;
 use crate::node::Channel;
 use crate::options::DetectZeroes;
 use crate::request::{Detached, Op, Request};
+use trace::trace;
 
 /// A channel. Its users hold it in an `Rc`.
 pub(crate) struct FileChannel {
@@ -125,7 +127,7 @@ impl DeferredCall for Inner {
 impl IoTarget for Inner {
     #[inline]
     fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
-        trace!(file_complete(&*self.node.trace_name, token, result));
+        trace!(probes::file_complete(&*self.node.trace_name, token, result));
         let mut slots = self.slots.borrow_mut();
         match slots.take_simple(token) {
             Some(request) if u64::try_from(result) == Ok(request.len()) => {
@@ -159,7 +161,7 @@ impl Inner {
     #[inline]
     fn trace_submit(&self, token: u32, op: IoOp, len: u64) {
         let range = || describe::range(op, len);
-        trace!(file_submit(
+        trace!(probes::file_submit(
             &*self.node.trace_name,
             token,
             describe::name(op),

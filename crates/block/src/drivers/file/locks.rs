@@ -93,7 +93,9 @@ impl Claims {
 
 /// The lock of an image that is being created. It excludes all other users.
 #[derive(Debug)]
-pub struct CreationLock(#[expect(dead_code, reason = "held for its drop")] Option<ImageLock>);
+pub(super) struct CreationLock(
+    #[expect(dead_code, reason = "held for its drop")] Option<ImageLock>,
+);
 
 impl CreationLock {
     /// Locks a file before it is emptied and created again.
@@ -101,7 +103,7 @@ impl CreationLock {
     /// # Errors
     ///
     /// The file is in use; the hint names the process.
-    pub fn take(file: &fs::File, path: &Path) -> Result<CreationLock, OpenError> {
+    pub(super) fn take(file: &fs::File, path: &Path) -> Result<CreationLock, OpenError> {
         let fd = file.try_clone().map_err(|_| {
             OpenError::os(format!("Could not lock '{}'", path.display()), Errno::last())
         })?;

@@ -2,6 +2,7 @@
 
 mod bounce;
 mod channel;
+mod create;
 mod describe;
 mod driver;
 mod locks;
@@ -10,6 +11,7 @@ mod open;
 pub(crate) mod options;
 mod plan;
 mod probe;
+mod probes;
 mod resize;
 mod slots;
 mod syncs;
@@ -27,7 +29,6 @@ use nix::errno::Errno;
 use nix::sys::stat::SFlag;
 
 use self::channel::FileChannel;
-pub use self::locks::CreationLock;
 pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
 use self::syncs::Syncs;

@@ -17,6 +17,7 @@ pub(in crate::drivers) static FILE: DriverKind = DriverKind {
         start: Draft::new,
         build: |draft| Ok(Driver::file(draft.build("file")?)),
     },
+    create: Some(&super::create::CREATE),
     library: None,
 };
 
@@ -29,6 +30,7 @@ pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
         start: Draft::new,
         build: |draft| Ok(Driver::host_device(draft.build("host_device")?)),
     },
+    create: None,
     library: None,
 };
 
@@ -43,7 +45,7 @@ pub struct FileOptions {
     pub locking: Locking,
 }
 
-/// `aio=threads|io_uring|native`: who carries out reads and writes.
+/// `aio=threads|io_uring|native`: the mechanism of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aio {
     /// A thread pool with blocking system calls.
@@ -128,7 +130,7 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "drop-cache",
-        // Migration is what it is about, and there is none.
+        // The option only concerns migration, which ringmill does not do.
         kind: Kind::Bool(|_, _| Ok(())),
         need: Need::Default("on"),
         help: "drop the page cache after migration; without effect, as nothing migrates",

@@ -30,9 +30,9 @@ pub(crate) enum Stage {
     Status,
     /// A discard of all of it.
     Discard,
-    /// A flush: all there is to do, or the last thing.
+    /// A flush: the whole request, or its last step.
     Sync,
-    /// What becomes of flushes that went on beside its own: those with lower numbers.
+    /// Waits for the results of concurrent flushes: those with lower numbers.
     AwaitingPeerFlushes(u64),
 }
 

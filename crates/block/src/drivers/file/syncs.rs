@@ -17,7 +17,7 @@ pub(super) struct Syncs(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// Numbers of those whose result nobody has looked at, lowest first.
+    /// Numbers of flushes without a recorded result, lowest first.
     running: Vec<u64>,
     waiting: Vec<Waiting>,
 }
@@ -30,7 +30,8 @@ struct Waiting {
     token: u32,
 }
 
-/// One under way, until this is dropped: what came of it is known to all then.
+/// A flush in flight. Drop it once its result is recorded, so that concurrent flushes can read the
+/// result.
 #[derive(Debug)]
 pub(super) struct Running {
     syncs: Arc<Syncs>,

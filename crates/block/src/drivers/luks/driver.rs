@@ -8,12 +8,12 @@ use ::options::Value;
 
 use super::node::LuksNode;
 use super::options::{LUKS, LuksOptions};
-use super::unlock::{Unlocked, unlock};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
     Needs, NeverInactive, NotReopened, OpenContext,
 };
+use crate::drivers::encryption::{Unlocked, password, unlock};
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::{BlockdevRef, write_ref};
@@ -84,23 +84,13 @@ impl BlockDriver for LuksOptions {
         Ok(Arc::new(LuksNode::new(name, node.options(), unlocked, child)?))
     }
 
-    /// Finds the key. This takes as long as whoever made the disk has decided: seconds as a rule.
+    /// Derives the key. The iteration count in the disk's header decides how long this takes:
+    /// usually seconds.
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let header = context.nodes.to_read(self.header.as_ref().unwrap_or(&self.file));
-        let secret =
-            match &self.key_secret {
-                Some(id) => context.credentials.secret(id).and_then(|secret| {
-                    match std::str::from_utf8(&secret).is_ok() {
-                        true => Ok(secret),
-                        false => {
-                            Err(OpenError::new(format!("Data from secret {id} is not valid UTF-8")))
-                        }
-                    }
-                }),
-                None => Err(OpenError::new("Parameter 'key-secret' is required for cipher")),
-            };
+        let secret = password(context.credentials, self.key_secret.as_deref(), "key-secret");
         Some(Box::pin(async move {
-            let unlocked = unlock(header?, secret?).await?;
+            let unlocked = unlock(header?, |_| Ok(0), secret?).await?;
             Ok(Box::new(unlocked) as Box<dyn Any + Send>)
         }))
     }

@@ -4,16 +4,15 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ::options::{Object, Value};
-use crypto::cipher::{IvGenerator, SECTOR, SectorCipher};
-use crypto::luks::{Header, STRIPES, Slot};
+use ::options::Value;
+use crypto::cipher::{SECTOR, SectorCipher};
+use crypto::luks::Header;
 use event_loop::EventLoop;
 use nix::errno::Errno;
 
-use super::channel::LuksChannel;
-use super::unlock::Unlocked;
 use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::Common;
+use crate::drivers::encryption::{Encrypted, EncryptedChannel, Unlocked, specific};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized};
@@ -30,9 +29,9 @@ pub(super) struct LuksNode {
 
 /// What the node's channels share.
 pub(super) struct Shared {
-    pub(super) cipher: Arc<SectorCipher>,
+    cipher: Arc<SectorCipher>,
     /// Where the first encrypted byte is in the child.
-    pub(super) payload: u64,
+    payload: u64,
     common: Common,
     child: Arc<dyn BlockNode>,
     range_lock: RangeLock,
@@ -87,6 +86,20 @@ impl WholeBlocks for Shared {
                 None
             }
         }
+    }
+}
+
+impl Encrypted for Shared {
+    fn cipher(&self) -> &SectorCipher {
+        &self.cipher
+    }
+
+    fn payload(&self) -> u64 {
+        self.payload
+    }
+
+    fn passes_discards(&self) -> bool {
+        false
     }
 }
 
@@ -145,40 +158,7 @@ impl BlockNode for LuksNode {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let child = self.child.clone().open_channel(event_loop)?;
-        let sectors = LuksChannel::new(event_loop, self.shared.clone(), child);
+        let sectors = EncryptedChannel::new(event_loop, self.shared.clone(), child);
         Ok(Aligned::new(event_loop, &self.shared, sectors))
     }
-}
-
-/// QEMU's `QCryptoBlockInfoLUKS`.
-fn specific(header: &Header) -> Object {
-    let slot = |slot: &Slot| {
-        let mut members: Vec<(&str, Value)> = vec![("active", slot.active.into())];
-        if slot.active {
-            let stripes = [("iters", u64::from(slot.iterations)), ("stripes", STRIPES as u64)];
-            members.extend(stripes.map(|(name, number): (_, u64)| (name, number.into())));
-        }
-        members.push(("key-offset", header.stripes(slot).0.into()));
-        object(members)
-    };
-    let (algorithm, mode, iv) = header.cipher.names();
-    let mut members: Vec<(&str, Value)> = vec![
-        ("cipher-alg", algorithm.into()),
-        ("cipher-mode", mode.into()),
-        ("ivgen-alg", iv.into()),
-        ("hash-alg", header.hash.name().into()),
-        ("detached-header", (header.payload_sector == 0).into()),
-        ("payload-offset", header.payload().into()),
-        ("master-key-iters", u64::from(header.digest_iterations).into()),
-        ("uuid", header.uuid.as_str().into()),
-        ("slots", Value::List(header.slots.iter().map(slot).collect())),
-    ];
-    if header.cipher.iv == IvGenerator::EssivSha256 {
-        members.push(("ivgen-hash-alg", "sha256".into()));
-    }
-    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-fn object(members: Vec<(&str, Value)>) -> Value {
-    Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }

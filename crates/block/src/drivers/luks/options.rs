@@ -18,6 +18,7 @@ pub(in crate::drivers) static LUKS: DriverKind = DriverKind {
             Ok(LuksOptions { file, header, key_secret }.into())
         },
     },
+    create: Some(&super::create::CREATE),
     library: None,
 };
 

@@ -20,8 +20,8 @@ use nbd_wire::{MAX_PAYLOAD, flag, handshake_flag};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect,
-    getsockopt, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, VsockAddr, connect,
+    getpeername, getsockopt, setsockopt, socket, sockopt,
 };
 
 use tls::{Client, Connector, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
@@ -33,6 +33,8 @@ use crate::options::{NbdOptions, NbdServerAddr};
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// Pause before the next attempt at a UNIX socket with a full backlog, nanoseconds.
 const QUEUE_FULL_NS: u64 = 10_000_000;
+/// Length of an abstract name that fills its address, bytes.
+const ABSTRACT_LEN: usize = 107;
 /// Most replies to one option.
 const MAX_REPLIES: u32 = 64;
 /// `NBD_REP_ERR_TLS_REQD`.
@@ -201,6 +203,20 @@ async fn open_socket(
                 UnixAddr::new(path).map_err(|errno| ConnectError::Connect(name.clone(), errno))?;
             connect_one(event_loop, AddressFamily::Unix, &address, &name).await
         }
+        NbdServerAddr::Abstract { name, tight } => {
+            let mut bytes = name.as_os_str().as_encoded_bytes().to_vec();
+            if !tight {
+                bytes.resize(ABSTRACT_LEN.max(bytes.len()), 0);
+            }
+            let name = name.display().to_string();
+            let address = UnixAddr::new_abstract(&bytes)
+                .map_err(|errno| ConnectError::Connect(name.clone(), errno))?;
+            connect_one(event_loop, AddressFamily::Unix, &address, &name).await
+        }
+        NbdServerAddr::Vsock { cid, port } => {
+            let address = VsockAddr::new(*cid, *port);
+            connect_one(event_loop, AddressFamily::Vsock, &address, &server.to_string()).await
+        }
         NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
             let name = format!("{host}:{port}");
             let found = resolve(host, *port).await?;
@@ -249,11 +265,20 @@ async fn connect_one(
         }
     }
     let events = PollFlags::POLLOUT.bits().cast_unsigned().into();
-    Readiness::new(event_loop, fd.clone(), events).wait().await;
-    match getsockopt(&fd, sockopt::SocketError) {
-        Ok(0) => Ok(fd),
-        Ok(errno) => Err(fail(Errno::from_raw(errno))),
-        Err(errno) => Err(fail(errno)),
+    let ready = Readiness::new(event_loop, fd.clone(), events);
+    loop {
+        ready.wait().await;
+        match getsockopt(&fd, sockopt::SocketError) {
+            Ok(0) => {}
+            Ok(errno) => return Err(fail(Errno::from_raw(errno))),
+            Err(errno) => return Err(fail(errno)),
+        }
+        // Vsock wakes pollers when the connecting packet has left, too.
+        match getpeername::<SockaddrStorage>(fd.as_raw_fd()) {
+            Ok(_) => return Ok(fd),
+            Err(Errno::ENOTCONN) => {}
+            Err(errno) => return Err(fail(errno)),
+        }
     }
 }
 

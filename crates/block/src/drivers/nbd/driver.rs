@@ -4,6 +4,7 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Value;
 use tls::Connector;
 
 use super::connect::Target;
@@ -27,9 +28,9 @@ impl BlockDriver for NbdOptions {
         let NbdOptions { server, export, tls_creds, tls_hostname, reconnect_delay, open_timeout } =
             self;
         let server = match server {
-            NbdServerAddr::Unix { path } => {
-                write_object([("type", "unix".into()), ("path", write_path(path))])
-            }
+            local @ (NbdServerAddr::Unix { .. }
+            | NbdServerAddr::Abstract { .. }
+            | NbdServerAddr::Vsock { .. }) => write_server(local),
             NbdServerAddr::Inet { host, port, ipv4, ipv6 } => write_object([
                 ("type", "inet".into()),
                 ("host", host.as_str().into()),
@@ -65,6 +66,8 @@ impl BlockDriver for NbdOptions {
     fn needs(&self) -> Needs<'_> {
         match &self.server {
             NbdServerAddr::Unix { path } => Needs { sockets: vec![path], ..Needs::NONE },
+            NbdServerAddr::Abstract { .. } => Needs { abstract_sockets: true, ..Needs::NONE },
+            NbdServerAddr::Vsock { .. } => Needs { vsock: true, ..Needs::NONE },
             NbdServerAddr::Inet { host, port, .. } => {
                 Needs { servers: vec![(host, *port)], ..Needs::NONE }
             }
@@ -80,16 +83,7 @@ impl BlockDriver for NbdOptions {
     }
 
     fn describe(&self, _child: Option<&str>) -> Description {
-        let server = match &self.server {
-            NbdServerAddr::Unix { path } => {
-                write_object([("type", "unix".into()), ("path", write_path(path))])
-            }
-            NbdServerAddr::Inet { host, port, .. } => write_object([
-                ("type", "inet".into()),
-                ("host", host.as_str().into()),
-                ("port", port.to_string().into()),
-            ]),
-        };
+        let server = write_server(&self.server);
         let export = self.export.as_str().into();
         let mut options = vec![("server".to_owned(), server), ("export".to_owned(), export)];
         let tls = [("tls-creds", &self.tls_creds), ("tls-hostname", &self.tls_hostname)];
@@ -97,12 +91,7 @@ impl BlockDriver for NbdOptions {
             tls.into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value.as_deref()?.into()))),
         );
-        Description {
-            // A URI has no place for credentials.
-            filename: self.tls_creds.is_none().then(|| self.uri()),
-            options,
-            specific: None,
-        }
+        Description { filename: self.uri(), options, specific: None }
     }
 
     fn local_file(&self) -> Option<&Path> {
@@ -132,7 +121,9 @@ impl NbdOptions {
     fn connector(&self, context: &ConnectContext<'_>) -> Result<Option<Connector>, OpenError> {
         let Some(id) = &self.tls_creds else { return Ok(None) };
         let host = match &self.server {
-            NbdServerAddr::Unix { .. } => None,
+            NbdServerAddr::Unix { .. }
+            | NbdServerAddr::Abstract { .. }
+            | NbdServerAddr::Vsock { .. } => None,
             NbdServerAddr::Inet { host, .. } => Some(host.as_str()),
         };
         let name = self.tls_hostname.as_deref().or(host);
@@ -140,14 +131,41 @@ impl NbdOptions {
         connector.map(Some).map_err(|error| OpenError::new(error.to_string()))
     }
 
-    fn uri(&self) -> String {
-        let export = &self.export;
-        match &self.server {
+    /// Returns the export's URI. `None`: a URI has no place for credentials, abstract sockets and vsock.
+    fn uri(&self) -> Option<String> {
+        let NbdOptions { server, export, tls_creds: None, .. } = self else { return None };
+        match server {
             NbdServerAddr::Unix { path } => {
-                format!("nbd+unix:///{export}?socket={}", path.display())
+                Some(format!("nbd+unix:///{export}?socket={}", path.display()))
             }
-            server @ NbdServerAddr::Inet { .. } if export.is_empty() => format!("nbd://{server}"),
-            server @ NbdServerAddr::Inet { .. } => format!("nbd://{server}/{export}"),
+            NbdServerAddr::Inet { .. } if export.is_empty() => Some(format!("nbd://{server}")),
+            NbdServerAddr::Inet { .. } => Some(format!("nbd://{server}/{export}")),
+            NbdServerAddr::Abstract { .. } | NbdServerAddr::Vsock { .. } => None,
         }
+    }
+}
+
+/// Writes the members of `server` that identify the server.
+fn write_server(server: &NbdServerAddr) -> Value {
+    match server {
+        NbdServerAddr::Unix { path } => {
+            write_object([("type", "unix".into()), ("path", write_path(path))])
+        }
+        NbdServerAddr::Abstract { name, tight } => write_object([
+            ("type", "unix".into()),
+            ("path", write_path(name)),
+            ("abstract", true.into()),
+            ("tight", (*tight).into()),
+        ]),
+        NbdServerAddr::Vsock { cid, port } => write_object([
+            ("type", "vsock".into()),
+            ("cid", cid.to_string().into()),
+            ("port", port.to_string().into()),
+        ]),
+        NbdServerAddr::Inet { host, port, .. } => write_object([
+            ("type", "inet".into()),
+            ("host", host.as_str().into()),
+            ("port", port.to_string().into()),
+        ]),
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::driver::{DriverKind, OptionTable};
-use ::options::address::{InetDraft, addresses, check_socket_path, tight};
+use ::options::address::{InetDraft, addresses, check_socket_path};
 use ::options::shape::Shape;
 use ::options::table::{self, Context, Field, Kind, Need, not_yet, only_off, put};
 use ::options::{OptionError, Value};
@@ -34,6 +34,7 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
             Ok(options.into())
         },
     },
+    create: None,
     library: None,
 };
 
@@ -63,6 +64,20 @@ pub enum NbdServerAddr {
         /// `server.path`: 1 to 107 bytes.
         path: PathBuf,
     },
+    /// `server.type=unix` with `server.abstract=on`.
+    Abstract {
+        /// `server.path`: the name without the leading zero byte, 1 to 107 bytes.
+        name: PathBuf,
+        /// `server.tight`: whether the address ends with the name, or zero bytes fill it up.
+        tight: bool,
+    },
+    /// `server.type=vsock`.
+    Vsock {
+        /// `server.cid`: the address of the guest or host.
+        cid: u32,
+        /// `server.port`.
+        port: u32,
+    },
     /// `server.type=inet`: TCP.
     Inet {
         /// `server.host`: a name or an address.
@@ -79,7 +94,10 @@ pub enum NbdServerAddr {
 impl fmt::Display for NbdServerAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NbdServerAddr::Unix { path } => write!(f, "{}", path.display()),
+            NbdServerAddr::Unix { path: name } | NbdServerAddr::Abstract { name, .. } => {
+                write!(f, "{}", name.display())
+            }
+            NbdServerAddr::Vsock { cid, port } => write!(f, "{cid}:{port}"),
             NbdServerAddr::Inet { host, port, .. } if host.contains(':') => {
                 write!(f, "[{host}]:{port}")
             }
@@ -168,9 +186,23 @@ static FIELDS: &[Field<Draft>] = &[
 ];
 
 /// `server.*` of type `unix` while it is read.
-#[derive(Default)]
 struct UnixDraft {
     path: PathBuf,
+    is_abstract: bool,
+    tight: bool,
+}
+
+impl Default for UnixDraft {
+    fn default() -> Self {
+        UnixDraft { path: PathBuf::new(), is_abstract: false, tight: true }
+    }
+}
+
+/// `server.*` of type `vsock` while it is read.
+#[derive(Default)]
+struct VsockDraft {
+    cid: u32,
+    port: u32,
 }
 
 static UNIX: &[Field<UnixDraft>] = &[
@@ -183,9 +215,47 @@ static UNIX: &[Field<UnixDraft>] = &[
         need: Need::Required,
         help: "path of the server's socket",
     },
-    Field::unoffered("abstract", only_off),
-    tight(),
+    Field {
+        name: "abstract",
+        kind: Kind::Bool(|server, on| put(&mut server.is_abstract, on)),
+        need: Need::Default("off"),
+        help: "whether the path is the name of an abstract socket",
+    },
+    Field {
+        name: "tight",
+        kind: Kind::Bool(|server, on| put(&mut server.tight, on)),
+        need: Need::Default("on"),
+        help: "whether an abstract address ends with the name; off fills it up with zero bytes",
+    },
 ];
+
+static VSOCK: &[Field<VsockDraft>] = &[
+    Field {
+        name: "cid",
+        kind: Kind::Text {
+            meta: "<cid>",
+            set: |server, text| put(&mut server.cid, vsock_number("cid", &text)?),
+        },
+        need: Need::Required,
+        help: "number of the server's guest; 2 is the host, 1 this machine",
+    },
+    Field {
+        name: "port",
+        kind: Kind::Text {
+            meta: "<port>",
+            set: |server, text| put(&mut server.port, vsock_number("port", &text)?),
+        },
+        need: Need::Required,
+        help: "port of vsock",
+    },
+];
+
+fn vsock_number(what: &str, text: &str) -> Result<u32, OptionError> {
+    text.parse().map_err(|_| {
+        OptionError::new(format!("Failed to parse {what} '{text}'"))
+            .hint("The number is decimal, from 0 to 4294967295.")
+    })
+}
 
 static INET: &[Field<InetDraft>] = &[
     InetDraft::host("name or address of the server"),
@@ -195,12 +265,13 @@ static INET: &[Field<InetDraft>] = &[
     Field::unoffered("keep-alive", only_off),
 ];
 
-const TYPES: [&str; 2] = ["inet", "unix"];
+const TYPES: [&str; 3] = ["inet", "unix", "vsock"];
 
 fn server_shape() -> Shape {
     let inet = ("inet", "TCP", table::members(INET));
     let unix = ("unix", "a unix socket", table::members(UNIX));
-    addresses("kind of address", [inet, unix])
+    let vsock = ("vsock", "a host or guest of this machine", table::members(VSOCK));
+    addresses("kind of address", [inet, unix, vsock])
 }
 
 fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
@@ -213,11 +284,18 @@ fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
         }
         "unix" => {
             let draft: UnixDraft = table::read_typed(UNIX, object, at, &kind)?;
-            NbdServerAddr::Unix { path: draft.path }
+            let UnixDraft { path, is_abstract, tight } = draft;
+            match is_abstract {
+                true => NbdServerAddr::Abstract { name: path, tight },
+                false => NbdServerAddr::Unix { path },
+            }
         }
-        "fd" | "vsock" => {
-            let what = format!("Parameter 'server.type' with value '{kind}'");
-            return Err(OptionError::not_yet(&what));
+        "vsock" => {
+            let VsockDraft { cid, port } = table::read_typed(VSOCK, object, at, &kind)?;
+            NbdServerAddr::Vsock { cid, port }
+        }
+        "fd" => {
+            return Err(OptionError::not_yet("Parameter 'server.type' with value 'fd'"));
         }
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     });

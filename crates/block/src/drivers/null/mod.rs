@@ -26,6 +26,7 @@ pub(super) static NULL_CO: DriverKind = DriverKind {
     help: "a null device that answers at once, for measurements",
     example: "null-co,node-name=n,size=8589934592",
     options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_co(null)) },
+    create: None,
     library: None,
 };
 
@@ -34,6 +35,7 @@ pub(super) static NULL_AIO: DriverKind = DriverKind {
     help: "the same, answered from the event loop",
     example: "null-aio,node-name=n,size=8589934592,latency-ns=100000",
     options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_aio(null)) },
+    create: None,
     library: None,
 };
 

@@ -4,8 +4,6 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use event_loop::{AlignedBuf, IoBufs};
-use miniz_oxide::inflate::TINFLStatus;
-use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
@@ -41,6 +39,20 @@ impl Image {
     ) -> Result<(Place, u64), Errno> {
         let len = range.end - range.start;
         match self.engine(channels, |engine| engine.find(range.start, len)).await? {
+            (_, 0) => Err(Errno::EIO),
+            found => Ok(found),
+        }
+    }
+
+    /// As [`find`](Self::find), for a request that changes the bytes where they are. Damaged metadata that leads to
+    /// other metadata fails it.
+    pub(super) async fn find_to_change(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+    ) -> Result<(Place, u64), Errno> {
+        let len = range.end - range.start;
+        match self.engine(channels, |engine| engine.find_to_change(range.start, len)).await? {
             (_, 0) => Err(Errno::EIO),
             found => Ok(found),
         }
@@ -135,7 +147,8 @@ impl Image {
             let found = self.engine(channels, |engine| engine.find_compressed(start)).await?;
             let (host, most) = found.ok_or(Errno::EIO)?;
             let data = read(channels, host, most as usize).await?;
-            let cluster = self.inflate(&data)?;
+            let cluster = self.compression.decompress(&data, self.cluster as usize);
+            let cluster = cluster.ok_or(Errno::EIO)?;
             bufs.copy_in(
                 at,
                 cluster.get(in_cluster..).and_then(|c| c.get(..len)).ok_or(Errno::EIO)?,
@@ -144,17 +157,6 @@ impl Image {
             start += len as u64;
         }
         Ok(())
-    }
-
-    /// A cluster, decompressed. What follows it in `data` is not its.
-    fn inflate(&self, data: &[u8]) -> Result<Vec<u8>, Errno> {
-        let mut cluster = vec![0; self.cluster as usize];
-        let (status, _, len) = decompress(&mut DecompressorOxide::new(), data, &mut cluster, 0, 0);
-        let is_done = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput);
-        match is_done && len == cluster.len() {
-            true => Ok(cluster),
-            false => Err(Errno::EIO),
-        }
     }
 
     /// Writes `bufs` over the disk's bytes from `offset` on.
@@ -199,7 +201,7 @@ impl Image {
         let mut at = 0;
         while at < len {
             let (place, found) =
-                self.find(channels, offset + at as u64..offset + len as u64).await?;
+                self.find_to_change(channels, offset + at as u64..offset + len as u64).await?;
             let Place::Data { at: host, own: true } = place else { return Ok(false) };
             if found as usize == len {
                 let whole = std::mem::take(bufs);
@@ -233,7 +235,7 @@ impl Image {
         let mut at = 0;
         while at < len {
             let start = offset + at as u64;
-            let (place, found) = self.find(channels, start..offset + len as u64).await?;
+            let (place, found) = self.find_to_change(channels, start..offset + len as u64).await?;
             let memory = part(bufs, at, found as usize);
             match place {
                 Place::Data { at: host, own: true } => {
@@ -277,8 +279,8 @@ impl Image {
                 Place::Zeroes => true,
                 Place::Data { .. } | Place::Compressed => false,
             };
-            // Around the data there are zeroes in the file already, or nothing yet.
-            let (first, data) = match is_zero && room.is_fresh {
+            // Around the data there are zeroes in the file already, or nothing yet. Encrypted, zeroes are noise.
+            let (first, data) = match is_zero && room.is_fresh && !channels.is_encrypted {
                 true => (at, data),
                 false => (there.start, self.fill(channels, there, at, data).await?),
             };

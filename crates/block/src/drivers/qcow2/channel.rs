@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use event_loop::sync::lock;
 use event_loop::{EventLoop, IoBufs};
 use nix::errno::Errno;
 
@@ -18,6 +20,42 @@ use crate::request::{Op, Request, RequestOwner};
 
 /// Requests that are carried out at once; those that come meanwhile wait.
 const IN_FLIGHT: usize = 256;
+
+/// When tables that are not used leave the memory.
+pub(super) struct Clean {
+    /// Nanoseconds; 0: never.
+    interval: u64,
+    /// When they last did, loop time.
+    last: AtomicU64,
+}
+
+impl Clean {
+    pub(super) fn every(seconds: u64) -> Clean {
+        Clean { interval: seconds.saturating_mul(1_000_000_000), last: AtomicU64::new(0) }
+    }
+
+    /// Whether it is time. Each loop has a timer; one of them is enough.
+    fn is_due(&self, now: u64) -> bool {
+        let last = self.last.load(Ordering::Relaxed);
+        let is_due = now.saturating_sub(last) > self.interval / 2;
+        is_due
+            && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// Has tables leave the memory, until the channel is dropped or the loop ends.
+async fn clean(event_loop: EventLoop, channel: Weak<Inner>, interval: u64) {
+    loop {
+        let deadline = event_loop.now_ns().saturating_add(interval);
+        event_loop.sleep_until(deadline).await;
+        let now = event_loop.now_ns();
+        let Some(channel) = channel.upgrade().filter(|_| now >= deadline) else { return };
+        let node = &channel.node;
+        if node.clean.is_due(now) {
+            lock(&node.image.core).engine.forget_unused();
+        }
+    }
+}
 
 /// The channel as its users hold it.
 pub(super) struct Qcow2Channel(Rc<Inner>);
@@ -34,7 +72,8 @@ struct Inner {
 
 impl Qcow2Channel {
     pub(super) fn new(node: Arc<Qcow2Node>, event_loop: &EventLoop, channels: Channels) -> Self {
-        Qcow2Channel(Rc::new_cyclic(|me| Inner {
+        let interval = node.clean.interval;
+        let inner = Rc::new_cyclic(|me| Inner {
             me: me.clone(),
             event_loop: event_loop.clone(),
             node,
@@ -42,7 +81,11 @@ impl Qcow2Channel {
             direct: Direct::default(),
             in_flight: Cell::new(0),
             waiting: RefCell::default(),
-        }))
+        });
+        if interval > 0 {
+            event_loop.spawn(clean(event_loop.clone(), Rc::downgrade(&inner), interval));
+        }
+        Qcow2Channel(inner)
     }
 }
 

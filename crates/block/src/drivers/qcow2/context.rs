@@ -19,12 +19,16 @@ pub(super) struct Channels {
     pub(super) file: Rc<dyn Channel>,
     /// `data-file`.
     pub(super) data_file: Option<Rc<dyn Channel>>,
+    /// Where the guest's data lies: one of those, or, if the image is encrypted, plain data on top of it.
+    pub(super) data: Rc<dyn Channel>,
+    /// Whether the image is encrypted.
+    pub(super) is_encrypted: bool,
     /// `backing`, and its bytes.
     pub(super) backing: Option<(Rc<dyn Channel>, u64)>,
 }
 
 impl Channels {
-    /// All of them.
+    /// All of the nodes below.
     pub(super) fn all(&self) -> impl Iterator<Item = &Rc<dyn Channel>> {
         let backing = self.backing.iter().map(|(channel, _)| channel);
         std::iter::once(&self.file).chain(&self.data_file).chain(backing)
@@ -32,7 +36,7 @@ impl Channels {
 
     /// Where the guest's data lies.
     pub(super) fn data(&self) -> &Rc<dyn Channel> {
-        self.data_file.as_ref().unwrap_or(&self.file)
+        &self.data
     }
 }
 

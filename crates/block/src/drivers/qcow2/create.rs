@@ -1,165 +1,187 @@
-//! Creating images.
+//! `blockdev-create`: creates an image in a node.
 
-use std::fs::OpenOptions;
-use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use ::options::OptionError;
+use ::options::shape::Shape;
+use ::options::table::{self, Choice, Field, Kind, Need, Table, not_yet, only_off, put};
 
-use super::engine::set_count;
-use super::header::{BACKING_FORMAT, ENTRY, MAGIC, MAX_CLUSTER_BITS, MAX_L1, MAX_NAME, V3_LEN};
-use super::open::{Below, run_apart};
-use super::steps::write;
-use super::storage::sync;
-use crate::drivers::file::{FileNode, Kind};
-use crate::error::OpenError;
-use crate::inherited::Inherited;
-use crate::node::BlockNode;
-use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
+use super::encrypt;
+use super::layout::{CreateQcow2, create_qcow2_in};
+use crate::create::{CreateContext, CreateKind, Creating, NewImage};
+use crate::drivers::encryption::{NewLuks, password};
 
-/// Most bytes per write.
-const AT_ONCE: usize = 1 << 20;
+pub(super) static CREATE: CreateKind =
+    CreateKind { help: "a qcow2 image in a node", options: &OPTIONS };
 
-/// A qcow2 image to be created.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CreateQcow2 {
-    /// Size of the disk in bytes, a multiple of 512.
-    pub size: u64,
-    /// The backing file as named in the header (relative to the image, unless the path is absolute), and
-    /// its format.
-    pub backing: Option<(String, String)>,
-    /// Size of a cluster in bytes: a power of two, 512 to 2 MiB. QEMU's default is 64 KiB.
-    pub cluster_size: u32,
-    /// Bits of a reference count: a power of two, 1 to 64. QEMU's default is 16.
-    pub refcount_bits: u32,
+/// An image to be created in a node.
+#[derive(Debug)]
+struct NewQcow2 {
+    /// The node.
+    file: String,
+    create: CreateQcow2,
+    encrypt: Option<NewLuks>,
 }
 
-impl CreateQcow2 {
-    /// An image of that size in bytes with QEMU's defaults, without a backing file.
-    pub fn new(size: u64) -> CreateQcow2 {
-        CreateQcow2 { size, backing: None, cluster_size: 65536, refcount_bits: 16 }
+impl NewImage for NewQcow2 {
+    fn nodes(&self) -> Vec<&str> {
+        vec![&self.file]
+    }
+
+    fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
+        let NewQcow2 { file, create, encrypt } = *self;
+        let luks = encrypt.map(|luks| {
+            let id = luks.key_secret.as_deref();
+            let found = password(context.nodes.known_credentials(), id, "encrypt.key-secret");
+            found.map(|password| (luks, password))
+        });
+        let begun = luks.transpose().and_then(|luks| {
+            // The header's length is known before its contents are, which take seconds.
+            let luks_len = luks.as_ref().map_or(0, |(luks, _)| luks.header_len());
+            let size = create.file_size(luks_len)?;
+            Ok((luks, context.grow(&file, size)))
+        });
+        let on_thread = context.on_thread.clone();
+        Box::pin(async move {
+            let (luks, grown) = begun?;
+            let node = grown.await?;
+            on_thread(Box::new(move || {
+                let luks = luks.map(|(luks, password)| luks.make(&password)).transpose()?;
+                create_qcow2_in(node, &create, luks)
+            }))
+            .await
+        })
     }
 }
 
-/// Creates an image in the file at `path`, which is created or emptied first. Blocks until its content is
-/// on stable storage. The caller syncs the folder of a new file.
-///
-/// # Errors
-///
-/// The file cannot be created, locked or written, or the options contradict each other.
-pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> {
-    if !create.size.is_multiple_of(512) {
-        return Err(OpenError::new("Image size must be a multiple of 512"));
+struct Draft {
+    file: Option<String>,
+    backing_file: Option<String>,
+    backing_format: Option<&'static str>,
+    create: CreateQcow2,
+    encrypt: Option<NewLuks>,
+}
+
+impl Default for Draft {
+    fn default() -> Draft {
+        let create = CreateQcow2::new(0);
+        Draft { file: None, backing_file: None, backing_format: None, create, encrypt: None }
     }
-    let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    made.map_err(|error| failed(path, &error))?;
-    let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
-    let common = BlockdevOptions::new(None, Driver::file(file.clone()));
-    // Locked from here on, so that no image in use is emptied.
-    let node =
-        FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;
-    let emptied = OpenOptions::new().write(true).truncate(true).open(path);
-    emptied.map_err(|error| failed(path, &error))?;
-    let node: Arc<dyn BlockNode> = Arc::new(node);
-    node.enable_growth();
-    let below = Below { file: node, data_file: None, backing: None };
-    let create = create.clone();
-    let parts = parts(&create).ok_or_else(|| OpenError::new("The options fit no qcow2 image"))?;
-    let created = run_apart(&below, move |channels| async move {
-        for (offset, bytes) in parts {
-            for (bytes, at) in bytes.chunks(AT_ONCE).zip((offset..).step_by(AT_ONCE)) {
-                write(&channels, at, bytes)?.await.0?;
+}
+
+/// A size that is stored as 32 bits. A larger one stays out of range.
+fn small(size: u64) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
+    fields: &[
+        Field {
+            name: "file",
+            kind: Kind::Text {
+                meta: "<node>",
+                set: |image, node| put(&mut image.file, Some(node)),
+            },
+            need: Need::Required,
+            help: "the node that it is made in, over the node's contents",
+        },
+        Field {
+            name: "size",
+            kind: Kind::Bytes(|image, size| put(&mut image.create.size, size)),
+            need: Need::Required,
+            help: "size of the disk",
+        },
+        Field {
+            name: "version",
+            kind: Kind::Choice(&[Choice { name: "v3", help: "version 3", set: |_| Ok(()) }]),
+            need: Need::Default("v3"),
+            help: "version of the format",
+        },
+        Field {
+            name: "backing-file",
+            kind: Kind::Text {
+                meta: "<name>",
+                set: |image, name| put(&mut image.backing_file, Some(name)),
+            },
+            need: Need::Optional("none"),
+            help: "what the header names as backing file, relative to the image",
+        },
+        Field {
+            name: "backing-fmt",
+            kind: Kind::Choice(&[
+                Choice {
+                    name: "raw",
+                    help: "bytes",
+                    set: |image| put(&mut image.backing_format, Some("raw")),
+                },
+                Choice {
+                    name: "qcow2",
+                    help: "an image of this format",
+                    set: |image| put(&mut image.backing_format, Some("qcow2")),
+                },
+                Choice {
+                    name: "luks",
+                    help: "an encrypted image",
+                    set: |image| put(&mut image.backing_format, Some("luks")),
+                },
+            ]),
+            need: Need::Optional("not named"),
+            help: "format of the backing file",
+        },
+        Field {
+            name: "cluster-size",
+            kind: Kind::Bytes(|image, size| put(&mut image.create.cluster_size, small(size))),
+            need: Need::Default("65536"),
+            help: "bytes of a cluster: a power of two, 512 to 2 MiB",
+        },
+        Field {
+            name: "refcount-bits",
+            kind: Kind::Int {
+                range: 0..=i64::MAX,
+                set: |image, bits| {
+                    put(&mut image.create.refcount_bits, small(bits.cast_unsigned()))
+                },
+            },
+            need: Need::Default("16"),
+            help: "bits of a reference count: a power of two, 1 to 64",
+        },
+        Field {
+            name: "preallocation",
+            kind: Kind::Choice(&[Choice { name: "off", help: "none", set: |_| Ok(()) }]),
+            need: Need::Default("off"),
+            help: "what is allocated beforehand",
+        },
+        Field {
+            name: "compression-type",
+            kind: Kind::Choice(&[Choice { name: "zlib", help: "deflate", set: |_| Ok(()) }]),
+            need: Need::Default("zlib"),
+            help: "compression of clusters that are compressed",
+        },
+        Field::unoffered("lazy-refcounts", only_off),
+        Field::unoffered("extended-l2", only_off),
+        Field::unoffered("data-file", not_yet),
+        Field::unoffered("data-file-raw", only_off),
+        Field {
+            name: "encrypt",
+            kind: Kind::Nested {
+                shape: || Shape::Union(encrypt::new_union()),
+                read: |image, value, at| {
+                    put(&mut image.encrypt, Some(encrypt::read_new(value, at)?))
+                },
+            },
+            need: Need::Optional("the image is not encrypted"),
+            help: "how the image's data is encrypted",
+        },
+    ],
+    build: |image: Draft| {
+        let Draft { file, backing_file, backing_format, create, encrypt } = image;
+        let file = file.ok_or_else(|| table::missing("file"))?;
+        let backing = match (backing_file, backing_format) {
+            (Some(name), format) => Some((name, format.map(str::to_owned))),
+            (None, None) => None,
+            (None, Some(_)) => {
+                return Err(OptionError::new("Backing format cannot be used without backing file"));
             }
-        }
-        Ok(sync(&channels).await?)
-    });
-    created.map_err(|error| failed(path, &error))
-}
-
-/// The parts of a new image with their offsets in the file: header, refcount table, refcount blocks and L1 table, in
-/// this order and without gaps. `None`: the options contradict each other.
-pub(super) fn parts(create: &CreateQcow2) -> Option<[(u64, Vec<u8>); 4]> {
-    let cluster = u64::from(create.cluster_size);
-    let (bits, order) = (cluster.trailing_zeros(), create.refcount_bits.trailing_zeros());
-    let is_possible = create.cluster_size.is_power_of_two()
-        && (9..=MAX_CLUSTER_BITS).contains(&bits)
-        && create.refcount_bits.is_power_of_two()
-        && order <= 6;
-    let l1_entries = create.size.div_ceil(cluster.checked_mul(cluster / ENTRY)?);
-    if !is_possible || l1_entries * ENTRY > MAX_L1 {
-        return None;
-    }
-    let l1_clusters = (l1_entries * ENTRY).div_ceil(cluster).max(1);
-    let reach = (cluster * 8) >> order;
-    let (mut table, mut blocks) = (1, 1);
-    let used = loop {
-        let used = 1 + table + blocks + l1_clusters;
-        if blocks * reach < used {
-            blocks += 1;
-        } else if table * cluster < blocks * ENTRY {
-            table += 1;
-        } else {
-            break used;
-        }
-    };
-    let block_at = (1 + table) * cluster;
-    let l1_at = block_at + blocks * cluster;
-    let header = header(create, bits, order, (l1_entries as u32, l1_at), (table as u32, cluster))?;
-    let mut entries: Vec<u8> =
-        (0..blocks).flat_map(|nth| (block_at + nth * cluster).to_be_bytes()).collect();
-    entries.resize((table * cluster) as usize, 0);
-    let mut counts = vec![0; (blocks * cluster) as usize];
-    (0..used).for_each(|cluster| set_count(&mut counts, cluster as usize, order, 1));
-    let l1 = vec![0; (l1_clusters * cluster) as usize];
-    Some([(0, header), (cluster, entries), (block_at, counts), (l1_at, l1)])
-}
-
-/// The header's cluster. `l1`, `refcounts`: entries or clusters, and first byte.
-fn header(
-    create: &CreateQcow2,
-    cluster_bits: u32,
-    refcount_order: u32,
-    l1: (u32, u64),
-    refcounts: (u32, u64),
-) -> Option<Vec<u8>> {
-    let mut extensions = Vec::new();
-    let name = create.backing.as_ref().map_or(&[][..], |(name, format)| {
-        extensions.extend_from_slice(&BACKING_FORMAT.to_be_bytes());
-        extensions.extend_from_slice(&(format.len() as u32).to_be_bytes());
-        extensions.extend_from_slice(format.as_bytes());
-        extensions.resize(extensions.len().next_multiple_of(8), 0);
-        name.as_bytes()
-    });
-    // End of the header extensions.
-    extensions.resize(extensions.len() + 8, 0);
-    let name_at = match name {
-        [] => 0,
-        _ => V3_LEN + extensions.len(),
-    };
-    let mut header = MAGIC.to_vec();
-    header.extend_from_slice(&3u32.to_be_bytes());
-    header.extend_from_slice(&(name_at as u64).to_be_bytes());
-    header.extend_from_slice(&(name.len() as u32).to_be_bytes());
-    header.extend_from_slice(&cluster_bits.to_be_bytes());
-    header.extend_from_slice(&create.size.to_be_bytes());
-    // Not encrypted.
-    header.extend_from_slice(&0u32.to_be_bytes());
-    header.extend_from_slice(&l1.0.to_be_bytes());
-    header.extend_from_slice(&l1.1.to_be_bytes());
-    header.extend_from_slice(&refcounts.1.to_be_bytes());
-    header.extend_from_slice(&refcounts.0.to_be_bytes());
-    // No snapshots, and no features of any kind.
-    header.resize(96, 0);
-    header.extend_from_slice(&refcount_order.to_be_bytes());
-    header.extend_from_slice(&(V3_LEN as u32).to_be_bytes());
-    header.extend(extensions);
-    header.extend_from_slice(name);
-    let cluster = 1 << cluster_bits;
-    (header.len() <= cluster && name.len() <= MAX_NAME).then(|| {
-        header.resize(cluster, 0);
-        header
-    })
-}
-
-fn failed(path: &Path, error: &io::Error) -> OpenError {
-    OpenError::io(format!("Could not create '{}'", path.display()), error)
-}
+        };
+        let create = CreateQcow2 { backing, ..create };
+        Ok(Box::new(NewQcow2 { file, create, encrypt }))
+    },
+};

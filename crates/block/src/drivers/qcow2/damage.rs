@@ -1,6 +1,7 @@
 //! Damaged metadata that is found while an image is in use: reported once, and marked in the image's
 //! header.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +10,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
+use super::engine::Owner;
 use super::image::Image;
 use super::marker;
 use super::storage;
@@ -20,6 +22,8 @@ pub struct Damage {
     pub node_name: String,
     /// What is damaged.
     pub message: String,
+    /// The part of the image's file that a write was prevented to, bytes. `None`: no write was prevented.
+    pub place: Option<Range<u64>>,
     /// The image is open for writing: all further requests fail, and the header is marked as
     /// corrupt.
     pub is_fatal: bool,
@@ -31,8 +35,8 @@ pub(crate) type Damages = Arc<mailbox::Sender<Damage>>;
 /// Damage that was found in one image.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Text of the report, until the report is sent.
-    message: Mutex<Option<String>>,
+    /// The report, until it is sent: its text, and the place in the file.
+    report: Mutex<Option<(String, Option<Range<u64>>)>>,
     /// Damage was found. Later damage is not reported.
     is_damaged: AtomicBool,
 }
@@ -43,19 +47,26 @@ impl Found {
         self.is_damaged.load(Ordering::Acquire)
     }
 
-    /// Takes the text of the report. `None`: there is no damage, or the text was taken before.
-    fn take(&self) -> Option<String> {
-        lock(&self.message).take()
+    /// Takes the report. `None`: there is no damage, or the report was taken before.
+    fn take(&self) -> Option<(String, Option<Range<u64>>)> {
+        lock(&self.report).take()
     }
 }
 
 impl Image {
     /// Records that metadata is damaged, and returns the errno that a request completes with for that.
-    pub(super) fn damaged(&self, why: String) -> Errno {
+    /// `place`: the bytes of the file that a write was prevented to.
+    pub(super) fn damaged(&self, why: String, place: Option<Range<u64>>) -> Errno {
         if !self.damage.is_damaged.swap(true, Ordering::AcqRel) {
-            *lock(&self.damage.message) = Some(why);
+            *lock(&self.damage.report) = Some((why, place));
         }
         Errno::EIO
+    }
+
+    /// As [`damaged`](Self::damaged), for a prevented write to clusters that hold metadata. In QEMU's words.
+    pub(super) fn overlapped(&self, clusters: Range<u64>, owner: Owner) -> Errno {
+        let why = format!("Preventing invalid write on metadata (overlaps with {owner})");
+        self.damaged(why, Some(clusters.start * self.cluster..clusters.end * self.cluster))
     }
 
     /// Reports damage that a request has found, once per image. An image that is open for writing is marked as
@@ -67,7 +78,7 @@ impl Image {
         at: u64,
         damages: Option<&Damages>,
     ) {
-        let Some(message) = self.damage.take() else { return };
+        let Some((message, place)) = self.damage.take() else { return };
         let is_fatal = self.shared.metadata.is_some() && !self.read_only;
         let consequence = match is_fatal {
             false => "requests that need the damaged part fail".to_owned(),
@@ -81,11 +92,12 @@ impl Image {
         };
         log::error!(
             "node '{node_name}': the metadata of its qcow2 image is damaged: {message}, found by a request at byte \
-             {at}: {consequence} (Input/output error); qemu-img check -r all repairs it"
+             {at}: {consequence} (Input/output error); ringmill check --repair all repairs it"
         );
         if let Some(damages) = damages {
             // Without a receiver, the log line is the only report.
-            let _ = damages.send(Damage { node_name: node_name.to_owned(), message, is_fatal });
+            let _ =
+                damages.send(Damage { node_name: node_name.to_owned(), message, place, is_fatal });
         }
     }
 

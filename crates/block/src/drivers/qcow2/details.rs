@@ -3,10 +3,12 @@
 use std::sync::Mutex;
 
 use ::options::{Object, Value};
+use crypto::luks;
 use event_loop::sync::lock;
 
 use super::bitmaps::Told;
 use super::header::Header;
+use crate::drivers::encryption::specific;
 use crate::node::{BackingName, ImageDetails};
 
 /// The byte of a header of version 3 with the lowest compatible features, and the bit of lazy reference counts.
@@ -23,12 +25,13 @@ const RAW_DATA_FILE: u8 = 2;
 pub(super) struct Details {
     cluster: u64,
     data: Object,
+    encrypted: bool,
     backing: Mutex<Option<BackingName>>,
 }
 
 impl Details {
-    /// Of an image that begins with these bytes.
-    pub(super) fn new(start: &[u8], header: &Header) -> Details {
+    /// Of an image that begins with these bytes. `luks`: the LUKS header of an encrypted image.
+    pub(super) fn new(start: &[u8], header: &Header, luks: Option<&luks::Header>) -> Details {
         let has = |at, bit| start.get(at).is_some_and(|byte: &u8| byte & bit != 0);
         let mut data: Vec<(&str, Value)> = Vec::new();
         match header.version {
@@ -45,13 +48,19 @@ impl Details {
             data.push(("data-file-raw", has(AUTOCLEAR_AT, RAW_DATA_FILE).into()));
         }
         data.push(("refcount-bits", header.refcount_bits.into()));
-        data.push(("compression-type", "zlib".into()));
+        data.push(("compression-type", header.compression.name().into()));
+        if let Some(luks) = luks {
+            let format = ("format".to_owned(), Value::from("luks"));
+            let encrypt = [format].into_iter().chain(specific(luks));
+            data.push(("encrypt", Value::Object(encrypt.collect())));
+        }
         let backing = header.backing.as_ref().map(|backing| BackingName {
             filename: backing.filename.clone(),
             format: backing.format.clone(),
         });
         Details {
             cluster: header.cluster,
+            encrypted: header.luks.is_some(),
             data: data.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             backing: Mutex::new(backing),
         }
@@ -82,7 +91,7 @@ impl Details {
         let data = Value::Object(data);
         ImageDetails {
             cluster_size: Some(self.cluster),
-            encrypted: false,
+            encrypted: self.encrypted,
             backing: lock(&self.backing).clone(),
             specific: vec![("type".to_owned(), "qcow2".into()), ("data".to_owned(), data)],
         }

@@ -101,7 +101,12 @@ fn find<'a>(
         return None;
     }
     let mut core = lock(&image.core);
-    let (place, found) = core.engine.find(offset, len).ok()?;
+    // What is damaged is found again, and reported, by the task.
+    let (place, found) = match writes {
+        false => core.engine.find(offset, len),
+        true => core.engine.find_to_change(offset, len),
+    }
+    .ok()?;
     if found < len {
         return None;
     }

@@ -1,20 +1,31 @@
 //! What a qcow2 image is to the rest of the daemon.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
 use ::options::Value;
 
-use super::implicit;
-use super::options::{Backing, QCOW2, Qcow2Options};
+use super::caches::CacheSizes;
+use super::options::{Backing, QCOW2, Qcow2Options, Unheeded};
+use super::{encrypt, implicit};
+use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
+    Needs, NeverInactive, OpenContext,
 };
+use crate::drivers::encryption::{password, unlock};
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::{BlockdevRef, write_ref};
 use crate::permissions::ChildUse;
+
+impl Qcow2Options {
+    /// The secret object with the password of an encrypted image.
+    fn key_secret(&self) -> Option<&str> {
+        self.encrypt.as_ref()?.key_secret.as_deref()
+    }
+}
 
 impl BlockDriver for Qcow2Options {
     fn kind(&self) -> &'static DriverKind {
@@ -22,8 +33,18 @@ impl BlockDriver for Qcow2Options {
     }
 
     fn write(&self) -> Members {
-        let Qcow2Options { file, data_file, backing, pass_discard_request, discard_no_unref } =
-            self;
+        let Qcow2Options {
+            file,
+            data_file,
+            backing,
+            pass_discard_request,
+            discard_no_unref,
+            unheeded,
+            caches,
+            encrypt,
+        } = self;
+        let CacheSizes { total, l2, refcounts, clean_interval } = *caches;
+        let Unheeded { lazy_refcounts, overlap, l2_entry } = unheeded;
         let mut own =
             vec![("file", write_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
         own.extend(data_file.iter().map(|node| ("data-file", write_ref(node))));
@@ -32,7 +53,15 @@ impl BlockDriver for Qcow2Options {
             Backing::None => Some(("backing", Value::Null)),
             Backing::Node(node) => Some(("backing", write_ref(node))),
         });
+        own.extend(encrypt.as_ref().map(|encrypt| ("encrypt", encrypt.write())));
         own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
+        own.push(("cache-clean-interval", clean_interval.into()));
+        own.push(("lazy-refcounts", (*lazy_refcounts).into()));
+        own.extend(overlap.iter().map(|check| ("overlap-check", check.write())));
+        own.extend(l2_entry.map(|size| ("l2-cache-entry-size", size.into())));
+        let sizes =
+            [("cache-size", total), ("l2-cache-size", l2), ("refcount-cache-size", refcounts)];
+        own.extend(sizes.into_iter().filter_map(|(name, size)| Some((name, size?.into()))));
         own
     }
 
@@ -69,7 +98,7 @@ impl BlockDriver for Qcow2Options {
     }
 
     fn objects(&self) -> Vec<(&'static str, &str)> {
-        Vec::new()
+        self.key_secret().map(|id| ("secret", id)).into_iter().collect()
     }
 
     fn needs(&self) -> Needs<'_> {
@@ -93,9 +122,10 @@ impl BlockDriver for Qcow2Options {
             Backing::None => Some(("backing".to_owned(), Value::Null)),
             Backing::Implicit | Backing::Node(_) => None,
         };
+        let key = self.key_secret().map(|id| ("encrypt.key-secret".to_owned(), Value::from(id)));
         Description {
-            filename: child.map(str::to_owned),
-            options: backing.into_iter().collect(),
+            filename: child.filter(|_| key.is_none()).map(str::to_owned),
+            options: backing.into_iter().chain(key).collect(),
             specific: None,
         }
     }
@@ -106,5 +136,17 @@ impl BlockDriver for Qcow2Options {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         Ok(Arc::new(implicit::open(self, node)?))
+    }
+
+    /// Derives the key of an encrypted image, which takes seconds.
+    fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
+        let encrypt = self.encrypt.as_ref()?;
+        let image = context.nodes.to_read(&self.file);
+        let id = encrypt.key_secret.as_deref();
+        let secret = password(context.credentials, id, "encrypt.key-secret");
+        Some(Box::pin(async move {
+            let unlocked = unlock(image?, encrypt::locate, secret?).await?;
+            Ok(Box::new(unlocked) as Box<dyn Any + Send>)
+        }))
     }
 }

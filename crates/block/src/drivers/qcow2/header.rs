@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::bitmaps::Extension as Bitmaps;
+use super::compression::Compression;
 use super::marker::Mark;
 use crate::error::OpenError;
 
@@ -43,6 +44,8 @@ const DIRTY: u64 = DIRTY_BIT as u64;
 const CORRUPT: u64 = CORRUPT_BIT as u64;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
+/// The byte with the compression type.
+const COMPRESSION_AT: usize = 104;
 const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear features.
 pub(super) const BITMAPS: u64 = 1;
@@ -54,12 +57,35 @@ pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
+pub(super) const LUKS_EXTENSION: u32 = 0x0537_be77;
+/// More than any LUKS header takes, bytes.
+const MAX_LUKS: u64 = 64 << 20;
+
+/// What an image is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+    /// A check or a repair: features that say that it is needed are accepted.
+    Check,
+}
+
+impl Purpose {
+    /// That of an image that guests use.
+    pub(crate) fn of(read_only: bool) -> Purpose {
+        if read_only { Purpose::Read } else { Purpose::Write }
+    }
+}
 
 /// What an image's header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     /// 2 or 3.
     pub(crate) version: u32,
+    /// Of compressed clusters.
+    pub(crate) compression: Compression,
     /// Bytes of a cluster: a power of two, 512 to 2 MiB.
     pub(crate) cluster: u64,
     /// Bytes of the disk, a multiple of 512.
@@ -70,16 +96,18 @@ pub(crate) struct Header {
     pub(crate) data_file: Option<DataFile>,
     /// Bits of a reference count: a power of two, 1 to 64.
     pub(crate) refcount_bits: u32,
-    /// There are snapshots inside.
-    pub(crate) has_snapshots: bool,
+    /// The table of internal snapshots: first byte and number of snapshots.
+    pub(crate) snapshots: (u64, u32),
     /// The L1 table: first byte and number of bytes.
     pub(crate) l1_table: (u64, u64),
     /// The refcount table: first byte and number of bytes.
     pub(crate) refcount_table: (u64, u64),
     /// Where a process has kept what is missing, and up to which commit nothing is.
     pub(crate) mark: Option<(Mark, u64)>,
-    /// The image has not been closed. Without a mark, it is not opened.
+    /// The image has not been closed. Without a mark, reference counts may be wrong.
     pub(crate) is_dirty: bool,
+    /// Entries of L2 tables have a bitmap of subclusters.
+    pub(crate) extended_l2: bool,
     /// There is room for a mark.
     pub(crate) has_room: bool,
     /// The image has autoclear features that end when the image is written to.
@@ -88,6 +116,8 @@ pub(crate) struct Header {
     pub(crate) bitmaps: Option<Bitmaps>,
     /// The autoclear bit says that the bitmaps are not valid.
     pub(crate) has_stale_bitmaps: bool,
+    /// The LUKS header of an encrypted image: its bytes in the file.
+    pub(crate) luks: Option<Range<u64>>,
 }
 
 /// The backing file that a header names.
@@ -130,8 +160,7 @@ fn invalid(why: impl std::fmt::Display) -> OpenError {
 
 impl Header {
     /// Reads the header from the image's first bytes: [as many as it takes](to_read), or as it has.
-    /// `read_only`: nothing will be written to the image.
-    pub(crate) fn parse(bytes: &[u8], read_only: bool) -> Result<Header, OpenError> {
+    pub(crate) fn parse(bytes: &[u8], purpose: Purpose) -> Result<Header, OpenError> {
         if !bytes.starts_with(MAGIC) {
             return Err(OpenError::new("Image is not in qcow2 format")
                 .with_hint("driver=raw opens an image without a format"));
@@ -151,10 +180,12 @@ impl Header {
             return Err(OpenError::new(format!("Unsupported cluster size: 2^{cluster_bits}")));
         }
         let cluster = 1 << cluster_bits;
-        if u32_at(32) != 0 {
-            return Err(OpenError::new("Encrypted qcow2 images are not supported")
-                .with_hint("qemu-img convert makes an image without encryption of it"));
-        }
+        let is_luks = match u32_at(32) {
+            0 => false,
+            1 => return Err(super::encrypt::legacy()),
+            2 => true,
+            method => return Err(invalid(format!("Unsupported encryption method {method}"))),
+        };
         let header_len = match version {
             2 => V2_LEN,
             _ if bytes.len() < V3_LEN => return Err(invalid("it ends within the header")),
@@ -171,18 +202,19 @@ impl Header {
         }
         let incompatible = if version == 2 { 0 } else { u64_at(72) };
         let autoclear = if version == 2 { 0 } else { u64_at(88) };
+        let compression = compression(bytes, header_len, incompatible)?;
         let mark = Mark::find(bytes, cluster).filter(|_| version == 3);
-        // Ours are whole.
-        let unknown = incompatible & !if mark.is_some() { DIRTY } else { 0 };
-        check_features(unknown, autoclear, read_only)?;
+        check_features(incompatible, autoclear, purpose)?;
         let size = u64_at(24);
-        check_tables(size, cluster, u64_at(40), u32_at(36).into())?;
+        let extended_l2 = incompatible & EXTENDED_L2 != 0;
+        let reach = cluster * (cluster / if extended_l2 { 2 * ENTRY } else { ENTRY });
+        check_tables(size, cluster, reach, u64_at(40), u32_at(36).into())?;
         let refcount_table = (u64_at(48), u64::from(u32_at(56)) << cluster_bits);
         check_table("refcount table", refcount_table.0, refcount_table.1, cluster)?;
         if refcount_table.1 > MAX_REFCOUNT_TABLE {
             return Err(OpenError::new("Reference count table too large"));
         }
-        if refcount_table.1 == 0 && !read_only {
+        if refcount_table.1 == 0 && purpose == Purpose::Write {
             return Err(OpenError::new("Image does not contain a reference count table"));
         }
         // Within the first cluster, as far as there is one.
@@ -207,63 +239,92 @@ impl Header {
             (data, _) => (None, data.is_some()),
         };
         let kept = if bitmaps.is_some() { BITMAPS } else { 0 };
+        let luks = match (extensions.luks, is_luks) {
+            (Some(data), true) => Some(luks_at(data, cluster)?),
+            (None, true) => {
+                return Err(invalid("the header extension for its encryption is missing"));
+            }
+            (Some(_), false) => {
+                let why = "CRYPTO header extension only expected with LUKS encryption method";
+                return Err(OpenError::new(why));
+            }
+            (None, false) => None,
+        };
         Ok(Header {
             version,
+            compression,
             cluster,
             size,
             backing,
             data_file,
             refcount_bits: 1 << order,
-            has_snapshots: u32_at(60) != 0,
+            snapshots: (u64_at(64), u32_at(60)),
             l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
             refcount_table,
             mark,
             is_dirty: incompatible & DIRTY != 0,
+            extended_l2,
             has_room: version == 3 && Mark::fits(bytes, cluster),
             loses_autoclear: autoclear & !kept != 0,
             bitmaps,
             has_stale_bitmaps,
+            luks,
         })
     }
 }
 
-fn check_features(incompatible: u64, autoclear: u64, read_only: bool) -> Result<(), OpenError> {
-    if incompatible & CORRUPT != 0 && !read_only {
+/// The compression type. Its incompatible bit is set if it is not zlib.
+fn compression(
+    bytes: &[u8],
+    header_len: usize,
+    incompatible: u64,
+) -> Result<Compression, OpenError> {
+    let kind = match header_len > COMPRESSION_AT {
+        true => bytes.get(COMPRESSION_AT).copied().unwrap_or_default(),
+        false => 0,
+    };
+    match (kind, incompatible & COMPRESSION != 0) {
+        (0, false) => Ok(Compression::Zlib),
+        (1, true) => Ok(Compression::Zstd),
+        (0 | 1, _) => Err(invalid("its compression type and the incompatible bit for it disagree")),
+        (kind, _) => Err(OpenError::new(format!("Unknown compression type: {kind}"))),
+    }
+}
+
+fn check_features(incompatible: u64, autoclear: u64, purpose: Purpose) -> Result<(), OpenError> {
+    if incompatible & CORRUPT != 0 && purpose == Purpose::Write {
         let why = "qcow2: Image is corrupt; cannot be opened read/write";
-        return Err(OpenError::new(why)
-            .with_hint("qemu-img check -r all repairs it; read-only=on opens it for reading"));
+        return Err(OpenError::new(why).with_hint(
+            "ringmill check --repair all repairs it; read-only=on opens it for reading",
+        ));
     }
-    if incompatible & DIRTY != 0 {
-        return Err(OpenError::new("Image was not closed cleanly and its refcounts may be wrong")
-            .with_hint("qemu-img check -r all repairs it"));
-    }
-    if incompatible & COMPRESSION != 0 {
-        return Err(OpenError::new("Compression of a type other than zlib is not supported")
-            .with_hint("qemu-img convert makes an image with another compression type of it"));
-    }
-    if incompatible & EXTENDED_L2 != 0 {
+    if incompatible & EXTENDED_L2 != 0 && purpose != Purpose::Check {
         return Err(OpenError::new("Images with extended L2 entries are not supported")
             .with_hint("qemu-img convert -o extended_l2=off makes an image without them of it"));
     }
-    let unknown = incompatible & !(DATA_FILE | CORRUPT);
+    let unknown = incompatible & !(DIRTY | DATA_FILE | CORRUPT | COMPRESSION | EXTENDED_L2);
     if unknown != 0 {
         return Err(OpenError::new(format!("Unsupported qcow2 feature(s): {unknown:#x}")));
     }
-    if autoclear & RAW_DATA_FILE != 0 && !read_only {
+    if autoclear & RAW_DATA_FILE != 0 && purpose == Purpose::Write {
         return Err(OpenError::new("Images with data_file_raw=on cannot be written")
             .with_hint("read-only=on opens it for reading; qemu-img amend -o data_file_raw=off"));
     }
     Ok(())
 }
 
-/// Checks the disk's size and the L1 table, `entries` at `offset`.
-fn check_tables(size: u64, cluster: u64, offset: u64, entries: u64) -> Result<(), OpenError> {
+/// Checks the disk's size and the L1 table, `entries` at `offset`. `reach`: bytes of the disk that an L2 table maps.
+fn check_tables(
+    size: u64,
+    cluster: u64,
+    reach: u64,
+    offset: u64,
+    entries: u64,
+) -> Result<(), OpenError> {
     if !size.is_multiple_of(512) {
         return Err(OpenError::new(format!("Disk size {size} is not a multiple of 512"))
             .with_hint("qemu-img resize gives it another"));
     }
-    // What one entry of the L1 table, a whole L2 table, reaches.
-    let reach = cluster * (cluster / ENTRY);
     if entries * ENTRY > MAX_L1 {
         return Err(OpenError::new("Active L1 table too large"));
     }
@@ -303,6 +364,7 @@ struct Extensions<'a> {
     backing_format: Option<String>,
     data_file: Option<String>,
     bitmaps: Option<&'a [u8]>,
+    luks: Option<&'a [u8]>,
 }
 
 impl<'a> Extensions<'a> {
@@ -330,6 +392,7 @@ impl<'a> Extensions<'a> {
                 }
                 DATA_FILE_NAME => set(&mut found.data_file, text(data, "the data file's name")?)?,
                 BITMAPS_EXTENSION => set(&mut found.bitmaps, data)?,
+                LUKS_EXTENSION => set(&mut found.luks, data)?,
                 FEATURE_NAMES if len % FEATURE_NAME != 0 => {
                     return Err(invalid("the table of the features' names"));
                 }
@@ -342,6 +405,23 @@ impl<'a> Extensions<'a> {
 
 fn bitmaps_at(data: &[u8], cluster: u64) -> Result<Bitmaps, OpenError> {
     Bitmaps::parse(data, cluster).map_err(|why| invalid(format!("bitmaps_ext: {why}")))
+}
+
+/// The place of the LUKS header: an offset and a length.
+fn luks_at(data: &[u8], cluster: u64) -> Result<Range<u64>, OpenError> {
+    let (Some(at), Some(len), 16) = (number(data, 0, 8), number(data, 8, 8), data.len()) else {
+        return Err(invalid(format!("CRYPTO header extension size {} is not 16", data.len())));
+    };
+    if !at.is_multiple_of(cluster) {
+        return Err(OpenError::new(format!(
+            "Encryption header offset '{at}' is not a multiple of cluster size '{cluster}'"
+        )));
+    }
+    let end = at.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
+    match end {
+        Some(end) if at > 0 && (1..=MAX_LUKS).contains(&len) => Ok(at..end),
+        _ => Err(invalid(format!("an encryption header of {len} bytes at {at:#x}"))),
+    }
 }
 
 fn set<T>(place: &mut Option<T>, value: T) -> Result<(), OpenError> {

@@ -222,7 +222,7 @@ impl Image {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drivers::qcow2::header::Header;
+    use crate::drivers::qcow2::header::{Header, Purpose};
 
     fn name(filename: &str, format: Option<&str>) -> BackingName {
         BackingName { filename: filename.to_owned(), format: format.map(str::to_owned) }
@@ -254,10 +254,10 @@ mod tests {
 
     /// What a kill leaves: the name without the header, then both.
     fn apply(first: &mut [u8], new: &Changed) {
-        let before = Header::parse(first, true).unwrap();
+        let before = Header::parse(first, Purpose::Read).unwrap();
         if let Some((at, sectors)) = &new.name {
             first[*at as usize..][..sectors.len()].copy_from_slice(sectors);
-            assert_eq!(Header::parse(first, true).unwrap(), before);
+            assert_eq!(Header::parse(first, Purpose::Read).unwrap(), before);
         }
         first[..SECTOR].copy_from_slice(&new.header);
     }
@@ -278,7 +278,7 @@ mod tests {
         for new in &names {
             let new_header = changed(&first, 65536, &backing(new.as_ref())).unwrap();
             apply(&mut first, &new_header);
-            let backing = Header::parse(&first, true).unwrap().backing;
+            let backing = Header::parse(&first, Purpose::Read).unwrap().backing;
             let found =
                 backing.map(|found| BackingName { filename: found.filename, format: found.format });
             assert_eq!(found, *new);
@@ -315,7 +315,7 @@ mod tests {
                 let change = Change { bitmaps: Some(extension), ..Change::default() };
                 let new = changed(&first, 65536, &change).unwrap();
                 apply(&mut first, &new);
-                let header = Header::parse(&first, true).unwrap();
+                let header = Header::parse(&first, Purpose::Read).unwrap();
                 assert_eq!((header.bitmaps, header.loses_autoclear), (extension, false));
                 let found = header.backing;
                 let found = found.map(|found| name(&found.filename, found.format.as_deref()));

@@ -10,6 +10,7 @@ use event_loop::take_turns;
 use nix::errno::Errno;
 use tokio::sync::Mutex;
 
+use super::compression::Compression;
 use super::context::Channels;
 use super::core::Core;
 use super::damage::Found;
@@ -33,6 +34,7 @@ pub(super) struct Image {
     /// Size of a cluster in bytes.
     pub(super) cluster: u64,
     pub(super) version: u32,
+    pub(super) compression: Compression,
     pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
     pub(super) read_only: bool,
@@ -76,7 +78,8 @@ impl Image {
             shared,
             cluster: header.cluster,
             version: header.version,
-            has_snapshots: header.has_snapshots,
+            compression: header.compression,
+            has_snapshots: header.snapshots.1 != 0,
             size: AtomicU64::new(header.size),
             resizing: Mutex::default(),
             has_backing,

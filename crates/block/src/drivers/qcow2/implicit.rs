@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::open::Children;
 use super::options::{Backing, Qcow2Options};
 use super::{ImplicitBacking, Opening, Qcow2Node, probe};
 use crate::driver::OpenContext;
@@ -44,8 +45,13 @@ pub(super) fn open(
     for (role, child) in named {
         node.open_child(role, &child)?;
     }
-    let (data_file, backing) = (node.child("data-file").ok(), node.child("backing").ok());
-    opening.finish(node.name().to_owned(), common, options, data_file, backing, node.journals())
+    let children =
+        Children { data_file: node.child("data-file").ok(), backing: node.child("backing").ok() };
+    let unlocked = match options.encrypt {
+        Some(_) => Some(node.connection()?),
+        None => None,
+    };
+    opening.finish(node.name().to_owned(), common, options, children, unlocked, node.journals())
 }
 
 /// Returns the backing file that an image names, as options.
@@ -81,6 +87,9 @@ fn backing(
             backing: Backing::Implicit,
             pass_discard_request: None,
             discard_no_unref: false,
+            unheeded: Default::default(),
+            caches: Default::default(),
+            encrypt: None,
         }),
         false => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
     };

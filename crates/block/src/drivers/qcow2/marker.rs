@@ -1,12 +1,15 @@
-//! The mark of an image whose metadata is not all in it: a process has it open, or was killed.
+//! The mark of an image with metadata outside it: a process has the image open, or was killed.
 //!
-//! The last sector of the header's cluster, which is nobody's, names the [journal](super::journal), and the
-//! format's own dirty bit says that the image is to be repaired. QEMU, which knows nothing of journals, finds
-//! that bit, counts references anew, clears it and writes the header's cluster again, without the mark. So a journal is
-//! never taken for an image's that somebody else has written to since. Nor is it taken for an older state of the image,
-//! come back from a copy: the mark also says up to which commit of the journal the image's metadata is. A mark of
-//! another boot is that of a power cut, or of another machine: its journal is not here, and the image is whole as far
-//! as it was written.
+//! The mark names the [journal](super::journal). It is in the last sector of the header's cluster, which the
+//! format leaves unused. The format's dirty bit is set as well.
+//!
+//! The mark protects against the use of a wrong journal:
+//!
+//! - Another writer. QEMU, which does not know journals, sees the dirty bit and repairs the image: it
+//!   recounts references, clears the bit and rewrites the header's cluster without the mark.
+//! - An older copy of the image. The mark has the number of the last commit that is in the image's metadata.
+//! - A power cut, or another machine. The mark has the boot's ID. If that differs, the journal is lost, and the
+//!   image has at least everything up to the last flush.
 
 use std::fmt;
 use std::io;
@@ -25,7 +28,7 @@ const MAGIC: &[u8; 16] = b"ringmill journal";
 /// Clusters that have room for it behind the header.
 const SMALLEST: u64 = 4096;
 
-/// The name of a journal: no other has it, on any machine.
+/// The name of a journal, unique across machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mark {
     name: [u8; 16],
@@ -33,7 +36,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// One that was never there.
+    /// Returns a new, unique mark.
     pub(super) fn new() -> io::Result<Mark> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -44,12 +47,13 @@ impl Mark {
         Ok(Mark { name, boot: boot()? })
     }
 
-    /// Where an image with such clusters has it; `None`: there is no room.
+    /// Returns the mark's offset for a cluster size, bytes. `None`: the cluster has no room.
     pub(super) fn place(cluster: u64) -> Option<u64> {
         (cluster >= SMALLEST).then(|| cluster - SECTOR as u64)
     }
 
-    /// The one among an image's first bytes, if there is one, and up to which commit the image is.
+    /// Finds the mark in an image's first bytes. Returns also the last commit that the image
+    /// contains.
     pub(super) fn find(first: &[u8], cluster: u64) -> Option<(Mark, u64)> {
         let sector = first.get(Self::place(cluster)? as usize..)?.first_chunk::<SECTOR>()?;
         let (name, rest) = sector.strip_prefix(MAGIC)?.split_first_chunk()?;
@@ -71,7 +75,7 @@ impl Mark {
         boot().is_ok_and(|boot| boot == self.boot)
     }
 
-    /// As it stands in an image that is as of that commit.
+    /// Returns the mark's sector for an image that contains all commits up to `commit`.
     pub(super) fn sector(&self, commit: u64) -> [u8; SECTOR] {
         let mut sector = [0; SECTOR];
         sector[..16].copy_from_slice(MAGIC);
@@ -94,7 +98,7 @@ impl fmt::Display for Mark {
     }
 }
 
-/// Has a header of version 3 say whether the image is to be repaired.
+/// Sets or clears the dirty bit in a header of version 3.
 pub(super) fn set_dirty(header: &mut [u8; SECTOR], dirty: bool) {
     if header[4..8] == 3u32.to_be_bytes() {
         header[DIRTY_AT] = header[DIRTY_AT] & !DIRTY_BIT | if dirty { DIRTY_BIT } else { 0 };
@@ -136,6 +140,15 @@ async fn change_header(
 /// repair.
 pub(super) async fn write_dirty(channels: &Channels, dirty: bool) -> Result<(), Errno> {
     change_header(channels, |header| set_dirty(header, dirty)).await
+}
+
+/// Clears the dirty and the corrupt bit in the header of a file of version 3.
+pub(super) async fn write_clean(channels: &Channels) -> Result<(), Errno> {
+    change_header(channels, |header| {
+        set_dirty(header, false);
+        set_corrupt(header, false);
+    })
+    .await
 }
 
 /// Has an image with such clusters say that nothing is missing, and name no journal.

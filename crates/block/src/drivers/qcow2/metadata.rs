@@ -1,10 +1,10 @@
-//! Metadata on its way to the file: sectors as the [engine](super::engine) has changed them.
+//! Metadata on its way to the file: sectors that the [engine](super::engine) has changed.
 //!
-//! What a call of the engine has changed comes here at once, so at any time all that is kept fits together.
-//! It stays until a flush, and goes to the file in [steps](super::steps).
+//! The changes of each call of the engine are stored here at once, so the stored sectors are consistent at
+//! any time. They stay until a flush, which writes them to the file in [steps](super::steps).
 //!
-//! Before a write is answered, what it has changed is also in the [journal](super::journal), for who opens
-//! the image after this process, should that be killed.
+//! Before a write is answered, its changes are also in the [journal](super::journal). If this process is
+//! killed, the process that opens the image next finds them there.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -54,16 +54,16 @@ struct State {
     layout: Layout,
     /// Bytes of the disk, as the header is to say.
     size: u64,
-    /// Numbers of those that have changed and are not in the journal.
+    /// Numbers of the sectors that have changed and are not in the journal.
     uncommitted: BTreeSet<u64>,
     journal: Option<Journal>,
     /// A commit has failed, and there will be no more.
     failed: bool,
     /// The last commit whose sectors are being written.
     last: u64,
-    /// The header says, or is to say, that the image has to be repaired.
+    /// The header has, or is to get, the mark that the image has to be repaired.
     marked: bool,
-    /// It is not to say so any more, and the file may.
+    /// The mark is to be removed, and may still be in the file.
     unmarking: bool,
     /// The header is to have the corrupt bit.
     corrupt: bool,
@@ -93,7 +93,7 @@ impl Metadata {
         }
     }
 
-    /// Has sectors that another process has kept.
+    /// Takes over sectors that another process has stored in a journal.
     pub(super) fn with_left(self, sectors: Sectors) -> Metadata {
         {
             let mut state = lock(&self.state);
@@ -103,7 +103,7 @@ impl Metadata {
             self.kept.store(sectors.len(), Ordering::Relaxed);
             state.dirty = sectors;
         }
-        // Of what they lead to nobody knows whether it is on stable storage.
+        // The data that these sectors refer to may not be on stable storage.
         self.new_data.store(true, Ordering::Release);
         self
     }
@@ -149,13 +149,13 @@ impl Metadata {
         lock(&self.state).size = size;
     }
 
-    /// What is kept of a range. To be asked before the file is read: what is written to it meanwhile
-    /// is here still.
+    /// Returns the stored sectors of a range. Call it before reading the file: a sector that is written to
+    /// the file meanwhile is still returned here.
     pub(super) fn kept(&self, range: Range<u64>) -> Vec<(u64, [u8; SECTOR])> {
         let numbers = numbers(&range);
         let state = lock(&self.state);
         let kept = [&*state.writing, &state.dirty].into_iter();
-        // What is to be written after what is being written.
+        // Sectors to be written come after older versions that are being written.
         kept.flat_map(|kept| kept.range(numbers.clone()))
             .map(|(number, sector)| (number * SECTOR as u64, **sector))
             .collect()
@@ -177,17 +177,17 @@ impl Metadata {
         self.new_data.store(true, Ordering::Release);
     }
 
-    /// Has what is kept outlast this process. `false`: there is no journal. It fits together: nobody is
-    /// changing any of it.
+    /// Commits the stored sectors to the journal, so that they survive this process. `false`: there is no
+    /// journal. The sectors must be consistent: no call may be changing them.
     ///
     /// # Errors
     ///
-    /// Those of the journal, which is not used any more. What it has stays until it is in the image.
+    /// Errors of the journal, which gets no more commits. Its contents stay until they are in the image.
     pub(super) fn commit(&self) -> io::Result<bool> {
         lock(&self.state).commit()
     }
 
-    /// There are no more commits.
+    /// Stops the use of the journal: there are no more commits.
     pub(super) fn give_up_journal(&self) {
         lock(&self.state).failed = true;
     }
@@ -230,7 +230,7 @@ impl Metadata {
         }
     }
 
-    /// Nor does the file, and there is no mark.
+    /// Records that the mark is gone from the file as well.
     pub(super) fn set_unmarked(&self) {
         lock(&self.state).unmarking = false;
     }
@@ -252,7 +252,8 @@ impl Metadata {
         state.marked || state.unmarking
     }
 
-    /// The journal's file, for a process that goes on with it. `None`: there is none, or it has failed.
+    /// Returns the journal's file, for the process that takes it over. `None`: there is no journal, or it has
+    /// failed.
     pub(super) fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
         let state = lock(&self.state);
         let journal = state.journal.as_ref().filter(|_| !state.failed)?;
@@ -372,20 +373,23 @@ mod tests {
     fn the_header_says_the_size_that_it_is_told() {
         let header = Header {
             version: 3,
+            compression: crate::drivers::qcow2::compression::Compression::Zlib,
             cluster: 65536,
             size: 1 << 20,
             backing: None,
             data_file: None,
             refcount_bits: 16,
-            has_snapshots: false,
+            snapshots: (0, 0),
             l1_table: (3 << 16, 8),
             refcount_table: (1 << 16, 1 << 16),
             mark: None,
             is_dirty: false,
+            extended_l2: false,
             has_room: true,
             loses_autoclear: false,
             bitmaps: None,
             has_stale_bitmaps: false,
+            luks: None,
         };
         let metadata = Metadata::new(&header, &[]);
         lock(&metadata.state).insert(0, &[0xff; SECTOR]);

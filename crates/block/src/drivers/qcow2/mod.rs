@@ -8,7 +8,10 @@
 
 mod access;
 mod bitmaps;
+pub(crate) mod caches;
 mod channel;
+mod check;
+mod compression;
 mod context;
 mod core;
 mod create;
@@ -16,6 +19,7 @@ mod damage;
 mod details;
 mod direct;
 mod driver;
+mod encrypt;
 mod engine;
 mod extend;
 mod header;
@@ -23,13 +27,16 @@ mod header_layout;
 mod image;
 mod implicit;
 mod journal;
+mod layout;
 mod locks;
 mod marker;
 mod metadata;
 mod open;
 pub(crate) mod options;
+mod overlap;
 mod release_for_handover;
 mod resize;
+mod snapshots;
 mod status;
 mod steps;
 mod storage;
@@ -47,7 +54,7 @@ use event_loop::EventLoop;
 use nix::errno::Errno;
 
 use self::bitmaps::ImageBitmaps;
-use self::channel::Qcow2Channel;
+use self::channel::{Clean, Qcow2Channel};
 use self::context::Channels;
 use self::details::Details;
 use self::image::{Image, errno_of};
@@ -62,11 +69,13 @@ use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
 use crate::track::BitmapStore;
 
-pub use self::create::{CreateQcow2, create_qcow2};
+pub use self::check::{CheckFailure, check_qcow2};
 pub use self::damage::Damage;
 pub(crate) use self::damage::Damages;
+pub use self::engine::{Checked, Repair};
 pub(crate) use self::header::is_qcow2;
 pub(crate) use self::journal::Journals;
+pub use self::layout::{CreateQcow2, create_qcow2};
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
 
 /// An opened qcow2 image.
@@ -83,6 +92,8 @@ pub(crate) struct Qcow2Node {
     no_unref: bool,
     /// `pass-discard-request`.
     pass_discard: bool,
+    /// `cache-clean-interval`.
+    clean: Clean,
     watchers: Watchers,
     letting_go: Releasing,
     /// Where damage is reported.
@@ -130,7 +141,10 @@ impl BlockNode for Qcow2Node {
             size: self.image.size(),
             read_only: self.read_only,
             physical_block_size: below.physical_block_size,
-            request_alignment: below.request_alignment,
+            request_alignment: match self.below.encrypted {
+                Some(_) => below.request_alignment.max(crypto::cipher::SECTOR as u32),
+                None => below.request_alignment,
+            },
             discard,
             discard_granularity: cluster,
             write_zeroes: !self.read_only,

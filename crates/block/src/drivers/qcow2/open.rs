@@ -1,4 +1,4 @@
-//! Opening an image, and closing it: on a loop of its own, before the image has channels and after.
+//! Opens and closes an image, on a temporary loop: before the image has channels, and after.
 
 use std::fs::File;
 use std::future::Future;
@@ -13,19 +13,25 @@ use nix::errno::Errno;
 
 use super::Qcow2Node;
 use super::bitmaps::{self, ImageBitmaps, Loaded};
+use super::caches::CacheSizes;
+use super::channel::Clean;
+use super::check::{CheckFailure, check_node};
 use super::context::Channels;
 use super::core::read_kept;
 use super::damage::Damages;
 use super::details::Details;
-use super::engine::{Contents, Engine, Stop};
-use super::header::{self, BITMAPS, Header};
+use super::encrypt::EncryptedData;
+use super::engine::{Contents, Engine, Owner, Repair, Stop};
+use super::header::{self, BITMAPS, Header, Purpose};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::release_for_handover::Releasing;
+use super::snapshots;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{Shared, sync};
+use crate::drivers::encryption::Unlocked;
 use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Watchers};
@@ -40,6 +46,15 @@ pub(crate) struct Below {
     pub(crate) data_file: Option<Arc<dyn BlockNode>>,
     /// `backing`.
     pub(crate) backing: Option<Arc<dyn BlockNode>>,
+    /// The encryption of the guest's data.
+    pub(super) encrypted: Option<Arc<EncryptedData>>,
+}
+
+/// The named children of an image, beside `file`.
+#[derive(Default)]
+pub(crate) struct Children {
+    pub(crate) data_file: Option<Arc<dyn BlockNode>>,
+    pub(crate) backing: Option<Arc<dyn BlockNode>>,
 }
 
 impl Below {
@@ -51,9 +66,18 @@ impl Below {
     pub(super) fn open_channels(&self, event_loop: &EventLoop) -> io::Result<Channels> {
         let open = |node: &Arc<dyn BlockNode>| node.clone().open_channel(event_loop);
         let backing = |node| open(node).map(|channel| (channel, node.geometry().size));
+        let file = open(&self.file)?;
+        let data_file = self.data_file.as_ref().map(open).transpose()?;
+        let data = data_file.as_ref().unwrap_or(&file);
+        let data = match &self.encrypted {
+            Some(encrypted) => encrypted.open_channel(event_loop, data),
+            None => data.clone(),
+        };
         Ok(Channels {
-            file: open(&self.file)?,
-            data_file: self.data_file.as_ref().map(open).transpose()?,
+            data,
+            is_encrypted: self.encrypted.is_some(),
+            file,
+            data_file,
             backing: self.backing.as_ref().map(backing).transpose()?,
         })
     }
@@ -97,7 +121,7 @@ fn failed(name: &str, what: &str, error: &io::Error) -> OpenError {
 pub(crate) enum ImplicitBacking {
     /// There is none.
     None,
-    /// In that format, if it is told.
+    /// The path, and the format if the header names it.
     File(PathBuf, Option<String>),
 }
 
@@ -108,17 +132,19 @@ pub(crate) struct Opening {
     start: Vec<u8>,
     header: Header,
     read_only: bool,
-    /// Its journal, of a process that gives place to this one.
+    /// The image's journal, if another process is handing the image over.
     going_on: Option<GoingOn>,
-    /// There is such a process, and nothing is written until the image is this one's.
+    /// Present while another process hands the image over: nothing is written until this process
+    /// owns the image.
     unowned: Option<Arc<AtomicBool>>,
     damages: Option<Damages>,
 }
 
-/// A journal that another process has, which gives place to this one, or goes on if nothing comes of that.
+/// A journal from a process that hands the image over. If the hand-over fails, that process keeps the
+/// journal.
 struct GoingOn {
     file: File,
-    /// Whether it does not any more.
+    /// Set once this process owns the image.
     owned: Arc<AtomicBool>,
 }
 
@@ -130,7 +156,7 @@ impl Opening {
     ) -> Result<Opening, OpenError> {
         let below = file.geometry();
         if below.read_only && !common.read_only {
-            // No fallback to reading, as in QEMU, whose driver opens the file for writing at once.
+            // No fallback to reading, as in QEMU: its driver opens the file for writing at once.
             if let Some(why) = file.why_read_only() {
                 return Err(why.with_hint("read-only=on opens the image for reading"));
             }
@@ -141,7 +167,7 @@ impl Opening {
         }
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
-        let header = Header::parse(&start, read_only)?;
+        let header = Header::parse(&start, Purpose::of(read_only))?;
         Ok(Opening { file, start, header, read_only, going_on: None, unowned: None, damages: None })
     }
 
@@ -191,10 +217,14 @@ impl Opening {
         name: String,
         common: &BlockdevOptions,
         options: &Qcow2Options,
-        data_file: Option<Arc<dyn BlockNode>>,
-        backing: Option<Arc<dyn BlockNode>>,
+        children: Children,
+        unlocked: Option<Unlocked>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
+        let Children { data_file, backing } = children;
+        for sentence in options.unheeded.sentences() {
+            log::warn!("qcow2 image of node '{name}': {sentence}");
+        }
         let Opening { file, mut start, mut header, read_only, going_on, unowned, damages } = self;
         let is_shared = unowned.is_some();
         if let Some(data_file) = &data_file
@@ -203,10 +233,22 @@ impl Opening {
         {
             return Err(OpenError::new(format!("Block node '{}' is read-only", data_file.name())));
         }
-        let below = Below { file, data_file, backing };
+        if header.luks.is_some() && unlocked.is_none() {
+            let why = "Parameter 'encrypt.key-secret' is required for cipher";
+            let hint =
+                "encrypt.format=luks,encrypt.key-secret=… names the secret with its password";
+            return Err(OpenError::new(why).with_hint(hint));
+        }
+        let encrypted = unlocked.as_ref().map(|found| EncryptedData::new(found.cipher.clone()));
+        let below = Below { file, data_file, backing, encrypted: encrypted.map(Arc::new) };
         below.file.enable_growth();
         below.data().enable_growth();
         let inode = below.file.inode();
+        if !read_only && header.is_dirty && header.mark.is_none() {
+            repair_dirty(&name, &below, is_shared)?;
+            start = read_start(&below.file)?;
+            header = Header::parse(&start, Purpose::Write)?;
+        }
         let (handed_over, owned) = going_on.map(|on| (on.file, on.owned)).unzip();
         let goes_on = owned.is_some();
         let (mut journal, left) =
@@ -219,7 +261,7 @@ impl Opening {
             for (sector, number) in sectors.iter_mut().zip(0..) {
                 left.get(&number).into_iter().for_each(|left| *sector = **left);
             }
-            let with_left = Header::parse(&start, read_only).map_err(|error| {
+            let with_left = Header::parse(&start, Purpose::of(read_only)).map_err(|error| {
                 let error = io::Error::other(format!("its journal has a wrong header: {error}"));
                 failed(&name, "recover", &error)
                     .with_hint("qemu-img check -r all has the image do without")
@@ -236,7 +278,7 @@ impl Opening {
             }
             let cleared = clear_up(&below, &header, left.clone(), journal.as_mut());
             cleared.map_err(|error| failed(&name, "recover", &error))?;
-            header = Header::parse(&read_start(&below.file)?, read_only)?;
+            header = Header::parse(&read_start(&below.file)?, Purpose::Write)?;
         }
         let writes_now = !read_only && !goes_on && !is_shared;
         if writes_now && (header.loses_autoclear || header.has_stale_bitmaps) {
@@ -262,26 +304,29 @@ impl Opening {
             journal = create(&name, journals, inode);
         }
         let opened = {
+            let caches = options.caches;
             let (header, below_too) = (header.clone(), below.clone());
             run_apart(&below, move |channels| async move {
                 let metadata = match read_only {
                     true if left.is_empty() => None,
                     true => Some(Metadata::new(&header, &[]).with_left(left)),
                     false if goes_on => {
-                        // As the other process has it: nothing is written, and nobody waits for the disk.
+                        // The other process still owns the image: nothing is written, and no guest waits for
+                        // the disk.
                         let metadata = metadata_in_file(&channels, &in_file).await?;
                         Some(metadata.with_left(left).with_journal(journal, true))
                     }
                     false => {
-                        // What is still marked is so with this journal's.
+                        // An image that is still marked has this journal's mark.
                         let marked = header.is_dirty;
                         let metadata = read_metadata(&channels, &header, &below_too).await?;
                         Some(metadata.with_journal(journal, marked))
                     }
                 };
-                // Of a file whose end is not known, no part counts as new.
+                // If the end of the file is unknown, no part of the file counts as new.
                 let end = below_too.file.end().unwrap_or(i64::MAX as u64);
-                let engine = engine(&channels, &header, metadata.as_ref(), end, read_only).await?;
+                let engine =
+                    engine(&channels, &header, metadata.as_ref(), caches, end, read_only).await?;
                 Ok((engine, Shared::new(metadata)))
             })
         };
@@ -300,7 +345,7 @@ impl Opening {
         Ok(Qcow2Node {
             image,
             bitmaps: Arc::new(bitmaps),
-            details: Details::new(&start, &header),
+            details: Details::new(&start, &header, unlocked.as_ref().map(|found| &found.header)),
             name,
             below,
             read_only,
@@ -311,9 +356,34 @@ impl Opening {
             letting_go: Releasing::default(),
             damages,
             owned,
+            clean: Clean::every(options.caches.clean_interval),
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })
     }
+}
+
+/// Repairs an image that another program has not closed, as QEMU does: its reference counts may be wrong.
+fn repair_dirty(name: &str, below: &Below, is_shared: bool) -> Result<(), OpenError> {
+    if is_shared {
+        let error = io::Error::other("the process that hands it over has not marked it");
+        return Err(failed(name, "open", &error));
+    }
+    log::warn!(
+        "qcow2 image of node '{name}' was not closed cleanly: its reference counts are repaired"
+    );
+    let tell = |finding: std::fmt::Arguments<'_>| log::info!("node '{name}': {finding}");
+    let error = match check_node(name, below.file.clone(), Repair::All, None, tell) {
+        Ok(checked) if checked.corruptions == 0 && checked.check_errors == 0 => return Ok(()),
+        Ok(checked) => io::Error::other(format!(
+            "{} errors of the metadata cannot be repaired",
+            checked.corruptions + checked.check_errors
+        )),
+        Err(CheckFailure::Open(error)) => return Err(error),
+        Err(CheckFailure::NoChecks) => io::ErrorKind::InvalidData.into(),
+        Err(CheckFailure::Io(error)) => error,
+    };
+    let message = format!("Could not repair dirty qcow2 image of node '{name}'");
+    Err(OpenError::io(message, &error).with_hint("read-only=on opens the image for reading"))
 }
 
 /// Reads the tables that are always in memory. `end`: that of the file.
@@ -321,33 +391,42 @@ async fn engine(
     channels: &Channels,
     header: &Header,
     metadata: Option<&Metadata>,
+    caches: CacheSizes,
     end: u64,
     read_only: bool,
 ) -> io::Result<Engine> {
     let table = |(offset, len): (u64, u64)| read_kept(channels, metadata, offset, len as usize);
     let start = read_kept(channels, metadata, 0, SECTOR).await?;
     let l1 = table(header.l1_table).await?;
-    let refcounts = match read_only {
-        true => Vec::new(),
-        false => table(header.refcount_table).await?,
+    let (refcounts, mut others) = match read_only {
+        true => (Vec::new(), Vec::new()),
+        false => (table(header.refcount_table).await?, snapshots::places(channels, header).await?),
     };
+    others.extend(header.luks.clone().map(|place| (place, Owner::LuksHeader)));
+    if let Some(bitmaps) = &header.bitmaps {
+        let (at, len) = bitmaps.directory;
+        others.push((at..at + len, Owner::BitmapDirectory));
+    }
     let contents = Contents {
         start: *start.first_chunk().ok_or(Errno::EIO)?,
         header,
         l1: &l1,
         refcounts: &refcounts,
+        others: &others,
+        caches,
         // What another process has left and is not in the file yet may lie beyond.
         end: end.max(metadata.map_or(0, Metadata::end)),
     };
     Engine::new(&contents).map_err(|stop| match stop {
         Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        Stop::Read(_) | Stop::Full | Stop::Busy => Errno::EIO.into(),
+        Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy => Errno::EIO.into(),
     })
 }
 
-/// What a process that was killed has kept of the image's metadata, and the journal where it is; or one that gives place
-/// to this one, with the journal `handed_over`.
-fn find_left(
+/// Finds the metadata that another process has left in a journal, and the journal.
+///
+/// The other process was killed, or hands the image over with the journal `handed_over`.
+pub(super) fn find_left(
     name: &str,
     header: &Header,
     journals: Option<&Journals>,
@@ -440,7 +519,7 @@ fn create(name: &str, journals: Option<&Journals>, inode: Option<u64>) -> Option
 
 /// Writes what was left to the image, as a flush would have done, and makes the journal void. Without one, the
 /// image is not marked any more.
-fn clear_up(
+pub(super) fn clear_up(
     below: &Below,
     header: &Header,
     left: Sectors,
@@ -464,7 +543,7 @@ fn clear_up(
 }
 
 /// As much of an image as its header takes.
-fn read_start(file: &Arc<dyn BlockNode>) -> Result<Vec<u8>, OpenError> {
+pub(super) fn read_start(file: &Arc<dyn BlockNode>) -> Result<Vec<u8>, OpenError> {
     let start = first_bytes(file, header::USUAL)?;
     match header::to_read(&start) {
         ..=header::USUAL => Ok(start),
@@ -479,22 +558,24 @@ async fn metadata_in_file(channels: &Channels, header: &Header) -> Result<Metada
     Ok(Metadata::new(header, &table))
 }
 
-/// The same, of an image that will be written to and that nobody has judged yet.
+/// Like [`metadata_in_file`], for an unchecked image that will be written.
 ///
-/// Whoever looks for a free cluster goes through the blocks that the refcount table names, without
-/// waiting for anything where they are in memory. So it must not name one twice, nor any that is not
-/// in the file: there are no more of them than the file has clusters.
+/// The search for a free cluster visits all blocks in the refcount table, and does not yield while they are
+/// in memory. To bound the search, the table must not name a block twice, or a block past the end of the
+/// file. Then the table names at most as many blocks as the file has clusters.
 async fn read_metadata(
     channels: &Channels,
     header: &Header,
     below: &Below,
 ) -> io::Result<Metadata> {
     let (offset, len) = header.refcount_table;
-    let size = below.file.geometry().size;
+    // A repair may have made the file longer.
+    let size = below.file.end().unwrap_or(0).max(below.file.geometry().size);
     let table = read(channels, offset, len as usize).await?;
     let entries = table.chunks_exact(ENTRY).map(number);
     let mut blocks: Vec<u64> = entries.collect();
-    // Who finds the header's own cluster free, or nothing about it, goes on looking for ever.
+    // Without a reference to the header's own cluster, the search for a free cluster would never
+    // end.
     let first = blocks.first().copied().filter(|first| *first != 0 && *first < size);
     let count = match first {
         Some(first) => read(channels, first, ENTRY).await?,
@@ -512,7 +593,9 @@ async fn read_metadata(
     match twice.or(beyond).or(uncounted) {
         Some(block) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("the refcount table has a wrong entry, {block:#x}: qemu-img check -r all"),
+            format!(
+                "the refcount table has a wrong entry, {block:#x}: ringmill check --repair all"
+            ),
         )),
         None => Ok(Metadata::new(header, &table)),
     }
@@ -520,7 +603,7 @@ async fn read_metadata(
 
 /// Reads the first bytes of a node, as many as it has.
 fn first_bytes(file: &Arc<dyn BlockNode>, most: usize) -> Result<Vec<u8>, OpenError> {
-    let below = Below { file: file.clone(), data_file: None, backing: None };
+    let below = Below { file: file.clone(), data_file: None, backing: None, encrypted: None };
     let len = file.geometry().size.min(most as u64) as usize;
     let bytes =
         run_apart(&below, move |channels| async move { Ok(read(&channels, 0, len).await?) });
@@ -536,7 +619,7 @@ pub(crate) fn probe(file: &Arc<dyn BlockNode>) -> Result<bool, OpenError> {
 /// A name in a header, seen from where the image lies.
 fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenError> {
     let name = name.strip_prefix("file:").unwrap_or(name);
-    // As QEMU tells them: what stands before the first colon, if no slash comes earlier.
+    // QEMU's rule: a protocol is the text before the first colon, if no slash comes earlier.
     let is_protocol = name.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
     if is_protocol {
         return Err(OpenError::new(format!("The image's {what}, '{name}', is not a file"))
@@ -553,10 +636,10 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
     }
 }
 
-/// Writes what is in memory of the metadata, and has nothing left elsewhere.
+/// Writes all metadata and dirty bitmaps in memory to the image, and leaves nothing in the journal.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>, bitmaps: &Arc<ImageBitmaps>) {
     let closed = match image.is_whole() && bitmaps.are_whole() {
-        // One that nobody has changed needs no loop for that.
+        // An unchanged image is closed without a loop.
         true => Ok(()),
         false => {
             let (name, image, bitmaps) = (name.to_owned(), image.clone(), bitmaps.clone());

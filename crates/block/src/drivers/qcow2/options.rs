@@ -1,10 +1,14 @@
 //! `qcow2`: QEMU's image format.
 
+use super::caches::CacheSizes;
+use super::encrypt::{self, Encrypt};
+use super::overlap::{self, OverlapCheck};
 use crate::options::{BlockdevRef, Inherited, ParentDraft, read_ref, ref_shape};
 
 use crate::driver::{DriverKind, OptionTable};
-use ::options::table::{self, Choice, Field, Kind, Need, only_off, put};
-use ::options::{OptionError, Value};
+use ::options::Value;
+use ::options::shape::Shape;
+use ::options::table::{self, Field, Kind, Need, only_off, put};
 
 pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
     name: "qcow2",
@@ -20,10 +24,14 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
                 backing: draft.backing.unwrap_or(Backing::Implicit),
                 pass_discard_request: draft.pass_discard_request,
                 discard_no_unref: draft.discard_no_unref,
+                unheeded: draft.unheeded,
+                caches: draft.caches.checked()?,
+                encrypt: draft.encrypt,
             }
             .into())
         },
     },
+    create: Some(&super::create::CREATE),
     library: None,
 };
 
@@ -42,6 +50,12 @@ pub struct Qcow2Options {
     pub pass_discard_request: Option<bool>,
     /// `discard-no-unref`: clusters without data keep their place in the image.
     pub discard_no_unref: bool,
+    /// Options that are accepted and change nothing.
+    pub unheeded: Unheeded,
+    /// Memory for tables.
+    pub caches: CacheSizes,
+    /// `encrypt`: the password of an encrypted image.
+    pub encrypt: Option<Encrypt>,
 }
 
 /// What lies behind an image.
@@ -55,6 +69,32 @@ pub enum Backing {
     Node(BlockdevRef),
 }
 
+/// Options of QEMU that are accepted and change nothing. A node says so when it is opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unheeded {
+    /// `lazy-refcounts`.
+    pub lazy_refcounts: bool,
+    /// `overlap-check`.
+    pub overlap: Option<OverlapCheck>,
+    /// `l2-cache-entry-size`, bytes.
+    pub l2_entry: Option<u64>,
+}
+
+impl Unheeded {
+    /// What was asked for and is not done, one sentence each.
+    pub(super) fn sentences(&self) -> Vec<&'static str> {
+        let Unheeded { lazy_refcounts, overlap, l2_entry } = self;
+        let lazy = "lazy-refcounts=on has no effect: a flush writes reference counts with all other metadata";
+        let entry = "l2-cache-entry-size has no effect: an L2 table is read as a whole";
+        let lazy = lazy_refcounts.then_some(lazy);
+        let entry = l2_entry.is_some().then_some(entry);
+        lazy.into_iter()
+            .chain(overlap.as_ref().and_then(OverlapCheck::sentence))
+            .chain(entry)
+            .collect()
+    }
+}
+
 /// What was given.
 #[derive(Default)]
 struct Draft {
@@ -64,12 +104,19 @@ struct Draft {
     backing: Option<Backing>,
     pass_discard_request: Option<bool>,
     discard_no_unref: bool,
+    unheeded: Unheeded,
+    caches: CacheSizes,
+    encrypt: Option<Encrypt>,
 }
 
-/// A size or time that the driver has its own for: a hint, which nothing but speed depends on.
-const fn hint(name: &'static str, help: &'static str) -> Field<Draft> {
-    let kind = Kind::Int { range: 0..=i64::MAX, set: |_, _| Ok(()) };
-    Field { name, kind, need: Need::Optional("its own"), help }
+/// A number of bytes, of QAPI's type `int`.
+const fn size(
+    name: &'static str,
+    need: Need,
+    help: &'static str,
+    set: fn(&mut Draft, i64) -> table::Set,
+) -> Field<Draft> {
+    Field { name, kind: Kind::Int { range: 0..=i64::MAX, set }, need, help }
 }
 
 impl ParentDraft for Draft {
@@ -115,10 +162,10 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "lazy-refcounts",
-        // Leave to postpone what is written with the rest anyway.
-        kind: Kind::Bool(|_, _| Ok(())),
+        kind: Kind::Bool(|node, on| put(&mut node.unheeded.lazy_refcounts, on)),
         need: Need::Default("off"),
-        help: "postpone writing reference counts; without effect, as they are always written",
+        help: "postpone writing reference counts; without effect: a flush writes all metadata, and the journal spares \
+               the wait before",
     },
     Field {
         name: "pass-discard-request",
@@ -142,23 +189,62 @@ static FIELDS: &[Field<Draft>] = &[
     },
     Field {
         name: "overlap-check",
-        kind: Kind::Choice(&[
-            Choice { name: "none", help: "no checks", set: |_| Ok(()) },
-            Choice { name: "constant", help: "as none", set: |_| Ok(()) },
-            Choice { name: "cached", help: "as none", set: |_| Ok(()) },
-            Choice { name: "all", help: "as none", set: |_| Ok(()) },
-        ]),
-        need: Need::Default("none"),
-        help: "check writes against what a damaged image may have in their way; without effect: \
-               qemu-img check finds such damage",
+        kind: Kind::Nested {
+            shape: overlap::shape,
+            read: |node, value, at| {
+                put(&mut node.unheeded.overlap, Some(overlap::read(value, at)?))
+            },
+        },
+        need: Need::Optional("`cached`"),
+        help: "refuse writes that would destroy metadata of a damaged image; without effect: all metadata but \
+               snapshots' L2 tables is always protected",
     },
-    hint("cache-size", "bytes of memory for tables; without effect"),
-    hint("l2-cache-size", "bytes of memory for L2 tables; without effect: 128 tables"),
-    hint("l2-cache-entry-size", "bytes read of an L2 table at once; without effect: all of it"),
-    hint("refcount-cache-size", "bytes of memory for reference counts; without effect: 32 blocks"),
-    hint("cache-clean-interval", "seconds after which tables are forgotten; without effect"),
-    Field::unoffered("encrypt", |_, _, _, _| {
-        Err(OptionError::new("Encrypted qcow2 images are not supported")
-            .hint("qemu-img convert makes an image without encryption of it."))
-    }),
+    size(
+        "cache-size",
+        Need::Optional("the sum of both"),
+        "bytes of memory for tables of both kinds",
+        |node, size| put(&mut node.caches.total, Some(size.cast_unsigned())),
+    ),
+    size(
+        "l2-cache-size",
+        Need::Optional("32 MiB"),
+        "bytes of memory for L2 tables; 2 tables at least",
+        |node, size| put(&mut node.caches.l2, Some(size.cast_unsigned())),
+    ),
+    size(
+        "l2-cache-entry-size",
+        Need::Optional("a whole table"),
+        "bytes read of an L2 table at once; without effect: a table is read as a whole",
+        |node, size| put(&mut node.unheeded.l2_entry, Some(size.cast_unsigned())),
+    ),
+    size(
+        "refcount-cache-size",
+        Need::Optional("4 MiB"),
+        "bytes of memory for refcount blocks; 8 blocks at least",
+        |node, size| put(&mut node.caches.refcounts, Some(size.cast_unsigned())),
+    ),
+    Field {
+        name: "cache-clean-interval",
+        kind: Kind::Int {
+            range: 0..=i64::MAX,
+            set: |node, seconds| {
+                let name = "cache-clean-interval";
+                put(&mut node.caches.clean_interval, table::uint32(name, seconds)?.into())
+            },
+        },
+        need: Need::Default("0"),
+        help: "seconds after which tables that were not used meanwhile leave the memory; 0: they stay",
+    },
+    Field {
+        name: "encrypt",
+        kind: Kind::Nested {
+            shape: || Shape::Union(encrypt::union()),
+            read: |node, value, at| {
+                node.encrypt = Some(encrypt::read(value, at)?);
+                Ok(())
+            },
+        },
+        need: Need::Optional("the image is not encrypted"),
+        help: "how the image's data is encrypted",
+    },
 ];

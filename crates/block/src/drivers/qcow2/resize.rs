@@ -104,7 +104,7 @@ impl Image {
         if used == 0 {
             return Ok(());
         }
-        match self.find(channels, end - used..end).await?.0 {
+        match self.find_to_change(channels, end - used..end).await?.0 {
             Place::Zeroes => Ok(()),
             Place::Nowhere if !shows => Ok(()),
             Place::Data { at, own: true } => {

@@ -81,7 +81,7 @@ impl Image {
     ) -> Result<(), Errno> {
         let mut at = range.start;
         while at < range.end {
-            let (place, found) = self.find(channels, at..range.end).await?;
+            let (place, found) = self.find_to_change(channels, at..range.end).await?;
             let end = at + found;
             match place {
                 // It reads as zeroes, and has nothing to give back.
@@ -89,6 +89,7 @@ impl Image {
                 Place::Zeroes if !discarding.unref => {}
                 _ => {
                     if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
+                        self.engine(channels, |engine| engine.check_tables()).await?;
                         self.punch(channels, host, found).await;
                     }
                     self.change_to_zeroes(channels, at..end, discarding.unref).await?;

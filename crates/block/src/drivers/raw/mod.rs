@@ -159,7 +159,7 @@ struct RawChannel {
 impl Channel for RawChannel {
     fn submit(&self, request: Request) {
         let node = &*self.node;
-        // Without a size of its own the node ends where the child does, which is the child's to check.
+        // Without the option `size` the node ends where the child ends, and the child checks the range.
         let size = node.size.unwrap_or(u64::MAX - node.offset);
         match request.offset.checked_add(request.len) {
             Some(end) if end <= size => {}

@@ -19,6 +19,7 @@ pub(in crate::drivers) static RAW: DriverKind = DriverKind {
             Ok(RawOptions { file, offset, size, keep_raw: false }.into())
         },
     },
+    create: None,
     library: None,
 };
 

@@ -9,10 +9,14 @@ use std::task::Poll;
 use event_loop::sync::lock;
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
-use rbd::{CONNECTING, Cluster, Config, Creation, Image, ImageName, Library, LoadError, Loading};
+use rbd::{
+    CONNECTING, Cluster, Config, Creation, Encryption, Image, ImageName, Key, Library, LoadError,
+    Loading,
+};
 
 use super::jobs::{Jobs, Threads};
 use super::options::RbdOptions;
+use crate::connections::Credentials;
 use crate::error::OpenError;
 use crate::services::DriverServices;
 
@@ -34,6 +38,23 @@ pub(super) struct Connections {
 
 /// A lock per configuration, so that nodes that are opened at the same time share a connection.
 type Clusters = Arc<Mutex<HashMap<Config, Arc<Mutex<Weak<Cluster>>>>>>;
+
+/// The secrets that options name.
+pub(super) struct Secrets {
+    key: Option<Key>,
+    encryption: Option<Encryption>,
+}
+
+impl Secrets {
+    pub(super) fn of(options: &RbdOptions, credentials: &Credentials) -> Result<Self, OpenError> {
+        let RbdOptions { key_secret, encrypt, .. } = options;
+        let key = key_secret.as_deref().map(|id| credentials.secret(id)).transpose()?;
+        let encryption = encrypt.as_ref().map(|encrypt| encrypt.encryption(credentials));
+        // The secret is the key itself, as in QSD. Ceph takes base64.
+        let key = key.map(|key| Key::new(crypto::secret::to_base64(&key)));
+        Ok(Secrets { key, encryption: encryption.transpose()? })
+    }
+}
 
 /// An image that was opened, for a node.
 pub(super) struct Opened {
@@ -74,10 +95,12 @@ impl Connections {
         &self,
         event_loop: &EventLoop,
         options: &RbdOptions,
+        secrets: Secrets,
     ) -> Result<Opened, OpenError> {
         let (name, jobs) = (name_of(options), self.threads.jobs());
-        let opened = self.call(event_loop, options, move |cluster| {
-            let image = Image::open(&cluster, &name)?;
+        let Secrets { key, encryption } = secrets;
+        let opened = self.call(event_loop, options, key, move |cluster| {
+            let image = Image::open(&cluster, &name, encryption.as_ref())?;
             let size = image.size()?;
             Ok((image, size))
         });
@@ -90,11 +113,12 @@ impl Connections {
         &self,
         event_loop: &EventLoop,
         options: &RbdOptions,
+        secrets: Secrets,
         creation: Creation,
     ) -> Result<(), OpenError> {
         let name = name_of(options);
         let create = move |cluster| Image::create(&cluster, &name, creation);
-        self.call(event_loop, options, create).await
+        self.call(event_loop, options, secrets.key, create).await
     }
 
     /// Has a call made with the connection that options name.
@@ -102,9 +126,10 @@ impl Connections {
         &self,
         event_loop: &EventLoop,
         options: &RbdOptions,
+        key: Option<Key>,
         call: impl FnOnce(Arc<Cluster>) -> Result<T, rbd::Error> + Send + 'static,
     ) -> Result<T, OpenError> {
-        let config = config(options);
+        let config = config(options, key);
         let (library, clusters) = (self.library.clone(), self.clusters.clone());
         let called = self.threads.jobs().run(move || {
             let cluster = connect(&library, &clusters, config)?;
@@ -190,7 +215,7 @@ pub(super) fn shown(options: &RbdOptions) -> String {
     shown
 }
 
-fn config(options: &RbdOptions) -> Config {
+fn config(options: &RbdOptions, key: Option<Key>) -> Config {
     let RbdOptions { conf, user, auth_client_required, server, .. } = options;
     let mut set = vec![(ADMIN_SOCKET.0, ADMIN_SOCKET.1.to_owned())];
     if !auth_client_required.is_empty() {
@@ -205,5 +230,5 @@ fn config(options: &RbdOptions) -> Config {
         let addresses: Vec<_> = server.iter().map(address).collect();
         set.push(("mon_host", addresses.join(";")));
     }
-    Config { file: conf.clone(), user: user.clone(), options: set }
+    Config { file: conf.clone(), user: user.clone(), key, options: set }
 }

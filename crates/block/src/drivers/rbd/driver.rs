@@ -5,11 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ::options::{Object, Value};
-use event_loop::EventLoop;
 use nix::errno::Errno;
-use rbd::Creation;
 
-use super::connections::{Connections, Opened, shown};
+use super::connections::{Connections, Opened, Secrets};
 use super::node::RbdNode;
 use super::options::{AuthMode, RBD, RbdOptions};
 use crate::connections::ConnectContext;
@@ -20,7 +18,6 @@ use crate::driver::{
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::{BlockdevRef, write_object, write_path};
-use crate::services::DriverServices;
 
 impl BlockDriver for RbdOptions {
     fn kind(&self) -> &'static DriverKind {
@@ -44,7 +41,9 @@ impl BlockDriver for RbdOptions {
     }
 
     fn objects(&self) -> Vec<(&'static str, &str)> {
-        Vec::new()
+        let key = self.key_secret.as_deref();
+        let passphrase = self.encrypt.as_ref().map(|encrypt| encrypt.key_secret.as_str());
+        key.into_iter().chain(passphrase).map(|id| ("secret", id)).collect()
     }
 
     fn needs(&self) -> Needs<'_> {
@@ -86,8 +85,9 @@ impl BlockDriver for RbdOptions {
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let (options, event_loop) = (self.clone(), context.event_loop.clone());
         let connections = Connections::of(context.nodes.services());
+        let secrets = Secrets::of(self, context.credentials);
         Some(Box::pin(async move {
-            let opened = connections?.open(&event_loop, &options).await?;
+            let opened = connections?.open(&event_loop, &options, secrets?).await?;
             Ok(Box::new(opened) as Box<dyn Any + Send>)
         }))
     }
@@ -102,6 +102,8 @@ impl RbdOptions {
             conf,
             snapshot,
             user,
+            key_secret,
+            encrypt,
             auth_client_required,
             server,
         } = self;
@@ -113,6 +115,8 @@ impl RbdOptions {
         members.extend(conf.as_deref().map(|path| ("conf", write_path(path))));
         members.extend(snapshot.as_deref().map(|name| ("snapshot", name.into())));
         members.extend(user.as_deref().map(|name| ("user", name.into())));
+        members.extend(key_secret.as_deref().map(|id| ("key-secret", id.into())));
+        members.extend(encrypt.as_ref().map(|encrypt| ("encrypt", encrypt.write())));
         if !auth_client_required.is_empty() {
             let modes = auth_client_required.iter().map(|mode: &AuthMode| mode.word().into());
             members.push(("auth-client-required", Value::List(modes.collect())));
@@ -125,25 +129,4 @@ impl RbdOptions {
         }
         members
     }
-}
-
-/// Creates an image, as `blockdev-create` does.
-///
-/// `object_size`: bytes of its objects, a power of two. `None`: Ceph's default.
-///
-/// # Errors
-///
-/// The image exists, the user may not create it, or the cluster does not answer.
-pub async fn create_rbd(
-    services: &DriverServices,
-    event_loop: &EventLoop,
-    options: &RbdOptions,
-    size: u64,
-    object_size: Option<u64>,
-) -> Result<(), OpenError> {
-    let object_order = object_size.map_or(0, u64::trailing_zeros);
-    let creation = Creation { size, object_order };
-    let connections = Connections::of(services)?;
-    let created = connections.create(event_loop, options, creation).await;
-    created.map_err(|error| error.of_step(&format!("rbd image {}", shown(options))))
 }

@@ -55,7 +55,7 @@ impl List {
         }
     }
 
-    /// Has the list go on up to `end`.
+    /// Extends the list up to `end`.
     fn fill(&mut self, end: u64, state: State) {
         let Some(len) = end.checked_sub(self.at).filter(|len| *len > 0) else { return };
         self.at = end;

@@ -77,13 +77,13 @@ impl Drop for Threads {
 }
 
 impl Jobs {
-    /// Has a call made.
+    /// Queues a call for a thread.
     pub(super) fn post(&self, call: impl FnOnce() + Send + 'static) {
         // Threads that have ended drop the call.
         let _ = self.0.send(Message::Run(Box::new(call)));
     }
 
-    /// Has a call made, and returns where its result comes.
+    /// Queues a call for a thread, and returns the receiver of its result.
     pub(super) fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,

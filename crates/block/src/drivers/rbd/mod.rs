@@ -3,6 +3,7 @@
 //! | Module | What it does |
 //! |---|---|
 //! | `options` | the options |
+//! | `encrypt` | the options of encryption |
 //! | `driver` | what a node is to the rest of the daemon |
 //! | `connections` | a connection per configuration and user; opens and creates images |
 //! | `jobs` | threads for calls that block |
@@ -12,10 +13,10 @@
 
 mod channel;
 mod connections;
+mod create;
 mod driver;
+pub(crate) mod encrypt;
 mod extents;
 mod jobs;
 mod node;
 pub(crate) mod options;
-
-pub use driver::create_rbd;

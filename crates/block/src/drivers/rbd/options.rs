@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use ::options::address::InetDraft;
 use ::options::shape::{Member, Shape, Word};
-use ::options::table::{self, Context, Field, Kind, Need, not_yet, put};
+use ::options::table::{self, Context, Field, Kind, Need, put};
 use ::options::{OptionError, Value};
 
 use super::connections::load_library;
+use super::encrypt::{EncryptOptions, encrypt_members, read_encrypt};
 use crate::driver::{DriverKind, ForeignLibrary, OptionTable};
 
 pub(in crate::drivers) static RBD: DriverKind = DriverKind {
@@ -19,6 +20,7 @@ pub(in crate::drivers) static RBD: DriverKind = DriverKind {
         start: |_| RbdOptions::default(),
         build: |options| Ok(options.into()),
     },
+    create: Some(&super::create::CREATE),
     library: Some(&ForeignLibrary { load: load_library, reads: &["/etc/ceph", "/var/lib/ceph"] }),
 };
 
@@ -37,6 +39,10 @@ pub struct RbdOptions {
     pub snapshot: Option<String>,
     /// `user`, without `client.`. `None`: `admin`.
     pub user: Option<String>,
+    /// `key-secret`: the `id` of the secret with the user's key. `None`: the user's keyring has it.
+    pub key_secret: Option<String>,
+    /// `encrypt`. `None`: requests have what the image has.
+    pub encrypt: Option<EncryptOptions>,
     /// `auth-client-required`: how the client lets the cluster prove itself. Empty: as configured.
     pub auth_client_required: Vec<AuthMode>,
     /// `server`: monitors, host and port. Empty: as configured.
@@ -48,7 +54,7 @@ pub struct RbdOptions {
 /// # Errors
 ///
 /// An option is unknown, missing or wrong; in QSD's words.
-pub fn read_rbd(value: Value, at: &Context) -> Result<RbdOptions, OptionError> {
+pub(super) fn read_rbd(value: Value, at: &Context) -> Result<RbdOptions, OptionError> {
     let Value::Object(mut object) = value else {
         return Err(table::wrong_type(at.whole(), "object"));
     };
@@ -60,7 +66,7 @@ pub fn read_rbd(value: Value, at: &Context) -> Result<RbdOptions, OptionError> {
 
 /// Returns what [`read_rbd`] reads.
 #[must_use]
-pub fn rbd_members() -> Vec<Member> {
+pub(super) fn rbd_members() -> Vec<Member> {
     table::members(FIELDS)
 }
 
@@ -137,11 +143,15 @@ static FIELDS: &[Field<RbdOptions>] = &[
         Need::Optional("the image as it is now"),
         "snapshot of the image, for reading",
     ),
-    Field::unoffered("encrypt", |node, value, name, at| {
-        not_yet(node, value, name, at).map_err(|error| {
-            error.hint("The guest can encrypt the disk, for example by cryptsetup.")
-        })
-    }),
+    Field {
+        name: "encrypt",
+        kind: Kind::Nested {
+            shape: || Shape::Object(encrypt_members()),
+            read: |node, value, at| put(&mut node.encrypt, Some(read_encrypt(value, at)?)),
+        },
+        need: Need::Optional("the image is not encrypted"),
+        help: "",
+    },
     text(
         "user",
         "<user>",
@@ -155,10 +165,13 @@ static FIELDS: &[Field<RbdOptions>] = &[
         need: Need::Optional("as configured"),
         help: "",
     },
-    Field::unoffered("key-secret", |node, value, name, at| {
-        not_yet(node, value, name, at)
-            .map_err(|error| error.hint("A keyring file has the key: option 'keyring' of conf."))
-    }),
+    text(
+        "key-secret",
+        "<id>",
+        |node, id| put(&mut node.key_secret, Some(id)),
+        Need::Optional("the user's keyring has the key"),
+        "the secret object with the user's key, which is base64",
+    ),
     Field {
         name: "server",
         kind: Kind::Nested { shape: server_shape, read: servers },

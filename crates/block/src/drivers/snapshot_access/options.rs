@@ -17,6 +17,7 @@ pub(in crate::drivers) static SNAPSHOT_ACCESS: DriverKind = DriverKind {
             Ok(SnapshotAccessOptions { file }.into())
         },
     },
+    create: None,
     library: None,
 };
 

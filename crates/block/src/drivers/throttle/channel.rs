@@ -15,7 +15,7 @@ use crate::request::{Op, Request};
 
 /// Initial capacity for held requests; unused memory is not touched.
 const FIRST: usize = 256;
-/// Most requests that one timer releases in a row (contract E11).
+/// Most requests that one timer releases in a row (fairness contract).
 const BATCH: usize = 64;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];

@@ -18,6 +18,7 @@ pub(in crate::drivers) static THROTTLE: DriverKind = DriverKind {
             Ok(ThrottleOptions { throttle_group, file }.into())
         },
     },
+    create: None,
     library: None,
 };
 

@@ -29,7 +29,7 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    // Names a device in QEMU. There are no devices here.
+    // Names a device in QEMU. The daemon has no devices.
     Field::unoffered("device", |to, device, name, at| {
         put(&mut to.device, Some(table::text(device, name, at)?))
     }),

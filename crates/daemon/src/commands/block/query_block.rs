@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::super::Command;
 
-/// Block devices are guests' devices in QEMU. As in qemu-storage-daemon there are none: exports use nodes.
+/// In QEMU, block devices are devices of a guest. As in qemu-storage-daemon, the list is empty:
+/// exports use nodes.
 pub(super) static COMMAND: Command<()> = Command {
     name: "query-block",
     help: "list the block devices: always none, as nodes are used by exports",

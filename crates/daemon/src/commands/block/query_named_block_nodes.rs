@@ -148,6 +148,21 @@ fn specific() -> Shape {
     })
 }
 
+/// QEMU's `ImageInfoSpecificQCow2Encryption`.
+fn encryption() -> Shape {
+    Shape::Union(Union {
+        tag: "format",
+        help: "the format",
+        common: Vec::new(),
+        variants: vec![Variant {
+            name: "luks",
+            help: "LUKS, version 1",
+            example: "",
+            members: LUKS.iter().map(Member::shape).collect(),
+        }],
+    })
+}
+
 static LUKS: &[Member] = &[
     Member::new("cipher-alg", Reply::Word(&["aes-128", "aes-192", "aes-256"]), "the cipher"),
     Member::new("cipher-mode", Reply::Word(&["cbc", "xts"]), "its mode of operation"),
@@ -189,5 +204,6 @@ static QCOW2: &[Member] = &[
     Member::optional("data-file", Reply::Text, "the external data file that the image names"),
     Member::optional("data-file-raw", Reply::Bool, "the data file has the disk's bytes one to one"),
     Member::new("refcount-bits", Reply::Int, "bits of a reference count"),
-    Member::new("compression-type", Reply::Word(&["zlib"]), "how clusters are compressed"),
+    Member::new("compression-type", Reply::Word(&["zlib", "zstd"]), "how clusters are compressed"),
+    Member::optional("encrypt", Reply::As(encryption), "how data is encrypted"),
 ];

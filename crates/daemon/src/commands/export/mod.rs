@@ -28,10 +28,13 @@ pub(crate) enum DeleteMode {
     Hard,
 }
 
-/// How long a command waits for the end of exports before it is answered all the same, nanoseconds.
+/// Longest wait for the end of exports before a command is answered, in nanoseconds.
 const EXPORT_END_NS: u64 = 1_000_000_000;
 
-/// The answer to a command that ends exports: when what the exports used is free again, as in QSD.
+/// Returns the answer to a command that ends exports.
+///
+/// As in QSD, the answer is sent when the exports have released their resources, at the latest
+/// after [`EXPORT_END_NS`].
 pub(super) fn when_ended(daemon: &Daemon, ends: Vec<oneshot::Receiver<()>>) -> Answer {
     let enough = daemon.control.sleep_until(daemon.control.now_ns() + EXPORT_END_NS);
     Answer::Later(Box::pin(async move {

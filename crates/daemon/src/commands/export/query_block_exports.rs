@@ -39,13 +39,18 @@ fn export_info(export: ExportInfo<'_>) -> Json {
     info
 }
 
-/// What becomes of an export's requests.
+/// The I/O status of an export.
 const IO_STATUS: Reply = Reply::Word(&["ok", "nospace", "failed"]);
 
 static EXPORT_INFO: &[Member] = &[
     Member::new("id", Reply::Text, "the export's name"),
     Member::new("type", Reply::As(|| export_union().tag().shape), "its type"),
     Member::new("node-name", Reply::Text, "the block node that it offers"),
+    Member::optional(
+        "drives",
+        Reply::List(&Reply::Text),
+        "the block nodes of its drives, port 0 first; of vfio-user-ahci only",
+    ),
     Member::optional(
         "luns",
         Reply::List(&Reply::Text),

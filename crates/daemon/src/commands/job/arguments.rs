@@ -1,4 +1,4 @@
-//! Arguments that several jobs have.
+//! Arguments that several job commands share.
 
 use std::marker::PhantomData;
 
@@ -25,12 +25,12 @@ impl JobName {
     }
 }
 
-/// What the arguments of a job that copies are read into.
+/// The target type of the arguments of a job that copies.
 pub(super) trait Copies: 'static {
     fn copy(&mut self) -> &mut CopyOptions;
 }
 
-/// Rows of a table of such arguments.
+/// Rows for tables of such arguments.
 pub(super) struct Rows<T>(PhantomData<T>);
 
 impl<T: Copies> Rows<T> {
@@ -93,7 +93,7 @@ impl<T: Copies> Rows<T> {
         help: "only data written from now on",
         set: |to| put(&mut to.copy().sync, Sync::None),
     };
-    /// The same as full for a single image. Refused where an image has a backing image.
+    /// The same as `full` for a single image. Refused if the image has a backing image.
     pub(super) const TOP: Choice<T> =
         Choice::unoffered("top", |to| put(&mut to.copy().sync, Sync::Top));
     pub(super) const ON_SOURCE_ERROR: Field<T> = Field {
@@ -116,9 +116,9 @@ impl<T: Copies> Rows<T> {
     };
 }
 
-/// Which errors a policy is for.
+/// The errors that a policy applies to.
 trait Policy {
-    /// What the word `auto` stands for.
+    /// The meaning of the word `auto`.
     const AUTO: OnError;
     const AUTO_HELP: &'static str;
 

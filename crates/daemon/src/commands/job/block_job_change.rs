@@ -1,7 +1,6 @@
 //! `block-job-change`.
 
 use control::qmp::{QmpError, Returns};
-use options::OptionError;
 use options::table::{Choice, Field, Kind, Need, put};
 use serde_json::json;
 
@@ -9,20 +8,30 @@ use super::super::Command;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-job-change",
-    help: "change options of a job; accepts only the options that a mirror has already",
+    help: "change options of a job: a mirror can become one with copy-mode=write-blocking",
     example: r#"{"id": "j0", "type": "mirror", "copy-mode": "background"}"#,
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: false,
     run: |daemon, Arguments { id, copy_mode, mirror }| {
         Box::pin(async move {
-            if mirror && !copy_mode {
+            if mirror && copy_mode.is_none() {
                 return Err(QmpError::generic("Parameter 'copy-mode' is missing"));
             }
             match daemon.jobs.kind_of_copy(&id) {
                 None => Err(QmpError::block_job_not_found(&id)),
-                // As in QEMU, whichever type is given.
-                Some("mirror") => Ok(json!({})),
+                // As in QEMU, the argument `type` may differ from the job's type.
+                Some("mirror") => match (copy_mode, daemon.jobs.is_blocking(&id)) {
+                    (Some(true), false) => {
+                        daemon.jobs.make_blocking(&id);
+                        Ok(json!({}))
+                    }
+                    (Some(false), true) => {
+                        let why = "Change to copy mode 'background' is not implemented";
+                        Err(QmpError::generic(why))
+                    }
+                    (Some(_) | None, _) => Ok(json!({})),
+                },
                 Some(_) => Err(QmpError::generic("Job type does not support change")),
             }
         })
@@ -33,7 +42,8 @@ pub(super) static COMMAND: Command<Arguments> = Command {
 pub(super) struct Arguments {
     id: String,
     mirror: bool,
-    copy_mode: bool,
+    /// Whether writes are to wait for the target.
+    copy_mode: Option<bool>,
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
@@ -61,11 +71,13 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             Choice {
                 name: "background",
                 help: "the job copies what was written",
-                set: |to| put(&mut to.copy_mode, true),
+                set: |to| put(&mut to.copy_mode, Some(false)),
             },
-            Choice::unoffered("write-blocking", |_| {
-                Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
-            }),
+            Choice {
+                name: "write-blocking",
+                help: "a write is answered when the target has it, too",
+                set: |to| put(&mut to.copy_mode, Some(true)),
+            },
         ]),
         need: Need::Optional("none, which is an error for a mirror"),
         help: "how what is written meanwhile comes to a mirror's target",

@@ -34,7 +34,7 @@ impl Copies for BackupOptions {
     }
 }
 
-/// Checks that a bitmap and what becomes of it go together. In QEMU's words.
+/// Checks that bitmap, bitmap mode and sync mode are compatible. Errors have QEMU's wording.
 pub(in super::super) fn check(options: &BackupOptions) -> Result<(), OptionError> {
     let (sync, bitmap, mode) = (options.copy.sync, options.bitmap.is_some(), options.bitmap_mode);
     let name = if sync == Sync::Incremental { "incremental" } else { "bitmap" };

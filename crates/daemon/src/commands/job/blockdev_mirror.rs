@@ -82,10 +82,16 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
     Field {
         name: "copy-mode",
         kind: Kind::Choice(&[
-            Choice { name: "background", help: "the job copies what was written", set: |_| Ok(()) },
-            Choice::unoffered("write-blocking", |_| {
-                Err(OptionError::not_yet("Parameter 'copy-mode' with value 'write-blocking'"))
-            }),
+            Choice {
+                name: "background",
+                help: "the job copies what was written",
+                set: |to| put(&mut to.blocking, false),
+            },
+            Choice {
+                name: "write-blocking",
+                help: "a write is answered when the target has it, too",
+                set: |to| put(&mut to.blocking, true),
+            },
         ]),
         need: Need::Default("background"),
         help: "how what is written meanwhile comes to the target",

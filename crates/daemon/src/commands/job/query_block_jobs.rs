@@ -28,6 +28,10 @@ static BLOCK_JOB_INFO: &[Member] = &[
     Member::new("io-status", Reply::Word(&["ok", "failed", "nospace"]), "why it was paused"),
     Member::new("auto-finalize", Reply::Bool, "it does not wait for job-finalize"),
     Member::new("auto-dismiss", Reply::Bool, "it does not wait for job-dismiss"),
-    Member::optional("actively-synced", Reply::Bool, "of a mirror; always false"),
+    Member::optional(
+        "actively-synced",
+        Reply::Bool,
+        "of a mirror with copy-mode=write-blocking: both sides are equal, and stay so",
+    ),
     Member::optional("error", Reply::Text, "why it failed"),
 ];

@@ -1,4 +1,4 @@
-//! The daemon itself, its monitors, and what they take.
+//! Commands about the daemon, its monitors, and the commands themselves.
 
 mod query_chardev;
 mod query_commands;

@@ -14,7 +14,7 @@ pub(super) static COMMAND: FixedCommand = FixedCommand {
     answer: qmp::schema,
 };
 
-/// QEMU describes it as a union; here all members that one of the kinds has are optional.
+/// QEMU describes an entry as a union. This table lists the members of single kinds as optional.
 static SCHEMA: &[Member] = &[
     Member::new("name", Reply::Text, "its name; of a type that has none, a number"),
     Member::new(

@@ -1,4 +1,4 @@
-//! The NBD server, and exports on it by one name.
+//! Commands about the NBD server, and about exports with equal name and id.
 
 mod nbd_server_add;
 mod nbd_server_remove;

@@ -45,7 +45,7 @@ pub(super) const VALUE: Field<QomArguments> = Field {
     help: "what the property is set to",
 };
 
-/// What a path leads to.
+/// The target of a path.
 pub(super) enum Place {
     /// `/`.
     Root,
@@ -55,12 +55,12 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// Returns what `path` leads to.
+    /// Returns the target of `path`.
     pub(super) fn find(daemon: &Daemon, path: &str) -> Result<Self, QmpError> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let place = match (path.starts_with('/'), parts.as_slice()) {
             (true, []) => Some(Place::Root),
-            // An empty path is the end of each path.
+            // An empty path matches every object.
             (false, []) => {
                 return Err(QmpError::generic(format!("Path '{path}' is ambiguous")));
             }
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    /// Returns the properties, but for the type and for children.
+    /// Returns the properties, without the type and the children.
     pub(super) fn properties(&self, daemon: &Daemon) -> Vec<Property> {
         match self {
             Place::Root | Place::Objects => Vec::new(),

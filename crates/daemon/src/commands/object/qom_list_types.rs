@@ -68,10 +68,10 @@ struct Type {
     is_abstract: bool,
 }
 
-/// What objects can be created of implements this interface.
+/// The interface of all types that `object-add` can create.
 const USER_CREATABLE: &str = "user-creatable";
 
-/// Types of QEMU that objects here are derived from.
+/// QEMU's types from which the daemon's object types derive.
 static ABSTRACT: &[Type] = &[
     Type { name: "object", parent: None, is_abstract: true },
     Type { name: "event-loop-base", parent: Some("object"), is_abstract: true },
@@ -80,7 +80,7 @@ static ABSTRACT: &[Type] = &[
     Type { name: "secret_common", parent: Some("object"), is_abstract: true },
 ];
 
-/// The objects that `/` and `/objects` are.
+/// The type of `/` and of `/objects`.
 static CONTAINER: Type = Type { name: "container", parent: Some("object"), is_abstract: false };
 
 impl Type {

@@ -29,7 +29,7 @@ fn set(daemon: &mut Daemon, path: &str, name: &str, value: Value) -> Result<(), 
     place.get(daemon, name)?;
     let object = match &place {
         Place::Object(object) if name != "type" => object,
-        // Types and children cannot be exchanged.
+        // Types and children are read-only.
         Place::Root | Place::Objects | Place::Object(_) => {
             let type_name = place.type_name();
             let desc = format!("Property '{type_name}.{name}' is not writable");

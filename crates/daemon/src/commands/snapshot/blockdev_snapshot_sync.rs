@@ -23,7 +23,7 @@ pub(in super::super) static COMMAND: Command<SnapshotSync> = Command {
 };
 
 static ARGUMENTS: &[Field<SnapshotSync>] = &[
-    // Names a device in QEMU. There are no devices here.
+    // Names a device in QEMU. The daemon has no devices.
     Field::unoffered("device", |to, device, name, at| {
         put(&mut to.device, table::text(device, name, at)?)
     }),

@@ -1,4 +1,4 @@
-//! Snapshots: an image that takes what is written from now on, above one that stays as it is.
+//! Snapshots: a new image receives all later writes, and the image below no longer changes.
 
 pub(super) mod blockdev_snapshot;
 pub(super) mod blockdev_snapshot_sync;

@@ -36,7 +36,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
 #[derive(Default)]
 pub(super) struct Arguments {
     id: String,
-    /// Of operations that have none of their own.
+    /// Boundaries of operations without a list of their own.
     all: Option<Vec<u64>>,
     read: Option<Vec<u64>>,
     write: Option<Vec<u64>>,
@@ -44,7 +44,7 @@ pub(super) struct Arguments {
     zone_append: bool,
 }
 
-/// Boundaries that latencies are counted by, nanoseconds and rising; `None`: they are not counted.
+/// Boundaries of a latency histogram: nanoseconds, in rising order. `None`: no histogram.
 type Boundaries = Option<Vec<u64>>;
 
 impl Arguments {
@@ -52,7 +52,7 @@ impl Arguments {
     ///
     /// # Errors
     ///
-    /// QEMU's words: boundaries rise, the first is above 0, and there is one.
+    /// A list of boundaries is empty, does not rise, or begins with 0. Errors have QEMU's wording.
     fn boundaries(self) -> Result<Vec<(Operation, Boundaries)>, QmpError> {
         let Arguments { id, all, read, write, flush, zone_append } = self;
         let operations = [Operation::Read, Operation::Write, Operation::Flush];

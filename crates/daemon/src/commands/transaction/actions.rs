@@ -19,7 +19,7 @@ use crate::jobs::BackupOptions;
 use crate::snapshot::SnapshotSync;
 use crate::{Daemon, DaemonError};
 
-/// What is done.
+/// An action with its arguments.
 pub(super) enum Action {
     BitmapAdd(NewBitmap),
     BitmapRemove(BitmapName),
@@ -33,7 +33,7 @@ pub(super) enum Action {
     Abort,
 }
 
-/// What undoes it.
+/// The undo of an action.
 pub(super) enum Undo {
     RemoveBitmap(BitmapName),
     AddBitmap(String, Arc<DirtyBitmap>, usize),
@@ -43,7 +43,7 @@ pub(super) enum Undo {
     RemoveOverlay { node: String, overlay: String, is_new: bool },
 }
 
-/// A kind of action: a command that may be one.
+/// A kind of action.
 pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
@@ -70,7 +70,7 @@ fn name_shape() -> Shape {
     Shape::Object(table::members(NAME))
 }
 
-/// The actions there are.
+/// All kinds of actions.
 pub(super) static KINDS: &[Kind] = &[
     Kind {
         name: "abort",
@@ -143,7 +143,7 @@ pub(super) static KINDS: &[Kind] = &[
 static NOTHING: &[Field<()>] = &[];
 
 impl Daemon {
-    /// Carries an action out. Returns what undoes it.
+    /// Executes an action and returns its undo.
     pub(super) async fn act(&mut self, action: Action) -> Result<Undo, QmpError> {
         Ok(match action {
             Action::Abort => {
@@ -188,7 +188,7 @@ impl Daemon {
         })
     }
 
-    /// Undoes an action. No request of a user has been carried out since.
+    /// Undoes an action. Users' requests have been held since the action.
     pub(super) async fn undo(&mut self, undo: Undo) {
         match undo {
             Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name).await),

@@ -1,4 +1,4 @@
-//! Several changes that are made together or not at all.
+//! Transactions: several changes, made together or not at all.
 
 mod actions;
 mod transact;

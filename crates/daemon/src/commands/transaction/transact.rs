@@ -106,8 +106,9 @@ fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
 }
 
 impl Daemon {
-    /// Carries out all actions while no request of a user is in flight. If one fails, the earlier ones are
-    /// undone.
+    /// Executes all actions while no request of a user is in flight.
+    ///
+    /// If an action fails, the earlier actions are undone.
     async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
         // Held requests continue at the end, on the users' nodes at that time.
         let held = self.nodes.hold_all().await;

@@ -303,7 +303,7 @@ impl Sim {
         self.0.borrow().now_ns
     }
 
-    /// Advances time.
+    /// Advances time by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.0.borrow_mut().now_ns += ns;
     }

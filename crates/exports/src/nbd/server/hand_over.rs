@@ -1,4 +1,4 @@
-//! A server and its exports are handed over to another process.
+//! Hand-over of a server and its exports to another process.
 
 use std::future::Future;
 use std::io;
@@ -11,9 +11,10 @@ use crate::nbd::connection::SavedClient;
 use crate::nbd::session::transmission::{Agreed, Contexts};
 
 impl NbdServer {
-    /// Takes nobody from here on, nor has anybody use an export who is still to choose one; they wait
-    /// until it is to [go on](Self::resume). Gives the sockets that it listens on, with the file of one
-    /// that is to be removed in the end.
+    /// Stops accepting clients and admitting waiting clients to exports, until [`resume`](Self::resume).
+    ///
+    /// Returns the listening sockets, each with the path of the socket file to be removed in the end, if
+    /// there is one.
     ///
     /// # Errors
     ///
@@ -24,7 +25,7 @@ impl NbdServer {
         self.listener.hand_over()
     }
 
-    /// Takes clients, and serves them.
+    /// Accepts and serves clients again.
     pub fn resume(&self) {
         self.shared.held.set(false);
         self.shared.changed.tell();
@@ -32,13 +33,13 @@ impl NbdServer {
 }
 
 impl NbdExport {
-    /// Takes no more requests, until it is to [go on](Self::resume); with `flush`, makes durable what was
-    /// written. When none is under way any more, gives the clients that another process can go on
-    /// with: those without TLS.
+    /// Stops taking requests until [`resume`](Self::resume). With `flush`, makes written data durable.
+    ///
+    /// Completes when no request is in flight, with the clients that can be handed over: those without TLS.
     ///
     /// # Errors
     ///
-    /// Why they cannot be handed over.
+    /// The reason why the clients cannot be handed over.
     pub fn pause(
         &self,
         flush: bool,
@@ -55,7 +56,7 @@ impl NbdExport {
         }
     }
 
-    /// Makes durable what was written, while its clients are served.
+    /// Makes written data durable while the clients are served.
     ///
     /// # Errors
     ///
@@ -71,23 +72,24 @@ impl NbdExport {
         }
     }
 
-    /// All of its clients go on.
+    /// Serves all clients again after [`pause`](Self::pause).
     pub fn resume(&self) {
         self.export.workers.iter().for_each(WorkerHandle::resume);
     }
 
-    /// Another process goes on with the clients that could be handed over: sends the others away.
+    /// Disconnects the clients that were not handed over, after another process has taken over the
+    /// others.
     pub fn disconnect_clients(&self) -> impl Future<Output = ()> + use<> {
         let parted: Vec<_> = self.export.workers.iter().map(WorkerHandle::part).collect();
         async move {
             for answer in parted {
-                // One whose loop is gone serves nobody.
+                // Once its loop has ended, a worker has no clients.
                 let _ = answer.await;
             }
         }
     }
 
-    /// Goes on with the clients of another process.
+    /// Serves clients that another process has handed over.
     pub fn begin(&self, clients: Vec<SavedClient>) {
         for SavedClient { socket, agreed, input, output } in clients {
             let (shared, export) = (self.shared.clone(), self.export.clone());

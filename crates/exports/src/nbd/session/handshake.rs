@@ -22,7 +22,7 @@ const EXTENDED_ALREADY: &str = "extended headers already negotiated";
 /// Bytes of an export's name in errors, as in QSD.
 const SHOWN_NAME: usize = 80;
 
-/// An export, as clients are told of it.
+/// An export as the handshake describes it to clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Its name: at most 4096 bytes, without NUL.
@@ -148,19 +148,19 @@ impl fmt::Display for HandshakeError {
 
 impl std::error::Error for HandshakeError {}
 
-/// What a server has to say of TLS.
+/// The state of TLS in a handshake.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tls {
-    /// It has none.
+    /// The server does not offer TLS.
     #[default]
     Off,
-    /// It has, and the client has not begun it yet: there is nothing else for it.
+    /// The server requires TLS, and the client has not begun it: no export is offered yet.
     Required,
-    /// It goes on.
+    /// The handshake runs within TLS.
     On,
 }
 
-/// What comes after an option.
+/// The next step after an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
     /// The next option.

@@ -48,6 +48,25 @@ const ACTION_MASK: u32 = 1 << 3;
 const ACTION_UNMASK: u32 = 1 << 4;
 const ACTION_TRIGGER: u32 = 1 << 5;
 
+/// The payload that sets the eventfd of one interrupt.
+pub(in super::super) fn set_eventfd(index: u32, at: u32) -> Vec<u8> {
+    payload(DATA_EVENTFD | ACTION_TRIGGER, index, at)
+}
+
+/// The payload that sets the eventfd by which one interrupt is unmasked.
+pub(in super::super) fn set_unmask_eventfd(index: u32, at: u32) -> Vec<u8> {
+    payload(DATA_EVENTFD | ACTION_UNMASK, index, at)
+}
+
+/// The payload that masks one interrupt.
+pub(in super::super) fn mask(index: u32, at: u32) -> Vec<u8> {
+    payload(DATA_NONE | ACTION_MASK, index, at)
+}
+
+fn payload(flags: u32, index: u32, at: u32) -> Vec<u8> {
+    [20, flags, index, at, 1].map(u32::to_ne_bytes).concat()
+}
+
 impl<'a> SetIrqs<'a> {
     pub(super) fn parse(mut fields: Fields<'a>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
         let all = fields.0.len();

@@ -7,22 +7,22 @@ use super::irqs::SetIrqs;
 use super::{MAX_DATA, WireError};
 
 /// Command numbers.
-pub(super) mod number {
-    pub(in super::super) const VERSION: u16 = 1;
-    pub(in super::super) const DMA_MAP: u16 = 2;
-    pub(in super::super) const DMA_UNMAP: u16 = 3;
-    pub(in super::super) const DEVICE_GET_INFO: u16 = 4;
-    pub(in super::super) const DEVICE_GET_REGION_INFO: u16 = 5;
-    pub(in super::super) const DEVICE_GET_REGION_IO_FDS: u16 = 6;
-    pub(in super::super) const DEVICE_GET_IRQ_INFO: u16 = 7;
-    pub(in super::super) const DEVICE_SET_IRQS: u16 = 8;
-    pub(in super::super) const REGION_READ: u16 = 9;
-    pub(in super::super) const REGION_WRITE: u16 = 10;
-    pub(in super::super) const DMA_READ: u16 = 11;
-    pub(in super::super) const DMA_WRITE: u16 = 12;
-    pub(in super::super) const DEVICE_RESET: u16 = 13;
-    pub(in super::super) const REGION_WRITE_MULTI: u16 = 15;
-    pub(in super::super) const DEVICE_FEATURE: u16 = 16;
+pub(in super::super) mod number {
+    pub(in super::super::super) const VERSION: u16 = 1;
+    pub(in super::super::super) const DMA_MAP: u16 = 2;
+    pub(in super::super::super) const DMA_UNMAP: u16 = 3;
+    pub(in super::super::super) const DEVICE_GET_INFO: u16 = 4;
+    pub(in super::super::super) const DEVICE_GET_REGION_INFO: u16 = 5;
+    pub(in super::super::super) const DEVICE_GET_REGION_IO_FDS: u16 = 6;
+    pub(in super::super::super) const DEVICE_GET_IRQ_INFO: u16 = 7;
+    pub(in super::super::super) const DEVICE_SET_IRQS: u16 = 8;
+    pub(in super::super::super) const REGION_READ: u16 = 9;
+    pub(in super::super::super) const REGION_WRITE: u16 = 10;
+    pub(in super::super::super) const DMA_READ: u16 = 11;
+    pub(in super::super::super) const DMA_WRITE: u16 = 12;
+    pub(in super::super::super) const DEVICE_RESET: u16 = 13;
+    pub(in super::super::super) const REGION_WRITE_MULTI: u16 = 15;
+    pub(in super::super::super) const DEVICE_FEATURE: u16 = 16;
 }
 
 /// The name of a command.
@@ -306,6 +306,19 @@ fn place(fields: &mut Fields<'_>) -> Result<(u64, u32, usize), WireError> {
         Ok(bytes @ 0..=MAX_DATA) => Ok((offset, region, bytes)),
         Ok(_) | Err(_) => Err(WireError::Data(count)),
     }
+}
+
+/// The payload of DMA_MAP for memory that is readable, with the offset in its file.
+pub(in super::super) fn dma_map(range: DmaRange, writable: bool, offset: u64) -> Vec<u8> {
+    let flags = if writable { MAP_READ | MAP_WRITE } else { MAP_READ };
+    let fields = [offset, range.address(), range.size()].map(u64::to_ne_bytes);
+    [[32, flags].map(u32::to_ne_bytes).concat(), fields.concat()].concat()
+}
+
+/// The payload of REGION_WRITE from the beginning of a region.
+pub(in super::super) fn region_write(region: u32, data: &[u8]) -> Vec<u8> {
+    let place = [region, data.len() as u32].map(u32::to_ne_bytes);
+    [&0u64.to_ne_bytes(), place.as_flattened(), data].concat()
 }
 
 impl DmaMap {

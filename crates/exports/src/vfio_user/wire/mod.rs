@@ -8,8 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod error;
-mod irqs;
-mod message;
+pub(super) mod irqs;
+pub(super) mod message;
 mod reply;
 
 use std::os::fd::OwnedFd;

@@ -59,7 +59,7 @@ impl Request {
         Self::ALL.iter().copied().find(|&request| request as u32 == code)
     }
 
-    /// Whether the specification gives it a reply of its own, which replaces an acknowledgement.
+    /// Whether the specification defines a specific reply, which replaces an acknowledgement.
     pub fn has_reply(self) -> bool {
         matches!(
             self,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::directory::{self, Entry, Extension};
 use super::{Directory, data_clusters};
 use crate::drivers::qcow2::context::Channels;
+use crate::drivers::qcow2::engine::Places;
 use crate::drivers::qcow2::header::Header;
 use crate::drivers::qcow2::steps::{read, write};
 use crate::drivers::qcow2::storage::sync;
@@ -13,6 +14,9 @@ use crate::track::{DirtyBitmap, Storage};
 
 /// Most bits of all bitmaps of an image, 512 MiB of memory: more is an image that is made to take memory.
 const MAX_BITS: u64 = 1 << 32;
+
+/// Bits that must be 0 in an entry of a bitmap's table that leads to a cluster.
+const DATA_RESERVED: u64 = 0xff00_0000_0000_01ff;
 
 /// What an image has.
 #[derive(Default)]
@@ -86,6 +90,48 @@ pub(in super::super) async fn load(
         entries.iter_mut().for_each(|entry| entry.in_use = true);
     }
     Ok(Loaded { directory: Directory { entries, at }, bitmaps })
+}
+
+/// Adds the places of an image's bitmaps, for a check. `end`: that of the file.
+pub(in super::super) async fn list(
+    channels: &Channels,
+    header: &Header,
+    extension: Extension,
+    end: u64,
+    places: &mut Places,
+) -> io::Result<()> {
+    let (offset, len) = extension.directory;
+    places.bitmaps.push(offset..offset + len);
+    let bytes = match offset + len <= end.next_multiple_of(header.cluster) {
+        true => read(channels, offset, len as usize).await?,
+        false => Vec::new(),
+    };
+    let entries = match directory::parse(&bytes, extension, header.cluster) {
+        Ok(entries) => entries,
+        Err(why) => {
+            places.errors.push(format!("bitmaps: {why}"));
+            return Err(invalid(why));
+        }
+    };
+    for entry in &entries {
+        let (at, count) = entry.table;
+        places.bitmaps.push(at..at + u64::from(count) * 8);
+        let damaged = || invalid(format!("bitmap '{}' is damaged", entry.name));
+        for raw in data_clusters(channels, entry, end).await?.ok_or_else(damaged)? {
+            // All bits are 0, or 1.
+            if raw <= 1 {
+                continue;
+            }
+            match raw & DATA_RESERVED == 0 && raw.is_multiple_of(header.cluster) {
+                true => places.bitmaps.push(raw..raw + header.cluster),
+                false => {
+                    let name = &entry.name;
+                    places.errors.push(format!("bitmap '{name}': table entry {raw:#x}"));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn load_bits(

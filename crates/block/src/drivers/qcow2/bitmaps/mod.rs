@@ -19,7 +19,7 @@ use nix::errno::Errno;
 
 use self::directory::Entry;
 pub(super) use self::directory::Extension;
-pub(super) use self::load::{Loaded, load};
+pub(super) use self::load::{Loaded, list, load};
 use super::context::Channels;
 use super::image::{Image, errno_of};
 use super::open::Below;

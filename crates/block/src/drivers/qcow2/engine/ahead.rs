@@ -21,6 +21,8 @@ impl Engine {
         if !self.ahead.is_empty() || !self.lacks(clusters) {
             return None;
         }
+        // In a damaged image, metadata may lie beyond the end.
+        self.check_is_data(start..end).ok()?;
         self.ahead = start..end;
         Some(start << self.format.cluster_bits..end << self.format.cluster_bits)
     }
@@ -42,8 +44,10 @@ impl Engine {
         self.give_up(ahead);
     }
 
-    /// Stops where clusters are to be used that the file is made longer by.
-    pub(super) fn keep_out(&self, clusters: &Range<u64>) -> Result<(), Stop> {
+    /// Checks that clusters which count as free may be used: the file is not made longer there at present, and they
+    /// hold no metadata.
+    pub(super) fn check_is_free(&self, clusters: &Range<u64>) -> Result<(), Stop> {
+        self.check_is_data(clusters.clone())?;
         match clusters.start < self.ahead.end && self.ahead.start < clusters.end {
             true => Err(Stop::Busy),
             false => Ok(()),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::entry::{COPIED, Entry, table};
-use super::{Changed, Engine, Room, Stop, Zeroing, entry_at};
+use super::{Changed, Engine, Owner, Room, Stop, Zeroing, entry_at};
 use crate::drivers::qcow2::header::MAX_L1;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
@@ -25,6 +25,8 @@ impl Engine {
             && let Entry::Zeroes { host: Some(host), own: true } =
                 Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)?
         {
+            let cluster = host >> self.format.cluster_bits;
+            self.check_is_data(cluster..cluster + 1)?;
             return Ok(Room { host, clusters: 1, is_fresh: false, is_reserved: false });
         }
         self.reserve(most)
@@ -52,6 +54,7 @@ impl Engine {
         let cluster = host >> self.format.cluster_bits;
         let is_kept = given_up == (cluster..cluster + 1);
         if !self.format.has_data_file && !is_kept {
+            self.check_is_data(given_up.clone())?;
             given_up.clone().try_for_each(|old| self.count_slot(old).map(drop))?;
             self.raise(cluster)?;
             self.held.remove(cluster..cluster + 1);
@@ -102,6 +105,7 @@ impl Engine {
             true => old.clusters(&self.format),
             false => 0..0,
         };
+        self.check_is_data(given_up.clone())?;
         given_up.clone().try_for_each(|cluster| self.count_slot(cluster).map(drop))?;
         self.set_entry(index, slot, at, new);
         given_up.for_each(|cluster| self.lower(cluster));
@@ -134,6 +138,7 @@ impl Engine {
 
     /// The L2 table of an index, to be changed: one of its own.
     fn own_l2(&mut self, index: usize) -> Result<usize, Stop> {
+        self.owners.check()?;
         let raw = self.l1.get(index).copied().unwrap_or_default();
         let old = table(raw, &self.format)?;
         if let Some((_, true)) = old {
@@ -149,6 +154,7 @@ impl Engine {
         };
         let sectors = bytes.len() / SECTOR;
         let offset = self.take(1)?;
+        self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
         if let Some(entry) = self.l1.get_mut(index) {
             *entry = offset | COPIED;
@@ -156,6 +162,7 @@ impl Engine {
         (0..sectors).for_each(|at| self.note(Changed::L2(index, at)));
         self.note(Changed::L1(index * ENTRY / SECTOR));
         if let Some((old, _)) = old {
+            self.owners.remove_table(old >> self.format.cluster_bits);
             self.lower(old >> self.format.cluster_bits);
         }
         Ok(slot)
@@ -178,6 +185,9 @@ impl Engine {
         self.l1.resize(entries, 0);
         self.l2.grow(entries);
         self.l1_at = place;
+        let first = place >> bits;
+        self.owners.remove_range(old.start, Owner::ActiveL1);
+        self.owners.add_range(first..first + (entries / per_cluster) as u64, Owner::ActiveL1);
         (0..entries * ENTRY / SECTOR).for_each(|at| self.note(Changed::L1(at)));
         self.header[L1_ENTRIES].copy_from_slice(&(entries as u32).to_be_bytes());
         self.header[L1_AT].copy_from_slice(&place.to_be_bytes());

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use super::{Changed, Engine, Room, Stop, Table};
+use super::{Changed, Engine, Owner, Room, Stop, Table};
 use crate::drivers::qcow2::header::MAX_REFCOUNT_TABLE;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
 /// No cluster begins here or later: the offsets of entries have that many bits.
 const END: u64 = 1 << 56;
 /// In the header: offset and clusters of the refcount table.
-const REFCOUNTS_AT: Range<usize> = 48..56;
-const REFCOUNTS_CLUSTERS: Range<usize> = 56..60;
+pub(super) const REFCOUNTS_AT: Range<usize> = 48..56;
+pub(super) const REFCOUNTS_CLUSTERS: Range<usize> = 56..60;
 
 /// A count in a refcount block.
-fn count(block: &[u8], at: usize, order: u32) -> u64 {
+pub(super) fn count(block: &[u8], at: usize, order: u32) -> u64 {
     if order < 3 {
         let (bits, per_byte) = (1 << order, 8 >> order);
         let byte = block.get(at / per_byte).copied().unwrap_or(u8::MAX);
@@ -63,7 +63,7 @@ impl Engine {
                     if !self.ahead.is_empty() && found.start < self.ahead.start {
                         found.end = found.end.min(self.ahead.start);
                     }
-                    self.keep_out(&found)?;
+                    self.check_is_free(&found)?;
                     self.first_free = found.end;
                     self.held.insert(found.clone());
                     let is_fresh = found.start >= self.fresh;
@@ -136,7 +136,7 @@ impl Engine {
             }
         }
         let first = (self.end_of_blocks() as u64) << self.format.block_bits();
-        self.keep_out(&(first..first + blocks as u64 + clusters))?;
+        self.check_is_free(&(first..first + blocks as u64 + clusters))?;
         Ok(self.place_at_end(blocks, clusters) << self.format.cluster_bits)
     }
 
@@ -172,7 +172,7 @@ impl Engine {
     /// A new block, in the first of the clusters that it counts.
     fn add_block(&mut self, index: usize) -> Result<(), Stop> {
         let cluster = (index as u64) << self.format.block_bits();
-        self.keep_out(&(cluster..cluster + 1))?;
+        self.check_is_free(&(cluster..cluster + 1))?;
         self.put_block(index, cluster, 1);
         self.fresh = self.fresh.max(cluster + 1);
         Ok(())
@@ -184,6 +184,7 @@ impl Engine {
         for at in 0..used {
             set_count(&mut block, at as usize, self.format.refcount_order, 1);
         }
+        self.owners.add_table(cluster, Owner::RefcountBlock);
         self.blocks.add(index, block);
         if let Some(entry) = self.refcounts.get_mut(index) {
             *entry = cluster << self.format.cluster_bits;
@@ -209,7 +210,7 @@ impl Engine {
         };
         let first = (index as u64) << self.format.block_bits();
         let end = first + blocks as u64 + clusters;
-        self.keep_out(&(first..end))?;
+        self.check_is_free(&(first..end))?;
         let is_too_large = (entries * ENTRY) as u64 > MAX_REFCOUNT_TABLE;
         if is_too_large || end >= self.most_clusters() {
             return Err(Stop::Full);
@@ -221,6 +222,8 @@ impl Engine {
         self.blocks.grow(entries);
         let place = self.place_at_end(blocks, clusters);
         self.refcounts_at = place << self.format.cluster_bits;
+        self.owners.remove_range(at, Owner::RefcountTable);
+        self.owners.add_range(place..place + clusters, Owner::RefcountTable);
         (0..entries * ENTRY / SECTOR).for_each(|at| self.note(Changed::Refcounts(at)));
         self.header[REFCOUNTS_AT].copy_from_slice(&self.refcounts_at.to_be_bytes());
         self.header[REFCOUNTS_CLUSTERS].copy_from_slice(&(clusters as u32).to_be_bytes());
@@ -231,6 +234,7 @@ impl Engine {
 
     /// The block that counts a cluster, and the count's index. `None`: there is none, so it counts as free.
     pub(super) fn count_slot(&mut self, cluster: u64) -> Result<Option<(usize, usize)>, Stop> {
+        self.owners.check()?;
         let bits = self.format.block_bits();
         let index = (cluster >> bits) as usize;
         if self.refcounts.get(index).is_none_or(|block| *block == 0) {
@@ -286,6 +290,8 @@ impl Engine {
     /// A cluster that something else than a table here led to is not in use any more.
     pub(in super::super) fn give_back(&mut self, host: u64) -> Result<(), Stop> {
         let cluster = host >> self.format.cluster_bits;
+        self.owners.remove_range(cluster, Owner::BitmapDirectory);
+        self.check_is_data(cluster..cluster + 1)?;
         self.count_slot(cluster)?;
         self.lower(cluster);
         Ok(())

@@ -4,10 +4,10 @@ use super::{Format, Stop};
 
 /// The cluster's reference count is one, so it may be written in place.
 pub(super) const COPIED: u64 = 1 << 63;
-const COMPRESSED: u64 = 1 << 62;
-const ZEROES: u64 = 1;
+pub(super) const COMPRESSED: u64 = 1 << 62;
+pub(super) const ZEROES: u64 = 1;
 /// Bits of an entry that hold an offset in the file.
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Bits that must be 0 in an L1 entry, and in an L2 entry that is not compressed.
 const L1_RESERVED: u64 = !(COPIED | OFFSET);
 const L2_RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZEROES);

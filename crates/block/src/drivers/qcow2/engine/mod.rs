@@ -12,27 +12,32 @@
 
 mod ahead;
 mod change;
+mod check;
 mod counts;
 mod entry;
 mod held;
+mod owners;
 mod tables;
 
 use std::fmt;
 use std::ops::Range;
 
+pub(super) use self::check::{Check, CheckError, CheckedFile, Places};
+pub use self::check::{Checked, Repair};
 pub(super) use self::counts::set_count;
 use self::entry::Entry;
 use self::held::Intervals;
+pub(super) use self::owners::Owner;
+use self::owners::Owners;
 use self::tables::Tables;
 use super::access::Place;
+use super::caches::CacheSizes;
 use super::header::Header;
 use super::steps::{ENTRY, SECTOR, SIZE};
 
-/// Bytes of L2 tables, and of refcount blocks, in memory.
-const L2_BYTES: u64 = 32 << 20;
-const BLOCK_BYTES: u64 = 4 << 20;
-/// Tables of a kind that are in memory at least.
-const LEAST: u64 = 32;
+/// L2 tables, and refcount blocks, that are in memory at least: a call may need several at once.
+const LEAST_L2: u64 = 2;
+const LEAST_BLOCKS: u64 = 8;
 
 /// What the header says of the tables' form.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +100,8 @@ pub(super) enum Stop {
     Read(Table),
     /// The metadata is damaged.
     Damaged(String),
+    /// The metadata is damaged: a write to these clusters of the file would destroy metadata.
+    Overlap { clusters: Range<u64>, owner: Owner },
     /// The file cannot become any longer.
     Full,
     /// The file is [made longer](Engine::begin_ahead) just where room is needed.
@@ -169,6 +176,7 @@ pub(super) struct Engine {
     prepared: u64,
     /// Clusters that the file is made longer by now.
     ahead: Range<u64>,
+    owners: Owners,
     changed: Vec<Changed>,
 }
 
@@ -181,6 +189,10 @@ pub(super) struct Contents<'a> {
     pub(super) l1: &'a [u8],
     /// The refcount table's bytes.
     pub(super) refcounts: &'a [u8],
+    /// Metadata that the engine does not change: its bytes in the file.
+    pub(super) others: &'a [(Range<u64>, Owner)],
+    /// Memory for tables.
+    pub(super) caches: CacheSizes,
     /// The end of the file: nothing was ever written from there on.
     pub(super) end: u64,
 }
@@ -199,18 +211,37 @@ impl Engine {
     ///
     /// An entry of the L1 table is damaged.
     pub(super) fn new(contents: &Contents<'_>) -> Result<Engine, Stop> {
-        let Contents { start, header, l1, refcounts, end } = *contents;
+        let Contents { start, header, l1, refcounts, others, caches, end } = *contents;
         let format = Format::new(header);
         let (l1, refcounts) = (entries(l1), entries(refcounts));
-        l1.iter().try_for_each(|entry| entry::table(*entry, &format).map(drop))?;
-        let tables = |indices, bytes: u64| {
-            Tables::new(indices, (bytes >> format.cluster_bits).max(LEAST) as usize)
+        let mut owners = Owners::default();
+        let mut own = |bytes: Range<u64>, owner| {
+            let bits = format.cluster_bits;
+            owners.add_range(bytes.start >> bits..bytes.end.div_ceil(format.cluster()), owner);
+        };
+        own(0..format.cluster(), Owner::Header);
+        own(header.l1_table.0..header.l1_table.0 + header.l1_table.1, Owner::ActiveL1);
+        let (at, len) = header.refcount_table;
+        own(at..at + len, Owner::RefcountTable);
+        others.iter().for_each(|(bytes, owner)| own(bytes.clone(), *owner));
+        for entry in &l1 {
+            if let Some((at, _)) = entry::table(*entry, &format)? {
+                owners.add_table(at >> format.cluster_bits, Owner::ActiveL2);
+            }
+        }
+        for block in refcounts.iter().filter(|block| **block != 0) {
+            owners.add_table(block >> format.cluster_bits, Owner::RefcountBlock);
+        }
+        let all_l2 = (l1.len() as u64) << format.cluster_bits;
+        let (l2_bytes, block_bytes) = caches.bytes(all_l2, format.cluster());
+        let tables = |indices, bytes: u64, least| {
+            Tables::new(indices, (bytes >> format.cluster_bits).max(least) as usize)
         };
         Ok(Engine {
             format,
             header: start,
-            l2: tables(l1.len(), L2_BYTES),
-            blocks: tables(refcounts.len(), BLOCK_BYTES),
+            l2: tables(l1.len(), l2_bytes, LEAST_L2),
+            blocks: tables(refcounts.len(), block_bytes, LEAST_BLOCKS),
             l1,
             l1_at: header.l1_table.0,
             refcounts,
@@ -222,6 +253,7 @@ impl Engine {
             fresh: end.div_ceil(format.cluster()),
             prepared: end.div_ceil(format.cluster()),
             ahead: 0..0,
+            owners,
             changed: Vec::new(),
         })
     }
@@ -229,6 +261,12 @@ impl Engine {
     /// Bytes of the disk that the L1 table reaches.
     pub(super) fn reach(&self) -> u64 {
         (self.l1.len() as u64) << (self.format.l2_bits() + self.format.cluster_bits)
+    }
+
+    /// Drops the tables that were not used since the last call.
+    pub(super) fn forget_unused(&mut self) {
+        self.l2.forget_unused();
+        self.blocks.forget_unused();
     }
 
     /// Takes a table that was read. `false`: it is not in use any more.
@@ -278,6 +316,31 @@ impl Engine {
             Entry::Compressed { .. } => Place::Compressed,
         };
         Ok((place, found.min(most)))
+    }
+
+    /// As [`find`](Self::find), for a request that changes the bytes where they are.
+    pub(super) fn find_to_change(&mut self, offset: u64, len: u64) -> Result<(Place, u64), Stop> {
+        let (place, found) = self.find(offset, len)?;
+        if let Place::Data { at, own: true } = place
+            && !self.format.has_data_file
+        {
+            let bits = self.format.cluster_bits;
+            self.check_is_data(at >> bits..((at + found - 1) >> bits) + 1)?;
+        }
+        Ok((place, found))
+    }
+
+    /// Checks that tables can change, before data is given up that they lead to.
+    pub(super) fn check_tables(&self) -> Result<(), Stop> {
+        self.owners.check()
+    }
+
+    /// Checks that clusters hold no metadata, before they are written or given up.
+    fn check_is_data(&self, clusters: Range<u64>) -> Result<(), Stop> {
+        match self.owners.first_in(clusters.clone()) {
+            None => Ok(()),
+            Some((_, owner)) => Err(Stop::Overlap { clusters, owner }),
+        }
     }
 
     /// Where the bytes of a compressed cluster are, the first and how many, at most. `None`: it is not compressed.

@@ -78,6 +78,20 @@ impl Tables {
         }
     }
 
+    /// Drops the tables that were not used since the last call.
+    pub(super) fn forget_unused(&mut self) {
+        let slots = std::mem::take(&mut self.slots);
+        for mut slot in slots {
+            let was_used = std::mem::take(&mut slot.was_used);
+            self.of[slot.index] = if was_used { self.slots.len() as u32 } else { NONE };
+            if was_used {
+                self.slots.push(slot);
+            }
+        }
+        self.slots.shrink_to_fit();
+        self.hand = 0;
+    }
+
     /// Takes a table that is new, or another one for an index. No other goes. Returns its slot.
     pub(super) fn add(&mut self, index: usize, bytes: Box<[u8]>) -> usize {
         if let Some(slot) = self.slot(index) {
@@ -94,6 +108,21 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_that_are_not_used_are_forgotten() {
+        let mut tables = Tables::new(4, 4);
+        (0..4).for_each(|index| tables.insert(index, vec![index as u8; 8].into_boxed_slice()));
+        tables.forget_unused();
+        let slot = tables.slot(2).unwrap();
+        assert_eq!(tables.bytes(slot)[0], 2);
+        tables.forget_unused();
+        assert_eq!([0, 1, 3].map(|index| tables.slot(index)), [None; 3]);
+        let slot = tables.slot(2).unwrap();
+        assert_eq!(tables.bytes(slot)[0], 2);
+        tables.insert(0, vec![9; 8].into_boxed_slice());
+        assert!(tables.slot(0).is_some() && tables.slot(2).is_some());
+    }
 
     #[test]
     fn used_tables_stay_in_memory_and_others_are_dropped() {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::drivers::qcow2::create::{CreateQcow2, parts};
+use crate::drivers::qcow2::header::Purpose;
+use crate::drivers::qcow2::layout::{CreateQcow2, parts};
 use crate::drivers::qcow2::steps::number;
 
 /// An image in memory.
@@ -27,7 +28,7 @@ impl Random {
 impl File {
     fn new(create: &CreateQcow2) -> File {
         let mut file = Vec::new();
-        for (offset, bytes) in parts(create).unwrap() {
+        for (offset, bytes) in parts(create, 0).unwrap() {
             assert_eq!(offset, file.len() as u64);
             file.extend(bytes);
         }
@@ -52,13 +53,15 @@ impl File {
     }
 
     fn open(&self) -> Engine {
-        let header = Header::parse(&self.0, false).unwrap();
+        let header = Header::parse(&self.0, Purpose::Write).unwrap();
         let table = |(offset, len): (u64, u64)| self.read(offset, len as usize);
         let contents = Contents {
             start: *self.0.first_chunk().unwrap(),
             header: &header,
             l1: &table(header.l1_table),
             refcounts: &table(header.refcount_table),
+            others: &[],
+            caches: CacheSizes::default(),
             end: self.0.len() as u64,
         };
         let mut engine = Engine::new(&contents).unwrap();

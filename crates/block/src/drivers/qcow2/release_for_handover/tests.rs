@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::unistd::geteuid;
 
 use super::super::header::{DIRTY_AT, DIRTY_BIT};
+use super::super::open::Children;
 use super::super::{CreateQcow2, Journals, Opening, Qcow2Node, create_qcow2};
 use super::*;
 use crate::NodeRegistry;
@@ -120,6 +121,9 @@ fn qcow2(file: BlockdevRef) -> Qcow2Options {
         backing: Backing::None,
         pass_discard_request: None,
         discard_no_unref: false,
+        unheeded: Default::default(),
+        encrypt: None,
+        caches: Default::default(),
     }
 }
 
@@ -251,7 +255,14 @@ impl Disk {
         let node = Opening::begin(&options, gate.clone())
             .and_then(|opening| {
                 let opening = opening.with_inherited(inherited);
-                opening.finish("disk".into(), &options, &qcow2, None, None, Some(&journals))
+                opening.finish(
+                    "disk".into(),
+                    &options,
+                    &qcow2,
+                    Children::default(),
+                    None,
+                    Some(&journals),
+                )
             })
             .unwrap();
         Disk { node: Arc::new(node), gate }
@@ -420,7 +431,8 @@ fn an_image_is_not_gone_on_with_without_its_journal() {
     let open = |inherited: &mut Inherited, journals: Option<&Journals>| {
         let opening = Opening::begin(&options, disk.gate.clone()).unwrap();
         let opening = opening.with_inherited(inherited);
-        let opened = opening.finish("next".into(), &options, of_qcow2, None, None, journals);
+        let opened =
+            opening.finish("next".into(), &options, of_qcow2, Children::default(), None, journals);
         opened.err().unwrap().to_string()
     };
     let journals = Journals::in_folder(&home.journals(), geteuid().as_raw()).unwrap();

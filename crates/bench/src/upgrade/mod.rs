@@ -1,0 +1,293 @@
+//! How long a live upgrade makes a guest wait.
+//!
+//! A client keeps its queue full while the daemon is upgraded, again and again, by the same program. The pause of an upgrade is the
+//! longest time without an answer from before the upgrade until after it.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+use crate::figures::{median, range};
+use crate::host::{data_file, machine};
+use crate::load::queue::Op;
+use crate::load::{Load, Running};
+use crate::options::RunOptions;
+use crate::peers::contender::ringmill_program;
+use crate::peers::measure::{SocketDirectory, make_directory};
+use crate::peers::server::Server;
+use crate::peers::{build_ringmill, rows};
+use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
+use crate::report::{Section, Table, write_json};
+
+/// Requests in flight.
+const DEPTH: usize = 64;
+/// Answers between two upgrades.
+const BETWEEN: u64 = 32 * DEPTH as u64;
+/// How long answers may take to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Size of the raw file, and of the qcow2 image as a guest sees it, bytes.
+const RAW: u64 = 64 << 20;
+const QCOW2: u64 = 4 << 30;
+/// What the other process writes before it syncs, MiB.
+const WRITER: u64 = 200;
+/// The limit of a pause, milliseconds.
+const LIMIT: f64 = 100.0;
+
+/// An image, and whether another program keeps its disk busy.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    name: &'static str,
+    qcow2: bool,
+    writer: bool,
+}
+
+const ROWS: [Row; 4] = [
+    Row { name: "raw file", qcow2: false, writer: false },
+    Row { name: "qcow2, growing", qcow2: true, writer: false },
+    Row { name: "raw file, busy disk", qcow2: false, writer: true },
+    Row { name: "qcow2, growing, busy disk", qcow2: true, writer: true },
+];
+
+/// Measures and reports. Fails if an upgrade fails, not on any figure.
+pub(crate) fn run(options: &RunOptions) -> Result<()> {
+    if options.places.ringmill.is_none() {
+        build_ringmill()?;
+    }
+    // Each successor of the daemon becomes a child of this process, to be waited for.
+    set_child_subreaper(true).context("PR_SET_CHILD_SUBREAPER")?;
+    let directory = make_directory(&options.directory)?;
+    let mut text = machine::describe(&directory);
+    let program = ringmill_program(&options.places)?;
+    let upgrades = if options.quick { options.rounds(1) } else { options.rounds(50) };
+    text.push(format!(
+        "Method: {upgrades} upgrades per row; random writes of 4 KiB, {DEPTH} in flight, O_DIRECT, neither side bound to a CPU; \
+         {} MiB raw file, written with random data; new qcow2 image of {} GiB with clusters of 64 KiB. Busy disk: another \
+         thread writes {WRITER} MiB to the same file system and syncs them, in a loop. A pause is the longest time without an \
+         answer",
+        RAW >> 20,
+        QCOW2 >> 30
+    ));
+    let mut pauses: Vec<(Row, Vec<f64>)> = Vec::new();
+    for row in ROWS {
+        if !options.only.is_empty() && !options.only.iter().any(|part| row.name.contains(part)) {
+            continue;
+        }
+        eprintln!("{}", row.name);
+        let bench = Bench { options, program: &program, directory: &directory };
+        pauses.push((row, bench.pauses(row, upgrades).with_context(|| row.name)?));
+    }
+    ensure!(!pauses.is_empty(), "--rows matches none");
+    let tables = vec![summary(&pauses), each(&pauses)];
+    print!("{}\n\n{}", text.join("\n"), tables[0].text());
+    if let Some(plots) = &options.plots {
+        fs::create_dir_all(plots).with_context(|| format!("making {}", plots.display()))?;
+        plot(&pauses).draw(&plots.join("upgrade-pause.svg"))?;
+    }
+    if let Some(file) = &options.json {
+        write_json(file, &[Section { heading: String::new(), text, tables }])?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a RunOptions,
+    program: &'a Path,
+    directory: &'a Path,
+}
+
+impl Bench<'_> {
+    /// The pause of each upgrade, milliseconds.
+    fn pauses(&self, row: Row, upgrades: usize) -> Result<Vec<f64>> {
+        let sockets = SocketDirectory::new()?;
+        let path = |name: &str| sockets.0.join(name);
+        let blockdev = self.blockdev(row)?;
+        let (disk, monitor, pid_file) = (path("disk.sock"), path("qmp.sock"), path("pid"));
+        let mut command: Vec<OsString> = vec![self.program.into(), "storage-daemon".into()];
+        command.extend([
+            format!("--pidfile={}", pid_file.display()).into(),
+            "--object=iothread,id=io0".into(),
+            format!("--blockdev={blockdev}").into(),
+            format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display()).into(),
+            "--monitor=chardev=qmp".into(),
+            format!(
+                "--export=type=vhost-user-blk,id=disk,node-name=disk,writable=on,iothread=io0,\
+                 addr.type=unix,addr.path={}",
+                disk.display()
+            )
+            .into(),
+        ]);
+        let mut server = Server::spawn("upgrade", &command, &[disk], None, self.directory)?;
+        let load = Load { op: Op::Write, depth: DEPTH, ..rows::load() };
+        let client = server.connect(0, &load)?;
+        let _daemon = Successor(pid_file);
+        let _writer = row.writer.then(|| Writer::start(self.directory)).transpose()?;
+        measure(&client.start()?, upgrades, || self.upgrade(&monitor))
+    }
+
+    /// The options of the disk's node. Makes the image.
+    fn blockdev(&self, row: Row) -> Result<String> {
+        if !row.qcow2 {
+            let file = data_file::prepare(self.directory, RAW)?;
+            let file = file.display();
+            return Ok(format!("file,node-name=disk,filename={file},cache.direct=on,aio=io_uring"));
+        }
+        let image = self.directory.join("upgrade.qcow2");
+        let tree = self.options.places.tree();
+        let mut create = match tree.has("usr/bin/qemu-img") {
+            true => tree.program("usr/bin/qemu-img")?,
+            false => vec!["qemu-img".into()],
+        };
+        create.extend(["create", "-q", "-f", "qcow2"].map(OsString::from));
+        create.extend([image.clone().into(), QCOW2.to_string().into()]);
+        let status = Command::new(&create[0]).args(&create[1..]).status().context("qemu-img")?;
+        ensure!(status.success(), "qemu-img could not create {}: {status}", image.display());
+        let image = image.display();
+        Ok(format!(
+            "qcow2,node-name=disk,file.driver=file,file.filename={image},file.cache.direct=on,file.aio=io_uring"
+        ))
+    }
+
+    fn upgrade(&self, monitor: &Path) -> Result<()> {
+        let output = Command::new(self.program).arg("upgrade").arg(monitor).output();
+        let output = output.context("running ringmill upgrade")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "ringmill upgrade ended with {}: {said}", output.status);
+        Ok(())
+    }
+}
+
+/// The pause of each of `times` upgrades by `upgrade`, milliseconds.
+fn measure(running: &Running, times: usize, upgrade: impl Fn() -> Result<()>) -> Result<Vec<f64>> {
+    running.measure(true);
+    let mut pauses = Vec::with_capacity(times);
+    for _ in 0..times {
+        wait_for(running, BETWEEN)?;
+        running.take_longest_gap();
+        upgrade()?;
+        // All requests in flight may have been answered before the pause; the next answer comes after it.
+        wait_for(running, DEPTH as u64 + 1)?;
+        pauses.push(running.take_longest_gap() as f64 / 1e6);
+    }
+    Ok(pauses)
+}
+
+/// Waits for this many more answers.
+fn wait_for(running: &Running, more: u64) -> Result<()> {
+    let (all, start) = (running.completed() + more, Instant::now());
+    while running.completed() < all {
+        ensure!(!running.has_failed(), "the client has ended");
+        ensure!(start.elapsed() < PATIENCE, "no answers within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The daemon that serves after some upgrades. Ended when this is dropped.
+struct Successor(PathBuf);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        let pid = fs::read_to_string(&self.0).ok().and_then(|pid| pid.trim().parse().ok());
+        if let Some(pid) = pid.map(Pid::from_raw)
+            && kill(pid, Signal::SIGTERM).is_ok()
+        {
+            // The first daemon is waited for by its `Server`, which makes this an error of no consequence.
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+/// A thread that keeps a disk busy.
+struct Writer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Writer {
+    fn start(directory: &Path) -> Result<Self> {
+        let stop = Arc::<AtomicBool>::default();
+        let (stopped, path) = (Arc::clone(&stop), directory.join("writer.dat"));
+        let thread = std::thread::Builder::new().name("writer".into()).spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                data_file::fill(&mut File::create(&path)?, WRITER << 20)?;
+            }
+            fs::remove_file(&path).context("removing the writer's file")
+        });
+        Ok(Self { stop, thread: Some(thread.context("starting the writer")?) })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        if let Some(Err(error)) = ended.map(|ended| ended.unwrap_or_else(|_| Err(anyhow!("panic"))))
+        {
+            eprintln!("the writer failed: {error:#}; its rows have no busy disk");
+        }
+    }
+}
+
+fn summary(pauses: &[(Row, Vec<f64>)]) -> Table {
+    let mut table = Table::new(&["image", "upgrades", "median ms", "longest ms", "over 100 ms"]);
+    for (row, pauses) in pauses {
+        let (_, longest) = range(pauses.iter().copied());
+        table.row([
+            row.name.to_owned(),
+            pauses.len().to_string(),
+            format!("{:.1}", median(pauses.iter().copied())),
+            format!("{longest:.1}"),
+            pauses.iter().filter(|pause| **pause > LIMIT).count().to_string(),
+        ]);
+    }
+    table
+}
+
+/// Every pause, in order.
+fn each(pauses: &[(Row, Vec<f64>)]) -> Table {
+    let mut table = Table::new(&["image", "pauses, ms"]);
+    for (row, pauses) in pauses {
+        let pauses: Vec<String> = pauses.iter().map(|pause| format!("{pause:.1}")).collect();
+        table.row([row.name.to_owned(), pauses.join(" ")]);
+    }
+    table
+}
+
+fn plot(pauses: &[(Row, Vec<f64>)]) -> Lines {
+    let groups = pauses.iter().map(|(row, pauses)| {
+        let (_, longest) = range(pauses.iter().copied());
+        let median = median(pauses.iter().copied());
+        let label = format!("{median:.1} to {longest:.1} ms");
+        let line = Line { mark: Mark::Span(median, longest), label };
+        Group { name: row.name.to_owned(), lines: vec![Some(line)], goal: Some(LIMIT) }
+    });
+    Lines {
+        title: "Pause of an upgrade, from the median (full dot) to the longest (empty dot)".into(),
+        unit: "milliseconds without an answer; thick stroke: the limit".into(),
+        scale: Scale::Decades(0, 3),
+        series: vec!["ringmill".into()],
+        groups: groups.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_has_median_longest_and_those_over_the_limit() {
+        let table = summary(&[(ROWS[0], vec![1.0, 120.0, 3.0])]);
+        assert_eq!(table.body, [["raw file", "3", "3.0", "120.0", "1"]]);
+    }
+}

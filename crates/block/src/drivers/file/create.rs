@@ -1,0 +1,137 @@
+//! Creates regular files.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ::options::table::{Choice, Field, Kind, Need, Table, put};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use super::locks::CreationLock;
+use crate::create::{CreateContext, CreateKind, Creating, NewImage};
+use crate::error::OpenError;
+
+/// Bytes written at once.
+const CHUNK: usize = 1 << 20;
+
+pub(super) static CREATE: CreateKind = CreateKind { help: "a regular file", options: &OPTIONS };
+
+/// A file to be created.
+#[derive(Debug, Default)]
+struct NewFile {
+    filename: PathBuf,
+    size: u64,
+    preallocation: Preallocation,
+}
+
+/// `preallocation` of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Preallocation {
+    /// The file is sparse.
+    #[default]
+    Off,
+    /// fallocate(2) reserves the space.
+    Falloc,
+    /// The file is filled with zeroes.
+    Full,
+}
+
+impl NewImage for NewFile {
+    fn nodes(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
+    fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
+        let NewFile { filename, size, preallocation } = *self;
+        (context.on_thread)(Box::new(move || create(&filename, size, preallocation)))
+    }
+}
+
+static OPTIONS: Table<NewFile, Box<dyn NewImage>> = Table {
+    fields: &[
+        Field {
+            name: "filename",
+            kind: Kind::Path(|file, path| put(&mut file.filename, path)),
+            need: Need::Required,
+            help: "where it is made; a file that is there is emptied",
+        },
+        Field {
+            name: "size",
+            kind: Kind::Bytes(|file, size| put(&mut file.size, size)),
+            need: Need::Required,
+            help: "size of the disk",
+        },
+        Field {
+            name: "preallocation",
+            kind: Kind::Choice(&[
+                Choice {
+                    name: "off",
+                    help: "sparse",
+                    set: |file| put(&mut file.preallocation, Preallocation::Off),
+                },
+                Choice {
+                    name: "falloc",
+                    help: "its space is reserved",
+                    set: |file| put(&mut file.preallocation, Preallocation::Falloc),
+                },
+                Choice {
+                    name: "full",
+                    help: "its space is written with zeroes",
+                    set: |file| put(&mut file.preallocation, Preallocation::Full),
+                },
+            ]),
+            need: Need::Default("off"),
+            help: "how its space is allocated beforehand",
+        },
+    ],
+    build: |file| Ok(Box::new(file)),
+};
+
+fn create(path: &Path, size: u64, preallocation: Preallocation) -> Result<(), OpenError> {
+    let shown = path.display();
+    let mut options = OpenOptions::new();
+    // The content is kept until the file is known to be unused.
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
+    let file =
+        file.map_err(|error| OpenError::io(format!("Could not create '{shown}'"), &error))?;
+    let _lock = CreationLock::take(&file, path)?;
+    let resize = |size| {
+        file.set_len(size)
+            .map_err(|error| OpenError::io(format!("Could not resize '{shown}'"), &error))
+    };
+    resize(0)?;
+    let failed =
+        |what: &str, errno: Errno| OpenError::os(format!("Could not {what} '{shown}'"), errno);
+    match preallocation {
+        Preallocation::Off => resize(size),
+        Preallocation::Falloc => {
+            let len =
+                i64::try_from(size).map_err(|_| failed("preallocate data for", Errno::EFBIG))?;
+            match len {
+                0 => Ok(()),
+                len => fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)
+                    .map_err(|errno| failed("preallocate data for", errno)),
+            }
+        }
+        Preallocation::Full => {
+            resize(size)?;
+            let zeroes = vec![0; CHUNK];
+            let mut at = 0;
+            while at < size {
+                let len = (size - at).min(CHUNK as u64) as usize;
+                let part = zeroes.get(..len).unwrap_or(&zeroes);
+                file.write_all_at(part, at).map_err(|error| {
+                    OpenError::io("Could not write zeros for preallocation", &error)
+                })?;
+                at += len as u64;
+            }
+            (&file)
+                .flush()
+                .and_then(|()| file.sync_data())
+                .map_err(|error| OpenError::io("Could not flush file to disk", &error))
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What the daemon takes from the machine: threads and the time of day. The simulator has another one.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::time::SystemTime;
+
+use event_loop::{Chosen, IoThread, IoThreadConfig, LoopHandle, SpawnError, ThreadEnd, oneshot};
+
+/// The machine that the daemon runs on.
+///
+/// Called by the control thread only. Requests do not pass through it.
+pub trait Host: Debug {
+    /// Starts a thread that runs a loop, and calls `prepare` on it before the first iteration.
+    ///
+    /// # Errors
+    ///
+    /// The thread or its loop cannot be created.
+    fn start_io_thread(
+        &self,
+        config: IoThreadConfig,
+        prepare: Box<dyn FnOnce() + Send>,
+    ) -> Result<Box<dyn HostThread>, SpawnError>;
+
+    /// Starts a thread that does `work`, which may block, and ends.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    fn start_thread(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+    /// The time of day, for events.
+    fn time_of_day(&self) -> SystemTime;
+}
+
+/// A thread that runs a loop. Dropping it stops the loop and waits for its end.
+pub trait HostThread {
+    /// The handle of the loop.
+    fn handle(&self) -> &LoopHandle;
+
+    /// The ring that the loop uses, and why not a better one.
+    fn ring(&self) -> &Chosen;
+
+    /// Completes when the loop has ended. Only the first future ever completes.
+    fn end(&mut self) -> Pin<Box<dyn Future<Output = ThreadEnd>>>;
+}
+
+/// Threads and clock of the operating system.
+#[derive(Debug, Default)]
+pub struct OperatingSystem;
+
+impl Host for OperatingSystem {
+    fn start_io_thread(
+        &self,
+        config: IoThreadConfig,
+        prepare: Box<dyn FnOnce() + Send>,
+    ) -> Result<Box<dyn HostThread>, SpawnError> {
+        Ok(Box::new(IoThread::spawn_with(config, move |_| prepare())?))
+    }
+
+    fn start_thread(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+    }
+
+    fn time_of_day(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+impl HostThread for IoThread {
+    fn handle(&self) -> &LoopHandle {
+        self.handle()
+    }
+
+    fn ring(&self) -> &Chosen {
+        self.ring()
+    }
+
+    fn end(&mut self) -> Pin<Box<dyn Future<Output = ThreadEnd>>> {
+        Box::pin(self.end())
+    }
+}
+
+/// Does `work`, which waits for the disk, on a new thread called `name`, and returns its result.
+///
+/// # Errors
+///
+/// The thread cannot be started, or has ended without a result.
+pub(super) async fn on_a_thread<T: Send + 'static>(
+    host: &dyn Host,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (done, is_done) = oneshot::channel();
+    host.start_thread(name, Box::new(move || done.send(work())))?;
+    is_done.await.map_err(|_| io::Error::other("its thread has ended"))
+}

@@ -1,0 +1,176 @@
+//! `ringmill check`: its verdicts, and images that were not closed.
+
+use std::fs;
+use std::process::Command;
+
+use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Scratch, ServerCommand, tool};
+
+/// Runs the check. Returns exit code and output.
+fn check(scratch: &Scratch, arguments: &[&str]) -> (Option<i32>, String) {
+    let command = ServerCommand::other_command(scratch, "check")
+        .arg(scratch.path("disk.qcow2").display().to_string());
+    let (status, output) =
+        arguments.iter().fold(command, |command, argument| command.arg(*argument)).run();
+    (status.code(), output)
+}
+
+fn create(scratch: &Scratch, options: &[&str]) {
+    let create = ["create", "-q", "-f", "qcow2"];
+    client_output(scratch, "qemu-img", &[&create, options, &["disk.qcow2", "64M"]].concat());
+    client_output(scratch, "qemu-io", &["-f", "qcow2", "-c", "write 0 1M", "disk.qcow2"]);
+}
+
+/// Changes the reference count of a cluster.
+fn set_count(scratch: &Scratch, cluster: usize, count: u8) {
+    let path = scratch.path("disk.qcow2");
+    let mut image = fs::read(&path).expect("it was made");
+    let number = |at: usize| {
+        let number = u64::from_be_bytes(image[at..at + 8].try_into().expect("eight bytes"));
+        usize::try_from(number).expect("in the file")
+    };
+    let block = number(number(48));
+    image[block + 2 * cluster + 1] = count;
+    fs::write(&path, image).expect("writable");
+}
+
+#[test]
+fn exit_codes_and_texts_are_those_of_qemu_img() {
+    let scratch = Scratch::new();
+    create(&scratch, &[]);
+    // The L1 table is counted too often, then a cluster of data not at all.
+    for (counts, expected) in [(&[] as &[(usize, u8)], 0), (&[(3, 3)], 3), (&[(9, 0)], 2)] {
+        counts.iter().for_each(|(cluster, count)| set_count(&scratch, *cluster, *count));
+        for form in ["human", "json"] {
+            let (code, text) = check(&scratch, &["--output", form]);
+            assert_eq!(code, Some(expected), "{text}");
+            let arguments = ["check", "--output", form, "disk.qcow2"];
+            let theirs = client(&scratch, "qemu-img", &arguments);
+            assert_eq!(theirs.status.code(), Some(expected));
+            let theirs = String::from_utf8_lossy(&theirs.stdout).into_owned();
+            for line in
+                theirs.lines().filter(|line| !line.contains("\"filename\"") && line.len() > 1)
+            {
+                // The order of members in JSON is QEMU's hash table's.
+                let line = line.trim_end_matches(',');
+                assert!(text.contains(line), "{line}\n{text}");
+            }
+        }
+    }
+    let (code, text) = check(&scratch, &["--repair", "leaks"]);
+    assert_eq!(code, Some(1), "{text}");
+    let (code, text) = check(&scratch, &["--repair", "all"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("were found and repaired"), "{text}");
+    assert_eq!(client(&scratch, "qemu-img", &["check", "disk.qcow2"]).status.code(), Some(0));
+    fs::write(scratch.path("disk.qcow2"), [0; 512]).expect("writable");
+    assert_eq!(check(&scratch, &[]).0, Some(63));
+    fs::remove_file(scratch.path("disk.qcow2")).expect("it is there");
+    assert_eq!(check(&scratch, &[]).0, Some(1));
+}
+
+#[test]
+fn an_image_in_use_is_not_checked() {
+    let scratch = Scratch::new();
+    create(&scratch, &[]);
+    let path = scratch.path("disk.qcow2");
+    let blockdev =
+        format!("qcow2,node-name=disk,file.driver=file,file.filename={}", path.display());
+    let server = ServerCommand::new(&scratch).arg("--blockdev").arg(blockdev).start();
+    for repair in [&[] as &[&str], &["--repair", "all"]] {
+        let (code, text) = check(&scratch, repair);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("lock"), "{text}");
+    }
+    server.stop();
+    assert_eq!(check(&scratch, &[]).0, Some(0));
+}
+
+/// What a killed daemon has left in its journal is part of the image, and `--repair` writes it.
+#[test]
+fn the_journal_of_a_killed_daemon_is_not_lost() {
+    let scratch = Scratch::new();
+    create(&scratch, &[]);
+    let path = scratch.path("disk.qcow2");
+    let blockdev =
+        format!("qcow2,node-name=disk,file.driver=file,file.filename={}", path.display());
+    let command = nbd_server(ServerCommand::new(&scratch), &scratch, "");
+    let command = command.arg("--blockdev").arg(blockdev);
+    let server = nbd_export(command, "disk", ",writable=on").start();
+    // Without a flush: only the journal knows where the data is.
+    let uri = nbd_uri(&scratch, "disk");
+    let write = "import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); h.pwrite(b'\\x07' * 65536, 8 << 20)";
+    client_output(&scratch, "/usr/bin/python3", &["-c", write, &uri]);
+    server.kill();
+    let before = fs::read(&path).expect("it is there");
+    // Without the journal's folder the data would be lost.
+    let command = ServerCommand::other_command(&scratch, "check");
+    let command = command.env("RUNTIME_DIRECTORY", "/nowhere");
+    let (status, text) = command.arg(path.display().to_string()).arg("--repair").arg("all").run();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("is not found"), "{text}");
+    assert!(fs::read(&path).expect("it is there") == before, "nothing is written");
+    assert_eq!(before[79] & 1, 1, "the image is marked");
+    let (code, text) = check(&scratch, &["--output", "json"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("\"allocated-clusters\": 17"), "{text}");
+    assert!(fs::read(&path).expect("it is there") == before, "a check writes nothing");
+    let (code, text) = check(&scratch, &["--repair", "all"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(fs::read(&path).expect("it is there")[79], 0);
+    let read = "read -P 7 8M 64k";
+    client_output(&scratch, "qemu-io", &["-f", "qcow2", "-c", read, "disk.qcow2"]);
+    assert_eq!(client(&scratch, "qemu-img", &["check", "disk.qcow2"]).status.code(), Some(0));
+}
+
+/// QEMU with lazy reference counts is killed: the image is repaired when it is opened for writing.
+#[test]
+fn a_dirty_image_of_qemu_is_repaired_when_it_is_opened() {
+    let scratch = Scratch::new();
+    create(&scratch, &["-o", "lazy_refcounts=on"]);
+    let kill =
+        ["-f", "qcow2", "-c", "write -P 5 4M 1M", "-c", "flush", "-c", "sigraise 9", "disk.qcow2"];
+    let killed = Command::new(tool("qemu-io")).args(kill).current_dir(scratch.dir()).output();
+    assert!(!killed.expect("qemu-io runs").status.success());
+    let path = scratch.path("disk.qcow2");
+    assert_eq!(fs::read(&path).expect("it is there")[79] & 1, 1, "the image is dirty");
+    assert_ne!(check(&scratch, &[]).0, Some(0));
+    let blockdev =
+        format!("qcow2,node-name=disk,file.driver=file,file.filename={}", path.display());
+    let server = ServerCommand::new(&scratch).arg("--blockdev").arg(&blockdev).start();
+    assert!(server.log().contains("not closed cleanly"), "{}", server.log());
+    server.stop();
+    assert_eq!(client(&scratch, "qemu-img", &["check", "disk.qcow2"]).status.code(), Some(0));
+    let read = "read -P 5 4M 1M";
+    client_output(&scratch, "qemu-io", &["-f", "qcow2", "-c", read, "disk.qcow2"]);
+}
+
+/// Options of QEMU that change nothing are accepted, and the log says so.
+#[test]
+fn options_without_effect_are_named() {
+    let scratch = Scratch::new();
+    create(&scratch, &[]);
+    let path = scratch.path("disk.qcow2");
+    let start = |options: &str| {
+        let file = format!("file.driver=file,file.filename={}", path.display());
+        let blockdev = format!("qcow2,node-name=disk,{file}{options}");
+        let server = ServerCommand::new(&scratch).arg("--blockdev").arg(blockdev).start();
+        let log = server.log();
+        server.stop();
+        log
+    };
+    for (options, told) in [
+        (",lazy-refcounts=on", Some("lazy-refcounts=on has no effect")),
+        (",l2-cache-entry-size=4096", Some("l2-cache-entry-size has no effect")),
+        (",overlap-check=none", Some("overlap-check protects all metadata")),
+        (",overlap-check.template=all", Some("does not protect L2 tables")),
+        (",overlap-check.template=cached,overlap-check.active-l1=on", None),
+        (",overlap-check=cached,cache-clean-interval=60", None),
+    ] {
+        let log = start(options);
+        match told {
+            Some(told) => assert!(log.contains(told), "{options}: {log}"),
+            None => assert!(!log.contains("overlap-check"), "{options}: {log}"),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The `nbd` driver with servers on abstract unix sockets and on vsock, within the sandbox.
+
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::Command;
+
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
+use serde_json::json;
+use test_requirements::untested;
+
+/// A server that ends with this.
+struct Peer(std::process::Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// QEMU's server on the abstract address, which has no file.
+fn qemu(image: &Image, name: &str, tight: &str) -> Peer {
+    let mut command: Command = tied_command(&tool("qemu-storage-daemon"));
+    let address = format!("addr.type=unix,addr.path={name},addr.abstract=on,addr.tight={tight}");
+    let file = format!("file,node-name=disk,filename={}", image.path().display());
+    command.args(["--blockdev", &file, "--nbd-server", &address]);
+    command.args(["--export", "nbd,id=e,node-name=disk,writable=on"]);
+    let peer = Peer(command.spawn().expect("it starts"));
+    let mut bytes = name.as_bytes().to_vec();
+    if tight == "off" {
+        bytes.resize(107, 0);
+    }
+    let address = SocketAddr::from_abstract_name(&bytes).expect("a short name");
+    eventually("QEMU's server", || UnixStream::connect_addr(&address).ok());
+    peer
+}
+
+/// A daemon without a monitor, whose sandbox knows the server from the command line.
+fn front(scratch: &Scratch, server: &str) -> Server {
+    let node = format!("driver=nbd,node-name=disk,{server},export=disk,reconnect-delay=600");
+    let command = nbd_server(ServerCommand::new(scratch).arg("--blockdev").arg(node), scratch, "");
+    nbd_export(command, "disk", ",writable=on").start()
+}
+
+#[test]
+fn an_abstract_server_is_reached_again_after_its_end() {
+    for tight in ["on", "off"] {
+        let scratch = Scratch::new();
+        let image = Image::empty(&scratch, "disk.img", 4);
+        let name = format!("ringmill-abstract-{}-{tight}", std::process::id());
+        let first = qemu(&image, &name, tight);
+        let address =
+            format!("server.type=unix,server.path={name},server.abstract=on,server.tight={tight}");
+        let server = front(&scratch, &address);
+        let uri = nbd_uri(&scratch, "disk");
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 1M 1M", &uri]);
+        drop(first);
+        let second = qemu(&image, &name, tight);
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "read -P 7 1M 1M", &uri]);
+        server.stop();
+        drop(second);
+    }
+}
+
+/// Whether this kernel connects vsock sockets of one machine. `Err`: why it does not.
+fn vsock_of_this_machine(port: u32) -> Result<(), Errno> {
+    let fd = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    connect(fd.as_raw_fd(), &VsockAddr::new(LOCAL, port))
+}
+
+/// `VMADDR_CID_LOCAL`.
+const LOCAL: u32 = 1;
+
+/// The sandbox of a daemon with a monitor leaves vsock in reach: the error is that of the connection.
+#[test]
+fn vsock_is_tried_within_the_sandbox() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let address = json!({"type": "vsock", "cid": "1", "port": "10809"});
+    let node = json!({"driver": "nbd", "node-name": "disk", "server": address});
+    let error = qmp.refused("blockdev-add", node);
+    let expected = vsock_of_this_machine(10809).expect_err("no server").desc();
+    assert_eq!(error, format!("Failed to connect to '1:10809': {expected}"));
+    server.stop();
+}
+
+#[test]
+fn an_image_goes_over_vsock() {
+    let scratch = Scratch::new();
+    let port = 20000 + std::process::id() % 20000;
+    let mut command: Command = tied_command(&tool("nbdkit"));
+    command.args(["-f", "--vsock", "--port", &port.to_string(), "memory", "4M"]);
+    let peer = Peer(command.spawn().expect("it starts"));
+    let reached = vsock_of_this_machine(port);
+    if let Err(errno @ (Errno::EAFNOSUPPORT | Errno::ENODEV | Errno::ETIMEDOUT)) = reached {
+        untested("vsock", format!("no vsock_loopback: {}", errno.desc()));
+        return;
+    }
+    eventually("nbdkit", || vsock_of_this_machine(port).ok());
+    let server = front(&scratch, &format!("server.type=vsock,server.cid=1,server.port={port}"));
+    let uri = nbd_uri(&scratch, "disk");
+    client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 1M 1M", &uri]);
+    client_output(&scratch, "qemu-io", &["-fraw", "-c", "read -P 7 1M 1M", &uri]);
+    server.stop();
+    drop(peer);
+}
