@@ -116,7 +116,12 @@ impl Driver {
         {
             self.write(register, value);
         }
-        assert_eq!(self.read(0x1c), 1, "the controller is ready");
+        // The end of a reset may come after the reply to it.
+        let status = eventually("the controller is ready", || {
+            let status = self.read(0x1c);
+            (status != 0).then_some(status)
+        });
+        assert_eq!(status, 1, "the controller is ready");
     }
 
     fn ask(&mut self, command: u16, payload: &[u8], fd: Option<RawFd>) -> Vec<u8> {
