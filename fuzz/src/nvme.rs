@@ -254,7 +254,7 @@ impl Run<'_> {
         }
     }
 
-    /// Has another controller go on with the state, some of whose words are changed, or with none.
+    /// Replaces the controller by another that continues with the saved state, or with a state of which words were changed.
     fn hand_over(&mut self, input: &mut Input<'_>) {
         let (answer, paused) = event_loop::oneshot::channel();
         let pausing = self.controller.pause();

@@ -9,7 +9,7 @@ use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi,
 use exports::vfio_user::device::{Device, Flushed, HandsOver, Settled};
 use exports::vfio_user::interrupts::Interrupts;
 use exports::vfio_user::memory::Memory;
-use exports::vfio_user::session::{Session, Step};
+use exports::vfio_user::session::{MessageResult, Session};
 use exports::vfio_user::wire::{HEADER_LEN, Header, MAX_DATA, MAX_PAYLOAD, Message, Reply, parse};
 use guest_memory::GuestMemory;
 use guest_memory::test_util::memfd_region;
@@ -129,8 +129,8 @@ pub fn run(data: &[u8]) {
         let Ok(step) = session.step(message) else { continue };
         assert!(had_version != is_version, "versions come first, and once");
         let reply = match step {
-            Step::Reply(reply) => reply,
-            Step::Map(map) => {
+            MessageResult::Reply(reply) => reply,
+            MessageResult::Map(map) => {
                 let range = map.range;
                 let Ok(now) = memory.map(map) else { continue };
                 let regions = now.regions().iter();
@@ -139,14 +139,14 @@ pub fn run(data: &[u8]) {
                 device.set_memory(now);
                 Reply::Done
             }
-            Step::Unmap(unmap) => {
+            MessageResult::Unmap(unmap) => {
                 let Ok(now) = memory.unmap(unmap) else { continue };
                 assert!(unmap.range.is_some() || now.regions().is_empty());
                 device.set_memory(now);
                 Reply::DmaUnmapped(unmap)
             }
-            Step::Unmasker(_) => Reply::Done,
-            Step::Settle(reply) => reply,
+            MessageResult::Unmasker(_) => Reply::Done,
+            MessageResult::Settle(reply) => reply,
         };
         let bytes = reply.encode(&header);
         assert!(bytes.len() <= HEADER_LEN + MAX_PAYLOAD);

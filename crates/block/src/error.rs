@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -16,6 +17,9 @@ pub struct OpenError {
     hint: Option<String>,
     locked_by: Option<LockedBy>,
 }
+
+/// How long the image of a killed process stays locked at most, while the kernel finishes the last requests.
+pub const LEFT_LOCKED: Duration = Duration::from_secs(3);
 
 /// Who holds the lock on an image that no process is found to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

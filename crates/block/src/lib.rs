@@ -38,7 +38,7 @@ pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, Repair, check_qcow2, create_qcow2,
 };
 pub use drivers::throttle;
-pub use error::OpenError;
+pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
 pub use inherited::OpenImage;
 pub use registry::{Child, NodeInfo, NodeRegistry};

@@ -28,7 +28,7 @@ use crate::drivers::file::ImageLock;
 use crate::drivers::qcow2::{Damage, Damages, Journals};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
-use crate::graph::{Edge, Held, hold};
+use crate::graph::{Edge, HeldEdges, hold};
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
@@ -305,7 +305,7 @@ impl NodeRegistry {
     }
 
     /// Holds the requests of all users that [got](Self::get) a node.
-    pub fn hold_all(&self) -> impl Future<Output = Held> + use<> {
+    pub fn hold_all(&self) -> impl Future<Output = HeldEdges> + use<> {
         hold(self.users.borrow().iter().filter_map(Weak::upgrade).collect())
     }
 

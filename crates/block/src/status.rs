@@ -17,21 +17,21 @@ pub struct Extent {
     /// Length in bytes; not zero.
     pub len: u64,
     /// The state of all its bytes.
-    pub state: State,
+    pub state: ExtentState,
     /// The image of the chain that stores it: 1 is the node itself, 2 its backing image. 0: no image stores it.
     pub depth: u32,
 }
 
 impl Extent {
     /// Returns an extent of `len` bytes, not 0, that the node stores itself.
-    pub const fn own(len: u64, state: State) -> Extent {
+    pub const fn own(len: u64, state: ExtentState) -> Extent {
         Extent { len, state, depth: 1 }
     }
 }
 
 /// The state of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ExtentState {
     /// Data.
     Data,
     /// Not allocated; reads as zeroes.
@@ -59,9 +59,9 @@ pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
     }
     let number = u64::from_ne_bytes(state);
     let state = match number & STATE {
-        HOLE => State::Hole,
-        ZEROES => State::Zeroes,
-        _ => State::Data,
+        HOLE => ExtentState::Hole,
+        ZEROES => ExtentState::Zeroes,
+        _ => ExtentState::Data,
     };
     let depth = (number >> DEPTH_AT) as u32 ^ OWN;
     Some(Extent { len: u64::from_ne_bytes(len), state, depth }).filter(|extent| extent.len > 0)
@@ -90,11 +90,11 @@ pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
     true
 }
 
-fn number(state: State) -> u64 {
+fn number(state: ExtentState) -> u64 {
     match state {
-        State::Data => DATA,
-        State::Hole => HOLE,
-        State::Zeroes => ZEROES,
+        ExtentState::Data => DATA,
+        ExtentState::Hole => HOLE,
+        ExtentState::Zeroes => ZEROES,
     }
 }
 
@@ -108,9 +108,9 @@ mod tests {
     fn extents_are_read_as_they_were_written() {
         let mut bufs = AlignedBuf::io_bufs(4 * EXTENT_LEN, 16).unwrap();
         let written = [
-            Extent::own(1, State::Hole),
-            Extent { len: u64::MAX, state: State::Data, depth: 0 },
-            Extent { len: 3, state: State::Zeroes, depth: 4_000_000_000 },
+            Extent::own(1, ExtentState::Hole),
+            Extent { len: u64::MAX, state: ExtentState::Data, depth: 0 },
+            Extent { len: 3, state: ExtentState::Zeroes, depth: 4_000_000_000 },
         ];
         for (index, extent) in written.into_iter().enumerate() {
             assert!(put(&mut bufs, index, extent));
@@ -120,6 +120,6 @@ mod tests {
         assert_eq!(read, written);
         // As the kernel's extents leave them.
         bufs.copy_in(8, &HOLE.to_ne_bytes());
-        assert_eq!(extent(&bufs, 0), Some(Extent::own(1, State::Hole)));
+        assert_eq!(extent(&bufs, 0), Some(Extent::own(1, ExtentState::Hole)));
     }
 }

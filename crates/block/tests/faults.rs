@@ -204,8 +204,8 @@ fn a_durable_write_that_failed_is_no_failed_flush() {
     assert_eq!(disk.rig.write_op(fua, 0, &[1; 4096], 0), Ok(()));
 }
 
-/// Linux tells one of those that flush the same open file at the same time, a durable write's flush as
-/// well. Whoever hears of it last, no other is a success.
+/// Of several flushes of an open file at the same time, a durable write's among them, Linux reports an error to one.
+/// Whichever that is, none of the others is a success.
 #[test]
 fn a_flush_beside_one_that_failed_is_no_success() {
     const LATER: u64 = 1_000_000_000;

@@ -123,7 +123,7 @@ fn a_user_that_shares_no_writes_is_named() {
     let created =
         Command::new("qemu-img").args(["create", "-f", "qcow2"]).arg(&image.0).arg("1M").output();
     assert!(created.expect("scripts/setup-tests.sh installs qemu-img").status.success());
-    // A format driver lets nobody else write.
+    // A format driver permits no other writer.
     let qemu = QemuIo::open(&["-f", "qcow2"], &image.0);
     let error = open(&image.0, false).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "Failed to get \"write\" lock");

@@ -193,7 +193,7 @@ fn only_the_request_that_is_to_blame_fails() {
     assert_eq!(results, [Ok(()), Err(Errno::EIO), Ok(())]);
 }
 
-/// Whoever lets go of the channel, or ends the loop, does not wait for what is gathered or in flight.
+/// Dropping the channel, or ending the loop, does not wait for requests that are gathered or in flight.
 #[test]
 fn all_are_answered_when_the_channel_or_the_loop_goes() {
     let three = |disk: &mut Disk, then: fn(&mut Disk)| -> Vec<u32> {

@@ -8,7 +8,7 @@ use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::*;
 use block::request::Op;
-use block::status::{Extent, State, extent};
+use block::status::{Extent, ExtentState, extent};
 use common::nbd::{Connected, NbdServer};
 use common::*;
 use event_loop::{AlignedBuf, EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
@@ -59,8 +59,8 @@ fn an_image_behind_qemu_nbd() {
     expected[3 * MIB..].fill(0);
     assert_eq!(rig.read(0, 4 * MIB, 0), Ok(expected.clone()));
     assert!(image.contents() == expected);
-    let hole = |mib: u64| Extent::own(mib << 20, State::Hole);
-    let data = |mib: u64| Extent::own(mib << 20, State::Data);
+    let hole = |mib: u64| Extent::own(mib << 20, ExtentState::Hole);
+    let data = |mib: u64| Extent::own(mib << 20, ExtentState::Data);
     assert_eq!(extents(&mut rig, 0, 4 << 20), [data(1), hole(1), data(1), hole(1)]);
     assert_eq!(rig.op(Op::Discard, 4 << 20, 512), Err(Errno::EIO), "beyond the end");
 }
@@ -79,7 +79,7 @@ fn missing_server_features_are_emulated() {
         let mut expected = data;
         expected[4096..4096 + (200 << 10)].fill(0);
         assert_eq!(rig.read(0, MIB, 0), Ok(expected));
-        assert_eq!(extents(&mut rig, 0, 1 << 20), [Extent::own(1 << 20, State::Data)]);
+        assert_eq!(extents(&mut rig, 0, 1 << 20), [Extent::own(1 << 20, ExtentState::Data)]);
     }
 }
 

@@ -81,7 +81,7 @@ pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use serve::{CacheMode, ImageKind, ServeDevice, ServeFormat, ServeOptions};
-pub use state::{Merged, State, configuration, relative_path};
+pub use state::{Merged, SavedState, configuration, relative_path};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};

@@ -35,7 +35,7 @@ const OPTIONS: &str = "options";
 
 /// The contents of a state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct SavedState {
     /// Configuration on the command line of the last start.
     pub command_line: Vec<Step>,
     /// Options that make the present configuration.
@@ -102,7 +102,7 @@ pub fn configuration(steps: &[Step]) -> Vec<String> {
     configuration.map(|step| step.origin.clone()).collect()
 }
 
-impl State {
+impl SavedState {
     /// Returns the text of a state file.
     pub fn text(command_line: &[String], options: &[String]) -> String {
         let document = json!({MAGIC: VERSION, COMMAND_LINE: command_line, OPTIONS: options});
@@ -115,7 +115,7 @@ impl State {
     ///
     /// The text is not that of a state file, has another version, or has an option that cannot be
     /// read.
-    pub fn parse(text: &str) -> Result<State, OptionError> {
+    pub fn parse(text: &str) -> Result<SavedState, OptionError> {
         let document = json::parse(text)?;
         let member = |name: &str| document.iter().find(|(own, _)| own == name).map(|(_, own)| own);
         match member(MAGIC) {
@@ -132,7 +132,7 @@ impl State {
             return Err(OptionError::new(format!("unknown member '{other}'")));
         }
         let list = |name| options(&document, name).map_err(|error| error.of(name));
-        Ok(State { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)? })
+        Ok(SavedState { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)? })
     }
 
     /// Merges the state with the command line `given` of this start.

@@ -1,7 +1,7 @@
 //! The text of state files, and how their options are merged with those of the command line.
 
 use control::{
-    Action, Command, State, Step, configuration, option_words, parse_args, relative_path,
+    Action, Command, SavedState, Step, configuration, option_words, parse_args, relative_path,
 };
 use proptest::prelude::*;
 
@@ -18,8 +18,9 @@ fn owned(options: &[&str]) -> Vec<String> {
     options.iter().map(|option| (*option).to_owned()).collect()
 }
 
-fn state(command_line: &[&str], options: &[&str]) -> State {
-    State::parse(&State::text(&owned(command_line), &owned(options))).expect("a state file")
+fn state(command_line: &[&str], options: &[&str]) -> SavedState {
+    SavedState::parse(&SavedState::text(&owned(command_line), &owned(options)))
+        .expect("a state file")
 }
 
 fn origins(steps: &[Step]) -> Vec<&str> {
@@ -35,7 +36,7 @@ const EXPORT: &str = "--export vhost-user-blk,id=e,node-name=disk,addr.type=unix
 #[test]
 fn a_first_start_carries_out_the_command_line_in_order() {
     let given = steps(&[DISK, MONITOR[0], IO, MONITOR[1], EXPORT]);
-    let merged = State::default().merge(&given).expect("nothing to merge");
+    let merged = SavedState::default().merge(&given).expect("nothing to merge");
     assert_eq!((merged.given, merged.kept), (given, vec![]));
 }
 
@@ -198,7 +199,7 @@ fn sorted(steps: impl IntoIterator<Item = Step>) -> Vec<String> {
 proptest! {
     #[test]
     fn a_written_file_reads_back_equal(line in configurations(), options in configurations()) {
-        let state = State::parse(&State::text(&line, &options)).expect("a state file");
+        let state = SavedState::parse(&SavedState::text(&line, &options)).expect("a state file");
         prop_assert_eq!(configuration(&state.command_line), line);
         prop_assert_eq!(configuration(&state.options), options);
     }
@@ -206,7 +207,7 @@ proptest! {
     /// With an unchanged command line, the result is what commands left.
     #[test]
     fn the_same_command_line_keeps_everything(line in configurations(), options in configurations()) {
-        let state = State::parse(&State::text(&line, &options)).expect("a state file");
+        let state = SavedState::parse(&SavedState::text(&line, &options)).expect("a state file");
         let merged = state.merge(&state.command_line).expect("it fits");
         let all = merged.given.into_iter().chain(merged.kept);
         prop_assert_eq!(sorted(all), sorted(state.options));
@@ -215,8 +216,8 @@ proptest! {
     /// If commands changed nothing, the command line alone counts.
     #[test]
     fn without_commands_the_command_line_counts(before in configurations(), now in configurations()) {
-        let state = State::parse(&State::text(&before, &before)).expect("a state file");
-        let now = State::parse(&State::text(&now, &[])).expect("a state file").command_line;
+        let state = SavedState::parse(&SavedState::text(&before, &before)).expect("a state file");
+        let now = SavedState::parse(&SavedState::text(&now, &[])).expect("a state file").command_line;
         let merged = state.merge(&now).expect("it fits");
         prop_assert!(merged.kept.is_empty());
         prop_assert_eq!(sorted(merged.given), sorted(now));
@@ -227,8 +228,8 @@ proptest! {
     fn any_three_are_merged_or_refused(
         before in configurations(), now in configurations(), kept in configurations(),
     ) {
-        let state = State::parse(&State::text(&before, &kept)).expect("a state file");
-        let now = State::parse(&State::text(&now, &[])).expect("a state file").command_line;
+        let state = SavedState::parse(&SavedState::text(&before, &kept)).expect("a state file");
+        let now = SavedState::parse(&SavedState::text(&now, &[])).expect("a state file").command_line;
         if let Ok(merged) = state.merge(&now) {
             let all: Vec<Action> =
                 merged.given.iter().chain(&merged.kept).map(|step| step.action.clone()).collect();
@@ -242,20 +243,20 @@ proptest! {
 
     #[test]
     fn any_text_is_read_or_refused(text in ".{0,200}") {
-        let _ = State::parse(&text);
+        let _ = SavedState::parse(&text);
     }
 
     /// A file that is truncated or damaged in one place causes no panic. A truncated file is
     /// refused.
     #[test]
     fn a_damaged_file_is_no_panic(line in configurations(), at in 0usize..4000, with in any::<char>()) {
-        let text = State::text(&line, &line);
+        let text = SavedState::text(&line, &line);
         let at = text.char_indices().map(|(at, _)| at).take_while(|place| *place <= at).last().unwrap_or(0);
-        let cut = State::parse(&text[..at]);
+        let cut = SavedState::parse(&text[..at]);
         prop_assert!(cut.is_err() || at == text.len() - 1);
         let mut changed = text[..at].to_owned();
         changed.push(with);
         changed.extend(text[at..].chars().skip(1));
-        let _ = State::parse(&changed);
+        let _ = SavedState::parse(&changed);
     }
 }

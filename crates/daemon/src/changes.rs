@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::options::BlockdevOptions;
 use block::track::{DirtyBitmap, Storage};
-use block::{ConnectContext, Connections, OpenError};
+use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
 use event_loop::oneshot;
@@ -23,9 +23,8 @@ use super::state::{Moving, not_recorded};
 use super::upgrade;
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
-/// How long the last requests of a killed daemon may take, nanoseconds,
-const LAST_REQUESTS_NS: u64 = 3_000_000_000;
-/// and how often is looked whether they have ended.
+/// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
+/// the lock.
 const LOOK_AGAIN_NS: u64 = 5_000_000;
 
 /// Tells all clients that an export is gone.
@@ -118,7 +117,7 @@ impl Daemon {
 
     /// Returns the deadline for waiting for a locked image without a known owner, in nanoseconds.
     pub(super) fn lock_patience(&self) -> u64 {
-        self.control.now_ns() + LAST_REQUESTS_NS
+        self.control.now_ns() + LEFT_LOCKED.as_nanos() as u64
     }
 
     /// Waits briefly before another attempt, until the deadline `patience`.

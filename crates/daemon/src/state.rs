@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Action, State, Step, configuration, relative_path};
+use control::{Action, SavedState, Step, configuration, relative_path};
 
 use super::exports::ExportState;
 use super::host::on_a_thread;
@@ -117,7 +117,7 @@ impl Daemon {
         };
         let options = self.definitions.configuration(&self.nodes, offered)?;
         words(&options)?;
-        Ok(State::text(&keeping.command_line, &options))
+        Ok(SavedState::text(&keeping.command_line, &options))
     }
 
     /// Refuses relative paths if there is a state file: the next start may be in another folder.

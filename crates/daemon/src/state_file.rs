@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use control::State;
+use control::SavedState;
 use event_loop::sync::lock;
 use nix::errno::Errno;
 use nix::libc;
@@ -55,10 +55,10 @@ impl StateFile {
     ///
     /// If the file cannot be opened, a living process has locked it, others may write to it, or it is no state
     /// file. An existing file stays as it is.
-    pub fn open(path: &Path, user: Option<u32>) -> Result<(Self, State), DaemonError> {
+    pub fn open(path: &Path, user: Option<u32>) -> Result<(Self, SavedState), DaemonError> {
         let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
         let (file, text) = Self::try_open(path, user).map_err(of)?;
-        let state = State::parse(&text).map_err(|error| {
+        let state = SavedState::parse(&text).map_err(|error| {
             of(error.message).with_hint(
                 "The file was left as it is. Move it away to start from the command line alone.",
             )
@@ -119,13 +119,13 @@ impl StateFile {
     /// # Errors
     ///
     /// If the folder cannot be opened, the file cannot be read, or it is no state file.
-    pub fn take_over(path: PathBuf, file: OwnedFd) -> Result<(Self, State), DaemonError> {
+    pub fn take_over(path: PathBuf, file: OwnedFd) -> Result<(Self, SavedState), DaemonError> {
         let of = |why: String| DaemonError::new(format!("state file '{}': {why}", path.display()));
         let file = File::from(file);
         let folder = path.parent().unwrap_or(Path::new("/"));
         let folder = File::open(folder).map_err(|error| of(words(&error)))?;
         let text = content(&file).map_err(|error| of(words(&error)))?;
-        let state = State::parse(&text).map_err(|error| of(error.message))?;
+        let state = SavedState::parse(&text).map_err(|error| of(error.message))?;
         let current = Mutex::new(Current { file, text });
         Ok((StateFile { path, folder, current }, state))
     }
@@ -259,7 +259,7 @@ fn make_new(path: &Path) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}-{}", std::process::id(), since.as_nanos()));
     let new = PathBuf::from(name);
-    let made = write_new(&new, &State::text(&[], &[])).map_err(|(_, error)| error);
+    let made = write_new(&new, &SavedState::text(&[], &[])).map_err(|(_, error)| error);
     // Unlike rename(2), link(2) replaces no existing file.
     let linked = made.and_then(|_| fs::hard_link(&new, path));
     let _ = fs::remove_file(&new);
@@ -299,10 +299,10 @@ mod tests {
         let directory = directory("made");
         let path = directory.join("a.state");
         let (file, state) = StateFile::open(&path, None).unwrap();
-        assert_eq!(state, State::default());
+        assert_eq!(state, SavedState::default());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(refused(&path).ends_with("another process uses it"));
-        let text = State::text(&[], &["--object iothread,id=a".to_owned()]);
+        let text = SavedState::text(&[], &["--object iothread,id=a".to_owned()]);
         // A link left by a killed process does not matter, and its target stays as it is.
         let elsewhere = directory.join("elsewhere");
         fs::write(&elsewhere, "kept").unwrap();
@@ -327,7 +327,7 @@ mod tests {
     fn other_files_are_not_overwritten() {
         let directory = directory("damaged");
         let path = directory.join("a.state");
-        let whole = State::text(&[], &["--object iothread,id=a".to_owned()]);
+        let whole = SavedState::text(&[], &["--object iothread,id=a".to_owned()]);
         let newer = whole.replace(r#""ringmill-state": 1"#, r#""ringmill-state": 2"#);
         for (text, why) in [
             ("", "JSON parse error"),

@@ -32,11 +32,11 @@ pub(crate) struct Tasks {
 
 #[derive(Default)]
 struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<TaskSlot>,
     free: Vec<u32>,
 }
 
-struct Slot {
+struct TaskSlot {
     /// Generation of the wakers. It changes if something outside still holds the old ones.
     generation: u32,
     /// Kept for the slot's next task. Behind a pointer, since they are borrowed while the table may grow,
@@ -162,7 +162,7 @@ impl Tasks {
         let mut slots = self.slots.borrow_mut();
         let Slots { slots, free } = &mut *slots;
         let index = free.pop().unwrap_or_else(|| {
-            slots.push(Slot { generation: 0, wakers: None, task: None });
+            slots.push(TaskSlot { generation: 0, wakers: None, task: None });
             slots.len() as u32 - 1
         });
         let slot = &mut slots[index as usize];

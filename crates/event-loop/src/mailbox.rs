@@ -8,21 +8,21 @@ use std::task::{Poll, Waker};
 use crate::handle::LoopGone;
 use crate::sync::lock;
 
-struct State<T> {
+struct MailboxState<T> {
     queue: VecDeque<T>,
     waker: Option<Waker>,
     open: bool,
 }
 
 /// The sending end, for any thread. Dropping it ends the receiver.
-pub struct Sender<T>(Arc<Mutex<State<T>>>);
+pub struct Sender<T>(Arc<Mutex<MailboxState<T>>>);
 
 /// The receiving end, for a task.
-pub struct Receiver<T>(Arc<Mutex<State<T>>>);
+pub struct Receiver<T>(Arc<Mutex<MailboxState<T>>>);
 
 /// Creates a channel.
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
-    let state = State { queue: VecDeque::new(), waker: None, open: true };
+    let state = MailboxState { queue: VecDeque::new(), waker: None, open: true };
     let state = Arc::new(Mutex::new(state));
     (Sender(state.clone()), Receiver(state))
 }

@@ -19,21 +19,21 @@ use std::task::{Context, Poll, Waker};
 use crate::handle::LoopGone;
 use crate::sync::lock;
 
-struct State<T> {
+struct OneshotState<T> {
     value: Option<T>,
     waker: Option<Waker>,
     sender_gone: bool,
 }
 
 /// The sending end, for any thread.
-pub struct Sender<T>(Arc<Mutex<State<T>>>);
+pub struct Sender<T>(Arc<Mutex<OneshotState<T>>>);
 
 /// The receiving end: a future.
-pub struct Receiver<T>(Arc<Mutex<State<T>>>);
+pub struct Receiver<T>(Arc<Mutex<OneshotState<T>>>);
 
 /// Creates a channel for one value. Dropping the sender unused ends the wait with [`LoopGone`].
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
-    let state = Arc::new(Mutex::new(State { value: None, waker: None, sender_gone: false }));
+    let state = Arc::new(Mutex::new(OneshotState { value: None, waker: None, sender_gone: false }));
     (Sender(state.clone()), Receiver(state))
 }
 

@@ -20,19 +20,19 @@ pub struct Readiness {
     event_loop: EventLoop,
     fd: Arc<OwnedFd>,
     handler: HandlerId,
-    state: Rc<State>,
+    state: Rc<ReadinessState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReadinessState {
     fired: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl Handler for State {
+impl Handler for ReadinessState {
     fn ready(&self, _events: u32) -> Progress {
         self.fired.set(true);
-        // Somebody else's waker may do anything: not within the borrow.
+        // A foreign waker may do anything: it is not woken within the borrow.
         let waker = self.waker.take();
         if let Some(waker) = waker {
             waker.wake();
@@ -45,7 +45,7 @@ impl Readiness {
     /// Watches a non-blocking descriptor for `events` (`POLL*` bits of poll(2)), edge-triggered. One that
     /// cannot be polled shows as ready once.
     pub fn new(event_loop: &EventLoop, fd: Arc<OwnedFd>, events: u32) -> Self {
-        let state = Rc::new(State::default());
+        let state = Rc::new(ReadinessState::default());
         let handler = event_loop.add_handler(fd.clone(), events, Trigger::Edge, state.clone());
         Readiness { event_loop: event_loop.clone(), fd, handler, state }
     }

@@ -87,7 +87,7 @@ pub(crate) struct ThreadPool {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     work: Condvar,
     name: String,
     config: ThreadPoolConfig,
@@ -96,7 +96,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     jobs: VecDeque<Job>,
     idle: usize,
     /// Threads started that do not run yet.
@@ -174,7 +174,7 @@ impl ThreadPool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Counts a thread that the caller starts after it has released the lock. clone(2) takes long, and the
     /// loop must not wait for another thread's call.
     fn reserve(&mut self) {
@@ -253,7 +253,11 @@ impl Shared {
 
     /// Waits for work. A permanent thread waits for ever. Other threads wait at most [`IDLE`], and then
     /// return true.
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, stays: bool) -> (MutexGuard<'a, State>, bool) {
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, PoolState>,
+        stays: bool,
+    ) -> (MutexGuard<'a, PoolState>, bool) {
         if stays {
             let state = self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
             return (state, false);

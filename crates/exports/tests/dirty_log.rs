@@ -1,6 +1,6 @@
 //! The log of a migration: each page of the guest's memory that a device has written is marked, when
 //! the driver sees the answer at the latest. By a model that compares the memory before and after.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Tests an export with an independent front end: the one of the `vhost` crate.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod common;
 

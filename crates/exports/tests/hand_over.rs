@@ -1,6 +1,6 @@
 //! Rings continue where they were stopped, also if another process stopped them. Tests also which front ends
 //! are not handed over.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod common;
 

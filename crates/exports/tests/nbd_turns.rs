@@ -101,7 +101,7 @@ fn what_clients_ask_for_is_begun_in_bounded_parts_by_turns() {
         if taken < (CLIENTS * REQUESTS) as u64 {
             return false;
         }
-        // All are begun though nobody reads; then everybody gets all of it.
+        // All are begun although no client reads; then each client gets all of its data.
         for (client, heard) in clients.iter_mut().zip(&mut heard) {
             *heard += client.read(&mut bytes).unwrap_or(0);
         }

@@ -1,6 +1,6 @@
 //! A disk that changes its size under a front end: the one of the `vhost` crate, which is told, and
 //! others, which cannot be or do not listen.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! The session as a state machine: what is agreed on, in which order, and what is refused.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -72,10 +72,10 @@ impl DirtyLog {
 /// The logging of one thread's writes to a guest's memory. All views of the thread share it, also views of requests
 /// in flight, so switching it takes effect for all of them at once.
 #[derive(Debug, Clone, Default)]
-pub struct Logging(Rc<State>);
+pub struct Logging(Rc<LoggingState>);
 
 #[derive(Default)]
-struct State {
+struct LoggingState {
     on: Cell<bool>,
     log: RefCell<Option<Arc<DirtyLog>>>,
     /// Notifies the front end of marks, once per batch.
@@ -83,7 +83,7 @@ struct State {
     marked: Cell<bool>,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for LoggingState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Logging").field("log", &self.log).finish_non_exhaustive()
     }

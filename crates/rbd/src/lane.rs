@@ -74,11 +74,11 @@ pub struct Lane {
 
 #[derive(Default)]
 struct Slots {
-    all: Vec<Slot>,
+    all: Vec<LaneSlot>,
     free: Vec<u32>,
 }
 
-struct Slot {
+struct LaneSlot {
     ticket: Arc<Ticket>,
     tag: u32,
     bufs: IoBufs,
@@ -225,7 +225,7 @@ impl Slots {
             result: AtomicI64::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         };
-        self.all.push(Slot { ticket: Arc::new(ticket), tag: 0, bufs: IoBufs::new() });
+        self.all.push(LaneSlot { ticket: Arc::new(ticket), tag: 0, bufs: IoBufs::new() });
         index
     }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use block::{CheckFailure, Checked, Repair, check_qcow2};
+use block::{CheckFailure, Checked, LEFT_LOCKED, Repair, check_qcow2};
 use control::CheckOptions;
 use daemon::DaemonError;
 
@@ -16,8 +16,7 @@ const CORRUPTIONS: u8 = 2;
 const LEAKS: u8 = 3;
 const NO_CHECKS: u8 = 63;
 
-/// How long the image of a killed process stays locked at most, while the kernel finishes the last requests.
-const LAST_REQUESTS: Duration = Duration::from_secs(3);
+/// How often an image is tried that a killed process has left locked.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Checks the image. Findings go to the standard error output, the result to the standard output.
@@ -31,9 +30,9 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
         let begun = Instant::now();
         loop {
             match check_qcow2(&options.image, repair, Some((&folder, user)), tell) {
-                // No event tells of the lock's end.
+                // No event announces the end of the lock.
                 Err(CheckFailure::Open(error))
-                    if error.may_be_left_locked() && begun.elapsed() < LAST_REQUESTS =>
+                    if error.may_be_left_locked() && begun.elapsed() < LEFT_LOCKED =>
                 {
                     thread::sleep(LOOK_AGAIN);
                 }

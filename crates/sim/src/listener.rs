@@ -37,7 +37,7 @@ impl Socket {
     }
 
     pub(crate) fn connect(&self) -> UnixStream {
-        UnixStream::connect_addr(&self.address).expect("somebody listens")
+        UnixStream::connect_addr(&self.address).expect("the listener exists")
     }
 }
 

@@ -1,8 +1,8 @@
 //! The daemon, simulated whole.
 //!
-//! The daemon library with production loops, queues, devices, exports and block nodes, unchanged, over the
-//! simulated ring, all on one thread with virtual time; simulated guests that check every byte they read against a
-//! model; an operator that sends QMP; seeded faults. Any failure is seen again by its seed.
+//! The daemon library, with its production loops, queues, devices, exports and block nodes, runs over a simulated ring,
+//! on one thread and in virtual time. Simulated guests check every byte that they read against a model, an operator
+//! sends QMP commands, and faults come by the seed. The same seed shows the same failure again.
 
 mod ahci;
 mod client;

@@ -21,14 +21,14 @@ pub(crate) struct RangeLock {
     /// an NBD client can cause a read-modify-write, by a write of less than a sector. If it writes to that
     /// sector by another request at the same time, either of the two may win.
     pub(crate) all: bool,
-    state: Mutex<State>,
+    state: Mutex<ClaimState>,
 }
 
 /// On cache lines of its own with its lock, because its neighbour in the node is read by every request
 /// on every thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct State {
+struct ClaimState {
     next: u64,
     /// The granted claims, and after them the waiting ones, in order.
     claims: Vec<Claim>,

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::{Op, Request};
-use crate::status::{self, Extent, State};
+use crate::status::{self, Extent, ExtentState};
 use crate::submit::submit;
 
 /// A node of `size` bytes: the contents of a shorter node, if any, followed by zeroes.
@@ -93,7 +93,8 @@ impl BehindChannel {
         match request.op {
             Op::Read => request.bufs.zero(0, request.bufs.len()),
             Op::BlockStatus => {
-                let extent = Extent { len: request.len, state: State::Hole, depth: self.depth };
+                let extent =
+                    Extent { len: request.len, state: ExtentState::Hole, depth: self.depth };
                 status::write_one(&mut request.bufs, extent);
             }
             Op::Flush | Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => {}

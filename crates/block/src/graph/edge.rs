@@ -14,17 +14,17 @@ use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
 pub struct Edge {
     /// The name of the node that it led to at first.
     name: String,
-    state: Mutex<State>,
+    state: Mutex<EdgeState>,
     watchers: Watchers,
 }
 
-struct State {
+struct EdgeState {
     node: Arc<dyn BlockNode>,
     /// Of all channels that are open through the edge.
     edge_senders: Vec<Arc<EdgeSender>>,
     /// A [`Drained`] holds it: channels that are opened meanwhile hold their requests from the start.
     drained: bool,
-    /// Number of [`Held`]s.
+    /// Number of [`HeldEdges`]s.
     held: usize,
 }
 
@@ -34,7 +34,12 @@ impl Edge {
         let name = node.name().to_owned();
         Arc::new(Edge {
             name,
-            state: Mutex::new(State { node, edge_senders: Vec::new(), drained: false, held: 0 }),
+            state: Mutex::new(EdgeState {
+                node,
+                edge_senders: Vec::new(),
+                drained: false,
+                held: 0,
+            }),
             watchers: Watchers::default(),
         })
     }
@@ -96,7 +101,7 @@ impl BlockNode for Edge {
     }
 }
 
-/// Somebody else is changing where an edge leads.
+/// Another change of the edge's child is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EdgeBusy;
 
@@ -140,7 +145,7 @@ pub async fn drain(edges: Vec<Arc<Edge>>) -> Result<Drained, EdgeBusy> {
 }
 
 /// Holds new requests at the edges as [`drain`] does, while other changes of the graph are made there.
-pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
+pub async fn hold(edges: Vec<Arc<Edge>>) -> HeldEdges {
     let mut answers = Vec::new();
     for edge in &edges {
         let mut state = lock(&edge.state);
@@ -151,7 +156,7 @@ pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
             answers.push(answer);
         }
     }
-    let held = Held { edges };
+    let held = HeldEdges { edges };
     for answer in answers {
         // A channel that is gone has nothing under way.
         let _ = answer.await;
@@ -161,11 +166,11 @@ pub async fn hold(edges: Vec<Arc<Edge>>) -> Held {
 
 /// Edges that hold requests, even if the graph changes there. Dropping it resumes the requests.
 #[must_use = "dropping it lets requests go on"]
-pub struct Held {
+pub struct HeldEdges {
     edges: Vec<Arc<Edge>>,
 }
 
-impl Drop for Held {
+impl Drop for HeldEdges {
     fn drop(&mut self) {
         for edge in &self.edges {
             let mut state = lock(&edge.state);

@@ -18,4 +18,4 @@ mod edge;
 mod edge_channel;
 
 pub use behind::Behind;
-pub use edge::{Drained, Edge, EdgeBusy, Held, drain, hold};
+pub use edge::{Drained, Edge, EdgeBusy, HeldEdges, drain, hold};

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::bitmap::Bitmap;
 use crate::node::Channel;
 use crate::request::Op;
-use crate::status::{self, EXTENT_LEN, Extent, State};
+use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
 use crate::submit::submit;
 
 /// The node of a job's request.
@@ -72,7 +72,7 @@ impl Buffer {
         };
         self.extents = bufs;
         match found.is_empty() {
-            true => vec![Extent::own(len, State::Data)],
+            true => vec![Extent::own(len, ExtentState::Data)],
             false => found,
         }
     }
@@ -90,8 +90,8 @@ pub(super) async fn copy(
         for extent in buffer.status(source, &(at..range.end)).await {
             let end = at.saturating_add(extent.len).min(range.end);
             match extent.state {
-                State::Data => copy_data(source, target, at..end, buffer).await?,
-                State::Hole | State::Zeroes => zero(target, at..end, buffer).await?,
+                ExtentState::Data => copy_data(source, target, at..end, buffer).await?,
+                ExtentState::Hole | ExtentState::Zeroes => zero(target, at..end, buffer).await?,
             }
             at = end;
         }
@@ -113,8 +113,8 @@ pub(super) async fn populate(
             let end = at.saturating_add(extent.len).min(range.end);
             match extent.state {
                 _ if !(2..depth).contains(&extent.depth) => {}
-                State::Data => copy_data(node, node, at..end, buffer).await?,
-                State::Hole | State::Zeroes => {
+                ExtentState::Data => copy_data(node, node, at..end, buffer).await?,
+                ExtentState::Hole | ExtentState::Zeroes => {
                     // The range may read as zeroes only because nothing is behind it; it has to stay so.
                     let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                     let (result, _) = submit(node, op, at, end - at, IoBufs::new()).await;
@@ -160,8 +160,8 @@ pub(super) async fn copy_above(
             let end = from.saturating_add(extent.len).min(range.end);
             match extent.state {
                 _ if !(1..depth).contains(&extent.depth) => {}
-                State::Data => copy_data(source, target, from..end, buffer).await?,
-                State::Hole | State::Zeroes => zero(target, from..end, buffer).await?,
+                ExtentState::Data => copy_data(source, target, from..end, buffer).await?,
+                ExtentState::Hole | ExtentState::Zeroes => zero(target, from..end, buffer).await?,
             }
             from = end;
         }
@@ -197,7 +197,7 @@ async fn zero(
     while offset < range.end {
         for extent in buffer.status(target, &(offset..range.end)).await {
             let end = offset.saturating_add(extent.len).min(range.end);
-            if extent.state == State::Data {
+            if extent.state == ExtentState::Data {
                 let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                 let (result, _) = submit(target, op, offset, end - offset, IoBufs::new()).await;
                 result.map_err(at(Side::Target))?;

@@ -129,7 +129,7 @@ impl Worker {
         let _ = self.reports.send(report);
     }
 
-    /// Memory for one more copy, if there is to be one now.
+    /// Returns memory for one more copy, if one may begin now.
     pub(super) fn begin(&mut self) -> Option<Buffer> {
         let wait = self.control.is_paused() || self.event_loop.now_ns() < self.not_before;
         if wait { None } else { self.buffers.pop() }

@@ -24,8 +24,8 @@ pub(super) struct PolicyChannel {
     node: Arc<PolicyNode>,
     child: Rc<dyn Channel>,
     /// Requests at the node, by token.
-    under_way: RefCell<Slab<Slot>>,
-    held: RefCell<Vec<Held>>,
+    under_way: RefCell<Slab<RequestSlot>>,
+    held: RefCell<Vec<HeldRequest>>,
     /// The number of the next request, in order of arrival.
     next: Cell<u64>,
     /// Drains that wait for the end of all requests.
@@ -35,7 +35,7 @@ pub(super) struct PolicyChannel {
 }
 
 /// A request at the node, without its memory.
-struct Slot {
+struct RequestSlot {
     number: u64,
     op: Op,
     offset: u64,
@@ -46,7 +46,7 @@ struct Slot {
 }
 
 /// A request that is held while the export is stopped.
-struct Held {
+struct HeldRequest {
     number: u64,
     request: Request,
 }
@@ -90,7 +90,7 @@ impl PolicyChannel {
         let mut under_way = self.under_way.borrow_mut();
         let reply = request.intercept(&to, under_way.next_tag());
         let Request { op, offset, len, .. } = request;
-        under_way.insert(Slot { number, op, offset, len, reply, is_abandoned: false });
+        under_way.insert(RequestSlot { number, op, offset, len, reply, is_abandoned: false });
         drop(under_way);
         self.child.submit(request);
     }
@@ -100,7 +100,7 @@ impl PolicyChannel {
         if self.draining.get() > 0 {
             return request.complete(Err(GIVEN_UP));
         }
-        self.held.borrow_mut().push(Held { number, request });
+        self.held.borrow_mut().push(HeldRequest { number, request });
     }
 
     /// Repeats the held requests in order.
@@ -108,7 +108,8 @@ impl PolicyChannel {
         let mut held = self.held.take();
         held.sort_unstable_by_key(|held| held.number);
         self.event_loop.section(|| {
-            held.into_iter().for_each(|Held { number, request }| self.begin(number, request));
+            held.into_iter()
+                .for_each(|HeldRequest { number, request }| self.begin(number, request));
         });
     }
 
@@ -119,8 +120,8 @@ impl PolicyChannel {
     }
 
     #[cold]
-    fn failed(&self, slot: Slot, errno: Errno, mut bufs: IoBufs) {
-        let Slot { number, op, offset, len, mut reply, is_abandoned } = slot;
+    fn failed(&self, slot: RequestSlot, errno: Errno, mut bufs: IoBufs) {
+        let RequestSlot { number, op, offset, len, mut reply, is_abandoned } = slot;
         // An unsupported operation is no failure of the node, and neither is the end of its loop.
         if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
             return reply.send(Err(errno), bufs);
@@ -186,7 +187,7 @@ impl Channel for PolicyChannel {
             slot.is_abandoned |= is_abandoned(slot.reply.tag());
         }
         let mut held = self.held.borrow_mut();
-        let abandoned: Vec<Held> =
+        let abandoned: Vec<HeldRequest> =
             held.extract_if(.., |held| is_abandoned(held.request.tag())).collect();
         // Answered outside of the borrow.
         drop(held);

@@ -161,7 +161,7 @@ impl Rig {
         self.answers.0.borrow_mut().remove(&tag)
     }
 
-    /// Whether there are answers that nobody has taken.
+    /// Whether there are answers that the test has not taken.
     pub fn has_answers(&self) -> bool {
         !self.answers.0.borrow().is_empty()
     }

@@ -1,4 +1,4 @@
-//! NBD servers that nobody here wrote.
+//! NBD servers of other projects.
 
 use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
@@ -112,7 +112,7 @@ fn spawn(program: &str, arguments: &[String], socket: &Path) -> Child {
         .spawn()
         .unwrap_or_else(|error| panic!("{program}: {error}: run scripts/setup-tests.sh"));
     let begun = Instant::now();
-    // No event tells that somebody listens.
+    // No event announces that the server listens.
     while UnixStream::connect(socket).is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{program} does not listen");
         assert!(child.try_wait().unwrap().is_none(), "{program} {arguments:?} ended");

@@ -10,7 +10,7 @@ use test_requirements::untested;
 
 const DEVICE: &str = "/dev/zram0";
 
-/// The device, empty, `size` bytes; nobody else's until dropped.
+/// The device, empty, `size` bytes; for one test at a time, until it is dropped.
 pub struct Zram {
     _lock: Flock<File>,
 }
@@ -37,7 +37,7 @@ impl Zram {
     }
 
     fn set(attribute: &str, value: &str) -> std::io::Result<()> {
-        // What uses the device besides us is nobody we may disturb; the kernel answers EBUSY.
+        // The kernel answers EBUSY if another process uses the device, which must not be disturbed.
         std::fs::write(format!("/sys/block/zram0/{attribute}"), value)
     }
 

@@ -62,7 +62,8 @@ impl Reopened {
         let mut registry = journals.as_deref().map_or_else(NodeRegistry::new, registry);
         let file = registry.open(&file).unwrap();
         let moments = moments.map(|random| {
-            let state = Mutex::new(State { random, changes: false, passed: 0, ended: None });
+            let state =
+                Mutex::new(RecoveryState { random, changes: false, passed: 0, ended: None });
             let (storage, fd) = (storage.clone(), fd.clone());
             Arc::new(Moments { storage, fd, journals, state, over: AtomicBool::new(false) })
         });
@@ -144,12 +145,12 @@ struct Moments {
     storage: Storage,
     fd: Arc<OwnedFd>,
     journals: Option<Arc<Folder>>,
-    state: Mutex<State>,
+    state: Mutex<RecoveryState>,
     /// The image is open.
     over: AtomicBool,
 }
 
-struct State {
+struct RecoveryState {
     random: Random,
     /// A request other than a read has been made.
     changes: bool,

@@ -84,7 +84,7 @@ pub(crate) fn qcow2(path: &Path, backing: Backing) -> Qcow2Options {
     }
 }
 
-/// Opens an image that nobody else has open.
+/// Opens an image that no other process has open.
 pub(crate) fn open(options: &BlockdevOptions) -> Arc<dyn BlockNode> {
     let journals = crate::common::tmpfs().join("ringmill-test-journals");
     NodeRegistry::new().with_journals(&journals).unwrap().open(options).unwrap()

@@ -24,7 +24,7 @@ fn tables(file: &File) -> usize {
     (0..entries).filter(|entry| number(l1_table + entry * 8) != 0).count()
 }
 
-/// It is written when there is too much, though nobody asks for a flush, and not long before.
+/// It is written when there is too much, without a flush, and not long before.
 #[test]
 fn no_more_than_a_limit_waits_for_a_flush() {
     let folder = Folder::new("kept");

@@ -345,7 +345,7 @@ fn an_image_whose_journal_is_gone_is_whole() {
     case.judge(node);
 }
 
-/// Somebody removes the journal: from then on the image itself is written to before each answer.
+/// The journal is removed from outside: from then on the image itself is written to before each answer.
 #[test]
 fn nothing_is_lost_after_a_journal_was_removed() {
     let case = Case::new("killed::nothing_is_lost_after_a_journal_was_removed");

@@ -160,7 +160,7 @@ static TYPES: &[Type] = &[
     },
     Type {
         name: "vfio-user-ahci",
-        help: "SATA drives for a virtual machine, whose guest needs no virtio driver",
+        help: "SATA drives for a virtual machine without virtio drivers",
         example: "vfio-user-ahci,id=e,drives.0=disk0,drives.1=disk1,addr.type=unix,\
                   addr.path=/run/ahci0.sock,writable=on,serial=disk-0,iothread=io0",
         fields: vfio_user::AHCI,
@@ -168,7 +168,7 @@ static TYPES: &[Type] = &[
     },
     Type {
         name: "vfio-user-nvme",
-        help: "an NVMe controller for a virtual machine, whose guest needs no virtio driver",
+        help: "an NVMe controller for a virtual machine without virtio drivers",
         example: "vfio-user-nvme,id=e,namespaces.0=disk0,namespaces.1=disk1,addr.type=unix,\
                   addr.path=/run/nvme0.sock,writable=on,num-queues=4,iothread.0=io0,iothread.1=io1",
         fields: vfio_user::NVME,

@@ -38,7 +38,7 @@ pub(crate) static TYPES: &[&TypeRow] = &[
 static ABSENT: [(&str, &str); 2] = [
     (
         "tls-creds-anon",
-        "TLS without certificates protects from nobody who can come between the two sides. Use \
+        "TLS without certificates does not protect from an attacker between the two sides. Use \
          tls-creds-x509, with verify-peer=off where clients need no certificate.",
     ),
     (

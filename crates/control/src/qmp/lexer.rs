@@ -43,7 +43,7 @@ pub(super) enum Lexed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum LexerState {
     Between,
     Text { quote: u8, escaped: bool },
     Number,
@@ -52,7 +52,7 @@ enum State {
 
 /// Splits bytes into tokens. Keeps the bytes of one token.
 pub(super) struct Lexer {
-    state: State,
+    state: LexerState,
     bytes: Vec<u8>,
     /// Position of the next byte.
     at: Position,
@@ -63,7 +63,7 @@ pub(super) struct Lexer {
 impl Lexer {
     pub(super) fn new() -> Self {
         let start = Position { line: 1, column: 1 };
-        Lexer { state: State::Between, bytes: Vec::new(), at: start, began: start }
+        Lexer { state: LexerState::Between, bytes: Vec::new(), at: start, began: start }
     }
 
     /// Where the latest token began.
@@ -73,12 +73,12 @@ impl Lexer {
 
     /// Whether a token has begun and not ended.
     pub(super) fn is_within(&self) -> bool {
-        self.state != State::Between
+        self.state != LexerState::Between
     }
 
     /// Discards a token that has begun.
     pub(super) fn reset(&mut self) {
-        self.state = State::Between;
+        self.state = LexerState::Between;
         self.bytes.clear();
     }
 
@@ -102,27 +102,29 @@ impl Lexer {
 
     fn look_at(&mut self, byte: u8) -> Lexed {
         match self.state {
-            State::Between => self.begin(byte),
-            State::Text { quote, escaped: false } if byte == quote => {
+            LexerState::Between => self.begin(byte),
+            LexerState::Text { quote, escaped: false } if byte == quote => {
                 Lexed::Token(text(&self.end()))
             }
-            State::Text { .. } if !(0x20..0xfe).contains(&byte) => self.stray(byte),
-            State::Text { quote, escaped } => {
+            LexerState::Text { .. } if !(0x20..0xfe).contains(&byte) => self.stray(byte),
+            LexerState::Text { quote, escaped } => {
                 let escaped = byte == b'\\' && !escaped;
-                self.push(byte, State::Text { quote, escaped })
+                self.push(byte, LexerState::Text { quote, escaped })
             }
-            State::Number if matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E') => {
-                self.push(byte, State::Number)
+            LexerState::Number
+                if matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E') =>
+            {
+                self.push(byte, LexerState::Number)
             }
-            State::Number => {
+            LexerState::Number => {
                 let bytes = self.end();
                 match number(&bytes) {
                     Some(token) => Lexed::TokenBefore(token),
                     None => Lexed::TokenBefore(Token::Bad(stray_text(&bytes))),
                 }
             }
-            State::Word if byte.is_ascii_lowercase() => self.push(byte, State::Word),
-            State::Word => Lexed::TokenBefore(word(&self.end())),
+            LexerState::Word if byte.is_ascii_lowercase() => self.push(byte, LexerState::Word),
+            LexerState::Word => Lexed::TokenBefore(word(&self.end())),
         }
     }
 
@@ -132,29 +134,29 @@ impl Lexer {
             b' ' | b'\t' | b'\r' | b'\n' => Lexed::Taken,
             b'{' | b'}' | b'[' | b']' | b':' | b',' => Lexed::Token(Token::Mark(byte)),
             b'"' | b'\'' => {
-                self.state = State::Text { quote: byte, escaped: false };
+                self.state = LexerState::Text { quote: byte, escaped: false };
                 Lexed::Taken
             }
-            b'-' | b'0'..=b'9' => self.push(byte, State::Number),
-            b'a'..=b'z' => self.push(byte, State::Word),
+            b'-' | b'0'..=b'9' => self.push(byte, LexerState::Number),
+            b'a'..=b'z' => self.push(byte, LexerState::Word),
             _ => self.stray(byte),
         }
     }
 
-    fn push(&mut self, byte: u8, state: State) -> Lexed {
+    fn push(&mut self, byte: u8, state: LexerState) -> Lexed {
         self.bytes.push(byte);
         self.state = state;
         Lexed::Taken
     }
 
     fn end(&mut self) -> Vec<u8> {
-        self.state = State::Between;
+        self.state = LexerState::Between;
         std::mem::take(&mut self.bytes)
     }
 
     fn stray(&mut self, byte: u8) -> Lexed {
         let quote = match self.state {
-            State::Text { quote, .. } => Some(quote),
+            LexerState::Text { quote, .. } => Some(quote),
             _ => None,
         };
         let mut bytes: Vec<u8> = quote.into_iter().collect();

@@ -129,7 +129,7 @@ impl NewVolume {
         random(&mut key)?;
         let mut header = Header::lay_out(self.cipher, self.hash, uuid()?);
         random(&mut header.digest_salt)?;
-        // The digest is of a key that nobody can guess: an eighth of the time, as other programs take.
+        // The digest is of a key that cannot be guessed: an eighth of the time, as other programs take.
         header.digest_iterations = iterations_for(self.hash, header.digest.len(), self.time / 8);
         let digest = self.hash.pbkdf2(
             &key,

@@ -8,7 +8,7 @@ mod start;
 mod worker;
 
 use block::graph::drain;
-use block::job::{End, Failure, OnError, Report, Side};
+use block::job::{End, Failure, OnError, Report, Side, Turns};
 use control::qmp::QmpError;
 use control::qmp::events::{
     BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
@@ -40,25 +40,21 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
-    /// Returns the kind of job `id`. `None`: the job does not exist or does not copy.
-    pub(super) fn kind_of_copy(&self, id: &str) -> Option<&'static str> {
-        let job = self.jobs.iter().find(|job| job.options.id == id)?;
-        job.copying().map(|_| job.kind())
+    /// Returns whether job `id` exists and copies.
+    pub(super) fn is_copy(&self, id: &str) -> bool {
+        self.copying(id).is_some()
     }
 
-    /// Has the writes of mirror `id` wait for the target from now on.
-    pub(super) fn make_blocking(&self, id: &str) {
-        let job = self.jobs.iter().find(|job| job.options.id == id);
-        if let Some(Copying { how: How::Mirror { turns, .. }, .. }) = job.and_then(Job::copying) {
-            turns.set_blocking();
+    /// Returns which copies of mirror `id` are under way. `None`: there is no mirror of that name.
+    pub(super) fn turns_of_mirror(&self, id: &str) -> Option<&Turns> {
+        match &self.copying(id)?.how {
+            How::Mirror { turns, kind: "mirror", .. } => Some(turns),
+            How::Mirror { .. } | How::Parts(..) => None,
         }
     }
 
-    /// Whether the writes of mirror `id` wait for the target.
-    pub(super) fn is_blocking(&self, id: &str) -> bool {
-        let job = self.jobs.iter().find(|job| job.options.id == id);
-        let how = job.and_then(Job::copying).map(|copying| &copying.how);
-        matches!(how, Some(How::Mirror { turns, .. }) if turns.is_blocking())
+    fn copying(&self, id: &str) -> Option<&Copying> {
+        self.jobs.iter().find(|job| job.options.id == id)?.copying()
     }
 
     /// Describes all jobs as `query-jobs` does. As in QEMU, the newest is first.

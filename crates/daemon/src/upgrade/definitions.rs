@@ -210,10 +210,10 @@ pub(crate) fn words(options: &[String]) -> Result<Vec<String>, String> {
     }
     let arguments = options.iter().flat_map(|option| option_words(option));
     let arguments: Vec<_> = ["storage-daemon".to_owned()].into_iter().chain(arguments).collect();
-    // The other process would find out as well, but here it costs nobody anything.
+    // The other process would find the error as well, but here no guest waits meanwhile.
     let parsed = ["ringmill".to_owned()].into_iter().chain(arguments.iter().cloned());
     match control::parse_args(parsed.map(Into::into)) {
         Ok(_) => Ok(arguments),
-        Err(error) => Err(format!("what there is now cannot be made again: {error}")),
+        Err(error) => Err(format!("the present objects cannot be made again: {error}")),
     }
 }

@@ -128,7 +128,7 @@ impl Document {
         fd.ok_or_else(|| format!("descriptor {number} is missing"))
     }
 
-    /// Takes the socket of that number by which somebody is connected, or was a moment ago. What it is to
+    /// Takes the socket of that number of a client that is connected, or was a moment ago. What it is to
     /// be ended by, shutdown(2), would else end what is no connection: a listening socket.
     pub fn connection(&mut self, number: &Json) -> Result<OwnedFd, String> {
         let fd = self.fd(number)?;

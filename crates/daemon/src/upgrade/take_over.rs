@@ -288,7 +288,7 @@ impl Daemon {
         }
         self.nodes.own_images();
         let begun = self.let_in(stopped);
-        // What follows writes to files, here and in whoever called this: no guest is to wait for their disk.
+        // What follows, here and in the callers, writes to files. Guests must not wait for the disk of those files.
         let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
         let _ = prctl::set_name(&taken.name);
         if let Some((path, file)) = taken.pidfile.take() {

@@ -40,7 +40,7 @@ pub struct AhciStats {
 /// Any thread may read and write registers: a vCPU's thread that holds the machine lock, or a loop's thread. A
 /// write of a doorbell reads the commands on the calling thread and hands them over to the loop.
 pub struct Ahci {
-    state: Mutex<State>,
+    state: Mutex<AhciState>,
     doorbells: Vec<Mutex<Doorbell>>,
     line: Line,
     /// Sends a message-signalled interrupt.
@@ -48,7 +48,7 @@ pub struct Ahci {
     stats: AhciStats,
 }
 
-pub(crate) struct State {
+pub(crate) struct AhciState {
     /// GHC.IE.
     pub(super) interrupts_enabled: bool,
     /// GHC.HR: a reset is waiting for drives to drain.
@@ -107,7 +107,7 @@ impl Ahci {
             return Err(AhciError::Ports(ports));
         }
         Ok(Arc::new(Ahci {
-            state: Mutex::new(State {
+            state: Mutex::new(AhciState {
                 interrupts_enabled: false,
                 resetting: false,
                 is: 0,
@@ -134,7 +134,7 @@ impl Ahci {
     /// Resets the controller as GHC.HR does, for a reset of the PCI function or the end of the guest. Commands in
     /// flight are drained.
     pub fn reset(&self) {
-        self.with_state(State::reset);
+        self.with_state(AhciState::reset);
     }
 
     /// The state, once all drives are [paused](super::Drive::pause), for [`check`](Self::check) of another process.
@@ -254,7 +254,7 @@ impl Ahci {
     }
 
     /// Runs `f` on the registers, then updates the interrupt line.
-    pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut AhciState) -> R) -> R {
         let (result, changed, is_message) = {
             let mut state = lock(&self.state);
             let (before, is, enabled) = (state.level(), state.is, state.interrupts_enabled);
@@ -301,7 +301,7 @@ struct Order {
     drive: Arc<DriveInfo>,
 }
 
-impl State {
+impl AhciState {
     fn read(&self, register: u64) -> u32 {
         if let Some((port, register)) = port_register(register) {
             return self.ports.get(port).map_or(0, |port| port.read(register));

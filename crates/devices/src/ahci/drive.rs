@@ -76,7 +76,7 @@ struct InFlight {
 }
 
 /// The next step of a command that has begun.
-enum Step {
+enum CommandStep {
     Done(Outcome),
     Submit {
         op: Op,
@@ -261,12 +261,12 @@ impl Drive {
             self.trace_begin(slot);
             let step = self.work.borrow_mut().step(slot, write_through, halted, &self.info);
             match step {
-                Step::Done(outcome) => self.answer(slot, outcome),
-                Step::Submit { op, offset, len, bufs } => {
+                CommandStep::Done(outcome) => self.answer(slot, outcome),
+                CommandStep::Submit { op, offset, len, bufs } => {
                     let request = Request::new(op, offset, len, bufs, &me, slot.into());
                     self.channel.submit(request);
                 }
-                Step::Ranges(count) => {
+                CommandStep::Ranges(count) => {
                     for nth in 0..count {
                         let (offset, len) = self.work.borrow().ranges.get(nth);
                         let bufs = self.work.borrow_mut().take_bufs();
@@ -379,13 +379,19 @@ impl Drive {
 
 impl Work {
     /// Decides the next step of a command that has begun.
-    fn step(&mut self, slot: u8, write_through: bool, halted: bool, info: &DriveInfo) -> Step {
+    fn step(
+        &mut self,
+        slot: u8,
+        write_through: bool,
+        halted: bool,
+        info: &DriveInfo,
+    ) -> CommandStep {
         if halted {
-            return Step::Done(Outcome::Failed(ERROR_ABRT));
+            return CommandStep::Done(Outcome::Failed(ERROR_ABRT));
         }
         let command = &self.slots[usize::from(slot)].command;
         if command.short {
-            return Step::Done(Outcome::Overflow);
+            return CommandStep::Done(Outcome::Overflow);
         }
         let (op, offset, len) = match command.action {
             Action::Read { offset, len, .. } => (Op::Read, offset, len),
@@ -395,31 +401,31 @@ impl Work {
             // The cache is flushed before it is switched off (ATA8-ACS, SET FEATURES).
             Action::Flush | Action::SetWriteCache(false) => (Op::Flush, 0, 0),
             Action::Trim { .. } => return self.trim(slot, info),
-            Action::Refused { error, .. } => return Step::Done(Outcome::Failed(error)),
-            Action::Broken(Broken::NotMemory) => return Step::Done(Outcome::NotMemory),
-            Action::Broken(Broken::Frame) => return Step::Done(Outcome::Frame),
-            _ => return Step::Done(Outcome::Good),
+            Action::Refused { error, .. } => return CommandStep::Done(Outcome::Failed(error)),
+            Action::Broken(Broken::NotMemory) => return CommandStep::Done(Outcome::NotMemory),
+            Action::Broken(Broken::Frame) => return CommandStep::Done(Outcome::Frame),
+            _ => return CommandStep::Done(Outcome::Good),
         };
         let mut bufs = self.take_bufs();
         let command = &self.slots[usize::from(slot)].command;
         for segment in &command.segments {
             if self.memory.push_iovecs(segment.addr, segment.len as usize, &mut bufs).is_err() {
                 self.keep_bufs(bufs);
-                return Step::Done(Outcome::NotMemory);
+                return CommandStep::Done(Outcome::NotMemory);
             }
         }
-        Step::Submit { op, offset, len, bufs }
+        CommandStep::Submit { op, offset, len, bufs }
     }
 
-    fn trim(&mut self, slot: u8, info: &DriveInfo) -> Step {
+    fn trim(&mut self, slot: u8, info: &DriveInfo) -> CommandStep {
         let place = &mut self.slots[usize::from(slot)];
         match read_ranges(&place.command, &self.memory, info, &mut self.ranges) {
-            Err(_) => Step::Done(Outcome::NotMemory),
-            Ok(false) => Step::Done(Outcome::Failed(ERROR_IDNF)),
-            Ok(true) if self.ranges.is_empty() => Step::Done(Outcome::Good),
+            Err(_) => CommandStep::Done(Outcome::NotMemory),
+            Ok(false) => CommandStep::Done(Outcome::Failed(ERROR_IDNF)),
+            Ok(true) if self.ranges.is_empty() => CommandStep::Done(Outcome::Good),
             Ok(true) => {
                 place.pending = self.ranges.len() as u32;
-                Step::Ranges(self.ranges.len())
+                CommandStep::Ranges(self.ranges.len())
             }
         }
     }

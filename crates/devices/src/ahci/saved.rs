@@ -3,7 +3,7 @@
 //! [`Restored`] is what the words say, after validation: another process wrote them. What follows from other registers while
 //! nothing is in flight (the link, the signature, PxCMD.CR) is not written.
 
-use super::controller::State;
+use super::controller::AhciState;
 use super::fis::TaskFile;
 use super::identify::QueuedError;
 use super::port::interrupts;
@@ -50,7 +50,7 @@ pub struct Restored {
 }
 
 /// The bytes of a controller whose drives are paused.
-pub(super) fn bytes(state: &State) -> Vec<u8> {
+pub(super) fn bytes(state: &AhciState) -> Vec<u8> {
     let mut words = Words::new(FORMAT);
     words.put(state.interrupts_enabled);
     words.put(state.is);

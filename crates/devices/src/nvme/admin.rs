@@ -10,7 +10,7 @@ use super::bits::{
     COMPLETION, Configuration, DoorbellOf, MAX_ADMIN_ENTRIES, MAX_ENTRIES, PAGE, SUBMISSION,
 };
 use super::command::Entry;
-use super::controller::{Controller, State};
+use super::controller::{Controller, ControllerState};
 use super::features::{Feature, Features, Select};
 use super::identify::{self, Cns};
 use super::logs::{self, LogPage, Wanted};
@@ -85,8 +85,8 @@ impl Queues {
         self.completions.fill(false);
     }
 
-    /// The completion queue that a doorbell is of, or of whose submission queue it is. `None`: the doorbell's queue
-    /// is not there.
+    /// Returns the completion queue of a doorbell, or of the doorbell's submission queue. `None`: the doorbell's queue
+    /// does not exist.
     pub(super) fn completion_of(&self, bell: DoorbellOf) -> Option<u16> {
         let at = |qid: u16| usize::from(qid).checked_sub(1);
         match bell {
@@ -192,7 +192,7 @@ impl Controller {
     }
 
     fn pop_admin(&self) -> Result<Option<Entry>, QueueError> {
-        let State { admin, memory, .. } = &mut *self.state.borrow_mut();
+        let ControllerState { admin, memory, .. } = &mut *self.state.borrow_mut();
         let Some(admin) = admin.as_mut().filter(|admin| !admin.is_busy) else { return Ok(None) };
         if admin.submission.is_empty() || !admin.completion.reserve(memory)? {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Controller {
     }
 
     fn answer_admin(&self, cid: u16, answer: Answer) -> Result<(), QueueError> {
-        let State { admin, memory, .. } = &mut *self.state.borrow_mut();
+        let ControllerState { admin, memory, .. } = &mut *self.state.borrow_mut();
         let Some(Admin { submission, completion, .. }) = admin else { return Ok(()) };
         let (controller, status) = (self.shared.trace_id(), answer.status.code_and_type());
         trace!(probes::pci_nvme_enqueue_req_completion(controller, 0u64, cid, status));
@@ -267,7 +267,7 @@ impl Controller {
 
     /// Answers requests for events. Returns whether there were some.
     fn tell_events(&self) -> Result<bool, QueueError> {
-        let State { admin, memory, events, .. } = &mut *self.state.borrow_mut();
+        let ControllerState { admin, memory, events, .. } = &mut *self.state.borrow_mut();
         let Some(Admin { submission, completion, .. }) = admin else { return Ok(false) };
         let mut told = false;
         while completion.reserve(memory)? {
@@ -282,7 +282,7 @@ impl Controller {
         Ok(told)
     }
 
-    fn execute(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn execute(&self, state: &mut ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         match entry.opcode {
             DELETE_SUBMISSION => self.delete_submission(state, entry),
             CREATE_SUBMISSION => self.create_submission(state, entry),
@@ -315,12 +315,12 @@ impl Controller {
 
     /// Aborts a command that waits in its queue, or a request for an event. The node cannot take a command back that was
     /// begun: bit 0 of the answer says that it was not aborted.
-    fn abort(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn abort(&self, state: &mut ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         const NOT_ABORTED: u32 = 1;
         let [dword10, ..] = entry.dwords;
         let (qid, cid) = (dword10 as u16, (dword10 >> 16) as u16);
         if qid == 0 {
-            let State { admin, memory, events, .. } = state;
+            let ControllerState { admin, memory, events, .. } = state;
             let Some(Admin { submission, completion, .. }) = admin else {
                 return Ok(result(NOT_ABORTED));
             };
@@ -352,7 +352,11 @@ impl Controller {
         })))
     }
 
-    fn create_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn create_completion(
+        &self,
+        state: &mut ControllerState,
+        entry: &Entry,
+    ) -> Result<Outcome, Status> {
         let has_size = Configuration::has_completion_size;
         let (qid, size, base) = new_queue(entry, COMPLETION, has_size(state.cc))?;
         let [_, dword11, ..] = entry.dwords;
@@ -365,7 +369,11 @@ impl Controller {
         Ok(self.later(qid, |done| Order::CreateCompletion { qid, base, size, vector, done }))
     }
 
-    fn create_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn create_submission(
+        &self,
+        state: &mut ControllerState,
+        entry: &Entry,
+    ) -> Result<Outcome, Status> {
         let has_size = Configuration::has_submission_size;
         let (qid, size, base) = new_queue(entry, SUBMISSION, has_size(state.cc))?;
         let [_, dword11, ..] = entry.dwords;
@@ -374,14 +382,22 @@ impl Controller {
         Ok(self.later(cqid, |done| Order::CreateSubmission { qid, base, size, cqid, done }))
     }
 
-    fn delete_submission(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn delete_submission(
+        &self,
+        state: &mut ControllerState,
+        entry: &Entry,
+    ) -> Result<Outcome, Status> {
         let [dword10, ..] = entry.dwords;
         let qid = dword10 as u16;
         let cqid = state.queues.submission(qid)?.take().ok_or(Status::INVALID_QUEUE_ID)?;
         Ok(self.later(cqid, |done| Order::DeleteSubmission { qid, done }))
     }
 
-    fn delete_completion(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn delete_completion(
+        &self,
+        state: &mut ControllerState,
+        entry: &Entry,
+    ) -> Result<Outcome, Status> {
         let [dword10, ..] = entry.dwords;
         let qid = dword10 as u16;
         if state.queues.submissions.contains(&Some(qid)) {
@@ -405,7 +421,7 @@ impl Controller {
         })))
     }
 
-    fn identify(&self, state: &State, entry: &Entry) -> Result<Outcome, Status> {
+    fn identify(&self, state: &ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         let data = entry.admin_data()?;
         let [dword10, ..] = entry.dwords;
         let namespace = || self.shared.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE);
@@ -423,7 +439,7 @@ impl Controller {
         Ok(Status::SUCCESS.into())
     }
 
-    fn log_page(&self, state: &mut State, entry: &Entry) -> Result<Outcome, Status> {
+    fn log_page(&self, state: &mut ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         let data = entry.admin_data()?;
         let Wanted { page, notes, offset, len } = Wanted::parse(&entry.dwords)?;
         let errors = &self.shared.errors;

@@ -37,7 +37,7 @@ pub struct Controller {
     /// For the admin queue.
     pub(super) messages: Box<dyn Messages>,
     pub(super) me: Weak<Controller>,
-    pub(super) state: RefCell<State>,
+    pub(super) state: RefCell<ControllerState>,
 }
 
 /// The controller's end of a worker. A completion queue and its submission queues are with one worker.
@@ -54,7 +54,7 @@ impl WorkerEnd {
     }
 }
 
-pub(super) struct State {
+pub(super) struct ControllerState {
     pub(super) cc: Configuration,
     csts: u32,
     aqa: u32,
@@ -131,7 +131,7 @@ impl Controller {
             workers,
             messages,
             me: me.clone(),
-            state: RefCell::new(State {
+            state: RefCell::new(ControllerState {
                 cc: Configuration::default(),
                 csts: 0,
                 aqa: 0,
@@ -531,7 +531,7 @@ impl Controller {
     }
 }
 
-impl State {
+impl ControllerState {
     /// Whether the worker carries out nothing for the admin queue.
     fn is_idle(&self) -> bool {
         !self.is_resetting

@@ -96,7 +96,7 @@ impl<T> Places<T> {
 }
 
 /// The queues, and preallocated memory for their commands.
-pub(super) struct State {
+pub(super) struct WorkerState {
     pub(super) memory: Rc<MemoryView>,
     pub(super) memory_version: u64,
     pub(super) submissions: Places<Submission>,
@@ -115,7 +115,7 @@ pub(super) struct State {
     pub(super) first: u16,
 }
 
-impl State {
+impl WorkerState {
     /// Goes on in the memory that the controller has now.
     #[inline]
     pub(super) fn refresh_memory(&mut self, shared: &Shared) {
@@ -211,7 +211,7 @@ impl State {
     /// Whether a shadow has a new value that matters.
     #[inline]
     pub(super) fn is_rung(&mut self) -> bool {
-        let State { memory, submissions, completions, .. } = self;
+        let WorkerState { memory, submissions, completions, .. } = self;
         let mut submissions = submissions.iter_mut().map(|(_, submission)| submission);
         let mut completions = completions.iter_mut().map(|(_, completion)| completion);
         submissions.any(|it| it.is_taking() && it.queue.is_rung(memory))
@@ -220,7 +220,7 @@ impl State {
 
     /// Has the driver write registers for new commands. Returns whether there are some already.
     pub(super) fn arm(&mut self, worker: &Worker) -> bool {
-        let State { memory, submissions, completions, .. } = self;
+        let WorkerState { memory, submissions, completions, .. } = self;
         let mut is_rung = false;
         for (_, submission) in submissions.iter_mut().filter(|(_, it)| it.is_taking()) {
             match submission.queue.arm(memory) {

@@ -13,7 +13,7 @@ use super::data::DataPointer;
 use super::logs::Failed;
 use super::namespace::Namespace;
 use super::probes;
-use super::queues::State;
+use super::queues::WorkerState;
 use super::shared::Shared;
 use super::status::Status;
 use super::worker::Worker;
@@ -31,7 +31,7 @@ const COMPARE_PIECE: usize = 4096;
 const KEPT_SEGMENTS: usize = 512;
 
 /// A command under way.
-pub(super) struct Slot {
+pub(super) struct CommandSlot {
     sqid: u16,
     cid: u16,
     nsid: u32,
@@ -68,7 +68,7 @@ enum Work {
 
 /// The commands under way, and what is kept for its capacity. Places that were never used take no memory.
 pub(super) struct Slots {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<CommandSlot>>,
     free: Vec<u32>,
     spare_bufs: Vec<IoBufs>,
     /// The number of the next command.
@@ -106,8 +106,8 @@ impl Slots {
 
     /// The commands under way, with their queues.
     pub(super) fn in_flight(&self) -> Vec<(u64, InFlight)> {
-        let of = |slot: &Slot| {
-            let Slot { sqid, cid, kind, range, started_ns, .. } = *slot;
+        let of = |slot: &CommandSlot| {
+            let CommandSlot { sqid, cid, kind, range, started_ns, .. } = *slot;
             let (offset, len) = (range.offset, range.len);
             let queue = u64::from(sqid) - 1;
             (queue, InFlight { id: cid.into(), kind, lun: None, offset, len, started_ns })
@@ -116,7 +116,7 @@ impl Slots {
     }
 
     /// Takes a place; there is room.
-    fn insert(&mut self, mut slot: Slot) -> u32 {
+    fn insert(&mut self, mut slot: CommandSlot) -> u32 {
         slot.number = self.next;
         self.next += 1;
         match self.free.pop() {
@@ -133,11 +133,11 @@ impl Slots {
         }
     }
 
-    fn get(&mut self, tag: u32) -> Option<&mut Slot> {
+    fn get(&mut self, tag: u32) -> Option<&mut CommandSlot> {
         self.slots.get_mut(tag as usize)?.as_mut()
     }
 
-    fn remove(&mut self, tag: u32) -> Option<Slot> {
+    fn remove(&mut self, tag: u32) -> Option<CommandSlot> {
         let slot = self.slots.get_mut(tag as usize)?.take()?;
         self.free.push(tag);
         Some(slot)
@@ -158,7 +158,7 @@ impl Slots {
 }
 
 /// What becomes of an entry.
-pub(super) enum Step {
+pub(super) enum EntryStep {
     /// It is answered.
     Done { sqid: u16, entry: Entry, status: Status },
     /// A request of a namespace.
@@ -169,17 +169,17 @@ pub(super) enum Step {
     FlushAll { tag: u32 },
 }
 
-impl State {
+impl WorkerState {
     /// Takes the next command of a queue. `None`: there is none, or no room for it.
-    pub(super) fn next(&mut self, worker: &Worker, qid: u16) -> Option<Step> {
+    pub(super) fn next(&mut self, worker: &Worker, qid: u16) -> Option<EntryStep> {
         match self.pop(worker, qid) {
             Ok(None) => None,
             Ok(Some((entry, true))) => {
-                Some(Step::Done { sqid: qid, entry, status: Status::ABORT_REQUESTED })
+                Some(EntryStep::Done { sqid: qid, entry, status: Status::ABORT_REQUESTED })
             }
             Ok(Some((entry, false))) => {
                 let kind = IoCommand::kind_of(&entry);
-                let slot = Slot {
+                let slot = CommandSlot {
                     sqid: qid,
                     cid: entry.cid,
                     nsid: entry.nsid,
@@ -192,11 +192,10 @@ impl State {
                     work: Work::Plain,
                     started_ns: worker.event_loop.now_ns(),
                 };
-                Some(self.judge(&worker.shared, slot, &entry).unwrap_or_else(|status| Step::Done {
-                    sqid: qid,
-                    entry,
-                    status,
-                }))
+                Some(
+                    self.judge(&worker.shared, slot, &entry)
+                        .unwrap_or_else(|status| EntryStep::Done { sqid: qid, entry, status }),
+                )
             }
             Err(error) => {
                 self.break_queue(worker, qid, error);
@@ -249,10 +248,15 @@ impl State {
     }
 
     /// What an entry asks for.
-    fn judge(&mut self, shared: &Shared, mut slot: Slot, entry: &Entry) -> Result<Step, Status> {
+    fn judge(
+        &mut self,
+        shared: &Shared,
+        mut slot: CommandSlot,
+        entry: &Entry,
+    ) -> Result<EntryStep, Status> {
         if IoCommand::is_broadcast_flush(entry) {
             slot.pending = shared.namespaces.len() as u32;
-            return Ok(Step::FlushAll { tag: self.slots.insert(slot) });
+            return Ok(EntryStep::FlushAll { tag: self.slots.insert(slot) });
         }
         let nsid = entry.nsid;
         let namespace = shared.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
@@ -280,7 +284,7 @@ impl State {
             None => self.slots.take_bufs(),
         };
         slot.range = range;
-        Ok(Step::Submit { tag: self.slots.insert(slot), nsid, op, range, bufs })
+        Ok(EntryStep::Submit { tag: self.slots.insert(slot), nsid, op, range, bufs })
     }
 
     /// The guest's memory that a command names.
@@ -304,34 +308,34 @@ impl State {
     #[cold]
     fn compare(
         &mut self,
-        mut slot: Slot,
+        mut slot: CommandSlot,
         range: ByteRange,
         data: &DataPointer,
-    ) -> Result<Step, Status> {
+    ) -> Result<EntryStep, Status> {
         let bufs = bounce(range.len)?;
         slot.work = Work::Compare(self.guest_bufs(data, range.len)?);
         (slot.range, slot.kind) = (range, Kind::Other);
         let nsid = slot.nsid;
-        Ok(Step::Submit { tag: self.slots.insert(slot), nsid, op: Op::Read, range, bufs })
+        Ok(EntryStep::Submit { tag: self.slots.insert(slot), nsid, op: Op::Read, range, bufs })
     }
 
     #[cold]
-    fn verify(&mut self, mut slot: Slot, range: ByteRange) -> Result<Step, Status> {
+    fn verify(&mut self, mut slot: CommandSlot, range: ByteRange) -> Result<EntryStep, Status> {
         let (piece, rest) = cut(range);
         let bufs = bounce(piece.len)?;
         (slot.work, slot.range, slot.kind) = (Work::Verify(rest), range, Kind::Other);
         let nsid = slot.nsid;
         let tag = self.slots.insert(slot);
-        Ok(Step::Submit { tag, nsid, op: Op::Read, range: piece, bufs })
+        Ok(EntryStep::Submit { tag, nsid, op: Op::Read, range: piece, bufs })
     }
 
     fn deallocate(
         &mut self,
-        mut slot: Slot,
+        mut slot: CommandSlot,
         namespace: &Namespace,
         count: usize,
         data: &DataPointer,
-    ) -> Result<Step, Status> {
+    ) -> Result<EntryStep, Status> {
         let mut bytes = [0; MAX_DSM_RANGES * DSM_RANGE];
         let bytes = bytes.get_mut(..count * DSM_RANGE).unwrap_or_default();
         data.read(&self.memory, bytes)?;
@@ -348,7 +352,7 @@ impl State {
         slot.range = ByteRange { offset: first.offset, len };
         (slot.pending, slot.work) = (count as u32, Work::Deallocate);
         let nsid = slot.nsid;
-        Ok(Step::Discard { tag: self.slots.insert(slot), nsid, count })
+        Ok(EntryStep::Discard { tag: self.slots.insert(slot), nsid, count })
     }
 }
 
@@ -376,18 +380,18 @@ fn are_equal(one: &IoBufs, other: &IoBufs) -> bool {
 
 impl Worker {
     /// Carries a step out. Returns how much work it is.
-    pub(super) fn begin(&self, me: &Rc<Worker>, step: Step) -> usize {
+    pub(super) fn begin(&self, me: &Rc<Worker>, step: EntryStep) -> usize {
         match step {
-            Step::Done { sqid, entry, status } => {
+            EntryStep::Done { sqid, entry, status } => {
                 self.answer_at_once(sqid, &entry, status);
                 1
             }
-            Step::Submit { tag, nsid, op, range, bufs } => {
+            EntryStep::Submit { tag, nsid, op, range, bufs } => {
                 let pieces = bufs.iovecs().len() + 1;
                 self.submit(me, tag, nsid, op, range, bufs);
                 pieces
             }
-            Step::Discard { tag, nsid, count } => {
+            EntryStep::Discard { tag, nsid, count } => {
                 for at in 0..count {
                     let (range, bufs) = {
                         let mut state = self.state.borrow_mut();
@@ -398,7 +402,7 @@ impl Worker {
                 }
                 count
             }
-            Step::FlushAll { tag } => {
+            EntryStep::FlushAll { tag } => {
                 for channel in &self.channels {
                     let to: Rc<dyn RequestOwner> = me.clone();
                     let bufs = self.state.borrow_mut().slots.take_bufs();
@@ -464,7 +468,7 @@ impl Worker {
             status.code_and_type(),
         ));
         let mut state = self.state.borrow_mut();
-        let State { memory, submissions, completions, .. } = &mut *state;
+        let WorkerState { memory, submissions, completions, .. } = &mut *state;
         let Some(submission) = submissions.get(sqid) else { return };
         submission.in_flight -= 1;
         submission.has_answers = true;
@@ -481,8 +485,8 @@ impl Worker {
 
     /// A command is done.
     #[inline]
-    fn answer(&self, slot: Slot) {
-        let Slot { sqid, cid, nsid, life, kind, range, status, started_ns, .. } = slot;
+    fn answer(&self, slot: CommandSlot) {
+        let CommandSlot { sqid, cid, nsid, life, kind, range, status, started_ns, .. } = slot;
         let at = usize::from(sqid) - 1;
         if let (Some(batch), Some(stats)) = (self.batches.get(at), self.shared.stats.get(at)) {
             let now_ns = self.event_loop.now_ns();

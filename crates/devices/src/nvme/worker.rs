@@ -14,7 +14,7 @@ use nix::errno::Errno;
 
 use super::bits::DoorbellOf;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
-use super::queues::{Completion, Places, State, Submission};
+use super::queues::{Completion, Places, Submission, WorkerState};
 use super::requests::Slots;
 use super::saved::{SavedCompletion, SavedQueues, SavedSubmission};
 use super::shared::{Doorbells, Messages, Shared};
@@ -128,7 +128,7 @@ pub(super) struct Worker {
     messages: Box<dyn Messages>,
     notices: mailbox::Sender<Notice>,
     me: Weak<Worker>,
-    pub(super) state: RefCell<State>,
+    pub(super) state: RefCell<WorkerState>,
     /// By I/O queue.
     pub(super) batches: Vec<Batch>,
     handler: Cell<Option<HandlerId>>,
@@ -160,7 +160,7 @@ impl Worker {
             messages,
             notices,
             me: me.clone(),
-            state: RefCell::new(State {
+            state: RefCell::new(WorkerState {
                 memory: MemoryView::new(memory),
                 memory_version,
                 submissions: Places::new(queues),
@@ -297,7 +297,7 @@ impl Worker {
     fn set_shadow(&self, pages: ShadowPages) {
         let mut state = self.state.borrow_mut();
         state.refresh_memory(&self.shared);
-        let State { memory, submissions, completions, pages: own, .. } = &mut *state;
+        let WorkerState { memory, submissions, completions, pages: own, .. } = &mut *state;
         *own = Some(pages);
         for (qid, submission) in submissions.iter_mut() {
             let bell = DoorbellOf::Submission(qid);
@@ -339,7 +339,7 @@ impl Worker {
         let mut state = self.state.borrow_mut();
         // The registers are not handed over: with a paused controller, nothing writes them afterwards.
         state.take_registers(self);
-        let State { submissions, completions, pages, .. } = &mut *state;
+        let WorkerState { submissions, completions, pages, .. } = &mut *state;
         let submission = |(qid, submission): (u16, &mut Submission)| {
             let Submission { queue, cqid, is_broken, aborted, .. } = submission;
             // A driver that moves a tail back takes entries out of the queue.
@@ -484,7 +484,8 @@ impl DeferredCall for Worker {
         let (mut wants_slot, mut vectors) = (false, [0; 2]);
         {
             let mut state = self.state.borrow_mut();
-            let State { submissions, completions, slots, wants_slot: waits, .. } = &mut *state;
+            let WorkerState { submissions, completions, slots, wants_slot: waits, .. } =
+                &mut *state;
             if *waits && slots.has_room() {
                 (wants_slot, *waits) = (true, false);
             }

@@ -30,7 +30,7 @@ const BAR_64: u32 = 2 << 1;
 
 const MSI: u8 = 0x05;
 const MSI_X: u8 = 0x11;
-/// Advanced Features (ECN for conventional PCI of 2006): length, what there is, control, status.
+/// Advanced Features (ECN for conventional PCI of 2006): length, capabilities, control, status.
 const ADVANCED_FEATURES: u8 = 0x13;
 const ADVANCED_FEATURES_SIZE: u8 = 6;
 /// Transactions pending, function level reset.

@@ -7,7 +7,7 @@ use trace::trace;
 
 use super::probes;
 use super::requests::Requests;
-use super::slots::Slot;
+use super::slots::BlkSlot;
 use super::wire::{SECTOR, Status};
 use crate::virtio::VirtQueueWorker;
 use stats::Kind;
@@ -63,7 +63,7 @@ impl VirtQueueWorker<Requests> {
 
     /// Gives a request back to the driver; it sees it at the end of the section.
     #[inline(always)]
-    fn give_back(&self, slot: &Slot) {
+    fn give_back(&self, slot: &BlkSlot) {
         let Requests { device, .. } = &self.service;
         trace!(probes::virtio_blk_req_complete(
             device.trace_name(),
@@ -82,7 +82,7 @@ impl VirtQueueWorker<Requests> {
 
     /// The same, with a request that was answered at once.
     #[cold]
-    pub(super) fn give_back_at_once(&self, slot: &Slot) {
+    pub(super) fn give_back_at_once(&self, slot: &BlkSlot) {
         self.give_back(slot);
     }
 }

@@ -15,7 +15,7 @@ use trace::trace;
 use super::device::Device;
 use super::parse::{BlkRequest, Parsed, Ranges, parse};
 use super::probes;
-use super::slots::{Slot, SlotTable};
+use super::slots::{BlkSlot, SlotTable};
 use super::wire::{
     ID_SIZE, SECTOR, Status, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_WRITE_ZEROES,
@@ -73,7 +73,7 @@ impl VirtioBackend for Requests {
         let Requests { device, channel, slots, batch, stats } = &worker.service;
         let memory = worker.queue.memory();
         let Parsed { status_addr, request } = parse(&chain, &memory, device)?;
-        let mut slot = Slot {
+        let mut slot = BlkSlot {
             head: chain.head(),
             written: chain.writable_len(),
             status_addr,
@@ -190,7 +190,7 @@ impl VirtioBackend for Requests {
     }
 
     fn in_flight(&self) -> Vec<InFlight> {
-        let of = |slot: &Slot| InFlight {
+        let of = |slot: &BlkSlot| InFlight {
             id: slot.head.into(),
             kind: slot.kind,
             lun: None,
@@ -211,7 +211,7 @@ impl VirtioBackend for Requests {
 
 impl VirtQueueWorker<Requests> {
     /// Sends each range of a discard or write-zeroes request on its way.
-    fn submit_ranges(self: &Rc<Self>, mut slot: Slot, ranges: &Ranges, fua: bool) {
+    fn submit_ranges(self: &Rc<Self>, mut slot: BlkSlot, ranges: &Ranges, fua: bool) {
         let Requests { channel, slots, .. } = &self.service;
         let me: Rc<dyn RequestOwner> = self.clone();
         slot.kind = Ranges::kind(ranges.discard);

@@ -10,7 +10,7 @@ use super::wire::Status;
 use stats::Kind;
 
 /// A request in flight.
-pub(crate) struct Slot {
+pub(crate) struct BlkSlot {
     /// Head of the chain.
     pub(crate) head: u16,
     /// Length of the chain's writable part, bytes.
@@ -34,7 +34,7 @@ pub(crate) struct Slot {
 
 /// The table of slots. It keeps lists of segments for their capacity.
 pub(crate) struct SlotTable {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<BlkSlot>>,
     free: Vec<u32>,
     spare_bufs: Vec<IoBufs>,
 }
@@ -50,7 +50,7 @@ impl SlotTable {
     }
 
     /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
-    pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
+    pub(crate) fn insert(&mut self, slot: BlkSlot) -> Option<u32> {
         if let Some(tag) = self.free.pop() {
             self.slots[tag as usize] = Some(slot);
             return Some(tag);
@@ -63,7 +63,7 @@ impl SlotTable {
     }
 
     /// Counts an answer for `tag`. Returns the request if it was the last one.
-    pub(crate) fn answer(&mut self, tag: u32, status: Status) -> Option<Slot> {
+    pub(crate) fn answer(&mut self, tag: u32, status: Status) -> Option<BlkSlot> {
         let place = self.slots.get_mut(tag as usize)?;
         let slot = place.as_mut()?;
         if status != Status::Ok {
@@ -79,7 +79,7 @@ impl SlotTable {
     }
 
     /// Returns the request with that `tag`.
-    pub(crate) fn get(&self, tag: u32) -> Option<&Slot> {
+    pub(crate) fn get(&self, tag: u32) -> Option<&BlkSlot> {
         self.slots.get(tag as usize)?.as_ref()
     }
 
@@ -92,7 +92,7 @@ impl SlotTable {
     }
 
     /// The requests in flight.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &BlkSlot> {
         self.slots.iter().flatten()
     }
 

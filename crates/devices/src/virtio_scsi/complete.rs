@@ -5,7 +5,7 @@ use event_loop::IoBufs;
 use nix::errno::Errno;
 
 use super::requests::{Requests, response_bytes};
-use super::slots::{Progress, Slot};
+use super::slots::{Progress, ScsiSlot};
 use super::wire::{RESPONSE_SIZE, Response};
 use crate::virtio::VirtQueueWorker;
 
@@ -35,7 +35,7 @@ impl RequestOwner for VirtQueueWorker<Requests> {
 
 impl VirtQueueWorker<Requests> {
     /// Gives a command back to the driver; it sees it at the end of the section.
-    fn respond(&self, slot: Slot) {
+    fn respond(&self, slot: ScsiSlot) {
         let this = &self.service;
         if slot.given_up && slot.ended.is_none() && self.leave(slot.head) {
             this.slots.borrow_mut().keep_response(slot.response);

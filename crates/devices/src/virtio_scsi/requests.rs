@@ -15,7 +15,7 @@ use super::device::Device;
 use super::execute::{Data, Refused, Work, execute, repetitions};
 use super::probes;
 use super::sense::{CHECK_CONDITION, GOOD, Sense};
-use super::slots::{Repeat, Slot, SlotTable};
+use super::slots::{Repeat, ScsiSlot, SlotTable};
 use super::tasks::{Sequence, Tally, Tasks, Wait};
 use super::wire::{Address, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, ResponseBytes};
 use crate::virtio::{Broken, RANGE_BYTES, VirtQueueWorker, VirtioBackend};
@@ -149,7 +149,7 @@ impl VirtioBackend for Requests {
             Err(Refused::Access(error)) => return Err(Broken::Buffer(error)),
         };
         let mut slots = this.slots.borrow_mut();
-        let mut slot = Slot {
+        let mut slot = ScsiSlot {
             head: chain.head(),
             lun: 0,
             id: request.id,
@@ -178,26 +178,26 @@ impl VirtioBackend for Requests {
                 let kind = if is_read { Kind::Read } else { Kind::Write };
                 data.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
                 let bytes = u64::from(data.len());
-                slot = Slot { lun, op, used: data.len(), kind, offset, bytes, ..slot };
+                slot = ScsiSlot { lun, op, used: data.len(), kind, offset, bytes, ..slot };
                 (offset, bytes)
             }
             Work::Plain { lun, op, offset, len, used } => {
-                slot = Slot { lun, op, used, kind: Kind::Flush, ..slot };
+                slot = ScsiSlot { lun, op, used, kind: Kind::Flush, ..slot };
                 (offset, len)
             }
             Work::Unmap { lun, ranges, used } => {
                 let (op, pending) = (Op::Discard, ranges.iter().len() as u32);
                 let first = ranges.iter().next().map_or(0, |(offset, _)| offset);
                 let bytes = ranges.iter().map(|(_, len)| len).sum();
-                let slot_of = Slot { lun, op, used, pending, ..slot };
-                slot = Slot { kind: Kind::Discard, offset: first, bytes, ..slot_of };
+                let slot_of = ScsiSlot { lun, op, used, pending, ..slot };
+                slot = ScsiSlot { kind: Kind::Discard, offset: first, bytes, ..slot_of };
                 discards = Some(ranges);
                 beyond = pending * RANGE_BYTES;
                 (0, 0)
             }
             Work::WriteSame { lun, offset, len, block, may_unmap, fua } => {
                 block.push_iovecs(&slot.memory, &mut bufs).map_err(Broken::Buffer)?;
-                slot = Slot { lun, used: block.len(), offset, bytes: len, ..slot };
+                slot = ScsiSlot { lun, used: block.len(), offset, bytes: len, ..slot };
                 if bufs.is_zero() {
                     bufs.clear();
                     slot.op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
@@ -243,7 +243,7 @@ impl VirtioBackend for Requests {
     }
 
     fn in_flight(&self) -> Vec<InFlight> {
-        let of = |slot: &Slot| InFlight {
+        let of = |slot: &ScsiSlot| InFlight {
             id: slot.number,
             kind: slot.kind,
             lun: Some(slot.lun),

@@ -14,7 +14,7 @@ use super::wire::Response;
 use stats::Kind;
 
 /// A command in flight.
-pub(crate) struct Slot {
+pub(crate) struct ScsiSlot {
     /// Head of the chain.
     pub(crate) head: u16,
     pub(crate) lun: u16,
@@ -62,12 +62,12 @@ pub(crate) enum Progress {
     Waits,
     /// The next part has to be written from these buffers.
     Repeats(IoBufs),
-    Done(Slot),
+    Done(ScsiSlot),
 }
 
 /// The table of slots. It keeps lists for their capacity.
 pub(crate) struct SlotTable {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<ScsiSlot>>,
     free: Vec<u32>,
     spare_bufs: Vec<IoBufs>,
     spare_responses: Vec<Vec<Segment>>,
@@ -85,13 +85,13 @@ impl SlotTable {
     }
 
     /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
-    pub(crate) fn insert(&mut self, slot: Slot) -> Option<u32> {
+    pub(crate) fn insert(&mut self, slot: ScsiSlot) -> Option<u32> {
         let tag = self.free.pop()?;
         self.slots[tag as usize] = Some(slot);
         Some(tag)
     }
 
-    pub(crate) fn get_mut(&mut self, tag: u32) -> Option<&mut Slot> {
+    pub(crate) fn get_mut(&mut self, tag: u32) -> Option<&mut ScsiSlot> {
         self.slots.get_mut(tag as usize)?.as_mut()
     }
 
@@ -142,12 +142,12 @@ impl SlotTable {
 
     /// Number of matching tasks with a number below `before`.
     pub(crate) fn count(&self, tasks: Tasks, before: u64) -> usize {
-        let counts = |slot: &&Slot| slot.number < before && tasks.have(slot.lun, slot.id);
+        let counts = |slot: &&ScsiSlot| slot.number < before && tasks.have(slot.lun, slot.id);
         self.slots.iter().flatten().filter(counts).count()
     }
 
     /// The commands in flight.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ScsiSlot> {
         self.slots.iter().flatten()
     }
 

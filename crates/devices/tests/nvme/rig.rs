@@ -294,7 +294,7 @@ impl Rig {
         }
     }
 
-    /// Goes on with the memory and the driver of another rig.
+    /// Continues with the memory and the driver of another rig.
     pub fn continue_driver_of(&mut self, other: &Rig) {
         self.set_memory(other.memory.memory().clone());
         self.memory = other.memory.clone();
@@ -364,7 +364,7 @@ impl Rig {
         self.pairs[qid] = NEW;
     }
 
-    /// What an earlier life of a queue has posted has the phase of this one.
+    /// Completions that an earlier queue at this address has posted have the phase of the new one.
     fn forget_completions(&self, qid: usize) {
         self.put(Self::base(qid) + QUEUE / 2, &[0; 16 * ENTRIES as usize]);
     }
@@ -387,7 +387,7 @@ impl Rig {
         }
     }
 
-    /// Turns the loop a few times, for what must not happen.
+    /// Turns the loop a few times, to show that something does not happen.
     pub fn turn(&self) {
         for _ in 0..20 {
             self.event_loop.run_once(false).unwrap();

@@ -54,11 +54,11 @@ use crate::event_loop::EventLoop;
 #[must_use = "dropping it takes the loop off its context"]
 pub struct LoopSource {
     source: Source,
-    state: Rc<State>,
+    state: Rc<SourceState>,
 }
 
 /// State of the source's callbacks.
-struct State {
+struct SourceState {
     event_loop: EventLoop,
     /// GLib's tag of the loop's descriptor.
     tag: Cell<ffi::gpointer>,
@@ -78,7 +78,7 @@ struct RawSource {
     /// The loop's thread; written before the source is attached and never after.
     thread: ThreadId,
     /// The state of the `LoopSource`, or null after its end. Accessed only by `thread`.
-    state: *const State,
+    state: *const SourceState,
 }
 
 static FUNCS: ffi::GSourceFuncs = ffi::GSourceFuncs {
@@ -116,7 +116,7 @@ impl LoopSource {
             let why = "the GMainContext is another thread's: a loop is attached on its own thread";
             io::Error::new(io::ErrorKind::ResourceBusy, why)
         })?;
-        let state = Rc::new(State {
+        let state = Rc::new(SourceState {
             event_loop: event_loop.clone(),
             tag: Cell::new(ptr::null_mut()),
             blocked: Cell::new(false),
@@ -136,7 +136,7 @@ impl LoopSource {
             ffi::g_source_set_priority(new, priority.into_glib());
             ffi::g_source_set_name(new, handle.name().to_glib_none().0);
             // Otherwise GLib stops watching the descriptor during each dispatch, and wakes itself up when it
-            // resumes. `State::block` handles nested main loops instead.
+            // resumes. `SourceState::block` handles nested main loops instead.
             ffi::g_source_set_can_recurse(new, ffi::GTRUE);
             state.tag.set(ffi::g_source_add_unix_fd(new, fd, ffi::G_IO_IN));
             from_glib_full(new)
@@ -169,7 +169,7 @@ impl Drop for LoopSource {
 /// # Safety
 ///
 /// `source` was made by [`LoopSource::attach`] and is alive, which holds in GLib's callbacks.
-unsafe fn state_of(source: *mut ffi::GSource) -> Option<Rc<State>> {
+unsafe fn state_of(source: *mut ffi::GSource) -> Option<Rc<SourceState>> {
     let raw = source.cast::<RawSource>();
     // SAFETY: a live `RawSource`, whose `thread` does not change any more.
     if unsafe { (*raw).thread } != thread::current().id() {
@@ -220,7 +220,7 @@ unsafe extern "C" fn dispatch(
     if stays { ffi::G_SOURCE_CONTINUE } else { ffi::G_SOURCE_REMOVE }
 }
 
-impl State {
+impl SourceState {
     /// Returns how long to wait, nanoseconds (`Some(None)`: for ever). `None`: dispatch without waiting.
     fn prepare(&self, source: *mut ffi::GSource) -> Option<Option<u64>> {
         self.block(source, !self.event_loop.can_turn());

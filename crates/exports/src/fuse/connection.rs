@@ -15,7 +15,7 @@ use std::sync::Arc;
 use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use block::request::{Op, Request as NodeRequest, RequestOwner};
-use block::status::{self, State as ExtentState};
+use block::status::{self, ExtentState};
 use event_loop::{
     DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, IoTarget, LoopFile,
     Progress, Trigger, mailbox, oneshot,

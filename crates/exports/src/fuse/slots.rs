@@ -43,7 +43,7 @@ pub(super) enum At {
     Answering,
 }
 
-pub(super) struct Slot {
+pub(super) struct FuseSlot {
     pub(super) at: At,
     pub(super) unique: u64,
     pub(super) request: Request,
@@ -56,9 +56,9 @@ pub(super) struct Slot {
     bufs: IoBufs,
 }
 
-impl Slot {
+impl FuseSlot {
     fn new() -> Option<Self> {
-        Some(Slot {
+        Some(FuseSlot {
             at: At::Free,
             unique: 0,
             request: Request::Forget,
@@ -122,14 +122,15 @@ impl Slot {
 
 /// All slots, by tag.
 pub(super) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<FuseSlot>,
     free: Vec<u32>,
 }
 
 impl Slots {
     /// `None`: there is no memory.
     pub(super) fn new() -> Option<Self> {
-        let slots: Option<Vec<Slot>> = std::iter::repeat_with(Slot::new).take(SLOTS).collect();
+        let slots: Option<Vec<FuseSlot>> =
+            std::iter::repeat_with(FuseSlot::new).take(SLOTS).collect();
         Some(Slots { slots: slots?, free: (0..SLOTS as u32).rev().collect() })
     }
 
@@ -148,13 +149,13 @@ impl Slots {
         }
     }
 
-    pub(super) fn get(&mut self, tag: u32) -> Option<&mut Slot> {
+    pub(super) fn get(&mut self, tag: u32) -> Option<&mut FuseSlot> {
         self.slots.get_mut(tag as usize)
     }
 
     /// The requests that the node has.
     pub(super) fn in_flight(&self) -> Vec<InFlight> {
-        let of = |slot: &Slot| {
+        let of = |slot: &FuseSlot| {
             match slot.at {
                 At::Node(_) | At::Seeking { .. } | At::Resizing => {}
                 At::Free | At::Armed | At::Answering => return None,

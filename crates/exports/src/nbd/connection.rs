@@ -29,7 +29,7 @@ pub use self::pause::SavedClient;
 use super::handshake::Secured;
 use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
-use super::state::{End, Next, State};
+use super::state::{End, Next, ServerState};
 use super::turns::Turns;
 use super::wire::reply::Reply;
 
@@ -65,7 +65,7 @@ pub(super) struct Connection {
     fd: Arc<OwnedFd>,
     socket: LoopFile,
     service: Service,
-    state: RefCell<State>,
+    state: RefCell<ServerState>,
     /// Between the socket and the state, with TLS.
     secure: Option<RefCell<Secure<Server>>>,
     /// The lists of the two operations, while they are not under way.
@@ -98,7 +98,7 @@ impl Connection {
         mut service: Service,
         ended: Ended,
     ) -> Option<Rc<Self>> {
-        let mut state = State::new(
+        let mut state = ServerState::new(
             service.agreed,
             service.bitmaps.clone(),
             service.writethrough,

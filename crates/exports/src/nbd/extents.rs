@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use block::status::{self, EXTENT_LEN, Extent, State};
+use block::status::{self, EXTENT_LEN, Extent, ExtentState};
 use block::track::DirtyBitmap;
 use event_loop::IoBufs;
 
@@ -123,9 +123,9 @@ impl Chunks<'_> {
 
 fn state(extent: Extent) -> u32 {
     match extent.state {
-        State::Data => 0,
-        State::Hole => allocation::HOLE | allocation::ZERO,
-        State::Zeroes => allocation::ZERO,
+        ExtentState::Data => 0,
+        ExtentState::Hole => allocation::HOLE | allocation::ZERO,
+        ExtentState::Zeroes => allocation::ZERO,
     }
 }
 

@@ -12,7 +12,7 @@ use super::wire::reply::{Asked, Reply};
 pub(super) const SLOTS: usize = 128;
 
 /// A request under way.
-pub(super) struct Slot {
+pub(super) struct NbdSlot {
     pub(super) asked: Asked,
     pub(super) command: Command,
     /// Memory of its data.
@@ -31,9 +31,9 @@ pub(super) struct Slot {
     pub(super) started_ns: u64,
 }
 
-impl Slot {
+impl NbdSlot {
     fn new() -> Self {
-        Slot {
+        NbdSlot {
             asked: Asked { cookie: 0, offset: 0 },
             command: Command::Nothing,
             memory: None,
@@ -75,14 +75,14 @@ pub(super) fn counted(command: &Command) -> (Kind, u64, u64) {
 
 /// All slots, by tag.
 pub(super) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<NbdSlot>,
     free: Vec<u32>,
 }
 
 impl Slots {
     pub(super) fn new() -> Self {
         Slots {
-            slots: std::iter::repeat_with(Slot::new).take(SLOTS).collect(),
+            slots: std::iter::repeat_with(NbdSlot::new).take(SLOTS).collect(),
             free: (0..SLOTS as u32).rev().collect(),
         }
     }
@@ -97,7 +97,7 @@ impl Slots {
         self.free.push(tag);
     }
 
-    pub(super) fn get(&mut self, tag: u32) -> Option<&mut Slot> {
+    pub(super) fn get(&mut self, tag: u32) -> Option<&mut NbdSlot> {
         self.slots.get_mut(tag as usize)
     }
 

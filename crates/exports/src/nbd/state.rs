@@ -95,7 +95,7 @@ pub(super) enum Next {
     End(End),
 }
 
-pub(super) struct State {
+pub(super) struct ServerState {
     client: RawFd,
     agreed: Agreed,
     bitmaps: Arc<[Arc<DirtyBitmap>]>,
@@ -112,7 +112,7 @@ pub(super) struct State {
     sending: Vec<u32>,
 }
 
-impl State {
+impl ServerState {
     /// `None`: there is no memory.
     /// `client` names it in traces.
     pub(super) fn new(
@@ -121,7 +121,7 @@ impl State {
         writethrough: bool,
         client: RawFd,
     ) -> Option<Self> {
-        Some(State {
+        Some(ServerState {
             client,
             agreed,
             bitmaps,
@@ -376,7 +376,7 @@ impl State {
             Incoming::Payload { tag, .. } => Some(tag),
             _ => None,
         };
-        let State { slots, ready, sending, .. } = self;
+        let ServerState { slots, ready, sending, .. } = self;
         let waits =
             |tag: &u32| ready.contains(tag) || sending.contains(tag) || payload == Some(*tag);
         let tags: Vec<u32> = slots.taken().filter(|tag| !waits(tag)).collect();
@@ -447,7 +447,7 @@ impl State {
 
     /// Bytes that [`unparsed`](Self::unparsed) and [`take_replies`](Self::take_replies) give, at most.
     pub(super) fn left_len(&mut self) -> usize {
-        let State { ready, slots, .. } = self;
+        let ServerState { ready, slots, .. } = self;
         let replies = ready.iter().filter_map(|&tag| Some(MAX_HEADER + slots.get(tag)?.data));
         let payload = match self.incoming {
             Incoming::Payload { got, .. } => got,
@@ -572,12 +572,12 @@ fn memory_of(command: &Command, contexts: Contexts) -> (usize, usize) {
     }
 }
 
-impl tls::Sink for State {
+impl tls::Sink for ServerState {
     fn input_memory(&mut self, place: &mut IoBufs) {
-        State::input_memory(self, place);
+        ServerState::input_memory(self, place);
     }
 
     fn received(&mut self, bytes: usize, _place: &mut IoBufs) {
-        State::received(self, bytes);
+        ServerState::received(self, bytes);
     }
 }

@@ -286,7 +286,7 @@ impl Served for AhciDevice {
     fn in_flight(&self) -> AllInFlight {
         let asked = self.ask_all(|on_loop, answer| answer.send(on_loop.drive.in_flight()));
         Box::pin(async move {
-            // Drives whose loop is gone have none.
+            // A drive has no requests after its loop has ended.
             let drives = (0..).zip(asked.await.unwrap_or_default());
             let of_drive = |(drive, requests): (u64, Vec<InFlight>)| {
                 requests.into_iter().map(move |request| (drive, request))
@@ -304,7 +304,7 @@ impl Served for AhciDevice {
         drop(self);
         Box::pin(async move {
             for gone in gone {
-                // A drive whose loop is gone is gone with it.
+                // An error means that the loop has ended, and the drive with it.
                 let _ = gone.await;
             }
         })

@@ -15,7 +15,7 @@ use guest_memory::GuestMemory;
 use super::device::{Device, Restore};
 use super::interrupts::{Interrupts, Unmasker};
 use super::memory::Memory;
-use super::session::{CONFIG, Session, SessionState, Step};
+use super::session::{CONFIG, MessageResult, Session, SessionState};
 use super::wire::{Message, RegionWrite, command_name};
 use crate::vhost_user::EventFd;
 use crate::vhost_user::handover::Saved;
@@ -80,12 +80,12 @@ impl Prepared {
                 return Err(failed("not a part of a saved state".to_owned()));
             }
             match session.step(message).map_err(|errno| failed(errno.desc().to_owned()))? {
-                Step::Reply(_) => {}
-                Step::Map(map) => {
+                MessageResult::Reply(_) => {}
+                MessageResult::Map(map) => {
                     mapped = memory.map(map).map_err(|error| failed(error.to_string()))?;
                 }
-                Step::Unmasker(Unmasker(fd)) => unmasker = fd,
-                Step::Unmap(_) | Step::Settle(_) => {
+                MessageResult::Unmasker(Unmasker(fd)) => unmasker = fd,
+                MessageResult::Unmap(_) | MessageResult::Settle(_) => {
                     return Err(failed("not a part of a saved state".to_owned()));
                 }
             }

@@ -32,12 +32,12 @@ pub const IRQ_KINDS: u32 = 5;
 /// up in the configuration space, since clients keep parts of it, such as the MSI-X table, to themselves.
 pub struct Interrupts {
     has_pin: bool,
-    state: Mutex<State>,
+    state: Mutex<InterruptState>,
     /// Changes with each change of the eventfds of MSI-X, after it.
     msix_version: AtomicU64,
 }
 
-struct State {
+struct InterruptState {
     /// What the device wants the level interrupt to be.
     level: bool,
     /// A level interrupt is masked when it is signalled, until the client has taken note.
@@ -69,7 +69,7 @@ impl Interrupts {
         let msix = of.msix.map_or(0, |msix| usize::from(msix.vectors));
         Interrupts {
             has_pin: of.pin.is_some(),
-            state: Mutex::new(State {
+            state: Mutex::new(InterruptState {
                 level: false,
                 masked: false,
                 intx: None,
@@ -302,7 +302,7 @@ impl Wanted<'_> {
     }
 }
 
-impl State {
+impl InterruptState {
     /// Signals the level interrupt, if it is due.
     fn signal_level(&mut self) {
         if self.level

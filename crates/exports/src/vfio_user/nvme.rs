@@ -62,7 +62,7 @@ pub(super) struct NvmeOptions {
     pub(super) writable: bool,
     pub(super) writethrough: bool,
     pub(super) serial: String,
-    /// What tells its identifiers from those of others.
+    /// Distinguishes its identifiers from those of other controllers.
     pub(super) identity: String,
     /// 1 to [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES).
     pub(super) num_queues: u16,

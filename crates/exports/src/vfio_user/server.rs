@@ -24,7 +24,7 @@ use super::error::ConnectionError;
 use super::hand_over::{Order, Prepared, SavedClient};
 use super::interrupts::{Interrupts, Unmasker, unmasker};
 use super::memory::Memory;
-use super::session::{Session, Step};
+use super::session::{MessageResult, Session};
 use super::wire::{Message, Reply, command_name};
 use crate::vhost_user::descriptors::Desk;
 use crate::vhost_user::handover::SavedServer;
@@ -402,15 +402,15 @@ impl Service {
             Err(errno) => return Ok(Err((errno, errno.desc().to_owned()))),
         };
         let reply = match step {
-            Step::Reply(reply) => reply,
-            Step::Map(map) => match client.memory.map(map) {
+            MessageResult::Reply(reply) => reply,
+            MessageResult::Map(map) => match client.memory.map(map) {
                 Ok(memory) => {
                     self.device.set_memory(memory);
                     Reply::Done
                 }
                 Err(error) => return Ok(Err((error.errno(), error.to_string()))),
             },
-            Step::Unmap(unmap) => match client.memory.unmap(unmap) {
+            MessageResult::Unmap(unmap) => match client.memory.unmap(unmap) {
                 Ok(memory) => {
                     self.device.set_memory(memory);
                     self.settle().await?;
@@ -418,11 +418,11 @@ impl Service {
                 }
                 Err(error) => return Ok(Err((error.errno(), error.to_string()))),
             },
-            Step::Unmasker(Unmasker(fd)) => {
+            MessageResult::Unmasker(Unmasker(fd)) => {
                 client.watch = fd.map(|fd| self.watch(fd));
                 Reply::Done
             }
-            Step::Settle(reply) => {
+            MessageResult::Settle(reply) => {
                 self.settle().await?;
                 reply
             }

@@ -27,7 +27,7 @@ const MAJOR: u16 = 0;
 
 /// The result of a message.
 #[derive(Debug)]
-pub enum Step {
+pub enum MessageResult {
     /// A reply.
     Reply(Reply),
     /// Map memory.
@@ -106,7 +106,7 @@ impl<'a> Session<'a> {
     /// # Errors
     ///
     /// The error for the client.
-    pub fn step(&mut self, message: Message<'_>) -> Result<Step, Errno> {
+    pub fn step(&mut self, message: Message<'_>) -> Result<MessageResult, Errno> {
         if self.has_version == matches!(message, Message::Version { .. }) {
             return Err(Errno::EINVAL);
         }
@@ -116,8 +116,8 @@ impl<'a> Session<'a> {
                 Reply::Version { max_dma_maps: MAX_DMA_MAPS }
             }
             Message::Version { major: _, minor: _ } => return Err(Errno::EINVAL),
-            Message::DmaMap(map) => return Ok(Step::Map(map)),
-            Message::DmaUnmap(unmap) => return Ok(Step::Unmap(unmap)),
+            Message::DmaMap(map) => return Ok(MessageResult::Map(map)),
+            Message::DmaUnmap(unmap) => return Ok(MessageResult::Unmap(unmap)),
             Message::DeviceInfo => Reply::DeviceInfo { regions: REGIONS as u32, irqs: IRQ_KINDS },
             Message::RegionInfo(index) => {
                 let size = self.region_size(index).ok_or(Errno::EINVAL)?;
@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
                 Reply::IrqInfo(self.interrupts.info(index).ok_or(Errno::EINVAL)?)
             }
             Message::SetIrqs(irqs) => match self.interrupts.set(irqs)? {
-                Some(unmasker) => return Ok(Step::Unmasker(unmasker)),
+                Some(unmasker) => return Ok(MessageResult::Unmasker(unmasker)),
                 None => Reply::Done,
             },
             Message::RegionRead(RegionRead { region, offset, count }) => {
@@ -143,7 +143,11 @@ impl<'a> Session<'a> {
                 let was_reset = self.write(write)?;
                 let RegionWrite { region, offset, data } = write;
                 let reply = Reply::RegionWritten { region, offset, count: data.len() };
-                return Ok(if was_reset { Step::Settle(reply) } else { Step::Reply(reply) });
+                return Ok(if was_reset {
+                    MessageResult::Settle(reply)
+                } else {
+                    MessageResult::Reply(reply)
+                });
             }
             Message::RegionWriteMulti(writes) => {
                 let mut was_reset = false;
@@ -151,17 +155,21 @@ impl<'a> Session<'a> {
                     was_reset |= self.write(write)?;
                 }
                 let reply = Reply::RegionsWritten(writes.len());
-                return Ok(if was_reset { Step::Settle(reply) } else { Step::Reply(reply) });
+                return Ok(if was_reset {
+                    MessageResult::Settle(reply)
+                } else {
+                    MessageResult::Reply(reply)
+                });
             }
             Message::Reset => {
                 self.reset();
-                return Ok(Step::Settle(Reply::Done));
+                return Ok(MessageResult::Settle(Reply::Done));
             }
             // The kernel's answer for features that a device lacks.
             Message::Feature => return Err(Errno::ENOTTY),
             Message::Unknown(_) => return Err(Errno::ENOSYS),
         };
-        Ok(Step::Reply(reply))
+        Ok(MessageResult::Reply(reply))
     }
 
     /// Size of a region in bytes; `None`: PCI devices have no such region.

@@ -1,6 +1,6 @@
 //! An export with its threads, a disk in memory behind it, and a guest in front of it.
 #![allow(dead_code, reason = "each test file uses a part of it")]
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 pub(crate) mod vmm;
 

@@ -5,7 +5,7 @@
 //!
 //! `RINGMILL_RESETS=10000` is the long form. A failure prints the seed; `RINGMILL_SEED=n` repeats the run, as far as
 //! the scheduler allows.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
 //! vfio-user: an AHCI controller before a client of the tests' own.
-#![allow(clippy::disallowed_methods, reason = "nobody counts the locks of tests")]
+#![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod client;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Jobs that copy a disk. The copy must be what the disk had at one moment.
+//! Jobs that copy a disk. The copy must equal the disk at one moment.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! An operator, who sends QMP commands to a running daemon and checks what they come to.
+//! An operator: sends QMP commands to a running daemon and checks the results.
 //!
-//! The operator knows what each command must come to: success, or an error, such as for a node in use. Copies of
-//! disks are compared with what their users wrote. A command may fail otherwise only after an operation of a ring
+//! The operator knows the right result of each command: success, or an error, such as for a node in use. Copies of
+//! disks are compared with what the guests wrote. A command may fail otherwise only after an operation of a ring
 //! has failed.
 
 mod chains;

@@ -9,7 +9,7 @@ use crate::rig::*;
 
 /// The state of the port at the reset.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum State {
+pub(crate) enum PortState {
     Idle,
     /// Commands were announced, and the loop has not taken them.
     Announced,
@@ -23,12 +23,18 @@ pub(crate) enum State {
     FailedQueued,
 }
 
-pub(crate) const STATES: [State; 6] =
-    [State::Idle, State::Announced, State::Busy, State::Queued, State::Failed, State::FailedQueued];
+pub(crate) const STATES: [PortState; 6] = [
+    PortState::Idle,
+    PortState::Announced,
+    PortState::Busy,
+    PortState::Queued,
+    PortState::Failed,
+    PortState::FailedQueued,
+];
 
-pub(crate) fn enter(rig: &mut Rig, state: State) {
+pub(crate) fn enter(rig: &mut Rig, state: PortState) {
     rig.disk().hold.set(true);
-    let queued = matches!(state, State::Queued | State::FailedQueued);
+    let queued = matches!(state, PortState::Queued | PortState::FailedQueued);
     for slot in 0..8 {
         let offset = 65536 * u64::from(slot);
         let command = if queued {
@@ -39,13 +45,13 @@ pub(crate) fn enter(rig: &mut Rig, state: State) {
         rig.port().prepare(slot, &command, 4096).unwrap();
     }
     match state {
-        State::Idle => {}
-        State::Announced => rig.port().ring(0xff),
-        State::Busy | State::Queued => {
+        PortState::Idle => {}
+        PortState::Announced => rig.port().ring(0xff),
+        PortState::Busy | PortState::Queued => {
             rig.port().ring(0xff);
             rig.turn();
         }
-        State::Failed | State::FailedQueued => {
+        PortState::Failed | PortState::FailedQueued => {
             rig.port().ring(0xff);
             rig.turn();
             rig.disk().fail.set(Some(nix::errno::Errno::EIO));
@@ -61,12 +67,12 @@ fn held(rig: &Rig) -> usize {
 }
 
 /// Checks that the port is as new: no command, no error, and a command runs.
-pub(crate) fn works(rig: &mut Rig, state: State) {
+pub(crate) fn works(rig: &mut Rig, state: PortState) {
     rig.disk().hold.set(false);
     rig.log();
     assert_eq!((rig.port().read(reg::PX_CI), rig.port().read(reg::PX_SACT)), (0, 0), "{state:?}");
     assert_eq!(rig.port().read(reg::PX_TFD) & 0x88, 0, "{state:?}: busy");
-    if state == State::FailedQueued {
+    if state == PortState::FailedQueued {
         // Needed after some resets, and harmless after a reset of the drive.
         rig.port().run(&Command { lba: 0x10, count: 1, ..command(0x2f) }, 512).unwrap();
     }
@@ -77,7 +83,7 @@ pub(crate) fn works(rig: &mut Rig, state: State) {
 }
 
 /// Releases all requests in turn; `ready` must become true with the last one.
-fn drain(rig: &mut Rig, state: State, ready: impl Fn(&mut Rig) -> bool) {
+fn drain(rig: &mut Rig, state: PortState, ready: impl Fn(&mut Rig) -> bool) {
     let before = rig.read_memory(area(0).rfis(), 256);
     while held(rig) > 0 {
         assert!(!ready(rig), "{state:?}: ready with {} requests in flight", held(rig));
@@ -104,9 +110,9 @@ fn the_list_is_stopped() {
         rig.port().write(reg::PX_IS, u32::MAX);
         rig.turn();
         let requests = match state {
-            State::Busy => 1,
-            State::Queued => 8,
-            State::FailedQueued => 7,
+            PortState::Busy => 1,
+            PortState::Queued => 8,
+            PortState::FailedQueued => 7,
             _ => 0,
         };
         assert_eq!(held(&rig), requests, "{state:?}: what was not begun never is");
@@ -129,9 +135,9 @@ fn the_list_is_started_too_early() {
         rig.turn();
         let old = held(&rig);
         let read = match state {
-            State::FailedQueued => Command { lba: 0x10, count: 1, ..command(0x2f) },
+            PortState::FailedQueued => Command { lba: 0x10, count: 1, ..command(0x2f) },
             // The same slot again, with a command that does not wait for others of its kind.
-            State::Queued => Command::queued(0, false, 0, 4096),
+            PortState::Queued => Command::queued(0, false, 0, 4096),
             _ => Command::dma(false, 0, 4096),
         };
         rig.port().prepare(0, &read, 4096).unwrap();
@@ -169,7 +175,10 @@ fn comreset() {
             assert_eq!(rig.fis(D2H)[..16], [0x34, 0, 0x50, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
             rig.port().stop_list().unwrap();
             rig.port().recover().unwrap();
-            works(&mut rig, if state == State::FailedQueued { State::Failed } else { state });
+            works(
+                &mut rig,
+                if state == PortState::FailedQueued { PortState::Failed } else { state },
+            );
         }
     }
 }
@@ -177,7 +186,7 @@ fn comreset() {
 #[test]
 fn comreset_that_lasts_longer_than_the_drain() {
     let mut rig = Rig::new();
-    enter(&mut rig, State::Queued);
+    enter(&mut rig, PortState::Queued);
     rig.port().write(reg::PX_SCTL, 0x301);
     rig.let_go(8);
     assert_eq!(rig.port().read(reg::PX_SSTS), 0);
@@ -220,7 +229,7 @@ fn reset_of_the_controller() {
         assert_eq!((port.read_generic(reg::IS), rig.ports[1].read(reg::PX_SSTS)), (0, 0x133));
         rig.ports[0].write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
         rig.ports[0].start().unwrap();
-        works(&mut rig, if state == State::FailedQueued { State::Failed } else { state });
+        works(&mut rig, if state == PortState::FailedQueued { PortState::Failed } else { state });
     }
 }
 
@@ -242,13 +251,13 @@ fn software_reset() {
     }
     assert_eq!(rig.port().read(reg::PX_SIG), 0x101);
     assert_eq!(rig.fis(D2H)[..4], [0x34, 0, 0x50, 1]);
-    works(&mut rig, State::Idle);
+    works(&mut rig, PortState::Idle);
 }
 
 #[test]
 fn a_busy_drive_is_overridden() {
     let mut rig = Rig::new();
-    enter(&mut rig, State::Busy);
+    enter(&mut rig, PortState::Busy);
     assert_eq!(rig.port().read(reg::PX_TFD) & 0x80, 0x80);
     let cmd = rig.port().read(reg::PX_CMD);
     rig.port().write(reg::PX_CMD, cmd & !reg::CMD_ST | reg::CMD_CLO);

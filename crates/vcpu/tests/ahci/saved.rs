@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use vcpu::ahci::{Command, Controller, reg};
 
-use crate::resets::{STATES, State, enter, works};
+use crate::resets::{PortState, STATES, enter, works};
 use crate::rig::*;
 
 /// Pauses all drives. Returns whether they are paused.
@@ -39,7 +39,7 @@ fn another(rig: &Rig) -> (Controller, Vec<Rc<Drive>>) {
     (controller, drives)
 }
 
-/// Has the driver go on with this controller.
+/// Lets the driver continue with this controller.
 fn go_on(rig: &mut Rig, (controller, drives): (Controller, Vec<Rc<Drive>>)) {
     rig.ports.iter_mut().for_each(|port| port.continue_on(&controller));
     for drive in std::mem::replace(&mut rig.drives, drives) {
@@ -73,15 +73,15 @@ fn each_state_is_gone_on_with() {
         assert_eq!((paused.get(), rig.disk().held.borrow().len()), (1, 0), "{state:?}");
         take_over(&mut rig);
         match state {
-            State::Idle => {}
-            State::Announced | State::Busy | State::Queued => {
+            PortState::Idle => {}
+            PortState::Announced | PortState::Busy | PortState::Queued => {
                 rig.port().finish(0xff).unwrap();
-                let offset = if state == State::Queued { 7 * 65536 } else { 65536 };
-                let slot = if state == State::Queued { 7 } else { 1 };
+                let offset = if state == PortState::Queued { 7 * 65536 } else { 65536 };
+                let slot = if state == PortState::Queued { 7 } else { 1 };
                 assert_eq!(rig.port().data(slot, 1).unwrap(), [pattern(offset)]);
                 assert_eq!(rig.log().len(), 8, "{state:?}: each is carried out once");
             }
-            State::Failed | State::FailedQueued => {
+            PortState::Failed | PortState::FailedQueued => {
                 assert_ne!(rig.port().read(reg::PX_IS) & 1 << 30, 0, "the error is told");
                 rig.port().recover().unwrap();
             }
@@ -202,7 +202,7 @@ fn apply(bytes: &mut Vec<u8>, change: &Change) {
     }
 }
 
-fn malformed(state: State, changes: &[Change], writes: &[(u64, u32)]) {
+fn malformed(state: PortState, changes: &[Change], writes: &[(u64, u32)]) {
     let mut rig = Rig::new();
     enter(&mut rig, state);
     let paused = pause(&rig);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use event_loop::EventLoop;
 
 use super::options::{CLUSTER, CopyBeforeWriteOptions};
-use super::saved::{Saved, State};
+use super::saved::{CopyState, Saved};
 use super::view::View;
 use crate::driver::OpenContext;
 use crate::drivers::common::Common;
@@ -57,7 +57,7 @@ impl CopyBeforeWriteNode {
                     marks.iter().for_each(|marks| bits.merge(marks.bits()));
                     bits
                 };
-                (Saved::new(&name)?, State { left: bits(), kept: bits(), broken: false })
+                (Saved::new(&name)?, CopyState { left: bits(), kept: bits(), broken: false })
             }
         };
         let timeout = Some(u64::from(options.cbw_timeout) * NS_PER_S).filter(|ns| *ns > 0);

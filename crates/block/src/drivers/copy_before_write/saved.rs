@@ -25,7 +25,7 @@ pub(super) struct Saved {
 }
 
 /// What has been copied so far.
-pub(super) struct State {
+pub(super) struct CopyState {
     /// Parts that are not copied yet.
     pub(super) left: Bitmap,
     /// Parts that are kept.
@@ -49,7 +49,11 @@ impl Saved {
     }
 
     /// A file that another process has written, and what is in it.
-    pub(super) fn inherit(node: &str, file: File, size: u64) -> Result<(Saved, State), OpenError> {
+    pub(super) fn inherit(
+        node: &str,
+        file: File,
+        size: u64,
+    ) -> Result<(Saved, CopyState), OpenError> {
         let failed =
             |error| OpenError::io(format!("node '{node}': what was copied is unknown"), &error);
         let state = read(&file, size).map_err(failed)?;
@@ -72,7 +76,7 @@ impl Saved {
     }
 }
 
-fn read(file: &File, size: u64) -> io::Result<State> {
+fn read(file: &File, size: u64) -> io::Result<CopyState> {
     let wrong = || io::Error::from(io::ErrorKind::InvalidData);
     let mut head = [0; HEAD];
     file.read_exact_at(&mut head, 0)?;
@@ -92,7 +96,7 @@ fn read(file: &File, size: u64) -> io::Result<State> {
         bitmap.set_words(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
         Ok::<_, io::Error>(bitmap)
     };
-    Ok(State { left: bitmap()?, kept: bitmap()?, broken: broken != Some(0) })
+    Ok(CopyState { left: bitmap()?, kept: bitmap()?, broken: broken != Some(0) })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::drivers::align::WholeBlocks;
 use crate::node::Channel;
 use crate::request::{CompletionGuard, Op, Request, RequestOwner};
 use crate::slab::Slab;
-use crate::status::{self, Extent, State};
+use crate::status::{self, Extent, ExtentState};
 use crate::submit::submit;
 
 /// Requests under way that there is room for from the start.
@@ -180,7 +180,7 @@ impl<S: Encrypted> Channel for EncryptedChannel<S> {
             }
             Op::Discard => request.complete(Ok(())),
             Op::BlockStatus => {
-                status::write_one(&mut request.bufs, Extent::own(request.len, State::Data));
+                status::write_one(&mut request.bufs, Extent::own(request.len, ExtentState::Data));
                 request.complete(Ok(()));
             }
         }

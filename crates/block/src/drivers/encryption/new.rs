@@ -9,7 +9,7 @@ use crypto::luks::{Hash, NewVolume};
 
 use crate::error::OpenError;
 
-/// The longest `iter-time`, milliseconds: with more, opening takes longer than anyone waits.
+/// The longest `iter-time`, milliseconds: opening takes about as long.
 const MOST_TIME: i64 = 60 * 60 * 1000;
 
 /// A new LUKS volume. `None`: as QEMU has it.

@@ -16,9 +16,9 @@ use super::FileNode;
 use super::bounce::Bounces;
 use super::describe;
 use super::merge::Run;
-use super::plan::Step;
+use super::plan::FileStep;
 use super::probes;
-use super::slots::{Slot, Slots, Stage};
+use super::slots::{FileSlot, Slots, Stage};
 use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::drivers::range_lock::Mailbox;
 use crate::node::Channel;
@@ -233,9 +233,9 @@ impl Inner {
         let whole = usize::try_from(result) == Ok(bufs.len());
         let mut slots = self.slots.borrow_mut();
         if let Some(request) = simple {
-            let stage = Stage::Step(Step::InPlace { len: bufs.len() });
+            let stage = Stage::FileStep(FileStep::InPlace { len: bufs.len() });
             let request = request.attach(bufs);
-            slots.put(token, Slot { claimed: true, ..Slot::new(request, stage) });
+            slots.put(token, FileSlot { claimed: true, ..FileSlot::new(request, stage) });
         } else if let Some((slot, part)) = slots.get(token) {
             if slot.stage == Stage::Status {
                 slot.request.bufs = bufs;
@@ -256,7 +256,7 @@ impl Inner {
 
     /// Starts a request that is not simple.
     fn start(&self, request: Request) {
-        let token = self.slots.borrow_mut().insert(Slot::new(request, Stage::Turn));
+        let token = self.slots.borrow_mut().insert(FileSlot::new(request, Stage::Turn));
         self.go_on(token);
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Limits {
 
 /// One step of a read or write. Lengths count the request's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum FileStep {
     /// Between the image and the request's own memory.
     InPlace {
         /// Bytes.
@@ -124,7 +124,7 @@ impl Limits {
     }
 
     /// Plans the next step. `part` becomes the memory of an in-place step. `left` is not 0.
-    pub(crate) fn next(&self, position: Position, bufs: &IoBufs, part: &mut IoBufs) -> Step {
+    pub(crate) fn next(&self, position: Position, bufs: &IoBufs, part: &mut IoBufs) -> FileStep {
         let Position { at, memory, left, write } = position;
         let in_tail = self.in_tail(at);
         let align = if in_tail { 1 } else { self.align.request };
@@ -143,21 +143,21 @@ impl Limits {
                 part.set_part(bufs, memory, len, self.max_segments);
             }
             if len > 0 && (in_tail || self.memory_fits(part)) {
-                return Step::InPlace { len };
+                return FileStep::InPlace { len };
             }
             let len = whole.min(BOUNCE);
             return if write {
-                Step::BounceWrite { len }
+                FileStep::BounceWrite { len }
             } else {
-                Step::BounceRead { start: at, span: len, skip: 0, len }
+                FileStep::BounceRead { start: at, span: len, skip: 0, len }
             };
         }
         let start = at - head as u64;
         if write {
-            return Step::Modify { start, skip: head, len: left.min(align - head) };
+            return FileStep::Modify { start, skip: head, len: left.min(align - head) };
         }
         let span = (head + left).next_multiple_of(align).min(BOUNCE);
-        Step::BounceRead { start, span, skip: head, len: left.min(span - head) }
+        FileStep::BounceRead { start, span, skip: head, len: left.min(span - head) }
     }
 }
 
@@ -202,24 +202,24 @@ mod tests {
                 let tail = limits.in_tail(pos);
                 let align = if tail { 1 } else { request };
                 let n = match step {
-                    Step::InPlace { len } => {
+                    FileStep::InPlace { len } => {
                         prop_assert_eq!(part.len(), len);
                         prop_assert!(tail || limits.memory_fits(&part));
                         prop_assert_eq!((pos % align as u64, len % align), (0, 0));
                         len
                     }
-                    Step::BounceRead { start, span, skip, len } => {
+                    FileStep::BounceRead { start, span, skip, len } => {
                         prop_assert!(!write && span <= BOUNCE && skip + len <= span);
                         prop_assert_eq!((start % align as u64, span % align), (0, 0));
                         prop_assert_eq!(start + skip as u64, pos);
                         len
                     }
-                    Step::BounceWrite { len } => {
+                    FileStep::BounceWrite { len } => {
                         prop_assert!(write && len <= BOUNCE);
                         prop_assert_eq!((pos % align as u64, len % align), (0, 0));
                         len
                     }
-                    Step::Modify { start, skip, len } => {
+                    FileStep::Modify { start, skip, len } => {
                         prop_assert!(write && skip + len <= align && align > 1);
                         prop_assert_eq!(start % align as u64, 0);
                         prop_assert_eq!(start + skip as u64, pos);

@@ -3,7 +3,7 @@
 use event_loop::IoBufs;
 
 use super::merge::Run;
-use super::plan::Step;
+use super::plan::FileStep;
 use super::syncs::Running;
 use super::zeroes::Method;
 use crate::drivers::range_lock::Ticket;
@@ -21,8 +21,8 @@ pub(crate) enum Stage {
     /// A read or write of all of it and of what continues it, a [`Run`].
     Merged,
     /// A step of a read or write.
-    Step(Step),
-    /// The second half of [`Step::Modify`], which changes that many bytes.
+    FileStep(FileStep),
+    /// The second half of [`FileStep::Modify`], which changes that many bytes.
     ModifyWrite(usize),
     /// A call that zeroes that many bytes.
     Zero(Method, u64),
@@ -37,7 +37,7 @@ pub(crate) enum Stage {
 }
 
 /// One request under way.
-pub(crate) struct Slot {
+pub(crate) struct FileSlot {
     pub(crate) request: Request,
     pub(crate) stage: Stage,
     /// Bytes done.
@@ -54,9 +54,9 @@ pub(crate) struct Slot {
     pub(crate) merged_with: Option<u32>,
 }
 
-impl Slot {
+impl FileSlot {
     pub(crate) fn new(request: Request, stage: Stage) -> Self {
-        Slot {
+        FileSlot {
             request,
             stage,
             done: 0,
@@ -77,7 +77,7 @@ impl Slot {
 pub(crate) struct Slots {
     simple: Vec<Option<Detached>>,
     /// The others, and the lists of their steps: kept while a slot is free, for their capacity.
-    slots: Vec<(Option<Slot>, IoBufs)>,
+    slots: Vec<(Option<FileSlot>, IoBufs)>,
     free: Vec<u32>,
 }
 
@@ -108,7 +108,7 @@ impl Slots {
     }
 
     /// Puts a request in; the token is its own until it is taken out.
-    pub(crate) fn insert(&mut self, slot: Slot) -> u32 {
+    pub(crate) fn insert(&mut self, slot: FileSlot) -> u32 {
         let token = self.take_token();
         self.put(token, slot);
         token
@@ -130,17 +130,17 @@ impl Slots {
     }
 
     /// Puts in, under a token that it has already, a request that is not simple.
-    pub(crate) fn put(&mut self, token: u32, slot: Slot) {
+    pub(crate) fn put(&mut self, token: u32, slot: FileSlot) {
         self.slots[token as usize].0 = Some(slot);
     }
 
     /// The request under `token` and the list for its steps.
-    pub(crate) fn get(&mut self, token: u32) -> Option<(&mut Slot, &mut IoBufs)> {
+    pub(crate) fn get(&mut self, token: u32) -> Option<(&mut FileSlot, &mut IoBufs)> {
         let (slot, part) = self.slots.get_mut(token as usize)?;
         Some((slot.as_mut()?, part))
     }
 
-    pub(crate) fn remove(&mut self, token: u32) -> Option<Slot> {
+    pub(crate) fn remove(&mut self, token: u32) -> Option<FileSlot> {
         let (slot, part) = self.slots.get_mut(token as usize)?;
         let slot = slot.take()?;
         // A step may have been planned that was not made.
@@ -162,11 +162,11 @@ impl Slots {
             let list = std::mem::take(&mut self.slots[run.first as usize].1);
             let bufs = std::mem::replace(&mut run.bufs, list);
             run.bufs.append_shared(&bufs);
-            self.put(run.first, Slot::new(alone.attach(bufs), Stage::Merged));
+            self.put(run.first, FileSlot::new(alone.attach(bufs), Stage::Merged));
         }
         let appended = run.bufs.append_shared(&request.bufs);
         debug_assert!(appended, "requests of two owners in one operation");
-        let token = self.insert(Slot::new(request, Stage::Merged));
+        let token = self.insert(FileSlot::new(request, Stage::Merged));
         if let Some((last, _)) = self.get(run.last) {
             last.merged_with = Some(token);
         }
@@ -204,7 +204,7 @@ mod tests {
         let memory = AlignedBuf::io_bufs(8192, 4096).unwrap();
         let mut slots = Slots::new();
         // It ends with a step planned and not made: no memory for a bounce buffer.
-        let token = slots.insert(Slot::new(half(&memory, 0, &to), Stage::Turn));
+        let token = slots.insert(FileSlot::new(half(&memory, 0, &to), Stage::Turn));
         slots.get(token).unwrap().1.set_part(&memory, 0, 512, 1);
         slots.remove(token).unwrap().request.complete(Err(Errno::ENOMEM));
 

@@ -12,10 +12,10 @@ use crate::drivers::range_lock::Mailbox;
 
 /// Those of a node.
 #[derive(Debug, Default)]
-pub(super) struct Syncs(Mutex<State>);
+pub(super) struct Syncs(Mutex<SyncState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct SyncState {
     next: u64,
     /// Numbers of flushes without a recorded result, lowest first.
     running: Vec<u64>,
@@ -68,7 +68,7 @@ impl Running {
     }
 }
 
-impl State {
+impl SyncState {
     fn have_ended(&self, before: u64) -> bool {
         self.running.first().is_none_or(|first| *first >= before)
     }

@@ -25,7 +25,7 @@ use tls::{Client, Progress, Secure};
 
 use super::Shared;
 use super::connect::{Connected, Pause, connect_on};
-use super::state::{Next, State, Violation};
+use super::state::{ClientState, Next, Violation};
 use crate::node::Channel;
 use crate::request::Request;
 
@@ -77,7 +77,7 @@ struct Inner {
     me: Weak<Inner>,
     event_loop: EventLoop,
     shared: Arc<Shared>,
-    state: RefCell<State>,
+    state: RefCell<ClientState>,
     link: RefCell<Link>,
     /// With TLS, the layer between socket and state.
     secure: RefCell<Option<Secure<Client>>>,
@@ -108,7 +108,7 @@ impl Connection {
         shared: &Arc<Shared>,
         connected: Option<Connected>,
     ) -> Option<Rc<Self>> {
-        let state = State::new(shared.agreed)?;
+        let state = ClientState::new(shared.agreed)?;
         let inner = Rc::new_cyclic(|me| Inner {
             me: me.clone(),
             event_loop: event_loop.clone(),

@@ -1,4 +1,4 @@
-//! Servers that send anything: a property of [`State`], also for fuzz targets.
+//! Servers that send anything: a property of [`ClientState`], also for fuzz targets.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,11 +10,11 @@ use nix::errno::Errno;
 use proptest::prelude::*;
 
 use super::agreed::Agreed;
-use super::state::{Next, State, Violation};
+use super::state::{ClientState, Next, Violation};
 use crate::request::{Op, Request, RequestOwner};
 
 const SIZE: u64 = 1 << 20;
-/// Bytes around the memory of each request, which nobody is to touch.
+/// Bytes around the memory of each request, which must not change.
 const GUARD: usize = 64;
 
 #[derive(Default)]
@@ -60,7 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A connection with a server in the test's hands.
 struct Rig {
-    state: State,
+    state: ClientState,
     mode: ReplyMode,
     answers: Rc<Answers>,
     memories: Vec<IoBufs>,
@@ -75,7 +75,7 @@ impl Rig {
         let flags = 0x0fff & !nbd_wire::flag::READ_ONLY;
         let (minimum, preferred, maximum) = (512, 4096, 16 << 10);
         let agreed = Agreed { size: SIZE, flags, mode, allocation, minimum, preferred, maximum };
-        let state = State::new(agreed).unwrap();
+        let state = ClientState::new(agreed).unwrap();
         let (answers, memories) = (Rc::default(), Vec::new());
         Rig { state, mode, answers, memories, submitted: 0, asked: Vec::new() }
     }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::agreed::Agreed;
 use crate::request::{Op, Request};
-use crate::status::{self, Extent, State as ExtentState};
+use crate::status::{self, Extent, ExtentState};
 
 /// Most requests at the server; further ones wait.
 pub(super) const SLOTS: usize = 128;
@@ -33,7 +33,7 @@ pub(super) enum Stage {
 }
 
 /// A place for a request.
-pub(super) struct Slot {
+pub(super) struct NbdSlot {
     pub(super) request: Option<Request>,
     pub(super) stage: Stage,
     /// The list that is being sent contains a part of it.
@@ -69,9 +69,9 @@ pub(super) enum Plan {
     Done(Result<(), Errno>),
 }
 
-impl Slot {
+impl NbdSlot {
     pub(super) fn new() -> Self {
-        Slot {
+        NbdSlot {
             request: None,
             stage: Stage::Free,
             sending: false,

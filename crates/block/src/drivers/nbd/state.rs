@@ -15,9 +15,9 @@ use nbd_wire::{MAX_PAYLOAD, MAX_STRING};
 use nix::errno::Errno;
 
 use super::agreed::Agreed;
-use super::slots::{Plan, SLOTS, Slot, Stage, cookie_of};
+use super::slots::{NbdSlot, Plan, SLOTS, Stage, cookie_of};
 use crate::request::Request;
-use crate::status::State as ExtentState;
+use crate::status::ExtentState;
 
 /// Bytes per receive, apart from data of reads that is known to follow.
 const INPUT: usize = 32 << 10;
@@ -57,9 +57,9 @@ enum Incoming {
     Skip { tag: u32, last: bool, left: u64 },
 }
 
-pub(super) struct State {
+pub(super) struct ClientState {
     pub(super) agreed: Agreed,
-    slots: Vec<Slot>,
+    slots: Vec<NbdSlot>,
     free: Vec<u32>,
     /// Requests that wait for a slot.
     waiting: VecDeque<Request>,
@@ -83,12 +83,12 @@ pub(super) struct State {
     receive: Gather,
 }
 
-impl State {
+impl ClientState {
     /// `None`: out of memory.
     pub(super) fn new(agreed: Agreed) -> Option<Self> {
-        Some(State {
+        Some(ClientState {
             agreed,
-            slots: std::iter::repeat_with(Slot::new).take(SLOTS).collect(),
+            slots: std::iter::repeat_with(NbdSlot::new).take(SLOTS).collect(),
             free: (0..SLOTS as u32).rev().collect(),
             waiting: VecDeque::with_capacity(SLOTS),
             ready: VecDeque::with_capacity(SLOTS),
@@ -547,7 +547,7 @@ impl State {
 /// Checks a chunk against its request. Returns how many bytes of its start are needed to
 /// parse it.
 fn announced(
-    slot: &mut Slot,
+    slot: &mut NbdSlot,
     mode: ReplyMode,
     kind: ChunkKind,
     last: bool,
@@ -583,12 +583,12 @@ fn announced(
     }
 }
 
-impl tls::Sink for State {
+impl tls::Sink for ClientState {
     fn input_memory(&mut self, place: &mut IoBufs) {
-        State::input_memory(self, place);
+        ClientState::input_memory(self, place);
     }
 
     fn received(&mut self, bytes: usize, place: &mut IoBufs) {
-        State::received(self, bytes, place);
+        ClientState::received(self, bytes, place);
     }
 }

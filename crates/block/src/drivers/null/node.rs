@@ -12,7 +12,7 @@ use super::NullOptions;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::{Op, Request};
 use crate::slab::Slab;
-use crate::status::{self, Extent, State};
+use crate::status::{self, Extent, ExtentState};
 
 /// Requests under way that a channel has room for from the start; what is not used is not touched.
 const FIRST: usize = 256;
@@ -84,8 +84,8 @@ impl NullChannel {
         }
         if request.op == Op::BlockStatus {
             let state = match self.node.options.read_zeroes {
-                true => State::Zeroes,
-                false => State::Data,
+                true => ExtentState::Zeroes,
+                false => ExtentState::Data,
             };
             status::write_one(&mut request.bufs, Extent::own(request.len, state));
         }

@@ -374,7 +374,7 @@ impl<'a> Extensions<'a> {
             let kind = number(first, at, 4);
             let len = number(first, at + 4, 4);
             let (Some(kind), Some(len)) = (kind, len) else {
-                // Version 2 has none, as a rule, and nobody demands that they end.
+                // Version 2 has none as a rule, and does not require an end mark.
                 return match version {
                     2 => Ok(found),
                     _ => Err(invalid("header extensions without an end")),

@@ -27,7 +27,7 @@ use crate::inherited::OpenImage;
 /// The metadata of an image that is not in its file yet.
 #[derive(Debug)]
 pub(super) struct Metadata {
-    state: Mutex<State>,
+    state: Mutex<MetadataState>,
     /// Sectors kept, as of the last change.
     kept: AtomicUsize,
     /// The guest's data has been written where metadata will lead to.
@@ -46,7 +46,7 @@ pub(super) struct WriteOut<'a> {
 }
 
 #[derive(Debug)]
-struct State {
+struct MetadataState {
     /// By number.
     dirty: Sectors,
     /// Those that are being written.
@@ -73,7 +73,7 @@ impl Metadata {
     /// Of an image with that header, and that refcount table.
     pub(super) fn new(header: &Header, refcount_table: &[u8]) -> Metadata {
         let layout = Layout::new(header, refcount_table);
-        let state = State {
+        let state = MetadataState {
             dirty: Sectors::new(),
             writing: Arc::default(),
             layout,
@@ -328,7 +328,7 @@ impl Drop for WriteOut<'_> {
     }
 }
 
-impl State {
+impl MetadataState {
     fn insert(&mut self, number: u64, sector: &[u8; SECTOR]) {
         let kept = self.dirty.entry(number).or_insert_with(|| Box::new([0; SECTOR]));
         **kept = *sector;

@@ -26,8 +26,8 @@ pub(super) fn failed(errno: Errno) -> ResizeError {
 }
 
 impl Image {
-    /// Gives the disk another size. `pass`: the node below gets a discard of what is given up. Whoever
-    /// makes it smaller has drained it.
+    /// Gives the disk another size. `pass`: the node below gets a discard of the clusters that are given up. A caller
+    /// that makes the disk smaller drains it before.
     pub(super) async fn resize(
         &self,
         channels: &Channels,

@@ -9,7 +9,7 @@ use super::access::Place;
 use super::context::{Channels, Transfer};
 use super::image::Image;
 use crate::request::Op;
-use crate::status::{self, EXTENT_LEN, Extent, State};
+use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
 
 /// An answer that is put together.
 struct Answer<'a> {
@@ -20,7 +20,7 @@ struct Answer<'a> {
 
 impl Answer<'_> {
     /// Appends an extent. `false`: there is no room for it.
-    fn push(&mut self, len: u64, state: State, depth: u32) -> bool {
+    fn push(&mut self, len: u64, state: ExtentState, depth: u32) -> bool {
         if let Some(last) = &mut self.last
             && (last.state, last.depth) == (state, depth)
         {
@@ -51,8 +51,8 @@ impl Image {
         while at < range.end {
             let (place, found) = self.find(channels, at..range.end).await?;
             let state = match place {
-                Place::Data { .. } | Place::Compressed => State::Data,
-                Place::Zeroes => State::Hole,
+                Place::Data { .. } | Place::Compressed => ExtentState::Data,
+                Place::Zeroes => ExtentState::Hole,
                 Place::Nowhere => {
                     if !self.status_behind(channels, at..at + found, &mut answer).await? {
                         break;
@@ -105,6 +105,6 @@ impl Image {
         }
         // Beyond its end, the image behind hides what lies behind it.
         let depth = if channels.backing.is_some() { 2 } else { 0 };
-        Ok(start >= end || answer.push(end - start, State::Hole, depth))
+        Ok(start >= end || answer.push(end - start, ExtentState::Hole, depth))
     }
 }

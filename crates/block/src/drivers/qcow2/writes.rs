@@ -12,10 +12,10 @@ use event_loop::sync::lock;
 
 /// The writes to the files of an image.
 #[derive(Debug, Default)]
-pub(super) struct Writes(Mutex<State>);
+pub(super) struct Writes(Mutex<WriteState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WriteState {
     next: u64,
     under_way: BTreeSet<u64>,
     waiting: Vec<Waker>,

@@ -142,7 +142,7 @@ impl BlockNode for RawNode {
         let below = self.child.geometry();
         let child = self.child.clone().open_channel(event_loop)?;
         // Where this node changes nothing it does not exist for the data plane. The channel keeps
-        // the child; whoever uses the channel keeps this node.
+        // the child; a channel's user keeps this node.
         let is_whole = self.offset == 0 && self.size.is_none();
         if is_whole && !self.keep_raw && self.common.changes_nothing(below) {
             return Ok(child);

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use nix::errno::Errno;
 use rbd::{Image, Span};
 
-use crate::status::{Extent, State};
+use crate::status::{Extent, ExtentState};
 
 /// Bytes of a range that are asked about at once: the library lists all objects before it answers.
 const AT_ONCE: u64 = 64 << 30;
@@ -26,12 +26,12 @@ pub(super) fn extents(
     if offset < stored {
         let listed = image.spans(offset, stored - offset, |span| list.span(span, stored));
         match listed.map_err(|error| error.errno)? {
-            true => list.fill(stored, State::Hole),
-            false => list.fill(stored, State::Data),
+            true => list.fill(stored, ExtentState::Hole),
+            false => list.fill(stored, ExtentState::Data),
         }
     }
     if stored == end.min(size) {
-        list.fill(end, State::Hole);
+        list.fill(end, ExtentState::Hole);
     }
     Ok(list.extents)
 }
@@ -46,8 +46,8 @@ struct List {
 impl List {
     /// Takes a part that exists, or is known to be zeroes.
     fn span(&mut self, span: Span, end: u64) -> ControlFlow<()> {
-        let state = if span.exists { State::Data } else { State::Hole };
-        self.fill(span.offset.min(end), State::Hole);
+        let state = if span.exists { ExtentState::Data } else { ExtentState::Hole };
+        self.fill(span.offset.min(end), ExtentState::Hole);
         self.fill(span.offset.saturating_add(span.len).min(end), state);
         match self.extents.len() > self.room {
             true => ControlFlow::Break(()),
@@ -56,7 +56,7 @@ impl List {
     }
 
     /// Extends the list up to `end`.
-    fn fill(&mut self, end: u64, state: State) {
+    fn fill(&mut self, end: u64, state: ExtentState) {
         let Some(len) = end.checked_sub(self.at).filter(|len| *len > 0) else { return };
         self.at = end;
         match self.extents.last_mut() {
@@ -78,14 +78,14 @@ mod tests {
             assert!(list.span(span, 1000).is_continue());
         }
         assert!(list.span(Span { offset: 990, len: 100, exists: true }, 1000).is_continue());
-        list.fill(1024, State::Hole);
+        list.fill(1024, ExtentState::Hole);
         let found: Vec<_> = list.extents.iter().map(|extent| (extent.len, extent.state)).collect();
         let expected = [
-            (50, State::Hole),
-            (60, State::Data),
-            (780, State::Hole),
-            (10, State::Data),
-            (24, State::Hole),
+            (50, ExtentState::Hole),
+            (60, ExtentState::Data),
+            (780, ExtentState::Hole),
+            (10, ExtentState::Data),
+            (24, ExtentState::Hole),
         ];
         assert_eq!(found, expected);
     }

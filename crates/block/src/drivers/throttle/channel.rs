@@ -27,7 +27,7 @@ pub(super) struct ThrottleChannel {
     node: Arc<ThrottleNode>,
     child: Rc<dyn Channel>,
     schedule: RefCell<Arc<Schedule>>,
-    held: [RefCell<Held>; 2],
+    held: [RefCell<HeldRequests>; 2],
     /// Drains that wait for the end of all requests.
     draining: Cell<u32>,
     /// Scheduled when the limits have changed; the number is that with the group.
@@ -35,7 +35,7 @@ pub(super) struct ThrottleChannel {
 }
 
 /// Held requests in order. The first one has been counted, and `timer` is for it.
-struct Held {
+struct HeldRequests {
     requests: VecDeque<Request>,
     timer: Option<TimerId>,
 }
@@ -46,7 +46,8 @@ impl ThrottleChannel {
         event_loop: &EventLoop,
         child: Rc<dyn Channel>,
     ) -> Rc<Self> {
-        let held = || RefCell::new(Held { requests: VecDeque::with_capacity(FIRST), timer: None });
+        let held =
+            || RefCell::new(HeldRequests { requests: VecDeque::with_capacity(FIRST), timer: None });
         let channel = Rc::new_cyclic(|me: &Weak<ThrottleChannel>| ThrottleChannel {
             me: me.clone(),
             event_loop: event_loop.clone(),
@@ -71,7 +72,7 @@ impl ThrottleChannel {
         channel
     }
 
-    fn held(&self, direction: Direction) -> &RefCell<Held> {
+    fn held(&self, direction: Direction) -> &RefCell<HeldRequests> {
         let [reads, writes] = &self.held;
         match direction {
             Direction::Read => reads,
@@ -86,7 +87,7 @@ impl ThrottleChannel {
         (when > now && self.draining.get() == 0).then_some(when)
     }
 
-    fn wait(&self, direction: Direction, held: &mut Held, when: u64) {
+    fn wait(&self, direction: Direction, held: &mut HeldRequests, when: u64) {
         let Some(me) = self.me.upgrade() else { return };
         let target = me as Rc<dyn IoTarget>;
         held.timer = Some(self.event_loop.submit_timer(when, &target, direction as u32));

@@ -15,12 +15,12 @@ use super::schedule::Schedule;
 /// replaces it when the limits change.
 #[derive(Default)]
 pub struct ThrottleGroup {
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     held: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct GroupState {
     limits: ThrottleLimits,
     schedule: Option<Arc<Schedule>>,
     /// Bottom halves of the channels, by number: scheduled when the limits have changed.
@@ -28,9 +28,9 @@ struct State {
     next: u64,
 }
 
-impl State {
+impl GroupState {
     fn schedule(&mut self) -> Arc<Schedule> {
-        let State { limits, schedule, .. } = self;
+        let GroupState { limits, schedule, .. } = self;
         schedule.get_or_insert_with(|| Arc::new(Schedule::new(limits))).clone()
     }
 }

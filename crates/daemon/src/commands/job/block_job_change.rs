@@ -18,22 +18,22 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             if mirror && copy_mode.is_none() {
                 return Err(QmpError::generic("Parameter 'copy-mode' is missing"));
             }
-            match daemon.jobs.kind_of_copy(&id) {
-                None => Err(QmpError::block_job_not_found(&id)),
-                // As in QEMU, the argument `type` may differ from the job's type.
-                Some("mirror") => match (copy_mode, daemon.jobs.is_blocking(&id)) {
-                    (Some(true), false) => {
-                        daemon.jobs.make_blocking(&id);
-                        Ok(json!({}))
-                    }
-                    (Some(false), true) => {
-                        let why = "Change to copy mode 'background' is not implemented";
-                        Err(QmpError::generic(why))
-                    }
-                    (Some(_) | None, _) => Ok(json!({})),
-                },
-                Some(_) => Err(QmpError::generic("Job type does not support change")),
+            if !daemon.jobs.is_copy(&id) {
+                return Err(QmpError::block_job_not_found(&id));
             }
+            // As in QEMU, the argument `type` may differ from the job's type.
+            let Some(turns) = daemon.jobs.turns_of_mirror(&id) else {
+                return Err(QmpError::generic("Job type does not support change"));
+            };
+            match (copy_mode, turns.is_blocking()) {
+                (Some(true), false) => turns.set_blocking(),
+                (Some(false), true) => {
+                    let why = "Change to copy mode 'background' is not implemented";
+                    return Err(QmpError::generic(why));
+                }
+                (Some(_) | None, _) => {}
+            }
+            Ok(json!({}))
         })
     },
 };

@@ -8,8 +8,8 @@ use nix::errno::Errno;
 
 use super::{Inner, Next};
 use crate::drivers::file::bounce::Bounce;
-use crate::drivers::file::plan::{Position, Step};
-use crate::drivers::file::slots::{Slot, Stage};
+use crate::drivers::file::plan::{FileStep, Position};
+use crate::drivers::file::slots::{FileSlot, Stage};
 use crate::drivers::file::zeroes::{Method, discard_failed, discard_op};
 use crate::drivers::range_lock::Mailbox;
 use crate::request::{Op, Request};
@@ -21,7 +21,7 @@ const ZEROES: usize = 1 << 20;
 impl Inner {
     // ---- the next step -------------------------------------------------------------------------
 
-    pub(super) fn next(&self, slot: &mut Slot, part: &mut IoBufs, token: u32) -> Next {
+    pub(super) fn next(&self, slot: &mut FileSlot, part: &mut IoBufs, token: u32) -> Next {
         if let Stage::AwaitingPeerFlushes(before) = slot.stage {
             return self.settle(slot, token, before);
         }
@@ -56,7 +56,7 @@ impl Inner {
     }
 
     /// Claims the blocks that a request writes. `false`: the request has to wait.
-    fn claim(&self, slot: &mut Slot, token: u32) -> bool {
+    fn claim(&self, slot: &mut FileSlot, token: u32) -> bool {
         slot.claimed = true;
         let Request { op, offset, len, .. } = slot.request;
         let limits = &self.node.limits;
@@ -79,7 +79,7 @@ impl Inner {
     }
 
     /// The next step of a transfer of `left` bytes.
-    fn transfer(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, left: u64) -> Next {
+    fn transfer(&self, slot: &mut FileSlot, part: &mut IoBufs, token: u32, left: u64) -> Next {
         let Some(zeroes) = self.zeroes_for(slot) else { return Next::Done(Err(Errno::ENOMEM)) };
         let write = slot.request.op != Op::Read;
         let at = slot.request.offset + slot.done;
@@ -88,8 +88,8 @@ impl Inner {
         let limits = self.node.limits_now();
         let step = limits.next(Position { at, memory, left, write }, bufs, part);
         let op = match step {
-            Step::InPlace { .. } if write => self.write_op(slot.request.op, at),
-            Step::InPlace { .. } => IoOp::Read { offset: at },
+            FileStep::InPlace { .. } if write => self.write_op(slot.request.op, at),
+            FileStep::InPlace { .. } => IoOp::Read { offset: at },
             _ => {
                 if slot.bounce.is_none() {
                     let align = limits.align.memory.max(limits.align.request);
@@ -104,7 +104,7 @@ impl Inner {
                 }
                 let Some(bounce) = &mut slot.bounce else { return Next::Wait };
                 match step {
-                    Step::BounceWrite { len } => {
+                    FileStep::BounceWrite { len } => {
                         bufs.copy_to(memory, bounce, 0, len);
                         if bufs.is_lost() {
                             return Next::Done(Err(Errno::EFAULT));
@@ -112,19 +112,19 @@ impl Inner {
                         part.set_part(bounce, 0, len, 1);
                         self.write_op(slot.request.op, at)
                     }
-                    Step::BounceRead { start, span, .. } => {
+                    FileStep::BounceRead { start, span, .. } => {
                         part.set_part(bounce, 0, span, 1);
                         IoOp::Read { offset: start }
                     }
-                    Step::Modify { start, .. } => {
+                    FileStep::Modify { start, .. } => {
                         part.set_part(bounce, 0, limits.align.request, 1);
                         IoOp::Read { offset: start }
                     }
-                    Step::InPlace { .. } => return Next::Wait,
+                    FileStep::InPlace { .. } => return Next::Wait,
                 }
             }
         };
-        slot.stage = Stage::Step(step);
+        slot.stage = Stage::FileStep(step);
         Next::Submit { tail: limits.in_tail(at), op, bufs: std::mem::take(part) }
     }
 
@@ -135,7 +135,7 @@ impl Inner {
 
     /// The memory of a step that writes zeroes; `Some(None)` for a step without zeroes. `None`: out of
     /// memory.
-    fn zeroes_for(&self, slot: &Slot) -> Option<Option<&IoBufs>> {
+    fn zeroes_for(&self, slot: &FileSlot) -> Option<Option<&IoBufs>> {
         if !slot.zeroes {
             return Some(None);
         }
@@ -150,7 +150,7 @@ impl Inner {
     /// a write of zeroes.
     fn zero(
         &self,
-        slot: &mut Slot,
+        slot: &mut FileSlot,
         part: &mut IoBufs,
         token: u32,
         left: u64,
@@ -182,7 +182,7 @@ impl Inner {
         self.transfer(slot, part, token, write.min(ZEROES as u64))
     }
 
-    fn sync(&self, slot: &mut Slot) -> Next {
+    fn sync(&self, slot: &mut FileSlot) -> Next {
         if self.node.no_flush || self.node.geometry.read_only {
             return Next::Done(Ok(()));
         }
@@ -198,7 +198,7 @@ impl Inner {
 
     pub(super) fn took_step(
         &self,
-        slot: &mut Slot,
+        slot: &mut FileSlot,
         part: &mut IoBufs,
         token: u32,
         result: i32,
@@ -208,7 +208,7 @@ impl Inner {
         };
         match slot.stage {
             Stage::Turn | Stage::Merged => return Next::Wait,
-            Stage::Step(step) => match self.took_transfer_step(slot, part, step, n) {
+            Stage::FileStep(step) => match self.took_transfer_step(slot, part, step, n) {
                 Ok(Some(next)) => return next,
                 Ok(None) => {}
                 Err(errno) => return Next::Done(Err(errno)),
@@ -235,7 +235,7 @@ impl Inner {
 
     /// A successful flush of the page cache counts once all flushes that ran at the same time (numbers
     /// below `before`) have ended, if none of them has failed.
-    fn settle(&self, slot: &mut Slot, token: u32, before: u64) -> Next {
+    fn settle(&self, slot: &mut FileSlot, token: u32, before: u64) -> Next {
         if !self.node.syncs.have_ended(before, self.mailbox(), token) {
             slot.stage = Stage::AwaitingPeerFlushes(before);
             return Next::Wait;
@@ -249,9 +249,9 @@ impl Inner {
     /// Accounts for `n` bytes of a step. `None`: plan the next step.
     fn took_transfer_step(
         &self,
-        slot: &mut Slot,
+        slot: &mut FileSlot,
         part: &mut IoBufs,
-        step: Step,
+        step: FileStep,
         n: usize,
     ) -> Result<Option<Next>, Errno> {
         // A resize may have come after the plan, so the requested length counts, not the tail's present place.
@@ -260,21 +260,23 @@ impl Inner {
         let align = if limits.in_tail(at) { 1 } else { limits.align.request };
         let memory = slot.done as usize;
         match step {
-            Step::InPlace { len } | Step::BounceWrite { len } if slot.request.op != Op::Read => {
+            FileStep::InPlace { len } | FileStep::BounceWrite { len }
+                if slot.request.op != Op::Read =>
+            {
                 let whole = if n >= len { len } else { n - n % align };
                 if whole == 0 {
                     return Err(Errno::EIO);
                 }
                 slot.done += whole.min(len) as u64;
             }
-            Step::InPlace { len } => {
+            FileStep::InPlace { len } => {
                 let (got, ended) = bytes_read(n, len, align);
                 slot.done += got.min(len) as u64;
                 if ended {
                     self.zero_rest(slot);
                 }
             }
-            Step::BounceRead { span, skip, len, .. } => {
+            FileStep::BounceRead { span, skip, len, .. } => {
                 let (got, ended) = bytes_read(n, span, align);
                 let got = got.saturating_sub(skip).min(len);
                 if let Some(bounce) = &slot.bounce {
@@ -285,10 +287,10 @@ impl Inner {
                     self.zero_rest(slot);
                 }
             }
-            Step::BounceWrite { .. } => return Err(Errno::EIO),
-            Step::Modify { start, skip, len } => {
+            FileStep::BounceWrite { .. } => return Err(Errno::EIO),
+            FileStep::Modify { start, skip, len } => {
                 let zeroes = self.zeroes_for(slot).flatten();
-                let Slot { bounce: Some(bounce), request, .. } = slot else {
+                let FileSlot { bounce: Some(bounce), request, .. } = slot else {
                     return Err(Errno::EIO);
                 };
                 bounce.zero(n, align.saturating_sub(n));
@@ -309,14 +311,14 @@ impl Inner {
     }
 
     /// The file ends here: the rest of a read is zeroes.
-    fn zero_rest(&self, slot: &mut Slot) {
+    fn zero_rest(&self, slot: &mut FileSlot) {
         let memory = slot.done as usize;
         let left = slot.request.bufs.len().saturating_sub(memory);
         slot.request.bufs.zero(memory, left);
         slot.done = slot.request.len;
     }
 
-    fn failed(&self, slot: &mut Slot, part: &mut IoBufs, token: u32, errno: Errno) -> Next {
+    fn failed(&self, slot: &mut FileSlot, part: &mut IoBufs, token: u32, errno: Errno) -> Next {
         if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
             return self.next(slot, part, token);
         }

@@ -1,7 +1,7 @@
 //! Persistent dirty bitmaps of an image.
 //!
 //! An image that is opened for writing marks its bitmaps as in use, on stable storage before anything else
-//! changes. A kill leaves them so, and whoever opens the image next finds them inconsistent. Closing the image
+//! changes. A kill leaves them so: after the next open they are inconsistent. Closing the image
 //! stores them. The new bitmaps lie in clusters that nothing refers to, until one sector of the header leads to the
 //! new directory.
 

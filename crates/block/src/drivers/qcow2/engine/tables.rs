@@ -10,14 +10,14 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Tables {
     /// The slot of each index.
     of: Vec<u32>,
-    slots: Vec<Slot>,
+    slots: Vec<TableSlot>,
     /// The slot that is looked at next when one has to go.
     hand: usize,
     most: usize,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct TableSlot {
     index: usize,
     was_used: bool,
     bytes: Box<[u8]>,
@@ -71,7 +71,7 @@ impl Tables {
             let slot = &mut self.slots[self.hand];
             if !std::mem::take(&mut slot.was_used) {
                 self.of[slot.index] = NONE;
-                *slot = Slot { index, was_used: true, bytes };
+                *slot = TableSlot { index, was_used: true, bytes };
                 self.of[index] = self.hand as u32;
                 return;
             }
@@ -100,7 +100,7 @@ impl Tables {
         }
         self.grow(index + 1);
         self.of[index] = self.slots.len() as u32;
-        self.slots.push(Slot { index, was_used: true, bytes });
+        self.slots.push(TableSlot { index, was_used: true, bytes });
         self.slots.len() - 1
     }
 }

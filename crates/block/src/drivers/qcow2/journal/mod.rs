@@ -25,7 +25,7 @@ use self::folder::Folder;
 pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
 pub(super) use self::folder::name;
-use self::slots::{Run, Slot, Slots};
+use self::slots::{JournalSlot, Run, Slots};
 use super::marker::Mark;
 use super::steps::SECTOR;
 use crate::inherited::OpenImage;
@@ -95,7 +95,7 @@ impl Journal {
                 continue;
             }
             let slot = self.slots.take();
-            self.slots.of.insert(number, Slot { slot, commit });
+            self.slots.of.insert(number, JournalSlot { slot, commit });
             superseded.extend(old.map(|old| old.slot));
             run.add(&self.file, slot, number, commit, sector)?;
         }

@@ -22,14 +22,14 @@ const RUN: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     /// The newest of each sector.
-    pub(super) of: HashMap<u64, Slot>,
+    pub(super) of: HashMap<u64, JournalSlot>,
     pub(super) free: Vec<usize>,
     /// How many there have been.
     pub(super) all: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Slot {
+pub(super) struct JournalSlot {
     pub(super) slot: usize,
     pub(super) commit: u64,
 }
@@ -44,7 +44,7 @@ impl Slots {
             let (Some(tagged), Some(commit)) = (number(bytes, 0), number(bytes, 8)) else {
                 continue;
             };
-            let found = Slot { slot, commit };
+            let found = JournalSlot { slot, commit };
             if commit <= written || commit > committed {
                 slots.free.push(slot);
                 continue;

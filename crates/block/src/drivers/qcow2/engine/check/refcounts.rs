@@ -148,7 +148,7 @@ impl Check<'_> {
         let bits = shape.cluster_bits + 3 - shape.refcount_order;
         let mut counts = self.apart((0, 0)).references(Repair::None)?;
         let mut room = Room { used: references, next: 0 };
-        // Room for the case that all new structures lie behind what there is.
+        // Room for the case that all new structures lie behind the present ones.
         let end = counts.end().max(self.clusters());
         let (mut entries, mut len) = (0, 0);
         while end + entries + len > entries << bits {
