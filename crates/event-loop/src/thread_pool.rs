@@ -196,7 +196,7 @@ impl PoolState {
 }
 
 impl Shared {
-    /// Starts a [reserved](State::reserve) thread, without the lock held. `birth` runs first on it.
+    /// Starts a [reserved](PoolState::reserve) thread, without the lock held. `birth` runs first on it.
     fn start_reserved(self: &Arc<Self>, birth: &ThreadBirth) -> io::Result<()> {
         let (shared, birth) = (self.clone(), birth.clone());
         let builder = std::thread::Builder::new().name(self.name.clone());
