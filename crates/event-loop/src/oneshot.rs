@@ -37,6 +37,27 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     (Sender(state.clone()), Receiver(state))
 }
 
+/// Waits for the values of all channels. Returns them in the order of the receivers.
+///
+/// ```
+/// use event_loop::{EventLoop, LoopGone, oneshot};
+///
+/// let (first, first_receiver) = oneshot::channel();
+/// let (second, second_receiver) = oneshot::channel();
+/// second.send(2);
+/// drop(first);
+/// let all = oneshot::all(vec![first_receiver, second_receiver]);
+/// assert_eq!(EventLoop::new(Default::default())?.block_on(all)?, [Err(LoopGone), Ok(2)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub async fn all<T>(receivers: Vec<Receiver<T>>) -> Vec<Result<T, LoopGone>> {
+    let mut values = Vec::with_capacity(receivers.len());
+    for receiver in receivers {
+        values.push(receiver.await);
+    }
+    values
+}
+
 impl<T> Sender<T> {
     /// Sends the value and wakes the receiver. Without a receiver, the value is dropped with the channel.
     pub fn send(self, value: T) {

@@ -2,10 +2,11 @@
 //! a minimal driver acts as the guest.
 //!
 //! - [`machine`]: guest memory, I/O threads and a block node, in this process;
-//! - [`virtio_blk`], [`ahci`]: devices on the I/O threads, and their drivers;
+//! - [`virtio_blk`], [`ahci`], [`nvme`]: devices on the I/O threads, and their drivers;
 //! - [`load`]: virtio-blk under load, queue depth N, one or more queues;
 //! - [`one_thread`]: a virtio-blk queue and its device on one thread, to count the costs of requests;
 //! - [`kvm`]: a KVM vCPU that runs a minimal driver, if KVM is available (x86-64);
+//! - [`vfio_user`]: a client of devices in another process or thread;
 //! - [`f1`]: a workload that shows whether requests wait for an unrelated wake-up.
 
 pub mod ahci;
@@ -15,7 +16,9 @@ pub mod f1;
 pub mod kvm;
 pub mod load;
 pub mod machine;
+pub mod nvme;
 pub mod one_thread;
 pub mod submissions;
 pub mod traffic;
+pub mod vfio_user;
 pub mod virtio_blk;

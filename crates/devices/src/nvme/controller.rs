@@ -369,14 +369,7 @@ impl Controller {
             worker.order(order(answer));
             answered
         };
-        let asked: Vec<_> = self.workers.iter().map(ask).collect();
-        async move {
-            let mut answers = Vec::with_capacity(asked.len());
-            for answer in asked {
-                answers.push(answer.await);
-            }
-            answers
-        }
+        oneshot::all(self.workers.iter().map(ask).collect())
     }
 
     /// Exchanges the guest's memory. Commands that have begun finish in the old.

@@ -181,14 +181,8 @@ impl AhciDevice {
             let _ = drive.jobs.send(Box::new(move |on_loop| job(on_loop, sender)));
             receiver
         };
-        let asked: Vec<_> = self.drives.iter().map(ask).collect();
-        async move {
-            let mut answers = Vec::with_capacity(asked.len());
-            for answer in asked {
-                answers.push(answer.await);
-            }
-            answers.into_iter().collect()
-        }
+        let answers = oneshot::all(self.drives.iter().map(ask).collect());
+        async move { answers.await.into_iter().collect() }
     }
 }
 

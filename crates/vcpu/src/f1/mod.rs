@@ -7,7 +7,11 @@
 mod on_ahci;
 #[cfg(target_arch = "x86_64")]
 mod on_kvm;
+#[cfg(target_arch = "x86_64")]
+mod on_nvme;
 mod on_virtio_blk;
+#[cfg(target_arch = "x86_64")]
+pub mod round_trips;
 
 use std::fmt;
 use std::path::Path;
@@ -198,6 +202,8 @@ struct GuestRun {
     rung: Vec<u64>,
     doorbells: u64,
     last_batch: Vec<u8>,
+    /// KVM: when each batch was submitted and completed.
+    batches: Vec<(u64, u64)>,
 }
 
 /// Period of other traffic.
@@ -245,7 +251,7 @@ pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Resu
         }
         _ => None,
     };
-    let GuestRun { began, ended, rung, doorbells, last_batch } = match variant {
+    let GuestRun { began, ended, rung, doorbells, last_batch, batches: _ } = match variant {
         Variant::VirtioBlk => on_virtio_blk::run(config, &machine, log.clone(), vcpu)?,
         _ => on_ahci::run(config, &machine, log.clone(), vcpu)?,
     };

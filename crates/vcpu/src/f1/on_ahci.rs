@@ -81,7 +81,14 @@ fn on_thread(config: &F1Config, port: &mut PortDriver) -> Result<GuestRun> {
         }
     }
     let ended = clock::now_ns();
-    Ok(GuestRun { began, ended, rung, doorbells: config.requests(), last_batch: Vec::new() })
+    Ok(GuestRun {
+        began,
+        ended,
+        rung,
+        doorbells: config.requests(),
+        last_batch: Vec::new(),
+        batches: Vec::new(),
+    })
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -140,6 +147,6 @@ mod kvm {
         let (end, batches) = run_payload(config, &mut vcpu, params, &registers)?;
         let rung = registers.rung.into_inner();
         let ended = batches.last().map_or(began, |&(_, done)| done);
-        Ok(GuestRun { began, ended, rung, doorbells: end.kicks, last_batch: Vec::new() })
+        Ok(GuestRun { began, ended, rung, doorbells: end.kicks, last_batch: Vec::new(), batches })
     }
 }

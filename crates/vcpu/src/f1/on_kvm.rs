@@ -37,6 +37,7 @@ pub(super) fn run_payload(
         payload::DONE => {}
         payload::FAILED => bail!("a request of the guest's failed"),
         payload::TIMED_OUT => bail!("a request of the guest's was not answered in time"),
+        payload::WRONG => bail!("a request of the guest's has wrong data, or was answered twice"),
         other => bail!("the guest ended with {other}, which means nothing"),
     }
     let view = MemoryView::new(vcpu.memory().clone());

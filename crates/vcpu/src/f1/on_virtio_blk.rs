@@ -86,7 +86,14 @@ fn on_thread(
         }
     }
     let ended = clock::now_ns();
-    Ok(GuestRun { began, ended, rung, doorbells: queue.kicks(), last_batch: Vec::new() })
+    Ok(GuestRun {
+        began,
+        ended,
+        rung,
+        doorbells: queue.kicks(),
+        last_batch: Vec::new(),
+        batches: Vec::new(),
+    })
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -142,6 +149,6 @@ mod kvm {
         ensure!(registers.0.get() == 0, "kicks left KVM instead of signalling the eventfd");
         let rung = batches.iter().flat_map(|&(at, _)| (0..config.batch).map(move |_| at)).collect();
         let ended = batches.last().map_or(began, |&(_, done)| done);
-        Ok(GuestRun { began, ended, rung, doorbells: end.kicks, last_batch: Vec::new() })
+        Ok(GuestRun { began, ended, rung, doorbells: end.kicks, last_batch: Vec::new(), batches })
     }
 }

@@ -1,5 +1,5 @@
 //! The guest's program: machine code at privilege level 3, without stack frames, operating system or interrupts. It
-//! drives an AHCI port or a virtio-blk queue whose structures the host has written, and polls memory for completions.
+//! drives an AHCI port, a virtio-blk queue or an NVMe queue pair whose structures the host has written, and polls memory for completions.
 //!
 //! It is assembled into read-only data and copied into guest memory. It runs at any address.
 
@@ -37,11 +37,11 @@ macro_rules! params {
 }
 
 params! {
-    /// 0: AHCI, 1: virtio-blk.
+    /// 0: AHCI, 1: virtio-blk, 2: NVMe.
     device,
     /// Number of batches, at least one.
     batches,
-    /// Requests in a batch: 1 to 32 on AHCI, at most the queue's size on virtio-blk.
+    /// Requests in a batch: 1 to 32 on AHCI, at most the queue's size on virtio-blk, less than it on NVMe.
     batch,
     /// Pause before a batch is submitted.
     pause_before,
@@ -56,13 +56,14 @@ params! {
     /// Address of the [`Record`]s, one per batch.
     records,
     /// Address of request 0. AHCI: its command FIS; virtio-blk: its header, with the status byte
-    /// [`QueueArea::STATUS_AT`] bytes after it.
+    /// [`QueueArea::STATUS_AT`] bytes after it; NVMe: the submission queue, whose entries have their index as identifier.
     requests,
     /// Distance between requests, bytes.
     stride,
-    /// Address that signals completions. AHCI: the Set Device Bits FIS; virtio-blk: the used ring.
+    /// Address that signals completions. AHCI: the Set Device Bits FIS; virtio-blk: the used ring; NVMe: the completion queue.
     completions,
-    /// Address of the doorbell. AHCI: PxCI; virtio-blk: the kick.
+    /// Address of the doorbell. AHCI: PxCI; virtio-blk: the kick; NVMe: the submission queue's, which the
+    /// completion queue's follows.
     doorbell,
     /// AHCI: PxSACT.
     sact,
@@ -70,9 +71,17 @@ params! {
     features_high,
     /// virtio-blk: the available ring.
     avail,
-    /// virtio-blk: the queue's size, less one.
+    /// virtio-blk, NVMe: the queue's size, a power of two, less one.
     mask,
-    /// Result: number of kicks.
+    /// NVMe: the shadow of the doorbell.
+    shadow,
+    /// NVMe: the event index of the doorbell.
+    events,
+    /// NVMe: the data of entry 0; entries are a page apart.
+    data,
+    /// NVMe: 1 if each request's data begins with the number of its first sector.
+    has_numbers,
+    /// Result: number of kicks; NVMe: of writes to a doorbell's register.
     kicks,
     /// Result: one of the constants below.
     outcome,
@@ -86,6 +95,8 @@ pub const DONE: u64 = 1;
 pub const FAILED: u64 = 2;
 /// [`Params::outcome`]: a completion took longer than [`Params::patience`].
 pub const TIMED_OUT: u64 = 3;
+/// [`Params::outcome`]: a completion has wrong data, is of no request, or of one that was completed before.
+pub const WRONG: u64 = 4;
 
 /// The port to which the program writes to end itself.
 pub const EXIT_PORT: u16 = 0xf4;
@@ -111,7 +122,8 @@ impl Record {
 }
 
 // rbx: the parameters; r12: batches left; r13: the record; r14: the next sector; r15: AHCI: commands
-// outstanding, virtio-blk: the available index; r11: virtio-blk: the used index.
+// outstanding, virtio-blk: the available index, NVMe: entries submitted; r11: virtio-blk: the used index, NVMe: entries
+// completed.
 std::arch::global_asm!(
     ".pushsection .rodata.vcpu_payload, \"a\", @progbits",
     ".balign 16",
@@ -131,8 +143,9 @@ std::arch::global_asm!(
     "    or rax, rdx",
     "    mov [r13], rax",
     "    xor ecx, ecx",
-    "    cmp qword ptr [rbx + {device}], 0",
-    "    jne .Lvcpu_virtio",
+    "    cmp qword ptr [rbx + {device}], 1",
+    "    je .Lvcpu_virtio",
+    "    ja .Lvcpu_nvme",
     // ---- AHCI: for each command its sector, then its two registers.
     ".Lvcpu_ahci_command:",
     "    mov rax, rcx",
@@ -250,7 +263,77 @@ std::arch::global_asm!(
     "    call .Lvcpu_pause",
     "    cmp r11w, r15w",
     "    jne .Lvcpu_virtio_wait",
-    // ---- both
+    "    jmp .Lvcpu_batch_done",
+    // ---- NVMe: only the sector of the entries changes. Data that was not read is all ones.
+    ".Lvcpu_nvme:",
+    "    lea eax, [r15 + rcx]",
+    "    and eax, [rbx + {mask}]",
+    "    mov rdx, rax",
+    "    shl rdx, 12",
+    "    add rdx, [rbx + {data}]",
+    "    mov qword ptr [rdx], -1",
+    "    shl rax, 6",
+    "    add rax, [rbx + {requests}]",
+    "    mov [rax + 40], r14", // SLBA
+    "    add r14, [rbx + {sectors}]",
+    "    inc ecx",
+    "    cmp ecx, [rbx + {batch}]",
+    "    jb .Lvcpu_nvme",
+    "    mov r10d, r15d",
+    "    add r15d, ecx",
+    "    mov ecx, r15d",
+    "    xor edi, edi",
+    "    call .Lvcpu_nvme_ring",
+    ".Lvcpu_nvme_wait:",
+    "    call .Lvcpu_limit",
+    "    mov r8d, r11d",
+    "    and r8d, [rbx + {mask}]",
+    "    shl r8, 4",
+    "    add r8, [rbx + {completions}]",
+    // The phase tag of new entries: 1 in even rounds of the queue.
+    "    mov eax, [rbx + {mask}]",
+    "    inc eax",
+    "    xor r10d, r10d",
+    "    test r11d, eax",
+    "    setz r10b",
+    ".Lvcpu_nvme_watch:",
+    "    mov eax, [r8 + 12]",
+    "    mov edx, eax",
+    "    shr edx, 16",
+    "    and edx, 1",
+    "    cmp edx, r10d",
+    "    je .Lvcpu_nvme_completion",
+    "    call .Lvcpu_look_at_clock",
+    "    jmp .Lvcpu_nvme_watch",
+    ".Lvcpu_nvme_completion:",
+    "    mov edx, eax",
+    "    shr edx, 17", // status
+    "    jnz .Lvcpu_failed",
+    "    movzx eax, ax", // identifier
+    "    cmp eax, [rbx + {mask}]",
+    "    ja .Lvcpu_wrong",
+    "    cmp qword ptr [rbx + {has_numbers}], 0",
+    "    je .Lvcpu_nvme_take",
+    "    mov r8, rax",
+    "    shl r8, 12",
+    "    add r8, [rbx + {data}]",
+    "    shl rax, 6",
+    "    add rax, [rbx + {requests}]",
+    "    mov rdx, [r8]",
+    "    cmp rdx, [rax + 40]",
+    "    jne .Lvcpu_wrong",
+    "    mov qword ptr [r8], -1", // A second completion would be wrong.
+    ".Lvcpu_nvme_take:",
+    "    mov r10d, r11d",
+    "    inc r11d",
+    "    mov ecx, r11d",
+    "    mov edi, 4",
+    "    call .Lvcpu_nvme_ring",
+    "    mov rdi, [rbx + {pause_after}]",
+    "    call .Lvcpu_pause",
+    "    cmp r11d, r15d",
+    "    jne .Lvcpu_nvme_wait",
+    // ---- all
     ".Lvcpu_batch_done:",
     "    rdtsc",
     "    shl rdx, 32",
@@ -261,6 +344,9 @@ std::arch::global_asm!(
     "    jnz .Lvcpu_batch",
     "    mov eax, {done}",
     "    jmp .Lvcpu_end",
+    ".Lvcpu_wrong:",
+    "    mov eax, {wrong}",
+    "    jmp .Lvcpu_end",
     ".Lvcpu_failed:",
     "    mov eax, {failed}",
     ".Lvcpu_end:",
@@ -269,6 +355,29 @@ std::arch::global_asm!(
     ".Lvcpu_exit:",
     "    out dx, al",
     "    jmp .Lvcpu_exit",
+    // Writes a doorbell's shadow, rdi bytes from the submission queue's: r10d was the index, ecx is it. Writes the register if
+    // the index passes the event index (NVM Express 2.0, section 5.7). The shadow is visible before the event index is read.
+    ".Lvcpu_nvme_ring:",
+    "    and r10d, [rbx + {mask}]",
+    "    and ecx, [rbx + {mask}]",
+    "    mov rdx, [rbx + {shadow}]",
+    "    mov [rdx + rdi], ecx",
+    "    mfence",
+    "    mov rdx, [rbx + {events}]",
+    "    mov eax, ecx",
+    "    sub eax, [rdx + rdi]",
+    "    dec eax",
+    "    movzx eax, ax",
+    "    mov edx, ecx",
+    "    sub edx, r10d",
+    "    movzx edx, dx",
+    "    cmp eax, edx",
+    "    jae .Lvcpu_nvme_rung",
+    "    mov rdx, [rbx + {doorbell}]",
+    "    mov [rdx + rdi], ecx",
+    "    inc qword ptr [rbx + {kicks}]",
+    ".Lvcpu_nvme_rung:",
+    "    ret",
     // Waits rdi ticks.
     ".Lvcpu_pause:",
     "    rdtsc",
@@ -320,6 +429,10 @@ std::arch::global_asm!(
     features_high = const offset_of!(Params, features_high),
     avail = const offset_of!(Params, avail),
     mask = const offset_of!(Params, mask),
+    shadow = const offset_of!(Params, shadow),
+    events = const offset_of!(Params, events),
+    data = const offset_of!(Params, data),
+    has_numbers = const offset_of!(Params, has_numbers),
     kicks = const offset_of!(Params, kicks),
     outcome = const offset_of!(Params, outcome),
     status_at = const QueueArea::STATUS_AT,
@@ -327,6 +440,7 @@ std::arch::global_asm!(
     done = const DONE,
     failed = const FAILED,
     timed_out = const TIMED_OUT,
+    wrong = const WRONG,
     exit_port = const EXIT_PORT,
 );
 
