@@ -1,6 +1,7 @@
 //! `ringmill check`: its verdicts, and images that were not closed.
 
 use std::fs;
+use std::ops::Range;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
@@ -67,6 +68,72 @@ fn exit_codes_and_texts_are_those_of_qemu_img() {
     assert_eq!(check(&scratch, &[]).0, Some(63));
     fs::remove_file(scratch.path("disk.qcow2")).expect("it is there");
     assert_eq!(check(&scratch, &[]).0, Some(1));
+}
+
+/// The place of the LUKS header in an image: the data of the header extension.
+fn luks_header(image: &[u8]) -> Range<usize> {
+    let number = |at: usize, len: usize| {
+        image[at..at + len].iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    let mut at = number(100, 4);
+    while number(at, 4) != 0x0537_be77 {
+        assert_ne!(number(at, 4), 0, "the image is encrypted");
+        at += 8 + number(at + 4, 4).next_multiple_of(8);
+    }
+    let start = number(at + 8, 8);
+    start..start + number(at + 16, 8)
+}
+
+/// A repair counts the clusters of the LUKS header as in use. Given up as leaks, the next write would
+/// destroy all keys of the disk.
+#[test]
+fn a_repair_keeps_the_luks_header_of_an_encrypted_image() {
+    let scratch = Scratch::new();
+    let secret = ["--object", "secret,id=s,data=letmein"];
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=1";
+    let create = ["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "64M"];
+    client_output(&scratch, "qemu-img", &[&create[..1], &secret, &create[1..]].concat());
+    let opts = "driver=qcow2,encrypt.key-secret=s,file.filename=disk.qcow2";
+    let io = |command: &str| {
+        let arguments = ["--image-opts", "-c", command, opts];
+        let said = client_output(&scratch, "qemu-io", &[&secret[..], &arguments].concat());
+        assert!(!said.contains("failed"), "{said}");
+    };
+    let theirs = |output: &str| {
+        let arguments = ["--output", output, "--image-opts", opts];
+        client(&scratch, "qemu-img", &[&["check"], &secret[..], &arguments].concat())
+    };
+    io("write -P 1 0 1M");
+    let path = scratch.path("disk.qcow2");
+    let before = fs::read(&path).expect("it is there");
+    let place = luks_header(&before);
+    let clusters = place.start >> 16..place.end.div_ceil(1 << 16);
+    assert!(clusters.len() > 30, "{place:?}");
+    assert_eq!(check(&scratch, &[]).0, Some(0));
+    // A cluster of the header counted too often, then one not at all beside another one.
+    for (damage, expected) in
+        [(vec![(clusters.start, 2)], 3), (vec![(clusters.end - 1, 0), (clusters.start + 7, 3)], 2)]
+    {
+        damage.iter().for_each(|(cluster, count)| set_count(&scratch, *cluster, *count));
+        let (code, text) = check(&scratch, &["--output", "json"]);
+        assert_eq!(code, Some(expected), "{text}");
+        let found = theirs("json");
+        assert_eq!(found.status.code(), Some(expected));
+        let found = String::from_utf8_lossy(&found.stdout).into_owned();
+        for line in found.lines().filter(|line| !line.contains("\"filename\"") && line.len() > 1) {
+            let line = line.trim_end_matches(',');
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        let (code, text) = check(&scratch, &["--repair", "all"]);
+        assert_eq!(code, Some(0), "{text}");
+        assert_eq!(theirs("human").status.code(), Some(0));
+        // New clusters: those of the header are not among them.
+        io("write -P 2 8M 8M");
+        let after = fs::read(&path).expect("it is there");
+        assert!(after[place.clone()] == before[place.clone()], "the LUKS header is what it was");
+        ["read -P 1 0 1M", "read -P 2 8M 8M"].into_iter().for_each(io);
+    }
+    assert_eq!(theirs("human").status.code(), Some(0));
 }
 
 #[test]

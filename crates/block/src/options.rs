@@ -19,6 +19,7 @@ pub use crate::drivers::file::options::{Aio, FileOptions, Locking};
 pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
 pub use crate::drivers::qcow2::caches::CacheSizes;
+pub use crate::drivers::qcow2::encrypt::Encrypt;
 pub use crate::drivers::qcow2::options::{Backing, Qcow2Options};
 pub use crate::drivers::raw::options::RawOptions;
 pub use crate::drivers::rbd::options::{AuthMode, RbdOptions};

@@ -19,6 +19,7 @@ mod model;
 mod operator;
 mod options;
 // Judges what power cuts leave of qcow2 images, and shares nothing with the driver.
+#[expect(dead_code, reason = "encrypted images and bitmaps are for the power-cut test")]
 #[path = "../../block/tests/power/oracle.rs"]
 mod oracle;
 mod plan;

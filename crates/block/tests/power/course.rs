@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use block::NodeRegistry;
 use block::node::{BlockNode, ResizeError};
 use block::request::Op;
+use block::track::Tracking;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
 
@@ -20,7 +21,7 @@ use crate::journal::{Folder, is_marked};
 use crate::kinds::{Kind, Start};
 use crate::left::{Left, contents, keep};
 use crate::path_of;
-use crate::recovery::{Reopened, interrupted};
+use crate::recovery::{Ended, Interrupt, Moments, Reopened, interrupted};
 
 /// One recovery in this many is interrupted: if the journal has something that is not in the image, and if
 /// not.
@@ -65,6 +66,12 @@ pub(crate) struct Seen {
     /// Handovers of images with unwritten changes to another process.
     pub(crate) handed_over: usize,
     pub(crate) requests: usize,
+    /// Cuts and kills while an image was being closed.
+    pub(crate) closings: usize,
+    /// Lives of encrypted images.
+    pub(crate) encrypted: usize,
+    /// Bitmaps in what was left that claimed to be right.
+    pub(crate) right: usize,
 }
 
 impl Seen {
@@ -75,6 +82,9 @@ impl Seen {
         self.interrupted += other.interrupted;
         self.handed_over += other.handed_over;
         self.requests += other.requests;
+        self.closings += other.closings;
+        self.encrypted += other.encrypted;
+        self.right += other.right;
     }
 }
 
@@ -111,6 +121,12 @@ struct Life<'a> {
     fd: Arc<OwnedFd>,
     node: Arc<dyn BlockNode>,
     registry: NodeRegistry,
+    /// The image gets bitmaps.
+    tracking: Option<Arc<Tracking>>,
+    moments: Arc<Moments>,
+    /// Decides about closing the image. `None`: nothing looks at what that leaves.
+    closing: Option<Random>,
+    is_released: bool,
     rig: Rig,
     disk: Disk,
     /// The size in sectors that the guest knows.
@@ -124,26 +140,30 @@ struct Life<'a> {
 
 /// Runs the course of a seed: a few lives of an image. Each begins with the remains of the previous one, after a
 /// power cut or a kill. Half of the courses have journals. `judge` is sometimes called with an image.
-pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8])) -> Result<Seen, String> {
+pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8], bool)) -> Result<Seen, String> {
     let mut random = Random(seed);
     let kind = Kind::pick(random.below(usize::MAX));
-    let start = kind.start();
+    // Independent of the course.
+    let extras = kind.extras(&mut Random(seed ^ 0x0bad_5eed));
+    let start = kind.start(extras);
     let image = start.image.clone();
     let contents = contents(kind, start, &image)?;
     let journals = random.one_in(2).then(|| Arc::new(Folder::new()));
-    let mut left = Left { image, ..Left::with(contents, journals) };
+    let mut left = Left { image, luks: extras.luks, ..Left::with(contents, journals) };
     let mut recoveries = Random(!seed);
     let mut seen = Seen::default();
     let mut stamp = 1 << 20;
     for number in 0..3 {
         let recoveries = Some(Random(recoveries.next()));
         let (lived, journals) = (random.next(), left.journals.is_some());
-        let lived = Life::begin(kind, start, lived, recoveries, left).live(&mut stamp, &mut seen);
+        let life = Life::begin(kind, start, extras.bitmaps, lived, recoveries, left);
+        let lived = life.live(&mut stamp, &mut seen);
         left = lived.map_err(|error| {
             let Kind { name, options, .. } = kind;
-            format!("{name} ({options}), journals: {journals}, life {number}, {error}")
+            format!("{name} ({options}), {extras:?}, journals: {journals}, life {number}, {error}")
         })?;
-        judge(kind, &left.image);
+        judge(kind, &left.image, extras.luks);
+        seen.encrypted += usize::from(extras.luks);
     }
     Ok(seen)
 }
@@ -153,6 +173,7 @@ impl<'a> Life<'a> {
     fn begin(
         kind: &'static Kind,
         start: &'a Start,
+        bitmaps: bool,
         seed: u64,
         recoveries: Option<Random>,
         left: Left,
@@ -167,9 +188,13 @@ impl<'a> Life<'a> {
             },
             _ => Faults { latency_ns: (1_000, 20_000), ..Faults::default() },
         };
-        let moments = recoveries.is_none().then_some(Random(!seed));
-        let reopened = Reopened::new(kind, start, &left, &mut random, moments);
-        let Reopened { sim, fd, options, node, registry, .. } = reopened;
+        let mut closing = recoveries.as_ref().map(|random| Random(random.0 ^ 0x0c10_5ed0));
+        let interrupt = match &mut closing {
+            None => Interrupt::Opening(Random(!seed)),
+            Some(random) => Interrupt::Closing(Random(random.next())),
+        };
+        let reopened = Reopened::new(kind, start, &left, &mut random, interrupt, bitmaps);
+        let Reopened { sim, fd, options, node, registry, tracking, moments, .. } = reopened;
         let event_loop =
             sim.event_loop(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
         let rig = Rig::on(event_loop, node.clone());
@@ -184,11 +209,13 @@ impl<'a> Life<'a> {
         sim.set_faults(faults);
         let size = left.contents.len() / SECTOR;
         // Replaying a journal flushes the image; continuing with a journal does not.
-        let disk = if left.replayed && !left.is_handed_over {
-            Disk::new(&left.contents)
-        } else {
-            left.disk()
-        };
+        let mut disk =
+            if left.replayed && !left.is_handed_over { left.stable_disk() } else { left.disk() };
+        if let (Some(tracking), Some(random)) = (&tracking, &mut closing)
+            && (!disk.bitmaps.any_right() || random.one_in(3))
+        {
+            disk.bitmaps.add(tracking, &left.contents, random);
+        }
         let (asked, seen) = (BTreeMap::new(), Seen::default());
         Life {
             kind,
@@ -201,6 +228,10 @@ impl<'a> Life<'a> {
             fd,
             node,
             registry,
+            tracking,
+            moments,
+            closing,
+            is_released: false,
             rig,
             disk,
             size,
@@ -220,8 +251,23 @@ impl<'a> Life<'a> {
         seen.add(self.seen);
         *stamp = self.stamp;
         let asked = self.asked.len();
-        let lived = self.end().and(lived);
-        lived.map_err(|error| format!("{asked} requests under way: {error}"))
+        let (kind, start, has_bitmaps) = (self.kind, self.start, self.tracking.is_some());
+        let ended = match self.closing.take() {
+            Some(mut random) => {
+                self.close(&mut random, seen).map(|left| left.map(|left| (left, random)))
+            }
+            None => self.end().map(|()| None),
+        };
+        let lived = ended.and_then(|ended| Ok((lived?, ended)));
+        let (left, closed) =
+            lived.map_err(|error| format!("{asked} requests under way: {error}"))?;
+        // Bitmaps are right only in an image that was closed.
+        let Some((closed, mut random)) = closed.filter(|_| has_bitmaps) else { return Ok(left) };
+        match random.below(3) {
+            0 => Ok(left),
+            1 => interrupted(kind, start, closed, &mut random, seen, has_bitmaps),
+            _ => Ok(closed),
+        }
     }
 
     /// Checks that reads return what the oracle has, and that enough is stable.
@@ -313,6 +359,9 @@ impl<'a> Life<'a> {
             println!("{op:?} {range:?} {change:?}");
         }
         let at = self.disk.now();
+        if let Some(Change::Written(_) | Change::Zeroed) = change {
+            self.disk.bitmaps.written(&range);
+        }
         if let Some(change) = change {
             self.disk.begin(range.clone(), change);
         }
@@ -335,6 +384,10 @@ impl<'a> Life<'a> {
             println!("resize to {size} sectors");
         }
         self.disk.begin_resize(size);
+        // As the daemon has it: bitmaps are larger before the disk is.
+        if size > self.size {
+            self.resize_bitmaps(size);
+        }
         let (done, result) = oneshot::channel();
         let event_loop = self.rig.event_loop.clone();
         let resized = self.node.clone().resize((size * SECTOR) as u64, &event_loop);
@@ -359,7 +412,14 @@ impl<'a> Life<'a> {
             }
             Poll::Ready(_) => self.disk.resize_failed(),
         }
+        self.resize_bitmaps(self.node.geometry().size as usize / SECTOR);
+        self.disk.bitmaps.resized(self.node.geometry().size as usize / SECTOR);
         true
+    }
+
+    fn resize_bitmaps(&self, size: usize) {
+        let tracking = self.tracking.iter();
+        tracking.for_each(|tracking| tracking.resize_bitmaps((size * SECTOR) as u64));
     }
 
     fn pick(&mut self, habits: &Habits) -> Op {
@@ -445,6 +505,7 @@ impl<'a> Life<'a> {
             error
         })?;
         self.seen.replayed += usize::from(left.replayed);
+        self.seen.right += left.right;
         Ok(Left { image, ..left })
     }
 
@@ -477,9 +538,11 @@ impl<'a> Life<'a> {
             left.unflushed = self.unflushed();
         }
         let (kind, start) = (self.kind, self.start);
-        let left = interrupted(kind, start, left, &mut random, &mut self.seen)?;
+        let bitmaps = self.tracking.is_some();
+        let left = interrupted(kind, start, left, &mut random, &mut self.seen, bitmaps)?;
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
-        let lived = Life::begin(kind, start, random.next(), None, left).live(&mut stamp, &mut seen);
+        let life = Life::begin(kind, start, bitmaps, random.next(), None, left);
+        let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("after a recovery that was interrupted, {error}"))?;
         // Requests of interrupted recoveries do not count.
         self.seen.add(Seen { requests: 0, ..seen });
@@ -503,6 +566,8 @@ impl<'a> Life<'a> {
         (0..1 + self.random.below(depth)).for_each(|_| self.ask(&writes));
         self.answer_all()?;
         let before = std::fs::read(path_of(&self.fd)).unwrap();
+        // The next process closes the image.
+        self.is_released = true;
         // Through the registry, as in the daemon: `node` is an edge, which cannot do this.
         let (event_loop, released) =
             (self.rig.event_loop.clone(), self.registry.release_for_handover());
@@ -523,7 +588,9 @@ impl<'a> Life<'a> {
         let unflushed = self.unflushed();
         let left = Left { image, is_handed_over: true, unflushed, ..left };
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
-        let lived = Life::begin(kind, start, seed, None, left).live(&mut stamp, &mut seen);
+        let bitmaps = self.tracking.is_some();
+        let life = Life::begin(kind, start, bitmaps, seed, None, left);
+        let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("handed over, {error}"))?;
         self.seen.add(Seen { requests: 0, ..seen });
         Ok(())
@@ -550,5 +617,57 @@ impl<'a> Life<'a> {
         event_loop.shut_down().unwrap();
         drop((node, registry));
         Ok(())
+    }
+
+    /// The same, and looks at what closing the image leaves: after a power cut or a kill meanwhile, or afterwards.
+    fn close(mut self, random: &mut Random, seen: &mut Seen) -> Result<Option<Left>, String> {
+        if !self.kind.is_qcow2() || self.is_released {
+            return self.end().map(|()| None);
+        }
+        self.sim.set_faults(Faults::default());
+        if let Err(error) = self.answer_all() {
+            std::mem::forget(self);
+            return Err(error);
+        }
+        let (kind, start, may_fail) = (self.kind, self.start, self.may_fail);
+        let (disk, journals) = (self.disk.clone(), self.journals.clone());
+        let (moments, sim, fd) = (self.moments.clone(), self.sim.clone(), self.fd.clone());
+        moments.begin();
+        self.end()?;
+        let ended = moments.end();
+        let image = sim.cut(&fd, random.next()).unwrap();
+        let closed = Left::by_cut(kind, start, &image, &disk, journals.as_deref());
+        let closed = closed.and_then(|left| {
+            // After a failed operation, bitmaps may not get there.
+            if !may_fail {
+                let expected = disk.bitmaps.expected();
+                if left.right != expected {
+                    return Err(format!("{} bitmaps are right, not {expected}", left.right));
+                }
+            }
+            Ok(Left { image: image.clone(), ..left })
+        });
+        let closed = closed.inspect_err(|_| keep(&image));
+        let closed = closed.map_err(|error| format!("{error} (closed)"))?;
+        seen.right += closed.right;
+        let Some(Ended { image, journals: kept, unflushed }) = ended else {
+            return Ok(Some(closed));
+        };
+        seen.closings += 1;
+        let left = match unflushed {
+            Some(_) => Left::by_kill(kind, start, &image, &disk, kept),
+            None => Left::by_cut(kind, start, &image, &disk, journals.as_deref()),
+        };
+        let what = if unflushed.is_some() { "killed" } else { "cut" };
+        let left = left.inspect_err(|_| keep(&image));
+        let left = left.map_err(|error| format!("{error} ({what} while it was closed)"))?;
+        seen.right += left.right;
+        if random.one_in(3) {
+            return Ok(Some(closed));
+        }
+        // The next process does not learn of a failed flush, and recovering a journal flushes.
+        let unflushed = unflushed.filter(|_| !may_fail && !left.replayed);
+        let unflushed = unflushed.map(|unflushed| (unflushed, disk));
+        Ok(Some(Left { image, unflushed, ..left }))
     }
 }

@@ -1,5 +1,9 @@
 //! The guest's knowledge of its disk: the possible contents of each sector, after a power cut too.
 
+use std::iter;
+
+use crate::bitmaps::Bitmaps;
+
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
 
@@ -21,18 +25,40 @@ pub(crate) fn sector(stamp: Stamp, number: u64) -> [u8; SECTOR] {
     bytes
 }
 
+/// Zeroes that were decrypted. Unlike in data of any sector, the first sixteen bytes differ from the next.
+const NOISE: Stamp = Stamp::MAX;
+
 /// Which write a sector's contents come from. `None`: none of this sector's.
 fn stamp(bytes: &[u8], number: u64) -> Option<Stamp> {
     let stamp = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-    (bytes == sector(stamp, number)).then_some(stamp)
+    match bytes == sector(stamp, number) {
+        true => Some(stamp),
+        false => (bytes[..16] != bytes[16..32]).then_some(NOISE),
+    }
 }
 
-/// Possible contents of a sector after a change. After a discard, the old contents are possible.
+/// Possible contents of a sector after a change. After a discard, the old contents are possible. On an encrypted disk, noise
+/// is possible after a discard, and after zeroes until they are flushed: the file may have a hole before the image says so.
 #[derive(Debug, Clone)]
 struct Version {
     stamps: Vec<Stamp>,
     /// When it was answered with success.
     answered: Option<u64>,
+}
+
+impl Version {
+    /// Zeroes that the image has on stable storage are no noise.
+    fn is_stable(&mut self) {
+        if self.stamps == [0, NOISE] {
+            self.stamps.pop();
+        }
+    }
+
+    /// Whether a sector may have these contents. `killed`: what was answered is not lost.
+    fn allows(&self, found: Stamp, killed: bool) -> bool {
+        let is_noise = found == NOISE && killed && self.answered.is_some();
+        self.stamps.contains(&found) && !(is_noise && self.stamps == [0, NOISE])
+    }
 }
 
 /// Oldest first: the one that must have survived, and those that may have come after.
@@ -66,18 +92,33 @@ pub(crate) struct Disk {
     /// When it got its size.
     resized: u64,
     is_resizing: bool,
+    is_encrypted: bool,
+    pub(crate) bitmaps: Bitmaps,
 }
 
 impl Disk {
     /// A disk with these contents, stable.
-    pub(crate) fn new(contents: &[u8]) -> Disk {
+    pub(crate) fn new(contents: &[u8], is_encrypted: bool) -> Disk {
         let sector = |(number, bytes): (usize, &[u8])| {
             let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
             Sector(vec![Version { stamps, answered: Some(0) }])
         };
         let sectors: Vec<_> = contents.chunks(SECTOR).enumerate().map(sector).collect();
         let sizes = vec![sectors.len()];
-        Disk { sectors, sizes, time: 1, resized: 0, is_resizing: false }
+        Disk {
+            sectors,
+            sizes,
+            time: 1,
+            resized: 0,
+            is_resizing: false,
+            is_encrypted,
+            bitmaps: Bitmaps::default(),
+        }
+    }
+
+    /// The same disk with these bitmaps.
+    pub(crate) fn with_bitmaps(self, bitmaps: Bitmaps) -> Disk {
+        Disk { bitmaps, ..self }
     }
 
     /// Sectors.
@@ -92,13 +133,14 @@ impl Disk {
 
     /// Begins a request that changes a range. No other request changes it.
     pub(crate) fn begin(&mut self, range: std::ops::Range<usize>, change: Change) {
+        let noise = self.is_encrypted.then_some(NOISE);
         for sector in &mut self.sectors[range] {
             let stamps = match change {
+                Change::Written(0) | Change::Zeroed => iter::once(0).chain(noise).collect(),
                 Change::Written(stamp) => vec![stamp],
-                Change::Zeroed => vec![0],
                 Change::Discarded => {
                     let before = sector.newest().iter().flat_map(|version| &version.stamps);
-                    before.copied().chain([0]).collect()
+                    before.copied().chain([0]).chain(noise).collect()
                 }
             };
             sector.0.push(Version { stamps, answered: None });
@@ -114,6 +156,7 @@ impl Disk {
             }
             if stable {
                 versions.drain(..versions.len() - 1);
+                versions.iter_mut().for_each(Version::is_stable);
             }
         }
     }
@@ -127,6 +170,7 @@ impl Disk {
             let covered = |version: &Version| version.answered.is_some_and(|at| at < asked);
             if let Some(newest) = versions.iter().rposition(covered) {
                 versions.drain(..newest);
+                versions.first_mut().into_iter().for_each(Version::is_stable);
             }
         }
     }
@@ -172,7 +216,7 @@ impl Disk {
     /// Checks a read of the newest contents.
     pub(crate) fn check_read(&self, first: usize, bytes: &[u8]) -> Result<(), String> {
         let sectors = self.sectors[first..].iter().map(Sector::newest);
-        check(first, bytes, sectors)
+        check(first, bytes, sectors, true)
     }
 
     /// The disk after a kill, with these contents: unflushed data may still be lost. `cut_off`: data past the end of a
@@ -198,7 +242,7 @@ impl Disk {
     /// Checks the contents after a power cut.
     pub(crate) fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         self.check_size(bytes)?;
-        check(0, bytes, self.sectors.iter().map(|sector| &sector.0[..]))
+        check(0, bytes, self.sectors.iter().map(|sector| &sector.0[..]), false)
     }
 
     /// Checks the contents after a kill.
@@ -219,15 +263,15 @@ fn check<'a>(
     first: usize,
     bytes: &[u8],
     sectors: impl Iterator<Item = &'a [Version]>,
+    killed: bool,
 ) -> Result<(), String> {
     for ((number, bytes), versions) in (first..).zip(bytes.chunks(SECTOR)).zip(sectors) {
         let found = stamp(bytes, number as u64);
-        let allowed =
-            |version: &Version| found.is_some_and(|found| version.stamps.contains(&found));
+        let allowed = |version: &Version| found.is_some_and(|found| version.allows(found, killed));
         if !versions.iter().any(allowed) {
             let found = match found {
-                Some(stamp) => format!("write {stamp}"),
-                None => format!("something foreign, {:02x?}…", &bytes[..24]),
+                Some(stamp) if stamp != NOISE => format!("write {stamp}"),
+                _ => format!("something foreign, {:02x?}…", &bytes[..24]),
             };
             return Err(format!("sector {number} has {found}, not one of {versions:?}"));
         }

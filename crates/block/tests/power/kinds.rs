@@ -6,16 +6,32 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::OnceLock;
 
+use block::NodeRegistry;
 use block::options::*;
+use crypto::Secret;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::common::{TempFile, blockdev, file_options, tmpfs};
 use crate::course::Random;
 use crate::guest::{SECTOR, sector};
+use crate::oracle::{Image, Luks};
 use crate::path_of;
 
 /// The name of the node below an image.
 pub(crate) const FILE: &str = "file";
+
+/// The secret object with the password of encrypted images, and the password.
+const SECRET: &str = "s";
+const PASSWORD: &str = "letmein";
+
+/// What an image has besides, chosen independently of its kind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Extras {
+    /// It is encrypted.
+    pub(crate) luks: bool,
+    /// It gets persistent dirty bitmaps.
+    pub(crate) bitmaps: bool,
+}
 
 /// A kind of image.
 pub(crate) struct Kind {
@@ -32,7 +48,8 @@ pub(crate) struct Kind {
     pub(crate) backed: bool,
     /// Relative frequency in courses.
     weight: usize,
-    start: OnceLock<Start>,
+    /// Plain, and encrypted.
+    starts: [OnceLock<Start>; 2],
 }
 
 /// A new image.
@@ -41,6 +58,8 @@ pub(crate) struct Start {
     /// Contents of the backing image.
     pub(crate) behind: Vec<u8>,
     pub(crate) behind_file: Option<File>,
+    /// `None`: the image is not encrypted.
+    pub(crate) luks: Option<Luks>,
 }
 
 const fn kind(
@@ -50,8 +69,8 @@ const fn kind(
     cluster: usize,
     weight: usize,
 ) -> Kind {
-    let start = OnceLock::new();
-    Kind { name, options, size, cluster, direct: false, backed: false, weight, start }
+    let starts = [OnceLock::new(), OnceLock::new()];
+    Kind { name, options, size, cluster, direct: false, backed: false, weight, starts }
 }
 
 /// Most sizes are not multiples of a cluster. Clusters under 4 KiB have no room for the mark of a journal.
@@ -93,20 +112,43 @@ impl Kind {
         &KINDS[0]
     }
 
+    /// The kind of that name.
+    pub(crate) fn named(name: &str) -> &'static Kind {
+        KINDS.iter().find(|kind| kind.name == name).expect("a name in the list")
+    }
+
     pub(crate) fn is_qcow2(&self) -> bool {
         !self.options.is_empty()
     }
 
-    pub(crate) fn start(&self) -> &Start {
-        self.start.get_or_init(|| {
-            let name = format!("power-{}", self.name.replace(' ', "-"));
+    /// Picks what an image of this kind has besides.
+    pub(crate) fn extras(&self, random: &mut Random) -> Extras {
+        let is_possible = self.is_qcow2() && !self.options.contains("compat");
+        let (luks, bitmaps) = (random.one_in(4), random.one_in(3));
+        Extras { luks: is_possible && luks, bitmaps: is_possible && bitmaps }
+    }
+
+    pub(crate) fn start(&self, extras: Extras) -> &Start {
+        let is_encrypted = extras.luks;
+        self.starts[usize::from(is_encrypted)].get_or_init(|| {
+            let name = format!("power-{is_encrypted}-{}", self.name.replace(' ', "-"));
             if !self.is_qcow2() {
                 let (behind, behind_file) = (Vec::new(), None);
-                return Start { image: vec![0; self.size], behind, behind_file };
+                return Start { image: vec![0; self.size], behind, behind_file, luks: None };
             }
             let image = TempFile::new(&tmpfs(), &name, 0);
             let path = image.0.to_str().unwrap();
-            let args = ["create", "-q", "-f", "qcow2", "-o", self.options, path];
+            // The cipher with the smallest header.
+            let cipher = "encrypt.cipher-alg=aes-128,encrypt.cipher-mode=cbc,encrypt.iter-time=1";
+            let options = match is_encrypted {
+                true => format!(
+                    "{},encrypt.format=luks,encrypt.key-secret={SECRET},{cipher}",
+                    self.options
+                ),
+                false => self.options.to_owned(),
+            };
+            let object = secret_object();
+            let args = ["create", "-q", "-f", "qcow2", "--object", &object, "-o", &options, path];
             let made = Command::new("qemu-img").args(args).arg(self.size.to_string()).status();
             assert!(made.expect("qemu-img (scripts/setup-tests.sh)").success(), "{args:?}");
             let behind: Vec<u8> = match self.backed {
@@ -120,7 +162,9 @@ impl Kind {
                 file.write_all_at(&behind, 0).unwrap();
                 file
             });
-            Start { image: image.contents(), behind, behind_file: file }
+            let image = image.contents();
+            let luks = is_encrypted.then(|| luks(&image));
+            Start { image, behind, behind_file: file, luks }
         })
     }
 
@@ -157,13 +201,37 @@ impl Kind {
                 pass_discard_request: [None, Some(true), Some(false)][random.below(3)],
                 discard_no_unref: random.one_in(4),
                 unheeded: Default::default(),
-                encrypt: None,
+                encrypt: start.luks.as_ref().map(|_| Encrypt { key_secret: Some(SECRET.into()) }),
                 caches: Default::default(),
             }),
         };
         let (discard, detect_zeroes) = freeing(random);
         [file, BlockdevOptions { discard, detect_zeroes, ..blockdev("disk", driver) }]
     }
+}
+
+/// The LUKS header of a new image, and its cipher.
+fn luks(image: &[u8]) -> Luks {
+    use crypto::luks::{Header, VolumeKey};
+    let (at, len) = Image::luks_place(image).expect("an encrypted image");
+    let bytes = image[at..at + len].to_vec();
+    let header = Header::read(&bytes).unwrap();
+    let slot = header.slots.iter().find(|slot| slot.active).unwrap();
+    let (place, len) = header.stripes(slot);
+    let stripes = Secret::new(bytes[place as usize..][..len].to_vec());
+    let key = VolumeKey::unlock(&header, slot, stripes, PASSWORD.as_bytes()).expect("its password");
+    let Ok(cipher) = key.cipher(header.cipher) else { panic!("a key of another length") };
+    Luks { at, bytes, decrypt: Box::new(move |sector, data| cipher.decrypt(sector, data)) }
+}
+
+/// The secret of encrypted images, as QEMU takes it.
+pub(crate) fn secret_object() -> String {
+    format!("secret,id={SECRET},data={PASSWORD}")
+}
+
+/// Adds the secret of encrypted images.
+pub(crate) fn add_secret(registry: &mut NodeRegistry) {
+    registry.credentials().add_secret(SECRET, Secret::new(PASSWORD.into()));
 }
 
 /// `discard` and `detect-zeroes`.

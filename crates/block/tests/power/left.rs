@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use event_loop::ring::sim::Unflushed;
 
+use crate::bitmaps::Bitmaps;
 use crate::guest::Disk;
 use crate::journal::Folder;
 use crate::kinds::{Kind, Start};
-use crate::oracle::Image;
+use crate::oracle::{Found, Image};
 
 /// Where the header of a qcow2 image has the size of the disk.
 const SIZE: Range<usize> = 24..32;
@@ -32,6 +33,11 @@ pub(crate) struct Left {
     pub(crate) cut_off: Vec<u8>,
     /// Data that a power cut may still lose. `None`: none.
     pub(crate) unflushed: Option<(Unflushed, Disk)>,
+    /// The image is encrypted.
+    pub(crate) luks: bool,
+    pub(crate) bitmaps: Bitmaps,
+    /// Bitmaps that claim to be right.
+    pub(crate) right: usize,
 }
 
 impl Left {
@@ -43,10 +49,12 @@ impl Left {
         disk: &Disk,
         journals: Option<&Folder>,
     ) -> Result<Left, String> {
-        let contents = contents(kind, start, image)?;
+        let Found { contents, bitmaps } = read(kind, start, image)?;
         disk.check_cut(&contents)?;
+        let (bitmaps, right) = disk.bitmaps.check(&bitmaps, &contents, true)?;
         let journals = journals.map(|_| Arc::new(Folder::new()));
-        Ok(Left::with(contents, journals))
+        let luks = start.luks.is_some();
+        Ok(Left { luks, bitmaps, right, ..Left::with(contents, journals) })
     }
 
     /// After a kill: with the journal no answered request is lost, and without it no flushed one.
@@ -58,14 +66,21 @@ impl Left {
         disk: &Disk,
         journals: Option<Folder>,
     ) -> Result<Left, String> {
-        let (mut found, mut bare, mut cut_off) = (contents(kind, start, image)?, None, Vec::new());
+        let (mut bare, mut cut_off) = (None, Vec::new());
+        let without = read(kind, start, image)?;
+        let mut found = without.contents;
         let checked = disk.check_cut(&found);
         checked.map_err(|error| format!("without a journal: {error}"))?;
+        let checked = disk.bitmaps.check(&without.bitmaps, &found, false);
+        let (mut bitmaps, mut right) =
+            checked.map_err(|error| format!("without a journal: {error}"))?;
         let mut whole = image.to_vec();
         let replayed =
             journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut whole))?;
         if replayed {
-            let before = std::mem::replace(&mut found, contents(kind, start, &whole)?);
+            let with = read(kind, start, &whole)?;
+            (bitmaps, right) = disk.bitmaps.check(&with.bitmaps, &with.contents, false)?;
+            let before = std::mem::replace(&mut found, with.contents);
             if found.len() < before.len() {
                 // L2 tables go to the image before the header, which has the size: in between, the disk is as large as
                 // it was, and where the new tables have its data or nothing any more.
@@ -76,7 +91,9 @@ impl Left {
         }
         disk.check_kill(&found)?;
         let journals = journals.map(Arc::new);
-        Ok(Left { is_killed: true, replayed, bare, cut_off, ..Left::with(found, journals) })
+        let left = Left::with(found, journals);
+        let luks = start.luks.is_some();
+        Ok(Left { is_killed: true, replayed, bare, cut_off, luks, bitmaps, right, ..left })
     }
 
     /// Stable remains, with the caller's image.
@@ -94,25 +111,39 @@ impl Left {
             bare,
             cut_off,
             unflushed,
+            luks: false,
+            bitmaps: Bitmaps::default(),
+            right: 0,
         }
     }
 
     /// The disk for its next user, before it is opened.
     pub(crate) fn disk(&self) -> Disk {
+        let bitmaps = self.bitmaps.clone();
         let disk = match (&self.unflushed, &self.bare) {
             (Some((_, disk)), _) => disk.clone(),
-            (None, Some(bare)) => Disk::new(bare),
-            (None, None) => return Disk::new(&self.contents),
+            (None, Some(bare)) => Disk::new(bare, self.luks),
+            (None, None) => return Disk::new(&self.contents, self.luks).with_bitmaps(bitmaps),
         };
-        disk.after_kill(&self.contents, &self.cut_off)
+        disk.after_kill(&self.contents, &self.cut_off).with_bitmaps(bitmaps)
+    }
+
+    /// The same, once everything in it is stable.
+    pub(crate) fn stable_disk(&self) -> Disk {
+        Disk::new(&self.contents, self.luks).with_bitmaps(self.bitmaps.clone())
     }
 }
 
 /// The contents of an image's disk. Checks that the image is consistent.
 pub(crate) fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u8>, String> {
+    Ok(read(kind, start, image)?.contents)
+}
+
+/// The same, with bitmaps.
+pub(crate) fn read(kind: &Kind, start: &Start, image: &[u8]) -> Result<Found, String> {
     match kind.is_qcow2() {
-        true => Image::read(image, &start.behind),
-        false => Ok(image.to_vec()),
+        true => Image::read_all(image, &start.behind, start.luks.as_ref()),
+        false => Ok(Found { contents: image.to_vec(), bitmaps: Vec::new() }),
     }
 }
 

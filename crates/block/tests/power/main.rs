@@ -18,6 +18,7 @@
 //! the few of CI (with `CARGO_PROFILE_DEV_OPT_LEVEL=2` five times as fast). `RINGMILL_POWER_TRACE=1` prints
 //! all requests and operations, `RINGMILL_POWER_KEEP=FOLDER` stores a damaged image.
 
+mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
 mod course;
@@ -56,7 +57,7 @@ fn path_of(fd: &impl AsRawFd) -> PathBuf {
 }
 
 /// Checks that the image has no errors other than leaks.
-fn qemu_img_check(kind: &Kind, image: &[u8]) {
+fn qemu_img_check(kind: &Kind, image: &[u8], is_encrypted: bool) {
     if !kind.is_qcow2() {
         return;
     }
@@ -64,7 +65,10 @@ fn qemu_img_check(kind: &Kind, image: &[u8]) {
     let name = format!("power-left-{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let file = TempFile::new(&tmpfs(), &name, 0);
     std::fs::write(&file.0, image).unwrap();
-    let output = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&file.0).output();
+    let key = if is_encrypted { ",encrypt.key-secret=s" } else { "" };
+    let options = format!("driver=qcow2{key},file.filename={}", file.0.display());
+    let args = ["check", "--object", &kinds::secret_object(), "--image-opts", &options];
+    let output = Command::new("qemu-img").args(args).output();
     let output = output.expect("qemu-img (scripts/setup-tests.sh)");
     let (out, error) = (output.stdout, output.stderr);
     let said = String::from_utf8_lossy(&[out, error].concat()).into_owned();
@@ -73,9 +77,9 @@ fn qemu_img_check(kind: &Kind, image: &[u8]) {
 
 fn run(seed: u64) -> Result<Seen, String> {
     let judged = seed.is_multiple_of(JUDGED);
-    course::run(seed, |kind, left| {
+    course::run(seed, |kind, left, is_encrypted| {
         if judged {
-            qemu_img_check(kind, left);
+            qemu_img_check(kind, left, is_encrypted);
         }
     })
 }
@@ -104,10 +108,13 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     std::thread::scope(|scope| {
         (0..2).for_each(|_| _ = scope.spawn(worker));
     });
-    let Seen { cuts, kills, replayed, interrupted, handed_over, requests } = *lock(&all);
+    let all = *lock(&all);
+    let Seen { cuts, kills, replayed, interrupted, handed_over, requests, .. } = all;
+    let Seen { closings, encrypted, right, .. } = all;
     println!(
         "{cuts} power cuts and {kills} kills, {replayed} with a journal that was needed, in {requests} \
-         requests; {interrupted} while an image was recovered; {handed_over} that others went on with; {:?}",
+         requests; {interrupted} while an image was recovered; {handed_over} that others went on with; {closings} while an image was \
+         closed; {encrypted} lives of encrypted images; {right} bitmaps that claimed to be right; {:?}",
         started.elapsed()
     );
     let failures = failures.into_inner().unwrap();
@@ -118,4 +125,6 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     let is_short = seeds.end - seeds.start < SEEDS;
     let all_needed = replayed > 0 && interrupted > 0 && handed_over > 0;
     assert!(is_short || all_needed, "no journal was ever needed");
+    assert!(is_short || closings > 0 && encrypted > 0, "no image was closed, or none encrypted");
+    assert!(is_short || right > 0, "no bitmap was ever right");
 }

@@ -7,6 +7,39 @@ const COMPRESSED: u64 = 1 << 62;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Flag of an L2 entry: reads as zeroes.
 const ZERO: u64 = 1;
+/// Header extensions: the bitmaps, and the place of the LUKS header.
+const BITMAPS: u32 = 0x2385_2875;
+const LUKS: u32 = 0x0537_be77;
+
+/// Bytes of a sector, which is encrypted by its number.
+const SECTOR: u64 = 512;
+
+/// Decrypts sectors from the one of that number on.
+type Decrypt = dyn Fn(u64, &mut [u8]) + Send + Sync;
+
+/// The LUKS header of an encrypted image, which never changes.
+pub(crate) struct Luks {
+    /// Its place in the file.
+    pub(crate) at: usize,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) decrypt: Box<Decrypt>,
+}
+
+/// A bitmap in an image.
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    /// Its bits may be wrong, and no program uses them.
+    pub(crate) in_use: bool,
+    /// Bytes of the disk for each bit.
+    pub(crate) granularity: usize,
+    pub(crate) bits: Vec<u8>,
+}
+
+/// The contents of an image.
+pub(crate) struct Found {
+    pub(crate) contents: Vec<u8>,
+    pub(crate) bitmaps: Vec<Stored>,
+}
 
 /// An image's bytes.
 pub(crate) struct Image<'a> {
@@ -15,16 +48,26 @@ pub(crate) struct Image<'a> {
     refcount_bits: usize,
     /// The references to each cluster.
     users: Vec<Vec<String>>,
+    luks: Option<&'a Luks>,
 }
 
 impl<'a> Image<'a> {
     /// Checks the image, which may have leaks, and returns the contents of its disk. `behind`: the contents of
     /// the backing image.
     pub(crate) fn read(bytes: &'a [u8], behind: &[u8]) -> Result<Vec<u8>, String> {
+        Ok(Image::read_all(bytes, behind, None)?.contents)
+    }
+
+    /// The same, with bitmaps. `luks`: the image is encrypted.
+    pub(crate) fn read_all(
+        bytes: &'a [u8],
+        behind: &[u8],
+        luks: Option<&'a Luks>,
+    ) -> Result<Found, String> {
         if bytes.len() < 104 || !bytes.starts_with(b"QFI\xfb") {
             return Err("no header".into());
         }
-        let mut image = Image { bytes, cluster: 0, refcount_bits: 16, users: Vec::new() };
+        let mut image = Image { bytes, cluster: 0, refcount_bits: 16, users: Vec::new(), luks };
         let version = image.u32(4);
         image.cluster = 1 << image.u32(20);
         if version == 3 {
@@ -38,9 +81,108 @@ impl<'a> Image<'a> {
         }
         image.users = vec![Vec::new(); bytes.len().div_ceil(image.cluster)];
         image.refer(0, "the header")?;
+        image.check_luks()?;
         let contents = image.walk(version, behind)?;
+        let bitmaps = image.bitmaps(version, contents.len())?;
         image.check_counts()?;
-        Ok(contents)
+        Ok(Found { contents, bitmaps })
+    }
+
+    /// Returns place and length of the LUKS header. `None`: the image is not encrypted.
+    pub(crate) fn luks_place(bytes: &'a [u8]) -> Option<(usize, usize)> {
+        let image = Image { bytes, cluster: 0, refcount_bits: 16, users: Vec::new(), luks: None };
+        let data = image.extension(LUKS)?;
+        Some((image.u64(data) as usize, image.u64(data + 8) as usize))
+    }
+
+    /// Where the data of a header extension begins, in version 3.
+    fn extension(&self, kind: u32) -> Option<usize> {
+        let mut at = self.u32(100) as usize;
+        while self.u32(at) != kind {
+            if self.u32(at) == 0 {
+                return None;
+            }
+            at += 8 + (self.u32(at + 4) as usize).next_multiple_of(8);
+        }
+        Some(at + 8)
+    }
+
+    fn refer_all(&mut self, at: u64, len: usize, who: &str) -> Result<(), String> {
+        (0..len.div_ceil(self.cluster))
+            .try_for_each(|nth| self.refer(at + (nth * self.cluster) as u64, who))
+    }
+
+    /// Checks that the LUKS header is what it was.
+    fn check_luks(&mut self) -> Result<(), String> {
+        let method = self.u32(32);
+        let Some(Luks { at, bytes, .. }) = self.luks else {
+            return if method == 0 { Ok(()) } else { Err(format!("encryption method {method}")) };
+        };
+        let (place, len) = Image::luks_place(self.bytes).ok_or("no place of the LUKS header")?;
+        if method != 2 || place != *at || self.bytes.get(place..place + len) != Some(&bytes[..]) {
+            return Err("the LUKS header has changed".into());
+        }
+        self.refer_all(place as u64, len, "the LUKS header")
+    }
+
+    /// Reads the bitmaps of a disk of that size.
+    fn bitmaps(&mut self, version: u32, size: usize) -> Result<Vec<Stored>, String> {
+        let data = (version == 3).then(|| self.extension(BITMAPS)).flatten();
+        let Some(data) = data else { return Ok(Vec::new()) };
+        if self.u64(88) & 1 == 0 {
+            return Err("bitmaps that are not valid".into());
+        }
+        let (count, len, mut at) =
+            (self.u32(data), self.u64(data + 8) as usize, self.u64(data + 16) as usize);
+        self.refer_all(at as u64, len, "the bitmap directory")?;
+        let end = at + len;
+        let mut all = Vec::new();
+        while at < end {
+            let (table, entries, flags) = (self.u64(at), self.u32(at + 8), self.u32(at + 12));
+            let (kind, bits) = (self.u64(at + 16) >> 56, self.u64(at + 17) >> 56);
+            let name_len = (self.u64(at + 18) >> 48) as usize;
+            if kind != 1 || self.u32(at + 20) != 0 || flags & !3 != 0 || bits > 31 {
+                return Err(format!("the bitmap directory's entry at {at:#x} is wrong"));
+            }
+            let name = self.bytes.get(at + 24..at + 24 + name_len).unwrap_or_default();
+            let name = String::from_utf8_lossy(name).into_owned();
+            let stored = self.bitmap(name, (table, entries as usize), flags & 1 != 0, 1 << bits)?;
+            let needed = size.div_ceil(stored.granularity).div_ceil(8);
+            if !stored.in_use && entries as usize != needed.div_ceil(self.cluster) {
+                return Err(format!("bitmap {} is of another size", stored.name));
+            }
+            all.push(stored);
+            at += (24 + name_len).next_multiple_of(8);
+        }
+        match all.len() == count as usize {
+            true => Ok(all),
+            false => Err(format!("{} bitmaps, and {count} in the header", all.len())),
+        }
+    }
+
+    fn bitmap(
+        &mut self,
+        name: String,
+        (table, entries): (u64, usize),
+        in_use: bool,
+        granularity: usize,
+    ) -> Result<Stored, String> {
+        let who = format!("bitmap {name}");
+        self.refer_all(table, entries * 8, &who)?;
+        let mut bits = vec![0; entries * self.cluster];
+        for (nth, part) in bits.chunks_mut(self.cluster).enumerate() {
+            match self.u64(table as usize + nth * 8) {
+                0 => {}
+                1 => part.fill(0xff),
+                host => {
+                    let there = self.bytes.get(host as usize..).unwrap_or_default();
+                    let len = part.len().min(there.len());
+                    part[..len].copy_from_slice(&there[..len]);
+                    self.refer(host, &who)?;
+                }
+            }
+        }
+        Ok(Stored { name, in_use, granularity, bits })
     }
 
     fn u32(&self, at: usize) -> u32 {
@@ -128,6 +270,11 @@ impl<'a> Image<'a> {
             let data = self.bytes.get(host as usize..).unwrap_or_default();
             let len = len.min(data.len());
             place[..len].copy_from_slice(&data[..len]);
+            if let Some(Luks { decrypt, .. }) = self.luks {
+                // What is not there reads as zeroes, which are noise once decrypted.
+                let whole = place.len().min(self.cluster);
+                decrypt(host / SECTOR, &mut place[..whole]);
+            }
         }
         Ok(())
     }

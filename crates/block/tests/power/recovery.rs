@@ -4,6 +4,8 @@
 //! there. A power cut or a kill is possible at each moment between two completions of such a ring, and
 //! the remains at one of these moments are stored. The opening continues normally. The stored remains are
 //! checked, and opened next.
+//!
+//! An image is closed in the same way, with the same interruptions.
 
 use std::cell::Cell;
 use std::io;
@@ -16,14 +18,15 @@ use block::NodeRegistry;
 use block::node::{BlockNode, Channel, Geometry};
 use block::options::BlockdevOptions;
 use block::request::{Op, Request};
+use block::track::Tracking;
 use event_loop::ring::sim::{Faults, Sim, Storage, Unflushed, elsewhere};
 use event_loop::sync::lock;
 use event_loop::{EventLoop, LoopConfig};
 
 use crate::course::{NO_POLLING, Random, Seen};
 use crate::journal::Folder;
-use crate::kinds::{FILE, Kind, Start};
-use crate::left::{Left, keep};
+use crate::kinds::{FILE, Kind, Start, add_secret};
+use crate::left::{Left, keep, read};
 use crate::path_of;
 
 /// The opened image, and the simulation for its user.
@@ -34,19 +37,30 @@ pub(crate) struct Reopened {
     pub(crate) node: Arc<dyn BlockNode>,
     /// The nodes. `node` is an edge to one of them.
     pub(crate) registry: NodeRegistry,
+    /// The image gets bitmaps.
+    pub(crate) tracking: Option<Arc<Tracking>>,
+    /// Those of closing the image.
+    pub(crate) moments: Arc<Moments>,
     /// The remains of an interruption at a chosen moment.
     ended: Option<Ended>,
 }
 
+/// What is to be interrupted, at a moment that is picked.
+pub(crate) enum Interrupt {
+    /// The storage records the opening.
+    Opening(Random),
+    /// Writes of the opening are found afterwards.
+    Closing(Random),
+}
+
 impl Reopened {
-    /// `moments`: picks a moment, and lets the storage record the opening. Without it, writes
-    /// are found afterwards.
     pub(crate) fn new(
         kind: &Kind,
         start: &Start,
         left: &Left,
         random: &mut Random,
-        moments: Option<Random>,
+        interrupt: Interrupt,
+        bitmaps: bool,
     ) -> Reopened {
         let sim = Sim::new(random.next(), Faults::default());
         let (storage, fd) = (sim.storage(), sim.file(&left.image).unwrap());
@@ -61,37 +75,61 @@ impl Reopened {
         };
         let mut registry = journals.as_deref().map_or_else(NodeRegistry::new, registry);
         let file = registry.open(&file).unwrap();
-        let moments = moments.map(|random| {
-            let state =
-                Mutex::new(RecoveryState { random, changes: false, passed: 0, ended: None });
-            let (storage, fd) = (storage.clone(), fd.clone());
-            Arc::new(Moments { storage, fd, journals, state, over: AtomicBool::new(false) })
-        });
-        if let Some(moments) = &moments {
-            let moments = moments.clone();
-            registry.set_filter(FILE, Some(Arc::new(Watched { file, moments })));
-        }
+        let (random, records) = match interrupt {
+            Interrupt::Opening(random) => (random, true),
+            Interrupt::Closing(random) => (random, false),
+        };
+        let state = Mutex::new(RecoveryState { random, changes: false, passed: 0, ended: None });
+        let moments = Moments {
+            storage: storage.clone(),
+            fd: fd.clone(),
+            journals,
+            state,
+            over: AtomicBool::new(!records),
+        };
+        let moments = Arc::new(moments);
+        let watched = Watched { file, moments: moments.clone() };
+        registry.set_filter(FILE, Some(Arc::new(watched)));
+        add_secret(&mut registry);
         let node = registry.open(&disk).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");
         });
         registry.own_images();
-        let ended = moments.as_ref().and_then(|moments| moments.end());
+        let ended = moments.end();
+        let (registry, tracking) = match bitmaps {
+            true => tracked(registry),
+            false => (registry, None),
+        };
         let is_changed = || std::fs::read(path_of(&fd)).unwrap() != left.image;
         assert!(
             !left.is_handed_over || !is_changed(),
             "who goes on with an image writes nothing yet"
         );
         // Writes that the ring has not seen.
-        if moments.is_none() {
+        if !records {
             let opened = std::fs::read(path_of(&fd)).unwrap();
-            if left.unflushed.is_some() {
+            // Opening an image with bitmaps flushes it, on a loop that the model does not see.
+            let has_bitmaps = || !read(kind, start, &left.image).unwrap().bitmaps.is_empty();
+            let is_flushed = bitmaps && !left.is_handed_over && has_bitmaps();
+            if left.unflushed.is_some() && !is_flushed {
                 storage.look(&fd);
-            } else if opened != left.image {
+            } else if is_flushed || opened != left.image {
                 storage.restore(&fd, opened).unwrap();
             }
         }
-        Reopened { sim, fd, options: disk, node, registry, ended }
+        Reopened { sim, fd, options: disk, node, registry, tracking, moments, ended }
     }
+}
+
+/// Has the writes of the image watched.
+fn tracked(mut registry: NodeRegistry) -> (NodeRegistry, Option<Arc<Tracking>>) {
+    // On a loop that does nothing else.
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let tracked = event_loop.block_on(async move {
+        let tracking = registry.track("disk").await.unwrap();
+        (registry, Some(tracking))
+    });
+    tracked.unwrap()
 }
 
 /// Interrupts the opening of the remains a few times. Returns the last remains.
@@ -101,12 +139,14 @@ pub(crate) fn interrupted(
     mut left: Left,
     random: &mut Random,
     seen: &mut Seen,
+    bitmaps: bool,
 ) -> Result<Left, String> {
     // A power cut loses a journal, and there is no new one before the image is open.
     let mut is_lost = !left.is_killed;
     for number in 1..=1 + random.below(3) {
-        let moments = Random(random.next());
-        let Reopened { ended, node, .. } = Reopened::new(kind, start, &left, random, Some(moments));
+        let moments = Interrupt::Opening(Random(random.next()));
+        let Reopened { ended, node, .. } =
+            Reopened::new(kind, start, &left, random, moments, bitmaps);
         drop(node);
         // Nothing had to be recovered.
         let Some(Ended { image, journals, unflushed }) = ended else { break };
@@ -132,21 +172,21 @@ pub(crate) fn interrupted(
 }
 
 /// The remains of an interrupted opening.
-struct Ended {
-    image: Vec<u8>,
+pub(crate) struct Ended {
+    pub(crate) image: Vec<u8>,
     /// The journals of the process.
-    journals: Option<Folder>,
+    pub(crate) journals: Option<Folder>,
     /// Data that a power cut may still lose. `None`: it was a power cut.
-    unflushed: Option<Unflushed>,
+    pub(crate) unflushed: Option<Unflushed>,
 }
 
-/// The moments of an opening.
-struct Moments {
+/// The moments of an opening, or of closing an image.
+pub(crate) struct Moments {
     storage: Storage,
     fd: Arc<OwnedFd>,
     journals: Option<Arc<Folder>>,
     state: Mutex<RecoveryState>,
-    /// The image is open.
+    /// Nothing is to be interrupted: the image is in use.
     over: AtomicBool,
 }
 
@@ -185,8 +225,14 @@ impl Moments {
         });
     }
 
+    /// Begins: the image is going to be closed.
+    pub(crate) fn begin(&self) {
+        lock(&self.state).changes = false;
+        self.over.store(false, Ordering::Release);
+    }
+
     /// The end of the moments.
-    fn end(&self) -> Option<Ended> {
+    pub(crate) fn end(&self) -> Option<Ended> {
         self.over.store(true, Ordering::Release);
         lock(&self.state).ended.take()
     }

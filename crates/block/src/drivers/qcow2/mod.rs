@@ -19,7 +19,7 @@ mod damage;
 mod details;
 mod direct;
 mod driver;
-mod encrypt;
+pub(crate) mod encrypt;
 mod engine;
 mod extend;
 mod header;

@@ -83,11 +83,15 @@ pub(in super::super) async fn load(
         }
         bitmaps.push(Arc::new(bitmap));
     }
-    if mark && entries.iter().any(|entry| !entry.in_use) {
-        directory::set_in_use(&mut bytes, &entries);
-        write(channels, offset, &bytes)?.await.0?;
+    if mark && !entries.is_empty() {
+        if entries.iter().any(|entry| !entry.in_use) {
+            directory::set_in_use(&mut bytes, &entries);
+            write(channels, offset, &bytes)?.await.0?;
+            entries.iter_mut().for_each(|entry| entry.in_use = true);
+        }
+        // Marks that were found may be of a process that was killed before its sync. Without one, a power cut would
+        // take them back, and leave later writes whose bits no bitmap has.
         sync(channels).await?;
-        entries.iter_mut().for_each(|entry| entry.in_use = true);
     }
     Ok(Loaded { directory: Directory { entries, at }, bitmaps })
 }
