@@ -18,6 +18,8 @@ mod plot;
 mod polling;
 mod report;
 mod results;
+#[cfg(target_arch = "x86_64")]
+mod round_trips;
 mod scale;
 mod upgrade;
 
@@ -55,6 +57,8 @@ fn run() -> Result<()> {
         }
         Command::Upgrade(options) => upgrade::run(&options)?,
         Command::Results(options) => results::run(&options)?,
+        #[cfg(target_arch = "x86_64")]
+        Command::RoundTrips(options) => round_trips::run(&options)?,
         Command::Polling(options) => polling::run(&options)?,
         Command::Load(options) => run_load(&options)?,
         Command::Flame(options) => {

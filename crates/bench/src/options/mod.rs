@@ -86,6 +86,11 @@ bench results [OPTIONS]   the published results, each mechanism off and on
   --dir DIR             for the data file, whose file system is measured (target/bench)
   --json FILE           also write the report into FILE
 
+bench round-trips [OPTIONS]   the time of one read from a polling KVM guest, by device, on a null node
+  --quick               one round, to see that all of it works
+  --rounds N            rounds per device (5; with --quick 1)
+  --json FILE           also write the report into FILE
+
 bench polling [OPTIONS]   polling policies in the daemon, under real loads; fails where the default
                           is beaten by 10% in latency or CPU by one that is not worse in the other
   --live                accepted; there is no other way
@@ -133,8 +138,7 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
   --output FILE         the graph (docs/benchmarks/flame-read-64.svg)
 ";
 
-const COMMANDS: &str =
-    "peers, nbd, neighbours, scale, upgrade, results, polling, load, guards, flame, loops";
+const COMMANDS: &str = "peers, nbd, neighbours, scale, upgrade, results, round-trips, polling, load, guards, flame, loops";
 
 /// What to do.
 #[derive(Debug)]
@@ -153,6 +157,9 @@ pub(crate) enum Command {
     Upgrade(Box<RunOptions>),
     /// Reproduce the published results.
     Results(results::options::Options),
+    /// Time single requests by device.
+    #[cfg(target_arch = "x86_64")]
+    RoundTrips(Box<RunOptions>),
     /// Compare polling policies.
     Polling(polling::Options),
     /// Load one server.
@@ -209,6 +216,8 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
         Some(Value(command)) if command == "upgrade" => parse_upgrade(&mut parser),
         Some(Value(command)) if command == "results" => parse_results(&mut parser),
+        #[cfg(target_arch = "x86_64")]
+        Some(Value(command)) if command == "round-trips" => parse_round_trips(&mut parser),
         Some(Value(command)) if command == "polling" => parse_polling(&mut parser),
         Some(Value(command)) if command == "load" => parse_load(&mut parser),
         Some(Value(command)) if command == "guards" => parse_guards(&mut parser),
@@ -311,6 +320,12 @@ fn parse_results(parser: &mut lexopt::Parser) -> Result<Command> {
         Ok(true)
     })?;
     Ok(run.map_or(Command::Help, |run| Command::Results(results::options::Options { run, which })))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn parse_round_trips(parser: &mut lexopt::Parser) -> Result<Command> {
+    let run = RunOptions::read(parser, &[], |_, _| Ok(false))?;
+    Ok(run.map_or(Command::Help, |run| Command::RoundTrips(Box::new(run))))
 }
 
 fn parse_polling(parser: &mut lexopt::Parser) -> Result<Command> {
