@@ -32,6 +32,21 @@ pub trait NewImage: fmt::Debug + Send {
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating;
 }
 
+/// `preallocation`: what a new image's space gets beforehand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Preallocation {
+    /// Nothing.
+    #[default]
+    Off,
+    /// It is reserved.
+    Falloc,
+    /// It is written with zeroes.
+    Full,
+}
+
+/// Bytes that a preallocation writes at once.
+pub(crate) const CHUNK: usize = 1 << 20;
+
 /// The part of a creation that blocks.
 pub type Blocking = Box<dyn FnOnce() -> Result<(), OpenError> + Send>;
 

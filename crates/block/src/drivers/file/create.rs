@@ -11,11 +11,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::locks::CreationLock;
-use crate::create::{CreateContext, CreateKind, Creating, NewImage};
+use crate::create::{CHUNK, CreateContext, CreateKind, Creating, NewImage, Preallocation};
 use crate::error::OpenError;
-
-/// Bytes written at once.
-const CHUNK: usize = 1 << 20;
 
 pub(super) static CREATE: CreateKind = CreateKind { help: "a regular file", options: &OPTIONS };
 
@@ -25,18 +22,6 @@ struct NewFile {
     filename: PathBuf,
     size: u64,
     preallocation: Preallocation,
-}
-
-/// `preallocation` of a file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Preallocation {
-    /// The file is sparse.
-    #[default]
-    Off,
-    /// fallocate(2) reserves the space.
-    Falloc,
-    /// The file is filled with zeroes.
-    Full,
 }
 
 impl NewImage for NewFile {

@@ -7,7 +7,7 @@ use crypto::Secret;
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
-use crate::create::{CreateContext, CreateKind, Creating, NewImage};
+use crate::create::{CHUNK, CreateContext, CreateKind, Creating, NewImage, Preallocation};
 use crate::drivers::encryption::{LuksDraft, NewLuks, password};
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -16,9 +16,6 @@ use crate::submit::submit;
 
 pub(super) static CREATE: CreateKind =
     CreateKind { help: "an encrypted disk in a node", options: &OPTIONS };
-
-/// Bytes that are written at once.
-const CHUNK: usize = 1 << 20;
 
 /// A disk to be created.
 #[derive(Debug)]
@@ -29,18 +26,6 @@ struct NewDisk {
     size: u64,
     luks: NewLuks,
     preallocation: Preallocation,
-}
-
-/// `preallocation`: what the node's space gets beforehand.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Preallocation {
-    /// Nothing.
-    #[default]
-    Off,
-    /// It is reserved.
-    Falloc,
-    /// It is written with zeroes, which read as noise.
-    Full,
 }
 
 impl NewImage for NewDisk {
@@ -96,6 +81,7 @@ fn write(
         while preallocation != Preallocation::Off && at < end {
             let len = (end - at).min(CHUNK as u64);
             let (op, bufs) = match preallocation {
+                // The zeroes read as noise.
                 Preallocation::Full => (write, memory(len as usize)?),
                 Preallocation::Falloc | Preallocation::Off => (op, IoBufs::new()),
             };
