@@ -77,8 +77,7 @@ fn read_fields<T: Default>(
     match format.as_str() {
         "luks" => {}
         "aes" => {
-            return Err(OptionError::new("Images encrypted with format 'aes' are not supported")
-                .hint(ADVICE));
+            return Err(OptionError::new(LEGACY).hint(ADVICE));
         }
         other => return Err(table::not_accepted("format", at, other, ["luks"].into_iter())),
     }
@@ -108,13 +107,15 @@ pub(super) fn read_new(value: Value, at: &Context) -> Result<NewLuks, OptionErro
     read_fields(NEW_FIELDS, value, at)
 }
 
-/// What to do with an image of the format before LUKS.
+/// The error of an image that is encrypted as before LUKS,
+const LEGACY: &str = "Images encrypted with format 'aes' are not supported";
+/// and what to do with the image.
 const ADVICE: &str =
     "That format is insecure. qemu-img convert makes an image with encrypt.format=luks of it.";
 
 /// The error of an image that is encrypted as before LUKS.
 pub(super) fn legacy() -> OpenError {
-    OpenError::new("Images encrypted with format 'aes' are not supported").with_hint(ADVICE)
+    OpenError::new(LEGACY).with_hint(ADVICE)
 }
 
 /// Returns the offset of the LUKS header in an image.
