@@ -2,11 +2,9 @@
 //! `crates/exports/tests/vfio_user/` and `crates/devices/tests/nvme/`, real guests by `guest_ahci.rs` and
 //! `guest_nvme.rs`.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-
 use integration::{Image, Qmp, Scratch, Server, ServerCommand};
 use serde_json::json;
+use vcpu::vfio_user::{CONFIG, Client};
 
 fn server(scratch: &Scratch, image: &Image, kind: &str) -> Server {
     let socket = scratch.path("pci.sock");
@@ -22,52 +20,36 @@ fn server(scratch: &Scratch, image: &Image, kind: &str) -> Server {
         .start()
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+fn connect(scratch: &Scratch) -> Client {
+    Client::connect(&scratch.path("pci.sock")).expect("the export listens")
 }
 
-/// Sends a message: a header with number and command, size, flags, no error. Returns what follows the reply's header.
-fn ask(stream: &mut UnixStream, command: u32, payload: &[u8]) -> Vec<u8> {
-    let size = 16 + payload.len() as u32;
-    let message = [words(&[command << 16, size, 0, 0]), payload.to_vec()].concat();
-    stream.write_all(&message).expect("the export listens");
-    let mut header = [0; 16];
-    stream.read_exact(&mut header).expect("a reply");
-    let size = u32::from_ne_bytes(header[4..8].try_into().expect("four bytes"));
-    let mut rest = vec![0; size as usize - 16];
-    stream.read_exact(&mut rest).expect("a whole reply");
-    rest
+fn read(client: &mut Client, region: u32, offset: u64) -> u32 {
+    client.read(region, offset).expect("a register")
 }
 
-fn read(stream: &mut UnixStream, region: u32, offset: u32) -> u32 {
-    let reply = ask(stream, 9, &words(&[offset, 0, region, 4]));
-    u32::from_ne_bytes(reply[16..].try_into().expect("four bytes"))
+fn write(client: &mut Client, region: u32, offset: u64, value: u32) {
+    client.write(region, offset, value).expect("a register");
 }
 
-fn write(stream: &mut UnixStream, region: u32, offset: u32, value: u32) {
-    ask(stream, 10, &words(&[offset, 0, region, 4, value]));
-}
-
-/// Agrees on a version and reads the PCI IDs.
-fn ids(stream: &mut UnixStream) -> u32 {
-    ask(stream, 1, &words(&[0]));
-    read(stream, 7, 0)
+fn ids(client: &mut Client) -> u32 {
+    read(client, CONFIG, 0)
 }
 
 fn the_export_stays_while_it_is_used(kind: &str, expected: u32) {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 1);
     let server = server(&scratch, &image, kind);
-    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    let mut client = connect(&scratch);
     assert_eq!(ids(&mut client), expected);
     let mut qmp = Qmp::connect(&server.socket("monitor"));
     let why = qmp.refused("block-export-del", json!({"id": "pci"}));
     assert_eq!(why, "export 'pci' still in use");
     drop(client);
-    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    let mut client = connect(&scratch);
     assert_eq!(ids(&mut client), expected, "the next client is served");
     qmp.execute("block-export-del", json!({"id": "pci", "mode": "hard"}));
-    assert_eq!(client.read(&mut [0; 1]).expect("an end"), 0);
+    client.wait_for_end().expect("an end");
     integration::eventually("the socket is removed", || {
         (!scratch.path("pci.sock").exists()).then_some(())
     });
@@ -91,18 +73,18 @@ fn an_ahci_client_goes_on_after_an_upgrade() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "disk.img", 1);
     let mut server = server(&scratch, &image, "vfio-user-ahci");
-    let mut client = UnixStream::connect(scratch.path("pci.sock")).expect("a socket");
+    let mut client = connect(&scratch);
     assert_eq!(ids(&mut client), 0x2922_8086);
-    write(&mut client, 7, 0x24, 0xfebf_0000);
+    write(&mut client, CONFIG, 0x24, 0xfebf_0000);
     // GHC.IE, PxCLB, PxIE, PxCMD.FRE and, once more, the link.
     for (register, value) in
         [(4, 0x8000_0002), (0x100, 0x4400), (0x114, 0x17), (0x118, 0x10), (0x12c, 0x301)]
     {
         write(&mut client, ABAR, register, value);
     }
-    let state = |client: &mut UnixStream| {
+    let state = |client: &mut Client| {
         let places = (0..0x180).step_by(4).map(|register| (ABAR, register));
-        let places = places.chain([(7, 0x24), (7, 4)]);
+        let places = places.chain([(CONFIG, 0x24), (CONFIG, 4)]);
         places.map(|(region, at)| read(client, region, at)).collect::<Vec<_>>()
     };
     let before = state(&mut client);
@@ -113,9 +95,9 @@ fn an_ahci_client_goes_on_after_an_upgrade() {
     write(&mut client, ABAR, 0x12c, 0x300);
     assert_eq!(read(&mut client, ABAR, 0x128) & 0xf, 3, "the link comes up");
     // Software resets the function.
-    write(&mut client, 7, 0x94, 1);
+    write(&mut client, CONFIG, 0x94, 1);
     assert_eq!(read(&mut client, ABAR, 0x114), 0);
-    assert_eq!(read(&mut client, 7, 0x24), 0);
+    assert_eq!(read(&mut client, CONFIG, 0x24), 0);
     server.stop();
 }
 
@@ -154,7 +136,7 @@ fn an_ahci_controller_has_several_drives() {
     let stats = qmp.execute("x-query-export-stats", json!({}));
     let threads = [0, 1, 2].map(|drive: usize| stats[0]["queues"][drive]["iothread"].clone());
     assert_eq!(json!(threads), json!(["io0", "io1", "io0"]));
-    let mut client = UnixStream::connect(&socket).expect("a socket");
+    let mut client = Client::connect(&socket).expect("the export listens");
     ids(&mut client);
     assert_eq!(read(&mut client, 5, 0x0c), 0b111, "the ports");
     for port in [0, 1, 2] {

@@ -3,10 +3,8 @@
 //! driver is the test's own; real guests are in `guest_nvme.rs`.
 
 use std::fs::File;
-use std::io::{IoSlice, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::thread;
@@ -15,8 +13,8 @@ use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde_json::json;
+use vcpu::vfio_user::{BAR0, CONFIG, Client};
 
 const COMMANDS: u32 = 20_000;
 /// Upgrades begin when so many commands are answered.
@@ -36,18 +34,6 @@ const SHADOW: u64 = 0x6_0000;
 const EVENTS: u64 = 0x6_1000;
 const DATA: u64 = 1 << 20;
 
-/// vfio-user commands and flags.
-const VERSION: u16 = 1;
-const DMA_MAP: u16 = 2;
-const DMA_UNMAP: u16 = 3;
-const SET_IRQS: u16 = 8;
-const REGION_READ: u16 = 9;
-const REGION_WRITE: u16 = 10;
-const RESET: u16 = 13;
-const EVENTFD_TRIGGER: u32 = 4 | 32;
-const MSIX: u32 = 2;
-const CONFIG: u32 = 7;
-
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -59,7 +45,7 @@ fn data_of(queue: usize, cid: u16) -> u64 {
 
 /// A driver of a controller with several I/O queues.
 struct Driver {
-    socket: UnixStream,
+    client: Client,
     memory: File,
     interrupts: Vec<EventFd>,
     /// Of the admin queue and of the I/O queues: submission tail, completion head and phase.
@@ -75,32 +61,32 @@ impl Driver {
         memory.set_len(MEMORY).expect("memory of that size");
         let eventfd = || EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("an eventfd");
         let mut driver = Driver {
-            socket: UnixStream::connect(path).expect("the export listens"),
+            client: Client::connect(path).expect("the export listens"),
             memory,
             interrupts: (0..=QUEUES).map(|_| eventfd()).collect(),
             queues: [(0, 0, 1); QUEUES + 1],
             has_shadow: false,
             rung: 0,
         };
-        driver.ask(VERSION, &words(&[0]), None);
         driver.map();
-        for vector in 0..=QUEUES {
-            let fd = driver.interrupts[vector].as_fd().as_raw_fd();
-            let set = words(&[20, EVENTFD_TRIGGER, MSIX, vector as u32, 1]);
-            driver.ask(SET_IRQS, &set, Some(fd));
+        for (vector, interrupt) in (0..).zip(&driver.interrupts) {
+            let set = driver.client.set_interrupt(vector, interrupt.as_fd());
+            set.expect("a vector of the controller");
         }
         driver.enable();
         driver
     }
 
     fn map(&mut self) {
-        let map = [words(&[32, 3, 0, 0]), [0, MEMORY].map(u64::to_ne_bytes).concat()].concat();
-        self.ask(DMA_MAP, &map, Some(self.memory.as_raw_fd()));
+        self.client.map(0, MEMORY, self.memory.as_fd()).expect("memory is mapped");
     }
 
     fn unmap(&mut self) {
-        let unmap = [words(&[24, 0]), [0, MEMORY].map(u64::to_ne_bytes).concat()].concat();
-        self.ask(DMA_UNMAP, &unmap, None);
+        self.client.unmap(0, MEMORY).expect("memory is unmapped");
+    }
+
+    fn reset(&mut self) {
+        self.client.reset().expect("the device is reset");
     }
 
     /// Brings the controller up after a reset.
@@ -124,37 +110,16 @@ impl Driver {
         assert_eq!(status, 1, "the controller is ready");
     }
 
-    fn ask(&mut self, command: u16, payload: &[u8], fd: Option<RawFd>) -> Vec<u8> {
-        let size = 16 + payload.len() as u32;
-        let message = [words(&[u32::from(command) << 16, size, 0, 0]), payload.to_vec()].concat();
-        let fds: Vec<RawFd> = fd.into_iter().collect();
-        let fds: Vec<_> =
-            (!fds.is_empty()).then_some(ControlMessage::ScmRights(&fds)).into_iter().collect();
-        let iov = [IoSlice::new(&message)];
-        let sent = sendmsg::<()>(self.socket.as_raw_fd(), &iov, &fds, MsgFlags::empty(), None);
-        assert_eq!(sent, Ok(message.len()));
-        let mut header = [0; 16];
-        self.socket.read_exact(&mut header).expect("a reply");
-        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("a word"));
-        assert_eq!((word(0), word(8)), (u32::from(command) << 16, 1), "a reply without an error");
-        let mut rest = vec![0; word(4) as usize - 16];
-        self.socket.read_exact(&mut rest).expect("a whole reply");
-        rest
-    }
-
     fn read(&mut self, register: u64) -> u32 {
-        let read = [&register.to_ne_bytes()[..], &words(&[0, 4])].concat();
-        let reply = self.ask(REGION_READ, &read, None);
-        u32::from_ne_bytes(reply[16..].try_into().expect("a register"))
+        self.client.read(BAR0, register).expect("a register")
     }
 
     fn write(&mut self, register: u64, value: u32) {
-        self.write_to(0, register, value);
+        self.write_to(BAR0, register, value);
     }
 
     fn write_to(&mut self, region: u32, register: u64, value: u32) {
-        let write = [&register.to_ne_bytes()[..], &words(&[region, 4, value])].concat();
-        self.ask(REGION_WRITE, &write, None);
+        self.client.write(region, register, value).expect("a register");
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -397,9 +362,7 @@ fn resets_and_unmapping_under_load_end_all_commands() {
         driver.start(round % 2 == 1);
         driver.read_everywhere();
         match round % 4 {
-            0 => {
-                driver.ask(RESET, &[], None);
-            }
+            0 => driver.reset(),
             // Function level reset.
             3 => driver.write_to(CONFIG, 0x54, 1),
             1 => {
@@ -412,7 +375,7 @@ fn resets_and_unmapping_under_load_end_all_commands() {
         driver.read(0x1c);
         assert!(driver.snapshot() == before, "round {round}: memory has changed");
         if round % 4 == 2 {
-            driver.ask(RESET, &[], None);
+            driver.reset();
             driver.map();
         }
         assert!(driver.snapshot() == before, "round {round}: memory has changed");

@@ -12,9 +12,11 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 /// Commands of the protocol.
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
+const DMA_UNMAP: u16 = 3;
 const SET_IRQS: u16 = 8;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
+const RESET: u16 = 13;
 /// Flags of SET_IRQS: eventfds that interrupts trigger.
 const EVENTFD_TRIGGER: u32 = 4 | 32;
 /// The index of the MSI-X interrupts.
@@ -33,7 +35,7 @@ pub const BAR0: u32 = 0;
 pub const CONFIG: u32 = 7;
 
 /// Encodes 32-bit words in the byte order of the host, as the protocol does.
-pub fn words(words: &[u32]) -> Vec<u8> {
+fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
@@ -64,6 +66,36 @@ impl Client {
     pub fn map(&mut self, addr: u64, size: u64, file: BorrowedFd<'_>) -> Result<()> {
         let map = [words(&[32, READ_WRITE, 0, 0]), [addr, size].map(u64::to_ne_bytes).concat()];
         self.ask(DMA_MAP, &map.concat(), Some(file.as_raw_fd())).map(drop)
+    }
+
+    /// Takes back the memory of `size` bytes at guest address `addr`. Nothing uses it after the reply.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses.
+    pub fn unmap(&mut self, addr: u64, size: u64) -> Result<()> {
+        let unmap = [words(&[24, 0]), [addr, size].map(u64::to_ne_bytes).concat()];
+        self.ask(DMA_UNMAP, &unmap.concat(), None).map(drop)
+    }
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses.
+    pub fn reset(&mut self) -> Result<()> {
+        self.ask(RESET, &[], None).map(drop)
+    }
+
+    /// Waits for the server to end the connection.
+    ///
+    /// # Errors
+    ///
+    /// The server sends a message instead, or the connection fails.
+    pub fn wait_for_end(&mut self) -> Result<()> {
+        let received = self.socket.read(&mut [0; 1]).context("waiting for the end")?;
+        ensure!(received == 0, "a message instead of the end of the connection");
+        Ok(())
     }
 
     /// Sets the eventfd of an MSI-X vector.
