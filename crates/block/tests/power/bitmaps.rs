@@ -134,7 +134,7 @@ impl Bitmaps {
 }
 
 /// A process is killed before its mark of use is on stable storage. The next process finds the mark in the page cache;
-/// without a sync of its own, a power cut would take the mark and leave data of the guest.
+/// if that process does not sync it, a power cut takes the mark and leaves data of the guest.
 #[test]
 fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     let kind = Kind::named("qcow2, 4k");

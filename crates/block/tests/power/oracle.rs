@@ -271,7 +271,7 @@ impl<'a> Image<'a> {
             let len = len.min(data.len());
             place[..len].copy_from_slice(&data[..len]);
             if let Some(Luks { decrypt, .. }) = self.luks {
-                // What is not there reads as zeroes, which are noise once decrypted.
+                // Bytes beyond the end of the file are zeroes, which are noise once decrypted.
                 let whole = place.len().min(self.cluster);
                 decrypt(host / SECTOR, &mut place[..whole]);
             }

@@ -45,7 +45,7 @@ pub(crate) struct Reopened {
     ended: Option<Ended>,
 }
 
-/// What is to be interrupted, at a moment that is picked.
+/// The part of a life that is interrupted, at a random moment.
 pub(crate) enum Interrupt {
     /// The storage records the opening.
     Opening(Random),

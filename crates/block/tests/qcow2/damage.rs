@@ -220,7 +220,7 @@ fn data_is_not_written_over_metadata() {
     }
 }
 
-/// Reads change nothing, so they are answered with what is there, as in QEMU.
+/// Reads change nothing, so they are answered from the image, as in QEMU.
 #[test]
 fn metadata_that_an_entry_leads_to_can_be_read_as_data() {
     let folder = Folder::new("overlap-read");

@@ -387,7 +387,7 @@ impl AhciState {
         self.order_of(port, |port| port.ring(slots))
     }
 
-    /// What is to be read of these slots.
+    /// Returns the order to fetch the commands of these slots. `None`: no slots, or no drive.
     fn order_of(&mut self, port: usize, slots: impl FnOnce(&mut Port) -> u32) -> Option<Order> {
         let port = self.ports.get_mut(port)?;
         let drive = port.drive.clone()?;

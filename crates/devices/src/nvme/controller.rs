@@ -64,7 +64,7 @@ pub(super) struct ControllerState {
     masked: u32,
     /// A reset waits for commands to end.
     is_resetting: bool,
-    /// Takes no admin commands and tells of no events.
+    /// Takes no admin commands and reports no events.
     pub(super) is_paused: bool,
     /// Wait until the worker carries out nothing for the admin queue.
     waiting: Vec<oneshot::Sender<()>>,

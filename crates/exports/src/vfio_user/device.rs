@@ -50,10 +50,10 @@ pub type Flushed = Pin<Box<dyn Future<Output = Result<Result<(), Errno>, LoopGon
 /// Completes with the state of a paused device.
 pub type Paused = Pin<Box<dyn Future<Output = Result<Vec<u8>, LoopGone>>>>;
 
-/// Has a device go on with a state that was checked.
+/// Lets a device continue with a state that was checked.
 pub type Restore = Box<dyn FnOnce()>;
 
-/// A device that another process can go on with.
+/// A device that can be handed over to another process.
 pub trait HandsOver {
     /// Takes no more requests. Completes with the state when those that have begun are answered.
     fn pause(&self) -> Paused;

@@ -153,7 +153,7 @@ impl VfioUserExport {
 
     /// Goes on as before the first [pause](Self::pause).
     pub fn resume(&self) {
-        // A server that has ended has nothing to go on with.
+        // A server that has ended has nothing to resume.
         let _ = self.server.orders().send(Order::Resume);
     }
 

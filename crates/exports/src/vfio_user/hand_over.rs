@@ -103,11 +103,11 @@ pub(super) fn message(command: u16, payload: Vec<u8>, fd: Option<&OwnedFd>) -> i
 /// The answer to an order.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, String>>;
 
-/// What a server is told for a handover.
+/// An order to a server for a hand-over.
 pub(super) enum Order {
     /// Receives no more messages and pauses the device; with `flush`, flushes. Answers with the client, if one is connected.
     Stop { flush: bool, answer: Answer<Option<SavedClient>> },
-    /// Has the device go on. Messages are still not received.
+    /// Lets the device continue. Messages are still not received.
     Run(Answer<()>),
     /// Goes on as before the first order.
     Resume,
