@@ -51,6 +51,7 @@ chapters! {
     tls: "tls";
     sandbox: "sandbox";
     tuning: "tuning";
+    install_and_run_as_a_service: "install";
 }
 
 fn read(path: &Path) -> String {
