@@ -175,7 +175,7 @@ fn metrics() -> Vec<Metric> {
             Seconds,
             gauge(
                 "iothread_poll_max",
-                "upper limit of the poll window: poll-max-ns",
+                "upper limit of the poll window: poll-max-ns, or what a sleep is worth",
                 Of::Thread(|thread| Some(seconds(thread.poll_max_ns))),
             ),
         ),
