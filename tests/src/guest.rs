@@ -17,13 +17,13 @@ use crate::program::{guest_file, tied_command};
 use crate::{Initramfs, Qmp, eventually, tool};
 
 /// Time limit of a guest. A correct one ends within seconds.
-const TIME_LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(240);
 
 /// QEMU's device for a vfio-user export.
 const VFIO_USER: &str = "vfio-user-pci";
 
 /// QEMU from the tree that `scripts/setup-peers.sh` makes, run by that tree's loader with its libraries.
-fn peers_qemu() -> Vec<String> {
+pub(crate) fn peers_qemu() -> Vec<String> {
     let tree = env::var_os("RINGMILL_PEERS").unwrap_or_else(|| "/var/tmp/ringmill-peers".into());
     let tree = PathBuf::from(tree);
     let file = |name: &str| {
@@ -61,6 +61,7 @@ pub struct Guest {
     /// Sockets, and QEMU's device for each.
     disks: Vec<(PathBuf, &'static str)>,
     attachment: Option<String>,
+    more: Vec<String>,
     reboots: bool,
     accel: &'static str,
 }
@@ -101,6 +102,7 @@ impl Guest {
             chardev_options: String::new(),
             disks: Vec::new(),
             attachment: None,
+            more: Vec::new(),
             reboots: false,
             accel: "tcg",
         }
@@ -129,6 +131,12 @@ impl Guest {
         self
     }
 
+    /// Sets the time limit, seconds.
+    pub fn time_limit(mut self, seconds: u32) -> Self {
+        self.time_limit = Duration::from_secs(seconds.into());
+        self
+    }
+
     /// Adds options of the Linux kernel.
     pub fn kernel_options(mut self, options: &'static str) -> Self {
         self.kernel_options = options;
@@ -138,6 +146,12 @@ impl Guest {
     /// Uses these QEMU options for memory and disk instead of the harness's own.
     pub fn attached_by(mut self, options: &str) -> Self {
         self.attachment = Some(options.to_owned());
+        self
+    }
+
+    /// Adds arguments of QEMU.
+    pub fn with_arguments(mut self, arguments: &[&str]) -> Self {
+        self.more.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self
     }
 
@@ -257,6 +271,7 @@ impl Guest {
         if !self.reboots {
             arguments.push("-no-reboot".into());
         }
+        arguments.extend_from_slice(&self.more);
         arguments
     }
 
@@ -289,7 +304,7 @@ impl Guest {
 }
 
 /// Starts QEMU. Returns the job's input and its lines.
-fn start(
+pub(crate) fn start(
     program: &[String],
     arguments: Vec<String>,
     stderr: File,

@@ -10,6 +10,7 @@
 mod blk_client;
 mod ceph;
 mod deny;
+mod firmware;
 mod guest;
 mod image;
 mod initramfs;
@@ -31,6 +32,7 @@ pub mod wire;
 pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, request};
 pub use ceph::Ceph;
 pub use deny::{run_program, run_without};
+pub use firmware::{Firmware, boot_disk};
 pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use initramfs::Initramfs;
