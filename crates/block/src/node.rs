@@ -275,13 +275,13 @@ pub struct Geometry {
     pub size: u64,
     /// No write, discard or write-zeroes passes.
     pub read_only: bool,
-    /// Requests are fastest in multiples of this: the physical block.
+    /// Requests are fastest in multiples of this, in bytes: the physical block.
     pub physical_block_size: u32,
-    /// Offsets and lengths must be multiples of this, else the node reads, modifies and writes.
+    /// Offsets and lengths should be multiples of this, in bytes. Otherwise the node reads, modifies and writes.
     pub request_alignment: u32,
     /// Whether discards give space back.
     pub discard: bool,
-    /// Discards are useful in multiples of this.
+    /// Discards have an effect in multiples of this, in bytes.
     pub discard_granularity: u32,
     /// Whether write-zeroes does better than writing zeroes.
     pub write_zeroes: bool,

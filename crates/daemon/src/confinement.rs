@@ -22,6 +22,11 @@ use crate::libraries;
 /// Starts the sandbox of a new daemon. Call on the main thread, before other threads start.
 ///
 /// Returns `None` if the options disable the sandbox. `removed`: a file, besides sockets, that is removed at the end.
+///
+/// # Errors
+///
+/// The user or group of `--user` does not exist, or is given with the sandbox switched off. A library that the
+/// configuration needs cannot be loaded. A mechanism of the sandbox that the kernel has cannot be put in force.
 pub fn begin(
     options: &SandboxOptions,
     steps: &[Step],
@@ -270,6 +275,10 @@ fn pins_memory(action: &Action) -> bool {
 }
 
 /// Returns the id of the user that the daemon becomes.
+///
+/// # Errors
+///
+/// The user or group does not exist.
 pub fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
     Ok(identity.map(|identity| identity.uid))

@@ -201,6 +201,10 @@ enum Served {
 /// Carries out `start.steps`, then calls `ready`, which has to call [`Daemon::confine`]. At the end, requests in
 /// flight are finished and flushed, and sockets removed. A second signal ends the process at once. An I/O thread
 /// that fails ends the daemon with an error.
+///
+/// # Errors
+///
+/// A step or `ready` fails; later, the control loop, an I/O thread or the flush at the end.
 pub fn run(
     start: Start,
     environment: Environment,
@@ -504,6 +508,10 @@ impl Daemon {
     }
 
     /// Confines this thread to what serving needs, and logs what is in force. Called once the configuration exists.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses a part of the sandbox that it has.
     pub fn confine(&self) -> Result<(), DaemonError> {
         let Some(sandbox) = &self.sandbox else {
             log::info!("sandbox: off");

@@ -118,7 +118,11 @@ fn status_line(status: &str) -> String {
     line
 }
 
-/// The watchdog's interval in microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
+/// Returns the watchdog's interval in microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
+///
+/// # Errors
+///
+/// `WATCHDOG_PID` or `WATCHDOG_USEC` is no number above 0.
 pub fn watchdog(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,

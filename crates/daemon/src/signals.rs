@@ -15,6 +15,10 @@ pub(crate) struct StopSignals {
 }
 
 /// Blocks the stop signals in the calling thread and its future threads. Called before any other thread exists.
+///
+/// # Errors
+///
+/// That of pthread_sigmask(3).
 pub fn block() -> Result<SigSet, Errno> {
     handled().thread_block()?;
     Ok(stop())

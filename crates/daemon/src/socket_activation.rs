@@ -229,8 +229,12 @@ fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     }
 }
 
-/// The names of the descriptors that the environment announces for one of these processes. Their number is
-/// that of the environment, which may be more than can exist.
+/// Returns the names of the descriptors that the environment announces for one of these processes. The environment
+/// may announce more than can exist.
+///
+/// # Errors
+///
+/// `LISTEN_PID` or `LISTEN_FDS` is no number from 0.
 pub fn announced(
     ids: &[Option<Pid>],
     variable: impl Fn(&str) -> Option<String>,

@@ -21,8 +21,8 @@ use crate::scheduling::Scheduling;
 pub struct IoThreadConfig {
     /// The loop, whose name is also the thread's.
     pub event_loop: LoopConfig,
-    /// CPUs of the thread; empty for those of its creator. The threads of the loop's pool inherit CPUs and
-    /// scheduling.
+    /// Numbers of the CPUs on which the thread may run, from 0; empty for those of its creator. The threads of the loop's
+    /// pool inherit CPUs and scheduling.
     pub cpus: Vec<usize>,
     /// Scheduling of the thread; `None` for that of its creator.
     pub scheduling: Option<Scheduling>,

@@ -39,6 +39,10 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
 
 /// Waits for the values of all channels. Returns them in the order of the receivers.
 ///
+/// # Errors
+///
+/// The item of a channel is [`LoopGone`] if its sender was dropped without a value.
+///
 /// ```
 /// use event_loop::{EventLoop, LoopGone, oneshot};
 ///

@@ -20,7 +20,11 @@ pub struct RegisteredRegion {
 }
 
 impl RegisteredRegion {
-    /// Registers a region: see [`EventLoop::register_memory`], also for the errors.
+    /// Registers a region: see [`EventLoop::register_memory`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`EventLoop::register_memory`].
     pub fn new(
         event_loop: &EventLoop,
         region: Arc<MappedRegion>,

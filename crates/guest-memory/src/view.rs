@@ -207,24 +207,40 @@ impl MemoryView {
     }
 
     /// Reads the byte at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_bytes`](Self::read_bytes).
     #[inline]
     pub fn read_u8(&self, addr: u64) -> Result<u8, AccessError> {
         self.read_array(addr).map(u8::from_le_bytes)
     }
 
-    /// Reads a little-endian word of 16 bits; with any alignment, as the functions below.
+    /// Reads a little-endian word of 16 bits at `addr`, which may have any alignment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_bytes`](Self::read_bytes).
     #[inline]
     pub fn read_u16(&self, addr: u64) -> Result<u16, AccessError> {
         self.read_array(addr).map(u16::from_le_bytes)
     }
 
-    /// Reads a little-endian word of 32 bits.
+    /// Reads a little-endian word of 32 bits at `addr`, which may have any alignment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_bytes`](Self::read_bytes).
     #[inline]
     pub fn read_u32(&self, addr: u64) -> Result<u32, AccessError> {
         self.read_array(addr).map(u32::from_le_bytes)
     }
 
-    /// Reads a little-endian word of 64 bits.
+    /// Reads a little-endian word of 64 bits at `addr`, which may have any alignment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_bytes`](Self::read_bytes).
     #[inline]
     pub fn read_u64(&self, addr: u64) -> Result<u64, AccessError> {
         self.read_array(addr).map(u64::from_le_bytes)

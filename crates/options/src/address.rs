@@ -126,7 +126,11 @@ impl InetDraft {
         help: "whether IPv6 addresses are used",
     };
 
-    /// The port's number.
+    /// Returns the port's number.
+    ///
+    /// # Errors
+    ///
+    /// The port is no number from 0 to 65535: names of services are not looked up.
     pub fn port(&self) -> Result<u16, OptionError> {
         let InetDraft { host, port, .. } = self;
         port.parse().map_err(|_| {
@@ -138,7 +142,11 @@ impl InetDraft {
         })
     }
 
-    /// Whether IPv4 is used, and whether IPv6 is.
+    /// Returns whether IPv4 is used, and whether IPv6 is.
+    ///
+    /// # Errors
+    ///
+    /// Both are switched off.
     pub fn families(&self) -> Result<(bool, bool), OptionError> {
         // Asking for one kind alone leaves the other out.
         match (self.ipv4, self.ipv6) {

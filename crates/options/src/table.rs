@@ -2,7 +2,7 @@
 //!
 //! A [`Field`] is one row: everything about one option, stated once. The reader takes values
 //! out of an object row by row, converts each according to its [`Kind`], and gives it to the row's
-//! setter, whose argument type depends on the kind. Values that are left over are unknown options. A
+//! setter. The kind decides the type of the setter's argument. Values that are left over are unknown options. A
 //! [`Member`] is the same row without Rust types.
 
 use std::ops::RangeInclusive;
@@ -175,14 +175,14 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
 
 /// A table with `T` erased: the possible members of an object, and the value built from them.
 pub trait Reads<Out>: Sync {
-    /// Reads an object. `beside` are the members that were taken out of it before; `whom` names the object
+    /// Reads an object. `beside` are the members that were taken out of it before; `owner` names the object
     /// in errors.
     fn read(
         &self,
         object: Object,
         at: &Context,
         beside: &[&str],
-        whom: &str,
+        owner: &str,
     ) -> Result<Out, OptionError>;
 
     /// The possible members of the object.
@@ -203,12 +203,12 @@ impl<T: Default, Out> Reads<Out> for Table<T, Out> {
         mut object: Object,
         at: &Context,
         beside: &[&str],
-        whom: &str,
+        owner: &str,
     ) -> Result<Out, OptionError> {
         let mut draft = T::default();
         read(self.fields, &mut draft, &mut object, at)?;
         let known = names(self.fields);
-        refuse_rest(&object, at, whom, beside.iter().copied().chain(known))?;
+        refuse_rest(&object, at, owner, beside.iter().copied().chain(known))?;
         (self.build)(draft)
     }
 
@@ -228,24 +228,29 @@ pub fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
     object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
-/// Refuses the members that [`read`] left over. `known` are the possible names of `whom`.
+/// Refuses the members that [`read`] left over. `known` are the possible names of `owner`.
 pub fn refuse_rest<'a>(
     object: &Object,
     at: &Context,
-    whom: &str,
+    owner: &str,
     known: impl Iterator<Item = &'a str>,
 ) -> Set {
     let Some((name, _)) = object.first() else { return Ok(()) };
     let known: Vec<&str> = known.collect();
     let hint = match known.as_slice() {
-        [] => format!("{whom} has no parameters."),
-        known => format!("Known parameters of {whom}: {}", known.join(", ")),
+        [] => format!("{owner} has no parameters."),
+        known => format!("Known parameters of {owner}: {}", known.join(", ")),
     };
     Err(OptionError::new(format!("Parameter '{}' is unexpected", at.full(name))).hint(hint))
 }
 
-/// Takes the member `type` out of a value whose other members depend on it. The caller checks whether the
-/// type is one of `types`.
+/// Takes the member `type` out of a value. The other members depend on it.
+///
+/// The caller checks whether the type is one of `types`.
+///
+/// # Errors
+///
+/// The value is no object, `type` is missing (the error lists `types`), or `type` is not a text.
 pub fn take_type(
     value: Value,
     at: &Context,
@@ -263,7 +268,11 @@ pub fn take_type(
     }
 }
 
-/// Reads the other members of such a value of type `kind`, and refuses further ones.
+/// Reads the other members of such a value of type `kind`.
+///
+/// # Errors
+///
+/// A member is missing, wrong or unknown.
 pub fn read_typed<T: Default>(
     fields: &[Field<T>],
     mut object: Object,
@@ -278,6 +287,10 @@ pub fn read_typed<T: Default>(
 }
 
 /// Reads a list of objects with such members. `start` creates each item.
+///
+/// # Errors
+///
+/// The value is no list of objects, or a member of an object is missing, wrong or unknown.
 pub fn read_list<T>(
     fields: &[Field<T>],
     value: Value,
@@ -302,7 +315,11 @@ pub fn read_list<T>(
     items.into_iter().enumerate().map(read).collect()
 }
 
-/// A number of QAPI's type `uint32`.
+/// Converts a number of QAPI's type `uint32`.
+///
+/// # Errors
+///
+/// The number is below 0 or above 4294967295.
 pub fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
     u32::try_from(number)
         .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
@@ -363,6 +380,10 @@ pub fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
 }
 
 /// Reads `on` or `off`; in JSON, `true` or `false`.
+///
+/// # Errors
+///
+/// Any other value.
 pub fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionError> {
     match value {
         Value::Bool(on) => Ok(on),
@@ -377,7 +398,11 @@ pub fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
 }
 
-/// The text of a scalar. `expected` names the right type in the error for a list or an object.
+/// Returns the text of a scalar.
+///
+/// # Errors
+///
+/// The value is a list or an object; in JSON, anything but a string.
 pub fn text(value: Value, full_name: &str, at: &Context) -> Result<String, OptionError> {
     match (value, at.dialect) {
         (Value::Text(text), _) => Ok(text),

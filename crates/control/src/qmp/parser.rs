@@ -96,7 +96,9 @@ impl Parser {
     /// Parses up to the end of the next value, and removes the parsed part from `input`. Returns `None` if all of `input`
     /// was consumed without completing a value.
     ///
-    /// An error has the position and the reason, in QEMU's words.
+    /// # Errors
+    ///
+    /// The input is no JSON, or exceeds a limit. The text has the position and the reason, in QEMU's words.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Result<Value, String>> {
         while let Some((&byte, rest)) = input.split_first() {
             let skipped;

@@ -1,6 +1,6 @@
 //! A loop as a source of GLib's main loop.
 //!
-//! A `GSource` whose `prepare`, `check` and `dispatch` are those of the [`EventLoop`]. Callbacks of the
+//! The `GSource` calls `prepare`, `check` and `dispatch` of the [`EventLoop`]. Callbacks of the
 //! context's other sources, and futures spawned on the context, may use the loop freely: their operations
 //! are submitted before the context waits.
 
@@ -25,8 +25,9 @@ use crate::event_loop::EventLoop;
 /// Dropping it detaches the loop, which may then run elsewhere. While attached, the loop must not run
 /// otherwise, by [`EventLoop::run_once`] or another context.
 ///
-/// If another thread iterates the context, the loop does not run (one-thread contract). Neither does it run in a
-/// main loop started by one of its own callbacks, as with most GLib sources; other loops on the context do.
+/// The loop does not run while another thread iterates the context, because only one thread may enter a ring. It does
+/// not run in a main loop that one of its callbacks has started, as is usual for GLib sources. Other loops on the
+/// context do.
 ///
 /// Timers have GLib's resolution of a millisecond, and are never early.
 ///
@@ -154,8 +155,8 @@ impl LoopSource {
 impl Drop for LoopSource {
     fn drop(&mut self) {
         let source: *mut ffi::GSource = self.source.to_glib_none().0;
-        // SAFETY: `attach` made it as a `RawSource`, and `self` holds a reference. This is the loop's thread,
-        // as `LoopSource` is not `Send`.
+        // SAFETY: `attach` made it as a `RawSource`, and `self` holds a reference. The calling thread is the loop's
+        // thread, as `LoopSource` is not `Send`.
         unsafe { (&raw mut (*source.cast::<RawSource>()).state).write(ptr::null()) };
         self.source.destroy();
         let ended = self.state.ended.take();
@@ -171,7 +172,7 @@ impl Drop for LoopSource {
 /// `source` was made by [`LoopSource::attach`] and is alive, which holds in GLib's callbacks.
 unsafe fn state_of(source: *mut ffi::GSource) -> Option<Rc<SourceState>> {
     let raw = source.cast::<RawSource>();
-    // SAFETY: a live `RawSource`, whose `thread` does not change any more.
+    // SAFETY: a live `RawSource`. Its `thread` does not change any more.
     if unsafe { (*raw).thread } != thread::current().id() {
         return None;
     }

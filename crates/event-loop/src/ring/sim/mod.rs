@@ -264,7 +264,8 @@ impl Sim {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// Returns when the next operation in flight is due, except held ones. `None` if there is none.
+    /// Returns the virtual time at which the next operation in flight is due, in nanoseconds. Held operations do not
+    /// count. `None` if there is no other.
     pub fn next_due_ns(&self) -> Option<u64> {
         let world = self.0.borrow();
         let due = world.pending.iter().map(|pending| pending.due_ns).min();
