@@ -1,4 +1,4 @@
-//! Where an edge leads changes while requests go on.
+//! Edges get other nodes while requests are in flight.
 
 mod common;
 
@@ -28,7 +28,7 @@ const THREADS: usize = 3;
 const TASKS: usize = 4;
 const SIZE: usize = THREADS * TASKS * REGION;
 
-/// What is the same for all tasks.
+/// Shared by all tasks.
 struct Load {
     stop: AtomicBool,
     requests: AtomicU64,
@@ -45,8 +45,7 @@ impl Random {
     }
 }
 
-/// Writes and reads its region until it is told to stop, and checks each read; gives what the region
-/// should hold.
+/// Writes and reads its region until `load.stop`, and checks each read. Returns the expected contents of the region.
 async fn work(channel: Rc<dyn Channel>, base: usize, load: Arc<Load>) -> Vec<u8> {
     let mut model = pattern(SIZE)[base..base + REGION].to_vec();
     let mut random = Random(base as u64 + 1);
@@ -175,7 +174,7 @@ proptest! {
     }
 }
 
-/// Keeps its requests until they are let go, and fails to open where it is told to.
+/// Holds its requests until the test releases them, and fails to open if the test says so.
 #[derive(Default)]
 struct Gate {
     opens: AtomicBool,

@@ -107,9 +107,9 @@ impl<'a> Image<'a> {
         Some(at + 8)
     }
 
-    fn refer_all(&mut self, at: u64, len: usize, who: &str) -> Result<(), String> {
+    fn refer_all(&mut self, at: u64, len: usize, subject: &str) -> Result<(), String> {
         (0..len.div_ceil(self.cluster))
-            .try_for_each(|nth| self.refer(at + (nth * self.cluster) as u64, who))
+            .try_for_each(|nth| self.refer(at + (nth * self.cluster) as u64, subject))
     }
 
     /// Checks that the LUKS header is what it was.
@@ -167,8 +167,8 @@ impl<'a> Image<'a> {
         in_use: bool,
         granularity: usize,
     ) -> Result<Stored, String> {
-        let who = format!("bitmap {name}");
-        self.refer_all(table, entries * 8, &who)?;
+        let subject = format!("bitmap {name}");
+        self.refer_all(table, entries * 8, &subject)?;
         let mut bits = vec![0; entries * self.cluster];
         for (nth, part) in bits.chunks_mut(self.cluster).enumerate() {
             match self.u64(table as usize + nth * 8) {
@@ -178,7 +178,7 @@ impl<'a> Image<'a> {
                     let there = self.bytes.get(host as usize..).unwrap_or_default();
                     let len = part.len().min(there.len());
                     part[..len].copy_from_slice(&there[..len]);
-                    self.refer(host, &who)?;
+                    self.refer(host, &subject)?;
                 }
             }
         }
@@ -198,14 +198,14 @@ impl<'a> Image<'a> {
         u64::from_be_bytes(word)
     }
 
-    fn refer(&mut self, at: u64, who: impl Into<String>) -> Result<(), String> {
-        let (at, who) = (at as usize, who.into());
+    fn refer(&mut self, at: u64, subject: impl Into<String>) -> Result<(), String> {
+        let (at, subject) = (at as usize, subject.into());
         if !at.is_multiple_of(self.cluster) {
-            return Err(format!("{who} is at {at:#x}, which is no cluster"));
+            return Err(format!("{subject} is at {at:#x}, which is no cluster"));
         }
         match self.users.get_mut(at / self.cluster) {
-            Some(users) => users.push(who),
-            None => return Err(format!("{who} is at {at:#x}, past the end")),
+            Some(users) => users.push(subject),
+            None => return Err(format!("{subject} is at {at:#x}, past the end")),
         }
         Ok(())
     }
@@ -228,9 +228,9 @@ impl<'a> Image<'a> {
             if table == 0 {
                 continue;
             }
-            let who = format!("L2 table {index}");
-            self.refer(table, &who)?;
-            self.check_copied(entry, table, &who)?;
+            let subject = format!("L2 table {index}");
+            self.refer(table, &subject)?;
+            self.check_copied(entry, table, &subject)?;
             for slot in 0..per_table {
                 let entry = self.u64(table as usize + slot * 8);
                 let at = (index * per_table + slot) * self.cluster;
@@ -250,17 +250,17 @@ impl<'a> Image<'a> {
         if entry == 0 {
             return Ok(());
         }
-        let who = format!("the disk's cluster at {at:#x}");
+        let subject = format!("the disk's cluster at {at:#x}");
         if entry & COMPRESSED != 0 || entry & !(COPIED | OFFSET | ZERO) != 0 {
-            return Err(format!("{who} has the entry {entry:#x}"));
+            return Err(format!("{subject} has the entry {entry:#x}"));
         }
         let (host, is_zero) = (entry & OFFSET, entry & ZERO != 0);
         if is_zero && version < 3 {
-            return Err(format!("{who} has the entry {entry:#x} in version 2"));
+            return Err(format!("{subject} has the entry {entry:#x} in version 2"));
         }
         if host != 0 {
-            self.refer(host, &who)?;
-            self.check_copied(entry, host, &who)?;
+            self.refer(host, &subject)?;
+            self.check_copied(entry, host, &subject)?;
         }
         // A table may reach farther than the disk.
         let Some(place) = contents.get_mut(at..) else { return Ok(()) };
@@ -280,10 +280,10 @@ impl<'a> Image<'a> {
     }
 
     /// Checks that the flag is set exactly if the count is 1.
-    fn check_copied(&self, entry: u64, at: u64, who: &str) -> Result<(), String> {
+    fn check_copied(&self, entry: u64, at: u64, subject: &str) -> Result<(), String> {
         let count = self.count(at as usize / self.cluster);
         if (entry & COPIED != 0) != (count == 1) {
-            return Err(format!("{who}: entry {entry:#x}, but {count} references"));
+            return Err(format!("{subject}: entry {entry:#x}, but {count} references"));
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use super::error::ExportError;
 /// no event reports the end of that.
 const RETRY_NS: u64 = 500_000_000;
 
-/// Most attempts to connect to a socket whose process is gone, and the pause between two attempts.
+/// Most attempts to connect to a socket of a process that is gone, and the pause between two attempts.
 const LAST_LOOKS: u32 = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -140,7 +140,7 @@ impl Listener {
                     return Err(ExportError::Config(format!("{name} is no listening socket")));
                 }
                 set_nonblocking(&fd).map_err(|e| fail("fcntl")(e.into()))?;
-                // A socket whose file is gone has none to remove.
+                // There may be no file to remove.
                 let file = path.and_then(|path| {
                     let id = file_id(&path).ok()?;
                     Some(SocketFile { path, id, stays: Cell::new(false) })
@@ -189,12 +189,12 @@ impl Listener {
         }
     }
 
-    /// Waits for the next connection. `who` names the listener in log messages.
+    /// Waits for the next connection. `label` names the listener in log messages.
     ///
     /// # Errors
     ///
     /// The socket will never accept again.
-    pub async fn accept(&self, who: &str) -> io::Result<OwnedFd> {
+    pub async fn accept(&self, label: &str) -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
             match accept4(self.socket.as_raw_fd(), flags) {
@@ -202,7 +202,7 @@ impl Listener {
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)) => {
-                    log::warn!("{who}: accept failed: {}; trying again", errno.desc());
+                    log::warn!("{label}: accept failed: {}; trying again", errno.desc());
                     let at = self.event_loop.now_ns() + RETRY_NS;
                     self.event_loop.sleep_until(at).await;
                 }
