@@ -73,8 +73,11 @@ const fn kind(
     Kind { name, options, size, cluster, direct: false, backed: false, weight, starts }
 }
 
+/// As small as such clusters can be: a subcluster is a sector.
+const EXTENDED: &str = "cluster_size=16k,extended_l2=on";
+
 /// Most sizes are not multiples of a cluster. Clusters under 4 KiB have no room for the mark of a journal.
-static KINDS: [Kind; 12] = [
+static KINDS: [Kind; 15] = [
     kind("raw", "", 100 * 1024 + 512, 4096, 2),
     kind("raw, O_DIRECT", "", 100 * 1024, 4096, 2).direct(),
     kind("qcow2", "cluster_size=512", 150 * 1024 + 512, 512, 6),
@@ -87,6 +90,9 @@ static KINDS: [Kind; 12] = [
     kind("qcow2, 4k, O_DIRECT", "cluster_size=4k", 300 * 1024, 4096, 3).direct(),
     kind("qcow2, 4k, with a backing file", "cluster_size=4k", 300 * 1024, 4096, 3).backed(),
     kind("qcow2, 64k", "cluster_size=64k", 1024 * 1024 + 512, 65536, 4),
+    kind("qcow2, subclusters", EXTENDED, 300 * 1024 + 512, 16384, 6),
+    kind("qcow2, subclusters, O_DIRECT", EXTENDED, 300 * 1024, 16384, 2).direct(),
+    kind("qcow2, subclusters, with a backing file", EXTENDED, 300 * 1024, 16384, 4).backed(),
 ];
 
 impl Kind {

@@ -7,6 +7,9 @@ const COMPRESSED: u64 = 1 << 62;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Flag of an L2 entry: reads as zeroes.
 const ZERO: u64 = 1;
+/// Incompatible feature: extended L2 entries, with a bitmap of so many subclusters.
+const EXTENDED: u64 = 1 << 4;
+const SUBCLUSTERS: usize = 32;
 /// Header extensions: the bitmaps, and the place of the LUKS header.
 const BITMAPS: u32 = 0x2385_2875;
 const LUKS: u32 = 0x0537_be77;
@@ -46,12 +49,19 @@ pub(crate) struct Image<'a> {
     bytes: &'a [u8],
     cluster: usize,
     refcount_bits: usize,
+    /// Entries of L2 tables have a bitmap of subclusters.
+    is_extended: bool,
     /// The references to each cluster.
     users: Vec<Vec<String>>,
     luks: Option<&'a Luks>,
 }
 
 impl<'a> Image<'a> {
+    fn new(bytes: &'a [u8], luks: Option<&'a Luks>) -> Image<'a> {
+        let users = Vec::new();
+        Image { bytes, cluster: 0, refcount_bits: 16, is_extended: false, users, luks }
+    }
+
     /// Checks the image, which may have leaks, and returns the contents of its disk. `behind`: the contents of
     /// the backing image.
     pub(crate) fn read(bytes: &'a [u8], behind: &[u8]) -> Result<Vec<u8>, String> {
@@ -67,7 +77,7 @@ impl<'a> Image<'a> {
         if bytes.len() < 104 || !bytes.starts_with(b"QFI\xfb") {
             return Err("no header".into());
         }
-        let mut image = Image { bytes, cluster: 0, refcount_bits: 16, users: Vec::new(), luks };
+        let mut image = Image::new(bytes, luks);
         let version = image.u32(4);
         image.cluster = 1 << image.u32(20);
         if version == 3 {
@@ -78,6 +88,7 @@ impl<'a> Image<'a> {
             if image.u64(72) & 3 > u64::from(is_marked) {
                 return Err("marked as dirty or corrupt".into());
             }
+            image.is_extended = image.u64(72) & EXTENDED != 0;
         }
         image.users = vec![Vec::new(); bytes.len().div_ceil(image.cluster)];
         image.refer(0, "the header")?;
@@ -90,7 +101,7 @@ impl<'a> Image<'a> {
 
     /// Returns place and length of the LUKS header. `None`: the image is not encrypted.
     pub(crate) fn luks_place(bytes: &'a [u8]) -> Option<(usize, usize)> {
-        let image = Image { bytes, cluster: 0, refcount_bits: 16, users: Vec::new(), luks: None };
+        let image = Image::new(bytes, None);
         let data = image.extension(LUKS)?;
         Some((image.u64(data) as usize, image.u64(data + 8) as usize))
     }
@@ -218,7 +229,8 @@ impl<'a> Image<'a> {
         for part in 0..(entries * 8).div_ceil(self.cluster) {
             self.refer(l1 + (part * self.cluster) as u64, "the L1 table")?;
         }
-        let per_table = self.cluster / 8;
+        let entry_len = if self.is_extended { 16 } else { 8 };
+        let per_table = self.cluster / entry_len;
         if entries < size.div_ceil(self.cluster * per_table) {
             return Err(format!("an L1 table of {entries} entries for {size} bytes"));
         }
@@ -232,9 +244,12 @@ impl<'a> Image<'a> {
             self.refer(table, &subject)?;
             self.check_copied(entry, table, &subject)?;
             for slot in 0..per_table {
-                let entry = self.u64(table as usize + slot * 8);
-                let at = (index * per_table + slot) * self.cluster;
-                self.cluster_at(version, entry, at, &mut contents)?;
+                let place = table as usize + slot * entry_len;
+                let (entry, at) = (self.u64(place), (index * per_table + slot) * self.cluster);
+                match self.is_extended {
+                    true => self.extended_at(entry, self.u64(place + 8), at, &mut contents)?,
+                    false => self.cluster_at(version, entry, at, &mut contents)?,
+                }
             }
         }
         Ok(contents)
@@ -262,21 +277,52 @@ impl<'a> Image<'a> {
             self.refer(host, &subject)?;
             self.check_copied(entry, host, &subject)?;
         }
-        // A table may reach farther than the disk.
-        let Some(place) = contents.get_mut(at..) else { return Ok(()) };
-        let len = place.len().min(self.cluster);
-        place[..len].fill(0);
-        if !is_zero && host != 0 {
-            let data = self.bytes.get(host as usize..).unwrap_or_default();
-            let len = len.min(data.len());
-            place[..len].copy_from_slice(&data[..len]);
-            if let Some(Luks { decrypt, .. }) = self.luks {
-                // Bytes beyond the end of the file are zeroes, which are noise once decrypted.
-                let whole = place.len().min(self.cluster);
-                decrypt(host / SECTOR, &mut place[..whole]);
+        self.put(at, self.cluster, (!is_zero && host != 0).then_some(host), contents);
+        Ok(())
+    }
+
+    /// The same, of an extended entry with that bitmap.
+    fn extended_at(
+        &mut self,
+        entry: u64,
+        bitmap: u64,
+        at: usize,
+        contents: &mut [u8],
+    ) -> Result<(), String> {
+        let who = format!("the disk's cluster at {at:#x}");
+        let (host, data, zeroes) = (entry & OFFSET, bitmap as u32, (bitmap >> 32) as u32);
+        if entry & !(COPIED | OFFSET) != 0 || data & zeroes != 0 || (host == 0 && data != 0) {
+            return Err(format!("{who} has the entry {entry:#x}, {bitmap:#x}"));
+        }
+        if host != 0 {
+            self.refer(host, &who)?;
+            self.check_copied(entry, host, &who)?;
+        }
+        let len = self.cluster / SUBCLUSTERS;
+        for nth in 0..SUBCLUSTERS {
+            let from = (data >> nth & 1 != 0).then_some(host + (nth * len) as u64);
+            if from.is_some() || zeroes >> nth & 1 != 0 {
+                self.put(at + nth * len, len, from, contents);
             }
         }
         Ok(())
+    }
+
+    /// Puts data from a place of the file, or zeroes, into the disk's contents.
+    fn put(&self, at: usize, len: usize, from: Option<u64>, contents: &mut [u8]) {
+        // A table may reach farther than the disk.
+        let Some(place) = contents.get_mut(at..) else { return };
+        let len = place.len().min(len);
+        let place = &mut place[..len];
+        place.fill(0);
+        let Some(host) = from else { return };
+        let data = self.bytes.get(host as usize..).unwrap_or_default();
+        let there = len.min(data.len());
+        place[..there].copy_from_slice(&data[..there]);
+        if let Some(Luks { decrypt, .. }) = self.luks {
+            // Bytes beyond the end of the file are zeroes, which are noise once decrypted.
+            decrypt(host / SECTOR, place);
+        }
     }
 
     /// Checks that the flag is set exactly if the count is 1.

@@ -204,6 +204,11 @@ fn verdicts_and_repairs_of_version_2() {
     compare_with_qemu("v2", "compat=0.10,cluster_size=4k", false);
 }
 
+#[test]
+fn verdicts_and_repairs_of_subclusters() {
+    compare_with_qemu("extended", "cluster_size=16k,extended_l2=on", true);
+}
+
 /// Refcount structures that are lost are made anew, and nothing else changes.
 #[test]
 fn lost_refcounts_are_made_anew() {

@@ -289,6 +289,27 @@ fn nothing_is_lost_of_small_clusters() {
 }
 
 #[test]
+fn nothing_is_lost_of_subclusters() {
+    kill_often("killed::nothing_is_lost_of_subclusters", true, &[0; SIZE], |folder| {
+        create(folder, "cluster_size=16k,extended_l2=on");
+    });
+}
+
+#[test]
+fn nothing_is_lost_of_subclusters_with_a_file_behind() {
+    let mut start: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
+    let base = start.clone();
+    start.resize(SIZE, 0);
+    let name = "killed::nothing_is_lost_of_subclusters_with_a_file_behind";
+    kill_often(name, true, &start, |folder| {
+        std::fs::write(folder.path("base.raw"), &base).unwrap();
+        let size = SIZE.to_string();
+        let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "-o"];
+        qemu_img(folder, &[&create[..], &["extended_l2=on", "disk.qcow2", &size]].concat());
+    });
+}
+
+#[test]
 fn nothing_is_lost_of_version_2() {
     kill_often("killed::nothing_is_lost_of_version_2", true, &[0; SIZE], |folder| {
         create(folder, "compat=0.10,cluster_size=4k");

@@ -12,4 +12,5 @@ mod kept;
 mod killed;
 mod model;
 mod resize;
+mod subclusters;
 mod variants;

@@ -168,12 +168,14 @@ pub(crate) fn matches(
 }
 
 /// What qemu-img is told of each kind of image.
-pub(crate) const KINDS: [(&str, &str); 5] = [
+pub(crate) const KINDS: [(&str, &str); 7] = [
     ("64k", "cluster_size=64k"),
     ("512", "cluster_size=512"),
     ("2M", "cluster_size=2M"),
     ("v2", "compat=0.10,cluster_size=4k"),
     ("refcounts", "cluster_size=4k,refcount_bits=1,lazy_refcounts=on"),
+    ("extended-16k", "cluster_size=16k,extended_l2=on"),
+    ("extended-2M", "cluster_size=2M,extended_l2=on"),
 ];
 
 #[test]
@@ -222,8 +224,14 @@ fn with_the_smallest_caches() {
 /// On top of an image that is on top of a raw file, both shorter than the disk.
 #[test]
 fn on_a_chain() {
-    for (direct, version) in [(false, "1.1"), (true, "1.1"), (false, "0.10")] {
-        let folder = Folder::new(&format!("chain-{direct}-{version}"));
+    for (name, direct, form) in [
+        ("plain", false, "compat=1.1"),
+        ("direct", true, "compat=1.1"),
+        ("v2", false, "compat=0.10"),
+        ("extended", false, "extended_l2=on"),
+        ("extended-direct", true, "extended_l2=on,cluster_size=256k"),
+    ] {
+        let folder = Folder::new(&format!("chain-{name}"));
         let base: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
         std::fs::write(folder.path("base.raw"), &base).unwrap();
         let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw"];
@@ -233,10 +241,9 @@ fn on_a_chain() {
         start.resize(SIZE, 0);
         start[1 << 20..(1 << 20) + 700 * 1024].fill(7);
         for (seed, threads) in [(1, 1), (2, 3)] {
-            let options = format!("compat={version}");
             let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "-o"];
             let size = SIZE.to_string();
-            qemu_img(&folder, &[&create[..], &[&options, "disk.qcow2", &size]].concat());
+            qemu_img(&folder, &[&create[..], &[form, "disk.qcow2", &size]].concat());
             let mut options = crate::image::options(&folder.path("disk.qcow2"));
             options.cache.direct = direct;
             matches(&folder, &options, &start, seed, threads, 8192);
@@ -257,6 +264,7 @@ fn compressed() {
         (2, 3, "cluster_size=4k"),
         (3, 3, "cluster_size=64k,compression_type=zstd"),
         (4, 1, "cluster_size=2M,compression_type=zstd"),
+        (5, 3, "cluster_size=16k,extended_l2=on"),
     ] {
         let args = ["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", kind];
         qemu_img(&folder, &[&args[..], &["start.raw", "disk.qcow2"]].concat());

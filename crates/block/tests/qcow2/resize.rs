@@ -105,7 +105,14 @@ fn under_load() {
 /// The images behind are longer than the disk was, all or some of its later size.
 #[test]
 fn a_grown_disk_hides_its_backing_image() {
-    for (behind, cluster) in [(20 << 20, "64k"), ((4 << 20) + 5120, "64k"), (20 << 20, "512")] {
+    let extended = "64k,extended_l2=on";
+    for (behind, cluster) in [
+        (20 << 20, "64k"),
+        ((4 << 20) + 5120, "64k"),
+        (20 << 20, "512"),
+        (20 << 20, extended),
+        ((4 << 20) + 5120, extended),
+    ] {
         let folder = Folder::new(&format!("resize-behind-{behind}-{cluster}"));
         std::fs::write(folder.path("base.raw"), vec![5; behind]).unwrap();
         let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw"];

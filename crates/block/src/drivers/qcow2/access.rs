@@ -263,15 +263,12 @@ impl Image {
         let end = start + memory.len() as u64;
         let mut at = start;
         while at < end {
-            let clusters = self.clusters(at..end);
-            let guest = clusters.start / self.cluster;
-            let most = (clusters.end - clusters.start) / self.cluster;
-            let room = self.engine(channels, |engine| engine.room(guest, most)).await?;
+            let room = self.engine(channels, |engine| engine.room(at..end)).await?;
+            let (there, is_fresh) = (room.written.clone(), room.is_fresh);
             let mut reserved = Reserved::new(self, room);
-            if room.is_fresh {
+            if is_fresh {
                 self.extend(channels).await;
             }
-            let there = clusters.start..clusters.start + room.clusters * self.cluster;
             let part_end = end.min(there.end);
             let data = part(memory, (at - start) as usize, (part_end - at) as usize);
             let is_zero = match place {
@@ -280,46 +277,46 @@ impl Image {
                 Place::Data { .. } | Place::Compressed => false,
             };
             // Around the data there are zeroes in the file already, or nothing yet. Encrypted, zeroes are noise.
-            let (first, data) = match is_zero && room.is_fresh && !channels.is_encrypted {
+            let (first, data) = match is_zero && is_fresh && !channels.is_encrypted {
                 true => (at, data),
-                false => (there.start, self.fill(channels, there, at, data).await?),
+                false => (there.start, self.fill(channels, there.clone(), at, data).await?),
             };
-            let host = room.host + first % self.cluster;
+            let host = reserved.room.host + first % self.cluster;
             self.store(channels, Op::Write { fua: false }, host, data).await.0?;
-            let mut next = guest;
+            let mut next = there.start;
             while reserved.room.clusters > 0 {
-                let (host, clusters) = (reserved.room.host, reserved.room.clusters);
+                let host = reserved.room.host;
                 let mapped = self.engine(channels, |engine| {
                     // With the engine, so that who writes out the metadata knows.
                     self.wrote_new_data();
-                    engine.map(next, host, clusters)
+                    engine.map(next..there.end, host)
                 });
                 let mapped = mapped.await?;
                 reserved.advance(mapped);
-                next += mapped;
+                next += mapped * self.cluster - next % self.cluster;
             }
             at = part_end;
         }
         Ok(())
     }
 
-    /// The data at `at`, and what was around it before in its clusters, which are `clusters`.
+    /// The data at `at`, and what was around it before in `whole`.
     async fn fill(
         &self,
         channels: &Channels,
-        clusters: Range<u64>,
+        whole: Range<u64>,
         at: u64,
         data: IoBufs,
     ) -> Result<IoBufs, Errno> {
         let end = at + data.len() as u64;
         // Nothing is asked of what lies past the disk's end, and zeroes are written there.
-        let last = clusters.end.min(self.size()).max(end);
-        let mut whole = self.around(channels, clusters.start..at).await?;
-        whole.append(&data);
-        whole.append(&self.around(channels, end..last).await?);
-        let rest = (clusters.end - last) as usize;
-        whole.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
-        Ok(whole)
+        let last = whole.end.min(self.size()).max(end);
+        let mut filled = self.around(channels, whole.start..at).await?;
+        filled.append(&data);
+        filled.append(&self.around(channels, end..last).await?);
+        let rest = (whole.end - last) as usize;
+        filled.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
+        Ok(filled)
     }
 
     /// What the disk has in a range beside what is written.

@@ -156,7 +156,12 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             help: "compression of clusters that are compressed",
         },
         Field::unoffered("lazy-refcounts", only_off),
-        Field::unoffered("extended-l2", only_off),
+        Field {
+            name: "extended-l2",
+            kind: Kind::Bool(|image, on| put(&mut image.create.extended_l2, on)),
+            need: Need::Default("off"),
+            help: "allocate in parts of clusters: 32 subclusters each",
+        },
         Field::unoffered("data-file", not_yet),
         Field::unoffered("data-file-raw", only_off),
         Field {

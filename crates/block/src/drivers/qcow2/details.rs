@@ -40,7 +40,7 @@ impl Details {
                 ("compat", "1.1".into()),
                 ("lazy-refcounts", has(COMPATIBLE_AT, LAZY_REFCOUNTS).into()),
                 ("corrupt", has(INCOMPATIBLE_AT, CORRUPT).into()),
-                ("extended-l2", false.into()),
+                ("extended-l2", header.extended_l2.into()),
             ]),
         }
         if let Some(data_file) = &header.data_file {

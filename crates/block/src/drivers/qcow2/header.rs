@@ -46,7 +46,11 @@ const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 /// The byte with the compression type.
 const COMPRESSION_AT: usize = 104;
-const EXTENDED_L2: u64 = 1 << 4;
+pub(super) const EXTENDED_L2: u64 = 1 << 4;
+/// Subclusters of a cluster, in images with extended L2 entries.
+const SUBCLUSTERS: u64 = 32;
+/// The smallest cluster of such an image.
+pub(super) const MIN_EXTENDED: u64 = SUBCLUSTERS * 512;
 /// Autoclear features.
 pub(super) const BITMAPS: u64 = 1;
 const RAW_DATA_FILE: u64 = 1 << 1;
@@ -136,6 +140,13 @@ pub(crate) struct DataFile {
     pub(crate) filename: Option<String>,
 }
 
+impl Header {
+    /// Bytes that are mapped as a whole: a subcluster, or a cluster.
+    pub(crate) fn unit(&self) -> u64 {
+        if self.extended_l2 { self.cluster / SUBCLUSTERS } else { self.cluster }
+    }
+}
+
 /// Whether an image that begins with these bytes is in this format.
 pub(crate) fn is_qcow2(start: &[u8]) -> bool {
     start.starts_with(MAGIC) && matches!(number(start, 4, 4), Some(2 | 3))
@@ -207,6 +218,10 @@ impl Header {
         check_features(incompatible, autoclear, purpose)?;
         let size = u64_at(24);
         let extended_l2 = incompatible & EXTENDED_L2 != 0;
+        if extended_l2 && cluster < MIN_EXTENDED {
+            let unit = cluster / SUBCLUSTERS;
+            return Err(OpenError::new(format!("Unsupported subcluster size: {unit}")));
+        }
         let reach = cluster * (cluster / if extended_l2 { 2 * ENTRY } else { ENTRY });
         check_tables(size, cluster, reach, u64_at(40), u32_at(36).into())?;
         let refcount_table = (u64_at(48), u64::from(u32_at(56)) << cluster_bits);
@@ -297,10 +312,6 @@ fn check_features(incompatible: u64, autoclear: u64, purpose: Purpose) -> Result
         return Err(OpenError::new(why).with_hint(
             "ringmill check --repair all repairs it; read-only=on opens it for reading",
         ));
-    }
-    if incompatible & EXTENDED_L2 != 0 && purpose != Purpose::Check {
-        return Err(OpenError::new("Images with extended L2 entries are not supported")
-            .with_hint("qemu-img convert -o extended_l2=off makes an image without them of it"));
     }
     let unknown = incompatible & !(DIRTY | DATA_FILE | CORRUPT | COMPRESSION | EXTENDED_L2);
     if unknown != 0 {

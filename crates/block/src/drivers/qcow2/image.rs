@@ -33,6 +33,8 @@ pub(super) struct Image {
     pub(super) shared: Arc<Shared>,
     /// Size of a cluster in bytes.
     pub(super) cluster: u64,
+    /// Bytes that are mapped as a whole: a subcluster, or a cluster.
+    pub(super) unit: u64,
     pub(super) version: u32,
     pub(super) compression: Compression,
     pub(super) has_snapshots: bool,
@@ -77,6 +79,7 @@ impl Image {
             core: std::sync::Mutex::new(Core::new(engine)),
             shared,
             cluster: header.cluster,
+            unit: header.unit(),
             version: header.version,
             compression: header.compression,
             has_snapshots: header.snapshots.1 != 0,

@@ -10,7 +10,8 @@ use crypto::Secret;
 
 use super::engine::set_count;
 use super::header::{
-    BACKING_FORMAT, ENTRY, LUKS_EXTENSION, MAGIC, MAX_CLUSTER_BITS, MAX_L1, MAX_NAME, V3_LEN,
+    BACKING_FORMAT, ENTRY, EXTENDED_L2, LUKS_EXTENSION, MAGIC, MAX_CLUSTER_BITS, MAX_L1, MAX_NAME,
+    MIN_EXTENDED, V3_LEN,
 };
 use super::open::{Below, run_apart};
 use super::steps::write;
@@ -36,12 +37,21 @@ pub struct CreateQcow2 {
     pub cluster_size: u32,
     /// Bits of a reference count: a power of two, 1 to 64. QEMU's default is 16.
     pub refcount_bits: u32,
+    /// Entries of L2 tables are extended: each of a cluster's 32 subclusters is mapped by itself. Clusters have 16 KiB at
+    /// least.
+    pub extended_l2: bool,
 }
 
 impl CreateQcow2 {
     /// An image of that size in bytes with QEMU's defaults, without a backing file.
     pub fn new(size: u64) -> CreateQcow2 {
-        CreateQcow2 { size, backing: None, cluster_size: 65536, refcount_bits: 16 }
+        CreateQcow2 {
+            size,
+            backing: None,
+            cluster_size: 65536,
+            refcount_bits: 16,
+            extended_l2: false,
+        }
     }
 
     /// Bytes of the new image in its file. `luks_len`: those of the LUKS header; 0 if it is not encrypted.
@@ -107,6 +117,9 @@ fn checked(create: &CreateQcow2, luks_len: u64) -> Result<Parts, OpenError> {
         () if create.cluster_size < 512 || !is_power_within(create.cluster_size, 2 << 20) => {
             "Cluster size must be a power of two between 512 and 2048k"
         }
+        () if create.extended_l2 && u64::from(create.cluster_size) < MIN_EXTENDED => {
+            "Extended L2 entries are only supported with cluster sizes of at least 16384 bytes"
+        }
         () if !is_power_within(create.refcount_bits, 64) => {
             "Refcount width must be a power of two and may not exceed 64 bits"
         }
@@ -147,7 +160,8 @@ pub(super) fn parts(create: &CreateQcow2, luks_len: u64) -> Option<Parts> {
         && (9..=MAX_CLUSTER_BITS).contains(&bits)
         && create.refcount_bits.is_power_of_two()
         && order <= 6;
-    let l1_entries = create.size.div_ceil(cluster.checked_mul(cluster / ENTRY)?);
+    let l2_entry = if create.extended_l2 { 2 * ENTRY } else { ENTRY };
+    let l1_entries = create.size.div_ceil(cluster.checked_mul(cluster / l2_entry)?);
     if !is_possible || l1_entries * ENTRY > MAX_L1 {
         return None;
     }
@@ -225,7 +239,10 @@ fn header(
     header.extend_from_slice(&l1.1.to_be_bytes());
     header.extend_from_slice(&refcounts.1.to_be_bytes());
     header.extend_from_slice(&refcounts.0.to_be_bytes());
-    // No snapshots, and no features of any kind.
+    // No snapshots, and no other features.
+    header.resize(72, 0);
+    let incompatible = if create.extended_l2 { EXTENDED_L2 } else { 0 };
+    header.extend_from_slice(&incompatible.to_be_bytes());
     header.resize(96, 0);
     header.extend_from_slice(&refcount_order.to_be_bytes());
     header.extend_from_slice(&(V3_LEN as u32).to_be_bytes());

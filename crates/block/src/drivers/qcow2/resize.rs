@@ -79,7 +79,8 @@ impl Image {
 
     /// Bytes of the disk that an L2 table maps.
     fn reach(&self) -> u64 {
-        self.cluster * (self.cluster / ENTRY)
+        let entry = if self.unit < self.cluster { 2 * ENTRY } else { ENTRY };
+        self.cluster * (self.cluster / entry)
     }
 
     async fn grow(&self, channels: &Channels, old: u64, size: u64) -> Result<(), ResizeError> {
@@ -100,7 +101,15 @@ impl Image {
     /// Has the part of the last cluster that is past the disk's end read as zeroes, whatever has been
     /// there. `shows`: that of the image behind would be seen.
     async fn zero_tail(&self, channels: &Channels, end: u64, shows: bool) -> Result<(), Errno> {
-        let used = end % self.cluster;
+        self.zero_unit(channels, end, shows).await?;
+        // Subclusters behind that one, of the same cluster.
+        let rest = end.next_multiple_of(self.unit)..end.next_multiple_of(self.cluster);
+        self.zero_part(channels, rest, false).await
+    }
+
+    /// The same, in the unit that the disk ends within.
+    async fn zero_unit(&self, channels: &Channels, end: u64, shows: bool) -> Result<(), Errno> {
+        let used = end % self.unit;
         if used == 0 {
             return Ok(());
         }
@@ -108,7 +117,7 @@ impl Image {
             Place::Zeroes => Ok(()),
             Place::Nowhere if !shows => Ok(()),
             Place::Data { at, own: true } => {
-                let len = self.cluster - used;
+                let len = self.unit - used;
                 let zeroes = AlignedBuf::io_bufs(len as usize, 4096).ok_or(Errno::ENOMEM)?;
                 let (to, op) = (channels.data(), Op::Write { fua: false });
                 let ticket = self.shared.begin_write();
@@ -116,7 +125,7 @@ impl Image {
                 self.wrote_new_data();
                 Ok(())
             }
-            // In a cluster of its own it ends with zeroes.
+            // In a unit of its own it ends with zeroes.
             Place::Data { .. } | Place::Nowhere | Place::Compressed => {
                 let len = SECTOR as usize;
                 let mut last = AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)?;

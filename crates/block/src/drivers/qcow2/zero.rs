@@ -33,18 +33,50 @@ impl Image {
         no_fallback: bool,
     ) -> Result<(), Errno> {
         let _change = self.claim(range.clone(), true).await;
-        let whole = self.whole_clusters(&range);
-        let slow = self.version < 3 || whole != range;
+        let units = self.whole(&range, self.unit);
+        let slow = self.version < 3 || units != range;
         if no_fallback && slow {
             return Err(Errno::EOPNOTSUPP);
         }
-        if self.version < 3 || whole.is_empty() {
+        if self.version < 3 || units.is_empty() {
             return self.write_zeroes_slowly(channels, range).await;
         }
-        self.write_zeroes_slowly(channels, range.start..whole.start).await?;
+        self.write_zeroes_slowly(channels, range.start..units.start).await?;
+        let clusters = self.whole(&units, self.cluster);
+        let before = units.start..clusters.start.min(units.end);
+        let after = clusters.end.max(before.end)..units.end;
+        self.zero_part(channels, before, no_fallback).await?;
         let discarding = discarding.unwrap_or(Discarding { unref: false, pass: false });
-        self.drop_data(channels, whole.clone(), discarding).await?;
-        self.write_zeroes_slowly(channels, whole.end..range.end).await
+        self.drop_data(channels, clusters, discarding).await?;
+        self.zero_part(channels, after, no_fallback).await?;
+        self.write_zeroes_slowly(channels, units.end..range.end).await
+    }
+
+    /// Has units of one cluster read as zeroes. Never all of the cluster.
+    pub(super) async fn zero_part(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+        no_fallback: bool,
+    ) -> Result<(), Errno> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (place, found) = self.find_to_change(channels, range.clone()).await?;
+        let is_zero = match place {
+            Place::Zeroes => true,
+            Place::Nowhere => !self.has_backing,
+            Place::Data { .. } | Place::Compressed => false,
+        };
+        if is_zero && found == range.end - range.start {
+            return Ok(());
+        }
+        self.limit(channels).await?;
+        match self.engine(channels, |engine| engine.zero_part(range.clone())).await? {
+            true => Ok(()),
+            false if no_fallback => Err(Errno::EOPNOTSUPP),
+            false => self.write_zeroes_slowly(channels, range).await,
+        }
     }
 
     /// Gives clusters back. What lies in others stays as it is.
@@ -59,20 +91,21 @@ impl Image {
             return Ok(());
         }
         let _change = self.claim(range.clone(), true).await;
-        let whole = self.whole_clusters(&range);
+        let whole = self.whole(&range, self.cluster);
         self.drop_data(channels, whole, discarding).await
     }
 
-    /// Those clusters that lie in the range, all of each; the last one of the disk ends with it.
-    fn whole_clusters(&self, range: &Range<u64>) -> Range<u64> {
-        let start = range.start.next_multiple_of(self.cluster);
+    /// Those clusters, or units, that lie in the range, all of each; the last one of the disk ends with it.
+    fn whole(&self, range: &Range<u64>, len: u64) -> Range<u64> {
+        let start = range.start.next_multiple_of(len);
         let end = match range.end {
             end if end == self.size() => end,
-            end => end - end % self.cluster,
+            end => end - end % len,
         };
         start..end.max(start)
     }
 
+    /// Has whole clusters read as zeroes.
     pub(super) async fn drop_data(
         &self,
         channels: &Channels,
@@ -83,19 +116,44 @@ impl Image {
         while at < range.end {
             let (place, found) = self.find_to_change(channels, at..range.end).await?;
             let end = at + found;
-            match place {
+            let has_nothing = match place {
                 // It reads as zeroes, and has nothing to give back.
-                Place::Nowhere if !self.has_backing => {}
-                Place::Zeroes if !discarding.unref => {}
-                _ => {
-                    if let (Place::Data { at: host, own: true }, true) = (place, discarding.pass) {
-                        self.engine(channels, |engine| engine.check_tables()).await?;
-                        self.punch(channels, host, found).await;
-                    }
-                    self.change_to_zeroes(channels, at..end, discarding.unref).await?;
-                }
+                Place::Nowhere => !self.has_backing,
+                Place::Zeroes => !discarding.unref,
+                Place::Data { .. } | Place::Compressed => false,
+            };
+            // Its last cluster may have something behind.
+            let ends_within = end < range.end && !end.is_multiple_of(self.cluster);
+            let whole = if ends_within { end - end % self.cluster } else { end };
+            if has_nothing && whole > at {
+                at = whole;
+                continue;
             }
+            self.pass_discard(channels, place, found, discarding).await?;
+            let last = range.end.min(end.next_multiple_of(self.cluster));
+            let mut end = end;
+            while end < last {
+                let (place, found) = self.find_to_change(channels, end..last).await?;
+                self.pass_discard(channels, place, found, discarding).await?;
+                end += found;
+            }
+            self.change_to_zeroes(channels, at..end, discarding.unref).await?;
             at = end;
+        }
+        Ok(())
+    }
+
+    /// The node below may give back what is discarded.
+    async fn pass_discard(
+        &self,
+        channels: &Channels,
+        place: Place,
+        len: u64,
+        discarding: Discarding,
+    ) -> Result<(), Errno> {
+        if let (Place::Data { at, own: true }, true) = (place, discarding.pass) {
+            self.engine(channels, |engine| engine.check_tables()).await?;
+            self.punch(channels, at, len).await;
         }
         Ok(())
     }

@@ -200,7 +200,7 @@ static QCOW2: &[Member] = &[
     Member::new("compat", Reply::Text, "the version: 0.10 (2) or 1.1 (3)"),
     Member::optional("lazy-refcounts", Reply::Bool, "reference counts may be written late"),
     Member::optional("corrupt", Reply::Bool, "the image is marked as corrupt"),
-    Member::optional("extended-l2", Reply::Bool, "always false"),
+    Member::optional("extended-l2", Reply::Bool, "clusters have subclusters"),
     Member::optional("data-file", Reply::Text, "the external data file that the image names"),
     Member::optional("data-file-raw", Reply::Bool, "the data file has the disk's bytes one to one"),
     Member::new("refcount-bits", Reply::Int, "bits of a reference count"),

@@ -43,10 +43,10 @@ impl<'a> Rooms<'a> {
         let cluster = self.image.cluster;
         let most = (bytes.len() as u64).div_ceil(cluster).min((RUN / cluster).max(1));
         let room = self.image.engine(self.channels, |engine| engine.reserve(most)).await?;
+        let (host, len) = (room.host, bytes.len().min((room.clusters * cluster) as usize));
         self.reserved.push(Reserved::new(self.image, room));
-        let len = bytes.len().min((room.clusters * cluster) as usize);
-        self.write(room.host, &bytes[..len]).await?;
-        Ok((room.host, len))
+        self.write(host, &bytes[..len]).await?;
+        Ok((host, len))
     }
 
     /// Writes bytes to new clusters that follow each other. Returns the first byte's place in the file.
@@ -56,11 +56,12 @@ impl<'a> Rooms<'a> {
         let mut small = Vec::new();
         for _ in 0..TRIES {
             let room = self.image.engine(self.channels, |engine| engine.reserve(clusters)).await?;
+            let (host, found) = (room.host, room.clusters);
             let reserved = Reserved::new(self.image, room);
-            if room.clusters == clusters {
+            if found == clusters {
                 self.reserved.push(reserved);
-                self.write(room.host, bytes).await?;
-                return Ok(room.host);
+                self.write(host, bytes).await?;
+                return Ok(host);
             }
             small.push(reserved);
         }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::entry::{COPIED, Entry, table};
-use super::{Changed, Engine, Owner, Room, Stop, Zeroing, entry_at};
+use super::entry::{ALL, COPIED, Entry, subclusters, table};
+use super::{Changed, Engine, Owner, Room, Stop, Zeroing};
 use crate::drivers::qcow2::header::MAX_L1;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
@@ -11,59 +11,145 @@ use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 const L1_ENTRIES: Range<usize> = 36..40;
 const L1_AT: Range<usize> = 40..48;
 
+/// Whether a write to a part of the cluster writes all of it, in another place.
+fn moves_whole(entry: Entry) -> bool {
+    match entry {
+        Entry::Compressed { .. } | Entry::Data { own: false, .. } => true,
+        Entry::Nowhere
+        | Entry::Zeroes { .. }
+        | Entry::Data { own: true, .. }
+        | Entry::Mixed { .. } => false,
+    }
+}
+
 impl Engine {
-    /// Room for data of clusters of the disk, as many as follow each other, at most `most`: the place that the
-    /// first one keeps, or free clusters.
-    pub(in super::super) fn room(&mut self, guest: u64, most: u64) -> Result<Room, Stop> {
+    /// Room for data of a range of the disk, which is in one place, or in none: what its first cluster keeps, or free
+    /// clusters, as many as follow each other. Not for all of the range, as a rule.
+    pub(in super::super) fn room(&mut self, range: Range<u64>) -> Result<Room, Stop> {
+        let format = self.format;
+        let (bits, unit) = (format.cluster_bits, 1 << format.unit_bits());
+        let guest = range.start >> bits;
         let (index, at) = self.split(guest);
-        let most = most.min((1 << self.format.l2_bits()) - at as u64);
-        if self.format.has_data_file {
-            let host = guest << self.format.cluster_bits;
-            return Ok(Room { host, clusters: most, is_fresh: false, is_reserved: false });
+        let most =
+            (range.end.div_ceil(format.cluster()) - guest).min((1 << format.l2_bits()) - at as u64);
+        let slot = self.l2_slot(index)?;
+        let entry = slot.map_or(Ok(Entry::Nowhere), |slot| self.entry(slot, at))?;
+        let first = guest << bits;
+        let written = range.start - range.start % unit..range.end.next_multiple_of(unit);
+        // Within the clusters that there is room for.
+        let written = |clusters: u64| written.start..written.end.min(first + (clusters << bits));
+        let here = |host, clusters| Room {
+            host,
+            clusters,
+            is_fresh: false,
+            is_reserved: false,
+            written: written(clusters),
+        };
+        if format.has_data_file {
+            return Ok(here(first, most));
         }
-        if let Some(slot) = self.l2_slot(index)?
-            && let Entry::Zeroes { host: Some(host), own: true } =
-                Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)?
-        {
-            let cluster = host >> self.format.cluster_bits;
-            self.check_is_data(cluster..cluster + 1)?;
-            return Ok(Room { host, clusters: 1, is_fresh: false, is_reserved: false });
-        }
-        self.reserve(most)
+        let moves = match entry.parts() {
+            (Some(host), true, ..) => {
+                let cluster = host >> bits;
+                self.check_is_data(cluster..cluster + 1)?;
+                return Ok(here(host, 1));
+            }
+            (Some(_), false, data, _) if data != 0 && data != ALL => {
+                // Data of other subclusters moves along.
+                let room = self.reserve(1)?;
+                let at = |subclusters: u32| first + (u64::from(subclusters) << format.unit_bits());
+                let (begin, end) =
+                    (at(data.trailing_zeros()), at(u32::BITS - data.leading_zeros()));
+                let written = written(1);
+                let written = written.start.min(begin)..written.end.max(end);
+                return Ok(Room { is_fresh: false, written, ..room });
+            }
+            _ => moves_whole(entry),
+        };
+        let most = self.alike(slot, at, most, moves);
+        let room = self.reserve(most)?;
+        let written = match moves {
+            true => first..first + (room.clusters << bits),
+            false => written(room.clusters),
+        };
+        Ok(Room { written, ..room })
     }
 
-    /// Clusters of the disk are at `host` from now on, where their data is. What they had is given up. Of one
-    /// L2 table. Returns how many were changed, one or more.
-    pub(in super::super) fn map(
-        &mut self,
-        guest: u64,
-        host: u64,
-        clusters: u64,
-    ) -> Result<u64, Stop> {
+    /// Of so many clusters those from the first on that keep no place and no data, or whose data moves, all of it.
+    fn alike(&self, slot: Option<usize>, at: usize, most: u64, moves: bool) -> u64 {
+        let Some(slot) = slot else { return most };
+        let is_alike = |nth: &u64| match self.entry(slot, at + *nth as usize) {
+            Ok(entry) if moves => moves_whole(entry),
+            Ok(entry) => !moves_whole(entry) && entry.parts().0.is_none(),
+            Err(_) => false,
+        };
+        1 + (1..most).take_while(is_alike).count() as u64
+    }
+
+    /// A range of the disk is at `host` from now on, where its data is: whole units, as of a [room](Self::room), from the
+    /// first cluster's beginning on. What they had is given up. Of one L2 table. Returns how many clusters were changed, one
+    /// or more.
+    pub(in super::super) fn map(&mut self, range: Range<u64>, host: u64) -> Result<u64, Stop> {
+        let format = self.format;
+        let guest = range.start >> format.cluster_bits;
+        let clusters = range.end.div_ceil(format.cluster()) - guest;
         let (index, at) = self.split(guest);
         let slot = self.own_l2(index)?;
         self.each(clusters, |engine, nth| {
-            let host = host + (nth << engine.format.cluster_bits);
-            engine.map_one(index, slot, at + nth as usize, host)
+            let host = host + (nth << format.cluster_bits);
+            let first = (guest + nth) << format.cluster_bits;
+            let part =
+                range.start.max(first) - first..range.end.min(first + format.cluster()) - first;
+            engine.map_one(index, slot, at + nth as usize, host, subclusters(part, &format))
         })
     }
 
-    fn map_one(&mut self, index: usize, slot: usize, at: usize, host: u64) -> Result<(), Stop> {
-        let old = Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)?;
+    fn map_one(
+        &mut self,
+        index: usize,
+        slot: usize,
+        at: usize,
+        host: u64,
+        parts: u32,
+    ) -> Result<(), Stop> {
+        let old = self.entry(slot, at)?;
         let given_up = old.clusters(&self.format);
         let cluster = host >> self.format.cluster_bits;
-        let is_kept = given_up == (cluster..cluster + 1);
-        if !self.format.has_data_file && !is_kept {
+        let is_kept = self.format.has_data_file || given_up == (cluster..cluster + 1);
+        if !is_kept {
             self.check_is_data(given_up.clone())?;
             given_up.clone().try_for_each(|old| self.count_slot(old).map(drop))?;
             self.raise(cluster)?;
             self.held.remove(cluster..cluster + 1);
         }
-        self.set_entry(index, slot, at, Entry::Data { host, own: true });
+        let (_, _, data, zeroes) = old.parts();
+        let data = if is_kept { data | parts } else { parts };
+        self.set_entry(index, slot, at, Entry::of(Some(host), true, data, zeroes & !parts));
         if !is_kept {
             given_up.for_each(|old| self.lower(old));
         }
         Ok(())
+    }
+
+    /// Units of one cluster of the disk read as zeroes from now on. The cluster keeps its place. `false`: it is
+    /// compressed, nothing is done.
+    pub(in super::super) fn zero_part(&mut self, range: Range<u64>) -> Result<bool, Stop> {
+        let format = self.format;
+        let guest = range.start >> format.cluster_bits;
+        let (index, at) = self.split(guest);
+        let slot = self.own_l2(index)?;
+        let old = self.entry(slot, at)?;
+        if matches!(old, Entry::Compressed { .. }) {
+            return Ok(false);
+        }
+        let first = guest << format.cluster_bits;
+        let parts = subclusters(range.start - first..range.end - first, &format);
+        let (host, own, data, zeroes) = old.parts();
+        let new = Entry::of(host, own, data & !parts, zeroes | parts);
+        if new != old {
+            self.set_entry(index, slot, at, new);
+        }
+        Ok(true)
     }
 
     /// Clusters of the disk lose their data. Of one L2 table. Returns how many were changed, one or more.
@@ -89,14 +175,14 @@ impl Engine {
         at: usize,
         zeroing: Zeroing,
     ) -> Result<(), Stop> {
-        let old = Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)?;
-        let new = match (zeroing, old) {
-            (Zeroing::Keep, Entry::Data { host, own }) => Entry::Zeroes { host: Some(host), own },
-            (Zeroing::Keep, Entry::Zeroes { .. }) => old,
-            (Zeroing::Keep, Entry::Nowhere | Entry::Compressed { .. }) | (Zeroing::Free, _) => {
-                Entry::Zeroes { host: None, own: false }
+        let old = self.entry(slot, at)?;
+        let new = match zeroing {
+            Zeroing::Keep => {
+                let (host, own, ..) = old.parts();
+                Entry::Zeroes { host, own }
             }
-            (Zeroing::Uncover, _) => Entry::Nowhere,
+            Zeroing::Free => Entry::Zeroes { host: None, own: false },
+            Zeroing::Uncover => Entry::Nowhere,
         };
         if new == old {
             return Ok(());
@@ -129,11 +215,18 @@ impl Engine {
     }
 
     fn set_entry(&mut self, index: usize, slot: usize, at: usize, entry: Entry) {
-        let entries = self.l2.bytes_mut(slot).as_chunks_mut::<ENTRY>().0;
-        if let Some(bytes) = entries.get_mut(at) {
-            *bytes = entry.raw().to_be_bytes();
+        let raw = entry.raw(&self.format);
+        let first = at * self.format.l2_entry();
+        let table = self.l2.bytes_mut(slot);
+        if let Some(descriptor) = table.get_mut(first..first + ENTRY) {
+            descriptor.copy_from_slice(&raw.descriptor.to_be_bytes());
         }
-        self.note(Changed::L2(index, at * ENTRY / SECTOR));
+        if self.format.is_extended
+            && let Some(bitmap) = table.get_mut(first + ENTRY..first + 2 * ENTRY)
+        {
+            bitmap.copy_from_slice(&raw.bitmap.to_be_bytes());
+        }
+        self.note(Changed::L2(index, first / SECTOR));
     }
 
     /// The L2 table of an index, to be changed: one of its own.

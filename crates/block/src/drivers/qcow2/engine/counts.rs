@@ -73,6 +73,7 @@ impl Engine {
                         clusters: found.end - found.start,
                         is_fresh,
                         is_reserved: true,
+                        written: 0..0,
                     });
                 }
             }

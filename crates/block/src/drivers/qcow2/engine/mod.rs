@@ -25,7 +25,7 @@ use std::ops::Range;
 pub(super) use self::check::{Check, CheckError, CheckedFile, Places};
 pub use self::check::{Checked, Repair};
 pub(super) use self::counts::set_count;
-use self::entry::Entry;
+use self::entry::{Entry, Raw, SUBCLUSTER_BITS};
 use self::held::Intervals;
 pub(super) use self::owners::Owner;
 use self::owners::Owners;
@@ -48,6 +48,8 @@ pub(super) struct Format {
     refcount_order: u32,
     version: u32,
     has_data_file: bool,
+    /// Entries of L2 tables have a bitmap of subclusters.
+    is_extended: bool,
 }
 
 impl Format {
@@ -57,6 +59,7 @@ impl Format {
             refcount_order: header.refcount_bits.trailing_zeros(),
             version: header.version,
             has_data_file: header.data_file.is_some(),
+            is_extended: header.extended_l2,
         }
     }
 
@@ -66,7 +69,17 @@ impl Format {
 
     /// Bits of an index in an L2 table.
     fn l2_bits(&self) -> u32 {
-        self.cluster_bits - 3
+        self.cluster_bits - 3 - u32::from(self.is_extended)
+    }
+
+    /// Bytes of an entry of an L2 table.
+    fn l2_entry(&self) -> usize {
+        ENTRY << u32::from(self.is_extended)
+    }
+
+    /// Bits of an offset in a unit: what is mapped as a whole, a subcluster or a cluster.
+    fn unit_bits(&self) -> u32 {
+        self.cluster_bits - if self.is_extended { SUBCLUSTER_BITS } else { 0 }
     }
 
     /// Bits of an index in a refcount block.
@@ -115,7 +128,7 @@ impl Stop {
 }
 
 /// Room for data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
     /// Its first byte in the data's file.
     pub(super) host: u64,
@@ -125,6 +138,9 @@ pub(super) struct Room {
     pub(super) is_fresh: bool,
     /// It was found, and is to be mapped or given up.
     pub(super) is_reserved: bool,
+    /// Bytes of the disk that have to be there before they are [mapped](Engine::map): the data, and what is around it in
+    /// its units.
+    pub(super) written: Range<u64>,
 }
 
 /// What clusters read as that lose their data.
@@ -296,22 +312,29 @@ impl Engine {
         let in_table = (1 << format.l2_bits()) - first as u64;
         let most = len.min((in_table << format.cluster_bits) - in_cluster);
         let Some(slot) = self.l2_slot(index)? else { return Ok((Place::Nowhere, most)) };
-        let table = self.l2.bytes(slot);
-        let entry = Entry::parse(entry_at(table, first), &format)?;
-        let mut found = format.cluster() - in_cluster;
-        let (mut at, mut before) = (first, entry);
-        while found < most {
+        let (part, mut found) = self.entry(slot, first)?.part(in_cluster, &format);
+        let (mut at, mut before) = (first, part);
+        // As long as it goes on in the next cluster.
+        while found < most && (in_cluster + found) & (format.cluster() - 1) == 0 {
             at += 1;
-            let Ok(next) = Entry::parse(entry_at(table, at), &format) else { break };
+            let Ok(next) = self.entry(slot, at) else { break };
+            let (next, more) = next.part(0, &format);
             if !next.follows(before, &format) {
                 break;
             }
             before = next;
-            found += format.cluster();
+            found += more;
         }
-        let place = match entry {
-            Entry::Nowhere => Place::Nowhere,
+        let place = match part {
+            // A part is never mixed.
+            Entry::Nowhere | Entry::Mixed { .. } => Place::Nowhere,
             Entry::Zeroes { .. } => Place::Zeroes,
+            Entry::Data { host, .. } if format.has_data_file && host != offset - in_cluster => {
+                let wanted = offset - in_cluster;
+                return Err(Stop::damaged(format_args!(
+                    "External data file host cluster offset {host:#x} does not match guest cluster offset: {wanted:#x}"
+                )));
+            }
             Entry::Data { host, own } => Place::Data { at: host + in_cluster, own },
             Entry::Compressed { .. } => Place::Compressed,
         };
@@ -347,9 +370,11 @@ impl Engine {
     pub(super) fn find_compressed(&mut self, offset: u64) -> Result<Option<(u64, u64)>, Stop> {
         let (index, at) = self.split(offset >> self.format.cluster_bits);
         let Some(slot) = self.l2_slot(index)? else { return Ok(None) };
-        match Entry::parse(entry_at(self.l2.bytes(slot), at), &self.format)? {
+        match self.entry(slot, at)? {
             Entry::Compressed { host, len } => Ok(Some((host, len))),
-            Entry::Nowhere | Entry::Zeroes { .. } | Entry::Data { .. } => Ok(None),
+            Entry::Nowhere | Entry::Zeroes { .. } | Entry::Data { .. } | Entry::Mixed { .. } => {
+                Ok(None)
+            }
         }
     }
 
@@ -423,6 +448,18 @@ impl Engine {
     fn split(&self, cluster: u64) -> (usize, usize) {
         let bits = self.format.l2_bits();
         ((cluster >> bits) as usize, (cluster & ((1 << bits) - 1)) as usize)
+    }
+
+    /// An entry of an L2 table.
+    fn entry(&self, slot: usize, at: usize) -> Result<Entry, Stop> {
+        let table = self.l2.bytes(slot);
+        let raw = match self.format.is_extended {
+            false => Raw { descriptor: entry_at(table, at), bitmap: 0 },
+            true => {
+                Raw { descriptor: entry_at(table, 2 * at), bitmap: entry_at(table, 2 * at + 1) }
+            }
+        };
+        Entry::parse(raw, &self.format)
     }
 
     /// The L2 table of an index. `None`: there is none.

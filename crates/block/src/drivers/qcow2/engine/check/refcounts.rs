@@ -90,7 +90,8 @@ impl Check<'_> {
         references: &References,
     ) -> Result<(), CheckError> {
         let mut end = 0;
-        for cluster in 0..self.clusters() {
+        // A misaligned entry may lead to a cluster behind the end of the file.
+        for cluster in 0..self.clusters().max(references.used()) {
             match (refcounts.of(cluster), references.of(cluster)) {
                 (None, _) => {
                     (self.tell)(format_args!("Can't get refcount for cluster {cluster}"));

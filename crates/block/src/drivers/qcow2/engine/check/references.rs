@@ -11,6 +11,8 @@ pub(super) struct References {
     chunks: Vec<Option<Box<[u16; CHUNK]>>>,
     /// Counts that do not fit, of clusters that have the largest number above.
     large: HashMap<u64, u64>,
+    /// No cluster from here on has a reference.
+    used: u64,
 }
 
 impl References {
@@ -27,6 +29,7 @@ impl References {
     /// Adds a reference to a cluster.
     pub(super) fn add(&mut self, cluster: u64) {
         let (chunk, at) = (cluster as usize / CHUNK, cluster as usize % CHUNK);
+        self.used = self.used.max(cluster + 1);
         if chunk >= self.chunks.len() {
             self.chunks.resize(chunk + 1, None);
         }
@@ -35,6 +38,11 @@ impl References {
             u16::MAX => *self.large.entry(cluster).or_insert(u16::MAX.into()) += 1,
             _ => *count += 1,
         }
+    }
+
+    /// The end of the last cluster with a reference, as a number of clusters.
+    pub(super) fn used(&self) -> u64 {
+        self.used
     }
 
     /// No cluster from here on has references.
@@ -53,6 +61,7 @@ mod tests {
         (0..70_000).for_each(|_| references.add(5000));
         references.add(3);
         assert_eq!([3, 4, 5000, 5001, 1 << 40].map(|at| references.of(at)), [1, 0, 70_000, 0, 0]);
+        assert_eq!(references.used(), 5001);
         assert!((5001..=8192).contains(&references.end()));
     }
 }
