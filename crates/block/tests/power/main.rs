@@ -29,6 +29,7 @@ mod journal;
 mod kinds;
 mod left;
 mod oracle;
+mod raw_data;
 mod recovery;
 
 use std::os::fd::AsRawFd;

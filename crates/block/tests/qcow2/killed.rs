@@ -338,6 +338,14 @@ fn nothing_is_lost_with_files_behind() {
     });
 }
 
+#[test]
+fn nothing_is_lost_with_a_raw_data_file() {
+    kill_often("killed::nothing_is_lost_with_a_raw_data_file", true, &[0; SIZE], |folder| {
+        let _ = std::fs::remove_file(folder.path("data"));
+        create(folder, "data_file=data,data_file_raw=on");
+    });
+}
+
 /// QEMU has written to the image in between: what was left is not for that image any more.
 #[test]
 fn a_journal_is_not_used_after_another_program_has_changed_the_image() {

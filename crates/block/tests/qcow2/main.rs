@@ -11,6 +11,7 @@ mod image;
 mod kept;
 mod killed;
 mod model;
+mod raw_data;
 mod resize;
 mod subclusters;
 mod variants;

@@ -28,7 +28,7 @@ fn size(node: &Arc<dyn BlockNode>) -> usize {
 
 /// Has several loops work on an image that grows meanwhile, and becomes smaller and larger afterwards.
 /// `start`: what it has, less than all.
-fn grows(folder: &Folder, options: &BlockdevOptions, start: &[u8], stripe: usize) {
+pub(crate) fn grows(folder: &Folder, options: &BlockdevOptions, start: &[u8], stripe: usize) {
     let node = open(options);
     let (watcher, mut changes) = Watcher::new();
     node.watch(watcher);

@@ -17,9 +17,6 @@ const LAZY_REFCOUNTS: u8 = 1;
 /// The same of incompatible features, and the bit of damage.
 const INCOMPATIBLE_AT: usize = 79;
 const CORRUPT: u8 = 2;
-/// The same of autoclear features, and the bit of a data file that has the guest's bytes one to one.
-const AUTOCLEAR_AT: usize = 95;
-const RAW_DATA_FILE: u8 = 2;
 
 /// What was in the header when the image was opened, but for the backing file's name, which may change.
 pub(super) struct Details {
@@ -45,7 +42,7 @@ impl Details {
         }
         if let Some(data_file) = &header.data_file {
             data.extend(data_file.filename.as_deref().map(|name| ("data-file", name.into())));
-            data.push(("data-file-raw", has(AUTOCLEAR_AT, RAW_DATA_FILE).into()));
+            data.push(("data-file-raw", header.data_file_raw.into()));
         }
         data.push(("refcount-bits", header.refcount_bits.into()));
         data.push(("compression-type", header.compression.name().into()));

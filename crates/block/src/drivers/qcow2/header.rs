@@ -98,6 +98,8 @@ pub(crate) struct Header {
     pub(crate) backing: Option<Backing>,
     /// The guest's data lies in another file.
     pub(crate) data_file: Option<DataFile>,
+    /// That file by itself has the disk's bytes, also where the image has zeroes.
+    pub(crate) data_file_raw: bool,
     /// Bits of a reference count: a power of two, 1 to 64.
     pub(crate) refcount_bits: u32,
     /// The table of internal snapshots: first byte and number of snapshots.
@@ -140,7 +142,17 @@ pub(crate) struct DataFile {
     pub(crate) filename: Option<String>,
 }
 
+fn kept_autoclear(bitmaps: bool, data_file_raw: bool) -> u64 {
+    let bit = |is_kept, bit| if is_kept { bit } else { 0 };
+    bit(bitmaps, BITMAPS) | bit(data_file_raw, RAW_DATA_FILE)
+}
+
 impl Header {
+    /// The autoclear features of the image that stay when it is written to.
+    pub(super) fn kept_autoclear(&self) -> u64 {
+        kept_autoclear(self.bitmaps.is_some(), self.data_file_raw)
+    }
+
     /// Bytes that are mapped as a whole: a subcluster, or a cluster.
     pub(crate) fn unit(&self) -> u64 {
         if self.extended_l2 { self.cluster / SUBCLUSTERS } else { self.cluster }
@@ -215,7 +227,7 @@ impl Header {
         let autoclear = if version == 2 { 0 } else { u64_at(88) };
         let compression = compression(bytes, header_len, incompatible)?;
         let mark = Mark::find(bytes, cluster).filter(|_| version == 3);
-        check_features(incompatible, autoclear, purpose)?;
+        check_features(incompatible, purpose)?;
         let size = u64_at(24);
         let extended_l2 = incompatible & EXTENDED_L2 != 0;
         if extended_l2 && cluster < MIN_EXTENDED {
@@ -253,7 +265,8 @@ impl Header {
             (Some(data), true) => (Some(bitmaps_at(data, cluster)?), false),
             (data, _) => (None, data.is_some()),
         };
-        let kept = if bitmaps.is_some() { BITMAPS } else { 0 };
+        let data_file_raw = data_file.is_some() && autoclear & RAW_DATA_FILE != 0;
+        let kept = kept_autoclear(bitmaps.is_some(), data_file_raw);
         let luks = match (extensions.luks, is_luks) {
             (Some(data), true) => Some(luks_at(data, cluster)?),
             (None, true) => {
@@ -272,6 +285,7 @@ impl Header {
             size,
             backing,
             data_file,
+            data_file_raw,
             refcount_bits: 1 << order,
             snapshots: (u64_at(64), u32_at(60)),
             l1_table: (u64_at(40), u64::from(u32_at(36)) * ENTRY),
@@ -306,7 +320,7 @@ fn compression(
     }
 }
 
-fn check_features(incompatible: u64, autoclear: u64, purpose: Purpose) -> Result<(), OpenError> {
+fn check_features(incompatible: u64, purpose: Purpose) -> Result<(), OpenError> {
     if incompatible & CORRUPT != 0 && purpose == Purpose::Write {
         let why = "qcow2: Image is corrupt; cannot be opened read/write";
         return Err(OpenError::new(why).with_hint(
@@ -316,10 +330,6 @@ fn check_features(incompatible: u64, autoclear: u64, purpose: Purpose) -> Result
     let unknown = incompatible & !(DIRTY | DATA_FILE | CORRUPT | COMPRESSION | EXTENDED_L2);
     if unknown != 0 {
         return Err(OpenError::new(format!("Unsupported qcow2 feature(s): {unknown:#x}")));
-    }
-    if autoclear & RAW_DATA_FILE != 0 && purpose == Purpose::Write {
-        return Err(OpenError::new("Images with data_file_raw=on cannot be written")
-            .with_hint("read-only=on opens it for reading; qemu-img amend -o data_file_raw=off"));
     }
     Ok(())
 }

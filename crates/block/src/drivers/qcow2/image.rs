@@ -39,6 +39,8 @@ pub(super) struct Image {
     pub(super) compression: Compression,
     pub(super) has_snapshots: bool,
     pub(super) has_backing: bool,
+    /// The data file by itself has the disk's bytes, also where the image has zeroes.
+    pub(super) is_raw: bool,
     pub(super) read_only: bool,
     /// Size of the disk in bytes.
     size: AtomicU64,
@@ -86,6 +88,8 @@ impl Image {
             size: AtomicU64::new(header.size),
             resizing: Mutex::default(),
             has_backing,
+            // Encrypted bytes are not the disk's.
+            is_raw: header.data_file_raw && header.luks.is_none(),
             read_only,
             damage: Found::default(),
             allocating: AtomicUsize::new(0),

@@ -378,6 +378,7 @@ mod tests {
             size: 1 << 20,
             backing: None,
             data_file: None,
+            data_file_raw: false,
             refcount_bits: 16,
             snapshots: (0, 0),
             l1_table: (3 << 16, 8),

@@ -34,6 +34,7 @@ mod metadata;
 mod open;
 pub(crate) mod options;
 mod overlap;
+mod raw_data;
 mod release_for_handover;
 mod resize;
 mod snapshots;

@@ -22,7 +22,7 @@ use super::damage::Damages;
 use super::details::Details;
 use super::encrypt::EncryptedData;
 use super::engine::{Contents, Engine, Owner, Repair, Stop};
-use super::header::{self, BITMAPS, Header, Purpose};
+use super::header::{self, Header, Purpose};
 use super::image::{Image, errno_of};
 use super::journal::{self, Found, Journal, Journals};
 use super::marker::{self, Mark};
@@ -226,6 +226,11 @@ impl Opening {
             log::warn!("qcow2 image of node '{name}': {sentence}");
         }
         let Opening { file, mut start, mut header, read_only, going_on, unowned, damages } = self;
+        if header.data_file_raw && !read_only && (backing.is_some() || header.backing.is_some()) {
+            // Zeroes of the data file would hide it.
+            let why = "Backing file and data-file-raw cannot be used at the same time";
+            return Err(OpenError::new(why).with_hint("read-only=on opens the image for reading"));
+        }
         let is_shared = unowned.is_some();
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
@@ -496,7 +501,7 @@ fn end_autoclear(name: &str, below: &Below, header: &Header) -> io::Result<()> {
              leaks frees their space"
         );
     }
-    let kept = if header.bitmaps.is_some() { BITMAPS } else { 0 };
+    let kept = header.kept_autoclear();
     run_apart(
         below,
         move |channels| async move { Ok(marker::write_autoclear(&channels, kept).await?) },

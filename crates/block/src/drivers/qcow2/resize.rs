@@ -95,6 +95,9 @@ impl Image {
             self.grow_tables(channels, size).await.map_err(failed)?;
         }
         self.zero_tail(channels, old, behind > old).await.map_err(failed)?;
+        if self.is_raw {
+            return self.grow_raw(channels, old, size).await.map_err(failed);
+        }
         self.hide(channels, hidden).await.map_err(failed)
     }
 
@@ -151,6 +154,9 @@ impl Image {
         size: u64,
         pass: bool,
     ) -> Result<(), Errno> {
+        if self.is_raw {
+            self.zero_raw(channels, size..old, true, false).await?;
+        }
         for part in self.tables(size.next_multiple_of(self.cluster)..old) {
             self.drop_data(channels, part, Discarding { unref: true, pass }).await?;
         }

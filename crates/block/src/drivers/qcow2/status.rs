@@ -51,6 +51,13 @@ impl Image {
         while at < range.end {
             let (place, found) = self.find(channels, at..range.end).await?;
             let state = match place {
+                Place::Data { at: host, .. } if self.is_raw => {
+                    if !status_of_data(channels, host..host + found, &mut answer).await? {
+                        break;
+                    }
+                    at += found;
+                    continue;
+                }
                 Place::Data { .. } | Place::Compressed => ExtentState::Data,
                 Place::Zeroes => ExtentState::Hole,
                 Place::Nowhere => {
@@ -107,4 +114,39 @@ impl Image {
         let depth = if channels.backing.is_some() { 2 } else { 0 };
         Ok(start >= end || answer.push(end - start, ExtentState::Hole, depth))
     }
+}
+
+/// Asks the data file, which may have holes. `false`: there was not room for all of it.
+async fn status_of_data(
+    channels: &Channels,
+    range: Range<u64>,
+    answer: &mut Answer<'_>,
+) -> Result<bool, Errno> {
+    let Range { mut start, end } = range;
+    while start < end {
+        let len = end - start;
+        let room = AlignedBuf::io_bufs(answer.bufs.len(), 16).ok_or(Errno::ENOMEM)?;
+        let (result, told) =
+            Transfer::start(channels.data(), Op::BlockStatus, start, len, room).await;
+        result?;
+        let before = start;
+        let mut index = 0;
+        while let Some(Extent { len, state, .. }) = status::extent(&told, index) {
+            let len = len.min(end - start);
+            let state = match state {
+                ExtentState::Data => ExtentState::Data,
+                // It is mapped all the same.
+                ExtentState::Hole | ExtentState::Zeroes => ExtentState::Zeroes,
+            };
+            if len > 0 && !answer.push(len, state, 1) {
+                return Ok(false);
+            }
+            start += len;
+            index += 1;
+        }
+        if start == before {
+            return Err(Errno::EIO);
+        }
+    }
+    Ok(true)
 }

@@ -33,6 +33,9 @@ impl Image {
         no_fallback: bool,
     ) -> Result<(), Errno> {
         let _change = self.claim(range.clone(), true).await;
+        if self.is_raw {
+            return self.zero_raw(channels, range, discarding.is_some(), no_fallback).await;
+        }
         let units = self.whole(&range, self.unit);
         let slow = self.version < 3 || units != range;
         if no_fallback && slow {
@@ -91,6 +94,9 @@ impl Image {
             return Ok(());
         }
         let _change = self.claim(range.clone(), true).await;
+        if self.is_raw {
+            return self.discard_raw(channels, range, discarding).await;
+        }
         let whole = self.whole(&range, self.cluster);
         self.drop_data(channels, whole, discarding).await
     }
@@ -160,7 +166,7 @@ impl Image {
 
     /// The node below may give back what lies there, as long as it is ours: afterwards it may be used
     /// for something else at once.
-    async fn punch(&self, channels: &Channels, host: u64, len: u64) {
+    pub(super) async fn punch(&self, channels: &Channels, host: u64, len: u64) {
         let ticket = self.shared.begin_write();
         let (to, bufs) = (channels.data(), IoBufs::new());
         let punched = Transfer::start_write(to, Op::Discard, host, len, bufs, ticket).await;
@@ -190,7 +196,7 @@ impl Image {
         Ok(())
     }
 
-    async fn write_zeroes_slowly(
+    pub(super) async fn write_zeroes_slowly(
         &self,
         channels: &Channels,
         range: Range<u64>,
