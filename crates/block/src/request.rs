@@ -118,6 +118,12 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
+    /// What to do.
+    #[inline]
+    pub(crate) fn op(&self) -> Op {
+        self.op
+    }
+
     /// Bytes in the range.
     #[inline]
     pub(crate) fn len(&self) -> u64 {

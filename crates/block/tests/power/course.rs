@@ -630,12 +630,18 @@ impl<'a> Life<'a> {
             return Err(error);
         }
         let (kind, start, may_fail) = (self.kind, self.start, self.may_fail);
-        let (disk, journals) = (self.disk.clone(), self.journals.clone());
+        let (mut disk, journals) = (self.disk.clone(), self.journals.clone());
         let (moments, sim, fd) = (self.moments.clone(), self.sim.clone(), self.fd.clone());
         moments.begin();
         self.end()?;
         let ended = moments.end();
         let image = sim.cut(&fd, random.next()).unwrap();
+        let before = disk.clone();
+        if !may_fail {
+            // Closing an image flushes it.
+            let now = disk.now();
+            disk.flushed(now);
+        }
         let closed = Left::by_cut(kind, start, &image, &disk, journals.as_deref());
         let closed = closed.and_then(|left| {
             // After a failed operation, bitmaps may not get there.
@@ -655,8 +661,8 @@ impl<'a> Life<'a> {
         };
         seen.closings += 1;
         let left = match unflushed {
-            Some(_) => Left::by_kill(kind, start, &image, &disk, kept),
-            None => Left::by_cut(kind, start, &image, &disk, journals.as_deref()),
+            Some(_) => Left::by_kill(kind, start, &image, &before, kept),
+            None => Left::by_cut(kind, start, &image, &before, journals.as_deref()),
         };
         let what = if unflushed.is_some() { "killed" } else { "cut" };
         let left = left.inspect_err(|_| keep(&image));
@@ -667,7 +673,7 @@ impl<'a> Life<'a> {
         }
         // The next process does not learn of a failed flush, and recovering a journal flushes.
         let unflushed = unflushed.filter(|_| !may_fail && !left.replayed);
-        let unflushed = unflushed.map(|unflushed| (unflushed, disk));
+        let unflushed = unflushed.map(|unflushed| (unflushed, before));
         Ok(Some(Left { image, unflushed, ..left }))
     }
 }

@@ -133,6 +133,7 @@ impl IoTarget for Inner {
             Some(request) if u64::try_from(result) == Ok(request.len()) => {
                 slots.release(token);
                 drop(slots);
+                self.node.ended(request.op());
                 request.complete(Ok(()), bufs);
             }
             simple => {
@@ -213,6 +214,7 @@ impl Inner {
                 let Some(slot) = slots.remove(token) else { return };
                 next = slot.merged_with;
                 drop(slots);
+                self.node.ended(slot.request.op);
                 slot.request.complete(Ok(()));
             } else {
                 let Some((slot, _)) = slots.get(token) else { return };
@@ -292,6 +294,7 @@ impl Inner {
                         self.go_on(token);
                     }
                 }
+                self.node.ended(slot.request.op);
                 slot.request.complete(result);
             }
         }

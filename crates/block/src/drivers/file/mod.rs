@@ -38,6 +38,7 @@ use crate::format::Format;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
+use crate::request::Op;
 
 /// What kind of file the image is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +82,8 @@ pub(crate) struct FileNode {
     flush_failed: Arc<AtomicBool>,
     /// Flushes of the page cache that are under way.
     syncs: Arc<Syncs>,
+    /// Requests have changed the image since the last flush began.
+    unflushed: AtomicBool,
     /// See [`BlockNode::enable_growth`].
     grows: AtomicBool,
     watchers: Watchers,
@@ -110,11 +113,11 @@ impl FileNode {
         locked: Option<Arc<ImageLock>>,
         flush_failed: Option<Arc<AtomicBool>>,
     ) -> Result<FileNode, OpenError> {
-        let node = open::open(name, kind, common, options, locked, &mut Inherited::default())?;
-        Ok(match flush_failed {
-            Some(flush_failed) => FileNode { flush_failed, ..node },
-            None => node,
-        })
+        let mut node = open::open(name, kind, common, options, locked, &mut Inherited::default())?;
+        if let Some(flush_failed) = flush_failed {
+            node.flush_failed = flush_failed;
+        }
+        Ok(node)
     }
 
     /// The descriptor of the file.
@@ -137,6 +140,15 @@ impl FileNode {
     /// Whether written data may be in the host's page cache: all data, or the data of the tail.
     fn may_wait(&self) -> bool {
         self.page_cache || self.had_tail.load(Ordering::Relaxed) || self.limits_now().tail.is_some()
+    }
+
+    /// A request with this operation has ended.
+    #[inline]
+    fn ended(&self, op: Op) {
+        // Loops share the cache line as long as nothing changes.
+        if !op.only_reads() && !self.unflushed.load(Ordering::Relaxed) {
+            self.unflushed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The image lock, if locking is on.
@@ -235,6 +247,20 @@ impl BlockNode for FileNode {
             }
         };
         Ok(Rc::new(FileChannel::new(self, event_loop, engine)))
+    }
+}
+
+impl Drop for FileNode {
+    /// Flushes what no user of the node has flushed, as QEMU does when an image is closed.
+    fn drop(&mut self) {
+        let is_wanted = *self.unflushed.get_mut() && !self.no_flush;
+        if is_wanted
+            && !self.flush_failed.load(Ordering::Relaxed)
+            && let Err(errno) = nix::unistd::fdatasync(&self.fd)
+        {
+            let (name, why) = (&self.name, errno.desc());
+            log::error!("flushing node '{name}' as it is closed failed: {why}");
+        }
     }
 }
 

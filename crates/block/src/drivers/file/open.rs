@@ -150,6 +150,8 @@ pub(super) fn open(
         capabilities: Capabilities::default(),
         flush_failed: Arc::default(),
         syncs: Arc::default(),
+        // The process that hands the image over leaves flushes to this one.
+        unflushed: AtomicBool::new(is_inherited && !read_only),
         grows: AtomicBool::new(false),
         watchers: Watchers::default(),
         lock,

@@ -84,6 +84,9 @@ impl Direct {
         let ended = self.0.borrow_mut().remove(place);
         if let Some(OnItsWay { request, taken }) = ended {
             image.give_back(taken);
+            if request.op() != Op::Read {
+                image.shared.ended_write();
+            }
             request.complete(result, bufs);
         }
     }

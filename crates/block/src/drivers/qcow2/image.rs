@@ -184,11 +184,11 @@ impl Image {
     /// Makes all answered requests durable.
     pub(super) async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
         if self.is_clean() {
-            storage::sync(channels).await?;
+            self.shared.sync(channels).await?;
         } else {
             let _turn = self.flushing.lock().await;
             let changes = self.write_metadata(channels).await?;
-            storage::sync(channels).await?;
+            self.shared.sync(channels).await?;
             self.flushed.fetch_max(changes, Ordering::Release);
         }
         self.was_flushed.store(true, Ordering::Release);

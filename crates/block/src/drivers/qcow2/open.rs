@@ -344,6 +344,10 @@ impl Opening {
         if lacks && goes_on {
             image.changed();
         }
+        if is_shared && !read_only {
+            // The process that hands the image over leaves flushes to this one.
+            image.shared.ended_write();
+        }
         let image = Arc::new(image);
         let bitmaps =
             ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps, unowned);
@@ -643,7 +647,7 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
 
 /// Writes all metadata and dirty bitmaps in memory to the image, and leaves nothing in the journal.
 pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>, bitmaps: &Arc<ImageBitmaps>) {
-    let closed = match image.is_whole() && bitmaps.are_whole() {
+    let closed = match image.is_whole() && !image.shared.is_unflushed() && bitmaps.are_whole() {
         // An unchanged image is closed without a loop.
         true => Ok(()),
         false => {

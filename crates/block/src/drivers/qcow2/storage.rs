@@ -29,6 +29,24 @@ impl Shared {
         self.writes.begin()
     }
 
+    /// A write that has no ticket has ended.
+    #[inline]
+    pub(super) fn ended_write(&self) {
+        self.writes.ended();
+    }
+
+    /// Whether the guest's data may not be on stable storage.
+    pub(super) fn is_unflushed(&self) -> bool {
+        self.writes.are_unflushed()
+    }
+
+    /// Flushes the nodes of the image's files.
+    pub(super) async fn sync(&self, channels: &Channels) -> Result<(), Errno> {
+        self.writes.begin_flush();
+        // A failed flush is to be repeated.
+        sync(channels).await.inspect_err(|_| self.writes.ended())
+    }
+
     /// Waits for all writes that have begun.
     pub(super) async fn settle_writes(&self) {
         self.writes.settle().await;

@@ -189,6 +189,10 @@ impl Inner {
         if self.node.flush_failed.load(Ordering::Relaxed) {
             return Next::Done(Err(Errno::EIO));
         }
+        if slot.request.op == Op::Flush {
+            // Requests that end from now on set it again.
+            self.node.unflushed.store(false, Ordering::Relaxed);
+        }
         slot.stage = Stage::Sync;
         slot.sync = self.node.may_wait().then(|| self.node.syncs.begin());
         Next::Submit { tail: false, op: IoOp::Fsync { data_only: true }, bufs: IoBufs::new() }
@@ -321,6 +325,9 @@ impl Inner {
     fn failed(&self, slot: &mut FileSlot, part: &mut IoBufs, token: u32, errno: Errno) -> Next {
         if matches!(errno, Errno::EINTR | Errno::EAGAIN) {
             return self.next(slot, part, token);
+        }
+        if slot.stage == Stage::Sync {
+            self.node.unflushed.store(true, Ordering::Relaxed);
         }
         match slot.stage {
             Stage::Zero(method, _) if method.failed(&self.node, errno) => {
