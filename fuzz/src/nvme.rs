@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
-use devices::nvme::{BAR_SIZE, Controller, ControllerConfig, Messages, NamespaceConfig};
+use devices::nvme::{
+    BAR_SIZE, Controller, ControllerConfig, DoorbellMode, Messages, NamespaceConfig,
+};
 use event_loop::EventLoop;
 use guest_memory::GuestMemory;
 use guest_memory::test_util::{USER_BASE, memfd_region};
@@ -152,6 +154,7 @@ fn controller(world: &World, disks: &[Rc<Disk>]) -> Rc<Controller> {
         model: "M".into(),
         identity: "I".into(),
         num_queues: QUEUES,
+        doorbells: DoorbellMode::Auto,
         write_cache: true,
         namespaces: vec![namespace(true), namespace(false)],
     };

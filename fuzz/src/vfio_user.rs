@@ -1,12 +1,13 @@
 //! A hostile vfio-user client before a whole session: messages in a row, the guest's memory, interrupts and an
 //! AHCI controller behind them.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use devices::ahci::{ABAR_SIZE, Ahci};
 use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi, MsiX};
-use exports::vfio_user::device::{Device, Flushed, HandsOver, Settled};
+use exports::vfio_user::device::{Device, Flushed, HandsOver, MappedArea, Settled};
 use exports::vfio_user::interrupts::Interrupts;
 use exports::vfio_user::memory::Memory;
 use exports::vfio_user::session::{MessageResult, Session};
@@ -66,6 +67,16 @@ impl Device for Controller {
         for (at, byte) in (offset..).zip(data) {
             self.ahci.mmio_write(at, 1, (*byte).into());
         }
+    }
+
+    /// Registers of BAR 0 that clients map.
+    fn mapped_area(&self) -> io::Result<Option<MappedArea>> {
+        let file = memfd_region(0, FILE).map_err(io::Error::other)?.fd;
+        Ok(Some(MappedArea { bar: 0, offset: 0x1000, size: 0x1000, file }))
+    }
+
+    fn renew_mapped_area(&self) -> io::Result<()> {
+        Ok(())
     }
 
     fn set_memory(&self, memory: Arc<GuestMemory>) {
@@ -145,6 +156,7 @@ pub fn run(data: &[u8]) {
                 device.set_memory(now);
                 Reply::DmaUnmapped(unmap)
             }
+            MessageResult::ReplyWith(reply, _) => reply,
             MessageResult::Unmasker(_) => Reply::Done,
             MessageResult::Settle(reply) => reply,
         };

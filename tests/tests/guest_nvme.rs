@@ -8,6 +8,10 @@ use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, daemon, too
 use serde_json::json;
 
 fn server(scratch: &Scratch, images: &[&Image]) -> Server {
+    server_with(scratch, images, "")
+}
+
+fn server_with(scratch: &Scratch, images: &[&Image], options: &str) -> Server {
     let mut command = ServerCommand::new(scratch).monitor("monitor");
     // Four queues on two threads.
     command = command.args(["--object", "iothread,id=io0", "--object", "iothread,id=io1"]);
@@ -20,7 +24,7 @@ fn server(scratch: &Scratch, images: &[&Image]) -> Server {
     let socket = scratch.path("nvme.sock");
     let export = format!(
         "type=vfio-user-nvme,id=nvme,{namespaces}addr.type=unix,addr.path={},writable=on,serial=S1,\
-         num-queues=4,iothread.0=io0,iothread.1=io1",
+         num-queues=4,iothread.0=io0,iothread.1=io1{options}",
         socket.display()
     );
     command.args(["--export", &export]).start()
@@ -280,6 +284,40 @@ fn upgrades_under_load_lose_nothing() {
     waits.sort_unstable();
     println!("the guest waited for {waits:?} ms");
     assert!(waits.last().is_some_and(|longest| *longest <= 100), "{waits:?}");
+}
+
+/// Linux rings doorbells in the page that QEMU has mapped. The daemon is upgraded while they are rung, and the controller is
+/// reset.
+const MAPPED: &str = "
+    disk=nvme0n1
+    checked_load 4 --iodepth=8 --cpus_allowed=0-3 --cpus_allowed_policy=split
+    for i in 1 2 3 4 5; do
+        wait_for_requests 100
+        echo upgrade
+        read -r upgraded
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1
+    echo 1 >/sys/class/nvme/nvme0/reset_controller
+    verify --verify_only=1
+    dmesg | grep -c 'nvme.*timeout' || true";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn linux_rings_mapped_doorbells() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let mut server = server_with(&scratch, &[&image], ",doorbells=mapped");
+    let mut guest = guest(&scratch).boot(MAPPED);
+    for _ in 0..5 {
+        guest.expect("upgrade");
+        server.upgrade();
+        guest.send("done");
+    }
+    let lines = guest.finish();
+    assert_eq!(lines.last().map(String::as_str), Some("0"), "no doorbell was lost: {lines:?}");
+    server.stop();
 }
 
 const REBOOTS: &str = "

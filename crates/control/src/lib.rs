@@ -64,9 +64,9 @@ pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};
 pub use error::{OptionError, UsageError};
 pub use export::{
-    Addr, Address, AhciOptions, AllowOther, BitmapRef, ExportKind, ExportNeeds, ExportOptions,
-    ExportType, FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions, ScsiOptions, SizeUse,
-    VhostUserOptions,
+    Addr, Address, AhciOptions, AllowOther, BitmapRef, Doorbells, ExportKind, ExportNeeds,
+    ExportOptions, ExportType, FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions,
+    ScsiOptions, SizeUse, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
 pub use graph::Graph;

@@ -11,8 +11,8 @@ use block::options::{
 use crate::address::check_socket_path;
 use crate::error::OptionError;
 use crate::export::{
-    Addr, AhciOptions, AllowOther, ExportKind, ExportOptions, FuseOptions, MAX_NVME_QUEUES,
-    MAX_QUEUES, NvmeOptions, STALL_TIMEOUT_MS, VhostUserOptions,
+    Addr, AhciOptions, AllowOther, Doorbells, ExportKind, ExportOptions, FuseOptions,
+    MAX_NVME_QUEUES, MAX_QUEUES, NvmeOptions, STALL_TIMEOUT_MS, VhostUserOptions,
 };
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
@@ -218,6 +218,7 @@ impl ServeOptions {
                 addr,
                 serial: None,
                 num_queues: self.queues,
+                doorbells: Doorbells::Auto,
                 more_namespaces: Vec::new(),
             }),
             (None, ServeDevice::VirtioBlk) => ExportKind::VhostUserBlk(VhostUserOptions {

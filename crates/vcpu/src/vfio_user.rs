@@ -1,22 +1,29 @@
 //! A vfio-user client, as a VMM has it: guest memory by descriptor, interrupts by eventfd, registers by message.
 
 use std::io::{IoSlice, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use exports::vhost_user::fd_passing::receive;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 /// Commands of the protocol.
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
 const DMA_UNMAP: u16 = 3;
+const GET_REGION_INFO: u16 = 5;
 const SET_IRQS: u16 = 8;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const RESET: u16 = 13;
+/// Bytes of a region's description with a list of one area that may be mapped.
+const REGION_INFO: u32 = 64;
+/// The flag of a region that may be mapped.
+const REGION_MMAP: u32 = 4;
 /// Flags of SET_IRQS: eventfds that interrupts trigger.
 const EVENTFD_TRIGGER: u32 = 4 | 32;
 /// The index of the MSI-X interrupts.
@@ -37,6 +44,16 @@ pub const CONFIG: u32 = 7;
 /// Encodes 32-bit words in the byte order of the host, as the protocol does.
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// A part of a region that may be mapped.
+pub struct MappedArea {
+    /// Offset in the region, and in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The file.
+    pub file: OwnedFd,
 }
 
 /// A connection to a device. Each message waits for its reply.
@@ -98,6 +115,28 @@ impl Client {
         Ok(())
     }
 
+    /// Returns the one part of a region that may be mapped; `None`: there is none.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses, or describes more than one part.
+    pub fn mapped_area(&mut self, region: u32) -> Result<Option<MappedArea>> {
+        let info = words(&[REGION_INFO, 0, region, 0, 0, 0, 0, 0]);
+        let (reply, fd) = self.ask_for_fd(GET_REGION_INFO, &info, None)?;
+        let word = |at: usize| reply.as_chunks().0.get(at).map(|w| u32::from_ne_bytes(*w));
+        let long = |at: usize| reply.as_chunks().0.get(at).map(|w| u64::from_ne_bytes(*w));
+        if word(1).context("a reply without flags")? & REGION_MMAP == 0 {
+            ensure!(fd.is_none(), "a descriptor of a region that may not be mapped");
+            return Ok(None);
+        }
+        // Size, where the capability begins, its number and version, and the number of areas.
+        ensure!(word(0) == Some(REGION_INFO) && word(3) == Some(32), "{reply:?}");
+        ensure!(word(8) == Some(0x1_0001) && word(10) == Some(1), "{reply:?}");
+        let (offset, size) = (long(6).context("no offset")?, long(7).context("no size")?);
+        let file = fd.context("a region that may be mapped has no descriptor")?;
+        Ok(Some(MappedArea { offset, size, file }))
+    }
+
     /// Sets the eventfd of an MSI-X vector.
     ///
     /// # Errors
@@ -131,6 +170,16 @@ impl Client {
     }
 
     fn ask(&mut self, command: u16, payload: &[u8], fd: Option<RawFd>) -> Result<Vec<u8>> {
+        self.ask_for_fd(command, payload, fd).map(|(reply, _)| reply)
+    }
+
+    /// The reply, and the descriptor that comes with it.
+    fn ask_for_fd(
+        &mut self,
+        command: u16,
+        payload: &[u8],
+        fd: Option<RawFd>,
+    ) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         let size = (HEADER + payload.len()) as u32;
         let header = words(&[u32::from(command) << 16, size, 0, 0]);
         let message = [&header[..], payload].concat();
@@ -142,7 +191,19 @@ impl Client {
         let sent = sent.with_context(|| format!("sending vfio-user command {command}"))?;
         ensure!(sent == message.len(), "a vfio-user message was sent in part");
         let mut header = [0; HEADER];
-        let read = self.socket.read_exact(&mut header);
+        let received = loop {
+            match receive(self.socket.as_fd(), &mut header) {
+                Err(Errno::EAGAIN | Errno::EINTR) => {
+                    let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+                    // An interrupted wait is repeated.
+                    let _ = poll(&mut fds, PollTimeout::NONE);
+                }
+                received => break received,
+            }
+        };
+        let received = received.with_context(|| format!("receiving the reply to {command}"))?;
+        let unread = header.get_mut(received.len..).unwrap_or_default();
+        let read = self.socket.read_exact(unread);
         read.with_context(|| format!("receiving the reply to vfio-user command {command}"))?;
         let [command_and_id, size, flags, errno] = [0, 1, 2, 3]
             .map(|at| header.as_chunks().0.get(at).map_or(0, |w| u32::from_ne_bytes(*w)));
@@ -151,7 +212,7 @@ impl Client {
         self.socket.read_exact(&mut rest).context("receiving a reply")?;
         ensure!(command_and_id >> 16 == u32::from(command), "a reply to another command");
         match flags {
-            REPLY => Ok(rest),
+            REPLY => Ok((rest, received.fds.into_iter().next())),
             _ => Err(anyhow!("vfio-user command {command}: {}", Errno::from_raw(errno as i32))),
         }
     }

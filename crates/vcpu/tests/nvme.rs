@@ -74,6 +74,24 @@ fn a_loop_that_polls_needs_few_registers_needs_kvm() {
     assert!(polled.doorbells < 10_000, "{} registers were written", polled.doorbells);
 }
 
+/// The guest writes no register: doorbells are memory that both have mapped. The thread does not poll of its own accord.
+#[test]
+fn mapped_doorbells_need_no_register_needs_kvm() {
+    if !has_kvm() {
+        return;
+    }
+    let path = disk("nvme-mapped", 20_000, 0);
+    for (pause, batch) in [(0, 32), (100, 1)] {
+        let requests = if pause == 0 { 20_000 } else { 1000 };
+        let (poll, pause) = (PollParams::OFF, Duration::from_micros(pause));
+        let mapped = RoundTripsConfig { batch, poll, pause, ..config(&path, requests) };
+        let done = round_trips::run(&mapped, Device::NvmeMapped).unwrap();
+        assert_eq!(done.times.len() as u64 * u64::from(batch), requests);
+        assert_eq!(done.doorbells, 0);
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
 /// A lost wake-up would be a request that is never answered.
 #[test]
 fn a_loop_that_sleeps_is_woken_by_the_register_needs_kvm() {
@@ -119,6 +137,7 @@ fn every_device_answers_and_idle_time_is_reported_needs_kvm() {
         let done = round_trips::run(&config, device).unwrap();
         assert_eq!(done.times.len(), 500, "{device}");
         assert!(done.quantile(0.5) > Duration::ZERO && done.quantile(0.5) <= done.quantile(1.0));
-        assert_eq!(done.idle.is_some(), device == Device::Nvme);
+        let has_idle = matches!(device, Device::Nvme | Device::NvmeMapped);
+        assert_eq!(done.idle.is_some(), has_idle);
     }
 }

@@ -14,7 +14,7 @@ pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, MoreNodes, SizeUse};
 pub use nbd::{BitmapRef, NbdOptions};
 pub(crate) use vfio_user::MAX_NVME_QUEUES;
-pub use vfio_user::{AhciOptions, NvmeOptions};
+pub use vfio_user::{AhciOptions, Doorbells, NvmeOptions};
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
 
 use std::ops::Deref;
@@ -108,6 +108,8 @@ pub(crate) struct Draft {
     nbd: nbd::NbdDraft,
     fuse: FuseOptions,
     serial: Option<String>,
+    /// Of `vfio-user-nvme`.
+    doorbells: Doorbells,
 }
 
 /// `stall-timeout-ms` that was not given.

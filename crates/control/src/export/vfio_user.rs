@@ -8,7 +8,7 @@ use super::vhost_user::addr_shape;
 use super::{Addr, Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{Field, Kind, Need, put};
+use crate::table::{Choice, Field, Kind, Need, put};
 
 /// What an AHCI controller over vfio-user has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +30,22 @@ pub struct NvmeOptions {
     pub serial: Option<String>,
     /// `num-queues`: I/O queues, 1 to 64.
     pub num_queues: u16,
+    /// `doorbells`: how the guest announces commands.
+    pub doorbells: Doorbells,
     /// `namespaces.1` and on: the nodes of the namespaces behind the first.
     pub more_namespaces: Vec<String>,
+}
+
+/// How a guest announces NVMe commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Doorbells {
+    /// `auto`: in memory, or by message where the driver has no shadow doorbells.
+    #[default]
+    Auto,
+    /// `trapped`: by message.
+    Trapped,
+    /// `mapped`: in the registers' page, which the client maps.
+    Mapped,
 }
 
 fn socket(addr: &Addr) -> Option<&Path> {
@@ -163,8 +177,35 @@ pub(super) static NVME: &[Field<Draft>] = &[
         need: Need::Default("4"),
         help: "I/O queues the guest may use, 1 to 64",
     },
+    Field {
+        name: "doorbells",
+        kind: Kind::Choice(&[
+            Choice {
+                name: "auto",
+                help: "in the guest's memory if its driver has shadow doorbells, else by message",
+                set: |export| set_doorbells(export, Doorbells::Auto),
+            },
+            Choice {
+                name: "trapped",
+                help: "by message: shadow doorbells are not offered",
+                set: |export| set_doorbells(export, Doorbells::Trapped),
+            },
+            Choice {
+                name: "mapped",
+                help: "in a page that the client maps; the I/O threads poll it and do not sleep",
+                set: |export| set_doorbells(export, Doorbells::Mapped),
+            },
+        ]),
+        need: Need::Default("auto"),
+        help: "how the guest announces commands",
+    },
     SERIAL,
 ];
+
+fn set_doorbells(export: &mut Draft, doorbells: Doorbells) -> Result<(), OptionError> {
+    export.doorbells = doorbells;
+    Ok(())
+}
 
 /// Most I/O queues: each needs an eventfd for its interrupt, and monitors have few descriptors for them.
 pub(crate) const MAX_NVME_QUEUES: u16 = 64;
@@ -215,6 +256,7 @@ pub(super) fn nvme(draft: &mut Draft) -> Result<NvmeOptions, OptionError> {
         addr: common.addr,
         serial: draft.serial.take(),
         num_queues: common.num_queues.unwrap_or(NVME_QUEUES),
+        doorbells: draft.doorbells,
         more_namespaces,
     })
 }

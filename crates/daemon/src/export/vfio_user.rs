@@ -3,8 +3,8 @@
 use std::future::ready;
 use std::sync::Arc;
 
-use control::{Addr, AhciOptions, ExportOptions, NvmeOptions};
-use exports::vfio_user::{SavedClient, VfioUserConfig, VfioUserExport};
+use control::{Addr, AhciOptions, Doorbells, ExportOptions, NvmeOptions};
+use exports::vfio_user::{DoorbellMode, SavedClient, VfioUserConfig, VfioUserExport};
 use exports::vhost_user::{ExportError, Listen};
 use stats::QueueStats;
 
@@ -103,7 +103,13 @@ impl Daemon {
         let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
         let nodes = options.nodes().map(|name| self.nodes.get(name));
         let nodes = nodes.collect::<Result<_, _>>()?;
-        let export = VfioUserExport::nvme(&self.control, config, nodes, own.num_queues).await;
+        let doorbells = match own.doorbells {
+            Doorbells::Auto => DoorbellMode::Auto,
+            Doorbells::Trapped => DoorbellMode::Trapped,
+            Doorbells::Mapped => DoorbellMode::Mapped,
+        };
+        let (control, queues) = (&self.control, own.num_queues);
+        let export = VfioUserExport::nvme(control, config, nodes, queues, doorbells).await;
         Ok(Box::new(export.map_err(DaemonError::with_advice)?))
     }
 

@@ -14,6 +14,7 @@ use super::controller::{Controller, ControllerState};
 use super::features::{Feature, Features, Select};
 use super::identify::{self, Cns};
 use super::logs::{self, LogPage, Wanted};
+use super::namespace::DoorbellMode;
 use super::probes;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::status::{Answer, Status};
@@ -295,7 +296,9 @@ impl Controller {
             GET_FEATURES => self.feature(&state.features, entry),
             ASYNC_EVENT if state.events.request(entry.cid) => Ok(Outcome::Waits),
             ASYNC_EVENT => Err(Status::TOO_MANY_EVENT_REQUESTS),
-            DOORBELL_BUFFERS => self.set_doorbell_buffers(entry),
+            DOORBELL_BUFFERS if self.config.doorbells == DoorbellMode::Auto => {
+                self.set_doorbell_buffers(entry)
+            }
             // Format NVM, firmware and namespace management among them.
             _ => Err(Status::INVALID_OPCODE),
         }

@@ -17,9 +17,11 @@ use super::bits::{
     CSTS_SHST_UNDER_WAY, Configuration, DoorbellOf, INTMC, INTMS, MAX_IO_QUEUES, PAGE, REGISTERS,
     VERSION, VS,
 };
+use super::doorbell_page::DoorbellPage;
 use super::events::{Event, Events};
 use super::features::Features;
-use super::namespace::{ControllerConfig, Namespace};
+use super::namespace::{ControllerConfig, DoorbellMode, Namespace};
+use super::queues::ADMIN_BELLS;
 use super::saved::{self, Restored, SavedQueues};
 use super::shared::{Doorbells, Messages, Shared, SharedMemory};
 use super::worker::{Attachment, Notice, Order};
@@ -33,22 +35,24 @@ pub struct Controller {
     pub(super) event_loop: EventLoop,
     pub(super) config: ControllerConfig,
     pub(super) shared: Arc<Shared>,
-    workers: Vec<WorkerEnd>,
+    pub(super) workers: Vec<WorkerEnd>,
     /// For the admin queue.
     pub(super) messages: Box<dyn Messages>,
     pub(super) me: Weak<Controller>,
+    /// The doorbells, if they are mapped.
+    pub(super) page: RefCell<Option<DoorbellPage>>,
     pub(super) state: RefCell<ControllerState>,
 }
 
 /// The controller's end of a worker. A completion queue and its submission queues are with one worker.
-struct WorkerEnd {
+pub(super) struct WorkerEnd {
     doorbells: Arc<Doorbells>,
     orders: mailbox::Sender<Order>,
     gone: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 impl WorkerEnd {
-    fn order(&self, order: Order) {
+    pub(super) fn order(&self, order: Order) {
         // An order that cannot be sent is dropped with its answer's sender, which ends the wait.
         let _ = self.orders.send(order);
     }
@@ -99,8 +103,13 @@ impl Controller {
         {
             return Err(Errno::EINVAL.into());
         }
+        let page = match config.doorbells {
+            DoorbellMode::Mapped => Some(DoorbellPage::new()?),
+            DoorbellMode::Auto | DoorbellMode::Trapped => None,
+        };
         let shared = Arc::new(Shared {
             memory: SharedMemory::new(),
+            page: page.as_ref().map(|page| SharedMemory::with(page.memory())),
             write_cache: AtomicBool::new(config.write_cache),
             namespaces: config.namespaces.iter().map(Namespace::new).collect(),
             errors: Default::default(),
@@ -131,6 +140,7 @@ impl Controller {
             workers,
             messages,
             me: me.clone(),
+            page: RefCell::new(page),
             state: RefCell::new(ControllerState {
                 cc: Configuration::default(),
                 csts: 0,
@@ -157,6 +167,7 @@ impl Controller {
                     let Some(controller) = weak.upgrade() else { return };
                     match notice {
                         Notice::BadDoorbell => controller.happened(Event::BadDoorbell),
+                        Notice::AdminDoorbell => controller.take_admin_page(),
                         Notice::Fatal => controller.fail(),
                     }
                 }
@@ -198,6 +209,9 @@ impl Controller {
 
     fn write(&self, at: u64, value: u32) {
         if let Some(bell) = DoorbellOf::at(at) {
+            if let Some(page) = self.page_view() {
+                page.set(bell, value);
+            }
             return self.ring(bell, value);
         }
         if at == CC {
@@ -220,7 +234,7 @@ impl Controller {
         }
     }
 
-    fn ring(&self, bell: DoorbellOf, value: u32) {
+    pub(super) fn ring(&self, bell: DoorbellOf, value: u32) {
         let is_bad = {
             let state = &mut *self.state.borrow_mut();
             let Some(admin) = &mut state.admin else { return };
@@ -271,6 +285,10 @@ impl Controller {
             Some(admin) => {
                 state.admin = Some(admin);
                 state.csts = CSTS_RDY;
+                if let Some(page) = self.page_view() {
+                    ADMIN_BELLS.iter().for_each(|bell| page.clear(*bell));
+                    self.watch_admin();
+                }
             }
             None => state.csts = CSTS_CFS,
         }
@@ -501,6 +519,9 @@ impl Controller {
         let parts = io.divided(self.workers.len(), |cqid| self.owner(cqid));
         for (worker, part) in self.workers.iter().zip(parts) {
             worker.order(Order::Restore(part));
+        }
+        if self.shared.page.is_some() && self.state.borrow().admin.is_some() {
+            self.watch_admin();
         }
         self.run_admin();
     }

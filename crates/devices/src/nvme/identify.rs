@@ -4,7 +4,7 @@ use super::bits::{BLOCK, BLOCK_SHIFT, COMPLETION_SHIFT, MDTS, SUBMISSION_SHIFT, 
 use super::events::MAX_REQUESTS;
 use super::features::WARNING_TEMPERATURE;
 use super::logs::ERRORS;
-use super::namespace::{ControllerConfig, Namespace};
+use super::namespace::{ControllerConfig, DoorbellMode, Namespace};
 use super::status::Status;
 
 /// Bytes of the data of Identify.
@@ -116,7 +116,7 @@ pub(crate) fn controller(config: &ControllerConfig, namespaces: &[Namespace]) ->
     page.u32(80, VERSION);
     page.u32(92, OAES_NAMESPACES);
     page.u8(111, IO_CONTROLLER);
-    page.u16(256, OACS_DOORBELLS);
+    page.u16(256, if config.doorbells == DoorbellMode::Auto { OACS_DOORBELLS } else { 0 });
     page.u8(258, 3);
     page.u8(259, MAX_REQUESTS as u8 - 1);
     page.u8(260, FRMW);

@@ -7,13 +7,15 @@
 //! A doorbell is a register write on the control loop, which stores the value and wakes the worker if it sleeps. A
 //! driver with shadow doorbells (Doorbell Buffer Config, section 5.7) writes the value to memory, where the worker's
 //! loop finds it while it polls. Before the loop sleeps, the worker arms the event index: the driver then writes the
-//! register as well.
+//! register as well. With [`DoorbellMode::Mapped`] the registers are a page that the driver has mapped, which the workers
+//! read without end while the controller is enabled: `doorbell_page`.
 
 mod admin;
 mod bits;
 mod command;
 mod controller;
 mod data;
+mod doorbell_page;
 mod events;
 mod features;
 mod identify;
@@ -30,8 +32,9 @@ mod worker;
 
 pub use bits::{BAR_SIZE, MAX_IO_QUEUES, MSIX_PENDING_AT, MSIX_TABLE_AT};
 pub use controller::Controller;
+pub use doorbell_page::DoorbellPage;
 pub use identify::{SUBSYSTEM_VENDOR, VENDOR};
-pub use namespace::{ControllerConfig, NamespaceConfig};
+pub use namespace::{ControllerConfig, DoorbellMode, NamespaceConfig};
 pub use saved::Restored;
 pub use shared::Messages;
 pub use worker::Attachment;

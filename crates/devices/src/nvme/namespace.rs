@@ -17,10 +17,24 @@ pub struct ControllerConfig {
     pub identity: String,
     /// I/O queues that a driver can have, 1 to [`MAX_IO_QUEUES`](super::MAX_IO_QUEUES).
     pub num_queues: u16,
+    /// How the driver announces commands.
+    pub doorbells: DoorbellMode,
     /// Whether the write cache is on after a reset. The guest may switch it.
     pub write_cache: bool,
     /// The namespaces, from number 1 on. At least one.
     pub namespaces: Vec<NamespaceConfig>,
+}
+
+/// How a driver announces commands to a controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DoorbellMode {
+    /// By register, or in memory where the driver tells of shadow doorbells.
+    #[default]
+    Auto,
+    /// By register alone: shadow doorbells are not offered.
+    Trapped,
+    /// In a page of memory in the registers' place, which is not offered shadow doorbells either.
+    Mapped,
 }
 
 /// What a namespace is made of.

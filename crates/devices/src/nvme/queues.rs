@@ -6,16 +6,22 @@ use event_loop::oneshot;
 use guest_memory::MemoryView;
 
 use super::bits::DoorbellOf;
+use super::doorbell_page::PageView;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::requests::{Piece, Slots};
 use super::shared::Shared;
 use super::worker::Worker;
+
+/// No value of a doorbell was taken from the page yet. No queue has so many entries.
+pub(super) const UNSEEN: u32 = u32::MAX;
 
 /// A submission queue and its commands.
 pub(super) struct Submission {
     pub(super) queue: SubmissionQueue,
     pub(super) cqid: u16,
     pub(super) in_flight: u32,
+    /// The last value of its doorbell in the page of doorbells, or [`UNSEEN`].
+    pub(super) seen: u32,
     /// The driver broke the rules: no more is taken.
     pub(super) is_broken: bool,
     /// Commands were answered in this batch.
@@ -33,6 +39,7 @@ impl Submission {
             queue,
             cqid,
             in_flight: 0,
+            seen: UNSEEN,
             is_broken,
             has_answers: false,
             aborted: Vec::new(),
@@ -58,11 +65,20 @@ impl Submission {
 /// A completion queue.
 pub(super) struct Completion {
     pub(super) queue: CompletionQueue,
+    /// As of [`Submission::seen`].
+    seen: u32,
     pub(super) vector: Option<u16>,
     /// Entries were posted in this batch.
     pub(super) has_posts: bool,
     /// A command waits for the driver to take entries.
     pub(super) is_full: bool,
+}
+
+impl Completion {
+    /// A queue without posts.
+    pub(super) fn new(queue: CompletionQueue, vector: Option<u16>) -> Self {
+        Completion { queue, seen: UNSEEN, vector, has_posts: false, is_full: false }
+    }
 }
 
 /// A place for the queue of each number, from 1 on.
@@ -95,10 +111,19 @@ impl<T> Places<T> {
     }
 }
 
+/// The admin queue's doorbells.
+pub(super) const ADMIN_BELLS: [DoorbellOf; 2] =
+    [DoorbellOf::Submission(0), DoorbellOf::Completion(0)];
+
 /// The queues, and preallocated memory for their commands.
 pub(super) struct WorkerState {
     pub(super) memory: Rc<MemoryView>,
     pub(super) memory_version: u64,
+    /// The page of doorbells, if they are mapped.
+    pub(super) page: Option<PageView>,
+    pub(super) page_version: u64,
+    /// The last values of the admin queue's doorbells, if this worker watches them.
+    pub(super) admin_seen: Option<[u32; 2]>,
     pub(super) submissions: Places<Submission>,
     pub(super) completions: Places<Completion>,
     pub(super) pages: Option<ShadowPages>,
@@ -124,6 +149,54 @@ impl WorkerState {
             self.memory = MemoryView::new(shared.memory.get());
             self.memory_version = version;
         }
+        if let Some(page) = &shared.page {
+            let version = page.version();
+            if version != self.page_version || self.page.is_none() {
+                self.page = Some(PageView::new(page.get()));
+                self.page_version = version;
+            }
+        }
+    }
+
+    /// Takes new values from the page of doorbells.
+    pub(super) fn take_page(&mut self, worker: &Worker) {
+        let WorkerState { page, submissions, completions, .. } = self;
+        let Some(page) = page else { return };
+        for (qid, submission) in submissions.iter_mut() {
+            let tail = page.value(DoorbellOf::Submission(qid));
+            if std::mem::replace(&mut submission.seen, tail) != tail
+                && let Err(error) = submission.queue.set_tail(tail)
+            {
+                worker.tell(error);
+            }
+        }
+        for (qid, completion) in completions.iter_mut() {
+            let head = page.value(DoorbellOf::Completion(qid));
+            if std::mem::replace(&mut completion.seen, head) != head
+                && let Err(error) = completion.queue.set_head(head)
+            {
+                worker.tell(error);
+            }
+        }
+    }
+
+    /// Whether the page of doorbells is to be read without end.
+    pub(super) fn watches_page(&mut self) -> bool {
+        self.page.is_some()
+            && (self.admin_seen.is_some() || self.submissions.iter_mut().next().is_some())
+    }
+
+    /// Whether the admin queue has new values in the page of doorbells.
+    pub(super) fn is_admin_rung(&mut self) -> bool {
+        let (Some(page), Some(seen)) = (&self.page, &mut self.admin_seen) else { return false };
+        let values = ADMIN_BELLS.map(|bell| page.value(bell));
+        std::mem::replace(seen, values) != values
+    }
+
+    /// Whether a turn would do something, as far as the page of doorbells and the queues tell.
+    pub(super) fn has_commands(&mut self) -> bool {
+        self.is_rung()
+            || self.submissions.iter_mut().any(|(_, it)| it.is_taking() && !it.queue.is_empty())
     }
 
     pub(super) fn take_registers(&mut self, worker: &Worker) {
@@ -211,11 +284,14 @@ impl WorkerState {
     /// Whether a shadow has a new value that matters.
     #[inline]
     pub(super) fn is_rung(&mut self) -> bool {
-        let WorkerState { memory, submissions, completions, .. } = self;
-        let mut submissions = submissions.iter_mut().map(|(_, submission)| submission);
-        let mut completions = completions.iter_mut().map(|(_, completion)| completion);
-        submissions.any(|it| it.is_taking() && it.queue.is_rung(memory))
-            || completions.any(|it| it.is_full && it.queue.is_rung(memory))
+        let WorkerState { memory, page, submissions, completions, .. } = self;
+        let is_new = |bell, seen| page.as_ref().is_some_and(|page| page.value(bell) != seen);
+        submissions.iter_mut().any(|(qid, it)| {
+            it.is_taking()
+                && (it.queue.is_rung(memory) || is_new(DoorbellOf::Submission(qid), it.seen))
+        }) || completions.iter_mut().any(|(qid, it)| {
+            it.is_full && (it.queue.is_rung(memory) || is_new(DoorbellOf::Completion(qid), it.seen))
+        })
     }
 
     /// Has the driver write registers for new commands. Returns whether there are some already.

@@ -22,6 +22,8 @@ pub trait Messages {
 
 pub(crate) struct Shared {
     pub(crate) memory: SharedMemory,
+    /// The page of doorbells, if they are mapped.
+    pub(crate) page: Option<SharedMemory>,
     /// Whether writes may stay in a cache until they are flushed.
     pub(crate) write_cache: AtomicBool,
     pub(crate) namespaces: Vec<Namespace>,
@@ -158,6 +160,10 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     pub(crate) fn new() -> Self {
         SharedMemory { version: AtomicU64::new(0), memory: Mutex::default() }
+    }
+
+    pub(crate) fn with(memory: Arc<GuestMemory>) -> Self {
+        SharedMemory { version: AtomicU64::new(0), memory: Mutex::new(memory) }
     }
 
     pub(crate) fn set(&self, memory: Arc<GuestMemory>) {

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 
 use super::bits::DoorbellOf;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
-use super::queues::{Completion, Places, Submission, WorkerState};
+use super::queues::{Completion, Places, Submission, UNSEEN, WorkerState};
 use super::requests::Slots;
 use super::saved::{SavedCompletion, SavedQueues, SavedSubmission};
 use super::shared::{Doorbells, Messages, Shared};
@@ -73,6 +73,8 @@ pub(crate) enum Order {
     /// Goes on with the queues of another worker.
     Restore(SavedQueues),
     InFlight(oneshot::Sender<Vec<(u64, InFlight)>>),
+    /// Reads the admin queue's doorbells in the page of doorbells, until a reset.
+    WatchAdmin,
 }
 
 /// What a worker tells the controller.
@@ -80,6 +82,8 @@ pub(crate) enum Order {
 pub(crate) enum Notice {
     /// A doorbell got a value beyond its queue's end.
     BadDoorbell,
+    /// The admin queue's doorbells have other values in the page of doorbells.
+    AdminDoorbell,
     /// A queue is not memory.
     Fatal,
 }
@@ -138,7 +142,7 @@ pub(super) struct Worker {
     wants_arming: Cell<bool>,
     queued: Cell<bool>,
     /// Takes no commands.
-    is_paused: Cell<bool>,
+    pub(super) is_paused: Cell<bool>,
 }
 
 /// Segments and ranges that one turn takes on, at most, so that other sources run (fairness contract).
@@ -163,6 +167,9 @@ impl Worker {
             state: RefCell::new(WorkerState {
                 memory: MemoryView::new(memory),
                 memory_version,
+                page: None,
+                page_version: 0,
+                admin_seen: None,
                 submissions: Places::new(queues),
                 completions: Places::new(queues),
                 pages: None,
@@ -239,6 +246,7 @@ impl Worker {
                     state.submissions.clear();
                     state.completions.clear();
                     state.pages = None;
+                    state.admin_seen = None;
                 }
                 self.settle(done);
             }
@@ -260,6 +268,14 @@ impl Worker {
                 self.restore(queues);
                 self.look_again();
             }
+            Order::WatchAdmin => {
+                {
+                    let mut state = self.state.borrow_mut();
+                    state.refresh_memory(&self.shared);
+                    state.admin_seen = Some([UNSEEN; 2]);
+                }
+                self.look_again();
+            }
             Order::InFlight(answer) => answer.send(self.state.borrow().slots.in_flight()),
         }
     }
@@ -274,8 +290,10 @@ impl Worker {
         {
             self.tell(error);
         }
-        let completion = Completion { queue, vector, has_posts: false, is_full: false };
-        state.completions.set(qid, Some(completion));
+        if let Some(page) = &state.page {
+            page.clear(bell);
+        }
+        state.completions.set(qid, Some(Completion::new(queue, vector)));
     }
 
     fn create_submission(&self, qid: u16, mut queue: SubmissionQueue, cqid: u16) {
@@ -292,6 +310,10 @@ impl Worker {
         }
         let submission = Submission::new(queue, cqid, is_broken);
         state.submissions.set(qid, Some(submission));
+        if let Some(page) = &state.page {
+            page.clear(bell);
+            self.look_again();
+        }
     }
 
     fn set_shadow(&self, pages: ShadowPages) {
@@ -339,6 +361,7 @@ impl Worker {
         let mut state = self.state.borrow_mut();
         // The registers are not handed over: with a paused controller, nothing writes them afterwards.
         state.take_registers(self);
+        state.take_page(self);
         let WorkerState { submissions, completions, pages, .. } = &mut *state;
         let submission = |(qid, submission): (u16, &mut Submission)| {
             let Submission { queue, cqid, is_broken, aborted, .. } = submission;
@@ -366,8 +389,7 @@ impl Worker {
         state.refresh_memory(&self.shared);
         state.pages = pages;
         for SavedCompletion { qid, vector, queue } in completions {
-            let completion = Completion { queue, vector, has_posts: false, is_full: false };
-            state.completions.set(qid, Some(completion));
+            state.completions.set(qid, Some(Completion::new(queue, vector)));
         }
         for SavedSubmission { qid, cqid, is_broken, aborted, queue } in submissions {
             let submission = Submission { aborted, ..Submission::new(queue, cqid, is_broken) };
@@ -403,12 +425,16 @@ impl Worker {
             QueueError::Doorbell => Notice::BadDoorbell,
             QueueError::NotMemory => Notice::Fatal,
         };
+        self.notify(notice);
+    }
+
+    pub(super) fn notify(&self, notice: Notice) {
         // A controller that is gone needs to know nothing.
         let _ = self.notices.send(notice);
     }
 
     /// Takes commands until the queues are empty, or the turn's limit is reached (fairness contract).
-    fn take_turn(&self) {
+    pub(super) fn take_turn(&self) {
         let Some(me) = self.me().filter(|me| !me.is_paused.get()) else { return };
         let queues = self.shared.stats.len() as u16;
         let (first, is_polled) = {
@@ -416,6 +442,7 @@ impl Worker {
             if self.doorbells.were_rung() {
                 state.take_registers(self);
             }
+            state.take_page(self);
             state.first = state.first % queues + 1;
             (state.first, self.polled.get())
         };
@@ -542,7 +569,10 @@ impl DeferredCall for Worker {
 
 impl Handler for Worker {
     fn ready(&self, _events: u32) -> Progress {
-        self.take_turn();
+        match self.shared.page {
+            None => self.take_turn(),
+            Some(_) => self.take_turn_of_page(),
+        }
         Progress::Done
     }
 

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use block::node::{Channel, Geometry};
 use block::request::{Op, Request};
-use devices::nvme::{Controller, ControllerConfig, Messages, NamespaceConfig};
+use devices::nvme::{
+    Controller, ControllerConfig, DoorbellMode, DoorbellPage, Messages, NamespaceConfig,
+};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, PollParams};
 use guest_memory::test_util::memfd_memory;
-use guest_memory::{GuestMemory, MemoryView};
+use guest_memory::{GuestMemory, MemoryView, Region};
 use nix::errno::Errno;
 
 pub const CAP: u64 = 0x00;
@@ -190,6 +192,8 @@ pub struct Rig {
     sent: Sent,
     pairs: [Pair; 5],
     has_shadows: bool,
+    /// The page of doorbells, as a client maps it.
+    page: Option<Rc<MemoryView>>,
     /// Doorbell registers of I/O queues that were written.
     pub rings: u64,
     next_cid: u16,
@@ -231,11 +235,18 @@ impl Rig {
 
     /// A controller whose I/O queues are on so many threads of their own.
     pub fn on_threads(poll: PollParams, threads: usize) -> Self {
+        Self::on_threads_with(poll, threads, |config| config.num_queues = 4)
+    }
+
+    pub fn on_threads_with(
+        poll: PollParams,
+        threads: usize,
+        change: impl FnOnce(&mut ControllerConfig),
+    ) -> Self {
         let event_loop = LoopConfig { poll, ..LoopConfig::default() };
         let config = IoThreadConfig { event_loop, ..IoThreadConfig::default() };
         let spawned = (0..threads).map(|_| IoThread::spawn(config.clone()).unwrap()).collect();
-        let four = |config: &mut ControllerConfig| config.num_queues = 4;
-        Self::start(LoopConfig::default(), threads, spawned, false, four)
+        Self::start(LoopConfig::default(), threads, spawned, false, change)
     }
 
     fn start(
@@ -252,6 +263,7 @@ impl Rig {
             model: "ringmill".into(),
             identity: "test".into(),
             num_queues: 3,
+            doorbells: DoorbellMode::Auto,
             write_cache: true,
             namespaces: vec![namespace; 2],
         };
@@ -288,6 +300,7 @@ impl Rig {
             sent,
             pairs: [NEW; 5],
             has_shadows: false,
+            page: None,
             rings: 0,
             next_cid: 0,
             _threads: threads,
@@ -299,6 +312,7 @@ impl Rig {
         self.set_memory(other.memory.memory().clone());
         self.memory = other.memory.clone();
         (self.pairs, self.has_shadows) = (other.pairs, other.has_shadows);
+        self.page = other.page.clone();
         self.next_cid = other.next_cid;
     }
 
@@ -374,6 +388,23 @@ impl Rig {
         self.has_shadows = true;
     }
 
+    /// Maps the doorbells as a client does.
+    pub fn map_doorbells(&mut self) {
+        let page = self.controller().doorbell_page().unwrap();
+        let fd = page.file().try_clone().unwrap();
+        let (guest_addr, size) = (DoorbellPage::OFFSET, DoorbellPage::SIZE);
+        let (user_addr, mmap_offset) = (guest_addr, guest_addr);
+        let region = Region { guest_addr, size, user_addr, mmap_offset, fd }.map().unwrap();
+        let memory = GuestMemory::from_regions([Arc::new(region)]).unwrap();
+        self.page = Some(MemoryView::new(Arc::new(memory)));
+    }
+
+    /// Writes a doorbell of the page.
+    pub fn set_mapped_doorbell(&self, number: u64, value: u32) {
+        let page = self.page.as_ref().unwrap();
+        page.store_release(DoorbellPage::OFFSET + 4 * number, value).unwrap();
+    }
+
     fn base(pair: usize) -> u64 {
         QUEUE * (pair as u64 + 1)
     }
@@ -424,6 +455,9 @@ impl Rig {
                 return;
             }
         }
+        if self.page.is_some() {
+            return self.set_mapped_doorbell(number, value);
+        }
         self.rings += u64::from(qid > 0);
         self.write(0x1000 + 4 * number, value);
     }
@@ -459,17 +493,22 @@ impl Rig {
         Some(Completed { result, status, cid: last as u16, head })
     }
 
-    /// Carries a command out.
-    pub fn run(&mut self, qid: usize, command: Command) -> Completed {
-        let old = self.tail(qid);
-        let cid = self.submit(qid, command);
-        self.ring(qid, old);
+    /// The next completion, when it comes.
+    pub fn completed(&mut self, qid: usize) -> Completed {
         let mut completed = None;
         self.wait("an answer", |rig| {
             completed = rig.reap(qid);
             completed.is_some()
         });
-        let completed = completed.unwrap();
+        completed.unwrap()
+    }
+
+    /// Carries a command out.
+    pub fn run(&mut self, qid: usize, command: Command) -> Completed {
+        let old = self.tail(qid);
+        let cid = self.submit(qid, command);
+        self.ring(qid, old);
+        let completed = self.completed(qid);
         assert_eq!(completed.cid, cid);
         completed
     }

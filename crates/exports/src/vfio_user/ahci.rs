@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use guest_memory::GuestMemory;
 use stats::{InFlight, QueueStats};
 
 use super::device::{
-    AllInFlight, Device, Ended, Flushed, HandsOver, Paused, Restore, Served, Settled,
+    AllInFlight, Device, Ended, Flushed, HandsOver, MappedArea, Paused, Restore, Served, Settled,
 };
 use super::interrupts::Interrupts;
 use crate::vhost_user::ExportError;
@@ -223,6 +225,14 @@ impl Device for AhciDevice {
         }
     }
 
+    fn mapped_area(&self) -> io::Result<Option<MappedArea>> {
+        Ok(None)
+    }
+
+    fn renew_mapped_area(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn set_memory(&self, memory: Arc<GuestMemory>) {
         self.ahci.set_memory(memory);
     }
@@ -269,6 +279,10 @@ impl HandsOver for AhciDevice {
         let restored = self.ahci.check(state).map_err(|error| error.to_string())?;
         let ahci = self.ahci.clone();
         Ok(Box::new(move || ahci.restore(&restored)))
+    }
+
+    fn adopt_mapped_area(&self, _file: OwnedFd) -> Result<(), String> {
+        Err("no registers are mapped".to_owned())
     }
 }
 

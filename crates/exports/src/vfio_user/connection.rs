@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -132,14 +132,28 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a reply. `false`: the client has disconnected.
-    pub(super) async fn reply(&self, bytes: &[u8]) -> Result<bool, ConnectionError> {
+    /// Sends a reply, with a descriptor. `false`: the client has disconnected.
+    pub(super) async fn reply(
+        &self,
+        bytes: &[u8],
+        fd: Option<OwnedFd>,
+    ) -> Result<bool, ConnectionError> {
+        let mut fds = fd.as_ref().map(|fd| fd.as_raw_fd());
         let mut rest = bytes;
         let mut writable = None;
         while !rest.is_empty() {
             let iov = [IoSlice::new(rest)];
-            match fd_passing::send(self.socket.as_fd(), &iov, &[], MsgFlags::MSG_DONTWAIT) {
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            match fd_passing::send(
+                self.socket.as_fd(),
+                &iov,
+                fds.as_slice(),
+                MsgFlags::MSG_DONTWAIT,
+            ) {
+                Ok(sent) => {
+                    // The descriptor goes with the first byte.
+                    fds = None;
+                    rest = rest.get(sent..).unwrap_or_default();
+                }
                 Err(Errno::EAGAIN) => {
                     let events = PollFlags::POLLOUT.bits().cast_unsigned().into();
                     let writable = writable.get_or_insert_with(|| {

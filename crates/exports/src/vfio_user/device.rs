@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,6 +14,18 @@ use event_loop::LoopGone;
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
 use stats::{InFlight, QueueStats};
+
+/// A part of a BAR that clients may map and write without messages.
+pub struct MappedArea {
+    /// The BAR.
+    pub bar: usize,
+    /// Offset in the BAR, and in the file, a multiple of the page size.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Its memory.
+    pub file: OwnedFd,
+}
 
 /// A PCI device, as the control plane knows it.
 pub trait Device {
@@ -23,6 +37,20 @@ pub trait Device {
 
     /// Writes registers of a BAR that the description has, within its size.
     fn write_bar(&self, bar: usize, offset: u64, data: &[u8]);
+
+    /// The part of a BAR that the client may map, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Its descriptor cannot be duplicated.
+    fn mapped_area(&self) -> io::Result<Option<MappedArea>>;
+
+    /// Gives a new client a mapped area of its own: earlier ones may still have theirs. Called after a reset.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    fn renew_mapped_area(&self) -> io::Result<()>;
 
     /// Replaces the guest's memory. Requests in flight keep using the old memory.
     fn set_memory(&self, memory: Arc<GuestMemory>);
@@ -67,6 +95,13 @@ pub trait HandsOver {
     ///
     /// What is wrong.
     fn check(&self, state: &[u8]) -> Result<Restore, String>;
+
+    /// Uses the mapped area of another process' device, which a client has mapped, in place of its own.
+    ///
+    /// # Errors
+    ///
+    /// It has none, or this one cannot be used.
+    fn adopt_mapped_area(&self, file: OwnedFd) -> Result<(), String>;
 }
 
 /// Completes with the requests in flight.

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::BlockNode;
+use devices::nvme::DoorbellMode;
 use event_loop::{EventLoop, LoopHandle};
 use stats::{InFlight, QueueStats};
 
@@ -67,7 +68,7 @@ impl VfioUserExport {
 
     /// Offers nodes as the namespaces of an NVMe controller with so many I/O queues, 1 to
     /// [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES). Clients can connect when this returns, and are served from
-    /// [`begin`](Self::begin) on.
+    /// [`begin`](Self::begin) on. With mapped doorbells, its threads do not sleep while the controller is enabled.
     ///
     /// # Errors
     ///
@@ -77,6 +78,7 @@ impl VfioUserExport {
         config: VfioUserConfig,
         nodes: Vec<Arc<dyn BlockNode>>,
         num_queues: u16,
+        doorbells: DoorbellMode,
     ) -> Result<Self, ExportError> {
         let VfioUserConfig { id, listen, mut io_threads, writable, writethrough, serial } = config;
         io_threads.truncate(num_queues.into());
@@ -88,7 +90,8 @@ impl VfioUserExport {
             Listen::Fd(_) | Listen::TakenOver(_, None) => PathBuf::new(),
         };
         let identity = format!("{serial}\n{}", identity.display());
-        let options = NvmeOptions { writable, writethrough, serial, identity, num_queues };
+        let options =
+            NvmeOptions { writable, writethrough, serial, identity, num_queues, doorbells };
         let started = NvmeDevice::start(control_loop, &io_threads, nodes, options);
         let (device, interrupts) = started.await?;
         Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)

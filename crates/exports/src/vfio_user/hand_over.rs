@@ -16,6 +16,7 @@ use super::device::{Device, Restore};
 use super::interrupts::{Interrupts, Unmasker};
 use super::memory::Memory;
 use super::session::{CONFIG, MessageResult, Session, SessionState};
+use super::wire::message::number;
 use super::wire::{Message, RegionWrite, command_name};
 use crate::vhost_user::EventFd;
 use crate::vhost_user::handover::Saved;
@@ -57,8 +58,15 @@ impl Prepared {
         let restore = device.hands_over().check(&state)?;
         let mut session = Session::new(device, interrupts.clone());
         let (mut memory, mut mapped) = (Memory::default(), Arc::default());
-        let mut unmasker = None;
-        for Saved { code, payload, fds } in messages {
+        let (mut unmasker, mut has_area) = (None, false);
+        for Saved { code, payload, mut fds } in messages {
+            if code == u32::from(number::DEVICE_GET_REGION_INFO)
+                && let Some(file) = fds.pop()
+            {
+                device.hands_over().adopt_mapped_area(file)?;
+                has_area = true;
+                continue;
+            }
             let command = u16::try_from(code).map_err(|_| format!("command {code} is unknown"))?;
             let failed = |why: String| format!("{}: {why}", command_name(command));
             let message = Message::parse(command, &payload, fds);
@@ -68,7 +76,7 @@ impl Prepared {
                 Message::RegionWrite(RegionWrite { region, .. }) => *region as usize == CONFIG,
                 Message::DmaUnmap(_)
                 | Message::DeviceInfo
-                | Message::RegionInfo(_)
+                | Message::RegionInfo { .. }
                 | Message::IrqInfo(_)
                 | Message::RegionRead(_)
                 | Message::RegionWriteMulti(_)
@@ -80,7 +88,7 @@ impl Prepared {
                 return Err(failed("not a part of a saved state".to_owned()));
             }
             match session.step(message).map_err(|errno| failed(errno.desc().to_owned()))? {
-                MessageResult::Reply(_) => {}
+                MessageResult::Reply(_) | MessageResult::ReplyWith(..) => {}
                 MessageResult::Map(map) => {
                     mapped = memory.map(map).map_err(|error| failed(error.to_string()))?;
                 }
@@ -90,6 +98,12 @@ impl Prepared {
                 }
             }
         }
+        if !has_area
+            && session.has_version()
+            && device.mapped_area().is_ok_and(|area| area.is_some())
+        {
+            return Err("the area that the client has mapped is missing".to_owned());
+        }
         Ok(Prepared { socket, session: session.into_state(), memory, mapped, unmasker, restore })
     }
 }
@@ -98,6 +112,12 @@ impl Prepared {
 pub(super) fn message(command: u16, payload: Vec<u8>, fd: Option<&OwnedFd>) -> io::Result<Saved> {
     let fds = fd.map(|fd| fd.as_fd().try_clone_to_owned()).transpose()?.into_iter().collect();
     Ok(Saved { code: command.into(), payload, fds })
+}
+
+/// The descriptor that the client was given for the part of a BAR that it may map. No client sends such a message.
+pub(super) fn mapped_area(file: OwnedFd) -> Saved {
+    let code = number::DEVICE_GET_REGION_INFO.into();
+    Saved { code, payload: Vec::new(), fds: vec![file] }
 }
 
 /// The answer to an order.

@@ -21,5 +21,6 @@ mod server;
 pub mod session;
 pub mod wire;
 
+pub use devices::nvme::DoorbellMode;
 pub use export::{VfioUserConfig, VfioUserExport};
 pub use hand_over::SavedClient;

@@ -2,13 +2,15 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::node::{BlockNode, Watcher};
 use devices::nvme::{
-    BAR_SIZE, Controller, ControllerConfig, MSIX_PENDING_AT, MSIX_TABLE_AT, NamespaceConfig,
-    SUBSYSTEM_VENDOR, VENDOR,
+    BAR_SIZE, Controller, ControllerConfig, DoorbellMode, DoorbellPage, MSIX_PENDING_AT,
+    MSIX_TABLE_AT, NamespaceConfig, SUBSYSTEM_VENDOR, VENDOR,
 };
 use devices::pci::{Bar, Description, FunctionReset, Identity, MsiX};
 use event_loop::{EventLoop, LoopHandle, oneshot};
@@ -16,7 +18,7 @@ use guest_memory::GuestMemory;
 use stats::QueueStats;
 
 use super::device::{
-    AllInFlight, Device, Ended, Flushed, HandsOver, Paused, Restore, Served, Settled,
+    AllInFlight, Device, Ended, Flushed, HandsOver, MappedArea, Paused, Restore, Served, Settled,
 };
 use super::interrupts::{Interrupts, Messenger};
 use crate::vhost_user::ExportError;
@@ -66,6 +68,7 @@ pub(super) struct NvmeOptions {
     pub(super) identity: String,
     /// 1 to [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES).
     pub(super) num_queues: u16,
+    pub(super) doorbells: DoorbellMode,
 }
 
 impl NvmeDevice {
@@ -80,7 +83,8 @@ impl NvmeDevice {
         nodes: Vec<Arc<dyn BlockNode>>,
         options: NvmeOptions,
     ) -> Result<(Self, Arc<Interrupts>), ExportError> {
-        let NvmeOptions { writable, writethrough, serial, identity, num_queues } = options;
+        let NvmeOptions { writable, writethrough, serial, identity, num_queues, doorbells } =
+            options;
         let description = description(num_queues);
         let interrupts = Arc::new(Interrupts::new(&description));
         let namespace = |node: &Arc<dyn BlockNode>| {
@@ -92,6 +96,7 @@ impl NvmeDevice {
             model: "ringmill".into(),
             identity,
             num_queues,
+            doorbells,
             write_cache: !writethrough,
             namespaces: nodes.iter().map(namespace).collect(),
         };
@@ -162,6 +167,20 @@ impl Device for NvmeDevice {
         self.controller.mmio_write(offset, data);
     }
 
+    fn mapped_area(&self) -> io::Result<Option<MappedArea>> {
+        let Some(page) = self.controller.doorbell_page() else { return Ok(None) };
+        let file = page.file().try_clone()?;
+        let (offset, size) = (DoorbellPage::OFFSET, DoorbellPage::SIZE);
+        Ok(Some(MappedArea { bar: BAR, offset, size, file }))
+    }
+
+    fn renew_mapped_area(&self) -> io::Result<()> {
+        if self.controller.doorbell_page().is_some() {
+            self.controller.set_doorbell_page(DoorbellPage::new()?);
+        }
+        Ok(())
+    }
+
     fn set_memory(&self, memory: Arc<GuestMemory>) {
         self.controller.set_memory(memory);
     }
@@ -196,6 +215,14 @@ impl HandsOver for NvmeDevice {
         let restored = self.controller.check(state).map_err(|error| error.to_string())?;
         let controller = self.controller.clone();
         Ok(Box::new(move || controller.restore(restored)))
+    }
+
+    fn adopt_mapped_area(&self, file: OwnedFd) -> Result<(), String> {
+        if self.controller.doorbell_page().is_none() {
+            return Err("doorbells are not mapped".to_owned());
+        }
+        self.controller.set_doorbell_page(DoorbellPage::received(file)?);
+        Ok(())
     }
 }
 

@@ -161,6 +161,9 @@ impl Server {
     }
 }
 
+/// A reply, and the descriptor that goes with it.
+type ReplyAndFd = (Reply, Option<OwnedFd>);
+
 /// Why serving a client ended.
 enum End {
     Left,
@@ -288,6 +291,12 @@ impl Service {
             match self.unless_stopped(self.unless_ordered(next)).await {
                 Some(Ok(Ok(socket))) => {
                     log::info!("export {id}: client connected");
+                    if let Err(error) = self.device.renew_mapped_area() {
+                        log::error!(
+                            "export {id}: closed the connection: no page of doorbells: {error}"
+                        );
+                        continue;
+                    }
                     let session = Session::new(&*self.device, self.interrupts.clone());
                     self.serve(socket, session, Client::default()).await;
                 }
@@ -354,9 +363,9 @@ impl Service {
                 Ok(message) => self.carry_out(&mut session, &mut client, message).await?,
                 Err(error) => Err((error.errno(), error.to_string())),
             };
-            let reply = match result {
+            let (reply, fd) = match result {
                 Ok(reply) => reply,
-                Err((errno, _)) if is_question => Reply::Error(errno),
+                Err((errno, _)) if is_question => (Reply::Error(errno), None),
                 Err((errno, why)) => {
                     let command = command_name(header.command);
                     log::warn!("export {}: refused {command}: {why}", self.id);
@@ -367,14 +376,14 @@ impl Service {
                     if refused > MAX_REFUSED {
                         return Err(ConnectionError::TooManyRefused);
                     }
-                    Reply::Error(errno)
+                    (Reply::Error(errno), None)
                 }
             };
             if header.no_reply {
                 continue;
             }
             let bytes = reply.encode(&header);
-            let sent = self.in_time(connection.reply(&bytes));
+            let sent = self.in_time(connection.reply(&bytes, fd));
             match self.unless_stopped(sent).await {
                 None => return Ok(End::Stopped),
                 Some(sent) => {
@@ -396,13 +405,14 @@ impl Service {
         session: &mut Session<'_>,
         client: &mut Client,
         message: Message<'_>,
-    ) -> Result<Result<Reply, (Errno, String)>, ConnectionError> {
+    ) -> Result<Result<ReplyAndFd, (Errno, String)>, ConnectionError> {
         let step = match session.step(message) {
             Ok(step) => step,
             Err(errno) => return Ok(Err((errno, errno.desc().to_owned()))),
         };
         let reply = match step {
             MessageResult::Reply(reply) => reply,
+            MessageResult::ReplyWith(reply, fd) => return Ok(Ok((reply, Some(fd)))),
             MessageResult::Map(map) => match client.memory.map(map) {
                 Ok(memory) => {
                     self.device.set_memory(memory);
@@ -427,7 +437,7 @@ impl Service {
                 reply
             }
         };
-        Ok(Ok(reply))
+        Ok(Ok((reply, None)))
     }
 
     /// Unmasks the level interrupt at each write to an eventfd, until the returned sender is dropped.

@@ -4,12 +4,13 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use devices::pci::{BARS, CONFIG_SPACE_SIZE, ConfigSpace};
 use nix::errno::Errno;
 
-use super::device::Device;
+use super::device::{Device, MappedArea};
 use super::hand_over;
 use super::interrupts::{IRQ_KINDS, Interrupts, Unmasker};
 use super::memory::MAX_DMA_MAPS;
@@ -30,6 +31,8 @@ const MAJOR: u16 = 0;
 pub enum MessageResult {
     /// A reply.
     Reply(Reply),
+    /// A reply with a descriptor.
+    ReplyWith(Reply, OwnedFd),
     /// Map memory.
     Map(DmaMap),
     /// Unmap memory.
@@ -93,6 +96,9 @@ impl<'a> Session<'a> {
             hand_over::message(number::REGION_WRITE, region_write(CONFIG as u32, &config), None)?,
         ];
         messages.extend(self.interrupts.save()?);
+        if let Some(MappedArea { file, .. }) = self.device.mapped_area()? {
+            messages.push(hand_over::mapped_area(file));
+        }
         Ok(messages)
     }
 
@@ -119,9 +125,17 @@ impl<'a> Session<'a> {
             Message::DmaMap(map) => return Ok(MessageResult::Map(map)),
             Message::DmaUnmap(unmap) => return Ok(MessageResult::Unmap(unmap)),
             Message::DeviceInfo => Reply::DeviceInfo { regions: REGIONS as u32, irqs: IRQ_KINDS },
-            Message::RegionInfo(index) => {
+            Message::RegionInfo { index, room } => {
                 let size = self.region_size(index).ok_or(Errno::EINVAL)?;
-                Reply::RegionInfo(RegionInfo { index, size })
+                let area = self.device.mapped_area().map_err(|_| Errno::EMFILE)?;
+                let mut info = RegionInfo { index, size, area: None, room };
+                match area.filter(|area| area.bar == index as usize) {
+                    Some(MappedArea { offset, size, file, .. }) => {
+                        info.area = Some((offset, size));
+                        return Ok(MessageResult::ReplyWith(Reply::RegionInfo(info), file));
+                    }
+                    None => Reply::RegionInfo(info),
+                }
             }
             Message::IrqInfo(index) => {
                 Reply::IrqInfo(self.interrupts.info(index).ok_or(Errno::EINVAL)?)

@@ -115,7 +115,7 @@ proptest! {
             Message::DmaUnmap(DmaUnmap { range: None })
             | Message::Version { .. }
             | Message::DeviceInfo
-            | Message::RegionInfo(_)
+            | Message::RegionInfo { .. }
             | Message::IrqInfo(_)
             | Message::Reset
             | Message::Feature

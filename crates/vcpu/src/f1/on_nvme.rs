@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use block::node::BlockNode;
+use exports::vfio_user::DoorbellMode;
 
 use super::on_kvm::run_payload;
 use super::{F1Config, GuestRun, structures_at};
@@ -55,20 +56,35 @@ pub(super) fn run<R>(
     machine: &Machine,
     disk: Arc<dyn BlockNode>,
     has_numbers: bool,
+    doorbells: DoorbellMode,
     after: impl FnOnce() -> Result<R>,
 ) -> Result<(GuestRun, R)> {
-    let export = NvmeExport::start(machine, disk)?;
+    let export = NvmeExport::start(machine, disk, doorbells)?;
     let area = area(config);
-    let driver = NvmeDriver::bring_up(export.path(), machine.memory(), area, config.request_size)?;
-    let mut vcpu = Vcpu::new(machine.memory())?;
+    let memory = machine.memory();
+    let mut driver = NvmeDriver::bring_up(export.path(), memory, area, config.request_size)?;
+    // Mapped doorbells are the next page of the guest's memory, and no register is ever written.
+    let page = MMIO_BASE - 4096;
+    let (memory, shadow, events) = match driver.take_doorbells(page)? {
+        Some(region) => {
+            let memory = memory.with_region(Arc::new(region)).context("adding the doorbells")?;
+            (Arc::new(memory), page + NvmeArea::doorbell(), 0)
+        }
+        None => (memory.clone(), area.shadow(), area.events()),
+    };
+    ensure!(
+        (events == 0) == (doorbells == DoorbellMode::Mapped),
+        "the export maps other doorbells"
+    );
+    let mut vcpu = Vcpu::new(&memory)?;
     let params = Params {
         device: 2,
         requests: area.submissions(),
         completions: area.completions(),
         doorbell: MMIO_BASE + NvmeDriver::doorbell(),
         mask: u64::from(ENTRIES) - 1,
-        shadow: area.shadow(),
-        events: area.events(),
+        shadow,
+        events,
         data: area.data(0),
         has_numbers: has_numbers.into(),
         ..Params::default()

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use block::node::BlockNode;
 use block::options::BlockdevOptions;
 use event_loop::{IoThreadConfig, LoopConfig, PollParams};
+use exports::vfio_user::DoorbellMode;
 use nix::time::{ClockId, clock_gettime};
 
 use super::{F1Config, VcpuKind, on_ahci, on_nvme, on_virtio_blk};
@@ -45,11 +46,14 @@ pub enum Device {
     Ahci,
     /// NVMe over vfio-user, with shadow doorbells. A register is written if the event index asks for it.
     Nvme,
+    /// The same with doorbells that the guest has mapped: the I/O thread never sleeps.
+    NvmeMapped,
 }
 
 impl Device {
     /// All of them.
-    pub const ALL: [Device; 3] = [Device::VirtioBlk, Device::Ahci, Device::Nvme];
+    pub const ALL: [Device; 4] =
+        [Device::VirtioBlk, Device::Ahci, Device::Nvme, Device::NvmeMapped];
 }
 
 impl fmt::Display for Device {
@@ -58,6 +62,7 @@ impl fmt::Display for Device {
             Device::VirtioBlk => "virtio-blk",
             Device::Ahci => "AHCI",
             Device::Nvme => "NVMe",
+            Device::NvmeMapped => "NVMe, mapped doorbells",
         })
     }
 }
@@ -116,9 +121,13 @@ pub fn run(config: &RoundTripsConfig, device: Device) -> Result<RoundTrips> {
     let (run, idle) = match device {
         Device::VirtioBlk => (on_virtio_blk::run(&workload, &machine, disk, VcpuKind::Kvm)?, None),
         Device::Ahci => (on_ahci::run(&workload, &machine, disk, VcpuKind::Kvm)?, None),
-        Device::Nvme => {
+        Device::Nvme | Device::NvmeMapped => {
+            let doorbells = match device {
+                Device::NvmeMapped => DoorbellMode::Mapped,
+                Device::VirtioBlk | Device::Ahci | Device::Nvme => DoorbellMode::Auto,
+            };
             let watch = || watch_idle(config.idle);
-            on_nvme::run(&workload, &machine, disk, config.has_numbers, watch)?
+            on_nvme::run(&workload, &machine, disk, config.has_numbers, doorbells, watch)?
         }
     };
     if run.batches.len() as u64 != workload.batches() {

@@ -73,9 +73,9 @@ params! {
     avail,
     /// virtio-blk, NVMe: the queue's size, a power of two, less one.
     mask,
-    /// NVMe: the shadow of the doorbell.
+    /// NVMe: the shadow of the doorbell, or the doorbell in mapped memory.
     shadow,
-    /// NVMe: the event index of the doorbell.
+    /// NVMe: the event index of the doorbell; 0: no register is written.
     events,
     /// NVMe: the data of entry 0; entries are a page apart.
     data,
@@ -364,6 +364,8 @@ std::arch::global_asm!(
     "    mov [rdx + rdi], ecx",
     "    mfence",
     "    mov rdx, [rbx + {events}]",
+    "    test rdx, rdx",
+    "    jz .Lvcpu_nvme_rung",
     "    mov eax, ecx",
     "    sub eax, [rdx + rdi]",
     "    dec eax",

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use guest_memory::{GuestMemory, MemoryView};
+use guest_memory::{GuestMemory, MappedRegion, MemoryView, Region};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::vfio_user::{BAR0, CONFIG, Client};
+use crate::vfio_user::{BAR0, CONFIG, Client, MappedArea};
 
 /// Entries of each queue, a power of two.
 pub const ENTRIES: u16 = 64;
@@ -89,7 +89,7 @@ impl NvmeArea {
     }
 
     /// Offset of the submission queue's doorbell from that of the admin queue.
-    fn doorbell() -> u64 {
+    pub(crate) fn doorbell() -> u64 {
         8 * u64::from(QUEUE)
     }
 }
@@ -101,13 +101,15 @@ pub struct NvmeDriver {
     area: NvmeArea,
     /// The interrupt of the admin queue. The I/O queue is polled, and has no interrupt.
     interrupt: EventFd,
+    /// The doorbells, if they may be mapped.
+    page: Option<MappedArea>,
     /// Admin commands carried out.
     commands: u32,
 }
 
 impl NvmeDriver {
-    /// Connects, shares the memory, brings the controller up, makes an I/O queue pair with shadow doorbells, and fills the
-    /// submission queue with reads of `len` bytes: a multiple of 512, at most a page.
+    /// Connects, shares the memory, brings the controller up, makes an I/O queue pair with shadow doorbells, if the export
+    /// offers no page of doorbells to map, and fills the submission queue with reads of `len` bytes: a multiple of 512, at most a page.
     ///
     /// # Errors
     ///
@@ -134,11 +136,25 @@ impl NvmeDriver {
             .context("setting the admin queue's interrupt")?;
         client.write(CONFIG, PCI_COMMAND, PCI_ON)?;
         let memory = MemoryView::new(memory.clone());
-        let mut driver = NvmeDriver { client, memory, area, interrupt, commands: 0 };
+        let page = client.mapped_area(BAR0)?;
+        let mut driver = NvmeDriver { client, memory, area, interrupt, page, commands: 0 };
         driver.enable()?;
         driver.make_queues()?;
         driver.prepare(len)?;
         Ok(driver)
+    }
+
+    /// Takes the doorbells that may be mapped, as memory at a guest address.
+    ///
+    /// # Errors
+    ///
+    /// They are not where the registers are, or cannot be mapped.
+    pub fn take_doorbells(&mut self, guest_addr: u64) -> Result<Option<MappedRegion>> {
+        let Some(MappedArea { offset, size, file }) = self.page.take() else { return Ok(None) };
+        ensure!((offset, size) == (DOORBELLS, PAGE), "doorbells of {size:#x} bytes at {offset:#x}");
+        let (user_addr, mmap_offset) = (guest_addr, offset);
+        let region = Region { guest_addr, size, user_addr, mmap_offset, fd: file };
+        Ok(Some(region.map().context("mapping the doorbells")?))
     }
 
     /// Returns the area.
@@ -198,7 +214,10 @@ impl NvmeDriver {
         self.admin(CREATE_COMPLETION, [area.completions(), 0], [size, CONTIGUOUS])?;
         let with = QUEUE << 16 | CONTIGUOUS;
         self.admin(CREATE_SUBMISSION, [area.submissions(), 0], [size, with])?;
-        self.admin(DOORBELL_BUFFER_CONFIG, [area.page(4), area.page(5)], [0; 2])
+        match self.page {
+            Some(_) => Ok(()),
+            None => self.admin(DOORBELL_BUFFER_CONFIG, [area.page(4), area.page(5)], [0; 2]),
+        }
     }
 
     fn prepare(&mut self, len: u32) -> Result<()> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use anyhow::{Result, anyhow};
 use block::node::BlockNode;
 use event_loop::{IoThread, IoThreadConfig, LoopConfig, PollParams, oneshot};
-use exports::vfio_user::{VfioUserConfig, VfioUserExport};
+use exports::vfio_user::{DoorbellMode, VfioUserConfig, VfioUserExport};
 use exports::vhost_user::{ExportError, Listen};
 
 use crate::machine::Machine;
@@ -27,7 +27,11 @@ impl NvmeExport {
     /// # Errors
     ///
     /// There is no control thread, or the export cannot be started.
-    pub fn start(machine: &Machine, disk: Arc<dyn BlockNode>) -> Result<NvmeExport> {
+    pub fn start(
+        machine: &Machine,
+        disk: Arc<dyn BlockNode>,
+        doorbells: DoorbellMode,
+    ) -> Result<NvmeExport> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vcpu-{}-{number}.sock", std::process::id());
@@ -50,7 +54,8 @@ impl NvmeExport {
         control.handle().spawn(move |event_loop| {
             let on_loop = event_loop.clone();
             event_loop.spawn(async move {
-                let export = match VfioUserExport::nvme(&on_loop, config, vec![disk], 1).await {
+                let export = VfioUserExport::nvme(&on_loop, config, vec![disk], 1, doorbells);
+                let export = match export.await {
                     Ok(export) => export,
                     Err(error) => return drop(begin.send(Err(error))),
                 };

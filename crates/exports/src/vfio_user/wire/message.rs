@@ -64,8 +64,13 @@ pub enum Message<'a> {
     DmaUnmap(DmaUnmap),
     /// DEVICE_GET_INFO.
     DeviceInfo,
-    /// DEVICE_GET_REGION_INFO of the region with this number.
-    RegionInfo(u32),
+    /// DEVICE_GET_REGION_INFO.
+    RegionInfo {
+        /// Number of the region.
+        index: u32,
+        /// Bytes of the reply that the client has room for, header excluded.
+        room: u32,
+    },
     /// DEVICE_GET_IRQ_INFO of the interrupts with this number.
     IrqInfo(u32),
     /// DEVICE_SET_IRQS.
@@ -262,10 +267,11 @@ impl<'a> Message<'a> {
                 Message::DeviceInfo
             }
             number::DEVICE_GET_REGION_INFO => {
-                fields.skip(8)?;
+                let room = fields.u32()?;
+                fields.skip(4)?;
                 let index = fields.u32()?;
                 fields.skip(20)?;
-                Message::RegionInfo(index)
+                Message::RegionInfo { index, room }
             }
             number::DEVICE_GET_IRQ_INFO => {
                 fields.skip(8)?;

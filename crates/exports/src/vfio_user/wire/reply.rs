@@ -59,6 +59,10 @@ pub struct RegionInfo {
     pub index: u32,
     /// Bytes; 0: there is no such region.
     pub size: u64,
+    /// Offset and bytes of the part that may be mapped. The file's descriptor goes with the reply.
+    pub area: Option<(u64, u64)>,
+    /// Bytes that the client has room for. The description of the part is left out where it does not fit.
+    pub room: u32,
 }
 
 /// A kind of interrupts.
@@ -76,6 +80,13 @@ const DEVICE_RESET: u32 = 1 << 0;
 const DEVICE_PCI: u32 = 1 << 1;
 const REGION_READ: u32 = 1 << 0;
 const REGION_WRITE: u32 = 1 << 1;
+const REGION_MMAP: u32 = 1 << 2;
+const REGION_CAPS: u32 = 1 << 3;
+/// Bytes of a region's description, and of the capability behind it that lists parts.
+const REGION_INFO: u32 = 32;
+const SPARSE: u32 = 32;
+/// VFIO_REGION_INFO_CAP_SPARSE_MMAP.
+const CAP_SPARSE_MMAP: u16 = 1;
 const IRQ_EVENTFD: u32 = 1 << 0;
 const IRQ_MASKABLE: u32 = 1 << 1;
 const IRQ_AUTOMASKED: u32 = 1 << 2;
@@ -98,9 +109,24 @@ impl Reply {
             Reply::DeviceInfo { regions, irqs } => {
                 payload.u32(16).u32(DEVICE_RESET | DEVICE_PCI).u32(*regions).u32(*irqs);
             }
-            Reply::RegionInfo(RegionInfo { index, size }) => {
+            Reply::RegionInfo(RegionInfo { index, size, area, room }) => {
                 let flags = if *size == 0 { 0 } else { REGION_READ | REGION_WRITE };
-                payload.u32(32).u32(flags).u32(*index).u32(0).u64(*size).u64(0);
+                match area {
+                    None => {
+                        payload.u32(REGION_INFO).u32(flags).u32(*index).u32(0).u64(*size).u64(0);
+                    }
+                    Some((offset, len)) => {
+                        let (flags, all) =
+                            (flags | REGION_MMAP | REGION_CAPS, REGION_INFO + SPARSE);
+                        payload.u32(all).u32(flags).u32(*index).u32(REGION_INFO);
+                        payload.u64(*size).u64(0);
+                        if *room >= all {
+                            // One capability, and one area in it.
+                            payload.u16(CAP_SPARSE_MMAP).u16(1).u32(0).u32(1).u32(0);
+                            payload.u64(*offset).u64(*len);
+                        }
+                    }
+                }
             }
             Reply::IrqInfo(IrqInfo { index, count, is_level }) => {
                 let how = if *is_level { IRQ_MASKABLE | IRQ_AUTOMASKED } else { IRQ_NORESIZE };
