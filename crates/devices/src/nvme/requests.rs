@@ -255,6 +255,8 @@ impl WorkerState {
         entry: &Entry,
     ) -> Result<EntryStep, Status> {
         if IoCommand::is_broadcast_flush(entry) {
+            // Refuses what other commands refuse.
+            entry.data()?;
             slot.pending = shared.namespaces.len() as u32;
             return Ok(EntryStep::FlushAll { tag: self.slots.insert(slot) });
         }

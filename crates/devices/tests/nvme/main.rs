@@ -131,6 +131,32 @@ fn compare_and_verify_read() {
     assert_eq!(rig.status(1, io(0x05, 0, 2)), 0x281);
 }
 
+/// FUSES is 0. Of a pair that is fused all the same, neither command is carried out: a driver that fuses them relies on
+/// nothing being between the two.
+#[test]
+fn fused_commands_are_refused() {
+    let mut rig = Rig::ready(0);
+    rig.ok(0, command(0x06).prps(DATA, 0).dword(10, 1));
+    assert_eq!(rig.bytes(DATA + 522, 2), [0, 0], "FUSES");
+    rig.put(DATA, &[0; 512]);
+    rig.put(DATA + 4096, &[9; 512]);
+    let fused = |opcode: u8, part: u32| io(opcode, 8, 1).dword(0, part << 8 | u32::from(opcode));
+    let (compare, write) = (fused(0x05, 1), fused(WRITE, 2).prps(DATA + 4096, 0));
+    let cids = [rig.submit(1, compare), rig.submit(1, write)];
+    rig.ring(1, 0);
+    for cid in cids {
+        let done = rig.completed(1);
+        assert_eq!((done.cid, done.status), (cid, 0x02));
+    }
+    assert_eq!(rig.status(1, fused(WRITE, 3)), 0x02, "a reserved value");
+    assert_eq!(rig.status(1, fused(FLUSH, 2)), 0x02);
+    assert_eq!(rig.status(1, fused(FLUSH, 1).nsid(u32::MAX)), 0x02, "of all namespaces");
+    assert_eq!(rig.status(0, command(0x06).dword(0, 1 << 8 | 0x06).dword(10, 1)), 0x02);
+    assert!(rig.disks[0].seen.borrow().is_empty(), "nothing was read or written");
+    rig.ok(1, io(0x05, 8, 1));
+    rig.ok(1, io(WRITE, 8, 1));
+}
+
 #[test]
 fn wrong_commands_are_refused_and_logged() {
     let mut rig = Rig::ready(0);
