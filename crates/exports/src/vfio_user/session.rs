@@ -22,6 +22,8 @@ use crate::vhost_user::handover::Saved;
 const ROM: usize = BARS;
 pub(super) const CONFIG: usize = 7;
 const REGIONS: usize = 9;
+/// Bytes of the configuration space of PCI Express. Beyond that of a conventional function there are only ones.
+const EXTENDED_CONFIG_SIZE: u64 = 4096;
 
 /// The major version of the protocol.
 const MAJOR: u16 = 0;
@@ -198,7 +200,12 @@ impl<'a> Session<'a> {
 
     /// Checks that an access lies in a region of the device.
     fn check(&self, region: u32, offset: u64, count: usize) -> Result<(), Errno> {
-        let size = self.region_size(region).filter(|size| *size > 0).ok_or(Errno::EINVAL)?;
+        let size = match region as usize {
+            // Cloud Hypervisor passes on what guests read beyond the space of a conventional function, and waits
+            // for data: an error reply has none.
+            CONFIG => EXTENDED_CONFIG_SIZE,
+            _ => self.region_size(region).filter(|size| *size > 0).ok_or(Errno::EINVAL)?,
+        };
         match offset.checked_add(count as u64) {
             Some(end) if end <= size => Ok(()),
             Some(_) | None => Err(Errno::EINVAL),
