@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
+use daemon::OperatingSystem;
 use daemon::fuzzing::document::{Collected, DESCRIPTORS, GRAPH};
 use daemon::fuzzing::packets;
 use event_loop::EventLoop;
@@ -99,7 +100,9 @@ impl World {
         let (ours, theirs) = socket_pair();
         send(&theirs, &text, &self.fds, how);
         drop(theirs);
-        let Ok(mut received) = packets::receive_document(&ours, GRAPH) else { return false };
+        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, GRAPH) else {
+            return false;
+        };
         let json = received.json.take();
         let messages = received.messages(&json["session"]);
         let rings = received.rings(&json["rings"]);

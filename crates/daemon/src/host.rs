@@ -1,12 +1,18 @@
-//! What the daemon takes from the machine: threads and the time of day. The simulator has another one.
+//! What the daemon takes from the machine: threads, the time of day, and processes. The simulator has another one.
 
 use std::fmt::Debug;
 use std::future::Future;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
+use std::process::ExitStatus;
+use std::rc::Rc;
 use std::time::SystemTime;
 
-use event_loop::{Chosen, IoThread, IoThreadConfig, LoopHandle, SpawnError, ThreadEnd, oneshot};
+use event_loop::{
+    Chosen, EventLoop, IoThread, IoThreadConfig, LoopHandle, SpawnError, ThreadEnd, oneshot,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The machine that the daemon runs on.
 ///
@@ -32,6 +38,38 @@ pub trait Host: Debug {
 
     /// The time of day, for events.
     fn time_of_day(&self) -> SystemTime;
+
+    /// The way to start the new program of an upgrade, if it is not the daemon's [`Spawner`](crate::spawner::Spawner).
+    fn successor(&self) -> Option<Rc<dyn Successor>>;
+
+    /// Blocks the control thread until a descriptor has one of these events. May return earlier.
+    fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags);
+
+    /// Ends the process at once, and takes nothing down.
+    fn exit(&self, code: i32) -> !;
+}
+
+/// Starts and ends the new program of an upgrade. There is one new program at a time.
+pub trait Successor {
+    /// Starts the program with its end of the hand-over. Completes with its process ID.
+    fn start<'a>(
+        &'a self,
+        control: &'a EventLoop,
+        to: OwnedFd,
+    ) -> Pin<Box<dyn Future<Output = io::Result<u32>> + 'a>>;
+
+    /// Kills the program that was started last, if it still runs.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be ended.
+    fn end(&self) -> io::Result<()>;
+
+    /// Waits for the end of that program.
+    fn ended<'a>(
+        &'a self,
+        control: &'a EventLoop,
+    ) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + 'a>>;
 }
 
 /// A thread that runs a loop. Dropping it stops the loop and waits for its end.
@@ -46,7 +84,7 @@ pub trait HostThread {
     fn end(&mut self) -> Pin<Box<dyn Future<Output = ThreadEnd>>>;
 }
 
-/// Threads and clock of the operating system.
+/// Threads, clock and processes of the operating system.
 #[derive(Debug, Default)]
 pub struct OperatingSystem;
 
@@ -65,6 +103,19 @@ impl Host for OperatingSystem {
 
     fn time_of_day(&self) -> SystemTime {
         SystemTime::now()
+    }
+
+    fn successor(&self) -> Option<Rc<dyn Successor>> {
+        None
+    }
+
+    fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) {
+        // An error of the descriptor shows in its next use.
+        let _ = poll(&mut [PollFd::new(fd, events)], PollTimeout::NONE);
+    }
+
+    fn exit(&self, code: i32) -> ! {
+        std::process::exit(code)
     }
 }
 

@@ -79,7 +79,7 @@ pub use environment::Environment;
 pub use error::DaemonError;
 use export::Stopped;
 use exports::Exports;
-pub use host::{Host, HostThread, OperatingSystem};
+pub use host::{Host, HostThread, OperatingSystem, Successor};
 use jobs::Jobs;
 use journals::Home;
 pub use journals::journal_folder;
@@ -98,7 +98,7 @@ pub use status::Status;
 use threads::IoThreads;
 use turn::Turn;
 use upgrade::{Definitions, HandedOver};
-pub use upgrade::{TakenOver, receive};
+pub use upgrade::{TakenOver, receive, receive_from};
 
 use pidfile::Pidfile;
 use service_manager::ServiceManager;
@@ -252,6 +252,7 @@ fn run_until_stopped(
     ready: impl FnOnce(&Daemon) -> Result<Ready, DaemonError>,
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, environment);
+    let host = daemon.host.clone();
     damage::watch(&mut daemon.nodes, control, &daemon.clients);
     threshold::watch(&mut daemon.nodes, control, &daemon.clients);
     let mailbox = daemon.mailbox.clone();
@@ -267,7 +268,7 @@ fn run_until_stopped(
     let (daemon, stop, made) = control.block_on(making).map_err(|error| control_failed(&error))?;
     let made = match made {
         // The other process still serves: its sockets and files must stay.
-        Err(_) if daemon.taken.is_some() => std::process::exit(1),
+        Err(_) if daemon.taken.is_some() => host.exit(1),
         Err(signal) => Err(signal),
         Ok(made) => Ok(made.and_then(|()| ready(&daemon))),
     };
@@ -325,7 +326,7 @@ fn run_until_stopped(
         Ok(Served::Stopped(false)) => {
             Err(DaemonError::new("not all that was written could be flushed"))
         }
-        Ok(Served::Insisted) => std::process::exit(1),
+        Ok(Served::Insisted) => host.exit(1),
         Ok(Served::Failed(error)) => Err(error),
         Err(error) => Err(control_failed(&error)),
     }
@@ -456,7 +457,13 @@ impl Daemon {
         let deadline = self.control.now_ns() + LINGER_NS;
         let _ = until(last, self.control.sleep_until(deadline)).await;
         // Sockets and files belong to the other process: nothing is taken down.
-        std::process::exit(0);
+        self.host.exit(0)
+    }
+
+    /// The way to start the new program of an upgrade. `None`: there is none.
+    fn successor(&self) -> Option<Rc<dyn Successor>> {
+        let spawner = || self.spawner.clone().filter(|spawner| spawner.starts());
+        self.host.successor().or_else(|| spawner().map(|spawner| spawner as Rc<dyn Successor>))
     }
 
     /// Creates the first configuration, or takes it over from another process.

@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,7 @@ use nix::sys::signal::{SigHandler, SigmaskHow, Signal, signal};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
+use crate::host::Successor;
 use crate::{Signal as Event, handled_signals, until};
 
 /// Request: start the program, with the socket of the handover, standard output and standard error
@@ -223,11 +225,7 @@ impl Spawner {
 
     /// Starts the program of an upgrade, with its end of the handover as standard input. Returns its
     /// process ID.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be started, or the spawner is gone.
-    pub(crate) async fn spawn(&self, event_loop: &EventLoop, to: OwnedFd) -> io::Result<u32> {
+    async fn spawn(&self, event_loop: &EventLoop, to: OwnedFd) -> io::Result<u32> {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let fds = [to.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
         let _turn = self.turn().await;
@@ -239,21 +237,8 @@ impl Spawner {
         }
     }
 
-    /// Ends the program that was started last.
-    ///
-    /// # Errors
-    ///
-    /// The spawner has ended, or an answer is outstanding.
-    pub(crate) fn end(&self) -> io::Result<()> {
-        self.ask(&[END], &[])
-    }
-
-    /// The exit status of that program.
-    ///
-    /// # Errors
-    ///
-    /// The spawner has ended, or takes too long.
-    pub(crate) async fn ended(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
+    /// The exit status of the program that was started last.
+    async fn exit_status(&self, event_loop: &EventLoop) -> io::Result<ExitStatus> {
         let [status, _] = self.answered(event_loop, || self.answer()).await?;
         Ok(ExitStatus::from_raw(status))
     }
@@ -311,6 +296,27 @@ impl Spawner {
             }
             _ => Err(gone()),
         }
+    }
+}
+
+impl Successor for Spawner {
+    fn start<'a>(
+        &'a self,
+        control: &'a EventLoop,
+        to: OwnedFd,
+    ) -> Pin<Box<dyn Future<Output = io::Result<u32>> + 'a>> {
+        Box::pin(self.spawn(control, to))
+    }
+
+    fn end(&self) -> io::Result<()> {
+        self.ask(&[END], &[])
+    }
+
+    fn ended<'a>(
+        &'a self,
+        control: &'a EventLoop,
+    ) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + 'a>> {
+        Box::pin(self.exit_status(control))
     }
 }
 

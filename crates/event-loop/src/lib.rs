@@ -63,5 +63,5 @@ pub use scheduling::Scheduling;
 pub use signal::Signal;
 pub use stats::{Counter, LoopStats};
 pub use task::{JoinHandle, take_turns};
-pub use thread_pool::{ThreadBirth, ThreadPoolConfig};
+pub use thread_pool::{ThreadBirth, ThreadPoolConfig, start_thread};
 pub use timers::TimerId;

@@ -72,6 +72,24 @@ pub fn without_threads() {
     WITHOUT_THREADS.set(true);
 }
 
+/// Starts a thread that does `work`, which may block, and ends. In a simulation without threads, it has ended when this
+/// returns.
+///
+/// # Errors
+///
+/// As of pthread_create(3).
+pub fn start_thread(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
+    #[cfg(any(test, feature = "sim"))]
+    while WITHOUT_THREADS.get() && !thread.is_finished() {
+        std::thread::yield_now();
+    }
+    Ok(thread)
+}
+
 /// How long an idle thread beyond the minimum is kept.
 const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(10) };
 

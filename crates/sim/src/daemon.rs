@@ -2,31 +2,26 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::daemon::{Environment, Host, HostThread, Ready, Start};
+use ::daemon::{Environment, Host, Ready, Start, receive_from};
 use block::options::Discard;
+use control::{Command, StorageDaemonOptions};
 use devices::ahci::{Drive, DriveConfig};
+use event_loop::EventLoop;
 use event_loop::ring::sim::{Faults, Happened, Storage};
-use event_loop::{
-    Chosen, EventLoop, IoThreadConfig, LoopConfig, LoopHandle, PollParams, SpawnError, ThreadEnd,
-    oneshot,
-};
 use guest_memory::GuestMemory;
 use nix::sys::signal::SigSet;
 use serde_json::{Value as Json, json};
 use vcpu::ahci::Controller;
 
+use crate::host::{Loop, Loops, Machines, Process};
 use crate::image::{Format, Image};
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
-use crate::ring::{MachineRing, Preemption};
 use crate::{client, guest};
 
 /// The name of the throttle group.
@@ -76,155 +71,10 @@ pub(crate) enum Offered {
     },
 }
 
-/// A loop and the actor that runs it.
-pub(crate) struct Loop {
-    pub(crate) actor: ActorId,
-    pub(crate) ring: MachineRing,
-    event_loop: EventLoop,
-    handle: LoopHandle,
-    wakes: Cell<u64>,
-    ended: Rc<Cell<bool>>,
-}
-
-impl Loop {
-    /// Makes a loop, and an actor that calls `run` with it.
-    fn new(
-        machines: &Machines,
-        name: &str,
-        poll_max_ns: u64,
-        faults: Faults,
-        run: impl FnOnce(&EventLoop) + 'static,
-    ) -> Result<Rc<Self>, event_loop::SetupError> {
-        let Machines { machine, plan, storage, .. } = machines;
-        let seed = machine.random().next();
-        let preemption = Preemption { calls: plan.preempt, pushes: plan.preempt };
-        let ring = MachineRing::new(machine, seed, faults, preemption, storage);
-        let config = LoopConfig {
-            name: name.into(),
-            entries: plan.entries,
-            poll: PollParams { max_ns: poll_max_ns, ..PollParams::default() },
-            ..LoopConfig::default()
-        };
-        let (boxed, clock) = (Box::new(ring.clone()), Box::new(ring.clone()));
-        let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock)?;
-        let handle = event_loop.handle();
-        let ended = Rc::new(Cell::new(false));
-        let (running, end) = (event_loop.clone(), ended.clone());
-        let actor = machine.spawn(name.into(), move || {
-            run(&running);
-            end.set(true);
-        });
-        Ok(Rc::new(Loop { actor, ring, event_loop, handle, wakes: Cell::new(0), ended }))
-    }
-
-    /// Wakes the loop, which checks its descriptors.
-    pub(crate) fn poke(&self, machine: &Machine) {
-        if !self.ended.get() {
-            self.ring.sim.look_at_descriptors();
-            machine.wake(self.actor);
-        }
-    }
-
-    /// Returns whether the loop was woken since the last call.
-    pub(crate) fn was_woken(&self) -> bool {
-        let wakes = self.handle.stats().wakes.get();
-        self.wakes.replace(wakes) != wakes
-    }
-}
-
-/// The loops of a daemon: the control loop, then those of I/O threads in the order of their start.
-type Loops = Rc<RefCell<Vec<Rc<Loop>>>>;
-
-/// The machine that a daemon runs on: its I/O threads are actors.
-struct Machines {
-    machine: Machine,
-    plan: Plan,
-    storage: Storage,
-    loops: Loops,
-}
-
-impl fmt::Debug for Machines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a simulated machine")
-    }
-}
-
-impl Host for Machines {
-    fn start_io_thread(
-        &self,
-        config: IoThreadConfig,
-        prepare: Box<dyn FnOnce() + Send>,
-    ) -> Result<Box<dyn HostThread>, SpawnError> {
-        let LoopConfig { name, poll, .. } = config.event_loop;
-        let (ended, end) = oneshot::channel();
-        let run = move |event_loop: &EventLoop| {
-            event_loop.run().expect("a loop that runs");
-            ended.send(ThreadEnd::Stopped);
-        };
-        let faults = self.plan.faults.clone();
-        let on = Loop::new(self, &name, poll.max_ns, faults, run).map_err(SpawnError::Loop)?;
-        prepare();
-        let (machine, chosen) = (self.machine.clone(), on.ring.sim.chosen());
-        self.loops.borrow_mut().push(on.clone());
-        Ok(Box::new(Thread { machine, on, chosen, end: Some(end) }))
-    }
-
-    /// Does the work at once: it takes no virtual time.
-    fn start_thread(&self, _name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-        work();
-        Ok(())
-    }
-
-    fn time_of_day(&self) -> SystemTime {
-        UNIX_EPOCH
-            + Duration::from_secs(1_800_000_000)
-            + Duration::from_nanos(self.machine.now_ns())
-    }
-}
-
-/// An I/O thread.
-struct Thread {
-    machine: Machine,
-    on: Rc<Loop>,
-    chosen: Chosen,
-    /// `None` once it was taken.
-    end: Option<oneshot::Receiver<ThreadEnd>>,
-}
-
-impl HostThread for Thread {
-    fn handle(&self) -> &LoopHandle {
-        &self.on.handle
-    }
-
-    fn ring(&self) -> &Chosen {
-        &self.chosen
-    }
-
-    fn end(&mut self) -> Pin<Box<dyn Future<Output = ThreadEnd>>> {
-        let end = self.end.take();
-        Box::pin(async move {
-            match end {
-                Some(end) => end.await.unwrap_or(ThreadEnd::Panicked),
-                None => std::future::pending().await,
-            }
-        })
-    }
-}
-
-impl Drop for Thread {
-    /// Waits as a join does.
-    fn drop(&mut self) {
-        self.on.handle.stop();
-        while !self.on.ended.get() {
-            self.on.poke(&self.machine);
-            self.machine.sleep(1_000);
-        }
-    }
-}
-
 /// A running daemon.
 pub(crate) struct Daemon {
     machine: Machine,
+    pub(crate) process: Rc<Process>,
     loops: Loops,
     io_threads: usize,
     /// The result, once the daemon has ended.
@@ -248,22 +98,31 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) journals: PathBuf,
 }
 
+impl Surroundings<'_> {
+    fn environment(&self, machines: &Rc<Machines>) -> Environment {
+        Environment {
+            journals: Some(self.journals.clone()),
+            host: machines.clone(),
+            ..Environment::default()
+        }
+    }
+}
+
+/// The options of a command line.
+fn parse(arguments: &[String]) -> StorageDaemonOptions {
+    match control::parse_args(arguments.iter().map(Into::into)) {
+        Ok(Command::StorageDaemon(options)) => options,
+        Ok(_) => unreachable!("the command line is that of storage-daemon"),
+        Err(error) => panic!("the command line is wrong: {error}"),
+    }
+}
+
 impl Daemon {
     /// Starts a daemon. It calls `on_ready` before it serves.
     pub(crate) fn start(around: &Surroundings<'_>, on_ready: impl FnOnce() + 'static) -> Self {
-        let Surroundings { machine, plan, disks, nbd_socket, monitor, storage, journals } = around;
-        let loops = Loops::default();
-        let machines = Rc::new(Machines {
-            machine: (*machine).clone(),
-            plan: (*plan).clone(),
-            storage: (*storage).clone(),
-            loops: loops.clone(),
-        });
-        let mut environment = Environment {
-            journals: Some(journals.clone()),
-            host: machines.clone(),
-            ..Environment::default()
-        };
+        let Surroundings { plan, disks, nbd_socket, monitor, .. } = around;
+        let (daemon, machines) = Daemon::new(around);
+        let mut environment = around.environment(&machines);
         let mut give =
             (1_000..).zip([(MONITOR.to_owned(), *monitor), (NBD.to_owned(), nbd_socket)]);
         let mut give_all = |given: &mut dyn Iterator<Item = (i32, (String, &Socket))>| {
@@ -284,18 +143,11 @@ impl Daemon {
                 Offered::VhostUser { .. } | Offered::Nbd => None,
             })
             .collect();
-        let controllers: Rc<RefCell<BTreeMap<_, _>>> = Rc::default();
-        let drives: Rc<RefCell<Vec<_>>> = Rc::default();
-        let (ended, io_threads) = (Rc::new(RefCell::new(None)), plan.io_threads);
-        let (result, of_io) = (ended.clone(), loops.clone());
-        let (made, held) = (controllers.clone(), drives.clone());
+        let (result, io_threads, of_io) =
+            (daemon.ended.clone(), plan.io_threads, daemon.loops.clone());
+        let (made, held) = (daemon.controllers.clone(), daemon.drives.clone());
         let run = move |control: &EventLoop| {
-            let parsed = ::control::parse_args(arguments.into_iter().map(Into::into));
-            let parsed =
-                parsed.unwrap_or_else(|error| panic!("the command line is wrong: {error}"));
-            let ::control::Command::StorageDaemon(options) = parsed else {
-                unreachable!("the command line is that of storage-daemon")
-            };
+            let options = parse(&arguments);
             let start = Start { steps: options.steps, ..Start::default() };
             let ready = |daemon: &::daemon::Daemon| {
                 for (number, memory) in attached {
@@ -313,12 +165,66 @@ impl Daemon {
             let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
             result.replace(Some(end.map_err(|error| error.to_string())));
         };
+        daemon.spawn(&machines, run);
+        daemon
+    }
+
+    /// Starts the new program of an upgrade, with its end of the hand-over.
+    pub(crate) fn take_over(around: &Surroundings<'_>, socket: OwnedFd) -> Self {
+        let (daemon, machines) = Daemon::new(around);
+        let environment = around.environment(&machines);
+        let (result, host) = (daemon.ended.clone(), machines.clone());
+        let run = move |control: &EventLoop| {
+            let Ok(taken) = receive_from(&*host, socket) else { host.exit(1) };
+            let first = "ringmill".to_owned();
+            let arguments: Vec<_> =
+                std::iter::once(first).chain(taken.arguments.iter().cloned()).collect();
+            let steps = parse(&arguments).steps;
+            let start = Start { steps, taken: Some(taken), ..Start::default() };
+            let ready = |_: &::daemon::Daemon| Ok(Ready::new(None));
+            let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
+            result.replace(Some(end.map_err(|error| error.to_string())));
+        };
+        daemon.spawn(&machines, run);
+        daemon
+    }
+
+    /// A daemon without a control loop.
+    fn new(around: &Surroundings<'_>) -> (Self, Rc<Machines>) {
+        let Surroundings { machine, plan, storage, .. } = around;
+        let (machine, loops) = ((*machine).clone(), Loops::default());
+        let process = Rc::<Process>::default();
+        let machines = Rc::new(Machines {
+            machine: machine.clone(),
+            plan: (*plan).clone(),
+            storage: (*storage).clone(),
+            loops: loops.clone(),
+            process: process.clone(),
+        });
+        let daemon = Daemon {
+            machine,
+            process,
+            loops,
+            io_threads: plan.io_threads,
+            ended: Rc::default(),
+            controllers: Rc::default(),
+            drives: Rc::default(),
+        };
+        (daemon, machines)
+    }
+
+    /// Starts the control loop.
+    fn spawn(&self, machines: &Machines, run: impl FnOnce(&EventLoop) + 'static) {
+        let plan = &machines.plan;
         // The control loop has only polls, which do not fail.
         let polls = Faults { fail: 0, ..plan.faults.clone() };
-        let control = Loop::new(&machines, "control loop", plan.poll_max_ns, polls, run);
-        loops.borrow_mut().insert(0, control.expect("a loop"));
-        let machine = (*machine).clone();
-        Daemon { machine, loops, io_threads, ended, controllers, drives }
+        let control = Loop::new(machines, "control loop", plan.poll_max_ns, polls, run);
+        self.loops.borrow_mut().insert(0, control.expect("a loop"));
+    }
+
+    /// Whether this actor runs a loop of the daemon.
+    pub(crate) fn has(&self, actor: ActorId) -> bool {
+        self.loops.borrow().iter().any(|l| l.actor == actor)
     }
 
     /// The AHCI controller of a disk.
@@ -364,6 +270,7 @@ impl Daemon {
             l.ring.sim.kill();
             self.machine.kill(l.actor);
         }
+        self.process.is_killed();
         // A killed process drops nothing: its memory is leaked.
         std::mem::forget(self);
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
@@ -19,13 +20,10 @@ impl Fds {
         self.0.borrow_mut().extend(open());
     }
 
-    /// Closes the daemon's descriptors, as the kernel does for a killed process.
-    pub(crate) fn close_others(&self) {
+    /// Closes the descriptors of daemons except `others`, as the kernel does for a process that has ended.
+    pub(crate) fn close_all_but(&self, others: &BTreeSet<RawFd>) {
         let kept = self.0.borrow();
-        for fd in open().filter(|fd| !kept.contains(fd)) {
-            // The list includes the descriptor of the directory itself, which is closed by now.
-            let _ = nix::unistd::close(fd);
-        }
+        close(open().filter(|fd| !kept.contains(fd) && !others.contains(fd)));
     }
 
     pub(crate) fn forget(&self, fd: RawFd) {
@@ -33,11 +31,21 @@ impl Fds {
     }
 }
 
-fn open() -> impl Iterator<Item = RawFd> {
+/// Closes descriptors of a daemon that has ended.
+pub(crate) fn close(all: impl IntoIterator<Item = RawFd>) {
+    for fd in all {
+        let _ = nix::unistd::close(fd);
+    }
+}
+
+/// All open descriptors.
+pub(crate) fn open() -> impl Iterator<Item = RawFd> {
+    // The list itself gets the lowest free number, as any new descriptor does.
+    let own = File::open("/dev/null").expect("a descriptor").as_raw_fd();
     let list = std::fs::read_dir("/proc/self/fd").expect("a list of descriptors");
-    let all: Vec<_> =
+    let all: Vec<RawFd> =
         list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    all.into_iter()
+    all.into_iter().filter(move |fd| *fd != own)
 }
 
 /// A descriptor that belongs to a guest.

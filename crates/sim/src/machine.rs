@@ -226,8 +226,8 @@ impl Machine {
         });
     }
 
-    /// Runs one of the ready actors.
-    pub(crate) fn step(&self) -> Step {
+    /// Runs one of the ready actors. Calls `before` with that actor.
+    pub(crate) fn step(&self, before: impl FnOnce(ActorId)) -> Step {
         let now = self.now_ns();
         let (index, number, mut routine) = {
             let mut actors = self.0.actors.borrow_mut();
@@ -251,6 +251,7 @@ impl Machine {
         };
         self.0.steps.set(self.steps() + 1);
         self.note(now ^ (index as u64) << 56);
+        before(ActorId { index, number });
         self.0.current.set(Some(index));
         let result = routine.resume(());
         self.0.current.set(None);

@@ -11,14 +11,15 @@ use vcpu::ahci::Controller;
 use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
 use crate::coverage::Coverage;
-use crate::daemon::{self, Daemon, Disk, Loop, Offered, Surroundings};
+use crate::daemon::{self, Daemon, Disk, Offered};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
-use crate::image::{Format, Image};
+use crate::host::Loop;
+use crate::image::Image;
 use crate::journals::{Folder, Journals};
 use crate::listener::Socket;
+use crate::lives::Upgrade;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
-use crate::mappings;
 use crate::model::{Seen, Ticket};
 use crate::operator;
 use crate::random::Random;
@@ -31,35 +32,38 @@ pub(crate) struct World {
     pub(crate) coverage: Coverage,
     pub(crate) fds: Rc<Fds>,
     /// The socket of the NBD server.
-    nbd_socket: Rc<Socket>,
+    pub(crate) nbd_socket: Rc<Socket>,
     /// The socket of the monitor.
-    monitor: Rc<Socket>,
-    daemon: RefCell<Option<Daemon>>,
-    users: RefCell<Vec<Rc<dyn User>>>,
+    pub(crate) monitor: Rc<Socket>,
+    /// The daemon that serves, and during an upgrade the one that takes over.
+    pub(crate) daemons: RefCell<Vec<Daemon>>,
+    /// The upgrade under way, if any.
+    pub(crate) upgrade: Upgrade,
+    pub(crate) users: RefCell<Vec<Rc<dyn User>>>,
     /// Addresses of mappings that do not belong to the daemon.
-    mappings: RefCell<BTreeSet<usize>>,
-    plan: daemon::Plan,
-    disks: Vec<Disk>,
+    pub(crate) mappings: RefCell<BTreeSet<usize>>,
+    pub(crate) plan: daemon::Plan,
+    pub(crate) disks: Vec<Disk>,
     /// By disk, after the operator has changed them.
     images: RefCell<Vec<Image>>,
     /// Files of the operator.
     folder: Folder,
     /// The storage of the images. Cuts of the power act on it.
-    storage: Storage,
-    journals: Journals,
+    pub(crate) storage: Storage,
+    pub(crate) journals: Journals,
     /// Images were recovered by a daemon that is not ready yet.
-    recovered: Cell<bool>,
+    pub(crate) recovered: Cell<bool>,
     /// The daemon may end.
-    quits: Cell<bool>,
+    pub(crate) quits: Cell<bool>,
     /// The counters of the rings of killed daemons.
-    past: RefCell<Happened>,
-    kills: Cell<u64>,
-    cuts: Cell<u64>,
+    pub(crate) past: RefCell<Happened>,
+    pub(crate) kills: Cell<u64>,
+    pub(crate) cuts: Cell<u64>,
     /// The daemon was killed since the last check of the users.
-    died: Cell<bool>,
+    pub(crate) died: Cell<bool>,
     /// Number of socket reads and writes of all loops at that check.
     transfers: Cell<u64>,
-    over: Cell<bool>,
+    pub(crate) over: Cell<bool>,
     /// Time of the next check for requests in flight for too long.
     look_at_ns: Cell<u64>,
     /// Number of answered requests, and when it last changed.
@@ -139,7 +143,8 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         fds,
         nbd_socket,
         monitor,
-        daemon: RefCell::default(),
+        daemons: RefCell::default(),
+        upgrade: Upgrade::default(),
         users: RefCell::default(),
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
@@ -185,8 +190,9 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     world.run_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
     world.over.set(true);
     [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
-    world.run_until("there is a daemon", || {
-        ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
+    world.run_until("there is one daemon", || {
+        world.daemons.borrow().len() == 1
+            && ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
     });
     let flushed = world.quit();
     world.check_nothing_is_left();
@@ -223,43 +229,38 @@ impl World {
         self.machine.random()
     }
 
-    fn with_daemon<T>(&self, body: impl FnOnce(&Daemon) -> T) -> T {
-        body(self.daemon.borrow().as_ref().expect("a daemon"))
+    /// Calls `body` with the daemon that serves.
+    pub(crate) fn with_daemon<T>(&self, body: impl FnOnce(&Daemon) -> T) -> T {
+        body(self.daemons.borrow().first().expect("a daemon"))
     }
 
-    /// Wakes the loop of a kicked queue.
+    /// Wakes the loops of a kicked queue.
     pub(crate) fn poke_queue(&self, _guest: usize, queue: u16) {
-        if let Some(l) = self.daemon.borrow().as_ref().and_then(|daemon| daemon.loop_of(queue)) {
-            l.poke(&self.machine);
-        }
+        let daemons = self.daemons.borrow();
+        let loops = daemons.iter().filter_map(|daemon| daemon.loop_of(queue));
+        loops.for_each(|l| l.poke(&self.machine));
     }
 
     pub(crate) fn has_daemon(&self) -> bool {
-        self.daemon.borrow().is_some()
+        !self.daemons.borrow().is_empty()
     }
 
-    /// Wakes the control loop, as its socket has input.
+    /// Wakes the control loops, as a socket of theirs has input.
     pub(crate) fn poke_control(&self) {
-        if let Some(daemon) = &*self.daemon.borrow() {
-            daemon.loops()[0].poke(&self.machine);
-        }
+        self.daemons.borrow().iter().for_each(|daemon| daemon.loops()[0].poke(&self.machine));
     }
 
     /// Wakes all loops, as any of them may own the socket that was used.
     pub(crate) fn poke_all(&self) {
-        if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_all_of(&daemon.loops());
-        }
+        self.daemons.borrow().iter().for_each(|daemon| self.poke_all_of(&daemon.loops()));
     }
 
     /// Wakes the I/O loops for the same reason.
     pub(crate) fn poke_io(&self) {
-        if let Some(daemon) = &*self.daemon.borrow() {
-            self.poke_all_of(&daemon.loops()[1..]);
-        }
+        self.daemons.borrow().iter().for_each(|daemon| self.poke_all_of(&daemon.loops()[1..]));
     }
 
-    fn poke_all_of(&self, loops: &[Rc<Loop>]) {
+    pub(crate) fn poke_all_of(&self, loops: &[Rc<Loop>]) {
         let concerned = loops.iter().filter(|l| l.ring.sim.has_events());
         concerned.for_each(|l| l.poke(&self.machine));
     }
@@ -273,7 +274,7 @@ impl World {
 
     /// The AHCI controller of a disk, if a daemon runs.
     pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
-        self.daemon.borrow().as_ref().and_then(|daemon| daemon.controller(disk))
+        self.daemons.borrow().first().and_then(|daemon| daemon.controller(disk))
     }
 
     pub(crate) fn nbd_listener(&self) -> &Socket {
@@ -360,122 +361,6 @@ impl World {
         self.plan.throttled
     }
 
-    fn start_daemon(self: &Rc<Self>) {
-        let filled = self.journals.filled();
-        self.recovered.set(filled > 0 || self.recovered.get());
-        self.coverage.recovered.add(filled as u64);
-        let around = Surroundings {
-            machine: &self.machine,
-            plan: &self.plan,
-            disks: &self.disks,
-            nbd_socket: &self.nbd_socket,
-            monitor: &self.monitor,
-            storage: &self.storage,
-            journals: match self.plan.journals {
-                true => self.journals.path().to_owned(),
-                false => "/dev/null/no-journals".into(),
-            },
-        };
-        // A killed daemon keeps the function for ever.
-        let world = Rc::downgrade(self);
-        let ready = move || world.upgrade().iter().for_each(|world| world.daemon_is_ready());
-        let daemon = Daemon::start(&around, ready);
-        self.daemon.replace(Some(daemon));
-    }
-
-    /// The daemon has opened all images, and has not served a request.
-    fn daemon_is_ready(&self) {
-        // The recovery of the images wrote and flushed outside of the simulated rings.
-        if self.recovered.take() && self.plan.power_cuts > 0 {
-            let images = self.disks.iter().filter(|disk| disk.image.format != Format::Raw);
-            images.for_each(|disk| disk.image.is_stable(&self.storage));
-        }
-    }
-
-    /// Fails the run if the daemon has ended by itself.
-    fn check_daemon(&self) {
-        let ended = self.daemon.borrow().as_ref().and_then(Daemon::ended);
-        if let Some(end) = ended.filter(|_| !self.quits.get()) {
-            self.fail(&format!("the daemon has ended: {end:?}"));
-        }
-    }
-
-    /// Ends the daemon in order. Returns whether all flushes succeeded.
-    fn quit(self: &Rc<Self>) -> bool {
-        self.quits.set(true);
-        let attached = self.with_daemon(Daemon::detach_drives);
-        self.run_until("the AHCI drives are detached", || attached.get() == 0);
-        let quitting = self.clone();
-        self.machine.spawn("operator".into(), move || operator::quit(&quitting));
-        self.run_until("the daemon ends", || self.with_daemon(|daemon| daemon.ended().is_some()));
-        match self.with_daemon(Daemon::ended) {
-            Some(Err(error)) if !error.contains("could be flushed") => {
-                self.fail(&format!("the daemon fails: {error}"))
-            }
-            end => end == Some(Ok(())),
-        }
-    }
-
-    /// Kills and restarts daemons.
-    fn kill_now_and_then(self: &Rc<Self>) {
-        let (random, mut life_ns) = (self.random(), self.plan.life_ns);
-        while life_ns > 0 && !self.over.get() {
-            self.machine.sleep(random.between(life_ns / 8, life_ns));
-            if self.over.get() {
-                return;
-            }
-            self.kill(random.one_in(self.plan.power_cuts));
-            // Lives become longer, so that the run ends.
-            life_ns += life_ns / 8;
-            self.machine.sleep(random.pick(&[0, 10_000, 500_000]));
-            self.start_daemon();
-        }
-    }
-
-    /// Kills the daemon as by SIGKILL: its loops end wherever they are, and its descriptors and mappings are
-    /// removed. `cut`: by a power cut, which also kills the guests and loses unflushed data.
-    fn kill(&self, cut: bool) {
-        let Some(daemon) = self.daemon.take() else { return };
-        self.machine.say(|| if cut { "the power is cut" } else { "the daemon is killed" }.into());
-        self.coverage.kills.one();
-        self.kills.set(self.kills.get() + 1);
-        self.died.set(true);
-        let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
-        self.coverage.redone.add(in_flight);
-        let step = |l: Rc<Loop>| self.machine.last_step(l.actor);
-        let ran = |queue| daemon.loop_of(queue).map_or(0, step);
-        let unseen = self.users.borrow().iter().map(|user| user.unseen_kicks(&ran)).sum();
-        self.coverage.unseen_kicks.add(unseen);
-        let happened = self.past.borrow().and(&daemon.happened());
-        self.past.replace(happened);
-        daemon.kill();
-        mappings::unmap_others(&self.mappings.borrow());
-        self.fds.close_others();
-        if cut {
-            self.coverage.cuts.one();
-            self.cuts.set(self.cuts.get() + 1);
-        }
-        for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
-            let image = &disk.image;
-            user.daemon_died();
-            if cut {
-                self.journals.remove();
-                self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
-                image.cut(&self.storage, self.random().next());
-            } else if !image.keeps_back() {
-                continue;
-            }
-            let checked = match (image.contents(), cut) {
-                (Ok(bytes), true) => user.lose(&bytes, true),
-                // The image is consistent. Its journal has the missing changes.
-                (contents, _) => contents.map(drop),
-            };
-            if let Err(wrong) = checked {
-                self.fail(&format!("what is left of disk {number}: {wrong}"));
-            }
-        }
-    }
-
     /// Number of power cuts so far.
     pub(crate) fn cuts(&self) -> u64 {
         self.cuts.get()
@@ -491,9 +376,9 @@ impl World {
         self.kills.get()
     }
 
-    fn happened(&self) -> Happened {
+    pub(crate) fn happened(&self) -> Happened {
         let past = self.past.borrow().clone();
-        self.daemon.borrow().iter().fold(past, |sum, daemon| sum.and(&daemon.happened()))
+        self.daemons.borrow().iter().fold(past, |sum, daemon| sum.and(&daemon.happened()))
     }
 
     /// Whether an operation has failed permanently so far.
@@ -515,11 +400,11 @@ impl World {
         }
     }
 
-    fn run_until(&self, what: &str, condition: impl Fn() -> bool) {
+    pub(crate) fn run_until(self: &Rc<Self>, what: &str, condition: impl Fn() -> bool) {
         // Effects of calls to the loops between steps.
         self.after_step(None);
         while !condition() {
-            match self.machine.step() {
+            match self.machine.step(|actor| self.before_step(actor)) {
                 Step::Ran(actor) => self.after_step(Some(actor)),
                 Step::Idle(FOREVER) => {
                     let actors = self.machine.actors();
@@ -548,10 +433,11 @@ impl World {
         }
     }
 
-    fn after_step(&self, actor: Option<ActorId>) {
+    fn after_step(self: &Rc<Self>, actor: Option<ActorId>) {
+        self.look_at_daemons(actor);
         let transfers = socket_transfers();
         let mut sockets = self.died.take() | (self.transfers.replace(transfers) != transfers);
-        if let Some(daemon) = &*self.daemon.borrow() {
+        for daemon in &*self.daemons.borrow() {
             // The control loop negotiates, and is the first to learn of a closed connection.
             let loops = daemon.loops();
             sockets |= actor == Some(loops[0].actor);
@@ -562,7 +448,6 @@ impl World {
             }
         }
         self.users.borrow().iter().for_each(|user| user.look(sockets));
-        self.check_daemon();
     }
 
     /// Fails the run with `what`, and prints how to repeat it.

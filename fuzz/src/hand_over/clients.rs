@@ -17,6 +17,7 @@ use super::{CHANGES, send, socket_pair};
 use crate::input::Input;
 use crate::nbd_server::{self, Client, serve};
 use crate::world;
+use daemon::OperatingSystem;
 use daemon::fuzzing::document::{Collected, Document, GRAPH, list, memory};
 use daemon::fuzzing::packets;
 
@@ -116,7 +117,9 @@ impl Clients {
         let how_sent = if is_unchanged { 0 } else { how };
         send(&theirs, json.to_string().as_bytes(), &fds, how_sent);
         drop((theirs, fds));
-        let Ok(mut received) = packets::receive_document(&ours, GRAPH) else { return false };
+        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, GRAPH) else {
+            return false;
+        };
         let json = received.json.take();
         let listeners = self.listeners(&json["listeners"], &mut received);
         let clients = received.clients(&json["clients"]);

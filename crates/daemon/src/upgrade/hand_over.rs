@@ -67,7 +67,7 @@ impl Daemon {
     pub(crate) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
         let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
         let arguments = self.arguments_for_another().map_err(refused)?;
-        let Some(spawner) = self.spawner.as_ref().filter(|spawner| spawner.starts()) else {
+        let Some(successor) = self.successor() else {
             return Err(refused(
                 "there is no process that could start the new program: with --user or --sandbox \
                  upgrade=off none is kept, and else a warning in the log says why"
@@ -78,8 +78,8 @@ impl Daemon {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| refused(format!("socketpair failed: {}", errno.desc())))?;
-        let pid = spawner
-            .spawn(&self.control, theirs)
+        let pid = successor
+            .start(&self.control, theirs)
             .await
             .map_err(|error| refused(format!("the new program cannot be started: {error}")))?;
         log::info!("upgrade: started the new program, pid {pid}");
@@ -92,15 +92,15 @@ impl Daemon {
 
     /// Cancels a hand-over: ends the new process and resumes the exports. Returns how the new process ended.
     pub(crate) async fn resume(&self) -> String {
-        let Some(spawner) = &self.spawner else { return "there is none".to_owned() };
-        let asked = spawner.end();
+        let Some(successor) = self.successor() else { return "there is none".to_owned() };
+        let asked = successor.end();
         // Exports resume before the new process has ended, which may take time: the new process touches no queue.
         self.exports.resume();
         if let Some(server) = &self.nbd_server {
             server.resume();
         }
         let ended = match asked {
-            Ok(()) => spawner.ended(&self.control).await,
+            Ok(()) => successor.ended(&self.control).await,
             Err(error) => Err(error),
         };
         self.nodes.retake_locks();

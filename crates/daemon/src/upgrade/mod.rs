@@ -26,4 +26,4 @@ pub use definitions::Definitions;
 pub(super) use definitions::words;
 pub(super) use hand_over::HandedOver;
 pub(super) use take_over::TakenExport;
-pub use take_over::{TakenOver, receive};
+pub use take_over::{TakenOver, receive, receive_from};

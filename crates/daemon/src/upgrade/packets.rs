@@ -7,11 +7,12 @@ use std::sync::Arc;
 use event_loop::{EventLoop, Readiness};
 use exports::vhost_user::fd_passing;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::socket::MsgFlags;
 use serde_json::Value as Json;
 
 use super::document::{DESCRIPTORS, Document, content, memory};
+use crate::host::{Host, OperatingSystem};
 
 /// Most descriptors of one packet; less than SCM_MAX_FD.
 const FDS_AT_ONCE: usize = 200;
@@ -79,7 +80,7 @@ impl Packets {
 pub(super) fn send(socket: &OwnedFd, kind: u8, bytes: &[u8]) -> io::Result<()> {
     loop {
         match try_send(socket, kind, bytes, &[]) {
-            Err(Errno::EAGAIN) => wait(socket, PollFlags::POLLOUT),
+            Err(Errno::EAGAIN) => OperatingSystem.wait(socket.as_fd(), PollFlags::POLLOUT),
             Err(Errno::EINTR) => {}
             result => return Ok(result?),
         }
@@ -87,10 +88,10 @@ pub(super) fn send(socket: &OwnedFd, kind: u8, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Waits for a packet; blocks the thread.
-pub(super) fn receive_blocking(socket: &OwnedFd) -> io::Result<Packet> {
+pub(super) fn receive_blocking(host: &dyn Host, socket: &OwnedFd) -> io::Result<Packet> {
     loop {
         match try_receive(socket) {
-            Err(Errno::EAGAIN) => wait(socket, PollFlags::POLLIN),
+            Err(Errno::EAGAIN) => host.wait(socket.as_fd(), PollFlags::POLLIN),
             Err(Errno::EINTR) => {}
             result => return Ok(result?),
         }
@@ -98,9 +99,9 @@ pub(super) fn receive_blocking(socket: &OwnedFd) -> io::Result<Packet> {
 }
 
 /// Waits for a document of that kind; blocks the thread.
-pub fn receive_document(socket: &OwnedFd, kind: u8) -> io::Result<Document> {
+pub fn receive_document(host: &dyn Host, socket: &OwnedFd, kind: u8) -> io::Result<Document> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not what was expected");
-    let (found, count, mut memory) = receive_blocking(socket)?;
+    let (found, count, mut memory) = receive_blocking(host, socket)?;
     let (Some(memory), Ok(count)) = (memory.pop(), count.try_into()) else { return Err(wrong()) };
     if found != kind {
         return Err(wrong());
@@ -109,7 +110,7 @@ pub fn receive_document(socket: &OwnedFd, kind: u8) -> io::Result<Document> {
     let text = content(memory)?;
     let mut fds = Vec::new();
     while fds.len() < count {
-        let (found, _, more) = receive_blocking(socket)?;
+        let (found, _, more) = receive_blocking(host, socket)?;
         if found != DESCRIPTORS || more.is_empty() {
             return Err(wrong());
         }
@@ -137,9 +138,4 @@ fn try_receive(socket: &OwnedFd) -> Result<Packet, Errno> {
         Some((kind, rest)) => Ok((*kind, rest.to_vec(), received.fds)),
         None => Err(Errno::ECONNRESET),
     }
-}
-
-fn wait(socket: &OwnedFd, events: PollFlags) {
-    // An error of the socket shows in the next call.
-    let _ = poll(&mut [PollFd::new(socket.as_fd(), events)], PollTimeout::NONE);
 }

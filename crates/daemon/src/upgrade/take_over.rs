@@ -24,6 +24,7 @@ use super::document::{
     Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
 };
 use super::packets::{receive_blocking, receive_document, send};
+use crate::host::{Host, OperatingSystem};
 use crate::pidfile::Pidfile;
 
 /// How long the first thing that all exports do may take, nanoseconds.
@@ -50,8 +51,8 @@ struct Handed {
 /// What another process has handed over and this one has not yet made its own.
 pub struct TakenOver {
     socket: OwnedFd,
-    /// What this process is called when it serves.
-    name: CString,
+    /// What this process is called when it serves, if it has another name until then.
+    name: Option<CString>,
     /// The process that hands over.
     pub(crate) pid: u32,
     /// The command line of the current configuration, without the program's name.
@@ -81,12 +82,17 @@ pub fn receive() -> Result<TakenOver, DaemonError> {
     let name = prctl::get_name();
     // Shows in lists of processes that this process does not serve yet.
     let _ = prctl::set_name(&CString::new(TAKE_OVER).map_err(DaemonError::new)?);
-    let taken = receive_from(io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?)?;
-    Ok(TakenOver { name: name.unwrap_or_default(), ..taken })
+    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(DaemonError::new)?;
+    Ok(TakenOver { name: name.ok(), ..receive_from(&OperatingSystem, socket)? })
 }
 
-fn receive_from(socket: OwnedFd) -> Result<TakenOver, DaemonError> {
-    let document = receive_document(&socket, GRAPH).map_err(|error| {
+/// Receives what is handed over on a socket, as [`receive`] does on standard input.
+///
+/// # Errors
+///
+/// As of [`receive`].
+pub fn receive_from(host: &dyn Host, socket: OwnedFd) -> Result<TakenOver, DaemonError> {
+    let document = receive_document(host, &socket, GRAPH).map_err(|error| {
         refuse(&socket, &format!("what is handed over cannot be received: {error}"));
         DaemonError::new(format!("standard input is not what is handed over: {error}"))
     })?;
@@ -154,7 +160,7 @@ impl TakenOver {
         }
         Ok(TakenOver {
             socket,
-            name: CString::default(),
+            name: None,
             pid: number(&json["pid"])?,
             arguments,
             directory: path(&json["directory"]),
@@ -194,10 +200,10 @@ impl TakenOver {
     /// # Errors
     ///
     /// The other process continues to serve, or has died.
-    fn stop_other(&self) -> Result<Handed, DaemonError> {
+    fn stop_other(&self, host: &dyn Host) -> Result<Handed, DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, READY, &[]).map_err(failed)?;
-        let mut queues = receive_document(&self.socket, QUEUES).map_err(failed)?;
+        let mut queues = receive_document(host, &self.socket, QUEUES).map_err(failed)?;
         let json = queues.json.take();
         let stopped = |(id, export): (&String, &Json)| {
             let client = &export["vfio-user"];
@@ -226,10 +232,10 @@ impl TakenOver {
     /// # Errors
     ///
     /// As of [`stop_other`](Self::stop_other).
-    fn commit(&self) -> Result<(), DaemonError> {
+    fn commit(&self, host: &dyn Host) -> Result<(), DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, HAVE, &[]).map_err(failed)?;
-        match receive_blocking(&self.socket).map_err(failed)? {
+        match receive_blocking(host, &self.socket).map_err(failed)? {
             (GO, ..) => Ok(()),
             _ => Err(failed(io::ErrorKind::InvalidData.into())),
         }
@@ -259,7 +265,7 @@ impl Daemon {
                 taken.refuse(&error);
             }
             log::error!("upgrade: not taking over: {error}");
-            std::process::exit(1);
+            self.host.exit(1);
         }
     }
 
@@ -277,12 +283,12 @@ impl Daemon {
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
-        let Handed { mut stopped, bits } = taken.stop_other()?;
+        let Handed { mut stopped, bits } = taken.stop_other(&*self.host)?;
         self.make(&late).await?;
         self.exports.prepare(&mut stopped).map_err(DaemonError::new)?;
         self.take_bits(&bits);
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
-        if let Err(error) = taken.commit() {
+        if let Err(error) = taken.commit(&*self.host) {
             self.taken = Some(taken);
             return Err(error);
         }
@@ -290,7 +296,9 @@ impl Daemon {
         let begun = self.let_in(stopped);
         // What follows, here and in the callers, writes to files. Guests must not wait for the disk of those files.
         let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
-        let _ = prctl::set_name(&taken.name);
+        if let Some(name) = &taken.name {
+            let _ = prctl::set_name(name);
+        }
         if let Some((path, file)) = taken.pidfile.take() {
             let _ = self.pidfile.set(Pidfile::take_over(path, file));
         }
@@ -365,7 +373,7 @@ mod tests {
         let packets = Packets::new(&control, old);
         let answered = control.block_on(async move {
             packets.send_document(GRAPH, &graph, &[]).await.unwrap();
-            assert!(receive_from(new).is_err());
+            assert!(receive_from(&OperatingSystem, new).is_err());
             packets.receive().await.unwrap()
         });
         let (kind, why, _) = answered.unwrap();
@@ -385,8 +393,8 @@ mod tests {
         let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         // Its descriptors are missing.
         send(&old, GRAPH, &[0; 4]).unwrap();
-        assert!(receive_from(new).is_err());
-        let (kind, why, _) = receive_blocking(&old).unwrap();
+        assert!(receive_from(&OperatingSystem, new).is_err());
+        let (kind, why, _) = receive_blocking(&OperatingSystem, &old).unwrap();
         let why = String::from_utf8(why).unwrap();
         assert!(kind == REFUSED && why.contains("cannot be received"), "{why}");
     }

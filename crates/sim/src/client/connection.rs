@@ -25,8 +25,10 @@ pub(super) struct Connection {
     pub(super) index: u16,
     pub(super) actor: Cell<Option<ActorId>>,
     pub(super) socket: RefCell<Option<Rc<Socket>>>,
-    /// The number of killed daemons at the time of the connect.
-    pub(super) kills: Cell<u64>,
+    /// The number of losses at the time of the connect.
+    pub(super) losses: Cell<u64>,
+    /// The number of upgrades at that time.
+    pub(super) upgrades: Cell<u64>,
     /// The form of the server's replies; `None` during option negotiation.
     pub(super) mode: Cell<Option<ReplyMode>>,
     /// Sectors of the disk, as reported by the server.
@@ -58,7 +60,8 @@ impl Connection {
             index,
             actor: Cell::new(None),
             socket: RefCell::default(),
-            kills: Cell::new(0),
+            losses: Cell::new(0),
+            upgrades: Cell::new(0),
             mode: Cell::new(None),
             sectors: Cell::new(0),
             allocation: Cell::new(false),

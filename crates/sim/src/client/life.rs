@@ -62,16 +62,20 @@ impl Connection {
 
     fn connect(&self) {
         let world = self.world();
-        self.kills.set(world.kills());
+        self.losses.set(world.losses());
+        self.upgrades.set(world.upgrades());
         self.socket.replace(Some(Socket::connect(world)));
         world.coverage.nbd_connections.one();
     }
 
-    /// Handles a connection closed by the server, which is right only if its daemon was killed.
+    /// Handles a connection closed by the server, which is right only if its daemon was killed, or replaced while the
+    /// client was negotiating.
     fn was_left(&self) {
         let world = self.world();
         world.coverage.gone.one();
-        if world.kills() == self.kills.get() {
+        let negotiated = self.mode.get().is_some();
+        let is_replaced = !negotiated && world.upgrades() != self.upgrades.get();
+        if world.losses() == self.losses.get() && !is_replaced {
             self.fail("the server has closed the connection");
         }
         self.receive_rest();
@@ -261,7 +265,7 @@ impl Connection {
             }
             self.sleep_until(until);
         }
-        if self.in_flight() > 0 && self.world().kills() == self.kills.get() {
+        if self.in_flight() > 0 && self.world().losses() == self.losses.get() {
             self.fail(&format!("{} requests were left unanswered", self.in_flight()));
         }
         self.forget_all(true);

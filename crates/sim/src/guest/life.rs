@@ -3,8 +3,8 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use exports::vhost_user::session::{
-    VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX, VIRTIO_F_RING_INDIRECT_DESC,
-    protocol_features,
+    VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX,
+    VIRTIO_F_RING_INDIRECT_DESC, protocol_features,
 };
 use exports::vhost_user::wire::Request;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -72,6 +72,12 @@ impl Guest {
         let world = self.world();
         while self.life().is_err() {
             world.coverage.gone.one();
+            if !self.vanished.take() && world.losses() == self.connected.get() {
+                world.fail(&format!(
+                    "the daemon has closed the connection of guest {}",
+                    self.shared.guest
+                ));
+            }
             world.machine.sleep(10_000);
         }
         self.done.set(true);
@@ -80,6 +86,7 @@ impl Guest {
     /// Runs one connection.
     fn life(&self) -> Result<(), Gone> {
         let world = self.world();
+        self.connected.set(world.losses());
         let mut connection = Connection::new(world, self.shared.guest);
         world.coverage.connections.one();
         world.machine.say(|| format!("guest {} connects", self.shared.guest));
@@ -143,6 +150,8 @@ impl Guest {
         let plan = &self.shared.plan;
         let mut features = connection.ask_number(Request::GetFeatures)?;
         assert!(features & VHOST_USER_F_PROTOCOL_FEATURES != 0);
+        // Only VMMs that migrate their guest have writes logged.
+        features &= !VHOST_F_LOG_ALL;
         if !plan.event_idx {
             features &= !VIRTIO_F_RING_EVENT_IDX;
         }
@@ -267,6 +276,7 @@ impl Guest {
             }
             Disturbance::Vanish => {
                 coverage.vanished.one();
+                self.vanished.set(true);
                 return Err(Gone);
             }
             Disturbance::Status | Disturbance::Reset => {

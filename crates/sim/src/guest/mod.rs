@@ -37,6 +37,10 @@ pub(crate) struct Guest {
     /// Killed daemons when the guest last looked, and those killed by power cuts.
     kills: Cell<u64>,
     cuts: Cell<u64>,
+    /// Losses at the time of the connection.
+    connected: Cell<u64>,
+    /// The VMM has closed its connection itself.
+    vanished: Cell<bool>,
     done: Cell<bool>,
 }
 
@@ -84,6 +88,8 @@ impl Guest {
             inflight: RefCell::default(),
             kills: Cell::new(0),
             cuts: Cell::new(0),
+            connected: Cell::new(0),
+            vanished: Cell::new(false),
             done: Cell::new(false),
         })
     }

@@ -24,6 +24,7 @@ impl Operator {
         self.world.coverage.snapshots.one();
         self.is_refused("blockdev-del", json!({"node-name": node}))?;
         self.pause(0, 2_000_000);
+        self.may_upgrade(4)?;
         if self.random().one_in(2) {
             let job = self.name("commit");
             let commit = json!({"job-id": job, "device": overlay, "auto-dismiss": false});

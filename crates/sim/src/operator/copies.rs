@@ -27,6 +27,7 @@ impl Operator {
     pub(super) fn backup(&mut self, disk: usize) -> Result<(), Gone> {
         let Some(target) = self.target(disk)? else { return Ok(()) };
         let (source, job) = (self.memory.nodes[disk].clone(), self.name("backup"));
+        self.may_upgrade(8)?;
         let look = self.world.begin_look(disk);
         let started = self.tries("blockdev-backup", self.copy(&job, &source, &target.node));
         let seen = self.world.end_look(disk, &look);
@@ -44,6 +45,51 @@ impl Operator {
             }
         }
         self.remove(&target)
+    }
+
+    /// Copies a disk, and later to the same copy what a dirty bitmap has recorded since.
+    pub(super) fn incremental(&mut self, disk: usize) -> Result<(), Gone> {
+        let Some(target) = self.target(disk)? else { return Ok(()) };
+        let (source, bitmap) = (self.memory.nodes[disk].clone(), self.name("bitmap"));
+        let job = self.name("backup");
+        let granularity = self.random().pick(&[512, 4096, 65536]);
+        let bitmap_of = json!({"node": source, "name": bitmap});
+        let mut add = bitmap_of.clone();
+        add["granularity"] = granularity.into();
+        let first = self.copy(&job, &source, &target.node);
+        let actions = json!({"actions": [
+            {"type": "block-dirty-bitmap-add", "data": add},
+            {"type": "blockdev-backup", "data": first},
+        ]});
+        if !self.tries("transaction", actions)? {
+            return self.remove(&target);
+        }
+        let mut end = self.conclude(&job)?;
+        self.may_upgrade(3)?;
+        self.pause(0, 500_000);
+        let (mut seen, job) = (None, self.name("backup"));
+        if end == End::Done {
+            let mut second = self.copy(&job, &source, &target.node);
+            second["sync"] = "incremental".into();
+            second["bitmap"] = bitmap.into();
+            let look = self.world.begin_look(disk);
+            let started = self.tries("blockdev-backup", second);
+            seen = Some(self.world.end_look(disk, &look));
+            end = match started? {
+                true => self.conclude(&job)?,
+                false => End::Failed,
+            };
+        }
+        self.succeeds("block-dirty-bitmap-remove", bitmap_of)?;
+        self.remove(&target)?;
+        let bytes = contents(&target);
+        let Some(seen) = seen.filter(|_| end == End::Done) else { return Ok(()) };
+        self.world.coverage.incrementals.one();
+        let checked = bytes.and_then(|bytes| seen.check(&bytes));
+        checked.unwrap_or_else(|wrong| {
+            self.world.fail(&format!("{job} of disk {disk}, by a bitmap, is wrong: {wrong}"))
+        });
+        Ok(())
     }
 
     /// Copies a disk with `blockdev-mirror`, whose copy has the contents of the moment of its end. In a mild world,

@@ -9,6 +9,7 @@ mod copies;
 mod qmp;
 mod refused;
 mod small;
+mod upgrades;
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -72,7 +73,7 @@ impl Operator {
             let calm = 1 + self.memory.serial / 32;
             self.pause(20_000 * calm, 400_000 * calm);
             let disk = self.random().below(self.world.disks() as u64) as usize;
-            match self.random().below(20) {
+            match self.random().below(22) {
                 0..3 => self.limits()?,
                 3..5 => self.grow(disk)?,
                 5..9 => self.query()?,
@@ -82,6 +83,8 @@ impl Operator {
                 14..16 => self.try_refused(disk)?,
                 16 => self.backup(disk)?,
                 17 | 18 => self.mirror(disk)?,
+                19 => self.incremental(disk)?,
+                20 => self.may_upgrade(2)?,
                 _ if self.world.is_mild() => self.snapshot(disk)?,
                 _ => self.query()?,
             }

@@ -36,7 +36,7 @@ impl Operator {
         target: &str,
     ) -> Result<(), Gone> {
         let path = self.path("refused").display().to_string();
-        match self.random().below(7) {
+        match self.random().below(8) {
             0 => self.is_refused("blockdev-del", json!({"node-name": target})),
             1 => self.is_refused("blockdev-del", json!({"node-name": source})),
             2 => self.is_refused("block_resize", json!({"node-name": source, "size": 1 << 30})),
@@ -54,6 +54,11 @@ impl Operator {
                     "node-name": source, "snapshot-file": path, "snapshot-node-name": "refused",
                 });
                 self.is_refused("blockdev-snapshot-sync", snapshot)
+            }
+            6 => {
+                self.is_refused("x-upgrade", json!({}))?;
+                self.world.coverage.upgrades_refused.one();
+                Ok(())
             }
             _ => {
                 let arguments = json!({

@@ -82,6 +82,7 @@ impl Operator {
             // The bitmap grows with its disk.
             self.grow(disk)?;
         }
+        self.may_upgrade(8)?;
         self.succeeds("block-dirty-bitmap-remove", bitmap)?;
         self.world.coverage.bitmaps.one();
         Ok(())
@@ -104,6 +105,7 @@ impl Operator {
         self.succeeds("block-export-add", arguments.clone())?;
         self.is_refused("block-export-add", arguments)?;
         self.is_refused("blockdev-del", json!({"node-name": node}))?;
+        self.may_upgrade(8)?;
         self.succeeds("block-export-del", json!({"id": export}))?;
         self.qmp.event("the end of an export", |name, data| {
             (name == "BLOCK_EXPORT_DELETED" && data["id"] == *export).then_some(())
@@ -121,6 +123,7 @@ impl Operator {
         let path = format!("/objects/{id}");
         let set = json!({"path": path, "property": "poll-max-ns", "value": 8_000});
         self.succeeds("qom-set", set)?;
+        self.may_upgrade(4)?;
         self.succeeds("object-del", json!({"id": id}))?;
         self.world.coverage.threads.one();
         Ok(())

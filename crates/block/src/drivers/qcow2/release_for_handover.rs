@@ -6,9 +6,10 @@
 
 use std::io;
 use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use event_loop::oneshot::{self, Receiver};
+use event_loop::start_thread;
 use event_loop::sync::lock;
 
 use super::image::Image;
@@ -42,7 +43,7 @@ impl Releasing {
             });
             done.send(released);
         };
-        *thread = Some(Builder::new().name("qcow2".into()).spawn(released)?);
+        *thread = Some(start_thread("qcow2", released)?);
         Ok(told)
     }
 
