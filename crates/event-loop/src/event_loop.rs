@@ -28,6 +28,7 @@ use crate::ring::setup::{self, Chosen, RingChoice, SetupError};
 use crate::ring::{Completion, Ring, RingOp};
 use crate::slots::{InFlight, SlotId, Slots, UserData};
 use crate::stats::LoopStats;
+use crate::task::take_turns;
 use crate::thread_pool::{Job, ThreadBirth, ThreadPool, ThreadPoolConfig};
 use crate::timers::{TimerId, Timers};
 use trace::trace;
@@ -505,6 +506,13 @@ impl EventLoop {
                 let poll = UserData::Poll(id.0).pack();
                 self.push(RingOp::PollRemove { user_data: poll }, UserData::Ignored);
             }
+        }
+    }
+
+    /// Completes when the loop has released the descriptor of a removed handler: its poll has ended.
+    pub async fn released(&self, id: HandlerId) {
+        while self.0.handlers.borrow().is_leaving(id.0) {
+            take_turns().await;
         }
     }
 

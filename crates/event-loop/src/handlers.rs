@@ -197,6 +197,11 @@ impl Handlers {
         Some((entry, armed))
     }
 
+    /// Whether the descriptor of a removed handler is kept for a poll that has not ended.
+    pub(crate) fn is_leaving(&self, id: SlotId) -> bool {
+        self.leaving.iter().any(|(left, _)| *left == id)
+    }
+
     /// Takes the next poll to be armed.
     pub(crate) fn take_arming(&mut self) -> Option<(RingOp, UserData)> {
         while let Some(id) = self.to_arm.pop() {

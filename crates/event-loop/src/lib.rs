@@ -59,6 +59,7 @@ pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;
 pub use registered::{LoopMemory, Place, Places};
 pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
+pub use ring::{read_now, write_now};
 pub use scheduling::Scheduling;
 pub use signal::Signal;
 pub use stats::{Counter, LoopStats};

@@ -36,14 +36,19 @@ struct Rig {
     unique: u64,
 }
 
-fn null() -> Arc<dyn BlockNode> {
-    let null = NullOptions { size: SIZE, latency_ns: 0, read_zeroes: true };
+fn null(latency_ns: u64) -> Arc<dyn BlockNode> {
+    let null = NullOptions { size: SIZE, latency_ns, read_zeroes: true };
     let options = BlockdevOptions::new(Some("n"), Driver::null_co(null));
     NodeRegistry::new().open(&options).unwrap()
 }
 
 impl Rig {
     fn new(writable: bool) -> Rig {
+        Rig::with_latency(writable, 0)
+    }
+
+    /// The node takes `latency_ns` for each request.
+    fn with_latency(writable: bool, latency_ns: u64) -> Rig {
         let config = LoopConfig { poll: PollParams::OFF, ..LoopConfig::default() };
         let event_loop = EventLoop::new(config).unwrap();
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -51,7 +56,7 @@ impl Rig {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let config = FuseConfig {
             id: "e".into(),
-            node: null(),
+            node: null(latency_ns),
             io_threads: vec![event_loop.handle()],
             devices: vec![device],
             file: FileAttributes::new(SIZE, 4096, writable, true, true),
@@ -135,6 +140,34 @@ fn requests_take_neither_allocations_nor_locks() {
     let before = (allocations(), locks_taken());
     (0..50).for_each(|_| round(&mut rig));
     assert_eq!((allocations(), locks_taken()), before);
+}
+
+#[test]
+fn messages_take_no_operations_of_the_ring() {
+    let mut rig = Rig::new(true);
+    let round = |rig: &mut Rig| {
+        for n in 0..8 {
+            rig.send(READ, 1, &range(n * 4096, 4096), &[]);
+        }
+        (0..8).for_each(|_| assert_eq!(rig.answer().1, 0));
+    };
+    // The poll is armed.
+    round(&mut rig);
+    let submitted = |rig: &Rig| rig.event_loop.stats().submitted.get();
+    let before = submitted(&rig);
+    (0..50).for_each(|_| round(&mut rig));
+    assert_eq!(submitted(&rig), before);
+}
+
+#[test]
+fn more_requests_than_slots_are_all_answered() {
+    const REQUESTS: u64 = 100;
+    let mut rig = Rig::with_latency(true, 100_000);
+    let sent: Vec<u64> =
+        (0..REQUESTS).map(|n| rig.send(READ, 1, &range(n * 512, 512), &[])).collect();
+    let mut answered: Vec<u64> = (0..REQUESTS).map(|_| rig.answer().0).collect();
+    answered.sort_unstable();
+    assert_eq!(answered, sent);
 }
 
 #[test]

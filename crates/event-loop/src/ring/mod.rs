@@ -8,6 +8,7 @@
 mod buffers;
 pub(crate) mod epoll;
 mod messages;
+mod now;
 mod restrict;
 pub mod setup;
 #[cfg(any(test, feature = "sim"))]
@@ -19,6 +20,7 @@ mod workers;
 use std::io;
 use std::os::fd::RawFd;
 
+pub use now::{read_now, write_now};
 pub(crate) use socket::send_now;
 
 /// An operation in a ring's terms: raw descriptors and pointers, which the loop's slots keep valid.

@@ -1,14 +1,14 @@
 //! A `/dev/fuse` descriptor on its I/O thread: requests from the kernel down the node's channel, answers back.
 //!
-//! Both ways go through the loop's ring. One read waits while there is nothing to do; with more requests under
-//! way, more reads are armed, up to [`MAX_ARMED`]. A slot's memory holds a request and its answer, header and data
-//! adjacent, so each is one segment. Nothing is allocated per request.
+//! The loop watches the descriptor. Requests are read, and answers written, by system calls of their own, not by the
+//! ring: neither waits on a non-blocking descriptor, and the ring would poll the descriptor for each. A slot's memory
+//! holds a request and its answer, header and data adjacent, so each is one segment. Nothing is allocated per request.
 
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use block::node::{BlockNode, Channel};
 use block::request::{Op, Request as NodeRequest, RequestOwner};
 use block::status::{self, ExtentState};
 use event_loop::{
-    DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, IoTarget, LoopFile,
-    Progress, Trigger, mailbox, oneshot,
+    DeferredCall, EventLoop, Handler, HandlerId, IoBufs, Progress, Trigger, mailbox, oneshot,
+    read_now, write_now,
 };
 use nix::errno::Errno;
 use nix::libc;
@@ -27,15 +27,13 @@ use stats::{Batch, QueueStats};
 
 use super::attributes::FileAttributes;
 use super::session::{Todo, counted, judge};
-use super::slots::{At, SLOTS, Slots};
+use super::slots::{At, Slots};
 use super::wire::{Answer, Invalid, MAX_REQUEST, Message, Request, SetAttributes};
 
-/// The most reads that are armed at once.
-const MAX_ARMED: u32 = 16;
-/// So many requests under way for each read that is armed.
-const PER_ARMED: u32 = 4;
+/// The most requests that a turn takes.
+const TURN: u32 = 32;
 
-/// Most bytes that the requests of one loop iteration copy, without the last request: copying delays all
+/// Most bytes that the requests of a turn copy, without the last request: copying delays all
 /// other work of the thread.
 const SHARE: u32 = 512 << 10;
 
@@ -70,19 +68,17 @@ pub(super) struct Connection {
     me: Weak<Connection>,
     event_loop: EventLoop,
     service: Service,
-    device: LoopFile,
     channel: Rc<dyn Channel>,
     slots: RefCell<Slots>,
-    /// Reads that the ring has.
-    armed: Cell<u32>,
-    /// Slots with a request or an answer.
+    /// Slots with a request.
     busy: Cell<u32>,
-    /// Bytes that the last request moves; the next are taken to be of its kind.
-    bytes: Cell<u32>,
-    /// A read found nothing and did not wait: the descriptor is watched.
+    /// The descriptor is watched.
     watched: Cell<Option<HandlerId>>,
-    waits: Cell<bool>,
-    /// No reads are armed.
+    /// The descriptor was watched before the pause.
+    unwatched: Cell<Option<HandlerId>>,
+    /// Requests may be waiting in the kernel, and all slots were taken.
+    starved: Cell<bool>,
+    /// No requests are taken.
     paused: Cell<bool>,
     drained: Cell<bool>,
     /// The file system is gone.
@@ -105,15 +101,13 @@ impl Connection {
         Ok(Rc::new_cyclic(|me| Connection {
             me: me.clone(),
             event_loop: event_loop.clone(),
-            device: event_loop.register_file(service.device.clone()),
             service,
             channel,
             slots: RefCell::new(slots),
-            armed: Cell::new(0),
             busy: Cell::new(0),
-            bytes: Cell::new(0),
             watched: Cell::new(None),
-            waits: Cell::new(false),
+            unwatched: Cell::new(None),
+            starved: Cell::new(false),
             paused: Cell::new(true),
             drained: Cell::new(false),
             gone: Cell::new(false),
@@ -125,52 +119,65 @@ impl Connection {
 
     // ---- requests in ---------------------------------------------------------------------------
 
-    /// Arms as many reads as the load is worth.
-    fn arm(&self) {
-        if self.paused.get() || self.gone.get() || self.waits.get() {
-            return;
-        }
-        let most = (SHARE / self.bytes.get().max(1)).clamp(1, MAX_ARMED);
-        let wanted = (self.busy.get() / PER_ARMED).clamp(1, most);
-        let Some(me) = self.me.upgrade() else { return };
-        let target: Rc<dyn IoTarget> = me;
-        while self.armed.get() < wanted {
+    /// Takes requests until the kernel has none, or for a turn.
+    fn receive(&self) -> Progress {
+        let mut bytes = 0;
+        for _ in 0..TURN {
+            if self.paused.get() || self.gone.get() {
+                return Progress::Done;
+            }
             let mut slots = self.slots.borrow_mut();
-            let Some(tag) = slots.take() else { return };
-            let Some(slot) = slots.get(tag) else { return };
-            slot.at = At::Armed;
+            let Some(tag) = slots.take() else {
+                self.starved.set(true);
+                return Progress::Done;
+            };
+            let Some(slot) = slots.get(tag) else { return Progress::Done };
+            slot.at = At::Receiving;
             let bufs = slot.request_memory();
-            drop(slots);
-            self.armed.update(|count| count + 1);
-            let op = IoOp::Read { offset: 0 };
-            self.event_loop.submit(&self.device, op, Engine::Uring, bufs, &target, tag);
+            let result = read_now(self.service.device.as_fd(), &bufs);
+            slot.give_back(bufs);
+            match result {
+                Ok(len) => {
+                    drop(slots);
+                    bytes += self.received(tag, len);
+                }
+                Err(error) => {
+                    slots.free(tag);
+                    drop(slots);
+                    match Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)) {
+                        Errno::EAGAIN => return Progress::Done,
+                        // A request that was taken back while it was read.
+                        Errno::EINTR | Errno::ENOENT => {}
+                        errno => {
+                            self.lost(errno);
+                            return Progress::Done;
+                        }
+                    }
+                }
+            }
+            if bytes > u64::from(SHARE) {
+                break;
+            }
         }
+        Progress::More
     }
 
-    fn received(&self, tag: u32, result: i32, bufs: IoBufs) {
-        self.armed.update(|count| count - 1);
+    /// Handles a message of `len` bytes in a slot. Returns how many bytes its data has.
+    fn received(&self, tag: u32, len: usize) -> u64 {
         let mut slots = self.slots.borrow_mut();
-        let Some(slot) = slots.get(tag) else { return };
-        slot.give_back(bufs);
-        let Ok(bytes) = usize::try_from(result) else {
-            slots.free(tag);
-            drop(slots);
-            return self.no_request(Errno::from_raw(result.wrapping_neg()));
-        };
+        let Some(slot) = slots.get(tag) else { return 0 };
         let first = slot.received();
-        let parsed = Message::parse(first.get(..bytes.min(MAX_REQUEST)).unwrap_or_default(), bytes);
+        let parsed = Message::parse(first.get(..len.min(MAX_REQUEST)).unwrap_or_default(), len);
         let message = match parsed {
             Ok(message) => message,
             Err(Invalid::Header) => {
                 slots.free(tag);
-                return;
+                return 0;
             }
             Err(Invalid::Arguments { unique } | Invalid::Inode { unique }) => {
                 Message { unique, request: Request::Unknown(0) }
             }
         };
-        let (_, _, len) = counted(&message.request);
-        self.bytes.set(u32::try_from(len).unwrap_or(u32::MAX));
         slot.begin(message, self.event_loop.now_ns());
         drop(slots);
         self.service.stats.taken.add(1);
@@ -180,31 +187,20 @@ impl Connection {
             Err(Invalid::Inode { .. }) => self.answer(tag, Answer::Error(Errno::ENOENT)),
             Err(_) => self.answer(tag, Answer::Error(Errno::EINVAL)),
         }
+        let (_, _, bytes) = counted(&message.request);
+        bytes
     }
 
-    /// A read has brought nothing.
-    fn no_request(&self, errno: Errno) {
-        match errno {
-            // A kernel that does not wait on the ring's behalf, or a loop without a ring.
-            Errno::EAGAIN => self.watch(),
-            // A request that was taken back while it was read; a read that was.
-            Errno::EINTR | Errno::ENOENT | Errno::ECANCELED => {}
-            errno => {
-                if !self.gone.replace(true) {
-                    // The daemon or another process has unmounted the file.
-                    let why = (errno != Errno::ENODEV).then_some(errno);
-                    let _ = self.service.events.send(Event::Gone(why));
-                }
-            }
+    /// The kernel has no more requests: the daemon or another process has unmounted the file, or reading failed.
+    fn lost(&self, errno: Errno) {
+        if !self.gone.replace(true) {
+            let why = (errno != Errno::ENODEV).then_some(errno);
+            let _ = self.service.events.send(Event::Gone(why));
         }
     }
 
-    /// Waits until the descriptor has something to read.
+    /// Watches the descriptor.
     fn watch(&self) {
-        self.waits.set(true);
-        if self.watched.get().is_some() {
-            return;
-        }
         let Some(me) = self.me.upgrade() else { return };
         let events = libc::POLLIN as u32;
         let device = self.service.device.clone();
@@ -227,9 +223,8 @@ impl Connection {
                 self.answer(tag, answer);
             }
             Todo::Nothing => {
-                slots.free(tag);
                 drop(slots);
-                self.ended(tag, None);
+                self.ended(tag);
             }
             Todo::Node { op, offset, len, then } => {
                 slot.at = At::Node(then);
@@ -325,7 +320,6 @@ impl Connection {
     // ---- answers out ---------------------------------------------------------------------------
 
     fn answer(&self, tag: u32, answer: Answer) {
-        let Some(me) = self.me.upgrade() else { return };
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get(tag) else { return };
         let (kind, _, bytes) = counted(&slot.request);
@@ -349,23 +343,17 @@ impl Connection {
             Answer::Data(len) => len,
             _ => 0,
         };
-        slot.at = At::Answering;
         let bufs = slot.answer(&answer.encode(slot.unique), data);
+        // An answer that the kernel does not want any more is no error: the request was aborted.
+        let _ = write_now(self.service.device.as_fd(), &bufs);
+        slot.give_back(bufs);
         drop(slots);
-        let target: Rc<dyn IoTarget> = me;
-        let op = IoOp::Write { offset: 0, dsync: false };
-        let token = tag | ANSWERED;
-        self.event_loop.submit(&self.device, op, Engine::Uring, bufs, &target, token);
+        self.ended(tag);
     }
 
     /// A request has ended, and its slot is free.
-    fn ended(&self, tag: u32, bufs: Option<IoBufs>) {
-        let mut slots = self.slots.borrow_mut();
-        if let (Some(slot), Some(bufs)) = (slots.get(tag), bufs) {
-            slot.give_back(bufs);
-        }
-        slots.free(tag);
-        drop(slots);
+    fn ended(&self, tag: u32) {
+        self.slots.borrow_mut().free(tag);
         self.busy.update(|count| count - 1);
         self.later();
     }
@@ -385,12 +373,9 @@ impl Connection {
         let (quiet, is_quiet) = oneshot::channel();
         self.quiet.set(Some(quiet));
         self.paused.set(true);
-        self.waits.set(false);
         if let Some(handler) = self.watched.take() {
             self.event_loop.remove_handler(handler);
-        }
-        if self.armed.get() > 0 {
-            self.event_loop.cancel(&self.device);
+            self.unwatched.set(Some(handler));
         }
         if !self.drained.replace(true) {
             self.event_loop.section(|| self.channel.drain_begin());
@@ -406,7 +391,14 @@ impl Connection {
             if self.drained.take() {
                 self.channel.drain_end();
             }
-            self.event_loop.section(|| self.later());
+            self.watch();
+        }
+    }
+
+    /// Completes when the loop has released the descriptor, after a pause.
+    pub(super) async fn released(&self) {
+        if let Some(handler) = self.unwatched.take() {
+            self.event_loop.released(handler).await;
         }
     }
 
@@ -427,21 +419,6 @@ impl Connection {
     }
 }
 
-/// In a token: the answer was given to the kernel.
-const ANSWERED: u32 = 1 << 31;
-const _: () = assert!(SLOTS < ANSWERED as usize);
-
-impl IoTarget for Connection {
-    fn complete(&self, token: u32, result: i32, bufs: IoBufs) {
-        if token & ANSWERED == 0 {
-            self.received(token, result, bufs);
-            return self.later();
-        }
-        // An answer that the kernel does not want any more is no error: the request was aborted.
-        self.ended(token & !ANSWERED, Some(bufs));
-    }
-}
-
 impl RequestOwner for Connection {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut slots = self.slots.borrow_mut();
@@ -457,7 +434,7 @@ impl RequestOwner for Connection {
                 return self.sought(tag, (hole, offset, end), bufs);
             }
             (Ok(()), At::Node(_)) | (Err(_), _) => slot.give_back(bufs),
-            (Ok(()), At::Free | At::Armed | At::Resizing | At::Answering) => return,
+            (Ok(()), At::Free | At::Receiving | At::Resizing) => return,
         }
         drop(slots);
         let answer = match (result, at) {
@@ -471,19 +448,20 @@ impl RequestOwner for Connection {
 
 impl Handler for Connection {
     fn ready(&self, _events: u32) -> Progress {
-        self.waits.set(false);
-        self.arm();
-        Progress::Done
+        self.receive()
     }
 }
 
 impl DeferredCall for Connection {
-    /// The end of the section: counts what was answered, arms reads.
+    /// The end of the section: counts what was answered, takes requests that found no slot.
     fn run(&self) {
         self.batch.publish(&self.service.stats, false);
-        self.arm();
+        if let Some(handler) = self.watched.get()
+            && self.starved.replace(false)
+        {
+            self.event_loop.call_again(handler);
+        }
         if self.paused.get()
-            && self.armed.get() == 0
             && self.busy.get() == 0
             && let Some(quiet) = self.quiet.take()
         {

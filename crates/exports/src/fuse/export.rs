@@ -336,8 +336,8 @@ impl Worker {
                 while let Some(job) = receiver.receive().await {
                     job(&connection);
                 }
-                // Cancels the armed reads: the last of them closes the descriptor.
                 let _ = connection.pause().await;
+                connection.released().await;
                 drop(connection);
                 is_gone.send(());
             });

@@ -27,8 +27,8 @@ const EXTENTS: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     Free,
-    /// The kernel may put a request into it.
-    Armed,
+    /// A request is being read into it.
+    Receiving,
     /// The node has a request; then the answer.
     Node(Answer),
     /// The node looks for data, or a hole, from `offset` on.
@@ -39,8 +39,6 @@ pub(super) enum At {
     },
     /// The node is being given another size.
     Resizing,
-    /// The kernel is given the answer.
-    Answering,
 }
 
 pub(super) struct FuseSlot {
@@ -158,7 +156,7 @@ impl Slots {
         let of = |slot: &FuseSlot| {
             match slot.at {
                 At::Node(_) | At::Seeking { .. } | At::Resizing => {}
-                At::Free | At::Armed | At::Answering => return None,
+                At::Free | At::Receiving => return None,
             }
             let (kind, offset, len) = counted(&slot.request);
             let (id, started_ns) = (slot.unique, slot.started_ns);
