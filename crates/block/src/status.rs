@@ -1,10 +1,9 @@
 //! Block status: the answer to [`Op::BlockStatus`](crate::request::Op::BlockStatus) in the request's
 //! buffers.
 //!
-//! Each extent is a record of 16 bytes: length and state, 64-bit integers in the machine's byte order, as
-//! [`IoOp::Extents`](event_loop::IoOp::Extents) writes them. The state has the depth in its upper bytes. A node
-//! without backing images leaves zero there. A length of zero ends the list, as does the end of the
-//! buffers.
+//! Each extent is a record of 16 bytes: length and state, 64-bit integers in the machine's byte order. The state
+//! has the depth in its upper bytes. A node without backing images leaves zero there. A length of zero ends the
+//! list, as does the end of the buffers.
 
 use event_loop::IoBufs;
 
@@ -26,6 +25,15 @@ impl Extent {
     /// Returns an extent of `len` bytes, not 0, that the node stores itself.
     pub const fn own(len: u64, state: ExtentState) -> Extent {
         Extent { len, state, depth: 1 }
+    }
+
+    /// Returns the extent as it is in the buffers.
+    pub(crate) fn record(&self) -> [u8; EXTENT_LEN] {
+        let state = number(self.state) | u64::from(self.depth ^ OWN) << DEPTH_AT;
+        let mut record = [0; EXTENT_LEN];
+        record[..8].copy_from_slice(&self.len.to_ne_bytes());
+        record[8..].copy_from_slice(&state.to_ne_bytes());
+        record
     }
 }
 
@@ -84,9 +92,7 @@ pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
     if at + EXTENT_LEN > bufs.len() {
         return false;
     }
-    bufs.copy_in(at, &extent.len.to_ne_bytes());
-    let depth = u64::from(extent.depth ^ OWN) << DEPTH_AT;
-    bufs.copy_in(at + 8, &(number(extent.state) | depth).to_ne_bytes());
+    bufs.copy_in(at, &extent.record());
     true
 }
 
@@ -118,8 +124,5 @@ mod tests {
         end_after(&mut bufs, 3 * EXTENT_LEN);
         let read: Vec<_> = (0..4).map_while(|index| extent(&bufs, index)).collect();
         assert_eq!(read, written);
-        // As the kernel's extents leave them.
-        bufs.copy_in(8, &HOLE.to_ne_bytes());
-        assert_eq!(extent(&bufs, 0), Some(Extent::own(1, ExtentState::Hole)));
     }
 }

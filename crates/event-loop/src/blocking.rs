@@ -2,17 +2,40 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::op::IoOp;
 use crate::slots::InFlight;
 
-/// `_IO(0x12, 119)` and `_IO(0x12, 127)` of linux/fs.h: both take a pair of first byte and length.
-const BLKDISCARD: libc::Ioctl = 0x1277;
-const BLKZEROOUT: libc::Ioctl = 0x127f;
+/// The first segment of the buffers of a [`BlockingCall`](crate::BlockingCall), for its result.
+pub struct CallMemory<'a> {
+    base: *mut u8,
+    len: usize,
+    _operation: PhantomData<&'a BlockingOp>,
+}
 
-/// Bytes of a record of [`IoOp::Extents`].
-const RECORD: usize = 16;
+impl CallMemory<'_> {
+    /// Returns the segment's length in bytes: 0 for an operation without buffers.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes bytes from `at` on, as many as there is room for.
+    pub fn put(&mut self, at: usize, bytes: &[u8]) {
+        let len = bytes.len().min(self.len.saturating_sub(at));
+        if len > 0 {
+            // SAFETY: inside the segment, which is writable, see `BlockingOp::new`.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at), len) };
+        }
+    }
+}
 
 /// An operation for a pool thread. The slot on the loop keeps file and memory alive.
 pub(crate) struct BlockingOp {
@@ -48,9 +71,23 @@ impl BlockingOp {
     /// Carries out the operation. Returns a count, or a negated errno.
     pub(crate) fn run(&self) -> i32 {
         loop {
-            let result = match self.call() {
-                -1 => -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-                n => i32::try_from(n).unwrap_or(i32::MAX),
+            let result = match self.op {
+                IoOp::Call { call, offset, len } => {
+                    // SAFETY: the descriptor is open, see `new`.
+                    let file = unsafe { BorrowedFd::borrow_raw(self.fd) };
+                    (call.run)(file, offset, len, &mut self.memory())
+                }
+                IoOp::Read { .. }
+                | IoOp::Write { .. }
+                | IoOp::Fsync { .. }
+                | IoOp::Fallocate { .. } => match self.call() {
+                    -1 => Err(io::Error::last_os_error()),
+                    n => Ok(n.unsigned_abs()),
+                },
+            };
+            let result = match result {
+                Ok(n) => i32::try_from(n).unwrap_or(i32::MAX),
+                Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
             };
             if result != -libc::EINTR {
                 return result;
@@ -58,53 +95,18 @@ impl BlockingOp {
         }
     }
 
-    /// See [`IoOp::Extents`].
-    fn extents(&self, offset: u64, len: u64) -> isize {
-        if self.count < 1 {
-            return 0;
+    fn memory(&self) -> CallMemory<'_> {
+        let (mut base, mut len) = (std::ptr::null_mut(), 0);
+        if self.count > 0 {
+            // SAFETY: there is a segment, and its description is valid, see `new`.
+            let segment = unsafe { *self.segments };
+            (base, len) = (segment.iov_base.cast(), segment.iov_len);
         }
-        // SAFETY: there is a segment, and its description is valid, see `new`.
-        let segment = unsafe { *self.segments };
-        let records = segment.iov_len / RECORD;
-        // SAFETY: the descriptor is open, see `new`; lseek(2) takes any numbers.
-        let seek = |at: u64, whence| unsafe { libc::lseek(self.fd, at.cast_signed(), whence) };
-        let end = offset.saturating_add(len);
-        let (mut at, mut done) = (offset, 0);
-        while at < end && done < records {
-            // ENXIO: beyond the end of the file, or no more data.
-            let next = match seek(at, libc::SEEK_DATA) {
-                -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
-                -1 => at,
-                data => data.cast_unsigned(),
-            };
-            let (until, hole) = if next > at {
-                (next.min(end), 1)
-            } else {
-                match seek(at, libc::SEEK_HOLE) {
-                    hole if hole.cast_unsigned() > at && hole != -1 => {
-                        (hole.cast_unsigned().min(end), 0)
-                    }
-                    _ => (end, 0),
-                }
-            };
-            let record: [u64; 2] = [until - at, hole];
-            // SAFETY: record `done` lies inside the segment, which is writable, see `new`. It may be unaligned,
-            // hence the copy of bytes.
-            unsafe {
-                let place = segment.iov_base.cast::<u8>().add(done * RECORD);
-                std::ptr::copy_nonoverlapping(record.as_ptr().cast::<u8>(), place, RECORD);
-            }
-            at = until;
-            done += 1;
-        }
-        (done * RECORD) as isize
+        CallMemory { base, len, _operation: PhantomData }
     }
 
     fn call(&self) -> isize {
         let off = u64::cast_signed;
-        if let IoOp::Extents { offset, len } = self.op {
-            return self.extents(offset, len);
-        }
         // SAFETY: the descriptor and the memory of the segments stay valid, see `new`. Each call gets the
         // arguments that its manual page requires.
         unsafe {
@@ -121,14 +123,8 @@ impl BlockingOp {
                 IoOp::Fallocate { mode, offset, len } => {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
-                // Handled above.
-                IoOp::Extents { .. } => 0,
-                IoOp::BlkDiscard { offset, len } => {
-                    libc::ioctl(self.fd, BLKDISCARD, &[offset, len]) as isize
-                }
-                IoOp::BlkZeroOut { offset, len } => {
-                    libc::ioctl(self.fd, BLKZEROOUT, &[offset, len]) as isize
-                }
+                // Handled by `run`.
+                IoOp::Call { .. } => 0,
             }
         }
     }

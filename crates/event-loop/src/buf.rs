@@ -13,8 +13,8 @@ use crate::registered::Place;
 
 /// Keeps the memory of [`IoBufs`] mapped until it is dropped.
 pub trait MemoryOwner: 'static {
-    /// Returns whether another process took some of the memory away. Called only after a loss was
-    /// [counted](crate::lost::lost).
+    /// Returns whether another process took some of the memory away, as a front end does that shrinks the file of
+    /// its guest's memory. Code that copies out of such memory asks afterwards.
     fn is_lost(&self) -> bool {
         false
     }
@@ -204,15 +204,10 @@ impl IoBufs {
         });
     }
 
-    /// Returns whether some of the owner's memory was taken away ([`lost`](crate::lost)). Data copied out so
-    /// far may then be zeroes. Costs one load until the first loss in the process.
+    /// Returns whether some of the [owner's](MemoryOwner::is_lost) memory was taken away. Data copied out so far may
+    /// then be zeroes.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        crate::lost::losses() != 0 && self.has_lost()
-    }
-
-    #[cold]
-    fn has_lost(&self) -> bool {
         self.owner.as_deref().is_some_and(MemoryOwner::is_lost)
     }
 
@@ -444,7 +439,6 @@ mod tests {
         lost.set_owner(memory);
         // SAFETY: inside the array, which the owner keeps; nothing accesses it.
         unsafe { lost.push(base, 8) };
-        crate::lost::lost();
         let mut appended = two_segments().1;
         assert!(!appended.is_lost() && lost.is_lost());
         appended.append(&lost);

@@ -23,7 +23,6 @@ mod iteration;
 mod latency;
 mod linux_aio;
 #[doc(hidden)]
-pub mod lost;
 pub mod mailbox;
 pub mod oneshot;
 mod op;
@@ -54,7 +53,7 @@ pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
-pub use op::{Engine, IoOp, IoTarget, LoopFile, count};
+pub use op::{BlockingCall, CallMemory, Engine, IoOp, IoTarget, LoopFile, count};
 pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;
 pub use registered::{LoopMemory, Place, Places};

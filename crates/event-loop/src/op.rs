@@ -1,12 +1,14 @@
 //! I/O operations and their targets.
 
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub use crate::blocking::CallMemory;
 use crate::buf::IoBufs;
 
 /// An operation on a [`LoopFile`].
@@ -42,31 +44,52 @@ pub enum IoOp {
         /// Bytes.
         len: u64,
     },
-    /// Finds data and holes in a range, by lseek(2) with `SEEK_DATA` and `SEEK_HOLE`. Fills the only segment
-    /// of the buffers with records of 16 bytes. A record has two native-endian 64-bit integers: a length in
-    /// bytes, and 0 for data or 1 for a hole. Records are contiguous from `offset` on, up to the range's end
-    /// or as far as the segment has room. The result counts bytes of records. A file system without holes
-    /// reports only data. Always carried out by a pool thread.
-    Extents {
+    /// A call that the loop does not know, on a range of the file. Always carried out by a pool thread.
+    Call {
+        /// The call.
+        call: &'static BlockingCall,
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// The `BLKDISCARD` ioctl of block devices. Blocks, so always carried out by a pool thread.
-    BlkDiscard {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// The `BLKZEROOUT` ioctl of block devices. Blocks, so always carried out by a pool thread.
-    BlkZeroOut {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
+}
+
+/// A blocking call of the layer above, such as an ioctl(2). Two calls are equal if they are one static.
+///
+/// ```
+/// use std::sync::Arc;
+/// use event_loop::{BlockingCall, Engine, EventLoop, IoBufs, IoOp, LoopConfig};
+///
+/// static SUM: BlockingCall = BlockingCall { name: c"sum", run: |_, a, b, _| Ok((a + b) as usize) };
+///
+/// let event_loop = EventLoop::new(LoopConfig::default())?;
+/// let file = event_loop.register_file(Arc::new(std::fs::File::open("/dev/null")?.into()));
+/// let sum = IoOp::Call { call: &SUM, offset: 2, len: 3 };
+/// let done = event_loop.operate(&file, sum, Engine::Uring, IoBufs::new());
+/// assert_eq!(event_loop.block_on(done)?.0?, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct BlockingCall {
+    /// The name, for trace points.
+    pub name: &'static CStr,
+    /// Carries out the call on `offset` and `len` of the file. Called on a pool thread. The memory is the first
+    /// segment of the operation's buffers. Returns a count. `EINTR` repeats the call.
+    pub run: fn(BorrowedFd<'_>, u64, u64, &mut CallMemory<'_>) -> io::Result<usize>,
+}
+
+impl PartialEq for BlockingCall {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for BlockingCall {}
+
+impl fmt::Debug for BlockingCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.name)
+    }
 }
 
 /// The mechanism that carries out an operation.

@@ -35,9 +35,7 @@ impl InFlight {
             IoOp::Fallocate { mode, offset, len } => {
                 return Some(RingOp::Fallocate { file, mode, offset, len });
             }
-            IoOp::Extents { .. } | IoOp::BlkDiscard { .. } | IoOp::BlkZeroOut { .. } => {
-                return None;
-            }
+            IoOp::Call { .. } => return None,
         };
         let socket = self.file.0.is_socket;
         let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };

@@ -4,14 +4,15 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::rc::Rc;
 
 use common::*;
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
-    AlignedBuf, DeferredCall, Engine, EventLoop, Handler, IoBufs, IoOp, IoTarget, IoThread,
-    IoThreadConfig, LoopConfig, PollGoal, PollParams, PollPolicy, Progress, RingChoice, RingFlags,
-    ThreadPoolConfig, Trigger,
+    AlignedBuf, BlockingCall, DeferredCall, Engine, EventLoop, Handler, IoBufs, IoOp, IoTarget,
+    IoThread, IoThreadConfig, LoopConfig, PollGoal, PollParams, PollPolicy, Progress, RingChoice,
+    RingFlags, ThreadPoolConfig, Trigger,
 };
 
 /// A deferred call that records after how many sleeps it ran.
@@ -376,11 +377,23 @@ fn no_panic_nonsensical_operations() {
                     assert!(run(op, engine, IoBufs::new()) < 0, "{name}");
                 }
             }
-            for op in
-                [IoOp::BlkDiscard { offset: 0, len: 1 }, IoOp::BlkZeroOut { offset: 0, len: 1 }]
-            {
-                assert!(run(op, engine, IoBufs::new()) < 0, "{name}: no block device");
-            }
+            static TOO_MUCH: BlockingCall = BlockingCall {
+                name: c"too much",
+                run: |_, offset, len, memory| {
+                    memory.put(usize::MAX, b"x");
+                    memory.put(2, b"xyz");
+                    assert_eq!((memory.len(), offset, len), (4, u64::MAX, 7));
+                    Err(io::ErrorKind::Other.into())
+                },
+            };
+            let op = IoOp::Call { call: &TOO_MUCH, offset: u64::MAX, len: 7 };
+            let four = AlignedBuf::io_bufs(4, 4).unwrap();
+            let (result, bufs) =
+                event_loop.block_on(event_loop.operate(&file, op, engine, four)).unwrap();
+            assert_eq!(raw(result), -nix::libc::EIO, "{name}");
+            let mut out = [0; 4];
+            bufs.copy_out(0, &mut out);
+            assert_eq!(&out, b"\0\0xy", "{name}: past the end");
             assert_eq!(run(IoOp::Read { offset: 0 }, engine, IoBufs::new()), 0, "{name}: nothing");
             // More segments than the kernel's limit.
             let whole = AlignedBuf::io_bufs(4096, 4096).unwrap();

@@ -85,11 +85,13 @@ impl Place {
     }
 }
 
+static LOSSES: AtomicUsize = AtomicUsize::new(0);
+
 /// Returns the number of regions lost since the process began. When it has changed, ask
 /// [`MappedRegion::is_lost`](crate::MappedRegion::is_lost).
 #[inline]
 pub fn losses() -> usize {
-    event_loop::lost::losses()
+    LOSSES.load(Ordering::Acquire)
 }
 
 /// A watched mapping. Drop it before the mapping.
@@ -163,7 +165,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
         let Some((start, len)) = place.range() else { continue };
         if addr.wrapping_sub(start) < len && replace(start, len) {
             place.lost.store(true, Ordering::Release);
-            event_loop::lost::lost();
+            LOSSES.fetch_add(1, Ordering::Release);
             return;
         }
     }

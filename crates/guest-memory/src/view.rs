@@ -370,7 +370,7 @@ impl MemoryView {
 
 impl MemoryOwner for MemoryView {
     fn is_lost(&self) -> bool {
-        self.memory.lost_region().is_some()
+        crate::losses() != 0 && self.memory.lost_region().is_some()
     }
 }
 

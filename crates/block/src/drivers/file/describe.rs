@@ -12,9 +12,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
         IoOp::Fsync { data_only: false } => c"fsync",
         IoOp::Fsync { data_only: true } => c"fdatasync",
         IoOp::Fallocate { .. } => c"fallocate",
-        IoOp::Extents { .. } => c"lseek",
-        IoOp::BlkDiscard { .. } => c"BLKDISCARD",
-        IoOp::BlkZeroOut { .. } => c"BLKZEROOUT",
+        IoOp::Call { call, .. } => call.name,
     }
 }
 
@@ -23,9 +21,6 @@ pub(super) fn range(op: IoOp, len: u64) -> (u64, u64) {
     match op {
         IoOp::Read { offset } | IoOp::Write { offset, .. } => (offset, len),
         IoOp::Fsync { .. } => (0, 0),
-        IoOp::Fallocate { offset, len, .. }
-        | IoOp::Extents { offset, len }
-        | IoOp::BlkDiscard { offset, len }
-        | IoOp::BlkZeroOut { offset, len } => (offset, len),
+        IoOp::Fallocate { offset, len, .. } | IoOp::Call { offset, len, .. } => (offset, len),
     }
 }

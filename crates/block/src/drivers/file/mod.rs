@@ -1,6 +1,7 @@
 //! `file` and `host_device`: an image in a file or on a block device.
 
 mod bounce;
+mod calls;
 mod channel;
 mod create;
 mod describe;

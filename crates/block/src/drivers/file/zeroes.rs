@@ -6,7 +6,7 @@ use event_loop::IoOp;
 use nix::errno::Errno;
 use nix::libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 
-use super::{Capabilities, FileNode, Kind};
+use super::{Capabilities, FileNode, Kind, calls};
 use crate::options::Discard;
 
 /// A call that zeroes a range, best first. fallocate(2) works on block devices too (since Linux
@@ -54,7 +54,7 @@ impl Method {
                 let mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
                 IoOp::Fallocate { mode, offset, len }
             }
-            Method::BlkZeroOut => IoOp::BlkZeroOut { offset, len },
+            Method::BlkZeroOut => IoOp::Call { call: &calls::ZERO_OUT, offset, len },
         }
     }
 
@@ -80,7 +80,8 @@ pub(crate) fn discard_op(node: &FileNode, offset: u64, len: u64) -> Option<IoOp>
             let sector = node.limits.sector;
             let start = offset.next_multiple_of(sector);
             let end = (offset + len) / sector * sector;
-            (start < end).then(|| IoOp::BlkDiscard { offset: start, len: end - start })
+            let len = end.saturating_sub(start);
+            (len > 0).then_some(IoOp::Call { call: &calls::DISCARD, offset: start, len })
         }
     }
 }

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use super::{Inner, Next};
 use crate::drivers::file::bounce::Bounce;
+use crate::drivers::file::calls;
 use crate::drivers::file::plan::{FileStep, Position};
 use crate::drivers::file::slots::{FileSlot, Stage};
 use crate::drivers::file::zeroes::{Method, discard_failed, discard_op};
@@ -38,7 +39,8 @@ impl Inner {
             Op::BlockStatus => {
                 slot.stage = Stage::Status;
                 let bufs = std::mem::take(&mut slot.request.bufs);
-                Next::Submit { tail: false, op: IoOp::Extents { offset, len }, bufs }
+                let op = IoOp::Call { call: &calls::EXTENTS, offset, len };
+                Next::Submit { tail: false, op, bufs }
             }
             Op::Discard => match discard_op(&self.node, offset, len) {
                 Some(op) => {
