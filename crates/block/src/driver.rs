@@ -16,7 +16,7 @@ use crate::connections::ConnectContext;
 pub use crate::create::CreateKind;
 use ::options::shape::Member;
 use ::options::table::{self, Context, Field};
-use ::options::{Object, OptionError, Value};
+use ::options::{Object, OptionError};
 
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -107,7 +107,7 @@ pub trait BlockDriver: DriverValue {
     fn kind(&self) -> &'static DriverKind;
 
     /// Returns the options as text would give them. Reading them again gives the same value.
-    fn write(&self) -> Members;
+    fn write(&self) -> Object;
 
     /// Returns the children that the options name, in the order in which they are opened. An image may name more.
     fn children(&self) -> Vec<ChildOption<'_>>;
@@ -181,9 +181,6 @@ pub trait BlockDriver: DriverValue {
         Ok(Reopened { node: self.open(node)?, restore: None })
     }
 }
-
-/// Options by name, in the order in which they are written.
-pub type Members = Vec<(&'static str, Value)>;
 
 /// The result of [`BlockDriver::connect`].
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Any + Send>, OpenError>>>>;

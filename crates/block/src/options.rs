@@ -9,8 +9,8 @@ pub(crate) use self::read::common_names;
 pub use self::read::{
     Inherited, node_options, node_shape, read_blockdev, read_blockdevs, read_ref, ref_shape,
 };
-pub use self::rows::{ImageDraft, NodeDraft, ParentDraft};
-pub use self::write::{blockdev_option, write_object, write_path, write_ref};
+pub use self::rows::{Child, ChildValue, Draft, ImageDraft, NodeDraft, file_row, write_options};
+pub use self::write::{blockdev_option, write_ref};
 pub use crate::driver::Driver;
 pub use crate::drivers::blkdebug::settings::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
@@ -101,4 +101,11 @@ pub enum BlockdevRef {
     Name(String),
     /// A nested definition.
     Inline(Box<BlockdevOptions>),
+}
+
+/// No node has this name. A draft has it until its required row is read.
+impl Default for BlockdevRef {
+    fn default() -> Self {
+        BlockdevRef::Name(String::new())
+    }
 }

@@ -266,8 +266,10 @@ impl ImageDraft for ServeOptions {
 }
 
 impl NodeDraft for ServeOptions {
-    fn set_discard(&mut self, discard: Discard) {
-        self.discard = discard;
+    type Discard = Discard;
+
+    fn discard(&mut self) -> &mut Discard {
+        &mut self.discard
     }
 }
 

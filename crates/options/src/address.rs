@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::OptionError;
 use crate::fd::FdName;
+use crate::place::{Of, Text};
 use crate::shape::{Member, Shape, Union, Variant};
 use crate::table::{self, Field, Kind, Need, only_off, put};
 
@@ -92,11 +93,18 @@ pub struct InetDraft {
 }
 
 impl InetDraft {
+    /// What gives this address.
+    pub fn of(host: String, port: u16, ipv4: bool, ipv6: bool) -> InetDraft {
+        let family = |on| (!(ipv4 && ipv6)).then_some(on);
+        let (port, ipv4, ipv6) = (port.to_string(), family(ipv4), family(ipv6));
+        InetDraft { host, port, to: None, ipv4, ipv6 }
+    }
+
     /// `host`; its help text differs.
     pub const fn host(help: &'static str) -> Field<InetDraft> {
         Field {
             name: "host",
-            kind: Kind::Text { meta: "<host>", set: |addr, host| put(&mut addr.host, host) },
+            kind: Kind::At(&Text("<host>", |addr: &mut InetDraft| &mut addr.host)),
             need: Need::Required,
             help,
         }
@@ -105,7 +113,7 @@ impl InetDraft {
     /// `port`.
     pub const PORT: Field<InetDraft> = Field {
         name: "port",
-        kind: Kind::Text { meta: "<port>", set: |addr, port| put(&mut addr.port, port) },
+        kind: Kind::At(&Text("<port>", |addr: &mut InetDraft| &mut addr.port)),
         need: Need::Required,
         help: "TCP port",
     };
@@ -113,7 +121,7 @@ impl InetDraft {
     /// `ipv4`.
     pub const IPV4: Field<InetDraft> = Field {
         name: "ipv4",
-        kind: Kind::Bool(|addr, on| put(&mut addr.ipv4, Some(on))),
+        kind: Kind::At(&Of(|addr: &mut InetDraft| &mut addr.ipv4)),
         need: Need::Optional("what host has"),
         help: "whether IPv4 addresses are used",
     };
@@ -121,7 +129,7 @@ impl InetDraft {
     /// `ipv6`.
     pub const IPV6: Field<InetDraft> = Field {
         name: "ipv6",
-        kind: Kind::Bool(|addr, on| put(&mut addr.ipv6, Some(on))),
+        kind: Kind::At(&Of(|addr: &mut InetDraft| &mut addr.ipv6)),
         need: Need::Optional("what host has"),
         help: "whether IPv6 addresses are used",
     };

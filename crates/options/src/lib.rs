@@ -13,6 +13,7 @@ pub mod error;
 pub mod fd;
 pub mod json;
 pub mod keyval;
+pub mod place;
 pub mod scalar;
 pub mod shape;
 pub mod table;

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use crate::error::OptionError;
+use crate::place::Place;
 use crate::scalar;
 use crate::shape::{Member, Shape, Word};
 use crate::value::{Dialect, Object, Value};
@@ -88,6 +89,8 @@ pub enum Kind<T: 'static> {
         /// The setter, which parses the value.
         read: fn(&mut T, Value, &Context) -> Set,
     },
+    /// A value whose place is known, so that it is also [written](write) back.
+    At(&'static dyn Place<T>),
     /// An option of QSD that ringmill does not support, or not with every value. It is parsed for a
     /// clear error, or because a value has no effect. It is in no schema, help text or list.
     Unoffered(fn(&mut T, Value, &str, &Context) -> Set),
@@ -171,6 +174,29 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
         }
     }
     Ok(())
+}
+
+/// Writes the options of `fields` whose [place](Kind::At) is known, as [`read`] reads them.
+pub fn write<T>(fields: &[Field<T>], from: &mut T) -> Object {
+    let mut object = Object::new();
+    for field in fields {
+        let value = match &field.kind {
+            Kind::At(place) => place.write(from),
+            Kind::Group(fields) => Some(Value::Object(write(fields, from))),
+            Kind::Flag(_)
+            | Kind::Bool(_)
+            | Kind::Int { .. }
+            | Kind::Bytes(_)
+            | Kind::Text { .. }
+            | Kind::Path(_)
+            | Kind::Choice(_)
+            | Kind::Structure { .. }
+            | Kind::Nested { .. }
+            | Kind::Unoffered(_) => None,
+        };
+        object.extend(value.map(|value| (field.name.to_owned(), value)));
+    }
+    object
 }
 
 /// A table with `T` erased: the possible members of an object, and the value built from them.
@@ -434,45 +460,8 @@ impl<T> Field<T> {
                 Ok(())
             }
             Kind::Bool(set) => set(into, boolean(value, &name, at)?),
-            Kind::Int { range, set } => {
-                let number = match value {
-                    Value::Integer(number) => number,
-                    Value::Text(text) if at.dialect == Dialect::Keyval => scalar::integer(&text)
-                        .ok_or_else(|| {
-                            let error =
-                                OptionError::new(format!("Parameter '{name}' expects integer"));
-                            match scalar::size(&text) {
-                                Some(bytes) => {
-                                    error.hint(format!("It takes no suffix: write {name}={bytes}."))
-                                }
-                                None => error,
-                            }
-                        })?,
-                    other => return Err(mismatch(other, &name, "integer", at)),
-                };
-                if !range.contains(&number) {
-                    return Err(out_of_range(&name, range));
-                }
-                set(into, number)
-            }
-            Kind::Bytes(set) => {
-                let bytes = match value {
-                    Value::Integer(number) => number,
-                    Value::Text(text) if at.dialect == Dialect::Keyval => {
-                        bytes(&text).ok_or_else(|| {
-                            OptionError::new(format!("Parameter '{name}' expects size")).hint(
-                                "A size is a number of bytes, or a number with suffix \
-                                 K, M, G, T, P or E for powers of 1024.",
-                            )
-                        })?
-                    }
-                    other => return Err(mismatch(other, &name, "integer", at)),
-                };
-                match u64::try_from(bytes) {
-                    Ok(bytes) => set(into, bytes),
-                    Err(_) => Err(out_of_range(&name, &(0..=i64::MAX))),
-                }
-            }
+            Kind::Int { range, set } => set(into, integer(value, &name, at, range)?),
+            Kind::Bytes(set) => set(into, size(value, &name, at)?),
             Kind::Text { set, .. } => set(into, text(value, &name, at)?),
             Kind::Path(set) => set(into, PathBuf::from(text(value, &name, at)?)),
             Kind::Choice(choices) => {
@@ -498,6 +487,7 @@ impl<T> Field<T> {
             // Only command lines have text to parse.
             Kind::Structure { .. } => Err(wrong_type(&name, "text")),
             Kind::Nested { read, .. } => read(into, value, &at.below(self.name)),
+            Kind::At(place) => place.read(into, value, self.name, at),
             Kind::Unoffered(read) => read(into, value, &name, at),
         }
     }
@@ -514,6 +504,44 @@ impl<T> Field<T> {
     pub fn member(&self) -> Member {
         Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
+}
+
+/// Reads an integer in `range`.
+pub fn integer(
+    value: Value,
+    name: &str,
+    at: &Context,
+    range: &RangeInclusive<i64>,
+) -> Result<i64, OptionError> {
+    let number = match value {
+        Value::Integer(number) => number,
+        Value::Text(text) if at.dialect == Dialect::Keyval => {
+            scalar::integer(&text).ok_or_else(|| {
+                let error = OptionError::new(format!("Parameter '{name}' expects integer"));
+                match scalar::size(&text) {
+                    Some(bytes) => error.hint(format!("It takes no suffix: write {name}={bytes}.")),
+                    None => error,
+                }
+            })?
+        }
+        other => return Err(mismatch(other, name, "integer", at)),
+    };
+    if range.contains(&number) { Ok(number) } else { Err(out_of_range(name, range)) }
+}
+
+/// Reads a number of bytes.
+pub fn size(value: Value, name: &str, at: &Context) -> Result<u64, OptionError> {
+    let number = match value {
+        Value::Integer(number) => number,
+        Value::Text(text) if at.dialect == Dialect::Keyval => bytes(&text).ok_or_else(|| {
+            OptionError::new(format!("Parameter '{name}' expects size")).hint(
+                "A size is a number of bytes, or a number with suffix \
+                 K, M, G, T, P or E for powers of 1024.",
+            )
+        })?,
+        other => return Err(mismatch(other, name, "integer", at)),
+    };
+    u64::try_from(number).map_err(|_| out_of_range(name, &(0..=i64::MAX)))
 }
 
 /// A size with a suffix, or an integer in any of QSD's other notations.
@@ -553,6 +581,7 @@ impl<T> Kind<T> {
             }
             Self::Group(fields) => Shape::Object(members(fields)),
             Self::Nested { shape, .. } => shape(),
+            Self::At(place) => place.shape(),
             Self::Unoffered(_) => Shape::Any,
         }
     }

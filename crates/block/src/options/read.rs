@@ -1,8 +1,9 @@
 //! `--blockdev`: the options of all drivers, and the reader of nodes.
 
+use ::options::place::{Checked, Of, OneOf};
 use ::options::scalar::{IDENTIFIER_HINT, is_identifier};
 use ::options::shape::{Shape, Union, Variant};
-use ::options::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
+use ::options::table::{self, Context, Field, Kind, Need, only_off};
 use ::options::{Object, OptionError, Value};
 
 use super::elsewhere;
@@ -29,25 +30,53 @@ pub struct Inherited {
 /// What every driver has, while it is read. What was not given stays `None`, because a nested node
 /// takes some of that from the node it lies in.
 #[derive(Default)]
-struct Common {
+pub(super) struct Common {
     inherited: Inherited,
     node_name: Option<String>,
     read_only: Option<bool>,
     auto_read_only: bool,
     discard: Option<Discard>,
     detect_zeroes: DetectZeroes,
-    inactive: bool,
+    active: Option<bool>,
     direct: Option<bool>,
     no_flush: Option<bool>,
 }
 
 impl NodeDraft for Common {
-    fn set_discard(&mut self, discard: Discard) {
-        self.discard = Some(discard);
+    type Discard = Option<Discard>;
+
+    fn discard(&mut self) -> &mut Option<Discard> {
+        &mut self.discard
     }
 }
 
 impl Common {
+    /// What gives a node these options.
+    pub(super) fn of(options: &BlockdevOptions) -> Common {
+        // None is left out by mistake when there is one more. The driver has a table of its own.
+        let BlockdevOptions {
+            ref node_name,
+            read_only,
+            auto_read_only,
+            discard,
+            detect_zeroes,
+            active,
+            cache: Cache { direct, no_flush },
+            driver: _,
+        } = *options;
+        Common {
+            inherited: Inherited::default(),
+            node_name: node_name.clone(),
+            read_only: Some(read_only),
+            auto_read_only,
+            discard: Some(discard),
+            detect_zeroes,
+            active: Some(active),
+            direct: Some(direct),
+            no_flush: Some(no_flush),
+        }
+    }
+
     fn read_only(&self) -> bool {
         self.read_only.unwrap_or(self.inherited.read_only)
     }
@@ -59,7 +88,7 @@ impl Common {
         }
     }
 
-    fn discard(&self) -> Discard {
+    fn discards(&self) -> Discard {
         self.discard.unwrap_or(self.inherited.discard)
     }
 
@@ -71,24 +100,14 @@ impl Common {
 }
 
 /// Options that every driver has.
-static COMMON: &[Field<Common>] = &[
+pub(super) static COMMON: &[Field<Common>] = &[
     Field {
         name: "node-name",
-        kind: Kind::Text {
+        kind: Kind::At(&Checked {
             meta: "<node-name>",
-            set: |node, name| {
-                if !is_identifier(&name) {
-                    return Err(OptionError::new(format!("Invalid node-name: '{name}'"))
-                        .hint(IDENTIFIER_HINT));
-                }
-                if name.len() > 31 {
-                    return Err(OptionError::new("Node name too long")
-                        .hint("A node name has at most 31 characters."));
-                }
-                node.node_name = Some(name);
-                Ok(())
-            },
-        },
+            check: check_name,
+            at: |node: &mut Common| &mut node.node_name,
+        }),
         need: Need::Optional("none, which only nested nodes may have"),
         help: "name of the node, for exports and other nodes to refer to",
     },
@@ -98,13 +117,13 @@ static COMMON: &[Field<Common>] = &[
         kind: Kind::Group(&[
             Field {
                 name: "direct",
-                kind: Kind::Bool(|node, on| put(&mut node.direct, Some(on))),
+                kind: Kind::At(&Of(|node: &mut Common| &mut node.direct)),
                 need: Need::Default("off"),
                 help: "bypass the host's page cache (O_DIRECT); nested nodes inherit it",
             },
             Field {
                 name: "no-flush",
-                kind: Kind::Bool(|node, on| put(&mut node.no_flush, Some(on))),
+                kind: Kind::At(&Of(|node: &mut Common| &mut node.no_flush)),
                 need: Need::Default("off"),
                 help: "ignore flushes: fast, and unsafe when the host dies; nested nodes inherit it",
             },
@@ -114,41 +133,36 @@ static COMMON: &[Field<Common>] = &[
     },
     Field {
         name: "active",
-        kind: Kind::Bool(|node, on| put(&mut node.inactive, !on)),
+        kind: Kind::At(&Of(|node: &mut Common| &mut node.active)),
         need: Need::Default("on"),
         help: "open and lock the image; off: leave it to others, until blockdev-set-active",
     },
     Field {
         name: "read-only",
-        kind: Kind::Bool(|node, on| put(&mut node.read_only, Some(on))),
+        kind: Kind::At(&Of(|node: &mut Common| &mut node.read_only)),
         need: Need::Default("off"),
         help: "forbid writing; nested nodes inherit it",
     },
     Field {
         name: "auto-read-only",
-        kind: Kind::Bool(|node, on| put(&mut node.auto_read_only, on)),
+        kind: Kind::At(&Of(|node: &mut Common| &mut node.auto_read_only)),
         need: Need::Default("off"),
         help: "open the image read-only when it cannot be opened for writing",
     },
     Field {
         name: "detect-zeroes",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "off",
-                help: "writes are writes",
-                set: |node| put(&mut node.detect_zeroes, DetectZeroes::Off),
-            },
-            Choice {
-                name: "on",
-                help: "zeroes become write-zeroes requests",
-                set: |node| put(&mut node.detect_zeroes, DetectZeroes::On),
-            },
-            Choice {
-                name: "unmap",
-                help: "zeroes become write-zeroes requests that may unmap",
-                set: |node| put(&mut node.detect_zeroes, DetectZeroes::Unmap),
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |node: &mut Common| &mut node.detect_zeroes,
+            words: &[
+                ("off", DetectZeroes::Off, "writes are writes"),
+                ("on", DetectZeroes::On, "zeroes become write-zeroes requests"),
+                (
+                    "unmap",
+                    DetectZeroes::Unmap,
+                    "zeroes become write-zeroes requests that may unmap",
+                ),
+            ],
+        }),
         need: Need::Default("off"),
         help: "turn writes of zeroes into write-zeroes requests; unmap needs discard=unmap",
     },
@@ -158,6 +172,19 @@ static COMMON: &[Field<Common>] = &[
         })
     }),
 ];
+
+fn check_name(name: &Option<String>) -> table::Set {
+    let name = name.as_deref().unwrap_or_default();
+    if !is_identifier(name) {
+        return Err(OptionError::new(format!("Invalid node-name: '{name}'")).hint(IDENTIFIER_HINT));
+    }
+    if name.len() > 31 {
+        return Err(
+            OptionError::new("Node name too long").hint("A node name has at most 31 characters.")
+        );
+    }
+    Ok(())
+}
 
 /// Returns the options of nodes, by driver.
 pub fn node_options() -> Union {
@@ -273,7 +300,7 @@ fn read_node(
 
     let mut node = Common { inherited, ..Common::default() };
     table::read(COMMON, &mut node, &mut object, at)?;
-    let discard = node.discard();
+    let discard = node.discards();
     let built = driver.options.read(object, node.bequest(), at, driver.name)?;
     if node.detect_zeroes == DetectZeroes::Unmap && discard != Discard::Unmap {
         return Err(OptionError::new(
@@ -288,7 +315,7 @@ fn read_node(
         auto_read_only: node.auto_read_only,
         discard,
         detect_zeroes: node.detect_zeroes,
-        active: !node.inactive,
+        active: node.active.unwrap_or(true),
         driver: built,
     })
 }

@@ -1,8 +1,123 @@
-//! Rows that more than one table has.
+//! Rows that more than one table has, and what rows of nodes read into.
 
-use ::options::table::{Choice, Field, Kind, Need, put};
+use std::ops::{Deref, DerefMut};
 
-use super::{Aio, BlockdevRef, Discard, Inherited, Locking, read_ref, ref_shape};
+use ::options::place::{OneOf, Place};
+use ::options::shape::Shape;
+use ::options::table::{self, Context, Field, Kind, Need, Set};
+use ::options::{Object, OptionError, Value};
+
+use super::{
+    Aio, BlockdevRef, Discard, Driver, Inherited, Locking, read_ref, ref_shape, write_ref,
+};
+use crate::driver::BlockDriver;
+
+/// A driver's options while they are read.
+pub struct Draft<O> {
+    /// What a node that is defined in place inherits.
+    pub inherited: Inherited,
+    /// The options.
+    pub options: O,
+}
+
+impl<O> Deref for Draft<O> {
+    type Target = O;
+
+    fn deref(&self) -> &O {
+        &self.options
+    }
+}
+
+impl<O> DerefMut for Draft<O> {
+    fn deref_mut(&mut self) -> &mut O {
+        &mut self.options
+    }
+}
+
+impl<O: BlockDriver> Draft<O> {
+    /// Makes the driver, for tables whose options go together in any case.
+    ///
+    /// # Errors
+    ///
+    /// None.
+    pub fn build(self) -> Result<Driver, OptionError> {
+        Ok(self.options.into())
+    }
+}
+
+impl<O: Default> Draft<O> {
+    /// Returns a draft in which nothing is given yet.
+    pub fn new(inherited: Inherited) -> Self {
+        Draft { inherited, options: O::default() }
+    }
+}
+
+/// Writes a driver's options, as its table reads them.
+pub fn write_options<O: Clone>(fields: &[Field<Draft<O>>], options: &O) -> Object {
+    let inherited = Inherited::default();
+    table::write(fields, &mut Draft { inherited, options: options.clone() })
+}
+
+/// A node below, as options may name it.
+pub trait ChildValue: Sized {
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words.
+    fn read(value: Value, inherited: Inherited, at: &Context) -> Result<Self, OptionError>;
+
+    /// Returns it as options give it. `None`: no option is given.
+    fn write(&self) -> Option<Value>;
+}
+
+impl ChildValue for BlockdevRef {
+    fn read(value: Value, inherited: Inherited, at: &Context) -> Result<Self, OptionError> {
+        read_ref(value, inherited, at)
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(write_ref(self))
+    }
+}
+
+impl ChildValue for Option<BlockdevRef> {
+    fn read(value: Value, inherited: Inherited, at: &Context) -> Result<Self, OptionError> {
+        read_ref(value, inherited, at).map(Some)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.as_ref().map(write_ref)
+    }
+}
+
+/// The place of a node below.
+pub struct Child<O: 'static, V: 'static>(pub fn(&mut O) -> &mut V);
+
+impl<O, V: ChildValue> Place<Draft<O>> for Child<O, V> {
+    fn shape(&self) -> Shape {
+        ref_shape()
+    }
+
+    fn read(&self, into: &mut Draft<O>, value: Value, name: &str, at: &Context) -> Set {
+        *(self.0)(&mut into.options) = V::read(value, into.inherited, &at.below(name))?;
+        Ok(())
+    }
+
+    fn write(&self, from: &mut Draft<O>) -> Option<Value> {
+        (self.0)(&mut from.options).write()
+    }
+}
+
+/// `file`: the node below.
+pub const fn file_row<O>(place: &'static dyn Place<Draft<O>>) -> Field<Draft<O>> {
+    Field {
+        name: "file",
+        kind: Kind::At(place),
+        need: Need::Required,
+        help: "the node below: by name, or defined in place",
+    }
+}
 
 /// The type that an image's options are read into.
 pub trait ImageDraft: Sized + 'static {
@@ -14,23 +129,14 @@ pub trait ImageDraft: Sized + 'static {
     /// `aio`.
     const AIO: Field<Self> = Field {
         name: "aio",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "io_uring",
-                help: "the event loop's ring",
-                set: |image| put(image.aio(), Some(Aio::IoUring)),
-            },
-            Choice {
-                name: "threads",
-                help: "a pool of threads with blocking system calls",
-                set: |image| put(image.aio(), Some(Aio::Threads)),
-            },
-            Choice {
-                name: "native",
-                help: "Linux AIO; not through the host's page cache",
-                set: |image| put(image.aio(), Some(Aio::Native)),
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |image: &mut Self| image.aio(),
+            words: &[
+                ("io_uring", Aio::IoUring, "the event loop's ring"),
+                ("threads", Aio::Threads, "a pool of threads with blocking system calls"),
+                ("native", Aio::Native, "Linux AIO; not through the host's page cache"),
+            ],
+        }),
         need: Need::Optional("io_uring where the kernel offers it, else threads"),
         help: "engine of reads and writes",
     };
@@ -38,76 +144,37 @@ pub trait ImageDraft: Sized + 'static {
     /// `locking`.
     const LOCKING: Field<Self> = Field {
         name: "locking",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "auto",
-                help: "lock where the file system can",
-                set: |image| put(image.locking(), Locking::Auto),
-            },
-            Choice {
-                name: "on",
-                help: "lock, or fail",
-                set: |image| put(image.locking(), Locking::On),
-            },
-            Choice {
-                name: "off",
-                help: "do not lock",
-                set: |image| put(image.locking(), Locking::Off),
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |image: &mut Self| image.locking(),
+            words: &[
+                ("auto", Locking::Auto, "lock where the file system can"),
+                ("on", Locking::On, "lock, or fail"),
+                ("off", Locking::Off, "do not lock"),
+            ],
+        }),
         need: Need::Default("auto"),
         help: "lock the image against other programs, as QEMU does",
     };
 }
 
-/// The type that the options of a node on top of another one are read into.
-pub trait ParentDraft: Sized + 'static {
-    /// Returns what a node that is defined in place inherits.
-    fn inherited(&self) -> Inherited;
-    /// Where the child goes.
-    fn child(&mut self) -> &mut Option<BlockdevRef>;
-
-    /// `file`: the child.
-    const FILE: Field<Self> = Field {
-        name: "file",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                let child = read_ref(value, node.inherited(), at)?;
-                put(node.child(), Some(child))
-            },
-        },
-        need: Need::Required,
-        help: "the node below: by name, or defined in place",
-    };
-}
-
 /// The type that a node's options are read into.
 pub trait NodeDraft: Sized + 'static {
+    /// The type of `discard`.
+    type Discard: From<Discard> + PartialEq + 'static;
+
     /// Where `discard` goes.
-    fn set_discard(&mut self, discard: Discard);
+    fn discard(&mut self) -> &mut Self::Discard;
 
     /// `discard`.
     const DISCARD: Field<Self> = Field {
         name: "discard",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "ignore",
-                help: "answer discards, do nothing",
-                set: |node| {
-                    node.set_discard(Discard::Ignore);
-                    Ok(())
-                },
-            },
-            Choice {
-                name: "unmap",
-                help: "give the space back",
-                set: |node| {
-                    node.set_discard(Discard::Unmap);
-                    Ok(())
-                },
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |node: &mut Self| node.discard(),
+            words: &[
+                ("ignore", Discard::Ignore, "answer discards, do nothing"),
+                ("unmap", Discard::Unmap, "give the space back"),
+            ],
+        }),
         need: Need::Default("ignore"),
         help: "what happens to discard requests; nested nodes pass them on by default",
     };

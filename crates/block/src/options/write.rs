@@ -1,10 +1,9 @@
 //! Nodes as text again: what [`read`](super::read) makes the same options of.
 
-use std::path::Path;
+use ::options::{Value, table};
 
-use ::options::Value;
-
-use super::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard};
+use super::read::{COMMON, Common};
+use super::{BlockdevOptions, BlockdevRef};
 
 /// The option of the command line, `--blockdev` and JSON, that makes this node. A path that is not UTF-8
 /// shows by a [replacement character](char::REPLACEMENT_CHARACTER).
@@ -13,42 +12,9 @@ pub fn blockdev_option(options: &BlockdevOptions) -> String {
 }
 
 fn node(options: &BlockdevOptions) -> Value {
-    // None is left out by mistake when there is one more.
-    let BlockdevOptions {
-        node_name,
-        read_only,
-        auto_read_only,
-        discard,
-        detect_zeroes,
-        active,
-        cache: Cache { direct, no_flush },
-        driver,
-    } = options;
-    let discard = match discard {
-        Discard::Ignore => "ignore",
-        Discard::Unmap => "unmap",
-    };
-    let detect_zeroes = match detect_zeroes {
-        DetectZeroes::Off => "off",
-        DetectZeroes::On => "on",
-        DetectZeroes::Unmap => "unmap",
-    };
-    let common = [
-        ("driver", driver.kind().name.into()),
-        ("read-only", (*read_only).into()),
-        ("auto-read-only", (*auto_read_only).into()),
-        ("discard", discard.into()),
-        ("detect-zeroes", detect_zeroes.into()),
-        ("active", (*active).into()),
-        ("cache", write_object([("direct", (*direct).into()), ("no-flush", (*no_flush).into())])),
-    ];
-    let node_name = node_name.iter().map(|name| ("node-name", name.as_str().into()));
-    write_object(common.into_iter().chain(node_name).chain(driver.write()))
-}
-
-/// An object of these members.
-pub fn write_object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
-    Value::Object(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    let driver = [("driver".to_owned(), options.driver.kind().name.into())];
+    let common = table::write(COMMON, &mut Common::of(options));
+    Value::Object(driver.into_iter().chain(common).chain(options.driver.write()).collect())
 }
 
 /// A child, as [`read_ref`](super::read_ref) reads it.
@@ -57,11 +23,6 @@ pub fn write_ref(node: &BlockdevRef) -> Value {
         BlockdevRef::Name(name) => name.as_str().into(),
         BlockdevRef::Inline(options) => self::node(options),
     }
-}
-
-/// A path; one that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
-pub fn write_path(path: &Path) -> Value {
-    path.to_string_lossy().into_owned().into()
 }
 
 #[cfg(test)]
@@ -142,8 +103,8 @@ mod tests {
             Shape::Path => here(vec!["x".into(), "/y".into()]),
             Shape::Words(words) => here(words.iter().map(|word| word.name.into()).collect()),
             Shape::Either(_) => {
-                let inside = write_object([("driver", "null-co".into()), ("size", 4096.into())]);
-                here(vec!["disk0".into(), inside])
+                let inside = given("null-co,size=4096,node-name=inside");
+                here(vec!["disk0".into(), node(&inside)])
             }
             Shape::Object(members) => each(&[], members)
                 .into_iter()

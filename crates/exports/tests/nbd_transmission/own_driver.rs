@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext, OptionTable,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext, OptionTable,
 };
 use block::node::{BlockNode, Channel, Geometry};
 use block::options::{BlockdevOptions, BlockdevRef, blockdev_option};
@@ -17,7 +17,9 @@ use control::{Action, Command, parse_args};
 use event_loop::EventLoop;
 use event_loop::ring::setup::RingChoice;
 use nix::errno::Errno;
-use options::table::{Field, Kind, Need, put};
+use options::Object;
+use options::place::Int;
+use options::table::{self, Field, Kind, Need};
 
 use crate::rig::{READ, Rig, request};
 
@@ -46,19 +48,13 @@ struct Stripes {
 static FIELDS: &[Field<Stripes>] = &[
     Field {
         name: "sectors",
-        kind: Kind::Int {
-            range: 1..=1 << 20,
-            set: |node, sectors| put(&mut node.sectors, sectors.unsigned_abs()),
-        },
+        kind: Kind::At(&Int { min: 1, max: 1 << 20, at: |node: &mut Stripes| &mut node.sectors }),
         need: Need::Required,
         help: "size of the disk, in sectors",
     },
     Field {
         name: "first",
-        kind: Kind::Int {
-            range: 0..=255,
-            set: |node, byte| put(&mut node.first, byte.to_le_bytes()[0]),
-        },
+        kind: Kind::At(&Int { min: 0, max: 255, at: |node: &mut Stripes| &mut node.first }),
         need: Need::Default("0"),
         help: "byte of the first sector",
     },
@@ -69,8 +65,8 @@ impl BlockDriver for Stripes {
         &STRIPES
     }
 
-    fn write(&self) -> Members {
-        vec![("sectors", self.sectors.into()), ("first", i32::from(self.first).into())]
+    fn write(&self) -> Object {
+        table::write(FIELDS, &mut self.clone())
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use ::options::{Object, Value};
 
 use super::BlkdebugNode;
-use super::options::BLKDEBUG;
-use super::settings::{BlkdebugOptions, Effect, InjectError, SetState};
+use super::options::{BLKDEBUG, FIELDS};
+use super::settings::BlkdebugOptions;
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_object, write_path, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for BlkdebugOptions {
@@ -22,34 +22,8 @@ impl BlockDriver for BlkdebugOptions {
         &BLKDEBUG
     }
 
-    fn write(&self) -> Members {
-        let BlkdebugOptions {
-            image,
-            config,
-            align,
-            max_transfer,
-            opt_write_zero,
-            max_write_zero,
-            opt_discard,
-            max_discard,
-            inject_error,
-            set_state,
-            seed,
-        } = self;
-        let mut own = vec![
-            ("image", write_ref(image)),
-            ("align", (*align).into()),
-            ("max-transfer", (*max_transfer).into()),
-            ("opt-write-zero", (*opt_write_zero).into()),
-            ("max-write-zero", (*max_write_zero).into()),
-            ("opt-discard", (*opt_discard).into()),
-            ("max-discard", (*max_discard).into()),
-            ("inject-error", Value::List(inject_error.iter().map(rule).collect())),
-            ("set-state", Value::List(set_state.iter().map(change_of_state).collect())),
-            ("seed", (*seed).into()),
-        ];
-        own.extend(config.iter().map(|config| ("config", write_path(config))));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {
@@ -99,56 +73,12 @@ impl BlockDriver for BlkdebugOptions {
     }
 }
 
-fn rule(rule: &InjectError) -> Value {
-    let InjectError {
-        event,
-        state,
-        iotype,
-        sectors,
-        once,
-        immediately,
-        delay_ns,
-        count,
-        probability_ppm,
-        effect,
-        errno,
-    } = rule;
-    let effect = match effect {
-        Effect::Error => "error",
-        Effect::Lost => "lost",
-        Effect::Short => "short",
-        Effect::Torn => "torn",
-    };
-    let iotype = iotype.map(|iotype| ("iotype", iotype.name().into()));
-    let sectors = sectors
-        .map(|(sector, sectors)| [("sector", sector.into()), ("sectors", sectors.into())])
-        .into_iter()
-        .flatten();
-    let others = [
-        ("event", event.name().into()),
-        ("state", (*state).into()),
-        ("once", (*once).into()),
-        ("immediately", (*immediately).into()),
-        ("delay-ns", (*delay_ns).into()),
-        ("count", (*count).into()),
-        ("probability-ppm", (*probability_ppm).into()),
-        ("effect", effect.into()),
-        ("errno", errno.map_or(0, |errno| errno as i32).into()),
-    ];
-    write_object(others.into_iter().chain(iotype).chain(sectors))
-}
-
-fn change_of_state(SetState { event, state, new_state }: &SetState) -> Value {
-    let members = [("event", event.name().into()), ("state", (*state).into())];
-    write_object(members.into_iter().chain([("new_state", (*new_state).into())]))
-}
-
 /// The options that differ from the defaults.
 fn changed(blkdebug: &BlkdebugOptions) -> Object {
     let mut options = Object::new();
     let mut put = |name: String, value: Value| options.push((name, value));
     if let Some(config) = &blkdebug.config {
-        put("config".to_owned(), write_path(config));
+        put("config".to_owned(), ::options::place::write_path(config));
     }
     let limits = [
         ("align", blkdebug.align),

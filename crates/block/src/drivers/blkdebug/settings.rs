@@ -9,7 +9,7 @@ use crate::options::BlockdevRef;
 /// Options of `blkdebug`.
 ///
 /// The limits are bytes; 0 stands for no limit beyond that of the node below.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlkdebugOptions {
     /// `image`: the node below, named or nested.
     pub image: BlockdevRef,
@@ -38,19 +38,7 @@ pub struct BlkdebugOptions {
 impl BlkdebugOptions {
     /// On top of `image`, without a rule or limit.
     pub fn new(image: BlockdevRef) -> Self {
-        BlkdebugOptions {
-            image,
-            config: None,
-            align: 0,
-            max_transfer: 0,
-            opt_write_zero: 0,
-            max_write_zero: 0,
-            opt_discard: 0,
-            max_discard: 0,
-            inject_error: Vec::new(),
-            set_state: Vec::new(),
-            seed: 0,
-        }
+        BlkdebugOptions { image, ..BlkdebugOptions::default() }
     }
 }
 

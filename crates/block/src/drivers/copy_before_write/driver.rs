@@ -3,16 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Object;
+
 use super::node::CopyBeforeWriteNode;
-use super::options::{BitmapName, COPY_BEFORE_WRITE, CopyBeforeWriteOptions};
+use super::options::{COPY_BEFORE_WRITE, CopyBeforeWriteOptions, FIELDS};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext,
 };
 use crate::error::OpenError;
-use crate::job::OnCbwError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for CopyBeforeWriteOptions {
@@ -20,24 +21,8 @@ impl BlockDriver for CopyBeforeWriteOptions {
         &COPY_BEFORE_WRITE
     }
 
-    fn write(&self) -> Members {
-        let CopyBeforeWriteOptions { file, target, bitmap, .. } = self;
-        let on_cbw_error = match self.on_cbw_error {
-            OnCbwError::BreakGuestWrite => "break-guest-write",
-            OnCbwError::BreakSnapshot => "break-snapshot",
-        };
-        let mut own = vec![("file", write_ref(file)), ("target", write_ref(target))];
-        own.extend(bitmap.as_ref().map(|BitmapName { node, name }| {
-            let members = [("node", node), ("name", name)];
-            let members = members.map(|(key, value)| (key.to_owned(), value.as_str().into()));
-            ("bitmap", ::options::Value::Object(members.into()))
-        }));
-        own.extend([
-            ("on-cbw-error", on_cbw_error.into()),
-            ("cbw-timeout", u64::from(self.cbw_timeout).into()),
-            ("min-cluster-size", self.min_cluster_size.into()),
-        ]);
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Object;
+
 use super::node::CopyOnReadNode;
-use super::options::{COPY_ON_READ, CopyOnReadOptions};
+use super::options::{COPY_ON_READ, CopyOnReadOptions, FIELDS};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl CopyOnReadOptions {
@@ -42,11 +44,8 @@ impl BlockDriver for CopyOnReadOptions {
         &COPY_ON_READ
     }
 
-    fn write(&self) -> Members {
-        let CopyOnReadOptions { file, bottom } = self;
-        let mut own = vec![("file", write_ref(file))];
-        own.extend(bottom.as_deref().map(|bottom| ("bottom", bottom.into())));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

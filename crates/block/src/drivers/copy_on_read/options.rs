@@ -1,29 +1,22 @@
 //! Options of `copy-on-read`.
 
-use ::options::table::{self, Field, Kind, Need, put};
+use ::options::place::Text;
+use ::options::table::{Field, Kind, Need};
 
 use crate::driver::{DriverKind, OptionTable};
-use crate::options::{BlockdevRef, Inherited, ParentDraft};
+use crate::options::{BlockdevRef, Child, Draft, file_row};
 
 pub(in crate::drivers) static COPY_ON_READ: DriverKind = DriverKind {
     name: "copy-on-read",
     help: "an image that gets what is read from the images behind it",
     example: "copy-on-read,node-name=n,file=disk0,bottom=disk1",
-    options: &OptionTable {
-        fields: FIELDS,
-        start: |inherited| Draft { inherited, file: None, bottom: None },
-        build: |draft| {
-            let Draft { file, bottom, .. } = draft;
-            let file = file.ok_or_else(|| table::missing("file"))?;
-            Ok(CopyOnReadOptions { file, bottom }.into())
-        },
-    },
+    options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
     library: None,
 };
 
 /// Options of `copy-on-read`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CopyOnReadOptions {
     /// `file`: the image, named or nested.
     pub(super) file: BlockdevRef,
@@ -31,31 +24,13 @@ pub(super) struct CopyOnReadOptions {
     pub(super) bottom: Option<String>,
 }
 
-/// What was given.
-struct Draft {
-    inherited: Inherited,
-    file: Option<BlockdevRef>,
-    bottom: Option<String>,
-}
-
-impl ParentDraft for Draft {
-    fn inherited(&self) -> Inherited {
-        self.inherited
-    }
-
-    fn child(&mut self) -> &mut Option<BlockdevRef> {
-        &mut self.file
-    }
-}
-
-static FIELDS: &[Field<Draft>] = &[
-    Draft::FILE,
+pub(super) static FIELDS: &[Field<Draft<CopyOnReadOptions>>] = &[
+    file_row(&Child(|node: &mut CopyOnReadOptions| &mut node.file)),
     Field {
         name: "bottom",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |node, name| put(&mut node.bottom, Some(name)),
-        },
+        kind: Kind::At(&Text("<node-name>", |node: &mut Draft<CopyOnReadOptions>| {
+            &mut node.bottom
+        })),
         need: Need::Optional("the last image of the chain"),
         help: "the last image of the chain from which data is copied",
     },

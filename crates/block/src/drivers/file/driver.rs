@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::Value;
+use ::options::{Object, Value};
 
-use super::options::{FILE, FileOptions, HOST_DEVICE};
+use super::options::{FIELDS, FILE, FileOptions, HOST_DEVICE};
 use super::{FileNode, Kind};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, NotReopened, OpenContext, Reopened,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{Aio, BlockdevRef, Driver, Locking, write_path};
+use crate::options::{BlockdevRef, Driver, Locking, write_options};
 
 impl Driver {
     /// `file`: a regular file.
@@ -46,21 +46,8 @@ impl BlockDriver for Image {
         }
     }
 
-    fn write(&self) -> Members {
-        let FileOptions { filename, aio, locking } = &self.options;
-        let aio = aio.map(|aio| match aio {
-            Aio::Threads => "threads",
-            Aio::IoUring => "io_uring",
-            Aio::Native => "native",
-        });
-        let locking = match locking {
-            Locking::Auto => "auto",
-            Locking::On => "on",
-            Locking::Off => "off",
-        };
-        let mut own = vec![("filename", write_path(filename)), ("locking", locking.into())];
-        own.extend(aio.map(|aio| ("aio", aio.into())));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, &self.options)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::options::{Driver, ImageDraft, Inherited};
+use crate::options::{Draft, Driver, ImageDraft};
 
 use crate::driver::{DriverKind, OptionTable};
 use ::options::OptionError;
-use ::options::table::{self, Field, Kind, Need, only_off, put};
+use ::options::place::Checked;
+use ::options::table::{self, Field, Kind, Need, only_off};
 
 pub(in crate::drivers) static FILE: DriverKind = DriverKind {
     name: "file",
@@ -15,7 +16,7 @@ pub(in crate::drivers) static FILE: DriverKind = DriverKind {
     options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
-        build: |draft| Ok(Driver::file(draft.build("file")?)),
+        build: |draft| Ok(Driver::file(build(draft, "file")?)),
     },
     create: Some(&super::create::CREATE),
     library: None,
@@ -28,14 +29,14 @@ pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
     options: &OptionTable {
         fields: FIELDS,
         start: Draft::new,
-        build: |draft| Ok(Driver::host_device(draft.build("host_device")?)),
+        build: |draft| Ok(Driver::host_device(build(draft, "host_device")?)),
     },
     create: None,
     library: None,
 };
 
 /// Options of `file` and `host_device`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileOptions {
     /// `filename`.
     pub filename: PathBuf,
@@ -68,46 +69,36 @@ pub enum Locking {
     Off,
 }
 
-/// What was given.
-#[derive(Default)]
-struct Draft {
-    filename: PathBuf,
-    aio: Option<Aio>,
-    locking: Locking,
-}
-
-impl ImageDraft for Draft {
+impl ImageDraft for Draft<FileOptions> {
     fn aio(&mut self) -> &mut Option<Aio> {
-        &mut self.aio
+        &mut self.options.aio
     }
 
     fn locking(&mut self) -> &mut Locking {
-        &mut self.locking
+        &mut self.options.locking
     }
 }
 
-impl Draft {
-    fn new(_: Inherited) -> Self {
-        Self::default()
-    }
-
-    fn build(self, driver: &str) -> Result<FileOptions, OptionError> {
-        if self.filename.as_os_str().is_empty() {
+fn build(draft: Draft<FileOptions>, driver: &str) -> Result<FileOptions, OptionError> {
+    match draft.filename.as_os_str().is_empty() {
+        true => {
             let message = format!("The '{driver}' block driver requires a file name");
-            return Err(OptionError::new(message));
+            Err(OptionError::new(message))
         }
-        Ok(FileOptions { filename: self.filename, aio: self.aio, locking: self.locking })
+        false => Ok(draft.options),
     }
 }
 
-static FIELDS: &[Field<Draft>] = &[
+pub(super) static FIELDS: &[Field<Draft<FileOptions>>] = &[
     Field {
         name: "filename",
-        kind: Kind::Path(|node, path| {
-            if path.as_os_str().as_encoded_bytes().contains(&0) {
-                return Err(OptionError::new("Parameter 'filename' contains a NUL byte"));
-            }
-            put(&mut node.filename, path)
+        kind: Kind::At(&Checked {
+            meta: "",
+            check: |path: &PathBuf| match path.as_os_str().as_encoded_bytes().contains(&0) {
+                true => Err(OptionError::new("Parameter 'filename' contains a NUL byte")),
+                false => Ok(()),
+            },
+            at: |node: &mut Draft<FileOptions>| &mut node.filename,
         }),
         need: Need::Required,
         help: "path of the image",
@@ -117,8 +108,8 @@ static FIELDS: &[Field<Draft>] = &[
         Err(OptionError::new(format!("No persistent reservation manager with id '{id}'"))
             .hint("Persistent reservations are not supported by ringmill yet."))
     }),
-    Draft::LOCKING,
-    Draft::AIO,
+    Draft::<FileOptions>::LOCKING,
+    Draft::<FileOptions>::AIO,
     Field {
         name: "aio-max-batch",
         // A tuning hint: the loop submits what is queued once per iteration, so nothing waits for

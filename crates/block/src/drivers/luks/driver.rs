@@ -4,19 +4,19 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::Value;
+use ::options::{Object, Value};
 
 use super::node::LuksNode;
-use super::options::{LUKS, LuksOptions};
+use super::options::{FIELDS, LUKS, LuksOptions};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
-    Needs, NeverInactive, NotReopened, OpenContext,
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
+    NeverInactive, NotReopened, OpenContext,
 };
 use crate::drivers::encryption::{Unlocked, password, unlock};
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for LuksOptions {
@@ -24,12 +24,8 @@ impl BlockDriver for LuksOptions {
         &LUKS
     }
 
-    fn write(&self) -> Members {
-        let LuksOptions { file, header, key_secret } = self;
-        let mut own = vec![("file", write_ref(file))];
-        own.extend(header.as_ref().map(|header| ("header", write_ref(header))));
-        own.extend(key_secret.as_deref().map(|id| ("key-secret", id.into())));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

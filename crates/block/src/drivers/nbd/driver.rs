@@ -4,47 +4,28 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::Value;
+use ::options::Object;
 use tls::Connector;
 
 use super::connect::Target;
-use super::options::{NBD, NbdOptions, NbdServerAddr};
+use super::options::{FIELDS, NBD, NbdOptions, NbdServerAddr, write_server};
 use super::{NbdNode, Opened};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
-    Needs, NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
+    NeverInactive, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_object, write_path};
+use crate::options::{BlockdevRef, write_options};
 
 impl BlockDriver for NbdOptions {
     fn kind(&self) -> &'static DriverKind {
         &NBD
     }
 
-    fn write(&self) -> Members {
-        let NbdOptions { server, export, tls_creds, tls_hostname, reconnect_delay, open_timeout } =
-            self;
-        let server = match server {
-            local @ (NbdServerAddr::Unix { .. }
-            | NbdServerAddr::Abstract { .. }
-            | NbdServerAddr::Vsock { .. }) => write_server(local),
-            NbdServerAddr::Inet { host, port, ipv4, ipv6 } => write_object([
-                ("type", "inet".into()),
-                ("host", host.as_str().into()),
-                ("port", port.to_string().into()),
-                ("ipv4", (*ipv4).into()),
-                ("ipv6", (*ipv6).into()),
-            ]),
-        };
-        let mut members = vec![("server", server), ("export", export.as_str().into())];
-        members.extend(tls_creds.as_deref().map(|id| ("tls-creds", id.into())));
-        members.extend(tls_hostname.as_deref().map(|name| ("tls-hostname", name.into())));
-        members.push(("reconnect-delay", (*reconnect_delay).into()));
-        members.push(("open-timeout", (*open_timeout).into()));
-        members
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {
@@ -142,30 +123,5 @@ impl NbdOptions {
             NbdServerAddr::Inet { .. } => Some(format!("nbd://{server}/{export}")),
             NbdServerAddr::Abstract { .. } | NbdServerAddr::Vsock { .. } => None,
         }
-    }
-}
-
-/// Writes the members of `server` that identify the server.
-fn write_server(server: &NbdServerAddr) -> Value {
-    match server {
-        NbdServerAddr::Unix { path } => {
-            write_object([("type", "unix".into()), ("path", write_path(path))])
-        }
-        NbdServerAddr::Abstract { name, tight } => write_object([
-            ("type", "unix".into()),
-            ("path", write_path(name)),
-            ("abstract", true.into()),
-            ("tight", (*tight).into()),
-        ]),
-        NbdServerAddr::Vsock { cid, port } => write_object([
-            ("type", "vsock".into()),
-            ("cid", cid.to_string().into()),
-            ("port", port.to_string().into()),
-        ]),
-        NbdServerAddr::Inet { host, port, .. } => write_object([
-            ("type", "inet".into()),
-            ("host", host.as_str().into()),
-            ("port", port.to_string().into()),
-        ]),
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::driver::{DriverKind, OptionTable};
+use crate::options::Draft;
 use ::options::address::{InetDraft, addresses, check_socket_path};
+use ::options::place::{Checked, Custom, Of, Place, Text, write_tagged};
 use ::options::shape::Shape;
 use ::options::table::{self, Context, Field, Kind, Need, not_yet, only_off, put};
 use ::options::{OptionError, Value};
@@ -16,30 +18,13 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
     name: "nbd",
     help: "an export of an NBD server",
     example: "nbd,node-name=n,server.type=unix,server.path=nbd.sock,export=disk",
-    options: &OptionTable {
-        fields: FIELDS,
-        start: |_| Draft::default(),
-        build: |draft| {
-            let Draft { server, export, tls_creds, tls_hostname, reconnect_delay, open_timeout } =
-                draft;
-            let server = server.ok_or_else(|| table::missing("server"))?;
-            let options = NbdOptions {
-                server,
-                export,
-                tls_creds,
-                tls_hostname,
-                reconnect_delay,
-                open_timeout,
-            };
-            Ok(options.into())
-        },
-    },
+    options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
     library: None,
 };
 
 /// Options of `nbd`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NbdOptions {
     /// `server`.
     pub server: NbdServerAddr,
@@ -91,6 +76,13 @@ pub enum NbdServerAddr {
     },
 }
 
+/// No server. A draft has it until its required row is read.
+impl Default for NbdServerAddr {
+    fn default() -> Self {
+        NbdServerAddr::Unix { path: PathBuf::new() }
+    }
+}
+
 impl fmt::Display for NbdServerAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -106,53 +98,44 @@ impl fmt::Display for NbdServerAddr {
     }
 }
 
-/// What was given.
-#[derive(Default)]
-struct Draft {
-    server: Option<NbdServerAddr>,
-    export: String,
-    tls_creds: Option<String>,
-    tls_hostname: Option<String>,
-    reconnect_delay: u32,
-    open_timeout: u32,
-}
+type Node = Draft<NbdOptions>;
 
-static FIELDS: &[Field<Draft>] = &[
+pub(super) static FIELDS: &[Field<Node>] = &[
     Field {
         name: "server",
-        kind: Kind::Nested { shape: server_shape, read: server },
+        kind: Kind::At(&Custom {
+            shape: server_shape,
+            read: server,
+            write: |node: &mut Node| Some(write_server(&node.server)),
+        }),
         need: Need::Required,
         help: "where the server listens",
     },
     Field {
         name: "export",
-        kind: Kind::Text {
+        kind: Kind::At(&Checked {
             meta: "<name>",
-            set: |node, name| {
-                if name.len() > MAX_NAME {
-                    return Err(OptionError::new("export name too long to send to server"));
+            check: |name: &String| match name.contains('\0') {
+                _ if name.len() > MAX_NAME => {
+                    Err(OptionError::new("export name too long to send to server"))
                 }
-                if name.contains('\0') {
-                    return Err(OptionError::new("Parameter 'export' contains a NUL byte"));
-                }
-                put(&mut node.export, name)
+                true => Err(OptionError::new("Parameter 'export' contains a NUL byte")),
+                false => Ok(()),
             },
-        },
+            at: |node: &mut Node| &mut node.export,
+        }),
         need: Need::Default(""),
         help: "name of the server's export",
     },
     Field {
         name: "tls-creds",
-        kind: Kind::Text { meta: "<id>", set: |node, id| put(&mut node.tls_creds, Some(id)) },
+        kind: Kind::At(&Text("<id>", |node: &mut Node| &mut node.tls_creds)),
         need: Need::Optional("no TLS"),
         help: "credentials of TLS, an object with endpoint=client",
     },
     Field {
         name: "tls-hostname",
-        kind: Kind::Text {
-            meta: "<name>",
-            set: |node, name| put(&mut node.tls_hostname, Some(name)),
-        },
+        kind: Kind::At(&Text("<name>", |node: &mut Node| &mut node.tls_hostname)),
         need: Need::Optional("server.host, or no check of the name for unix sockets"),
         help: "name that the server's certificate must have",
     },
@@ -162,40 +145,25 @@ static FIELDS: &[Field<Draft>] = &[
     }),
     Field {
         name: "reconnect-delay",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |node, seconds| {
-                put(&mut node.reconnect_delay, table::uint32("reconnect-delay", seconds)?)
-            },
-        },
+        kind: Kind::At(&Of(|node: &mut Node| &mut node.reconnect_delay)),
         need: Need::Default("0"),
         help: "seconds that requests wait for the server to come back; then, and with 0 at once, \
                they fail until it is",
     },
     Field {
         name: "open-timeout",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |node, seconds| {
-                put(&mut node.open_timeout, table::uint32("open-timeout", seconds)?)
-            },
-        },
+        kind: Kind::At(&Of(|node: &mut Node| &mut node.open_timeout)),
         need: Need::Default("0"),
         help: "seconds that connecting is tried when the node is opened; 0 for once",
     },
 ];
 
 /// `server.*` of type `unix` while it is read.
+#[derive(Default)]
 struct UnixDraft {
     path: PathBuf,
-    is_abstract: bool,
-    tight: bool,
-}
-
-impl Default for UnixDraft {
-    fn default() -> Self {
-        UnixDraft { path: PathBuf::new(), is_abstract: false, tight: true }
-    }
+    is_abstract: Option<bool>,
+    tight: Option<bool>,
 }
 
 /// `server.*` of type `vsock` while it is read.
@@ -208,22 +176,23 @@ struct VsockDraft {
 static UNIX: &[Field<UnixDraft>] = &[
     Field {
         name: "path",
-        kind: Kind::Path(|server, path| {
-            check_socket_path("server.path", &path)?;
-            put(&mut server.path, path)
+        kind: Kind::At(&Checked {
+            meta: "",
+            check: |path: &PathBuf| check_socket_path("server.path", path),
+            at: |server: &mut UnixDraft| &mut server.path,
         }),
         need: Need::Required,
         help: "path of the server's socket",
     },
     Field {
         name: "abstract",
-        kind: Kind::Bool(|server, on| put(&mut server.is_abstract, on)),
+        kind: Kind::At(&Of(|server: &mut UnixDraft| &mut server.is_abstract)),
         need: Need::Default("off"),
         help: "whether the path is the name of an abstract socket",
     },
     Field {
         name: "tight",
-        kind: Kind::Bool(|server, on| put(&mut server.tight, on)),
+        kind: Kind::At(&Of(|server: &mut UnixDraft| &mut server.tight)),
         need: Need::Default("on"),
         help: "whether an abstract address ends with the name; off fills it up with zero bytes",
     },
@@ -232,29 +201,38 @@ static UNIX: &[Field<UnixDraft>] = &[
 static VSOCK: &[Field<VsockDraft>] = &[
     Field {
         name: "cid",
-        kind: Kind::Text {
-            meta: "<cid>",
-            set: |server, text| put(&mut server.cid, vsock_number("cid", &text)?),
-        },
+        kind: Kind::At(&VsockNumber("<cid>", |server: &mut VsockDraft| &mut server.cid)),
         need: Need::Required,
         help: "number of the server's guest; 2 is the host, 1 this machine",
     },
     Field {
         name: "port",
-        kind: Kind::Text {
-            meta: "<port>",
-            set: |server, text| put(&mut server.port, vsock_number("port", &text)?),
-        },
+        kind: Kind::At(&VsockNumber("<port>", |server: &mut VsockDraft| &mut server.port)),
         need: Need::Required,
         help: "port of vsock",
     },
 ];
 
-fn vsock_number(what: &str, text: &str) -> Result<u32, OptionError> {
-    text.parse().map_err(|_| {
-        OptionError::new(format!("Failed to parse {what} '{text}'"))
-            .hint("The number is decimal, from 0 to 4294967295.")
-    })
+/// The place of a number that is written as text.
+struct VsockNumber(&'static str, fn(&mut VsockDraft) -> &mut u32);
+
+impl Place<VsockDraft> for VsockNumber {
+    fn shape(&self) -> Shape {
+        Shape::Text(self.0)
+    }
+
+    fn read(&self, into: &mut VsockDraft, value: Value, name: &str, at: &Context) -> table::Set {
+        let text = table::text(value, &at.full(name), at)?;
+        let number = text.parse().map_err(|_| {
+            OptionError::new(format!("Failed to parse {name} '{text}'"))
+                .hint("The number is decimal, from 0 to 4294967295.")
+        })?;
+        put((self.1)(into), number)
+    }
+
+    fn write(&self, from: &mut VsockDraft) -> Option<Value> {
+        Some((self.1)(from).to_string().into())
+    }
 }
 
 static INET: &[Field<InetDraft>] = &[
@@ -274,9 +252,9 @@ fn server_shape() -> Shape {
     addresses("kind of address", [inet, unix, vsock])
 }
 
-fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
+fn server(node: &mut Node, value: Value, at: &Context) -> table::Set {
     let (kind, object) = table::take_type(value, at, &TYPES)?;
-    node.server = Some(match kind.as_str() {
+    node.server = match kind.as_str() {
         "inet" => {
             let draft: InetDraft = table::read_typed(INET, object, at, &kind)?;
             let (port, (ipv4, ipv6)) = (draft.port()?, draft.families()?);
@@ -286,8 +264,8 @@ fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
             let draft: UnixDraft = table::read_typed(UNIX, object, at, &kind)?;
             let UnixDraft { path, is_abstract, tight } = draft;
             match is_abstract {
-                true => NbdServerAddr::Abstract { name: path, tight },
-                false => NbdServerAddr::Unix { path },
+                Some(true) => NbdServerAddr::Abstract { name: path, tight: tight.unwrap_or(true) },
+                Some(false) | None => NbdServerAddr::Unix { path },
             }
         }
         "vsock" => {
@@ -298,6 +276,25 @@ fn server(node: &mut Draft, value: Value, at: &Context) -> table::Set {
             return Err(OptionError::not_yet("Parameter 'server.type' with value 'fd'"));
         }
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
-    });
+    };
     Ok(())
+}
+
+/// Returns the `server` that [`server`] reads so.
+pub(super) fn write_server(server: &NbdServerAddr) -> Value {
+    match server.clone() {
+        NbdServerAddr::Unix { path } => {
+            write_tagged("type", "unix", UNIX, UnixDraft { path, ..UnixDraft::default() })
+        }
+        NbdServerAddr::Abstract { name, tight } => {
+            let (is_abstract, tight) = (Some(true), Some(tight));
+            write_tagged("type", "unix", UNIX, UnixDraft { path: name, is_abstract, tight })
+        }
+        NbdServerAddr::Vsock { cid, port } => {
+            write_tagged("type", "vsock", VSOCK, VsockDraft { cid, port })
+        }
+        NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
+            write_tagged("type", "inet", INET, InetDraft::of(host, port, ipv4, ipv6))
+        }
+    }
 }

@@ -5,12 +5,14 @@ mod node;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::table::{Field, Kind, Need, put};
+use ::options::Object;
+use ::options::place::Of;
+use ::options::table::{self, Field, Kind, Need};
 
 use self::node::{Answer, NullNode};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, NotReopened, OpenContext, OptionTable,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, OptionTable,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -57,25 +59,19 @@ fn new(_: Inherited) -> NullOptions {
 static FIELDS: &[Field<NullOptions>] = &[
     Field {
         name: "size",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |node, bytes| put(&mut node.size, bytes.unsigned_abs()),
-        },
+        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.size)),
         need: Need::Default("1073741824"),
         help: "size of the disk, in bytes",
     },
     Field {
         name: "latency-ns",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |node, ns| put(&mut node.latency_ns, ns.unsigned_abs()),
-        },
+        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.latency_ns)),
         need: Need::Default("0"),
         help: "how long each request takes, in nanoseconds",
     },
     Field {
         name: "read-zeroes",
-        kind: Kind::Bool(|node, on| put(&mut node.read_zeroes, on)),
+        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.read_zeroes)),
         need: Need::Default("off"),
         help: "clear the buffers of reads; off leaves them as they are",
     },
@@ -107,13 +103,8 @@ impl BlockDriver for Null {
         }
     }
 
-    fn write(&self) -> Members {
-        let NullOptions { size, latency_ns, read_zeroes } = self.options;
-        vec![
-            ("size", size.into()),
-            ("latency-ns", latency_ns.into()),
-            ("read-zeroes", read_zeroes.into()),
-        ]
+    fn write(&self) -> Object {
+        table::write(FIELDS, &mut { self.options })
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

@@ -4,20 +4,19 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::Value;
+use ::options::{Object, Value};
 
-use super::caches::CacheSizes;
-use super::options::{Backing, QCOW2, Qcow2Options, Unheeded};
+use super::options::{Backing, FIELDS, QCOW2, Qcow2Options};
 use super::{encrypt, implicit};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
-    Needs, NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
+    NeverInactive, OpenContext,
 };
 use crate::drivers::encryption::{password, unlock};
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl Qcow2Options {
@@ -32,37 +31,8 @@ impl BlockDriver for Qcow2Options {
         &QCOW2
     }
 
-    fn write(&self) -> Members {
-        let Qcow2Options {
-            file,
-            data_file,
-            backing,
-            pass_discard_request,
-            discard_no_unref,
-            unheeded,
-            caches,
-            encrypt,
-        } = self;
-        let CacheSizes { total, l2, refcounts, clean_interval } = *caches;
-        let Unheeded { lazy_refcounts, overlap, l2_entry } = unheeded;
-        let mut own =
-            vec![("file", write_ref(file)), ("discard-no-unref", (*discard_no_unref).into())];
-        own.extend(data_file.iter().map(|node| ("data-file", write_ref(node))));
-        own.extend(match backing {
-            Backing::Implicit => None,
-            Backing::None => Some(("backing", Value::Null)),
-            Backing::Node(node) => Some(("backing", write_ref(node))),
-        });
-        own.extend(encrypt.as_ref().map(|encrypt| ("encrypt", encrypt.write())));
-        own.extend(pass_discard_request.map(|on| ("pass-discard-request", on.into())));
-        own.push(("cache-clean-interval", clean_interval.into()));
-        own.push(("lazy-refcounts", (*lazy_refcounts).into()));
-        own.extend(overlap.iter().map(|check| ("overlap-check", check.write())));
-        own.extend(l2_entry.map(|size| ("l2-cache-entry-size", size.into())));
-        let sizes =
-            [("cache-size", total), ("l2-cache-size", l2), ("refcount-cache-size", refcounts)];
-        own.extend(sizes.into_iter().filter_map(|(name, size)| Some((name, size?.into()))));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

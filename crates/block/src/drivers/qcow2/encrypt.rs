@@ -6,8 +6,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ::options::place::{Text, write_tagged};
 use ::options::shape::{Member, Union, Variant};
-use ::options::table::{self, Context, Field, Kind, Need, put};
+use ::options::table::{self, Context, Field, Kind, Need};
 use ::options::{OptionError, Value};
 use crypto::cipher::{SECTOR, SectorCipher};
 use event_loop::EventLoop;
@@ -18,7 +19,6 @@ use crate::drivers::encryption::{Encrypted, EncryptedChannel, LuksDraft, NewLuks
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::Channel;
-use crate::options::write_object;
 use crate::request::Request;
 
 /// `encrypt` of a node: LUKS, the only format.
@@ -31,14 +31,13 @@ pub struct Encrypt {
 impl Encrypt {
     /// Returns the options as they are written.
     pub(super) fn write(&self) -> Value {
-        let key = self.key_secret.as_deref().map(|id| ("key-secret", id.into()));
-        write_object([("format", "luks".into())].into_iter().chain(key))
+        write_tagged("format", "luks", FIELDS, self.clone())
     }
 }
 
 static FIELDS: &[Field<Encrypt>] = &[Field {
     name: "key-secret",
-    kind: Kind::Text { meta: "<id>", set: |node, id| put(&mut node.key_secret, Some(id)) },
+    kind: Kind::At(&Text("<id>", |node: &mut Encrypt| &mut node.key_secret)),
     need: Need::Optional("none, and the image cannot be opened"),
     help: "the secret object with the password",
 }];

@@ -3,12 +3,15 @@
 use super::caches::CacheSizes;
 use super::encrypt::{self, Encrypt};
 use super::overlap::{self, OverlapCheck};
-use crate::options::{BlockdevRef, Inherited, ParentDraft, read_ref, ref_shape};
+use crate::options::{
+    BlockdevRef, Child, ChildValue, Draft, Inherited, file_row, read_ref, write_ref,
+};
 
 use crate::driver::{DriverKind, OptionTable};
-use ::options::Value;
+use ::options::place::{Checked, Custom, Of, Place};
 use ::options::shape::Shape;
-use ::options::table::{self, Field, Kind, Need, only_off, put};
+use ::options::table::{self, Context, Field, Kind, Need, only_off};
+use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
     name: "qcow2",
@@ -16,19 +19,10 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
     example: "qcow2,node-name=n,file=disk0,backing=disk1,discard=unmap",
     options: &OptionTable {
         fields: FIELDS,
-        start: |inherited| Draft { inherited, ..Draft::default() },
+        start: Draft::new,
         build: |draft| {
-            Ok(Qcow2Options {
-                file: draft.file.ok_or_else(|| table::missing("file"))?,
-                data_file: draft.data_file,
-                backing: draft.backing.unwrap_or(Backing::Implicit),
-                pass_discard_request: draft.pass_discard_request,
-                discard_no_unref: draft.discard_no_unref,
-                unheeded: draft.unheeded,
-                caches: draft.caches.checked()?,
-                encrypt: draft.encrypt,
-            }
-            .into())
+            draft.caches.checked()?;
+            draft.build()
         },
     },
     create: Some(&super::create::CREATE),
@@ -36,7 +30,7 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
 };
 
 /// Options of `qcow2`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Qcow2Options {
     /// `file`: the node that the image lies in.
     pub file: BlockdevRef,
@@ -59,9 +53,10 @@ pub struct Qcow2Options {
 }
 
 /// What lies behind an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Backing {
     /// The file that the image names, if it names one.
+    #[default]
     Implicit,
     /// Nothing, whatever the image says: `backing` is null, or the empty string.
     None,
@@ -95,81 +90,66 @@ impl Unheeded {
     }
 }
 
-/// What was given.
-#[derive(Default)]
-struct Draft {
-    inherited: Inherited,
-    file: Option<BlockdevRef>,
-    data_file: Option<BlockdevRef>,
-    backing: Option<Backing>,
-    pass_discard_request: Option<bool>,
-    discard_no_unref: bool,
-    unheeded: Unheeded,
-    caches: CacheSizes,
-    encrypt: Option<Encrypt>,
+impl ChildValue for Backing {
+    fn read(value: Value, inherited: Inherited, at: &Context) -> Result<Self, OptionError> {
+        match value {
+            Value::Null => Ok(Backing::None),
+            Value::Text(name) if name.is_empty() => Ok(Backing::None),
+            value => {
+                let inherited = Inherited { read_only: true, ..inherited };
+                Ok(Backing::Node(read_ref(value, inherited, at)?))
+            }
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        match self {
+            Backing::Implicit => None,
+            Backing::None => Some(Value::Null),
+            Backing::Node(node) => Some(write_ref(node)),
+        }
+    }
 }
+
+type Node = Draft<Qcow2Options>;
 
 /// A number of bytes, of QAPI's type `int`.
 const fn size(
     name: &'static str,
     need: Need,
     help: &'static str,
-    set: fn(&mut Draft, i64) -> table::Set,
-) -> Field<Draft> {
-    Field { name, kind: Kind::Int { range: 0..=i64::MAX, set }, need, help }
+    place: &'static dyn Place<Node>,
+) -> Field<Node> {
+    Field { name, kind: Kind::At(place), need, help }
 }
 
-impl ParentDraft for Draft {
-    fn inherited(&self) -> Inherited {
-        self.inherited
-    }
-
-    fn child(&mut self) -> &mut Option<BlockdevRef> {
-        &mut self.file
-    }
-}
-
-static FIELDS: &[Field<Draft>] = &[
-    Field { help: "the node that the image lies in: by name, or defined in place", ..Draft::FILE },
+pub(super) static FIELDS: &[Field<Node>] = &[
+    Field {
+        help: "the node that the image lies in: by name, or defined in place",
+        ..file_row(&Child(|node: &mut Qcow2Options| &mut node.file))
+    },
     Field {
         name: "backing",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                let inherited = Inherited { read_only: true, ..node.inherited };
-                node.backing = Some(match value {
-                    Value::Null => Backing::None,
-                    Value::Text(name) if name.is_empty() => Backing::None,
-                    value => Backing::Node(read_ref(value, inherited, at)?),
-                });
-                Ok(())
-            },
-        },
+        kind: Kind::At(&Child(|node: &mut Qcow2Options| &mut node.backing)),
         need: Need::Optional("what the image names, if it names something"),
         help: "name of the backing node; empty, or null in JSON, for none",
     },
     Field {
         name: "data-file",
-        kind: Kind::Nested {
-            shape: ref_shape,
-            read: |node, value, at| {
-                node.data_file = Some(read_ref(value, node.inherited, at)?);
-                Ok(())
-            },
-        },
+        kind: Kind::At(&Child(|node: &mut Qcow2Options| &mut node.data_file)),
         need: Need::Optional("what the image names, if it needs one"),
         help: "the node that the guest's data lies in, of an image made with data_file=…",
     },
     Field {
         name: "lazy-refcounts",
-        kind: Kind::Bool(|node, on| put(&mut node.unheeded.lazy_refcounts, on)),
+        kind: Kind::At(&Of(|node: &mut Node| &mut node.unheeded.lazy_refcounts)),
         need: Need::Default("off"),
         help: "postpone writing reference counts; without effect: a flush writes all metadata, and the journal spares \
                the wait before",
     },
     Field {
         name: "pass-discard-request",
-        kind: Kind::Bool(|node, on| put(&mut node.pass_discard_request, Some(on))),
+        kind: Kind::At(&Of(|node: &mut Node| &mut node.pass_discard_request)),
         need: Need::Optional("on with discard=unmap"),
         help: "pass the guest's discards on to the node below",
     },
@@ -183,18 +163,20 @@ static FIELDS: &[Field<Draft>] = &[
     Field::unoffered("pass-discard-other", only_off),
     Field {
         name: "discard-no-unref",
-        kind: Kind::Bool(|node, on| put(&mut node.discard_no_unref, on)),
+        kind: Kind::At(&Of(|node: &mut Node| &mut node.discard_no_unref)),
         need: Need::Default("off"),
         help: "clusters that are discarded keep their place in the image",
     },
     Field {
         name: "overlap-check",
-        kind: Kind::Nested {
+        kind: Kind::At(&Custom {
             shape: overlap::shape,
-            read: |node, value, at| {
-                put(&mut node.unheeded.overlap, Some(overlap::read(value, at)?))
+            read: |node: &mut Node, value, at| {
+                node.unheeded.overlap = Some(overlap::read(value, at)?);
+                Ok(())
             },
-        },
+            write: |node| node.unheeded.overlap.as_ref().map(OverlapCheck::write),
+        }),
         need: Need::Optional("`cached`"),
         help: "refuse writes that would destroy metadata of a damaged image; without effect: all metadata but \
                snapshots' L2 tables is always protected",
@@ -203,47 +185,48 @@ static FIELDS: &[Field<Draft>] = &[
         "cache-size",
         Need::Optional("the sum of both"),
         "bytes of memory for tables of both kinds",
-        |node, size| put(&mut node.caches.total, Some(size.cast_unsigned())),
+        &Of(|node: &mut Node| &mut node.caches.total),
     ),
     size(
         "l2-cache-size",
         Need::Optional("32 MiB"),
         "bytes of memory for L2 tables; 2 tables at least",
-        |node, size| put(&mut node.caches.l2, Some(size.cast_unsigned())),
+        &Of(|node: &mut Node| &mut node.caches.l2),
     ),
     size(
         "l2-cache-entry-size",
         Need::Optional("a whole table"),
         "bytes read of an L2 table at once; without effect: a table is read as a whole",
-        |node, size| put(&mut node.unheeded.l2_entry, Some(size.cast_unsigned())),
+        &Of(|node: &mut Node| &mut node.unheeded.l2_entry),
     ),
     size(
         "refcount-cache-size",
         Need::Optional("4 MiB"),
         "bytes of memory for refcount blocks; 8 blocks at least",
-        |node, size| put(&mut node.caches.refcounts, Some(size.cast_unsigned())),
+        &Of(|node: &mut Node| &mut node.caches.refcounts),
     ),
     Field {
         name: "cache-clean-interval",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |node, seconds| {
-                let name = "cache-clean-interval";
-                put(&mut node.caches.clean_interval, table::uint32(name, seconds)?.into())
+        kind: Kind::At(&Checked {
+            meta: "",
+            check: |seconds: &u64| {
+                table::uint32("cache-clean-interval", seconds.cast_signed()).map(|_| ())
             },
-        },
+            at: |node: &mut Node| &mut node.caches.clean_interval,
+        }),
         need: Need::Default("0"),
         help: "seconds after which tables that were not used meanwhile leave the memory; 0: they stay",
     },
     Field {
         name: "encrypt",
-        kind: Kind::Nested {
+        kind: Kind::At(&Custom {
             shape: || Shape::Union(encrypt::union()),
-            read: |node, value, at| {
+            read: |node: &mut Node, value, at| {
                 node.encrypt = Some(encrypt::read(value, at)?);
                 Ok(())
             },
-        },
+            write: |node| node.encrypt.as_ref().map(Encrypt::write),
+        }),
         need: Need::Optional("the image is not encrypted"),
         help: "how the image's data is encrypted",
     },

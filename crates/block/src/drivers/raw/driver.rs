@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Object;
+
 use super::RawNode;
-use super::options::{RAW, RawOptions};
+use super::options::{FIELDS, RAW, RawOptions};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, NotReopened, OpenContext, Reopened,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl RawOptions {
@@ -29,11 +31,8 @@ impl BlockDriver for RawOptions {
         &RAW
     }
 
-    fn write(&self) -> Members {
-        let RawOptions { file, offset, size, keep_raw: _ } = self;
-        let mut own = vec![("file", write_ref(file)), ("offset", (*offset).into())];
-        own.extend(size.map(|size| ("size", size.into())));
-        own
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

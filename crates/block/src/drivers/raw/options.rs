@@ -1,30 +1,23 @@
 //! `raw`: a part of, or all of, another node.
 
-use crate::options::{BlockdevRef, Inherited, ParentDraft};
+use ::options::OptionError;
+use ::options::place::{Checked, Of};
+use ::options::table::{self, Field, Kind, Need};
 
 use crate::driver::{DriverKind, OptionTable};
-use ::options::OptionError;
-use ::options::table::{self, Field, Kind, Need, put};
+use crate::options::{BlockdevRef, Child, Draft, file_row};
 
 pub(in crate::drivers) static RAW: DriverKind = DriverKind {
     name: "raw",
     help: "a part of, or all of, another node",
     example: "raw,node-name=n,file=disk0,offset=1048576,size=8589934592",
-    options: &OptionTable {
-        fields: FIELDS,
-        start: |inherited| Draft { inherited, file: None, offset: 0, size: None },
-        build: |draft| {
-            let Draft { file, offset, size, .. } = draft;
-            let file = file.ok_or_else(|| table::missing("file"))?;
-            Ok(RawOptions { file, offset, size, keep_raw: false }.into())
-        },
-    },
+    options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
     library: None,
 };
 
 /// Options of `raw`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawOptions {
     /// `file`: the node below, named or nested.
     pub file: BlockdevRef,
@@ -37,47 +30,29 @@ pub struct RawOptions {
     pub keep_raw: bool,
 }
 
-/// What was given.
-struct Draft {
-    inherited: Inherited,
-    file: Option<BlockdevRef>,
-    offset: u64,
-    size: Option<u64>,
-}
-
-impl ParentDraft for Draft {
-    fn inherited(&self) -> Inherited {
-        self.inherited
-    }
-
-    fn child(&mut self) -> &mut Option<BlockdevRef> {
-        &mut self.file
-    }
-}
-
-static FIELDS: &[Field<Draft>] = &[
-    Draft::FILE,
+pub(super) static FIELDS: &[Field<Draft<RawOptions>>] = &[
+    file_row(&Child(|node: &mut RawOptions| &mut node.file)),
     Field {
         name: "offset",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |node, bytes| put(&mut node.offset, bytes.unsigned_abs()),
-        },
+        kind: Kind::At(&Of(|node: &mut Draft<RawOptions>| &mut node.offset)),
         need: Need::Default("0"),
         help: "first byte of the node below that is used",
     },
     Field {
         name: "size",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |node, bytes| {
-                if bytes % 512 != 0 {
-                    return Err(OptionError::new("Specified size is not multiple of 512"));
-                }
-                put(&mut node.size, Some(bytes.unsigned_abs()))
-            },
-        },
+        kind: Kind::At(&Checked {
+            meta: "",
+            check: check_size,
+            at: |node: &mut Draft<RawOptions>| &mut node.size,
+        }),
         need: Need::Optional("up to the end of the node below"),
         help: "number of bytes of the node below that are used, a multiple of 512",
     },
 ];
+
+fn check_size(size: &Option<u64>) -> table::Set {
+    match size.is_some_and(|size| size % 512 != 0) {
+        true => Err(OptionError::new("Specified size is not multiple of 512")),
+        false => Ok(()),
+    }
+}

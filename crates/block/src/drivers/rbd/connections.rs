@@ -223,7 +223,7 @@ fn config(options: &RbdOptions, key: Option<Key>) -> Config {
         set.push(("auth_client_required", words.join(";")));
     }
     if !server.is_empty() {
-        let address = |(host, port): &(String, String)| match host.contains(':') {
+        let address = |(host, port): &(String, u16)| match host.contains(':') {
             true => format!("[{host}]:{port}"),
             false => format!("{host}:{port}"),
         };

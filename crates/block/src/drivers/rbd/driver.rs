@@ -4,28 +4,28 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::{Object, Value};
+use ::options::{Object, table};
 use nix::errno::Errno;
 
 use super::connections::{Connections, Opened, Secrets};
 use super::node::RbdNode;
-use super::options::{AuthMode, RBD, RbdOptions};
+use super::options::{FIELDS, RBD, RbdOptions};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Members,
-    Needs, NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
+    NeverInactive, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_object, write_path};
+use crate::options::BlockdevRef;
 
 impl BlockDriver for RbdOptions {
     fn kind(&self) -> &'static DriverKind {
         &RBD
     }
 
-    fn write(&self) -> Members {
-        self.members(true)
+    fn write(&self) -> Object {
+        table::write(FIELDS, &mut self.clone())
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {
@@ -59,8 +59,8 @@ impl BlockDriver for RbdOptions {
     }
 
     fn describe(&self, _child: Option<&str>) -> Description {
-        let options = self.members(false).into_iter();
-        let options: Object = options.map(|(name, value)| (name.to_owned(), value)).collect();
+        let mut options = self.write();
+        options.retain(|(name, _)| name != "namespace" || !self.namespace.is_empty());
         Description { filename: None, options, specific: None }
     }
 
@@ -90,43 +90,5 @@ impl BlockDriver for RbdOptions {
             let opened = connections?.open(&event_loop, &options, secrets?).await?;
             Ok(Box::new(opened) as Box<dyn Any + Send>)
         }))
-    }
-}
-
-impl RbdOptions {
-    fn members(&self, with_defaults: bool) -> Members {
-        let RbdOptions {
-            pool,
-            namespace,
-            image,
-            conf,
-            snapshot,
-            user,
-            key_secret,
-            encrypt,
-            auth_client_required,
-            server,
-        } = self;
-        let mut members = vec![("pool", pool.as_str().into())];
-        if with_defaults || !namespace.is_empty() {
-            members.push(("namespace", namespace.as_str().into()));
-        }
-        members.push(("image", image.as_str().into()));
-        members.extend(conf.as_deref().map(|path| ("conf", write_path(path))));
-        members.extend(snapshot.as_deref().map(|name| ("snapshot", name.into())));
-        members.extend(user.as_deref().map(|name| ("user", name.into())));
-        members.extend(key_secret.as_deref().map(|id| ("key-secret", id.into())));
-        members.extend(encrypt.as_ref().map(|encrypt| ("encrypt", encrypt.write())));
-        if !auth_client_required.is_empty() {
-            let modes = auth_client_required.iter().map(|mode: &AuthMode| mode.word().into());
-            members.push(("auth-client-required", Value::List(modes.collect())));
-        }
-        if !server.is_empty() {
-            let servers = server.iter().map(|(host, port)| {
-                write_object([("host", host.as_str().into()), ("port", port.as_str().into())])
-            });
-            members.push(("server", Value::List(servers.collect())));
-        }
-        members
     }
 }

@@ -1,13 +1,13 @@
 //! `encrypt` of an image, for `blockdev-add` and for `blockdev-create`.
 
+use ::options::place::{OneOf, Text};
 use ::options::shape::Member;
-use ::options::table::{self, Choice, Context, Field, Kind, Need, not_yet, put};
+use ::options::table::{self, Context, Field, Kind, Need, not_yet};
 use ::options::{OptionError, Value};
 use rbd::{Cipher, Encryption, Format};
 
 use crate::connections::Credentials;
 use crate::error::OpenError;
-use crate::options::write_object;
 
 /// `encrypt`: how librbd decrypts the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,12 +30,9 @@ pub(super) struct NewEncryption {
 impl EncryptOptions {
     /// Returns the options as they are written.
     pub(super) fn write(&self) -> Value {
-        let EncryptOptions { format, key_secret } = self;
-        let format = match format {
-            Format::Luks1 => "luks",
-            Format::Luks2 => "luks2",
-        };
-        write_object([("format", format.into()), ("key-secret", key_secret.as_str().into())])
+        let EncryptOptions { format, key_secret } = self.clone();
+        let (format, key_secret) = (Some(format), Some(key_secret));
+        Value::Object(table::write(OF_IMAGE, &mut Draft { format, key_secret, cipher: None }))
     }
 
     /// Returns the encryption, with its passphrase.
@@ -56,41 +53,31 @@ struct Draft {
 impl Draft {
     const FORMAT: Field<Draft> = Field {
         name: "format",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "luks",
-                help: "LUKS, version 1",
-                set: |draft| put(&mut draft.format, Some(Format::Luks1)),
-            },
-            Choice {
-                name: "luks2",
-                help: "LUKS, version 2",
-                set: |draft| put(&mut draft.format, Some(Format::Luks2)),
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |draft: &mut Draft| &mut draft.format,
+            words: &[
+                ("luks", Format::Luks1, "LUKS, version 1"),
+                ("luks2", Format::Luks2, "LUKS, version 2"),
+            ],
+        }),
         need: Need::Required,
         help: "the format of the encrypted image",
     };
     const KEY_SECRET: Field<Draft> = Field {
         name: "key-secret",
-        kind: Kind::Text { meta: "<id>", set: |draft, id| put(&mut draft.key_secret, Some(id)) },
+        kind: Kind::At(&Text("<id>", |draft: &mut Draft| &mut draft.key_secret)),
         need: Need::Required,
         help: "the secret object with the passphrase",
     };
     const CIPHER: Field<Draft> = Field {
         name: "cipher-alg",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "aes-128",
-                help: "a key of 128 bits",
-                set: |draft| put(&mut draft.cipher, Some(Cipher::Aes128)),
-            },
-            Choice {
-                name: "aes-256",
-                help: "a key of 256 bits",
-                set: |draft| put(&mut draft.cipher, Some(Cipher::Aes256)),
-            },
-        ]),
+        kind: Kind::At(&OneOf {
+            at: |draft: &mut Draft| &mut draft.cipher,
+            words: &[
+                ("aes-128", Cipher::Aes128, "a key of 128 bits"),
+                ("aes-256", Cipher::Aes256, "a key of 256 bits"),
+            ],
+        }),
         need: Need::Default("aes-256"),
         help: "the cipher, in XTS mode",
     };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use ::options::address::InetDraft;
+use ::options::place::{Custom, Of, Place, Text, write_list};
 use ::options::shape::{Member, Shape, Word};
 use ::options::table::{self, Context, Field, Kind, Need, put};
 use ::options::{OptionError, Value};
@@ -46,7 +47,7 @@ pub struct RbdOptions {
     /// `auth-client-required`: how the client lets the cluster prove itself. Empty: as configured.
     pub auth_client_required: Vec<AuthMode>,
     /// `server`: monitors, host and port. Empty: as configured.
-    pub server: Vec<(String, String)>,
+    pub server: Vec<(String, u16)>,
 }
 
 /// Reads the options of an image that is not a node, such as `location` of `blockdev-create`.
@@ -100,81 +101,77 @@ impl AuthMode {
 
 const fn text(
     name: &'static str,
-    meta: &'static str,
-    set: fn(&mut RbdOptions, String) -> table::Set,
+    place: &'static dyn Place<RbdOptions>,
     need: Need,
     help: &'static str,
 ) -> Field<RbdOptions> {
-    Field { name, kind: Kind::Text { meta, set }, need, help }
+    Field { name, kind: Kind::At(place), need, help }
 }
 
-static FIELDS: &[Field<RbdOptions>] = &[
+pub(super) static FIELDS: &[Field<RbdOptions>] = &[
     text(
         "pool",
-        "<pool>",
-        |node, pool| put(&mut node.pool, pool),
+        &Text("<pool>", |node: &mut RbdOptions| &mut node.pool),
         Need::Required,
         "pool that the image is in",
     ),
     text(
         "namespace",
-        "<namespace>",
-        |node, namespace| put(&mut node.namespace, namespace),
+        &Text("<namespace>", |node: &mut RbdOptions| &mut node.namespace),
         Need::Default(""),
         "namespace of the pool",
     ),
     text(
         "image",
-        "<image>",
-        |node, image| put(&mut node.image, image),
+        &Text("<image>", |node: &mut RbdOptions| &mut node.image),
         Need::Required,
         "name of the image",
     ),
     Field {
         name: "conf",
-        kind: Kind::Path(|node, path| put(&mut node.conf, Some(path))),
+        kind: Kind::At(&Of(|node: &mut RbdOptions| &mut node.conf)),
         need: Need::Optional("CEPH_CONF, /etc/ceph/ceph.conf or ~/.ceph/config"),
         help: "Ceph's configuration file",
     },
     text(
         "snapshot",
-        "<snapshot>",
-        |node, snapshot| put(&mut node.snapshot, Some(snapshot)),
+        &Text("<snapshot>", |node: &mut RbdOptions| &mut node.snapshot),
         Need::Optional("the image as it is now"),
         "snapshot of the image, for reading",
     ),
     Field {
         name: "encrypt",
-        kind: Kind::Nested {
+        kind: Kind::At(&Custom {
             shape: || Shape::Object(encrypt_members()),
-            read: |node, value, at| put(&mut node.encrypt, Some(read_encrypt(value, at)?)),
-        },
+            read: |node: &mut RbdOptions, value, at| {
+                put(&mut node.encrypt, Some(read_encrypt(value, at)?))
+            },
+            write: |node| node.encrypt.as_ref().map(EncryptOptions::write),
+        }),
         need: Need::Optional("the image is not encrypted"),
         help: "",
     },
     text(
         "user",
-        "<user>",
-        |node, user| put(&mut node.user, Some(user)),
+        &Text("<user>", |node: &mut RbdOptions| &mut node.user),
         Need::Optional("admin"),
         "user of the cluster, without client.",
     ),
     Field {
         name: "auth-client-required",
-        kind: Kind::Nested { shape: auth_shape, read: auth },
+        kind: Kind::At(&Custom { shape: auth_shape, read: auth, write: write_auth }),
         need: Need::Optional("as configured"),
         help: "",
     },
     text(
         "key-secret",
-        "<id>",
-        |node, id| put(&mut node.key_secret, Some(id)),
+        &Text("<id>", |node: &mut RbdOptions| &mut node.key_secret),
         Need::Optional("the user's keyring has the key"),
         "the secret object with the user's key, which is base64",
     ),
     Field {
         name: "server",
-        kind: Kind::Nested { shape: server_shape, read: servers },
+        kind: Kind::At(&Custom { shape: server_shape, read: servers, write: write_servers }),
         need: Need::Optional("as configured"),
         help: "",
     },
@@ -190,16 +187,24 @@ fn server_shape() -> Shape {
 
 fn servers(node: &mut RbdOptions, value: Value, at: &Context) -> table::Set {
     let servers = table::read_list(SERVER, value, at, InetDraft::default)?;
-    let host_and_port = |server: InetDraft| Ok((server.port()?, server.host));
-    let servers = servers.into_iter().map(host_and_port);
-    let servers: Result<Vec<(u16, String)>, OptionError> = servers.collect();
-    let servers = servers?.into_iter().map(|(port, host)| (host, port.to_string()));
-    put(&mut node.server, servers.collect())
+    let port = |server: InetDraft| server.port().map(|port| (server.host, port));
+    let servers: Result<_, OptionError> = servers.into_iter().map(port).collect();
+    put(&mut node.server, servers?)
+}
+
+fn write_servers(node: &mut RbdOptions) -> Option<Value> {
+    let of = |(host, port): &(String, u16)| InetDraft::of(host.clone(), *port, true, true);
+    (!node.server.is_empty()).then(|| write_list(SERVER, node.server.iter().map(of)))
 }
 
 fn auth_shape() -> Shape {
     let words = AuthMode::ALL.map(|mode| Word { name: mode.word(), help: mode.help() });
     Shape::List(Box::new(Shape::Words(words.to_vec())), "accepted mode number <n>, from 0")
+}
+
+fn write_auth(node: &mut RbdOptions) -> Option<Value> {
+    let modes = node.auth_client_required.iter().map(|mode| mode.word().into());
+    (!node.auth_client_required.is_empty()).then(|| Value::List(modes.collect()))
 }
 
 fn auth(node: &mut RbdOptions, value: Value, at: &Context) -> table::Set {

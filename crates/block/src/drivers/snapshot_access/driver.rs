@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Object;
+
 use super::SnapshotAccessNode;
-use super::options::{SNAPSHOT_ACCESS, SnapshotAccessOptions};
+use super::options::{FIELDS, SNAPSHOT_ACCESS, SnapshotAccessOptions};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for SnapshotAccessOptions {
@@ -19,8 +21,8 @@ impl BlockDriver for SnapshotAccessOptions {
         &SNAPSHOT_ACCESS
     }
 
-    fn write(&self) -> Members {
-        vec![("file", write_ref(&self.file))]
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {

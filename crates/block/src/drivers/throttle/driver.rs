@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::options::Object;
+
 use super::ThrottleNode;
-use super::options::{THROTTLE, ThrottleOptions};
+use super::options::{FIELDS, THROTTLE, ThrottleOptions};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Members, Needs,
-    NeverInactive, OpenContext,
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_ref};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for ThrottleOptions {
@@ -19,9 +21,8 @@ impl BlockDriver for ThrottleOptions {
         &THROTTLE
     }
 
-    fn write(&self) -> Members {
-        let ThrottleOptions { throttle_group, file } = self;
-        vec![("throttle-group", throttle_group.as_str().into()), ("file", write_ref(file))]
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
     }
 
     fn children(&self) -> Vec<ChildOption<'_>> {
