@@ -24,7 +24,6 @@ mod registry;
 pub mod request;
 mod resize;
 mod services;
-mod slab;
 pub mod status;
 mod submit;
 #[cfg(feature = "test-util")]

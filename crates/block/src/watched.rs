@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::request::{CompletionGuard, Request, RequestOwner};
-use crate::slab::Slab;
+use event_loop::Slab;
 
 /// The watched writes in flight, by tag.
 #[derive(Default)]

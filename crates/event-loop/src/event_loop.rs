@@ -92,7 +92,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Box<dyn Clock>,
     /// The time of this iteration, once it was read.
     now: Cell<Option<u64>>,
-    pub(crate) slots: RefCell<Slots>,
+    pub(crate) slots: RefCell<Slots<InFlight>>,
     /// Operations that found the submission queue full, in order (accounting contract).
     pub(crate) backlog: RefCell<VecDeque<(RingOp, u64)>>,
     pub(crate) handlers: RefCell<Handlers>,

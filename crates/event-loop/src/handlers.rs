@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::polling::policy::SourceState;
 use crate::ring::{RingOp, is_transient};
-use crate::slots::{GENERATION_MASK, SlotId, UserData};
+use crate::slots::{SlotId, Slots, UserData};
 
 /// A source of events: a file descriptor and, optionally, a check for events without a system call.
 ///
@@ -132,8 +132,7 @@ pub(crate) struct Source {
 /// A loop's handlers.
 #[derive(Default)]
 pub(crate) struct Handlers {
-    slots: Vec<(u32, Option<Rc<Entry>>)>,
-    free: Vec<u32>,
+    slots: Slots<Rc<Entry>>,
     /// Descriptors of removed handlers with a poll that has not ended. A queued poll that the kernel has not
     /// seen must not find another file under that number.
     leaving: Vec<(SlotId, Arc<OwnedFd>)>,
@@ -163,32 +162,19 @@ impl Handlers {
             listed: Cell::new(false),
             source: Source::default(),
         });
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
-            self.slots.len() as u32 - 1
-        });
-        let (generation, slot) = &mut self.slots[index as usize];
-        *slot = Some(entry);
-        let id = SlotId { index, generation: *generation };
+        let (id, _) = self.slots.insert(entry);
         self.to_arm.push(id);
         HandlerId(id)
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&Rc<Entry>> {
-        match self.slots.get(id.index as usize)? {
-            (generation, Some(entry)) if *generation == id.generation => Some(entry),
-            _ => None,
-        }
+        self.slots.get(id)
     }
 
     /// Removes a handler. Pending events have an older generation and are ignored. Returns the handler,
     /// since its callback may be running, and whether a poll must be stopped.
     pub(crate) fn remove(&mut self, id: HandlerId) -> Option<(Rc<Entry>, bool)> {
-        self.get(id.0)?;
-        let (generation, slot) = &mut self.slots[id.0.index as usize];
-        let entry = slot.take()?;
-        *generation = generation.wrapping_add(1) & GENERATION_MASK;
-        self.free.push(id.0.index);
+        let entry = self.slots.remove(id.0)?;
         self.polling.retain(|other| *other != id.0);
         let armed = entry.armed.get();
         if armed {
@@ -262,11 +248,6 @@ impl Handlers {
 
     /// Ids of all handlers, for shutting down.
     pub(crate) fn ids(&self) -> Vec<HandlerId> {
-        self.slots
-            .iter()
-            .zip(0..)
-            .filter(|((_, entry), _)| entry.is_some())
-            .map(|((generation, _), index)| HandlerId(SlotId { index, generation: *generation }))
-            .collect()
+        self.slots.ids().into_iter().map(HandlerId).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Slots of operations in flight. They own memory and file until the completion (memory contract).
+//! Slots with generations. Slots of operations in flight own memory and file until the completion (memory contract).
 
 #![allow(unsafe_code)]
 
@@ -59,14 +59,14 @@ impl InFlight {
 }
 
 /// The table of slots. It grows when full and never shrinks, so it does not allocate in steady state.
-pub(crate) struct Slots {
-    slots: Vec<Slot>,
+pub(crate) struct Slots<T> {
+    slots: Vec<Slot<T>>,
     free: Vec<u32>,
 }
 
-struct Slot {
+struct Slot<T> {
     generation: u32,
-    content: Option<InFlight>,
+    content: Option<T>,
 }
 
 /// A slot's number and generation, as encoded in `user_data`.
@@ -76,7 +76,13 @@ pub(crate) struct SlotId {
     pub(crate) generation: u32,
 }
 
-impl Slots {
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Slots { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slots<T> {
     pub(crate) fn with_capacity(slots: u32) -> Self {
         let mut table = Slots { slots: Vec::new(), free: Vec::with_capacity(slots as usize) };
         table.grow(slots);
@@ -90,7 +96,7 @@ impl Slots {
     }
 
     #[inline(always)]
-    pub(crate) fn insert(&mut self, content: InFlight) -> (SlotId, &InFlight) {
+    pub(crate) fn insert(&mut self, content: T) -> (SlotId, &T) {
         if self.free.is_empty() {
             self.grow(self.slots.len().max(1) as u32);
         }
@@ -100,19 +106,19 @@ impl Slots {
         (id, slot.content.insert(content))
     }
 
-    pub(crate) fn get(&self, id: SlotId) -> Option<&InFlight> {
+    pub(crate) fn get(&self, id: SlotId) -> Option<&T> {
         let slot = self.slots.get(id.index as usize)?;
         if slot.generation == id.generation { slot.content.as_ref() } else { None }
     }
 
-    pub(crate) fn get_mut(&mut self, id: SlotId) -> Option<&mut InFlight> {
+    pub(crate) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation == id.generation { slot.content.as_mut() } else { None }
     }
 
-    /// Takes an operation out at its completion. `None` if the completion belongs to no operation in flight.
+    /// Takes a slot's content out. `None` if the slot has another content by now, or none.
     #[inline]
-    pub(crate) fn remove(&mut self, id: SlotId) -> Option<InFlight> {
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<T> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
@@ -131,8 +137,8 @@ impl Slots {
         self.ids_of(|_| true)
     }
 
-    /// Ids of the operations for which `wanted` returns true.
-    pub(crate) fn ids_of(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<SlotId> {
+    /// Ids of the slots for whose content `wanted` returns true.
+    pub(crate) fn ids_of(&self, wanted: impl Fn(&T) -> bool) -> Vec<SlotId> {
         self.slots
             .iter()
             .zip(0..)

@@ -10,13 +10,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use event_loop::{AlignedBuf, EventLoop, IoBufs};
+use event_loop::{AlignedBuf, EventLoop, IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::range_lock::{Mailbox, RangeLock, Ticket};
 use crate::node::Channel;
 use crate::request::{CompletionGuard, Op, Request, RequestOwner};
-use crate::slab::Slab;
 use crate::status::{EXTENT_LEN, Extent, extent, put};
 use crate::submit::submit;
 

@@ -5,14 +5,13 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{BottomHalf, EventLoop, IoBufs};
+use event_loop::{BottomHalf, EventLoop, IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::{GIVEN_UP, IoError, PolicyNode};
 use crate::job::OnError;
 use crate::node::Channel;
 use crate::request::{CompletionGuard, Op, Request, RequestOwner};
-use crate::slab::Slab;
 
 /// Initial capacity for requests; unused memory is not touched.
 const FIRST: usize = 256;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use block::request::{Op, Request, RequestOwner};
-use event_loop::{AlignedBuf, IoBufs};
+use event_loop::{AlignedBuf, IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::bits::{BLOCK_SHIFT, MAX_ENTRIES, PAGE};
@@ -68,8 +68,7 @@ enum Work {
 
 /// The commands under way, and what is kept for its capacity. Places that were never used take no memory.
 pub(super) struct Slots {
-    slots: Vec<Option<CommandSlot>>,
-    free: Vec<u32>,
+    slots: Slab<CommandSlot>,
     spare_bufs: Vec<IoBufs>,
     /// The number of the next command.
     next: u64,
@@ -82,8 +81,7 @@ impl Slots {
     pub(super) fn new(queues: usize) -> Self {
         let size = MAX_SLOTS.min(queues * MAX_ENTRIES as usize);
         Slots {
-            slots: Vec::with_capacity(size),
-            free: Vec::with_capacity(size),
+            slots: Slab::with_capacity(size),
             spare_bufs: Vec::with_capacity(size),
             next: 0,
             ranges: Vec::with_capacity(MAX_DSM_RANGES),
@@ -91,7 +89,7 @@ impl Slots {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.slots.len() < self.slots.capacity()
+        self.slots.has_room()
     }
 
     /// The number that the next command gets.
@@ -101,7 +99,7 @@ impl Slots {
 
     /// The number of the oldest command under way. Looks at all of them.
     pub(super) fn oldest(&self) -> Option<u64> {
-        self.slots.iter().flatten().map(|slot| slot.number).min()
+        self.slots.values().map(|slot| slot.number).min()
     }
 
     /// The commands under way, with their queues.
@@ -112,35 +110,22 @@ impl Slots {
             let queue = u64::from(sqid) - 1;
             (queue, InFlight { id: cid.into(), kind, lun: None, offset, len, started_ns })
         };
-        self.slots.iter().flatten().map(of).collect()
+        self.slots.values().map(of).collect()
     }
 
     /// Takes a place; there is room.
     fn insert(&mut self, mut slot: CommandSlot) -> u32 {
         slot.number = self.next;
         self.next += 1;
-        match self.free.pop() {
-            Some(tag) => {
-                if let Some(place) = self.slots.get_mut(tag as usize) {
-                    *place = Some(slot);
-                }
-                tag
-            }
-            None => {
-                self.slots.push(Some(slot));
-                self.slots.len() as u32 - 1
-            }
-        }
+        self.slots.insert(slot)
     }
 
     fn get(&mut self, tag: u32) -> Option<&mut CommandSlot> {
-        self.slots.get_mut(tag as usize)?.as_mut()
+        self.slots.get_mut(tag)
     }
 
     fn remove(&mut self, tag: u32) -> Option<CommandSlot> {
-        let slot = self.slots.get_mut(tag as usize)?.take()?;
-        self.free.push(tag);
-        Some(slot)
+        self.slots.remove(tag)
     }
 
     fn take_bufs(&mut self) -> IoBufs {

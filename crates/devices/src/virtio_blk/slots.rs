@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use event_loop::IoBufs;
+use event_loop::{IoBufs, Slab};
 use guest_memory::MemoryView;
 
 use super::wire::Status;
@@ -34,38 +34,24 @@ pub(crate) struct BlkSlot {
 
 /// The table of slots. It keeps lists of segments for their capacity.
 pub(crate) struct SlotTable {
-    slots: Vec<Option<BlkSlot>>,
-    free: Vec<u32>,
+    slots: Slab<BlkSlot>,
     spare_bufs: Vec<IoBufs>,
 }
 
 impl SlotTable {
     pub(crate) fn new(size: u16) -> Self {
         let size = usize::from(size);
-        SlotTable {
-            slots: Vec::with_capacity(size),
-            free: Vec::with_capacity(size),
-            spare_bufs: Vec::with_capacity(size),
-        }
+        SlotTable { slots: Slab::with_capacity(size), spare_bufs: Vec::with_capacity(size) }
     }
 
     /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
     pub(crate) fn insert(&mut self, slot: BlkSlot) -> Option<u32> {
-        if let Some(tag) = self.free.pop() {
-            self.slots[tag as usize] = Some(slot);
-            return Some(tag);
-        }
-        if self.slots.len() == self.slots.capacity() {
-            return None;
-        }
-        self.slots.push(Some(slot));
-        Some(self.slots.len() as u32 - 1)
+        self.slots.has_room().then(|| self.slots.insert(slot))
     }
 
     /// Counts an answer for `tag`. Returns the request if it was the last one.
     pub(crate) fn answer(&mut self, tag: u32, status: Status) -> Option<BlkSlot> {
-        let place = self.slots.get_mut(tag as usize)?;
-        let slot = place.as_mut()?;
+        let slot = self.slots.get_mut(tag)?;
         if status != Status::Ok {
             slot.status = status;
         }
@@ -73,27 +59,25 @@ impl SlotTable {
         if slot.pending > 0 {
             return None;
         }
-        let done = place.take();
-        self.free.push(tag);
-        done
+        self.slots.remove(tag)
     }
 
     /// Returns the request with that `tag`.
     pub(crate) fn get(&self, tag: u32) -> Option<&BlkSlot> {
-        self.slots.get(tag as usize)?.as_ref()
+        self.slots.get(tag)
     }
 
     /// Marks the request `tag` as given up in part.
     #[cold]
     pub(crate) fn give_up(&mut self, tag: u32) {
-        if let Some(Some(slot)) = self.slots.get_mut(tag as usize) {
+        if let Some(slot) = self.slots.get_mut(tag) {
             slot.given_up = true;
         }
     }
 
     /// The requests in flight.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &BlkSlot> {
-        self.slots.iter().flatten()
+        self.slots.values()
     }
 
     /// Returns an empty list of segments.

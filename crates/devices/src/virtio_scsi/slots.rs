@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::request::Op;
-use event_loop::IoBufs;
+use event_loop::{IoBufs, Slab};
 use guest_memory::MemoryView;
 use nix::errno::Errno;
 use queue::{Segment, Segments};
@@ -67,8 +67,7 @@ pub(crate) enum Progress {
 
 /// The table of slots. It keeps lists for their capacity.
 pub(crate) struct SlotTable {
-    slots: Vec<Option<ScsiSlot>>,
-    free: Vec<u32>,
+    slots: Slab<ScsiSlot>,
     spare_bufs: Vec<IoBufs>,
     spare_responses: Vec<Vec<Segment>>,
 }
@@ -77,8 +76,7 @@ impl SlotTable {
     pub(crate) fn new(size: u16) -> Self {
         let size = usize::from(size);
         SlotTable {
-            slots: (0..size).map(|_| None).collect(),
-            free: (0..size as u32).rev().collect(),
+            slots: Slab::with_capacity(size),
             spare_bufs: Vec::with_capacity(size),
             spare_responses: (0..size).map(|_| Vec::with_capacity(2)).collect(),
         }
@@ -86,13 +84,11 @@ impl SlotTable {
 
     /// Takes a slot. One is free, as the queue pops no more chains than it has entries.
     pub(crate) fn insert(&mut self, slot: ScsiSlot) -> Option<u32> {
-        let tag = self.free.pop()?;
-        self.slots[tag as usize] = Some(slot);
-        Some(tag)
+        self.slots.has_room().then(|| self.slots.insert(slot))
     }
 
     pub(crate) fn get_mut(&mut self, tag: u32) -> Option<&mut ScsiSlot> {
-        self.slots.get_mut(tag as usize)?.as_mut()
+        self.slots.get_mut(tag)
     }
 
     /// Counts an answer for `tag`. `given_up`: the error means that nothing was done.
@@ -103,8 +99,7 @@ impl SlotTable {
         given_up: bool,
         bufs: IoBufs,
     ) -> Progress {
-        let Some(place) = self.slots.get_mut(tag as usize) else { return Progress::Waits };
-        let Some(slot) = place.as_mut() else { return Progress::Waits };
+        let Some(slot) = self.slots.get_mut(tag) else { return Progress::Waits };
         if slot.op == Op::Read {
             slot.memory.mark_bufs(&bufs, slot.bytes);
         }
@@ -116,39 +111,32 @@ impl SlotTable {
             return Progress::Repeats(bufs);
         }
         slot.pending = slot.pending.saturating_sub(1);
-        let done = if slot.pending == 0 { place.take() } else { None };
+        let done = if slot.pending == 0 { self.slots.remove(tag) } else { None };
         self.keep_bufs(bufs);
-        match done {
-            Some(slot) => {
-                self.free.push(tag);
-                Progress::Done(slot)
-            }
-            None => Progress::Waits,
-        }
+        done.map_or(Progress::Waits, Progress::Done)
     }
 
     /// Marks tasks as ended with `response`.
     pub(crate) fn end(&mut self, tasks: Tasks, response: Response) {
-        for slot in self.slots.iter_mut().flatten().filter(|slot| tasks.have(slot.lun, slot.id)) {
+        for slot in self.slots.values_mut().filter(|slot| tasks.have(slot.lun, slot.id)) {
             slot.ended = Some(response);
         }
     }
 
     /// Whether a task management function has ended the task under `tag`.
     pub(crate) fn has_ended(&self, tag: u32) -> bool {
-        let slot = self.slots.get(tag as usize).and_then(Option::as_ref);
-        slot.is_some_and(|slot| slot.ended.is_some())
+        self.slots.get(tag).is_some_and(|slot| slot.ended.is_some())
     }
 
     /// Number of matching tasks with a number below `before`.
     pub(crate) fn count(&self, tasks: Tasks, before: u64) -> usize {
         let counts = |slot: &&ScsiSlot| slot.number < before && tasks.have(slot.lun, slot.id);
-        self.slots.iter().flatten().filter(counts).count()
+        self.slots.values().filter(counts).count()
     }
 
     /// The commands in flight.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ScsiSlot> {
-        self.slots.iter().flatten()
+        self.slots.values()
     }
 
     /// Returns an empty list of segments for the block layer.
@@ -174,7 +162,7 @@ impl SlotTable {
     /// Keeps a list for reuse.
     pub(crate) fn keep_response(&mut self, mut list: Vec<Segment>) {
         list.clear();
-        if self.spare_responses.len() < self.slots.len() {
+        if self.spare_responses.len() < self.spare_responses.capacity() {
             self.spare_responses.push(list);
         }
     }

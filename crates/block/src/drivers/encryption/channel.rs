@@ -8,14 +8,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use crypto::cipher::{SECTOR, SectorCipher};
-use event_loop::{EventLoop, IoBufs};
+use event_loop::{EventLoop, IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::bounce::{Bounces, MOST};
 use crate::drivers::align::WholeBlocks;
 use crate::node::Channel;
 use crate::request::{CompletionGuard, Op, Request, RequestOwner};
-use crate::slab::Slab;
 use crate::status::{self, Extent, ExtentState};
 use crate::submit::submit;
 

@@ -5,13 +5,12 @@ use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{EventLoop, IoBufs, IoTarget};
+use event_loop::{EventLoop, IoBufs, IoTarget, Slab};
 use nix::errno::Errno;
 
 use super::NullOptions;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::{Op, Request};
-use crate::slab::Slab;
 use crate::status::{self, Extent, ExtentState};
 
 /// Requests under way that a channel has room for from the start; what is not used is not touched.

@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use event_loop::IoBufs;
 use event_loop::sync::lock;
+use event_loop::{IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::access::Place;
@@ -16,7 +16,6 @@ use super::image::Image;
 use super::locks::Taken;
 use crate::node::Channel;
 use crate::request::{Detached, Op, Request, RequestOwner};
-use crate::slab::Slab;
 
 /// Requests of one channel in flight at the nodes below.
 #[derive(Default)]

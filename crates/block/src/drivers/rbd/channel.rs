@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{BottomHalf, EventLoop, IoBufs};
+use event_loop::{BottomHalf, EventLoop, IoBufs, Slab};
 use nix::errno::Errno;
 use rbd::{Done, Image, Lane, LaneOp};
 
@@ -17,7 +17,6 @@ use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
 use crate::options::{DetectZeroes, Discard};
 use crate::request::{Detached, Op, Request};
-use crate::slab::Slab;
 use crate::status;
 
 /// Requests under way that a channel has room for from the start.

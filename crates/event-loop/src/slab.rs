@@ -1,8 +1,15 @@
-//! Values by number, where numbers are used again: what a channel keeps per request under way.
+//! Values by number, where numbers are used again: what is kept per request under way.
 
 /// Values by tag. Allocates only to hold more values than ever before.
+///
+/// ```
+/// let mut slab = event_loop::Slab::default();
+/// let tag = slab.insert("request");
+/// assert_eq!(slab.remove(tag), Some("request"));
+/// assert_eq!(slab.insert("next"), tag);
+/// ```
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub struct Slab<T> {
     values: Vec<Option<T>>,
     free: Vec<u32>,
 }
@@ -14,18 +21,24 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Returns an empty slab with room for `capacity` values.
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    /// Returns an empty slab with room for `capacity` values. Memory is touched when it is used first.
+    pub fn with_capacity(capacity: usize) -> Self {
         Slab { values: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
     /// Returns the tag of the next value.
-    pub(crate) fn next_tag(&self) -> u32 {
+    pub fn next_tag(&self) -> u32 {
         self.free.last().copied().unwrap_or(self.values.len() as u32)
     }
 
+    /// Returns whether a value can be added without allocation.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.values.len() < self.values.capacity()
+    }
+
     /// Adds a value. Returns its tag.
-    pub(crate) fn insert(&mut self, value: T) -> u32 {
+    #[inline]
+    pub fn insert(&mut self, value: T) -> u32 {
         match self.free.pop() {
             Some(tag) => {
                 self.values[tag as usize] = Some(value);
@@ -39,24 +52,42 @@ impl<T> Slab<T> {
     }
 
     /// Returns the value of a tag.
-    pub(crate) fn get_mut(&mut self, tag: u32) -> Option<&mut T> {
+    #[inline]
+    pub fn get(&self, tag: u32) -> Option<&T> {
+        self.values.get(tag as usize)?.as_ref()
+    }
+
+    /// Returns the value of a tag.
+    #[inline]
+    pub fn get_mut(&mut self, tag: u32) -> Option<&mut T> {
         self.values.get_mut(tag as usize)?.as_mut()
     }
 
     /// Takes a value out. `None`: the tag has no value.
-    pub(crate) fn remove(&mut self, tag: u32) -> Option<T> {
+    #[inline]
+    pub fn remove(&mut self, tag: u32) -> Option<T> {
         let value = self.values.get_mut(tag as usize)?.take()?;
         self.free.push(tag);
         Some(value)
     }
 
     /// Returns the number of values.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.values.len() - self.free.len()
     }
 
+    /// Returns whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns the values, in the order of their tags.
-    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().flatten()
+    }
+
+    /// Returns the values, in the order of their tags.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.values.iter_mut().flatten()
     }
 }
