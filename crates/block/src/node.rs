@@ -215,8 +215,8 @@ pub trait Channel {
 
     /// Ends abandoned requests of this channel soon, whatever their result.
     ///
-    /// A request with an `is_abandoned` tag that waits for an operator is answered with
-    /// [`GIVEN_UP`](crate::policy::GIVEN_UP). One in flight is not held if it fails. All other requests are
+    /// A request with an `is_abandoned` tag that waits for an operator is
+    /// [given up](crate::request::RequestOwner::given_up). One in flight is not held if it fails. All other requests are
     /// left as they are. For the channel [of a queue](Self::for_queue).
     fn abandon(&self, _is_abandoned: &dyn Fn(u32) -> bool) {}
 }

@@ -94,6 +94,15 @@ impl Request {
         reply.send(result, bufs);
     }
 
+    /// Answers that the request was held, and is neither done nor failed: see [`RequestOwner::given_up`].
+    #[cold]
+    pub fn give_up(self) {
+        let Request { bufs, mut reply, .. } = self;
+        if let Some(to) = reply.to.take() {
+            to.given_up(reply.tag, bufs);
+        }
+    }
+
     /// The request without its memory, which is used elsewhere meanwhile.
     #[inline]
     pub(crate) fn detach(self) -> (Detached, IoBufs) {
@@ -196,4 +205,10 @@ impl std::fmt::Debug for CompletionGuard {
 pub trait RequestOwner {
     /// The request with this tag has ended.
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);
+
+    /// The request with this tag was held, as by an error policy, and its queue stops. The request is neither done
+    /// nor failed. An owner that cannot leave the request to the next process answers `ECANCELED`.
+    fn given_up(&self, tag: u32, bufs: IoBufs) {
+        self.complete(tag, Err(Errno::ECANCELED), bufs);
+    }
 }

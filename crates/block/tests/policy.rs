@@ -11,7 +11,7 @@ use block::NodeRegistry;
 use block::job::OnError;
 use block::node::Channel;
 use block::options::*;
-use block::policy::{ErrorPolicy, GIVEN_UP, IoError, IoStatus, with_policy};
+use block::policy::{ErrorPolicy, IoError, IoStatus, with_policy};
 use block::request::Op;
 use common::*;
 use event_loop::IoBufs;

@@ -5,7 +5,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use block::policy::GIVEN_UP;
 use event_loop::mailbox::{self, Receiver, Sender};
 use event_loop::sync::lock;
 use nix::errno::Errno;
@@ -60,9 +59,8 @@ impl Failures {
     /// Adds a failure. Callable from any thread.
     #[cold]
     pub(crate) fn add(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
-        // Operations that a node lacks, requests that will be repeated, and requests left by a loop
-        // that ends.
-        if matches!(errno, Errno::EOPNOTSUPP | GIVEN_UP | Errno::ECANCELED) {
+        // Operations that a node lacks, and requests left by a loop that ends.
+        if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
             return;
         }
         let mut places = lock(&self.places);
@@ -100,7 +98,7 @@ mod tests {
             failures.add(0, Kind::Write, 4096 * n, Errno::ENOSPC);
         }
         failures.add(0, Kind::Read, 512, Errno::EIO);
-        failures.add(0, Kind::Read, 512, GIVEN_UP);
+        failures.add(0, Kind::Read, 512, Errno::ECANCELED);
         let of = |kind, errno, offset, count| Failure { unit: 0, kind, errno, offset, count };
         let (taken, others) = failures.take();
         let expected = [of(Kind::Write, Errno::ENOSPC, 0, 48), of(Kind::Read, Errno::EIO, 512, 1)];

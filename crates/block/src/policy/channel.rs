@@ -8,7 +8,7 @@ use std::sync::Arc;
 use event_loop::{BottomHalf, EventLoop, IoBufs, Slab};
 use nix::errno::Errno;
 
-use super::{GIVEN_UP, IoError, PolicyNode};
+use super::{IoError, PolicyNode};
 use crate::job::OnError;
 use crate::node::Channel;
 use crate::request::{CompletionGuard, Op, Request, RequestOwner};
@@ -97,7 +97,7 @@ impl PolicyChannel {
     #[cold]
     fn hold(&self, number: u64, request: Request) {
         if self.draining.get() > 0 {
-            return request.complete(Err(GIVEN_UP));
+            return request.give_up();
         }
         self.held.borrow_mut().push(HeldRequest { number, request });
     }
@@ -115,7 +115,7 @@ impl PolicyChannel {
     /// Answers the held requests without carrying them out.
     fn give_up(&self) {
         let held = self.held.take();
-        held.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
+        held.into_iter().for_each(|held| held.request.give_up());
     }
 
     #[cold]
@@ -141,7 +141,7 @@ impl PolicyChannel {
                 policy.stop(error());
                 let request = Request::answered_to(reply, op, offset, len, bufs);
                 match is_abandoned {
-                    true => request.complete(Err(GIVEN_UP)),
+                    true => request.give_up(),
                     false => self.hold(number, request),
                 }
             }
@@ -190,7 +190,7 @@ impl Channel for PolicyChannel {
             held.extract_if(.., |held| is_abandoned(held.request.tag())).collect();
         // Answered outside of the borrow.
         drop(held);
-        abandoned.into_iter().for_each(|held| held.request.complete(Err(GIVEN_UP)));
+        abandoned.into_iter().for_each(|held| held.request.give_up());
     }
 }
 

@@ -21,10 +21,6 @@ use crate::job::OnError;
 use crate::node::{BlockNode, Channel, Geometry};
 use crate::request::Request;
 
-/// The answer to a held request whose queue stops before the request was repeated: it is neither done
-/// nor failed.
-pub const GIVEN_UP: Errno = Errno::ERESTART;
-
 /// Minimum interval between two reports of ignored errors, in nanoseconds. QEMU limits its events in the
 /// same way.
 const TELL_EVERY_NS: u64 = 1_000_000_000;

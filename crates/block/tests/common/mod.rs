@@ -116,6 +116,9 @@ impl Arena {
 /// What a request was answered with.
 pub type Answer = (Result<(), Errno>, IoBufs);
 
+/// Stands for the answer of a request that was given up.
+pub const GIVEN_UP: Errno = Errno::ERESTART;
+
 /// Collects answers.
 #[derive(Default)]
 pub struct Answers(pub RefCell<BTreeMap<u32, Answer>>);
@@ -124,6 +127,10 @@ impl RequestOwner for Answers {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let before = self.0.borrow_mut().insert(tag, (result, bufs));
         assert!(before.is_none(), "request {tag} was answered twice");
+    }
+
+    fn given_up(&self, tag: u32, bufs: IoBufs) {
+        self.complete(tag, Err(GIVEN_UP), bufs);
     }
 }
 

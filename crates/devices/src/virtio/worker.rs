@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::policy::GIVEN_UP;
 use event_loop::{DeferredCall, EventLoop, Handler, HandlerId, Progress, Signal, Trigger};
 use guest_memory::{AccessError, MemoryView};
 use nix::errno::Errno;
@@ -230,11 +229,11 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
         self.finish_later();
     }
 
-    /// Whether a request with this error is left to the next process that serves the queue: it was held and given up,
-    /// or its loop has ended without beginning it, as after a failure of the ring.
+    /// Whether a request with this error is left to the next process that serves the queue: its loop has ended
+    /// without beginning the request, as after a failure of the ring.
     #[cold]
-    pub(crate) fn is_given_up(&self, errno: Errno) -> bool {
-        errno == GIVEN_UP || errno == Errno::ECANCELED && self.event_loop.is_shut_down()
+    pub(crate) fn is_not_begun(&self, errno: Errno) -> bool {
+        errno == Errno::ECANCELED && self.event_loop.is_shut_down()
     }
 
     /// Leaves the chain `head` to the next process, which finds it in the record of requests in flight. Returns

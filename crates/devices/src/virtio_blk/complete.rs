@@ -19,6 +19,20 @@ impl RequestOwner for VirtQueueWorker<Requests> {
             Err(Errno::EOPNOTSUPP) => Status::Unsupp,
             Err(errno) => self.failed(tag, errno),
         };
+        self.answered(tag, status, bufs);
+    }
+
+    #[cold]
+    fn given_up(&self, tag: u32, bufs: IoBufs) {
+        self.service.slots.borrow_mut().give_up(tag);
+        self.answered(tag, Status::IoErr, bufs);
+    }
+}
+
+impl VirtQueueWorker<Requests> {
+    /// Counts an answer of the node. The last one answers the request.
+    #[inline(always)]
+    fn answered(&self, tag: u32, status: Status, bufs: IoBufs) {
         let done = {
             let mut slots = self.service.slots.borrow_mut();
             let done = slots.answer(tag, status);
@@ -46,14 +60,12 @@ impl RequestOwner for VirtQueueWorker<Requests> {
             self.give_back(&slot);
         }
     }
-}
 
-impl VirtQueueWorker<Requests> {
-    /// A part of a request has failed, or was given up.
+    /// A part of a request has failed.
     #[cold]
     fn failed(&self, tag: u32, errno: Errno) -> Status {
         let mut slots = self.service.slots.borrow_mut();
-        if self.is_given_up(errno) {
+        if self.is_not_begun(errno) {
             slots.give_up(tag);
         } else if let Some(slot) = slots.get(tag) {
             self.service.stats.node_failed(0, slot.kind, slot.offset, errno);

@@ -12,14 +12,15 @@ use crate::virtio::VirtQueueWorker;
 impl RequestOwner for VirtQueueWorker<Requests> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let this = &self.service;
-        let given_up = result.is_err_and(|errno| self.is_given_up(errno));
         if let Err(errno) = result
-            && !given_up
             && let Some(slot) = this.slots.borrow_mut().get_mut(tag)
         {
-            this.stats.node_failed(slot.lun, slot.kind, slot.offset, errno);
+            match self.is_not_begun(errno) {
+                true => slot.given_up = true,
+                false => this.stats.node_failed(slot.lun, slot.kind, slot.offset, errno),
+            }
         }
-        let progress = this.slots.borrow_mut().answer(tag, result, given_up, bufs);
+        let progress = this.slots.borrow_mut().answer(tag, result, bufs);
         match progress {
             Progress::Waits => {}
             // Not from within: a node that answers at once would be called from its own answer, as
@@ -30,6 +31,15 @@ impl RequestOwner for VirtQueueWorker<Requests> {
             }
             Progress::Done(slot) => self.respond(slot),
         }
+    }
+
+    #[cold]
+    fn given_up(&self, tag: u32, bufs: IoBufs) {
+        if let Some(slot) = self.service.slots.borrow_mut().get_mut(tag) {
+            slot.given_up = true;
+        }
+        // Ends the command, if it is not left to the next process.
+        self.complete(tag, Err(Errno::ECANCELED), bufs);
     }
 }
 

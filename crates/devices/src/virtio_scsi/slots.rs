@@ -91,12 +91,11 @@ impl SlotTable {
         self.slots.get_mut(tag)
     }
 
-    /// Counts an answer for `tag`. `given_up`: the error means that nothing was done.
+    /// Counts an answer for `tag`.
     pub(crate) fn answer(
         &mut self,
         tag: u32,
         result: Result<(), Errno>,
-        given_up: bool,
         bufs: IoBufs,
     ) -> Progress {
         let Some(slot) = self.slots.get_mut(tag) else { return Progress::Waits };
@@ -104,7 +103,6 @@ impl SlotTable {
             slot.memory.mark_bufs(&bufs, slot.bytes);
         }
         if let Err(errno) = result {
-            slot.given_up |= given_up;
             slot.sense.get_or_insert(Sense::of_errno(slot.op, errno));
         }
         if slot.repeat.is_some() && slot.sense.is_none() && slot.ended.is_none() {
