@@ -92,12 +92,7 @@ impl SlotTable {
     }
 
     /// Counts an answer for `tag`.
-    pub(crate) fn answer(
-        &mut self,
-        tag: u32,
-        result: Result<(), Errno>,
-        bufs: IoBufs,
-    ) -> Progress {
+    pub(crate) fn answer(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> Progress {
         let Some(slot) = self.slots.get_mut(tag) else { return Progress::Waits };
         if slot.op == Op::Read {
             slot.memory.mark_bufs(&bufs, slot.bytes);
