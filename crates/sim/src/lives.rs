@@ -102,6 +102,11 @@ impl World {
         })
     }
 
+    /// Whether there are two daemons.
+    pub(crate) fn is_upgrading(&self) -> bool {
+        self.daemons.borrow().len() > 1
+    }
+
     /// Number of upgrades so far.
     pub(crate) fn upgrades(&self) -> u64 {
         self.upgrade.done.get()

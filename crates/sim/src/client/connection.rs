@@ -29,6 +29,8 @@ pub(super) struct Connection {
     pub(super) losses: Cell<u64>,
     /// The number of upgrades at that time.
     pub(super) upgrades: Cell<u64>,
+    /// Negotiated during an upgrade: the old daemon may not have admitted the client to the export.
+    pub(super) late: Cell<bool>,
     /// The form of the server's replies; `None` during option negotiation.
     pub(super) mode: Cell<Option<ReplyMode>>,
     /// Sectors of the disk, as reported by the server.
@@ -62,6 +64,7 @@ impl Connection {
             socket: RefCell::default(),
             losses: Cell::new(0),
             upgrades: Cell::new(0),
+            late: Cell::new(false),
             mode: Cell::new(None),
             sectors: Cell::new(0),
             allocation: Cell::new(false),

@@ -73,7 +73,7 @@ impl Connection {
     fn was_left(&self) {
         let world = self.world();
         world.coverage.gone.one();
-        let negotiated = self.mode.get().is_some();
+        let negotiated = self.mode.get().is_some() && !self.late.get();
         let is_replaced = !negotiated && world.upgrades() != self.upgrades.get();
         if world.losses() == self.losses.get() && !is_replaced {
             self.fail("the server has closed the connection");
@@ -90,6 +90,7 @@ impl Connection {
             return Ok(());
         }
         let mode = self.mode.get().expect("agreed on");
+        self.late.set(world.is_upgrading());
         world.machine.say(|| {
             format!("client of disk {}, connection {}: {mode:?}", self.shared.disk, self.index)
         });
