@@ -43,11 +43,14 @@ fn a_writable_export_is_refused_over_each_protocol() {
     let Some(image) = Unwritable::new(&scratch) else { return };
     let path = image.0.display();
     let file = format!("file,node-name=f,filename={path},auto-read-only=on");
-    for node in ["f", "r"] {
+    // The node below inherits `auto-read-only`.
+    let nested = format!("raw,node-name=n,auto-read-only=on,file.driver=file,file.filename={path}");
+    for node in ["f", "r", "n"] {
         for writable in [true, false] {
             for is_nbd in [true, false] {
                 let options = if writable { ",writable=on" } else { "" };
-                let mut command = ServerCommand::new(&scratch).arg("--blockdev").arg(&file);
+                let first = if node == "n" { &nested } else { &file };
+                let mut command = ServerCommand::new(&scratch).arg("--blockdev").arg(first);
                 if node == "r" {
                     command = command.args(["--blockdev", "raw,node-name=r,file=f"]);
                 }

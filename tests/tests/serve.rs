@@ -184,6 +184,10 @@ fn images_in_other_formats_are_refused() {
         for expected in [format, "qemu-img convert", "--format raw"] {
             assert!(said.contains(expected), "{expected}: {said}");
         }
+        // The driver `luks` reads such an image.
+        let advises_driver = said.contains("--blockdev driver=luks,");
+        assert_eq!(advises_driver, format == "luks", "{said}");
+        assert_eq!(said.contains("ringmill does not read"), format != "luks", "{said}");
         let said = refused(&scratch, &image, &["--format", "qcow2"]);
         assert!(said.contains("not a qcow2 image") && said.contains(format), "{said}");
         assert_eq!(Image::existing(&image).md5(), before);
@@ -253,13 +257,24 @@ fn a_raw_node_with_the_header_of_another_format_is_warned_of() {
     assert_eq!(lines("raw", "disk.img"), [""; 0]);
 }
 
+#[test]
+fn an_encrypted_image_is_refused_without_options_that_serve_lacks() {
+    let scratch = Scratch::new();
+    let secret = ["--object", "secret,id=s,data=key"];
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    create(&scratch, &[&secret[..], &["-f", "qcow2", "-o", options, "disk.qcow2", "1M"]].concat());
+    let said = refused(&scratch, &scratch.path("disk.qcow2"), &[]);
+    assert!(said.contains("ringmill storage-daemon serves it"), "{said}");
+    assert!(!said.contains("encrypt.format="), "{said}");
+}
+
 /// Advice about an image names options of `serve`.
 #[test]
 fn advice_names_options_of_serve() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let path = image.path().to_str().expect("a path in UTF-8");
-    let (server, _) = serve(&scratch, image.path(), &[]);
+    let (server, _) = serve(&scratch, image.path(), &["--read-only"]);
     let refused = |name: &'static str, wrapper: Option<&str>, arguments: &[&str]| {
         let socket = scratch.path("other.sock");
         let mut command = ServerCommand::other_command(&scratch, "serve").named(name);
@@ -288,5 +303,28 @@ fn advice_names_options_of_serve() {
             assert!(!output.contains(option), "{output}");
         }
     }
+    server.stop();
+}
+
+/// Readers do not share an image with its writer.
+#[test]
+fn a_second_daemon_is_not_told_to_read_what_another_one_writes() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let path = image.path().to_str().expect("a path in UTF-8");
+    let (server, _) = serve(&scratch, image.path(), &[]);
+    let other = |name: &'static str, options: &[&str]| {
+        let command = ServerCommand::other_command(&scratch, "serve").named(name).arg(path);
+        let socket = scratch.path(&format!("{name}.sock"));
+        let command = command.arg("--socket").arg(socket.to_str().expect("a path in UTF-8"));
+        let (status, output) =
+            options.iter().fold(command, |command, word| command.arg(*word)).run();
+        assert_eq!(status.code(), Some(1), "{output}");
+        output
+    };
+    let output = other("writer", &[]);
+    assert!(output.contains("Stop it first.") && !output.contains("--read-only"), "{output}");
+    let output = other("reader", &["--read-only"]);
+    assert!(output.contains("cannot share. Stop it first."), "{output}");
     server.stop();
 }

@@ -11,6 +11,10 @@ const OF_SERVE: &[(&str, &str)] = &[
     ("aio=threads", "--aio threads"),
     ("aio=native", "--aio native"),
     ("driver=raw", "--format raw"),
+    (
+        "encrypt.format=luks,encrypt.key-secret=… names the secret with its password",
+        "serve has no option for its password: ringmill storage-daemon serves it",
+    ),
 ];
 
 /// Returns advice with options of `storage-daemon` replaced by those of `serve`.
@@ -34,6 +38,10 @@ mod tests {
                 "Its file system has no direct I/O: use --cache writeback",
             ),
             ("use aio=io_uring or aio=threads", "use --aio io_uring or --aio threads"),
+            (
+                "encrypt.format=luks,encrypt.key-secret=… names the secret with its password",
+                "serve has no option for its password: ringmill storage-daemon serves it",
+            ),
         ] {
             assert_eq!(advice_for_serve(advice), own);
         }

@@ -166,9 +166,31 @@ fn unknown_format(image: &Path, format: Format) -> DaemonError {
         | Format::Vmdk
         | Format::Vpc => format!("-f {name} {path}"),
     };
+    // The driver `luks` reads such an image, but `serve` has no option for its key.
+    let (what, otherwise) = match format {
+        Format::Luks => (
+            ": serve has no option for its key",
+            format!(
+                "Or serve what it holds: ringmill storage-daemon --object secret,id=key,file=KEYFILE --blockdev \
+                 driver=luks,node-name=disk,key-secret=key,file.driver=file,file.filename={path} --export ...\n"
+            ),
+        ),
+        Format::Bochs
+        | Format::Cloop
+        | Format::Dmg
+        | Format::Parallels
+        | Format::Qcow
+        | Format::Qcow2
+        | Format::Qed
+        | Format::Vdi
+        | Format::Vhdx
+        | Format::Vmdk
+        | Format::Vpc => (", which ringmill does not read", String::new()),
+    };
     DaemonError::new(format!(
-        "{path}: a {name} image, which ringmill does not read\n\
+        "{path}: a {name} image{what}\n\
          Convert it, and serve the new image: qemu-img convert -O qcow2 {from} {}\n\
+         {otherwise}\
          If it is a raw disk whose contents look like {name}: --format raw",
         to.display()
     ))

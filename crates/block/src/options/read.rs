@@ -21,6 +21,8 @@ const MAX_DEPTH: usize = 32;
 pub struct Inherited {
     /// `read-only`.
     pub read_only: bool,
+    /// `auto-read-only`.
+    pub auto_read_only: bool,
     /// `cache`.
     pub cache: Cache,
     /// `discard`.
@@ -34,7 +36,7 @@ pub(super) struct Common {
     inherited: Inherited,
     node_name: Option<String>,
     read_only: Option<bool>,
-    auto_read_only: bool,
+    auto_read_only: Option<bool>,
     discard: Option<Discard>,
     detect_zeroes: DetectZeroes,
     active: Option<bool>,
@@ -68,7 +70,7 @@ impl Common {
             inherited: Inherited::default(),
             node_name: node_name.clone(),
             read_only: Some(read_only),
-            auto_read_only,
+            auto_read_only: Some(auto_read_only),
             discard: Some(discard),
             detect_zeroes,
             active: Some(active),
@@ -79,6 +81,10 @@ impl Common {
 
     fn read_only(&self) -> bool {
         self.read_only.unwrap_or(self.inherited.read_only)
+    }
+
+    fn auto_read_only(&self) -> bool {
+        self.auto_read_only.unwrap_or(self.inherited.auto_read_only)
     }
 
     fn cache(&self) -> Cache {
@@ -95,7 +101,12 @@ impl Common {
     /// For nodes defined inside this one.
     fn bequest(&self) -> Inherited {
         // A nested node passes discards on: the outer node has already decided.
-        Inherited { read_only: self.read_only(), cache: self.cache(), discard: Discard::Unmap }
+        Inherited {
+            read_only: self.read_only(),
+            auto_read_only: self.auto_read_only(),
+            cache: self.cache(),
+            discard: Discard::Unmap,
+        }
     }
 }
 
@@ -147,7 +158,7 @@ pub(super) static COMMON: &[Field<Common>] = &[
         name: "auto-read-only",
         kind: Kind::At(&Of(|node: &mut Common| &mut node.auto_read_only)),
         need: Need::Default("off"),
-        help: "open the image read-only when it cannot be opened for writing",
+        help: "open the image read-only when it cannot be opened for writing; nested nodes inherit it",
     },
     Field {
         name: "detect-zeroes",
@@ -310,9 +321,9 @@ fn read_node(
     }
     Ok(BlockdevOptions {
         read_only: node.read_only(),
+        auto_read_only: node.auto_read_only(),
         cache: node.cache(),
         node_name: node.node_name,
-        auto_read_only: node.auto_read_only,
         discard,
         detect_zeroes: node.detect_zeroes,
         active: node.active.unwrap_or(true),

@@ -55,6 +55,8 @@ mod tests {
             "file,node-name=n,filename=a,aio=threads,locking=off,read-only=on,cache.no-flush=on",
             "file,node-name=n,filename=a,auto-read-only=on,discard=unmap,detect-zeroes=unmap",
             "host_device,node-name=n,filename=/dev/x,active=off,aio=io_uring,detect-zeroes=on",
+            "raw,node-name=n,auto-read-only=on,file.driver=raw,file.file=f",
+            "raw,node-name=n,auto-read-only=on,file.driver=raw,file.auto-read-only=off,file.file=f",
             "raw,node-name=n,offset=512,size=1048576,file.driver=null-co,file.node-name=below",
             "qcow2,node-name=n,file.driver=file,file.filename=x,backing=",
             "qcow2,node-name=n,file=f,data-file.driver=file,data-file.filename=d,\

@@ -326,9 +326,13 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
     hint.push_str(&match (byte >= NOT_SHARED, p) {
         (true, Permission::ConsistentRead) => format!("\n{who} does not let others read it now."),
         (true, _) => {
-            format!(
-                "\n{who} does not share \"{p}\". read-only=on may be shared; else stop it first."
-            )
+            // A reader shares the image with readers only.
+            let is_written = is_locked(fd, path, IN_USE + Permission::Write as i64);
+            let advice = match is_written {
+                Ok(false) => "read-only=on may be shared; else stop it first.",
+                Ok(true) | Err(_) => "Stop it first.",
+            };
+            format!("\n{who} does not share \"{p}\". {advice}")
         }
         (false, _) => {
             format!("\n{who} holds \"{p}\" on it, which this node cannot share. Stop it first.")

@@ -92,7 +92,7 @@ impl Image {
         };
         log::error!(
             "node '{node_name}': the metadata of its qcow2 image is damaged: {message}, found by a request at byte \
-             {at}: {consequence} (Input/output error); ringmill check --repair all repairs it"
+             {at}: {consequence} (Input/output error); ringmill check shows what is damaged"
         );
         if let Some(damages) = damages {
             // Without a receiver, the log line is the only report.

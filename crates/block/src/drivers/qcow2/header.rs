@@ -324,7 +324,7 @@ fn check_features(incompatible: u64, purpose: Purpose) -> Result<(), OpenError> 
     if incompatible & CORRUPT != 0 && purpose == Purpose::Write {
         let why = "qcow2: Image is corrupt; cannot be opened read/write";
         return Err(OpenError::new(why).with_hint(
-            "ringmill check --repair all repairs it; read-only=on opens it for reading",
+            "ringmill check --repair all repairs what can be repaired; read-only=on opens it for reading",
         ));
     }
     let unknown = incompatible & !(DIRTY | DATA_FILE | CORRUPT | COMPRESSION | EXTENDED_L2);

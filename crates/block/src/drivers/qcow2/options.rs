@@ -96,7 +96,7 @@ impl ChildValue for Backing {
             Value::Null => Ok(Backing::None),
             Value::Text(name) if name.is_empty() => Ok(Backing::None),
             value => {
-                let inherited = Inherited { read_only: true, ..inherited };
+                let inherited = Inherited { read_only: true, auto_read_only: false, ..inherited };
                 Ok(Backing::Node(read_ref(value, inherited, at)?))
             }
         }
