@@ -112,11 +112,6 @@ impl World {
         self.upgrade.done.get()
     }
 
-    /// Number of upgrades that were begun so far, and of those that were carried out.
-    pub(crate) fn upgrades_begun(&self) -> u64 {
-        self.coverage.upgrades_begun.get() + self.upgrades()
-    }
-
     /// Number of upgrades so far in which a daemon was killed.
     pub(crate) fn disturbed_upgrades(&self) -> u64 {
         self.upgrade.disturbed.get()

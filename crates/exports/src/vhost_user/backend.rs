@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
@@ -179,7 +180,9 @@ impl Backend {
             stopped?;
         }
         let mut saved = Vec::new();
-        for (&index, setup) in &self.paused {
+        // The control queue of virtio-scsi, queue 0, starts last. Before the others have started, a task management
+        // function would miss their tasks.
+        for (&index, setup) in self.paused.iter().rev() {
             let base = setup.config.next_avail;
             saved.push(Saved::ring(Request::SetVringBase, index, base.into()));
             let kick = Saved::ring_fd(Request::SetVringKick, index, setup.kick.as_ref());
@@ -222,7 +225,9 @@ impl Backend {
     /// one whose held requests stay for the next process: that one continues after its stop.
     pub(crate) async fn resume(&mut self) -> Result<(), RequestError> {
         let mut result = Ok(());
-        let pausing = std::mem::take(&mut self.pausing);
+        let mut pausing = std::mem::take(&mut self.pausing);
+        // As in `pause`: the control queue last.
+        pausing.sort_unstable_by_key(|&(index, _)| Reverse(index));
         let called: Vec<_> = pausing
             .into_iter()
             .map(|(index, stopped)| {
@@ -250,7 +255,7 @@ impl Backend {
         loop {
             let waits = |index| self.pausing.iter().any(|(pausing, _)| *pausing == index);
             let stopped: Vec<u16> =
-                self.paused.keys().copied().filter(|&index| !waits(index)).collect();
+                self.paused.keys().rev().copied().filter(|&index| !waits(index)).collect();
             for index in stopped {
                 let Some(setup) = self.paused.remove(&index) else { continue };
                 let base = setup.config.next_avail;
