@@ -80,7 +80,7 @@ impl Client {
         assert_eq!(text.pop(), Some(0));
         let offer: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
         let capabilities = &offer["capabilities"];
-        assert!(capabilities["max_msg_fds"].as_u64().is_some_and(|most| most >= BATCH.into()));
+        assert!(capabilities["max_msg_fds"].as_u64().is_some_and(|most| most >= u64::from(BATCH)));
         assert!(capabilities["max_data_xfer_size"].is_u64());
     }
 
