@@ -1,4 +1,4 @@
-//! `copy-on-read`, `copy-before-write` with `snapshot-access`, and `luks`, beside `qemu-img`.
+//! `copy-on-read`, `copy-before-write` with `snapshot-access`, `throttle`, and `luks`, beside `qemu-img`.
 
 use std::fs;
 
@@ -267,5 +267,39 @@ fn a_secret_is_encrypted_with_another_one_and_kept_out_of_the_state_file() {
     assert_eq!(secret(encrypted("none", "AAAA")), "No secret with id 'none'");
     assert_eq!(secret(encrypted("key", "AAAA")), "IV should be 16 bytes in length not 3");
     assert_eq!(secret(encrypted("key", "AAAAAAAAAAAAAAAAAAAAAA==")), "");
+    server.stop();
+}
+
+#[test]
+fn a_throttle_node_changes_its_group() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = daemon(&scratch);
+    qmp.execute(
+        "blockdev-add",
+        json!({"driver": "null-co", "node-name": "disk", "read-zeroes": true}),
+    );
+    for (id, limit) in [("fast", 0), ("slow", 1)] {
+        let limits = json!({"iops-total": limit});
+        qmp.execute(
+            "object-add",
+            json!({"qom-type": "throttle-group", "id": id, "limits": limits}),
+        );
+    }
+    let mut node = json!({"driver": "throttle", "node-name": "used", "file": "disk", "throttle-group": "slow"});
+    qmp.execute("blockdev-add", node.clone());
+    serve(&scratch, &mut qmp, &[("used", true)]);
+    node["throttle-group"] = "fast".into();
+    qmp.execute("blockdev-reopen", json!({"options": [node.clone()]}));
+    qmp.execute("object-del", json!({"id": "slow"}));
+    assert!(qmp.refused("object-del", json!({"id": "fast"})).contains("active references"));
+    // With a request per second this would take minutes.
+    let reads: Vec<String> = (0..200).map(|at| format!("read {}k 4k", at * 4)).collect();
+    let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+    let began = std::time::Instant::now();
+    io(&scratch, "raw", &uri(&scratch, "used"), &reads);
+    assert!(began.elapsed().as_secs() < 120);
+    node["throttle-group"] = "none".into();
+    let why = qmp.refused("blockdev-reopen", json!({"options": [node]}));
+    assert_eq!(why, "Throttle group 'none' does not exist");
     server.stop();
 }

@@ -275,6 +275,20 @@ pub enum NotReopened {
 }
 
 impl NotReopened {
+    /// Fails if a child that was named is to be one that is defined in place.
+    ///
+    /// # Errors
+    ///
+    /// That is so.
+    pub fn unless_defined_anew(
+        before: &BlockdevRef,
+        after: &BlockdevRef,
+    ) -> Result<(), NotReopened> {
+        let is_new =
+            matches!(before, BlockdevRef::Name(_)) && matches!(after, BlockdevRef::Inline(_));
+        NotReopened::unless_same(&[("file.driver", is_new)])
+    }
+
     /// Fails with the first option that would change.
     ///
     /// # Errors

@@ -191,6 +191,11 @@ static TYPES: &[Type] = &[
     Type { name: "stdio", help: "standard input and output", example: "stdio,id=c", fields: STDIO },
 ];
 
+/// Returns the names of the kinds of character devices.
+pub fn chardev_types() -> impl Iterator<Item = &'static str> {
+    TYPES.iter().map(|kind| kind.name)
+}
+
 /// The options of a character device.
 pub(crate) fn options() -> Union {
     let variant = |kind: &Type| Variant {

@@ -448,11 +448,17 @@ impl Graph {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         let mut graph = self.clone();
-        let Some(node) = graph.nodes.get_mut(name) else {
+        if !graph.nodes.contains_key(name) {
             let message = format!("Failed to find node with node-name='{name}'");
             return Err(OptionError::new(message));
-        };
+        }
+        let mut objects = Vec::new();
+        for (kind, id) in options.driver.objects() {
+            objects.push(graph.object(kind, id)?);
+        }
+        let Some(node) = graph.nodes.get_mut(name) else { return Ok(graph) };
         node.read_only = options.read_only;
+        node.objects = objects;
         for ChildOption { role, used_as, node: child } in options.driver.children() {
             let BlockdevRef::Name(below) = child else { continue };
             if below == name || self.lies_on(below, name) {

@@ -58,7 +58,7 @@ pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
 pub use block::options::blockdev_option;
-pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr};
+pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr, chardev_types};
 pub use check::CheckOptions;
 pub use cli::{Command, TAKE_OVER, option_words, parse_args, program_name};
 pub use ctl::{CtlCommand, CtlOptions, CtlRequest, CtlSocket, command_list};

@@ -95,9 +95,7 @@ impl BlockDriver for RawOptions {
 
     fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
         let before = before.as_any().downcast_ref::<Self>().ok_or(NotReopened::Unsupported)?;
-        let into = matches!(before.file, BlockdevRef::Name(_))
-            && matches!(self.file, BlockdevRef::Inline(_));
-        NotReopened::unless_same(&[("file.driver", into)])
+        NotReopened::unless_defined_anew(&before.file, &self.file)
     }
 
     fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {

@@ -9,7 +9,7 @@ use super::ThrottleNode;
 use super::options::{FIELDS, THROTTLE, ThrottleOptions};
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext,
+    NotReopened, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -70,5 +70,10 @@ impl BlockDriver for ThrottleOptions {
         let group = node.throttle_group(&self.throttle_group)?;
         let (name, child) = (node.name().to_owned(), node.child("file")?);
         Ok(Arc::new(ThrottleNode::new(name, node.options(), group, child)?))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before = before.as_any().downcast_ref::<Self>().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_defined_anew(&before.file, &self.file)
     }
 }
