@@ -18,6 +18,8 @@ pub(crate) enum Node {
     Null,
     /// A file with O_DIRECT and io_uring.
     File(PathBuf),
+    /// A qcow2 image in such a file, and such a file behind it.
+    Image(PathBuf, Option<PathBuf>),
     /// A block device, likewise.
     Device(PathBuf),
     /// A file per export, with the export's number appended to this name.
@@ -171,6 +173,18 @@ impl Node {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
             Node::File(path) => image("file", path),
             Node::Device(path) => image("host_device", path),
+            Node::Image(path, base) => {
+                let file = |name, path: &Path| {
+                    let path = quoted(path);
+                    format!(
+                        "{name}.driver=file,{name}.filename={path},{name}.cache.direct=on,{name}.aio=io_uring"
+                    )
+                };
+                let backing = base.as_ref().map_or(String::new(), |base| {
+                    format!(",{},backing.read-only=on", file("backing", base))
+                });
+                format!("driver=qcow2,{}{backing}", file("file", path))
+            }
             Node::Files(path) => image("file", &numbered(path, i)),
             Node::Each(nodes) => nodes[i].spelled(i),
         }

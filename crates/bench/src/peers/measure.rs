@@ -8,8 +8,10 @@ use anyhow::{Context, Result, ensure};
 use super::client::Client;
 use super::contender::{Contender, Node, Polling, Setup};
 use super::fio::{Fio, Target, Terms};
-use super::rows::Disk;
+use super::new_image::{self, NewImage};
+use super::rows::{Disk, Place};
 use super::server::Server;
+use super::tree::Tree;
 use crate::host::process::Usage;
 use crate::host::syscalls::Counter;
 use crate::load::arrivals::{Arrivals, Pace};
@@ -21,6 +23,8 @@ use crate::load::{self, Load, Running};
 pub(crate) struct Bench {
     /// Directory of logs and the data file.
     pub(crate) directory: PathBuf,
+    /// Where qemu-img is.
+    pub(crate) tree: Tree,
     /// Directory of sockets.
     pub(crate) sockets: SocketDirectory,
     /// The file of the file node.
@@ -76,10 +80,25 @@ impl Bench {
         let node = match disk {
             Disk::Null => Node::Null,
             Disk::File => Node::File(self.data_file.clone()),
+            Disk::NewImage(place) => Node::Image(new_image::path(place, &self.directory), None),
+            Disk::NewOverlay => {
+                let image = new_image::path(Place::Disk, &self.directory);
+                Node::Image(image, Some(self.data_file.clone()))
+            }
         };
         let sockets =
             (0..exports).map(|i| self.sockets.0.join(format!("export{i}.sock"))).collect();
         Setup { node, polling, queues, io_threads: 1, sockets }
+    }
+
+    /// The image of a row that has a new one.
+    fn new_image(&self, disk: Disk) -> Result<Option<NewImage>> {
+        let (place, base) = match disk {
+            Disk::Null | Disk::File => return Ok(None),
+            Disk::NewImage(place) => (place, None),
+            Disk::NewOverlay => (Place::Disk, Some(&*self.data_file)),
+        };
+        NewImage::create(&self.tree, new_image::path(place, &self.directory), base).map(Some)
     }
 
     /// Throughput, latency and CPU time under a load.
@@ -90,6 +109,7 @@ impl Bench {
         load: &Load,
         polling: Polling,
     ) -> Result<LoadSample> {
+        let _image = self.new_image(disk)?;
         match &self.client {
             Client::Own => self.own_load(contender, disk, load, polling),
             Client::Fio(fio) => self.fio_load(fio, contender, disk, load, polling),
@@ -142,6 +162,7 @@ impl Bench {
         if !self.count_syscalls {
             return Ok(None);
         }
+        let _image = self.new_image(disk)?;
         let setup = self.setup(disk, Polling::Off, load.queues, 1);
         let mut server = self.start(contender, &setup)?;
         let client = server.connect(0, &self.bound(load))?;

@@ -7,6 +7,7 @@ pub(crate) mod fio;
 mod limit;
 pub(crate) mod measure;
 pub(crate) mod method;
+mod new_image;
 mod plots;
 mod report;
 pub(crate) mod result;
@@ -64,7 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let [client_cpu, server_cpu] = cpus(options.run.client_cpu, options.run.server_cpu)?;
     let mut conditions = machine::describe(&directory);
     let size = if quick { 64 << 20 } else { 1 << 30 };
-    let needs_file = rows.iter().any(|row| row.disk == Disk::File);
+    let needs_file = rows.iter().any(|row| matches!(row.disk, Disk::File | Disk::NewOverlay));
     let usual = if options.extent == Extent::Full { 5000 } else { 2000 };
     let bench = Bench {
         data_file: match needs_file {
@@ -72,6 +73,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             false => PathBuf::new(),
         },
         directory,
+        tree: tree.clone(),
         sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 200 } else { 500 }),
         run_time: options.run.run_time(300, usual),

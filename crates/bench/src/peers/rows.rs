@@ -14,6 +14,19 @@ pub(crate) enum Disk {
     Null,
     /// A file with `O_DIRECT`.
     File,
+    /// A qcow2 image that is new in each measurement.
+    NewImage(Place),
+    /// The same on top of the file.
+    NewOverlay,
+}
+
+/// Where a new image lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the directory of the run.
+    Disk,
+    /// In a file system in memory.
+    Memory,
 }
 
 /// The load of a row.
@@ -73,12 +86,14 @@ pub(crate) fn rows(extent: Extent) -> Vec<Row> {
 
 /// One row of each important kind.
 fn quick() -> Vec<Row> {
-    const KINDS: [&str; 6] = [
+    const KINDS: [&str; 8] = [
         "null randread 400000/s",
         "null randread 4 jobs, depth 16",
         "file randread depth 64",
         "file randwrite depth 64",
         "file read 128k depth 16",
+        "new qcow2 in memory randwrite depth 64",
+        "new overlay randwrite depth 64",
         "idle, 1 export",
     ];
     let mut rows = full();
@@ -128,6 +143,11 @@ fn full() -> Vec<Row> {
     for row in &mut rows {
         row.targets.push(Target::new(P999, 1.0));
     }
+    for disk in [Disk::NewImage(Place::Memory), Disk::NewImage(Place::Disk), Disk::NewOverlay] {
+        for depth in [64, 1] {
+            rows.push(unpaced(disk, Write, depth, 1).reaching(&[(Iops, 0.9), (Cpu, 1.0)]));
+        }
+    }
     rows.extend([idle(1), idle(100)]);
     rows
 }
@@ -156,6 +176,7 @@ impl Row {
             Work::Load(load) => {
                 (load.depth, load.queues, load.wait) == (1, 1, Wait::Signal)
                     && matches!(load.arrivals, Arrivals::Closed)
+                    && matches!(self.disk, Disk::Null | Disk::File)
             }
             Work::Idle(_) => false,
         }
@@ -251,6 +272,9 @@ impl Disk {
         match self {
             Self::Null => "null",
             Self::File => "file",
+            Self::NewImage(Place::Disk) => "new qcow2",
+            Self::NewImage(Place::Memory) => "new qcow2 in memory",
+            Self::NewOverlay => "new overlay",
         }
     }
 }
@@ -272,6 +296,6 @@ mod tests {
 
     #[test]
     fn the_quick_rows_are_there() {
-        assert_eq!(rows(Extent::Quick).len(), 6);
+        assert_eq!(rows(Extent::Quick).len(), 8);
     }
 }
