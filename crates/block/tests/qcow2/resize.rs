@@ -17,7 +17,7 @@ const SIZES: [usize; 5] =
 const LARGEST: usize = SIZES[4];
 const LOOPS: usize = 3;
 
-fn resize(node: &Arc<dyn BlockNode>, size: usize) -> Result<(), ResizeError> {
+pub(crate) fn resize(node: &Arc<dyn BlockNode>, size: usize) -> Result<(), ResizeError> {
     let event_loop = EventLoop::new(event_loop::LoopConfig::default()).unwrap();
     event_loop.block_on(node.clone().resize(size as u64, &event_loop)).unwrap()
 }

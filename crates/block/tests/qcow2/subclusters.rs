@@ -8,6 +8,7 @@ use event_loop::IoBufs;
 use crate::common::{Rig, memory};
 use crate::image::{Folder, contents, judge, open, options, qemu_img, run};
 use crate::model::Random;
+use crate::resize::resize;
 
 /// Bytes of the disk.
 const SIZE: u64 = 6 << 20;
@@ -221,5 +222,48 @@ fn wrong_bitmaps_are_damage() {
         // Marked as corrupt, if it is damaged.
         let marked = std::fs::read(&path).unwrap()[79] & 2 != 0;
         assert_eq!(marked, is_damage, "{name}");
+    }
+}
+
+/// A disk that shrinks within a cluster keeps what the cluster has past the end. That goes when the disk shrinks again:
+/// nothing comes back when it grows.
+#[test]
+fn what_is_cut_off_in_steps_does_not_come_back() {
+    const SECTOR: usize = 512;
+    const ALL: usize = 600;
+    let folder = Folder::new("subclusters-cut-off");
+    let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=16k,extended_l2=on"];
+    for seed in 0..20 {
+        qemu_img(&folder, &[&create[..], &["disk.qcow2", &(ALL * SECTOR).to_string()]].concat());
+        let node = open(&options(&folder.path("disk.qcow2")));
+        let mut rig = Rig::new(node.clone());
+        let mut random = Random(seed);
+        let mut model = vec![0; ALL * SECTOR];
+        for round in 1..6 {
+            // Sector 117 is in the cluster from 96 to 128.
+            let (first, sizes) = match seed {
+                0 => (117, [110, 12, ALL]),
+                _ => {
+                    let size = 2 + random.below(ALL - 2);
+                    let cluster = size - size % 32;
+                    let first = (cluster + random.below(32)).min(ALL - 1);
+                    (first, [size, 1 + random.below(size), ALL])
+                }
+            };
+            let data = [round; SECTOR];
+            rig.write((first * SECTOR) as u64, &data, 0).unwrap();
+            model[first * SECTOR..][..SECTOR].copy_from_slice(&data);
+            for size in sizes {
+                assert_eq!(resize(&node, size * SECTOR), Ok(()));
+                model.resize(size * SECTOR, 0);
+                let found = contents(&node);
+                let wrong =
+                    found.iter().zip(&model).position(|(found, expected)| found != expected);
+                let wrong = wrong.map(|at| at / SECTOR);
+                assert_eq!(wrong, None, "wrong sector, seed {seed}, {first} in {sizes:?}, {size}");
+            }
+        }
+        drop((rig, node));
+        judge(&folder, "disk.qcow2", &model);
     }
 }

@@ -118,9 +118,12 @@ impl Image {
         range: Range<u64>,
         discarding: Discarding,
     ) -> Result<(), Errno> {
+        // Where the disk ends within a cluster, what that has past the end goes too: data from before the disk shrank.
+        let limit = range.end.next_multiple_of(self.cluster);
+        let wanted = |at: u64, found: u64| found.min(range.end.saturating_sub(at));
         let mut at = range.start;
         while at < range.end {
-            let (place, found) = self.find_to_change(channels, at..range.end).await?;
+            let (place, found) = self.find_to_change(channels, at..limit).await?;
             let end = at + found;
             let has_nothing = match place {
                 // It reads as zeroes, and has nothing to give back.
@@ -129,18 +132,17 @@ impl Image {
                 Place::Data { .. } | Place::Compressed => false,
             };
             // Its last cluster may have something behind.
-            let ends_within = end < range.end && !end.is_multiple_of(self.cluster);
-            let whole = if ends_within { end - end % self.cluster } else { end };
+            let whole = end - end % self.cluster;
             if has_nothing && whole > at {
                 at = whole;
                 continue;
             }
-            self.pass_discard(channels, place, found, discarding).await?;
-            let last = range.end.min(end.next_multiple_of(self.cluster));
+            self.pass_discard(channels, place, wanted(at, found), discarding).await?;
+            let last = end.next_multiple_of(self.cluster);
             let mut end = end;
             while end < last {
                 let (place, found) = self.find_to_change(channels, end..last).await?;
-                self.pass_discard(channels, place, found, discarding).await?;
+                self.pass_discard(channels, place, wanted(end, found), discarding).await?;
                 end += found;
             }
             self.change_to_zeroes(channels, at..end, discarding.unref).await?;
@@ -157,7 +159,7 @@ impl Image {
         len: u64,
         discarding: Discarding,
     ) -> Result<(), Errno> {
-        if let (Place::Data { at, own: true }, true) = (place, discarding.pass) {
+        if let (Place::Data { at, own: true }, true) = (place, discarding.pass && len > 0) {
             self.engine(channels, |engine| engine.check_tables()).await?;
             self.punch(channels, at, len).await;
         }
