@@ -89,7 +89,7 @@ pub enum Kind<T: 'static> {
         /// The setter, which parses the value.
         read: fn(&mut T, Value, &Context) -> Set,
     },
-    /// A value whose place is known, so that it is also [written](write) back.
+    /// A value whose place is known, so that it is also [written](write()) back.
     At(&'static dyn Place<T>),
     /// An option of QSD that ringmill does not support, or not with every value. It is parsed for a
     /// clear error, or because a value has no effect. It is in no schema, help text or list.
