@@ -1,5 +1,8 @@
 //! Doorbells in a page that the driver has mapped: no register is written.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use devices::nvme::DoorbellMode;
 use event_loop::PollParams;
 
@@ -57,14 +60,17 @@ fn the_loop_sleeps_when_the_controller_is_off() {
     rig.wait("the controller is off", |rig| rig.read(CSTS) == 0);
     rig.turn();
     let handle = rig.event_loop.handle().clone();
+    let woken = Arc::new(AtomicBool::new(false));
+    let sets = woken.clone();
     let waker = std::thread::spawn(move || {
         let begin = std::time::Instant::now();
         while handle.stats().sleeps.get() == before && begin.elapsed().as_secs() < 60 {
             std::thread::yield_now();
         }
-        handle.spawn(|_| {}).unwrap();
+        handle.spawn(move |_| sets.store(true, Ordering::Relaxed)).unwrap();
     });
-    while !waker.is_finished() {
+    // The thread itself may end after the last event, which nothing would announce.
+    while !woken.load(Ordering::Relaxed) {
         rig.event_loop.run_once(true).unwrap();
     }
     waker.join().unwrap();
