@@ -1,6 +1,6 @@
 //! The doorbell registers as a page of memory, which the driver has mapped.
 //!
-//! A write to it wakes nobody and leaves no trace beside its value. So each worker reads the doorbells of its queues without
+//! A write to the page wakes no thread and leaves no trace beside its value. So each worker reads the doorbells of its queues without
 //! end while there are any, and the first worker those of the admin queue while the controller is enabled.
 
 use std::io;
@@ -133,7 +133,7 @@ impl Controller {
         }
     }
 
-    /// Has a worker watch the admin queue's doorbells in the page of doorbells.
+    /// Makes the first worker watch the admin queue's doorbells in the page.
     pub(super) fn watch_admin(&self) {
         if let Some(first) = self.workers.first() {
             first.order(Order::WatchAdmin);
