@@ -308,6 +308,20 @@ fn encrypted_images_are_created_and_read() {
     drop(qmp);
     assert!(!server.log().contains("refused system call"), "{}", server.log());
     server.stop();
+    opens_within_the_sandbox(&ceph, &scratch, "luks2-aes-256", passphrase);
+}
+
+/// Serves an encrypted image of the command line. Without a monitor the daemon reaches only what its nodes need.
+fn opens_within_the_sandbox(ceph: &Ceph, scratch: &Scratch, image: &str, passphrase: &str) {
+    let node = ceph.node("disk", image, ",encrypt.format=luks2,encrypt.key-secret=sec0");
+    let secret = format!("secret,id=sec0,file={passphrase}");
+    let command = ServerCommand::new(scratch).args(["--object", &secret, "--blockdev", &node]);
+    let server = nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on").start();
+    let uri = nbd_uri(scratch, "disk");
+    client_output(scratch, "qemu-io", &["-fraw", "-c", "read -P 9 12M 1M", &uri]);
+    client_output(scratch, "qemu-io", &["-fraw", "-c", "write -P 8 1M 1M", &uri]);
+    assert!(!server.log().contains("refused system call"), "{}", server.log());
+    server.stop();
 }
 
 #[test]

@@ -22,8 +22,11 @@ pub(in crate::drivers) static RBD: DriverKind = DriverKind {
         build: |options| Ok(options.into()),
     },
     create: Some(&super::create::CREATE),
-    library: Some(&ForeignLibrary { load: load_library, reads: &["/etc/ceph", "/var/lib/ceph"] }),
+    library: Some(&ForeignLibrary { load: load_library, reads: READS }),
 };
+
+/// Configuration and keys; random numbers, which libcryptsetup takes for an encrypted image.
+const READS: &[&str] = &["/etc/ceph", "/var/lib/ceph", "/dev/urandom", "/dev/random"];
 
 /// Options of `rbd`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
