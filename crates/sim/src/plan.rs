@@ -89,8 +89,6 @@ impl Plan {
     fn format(&mut self, random: &Random) {
         for guest in &mut self.guests {
             guest.format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
-            // First writes to the clusters of one table are serialised.
-            guest.patience_ns *= 10;
         }
         self.daemon.journals = !random.one_in(4);
     }

@@ -17,7 +17,7 @@ use crate::image::Format;
 use crate::machine::{ActorId, FOREVER};
 use crate::model::{self, Model, SECTOR};
 use crate::random::Random;
-use crate::user::User;
+use crate::user::{PATIENCE_NS, User};
 use crate::world::World;
 
 /// Slots of a port.
@@ -50,7 +50,6 @@ pub(crate) struct Plan {
     think_ns: u64,
     /// It resets something after so many batches; 0 for never.
     resets: u64,
-    pub(crate) patience_ns: u64,
 }
 
 impl Plan {
@@ -63,7 +62,6 @@ impl Plan {
             queued: random.pick(&[1, 2, 2, 0]),
             think_ns: random.pick(&[0, 5_000, 100_000]),
             resets: random.pick(&[0, 50, 200]),
-            patience_ns: 100_000_000,
         }
     }
 }
@@ -320,7 +318,7 @@ impl AhciGuest {
         coverage.ahci_commands.one();
         coverage.ahci_queued.add(u64::from(issued.queued));
         let took = now - issued.issued_ns;
-        if took > self.plan.patience_ns {
+        if took > PATIENCE_NS {
             self.fail(&format!("{issued:?} took {took} ns"));
         }
         match issued.kind {
@@ -516,7 +514,7 @@ impl User for AhciGuest {
         let now = self.world.machine.now_ns();
         for issued in self.issued.borrow().iter().flatten() {
             let took = now - issued.issued_ns;
-            if took > self.plan.patience_ns {
+            if took > PATIENCE_NS {
                 self.fail(&format!("{issued:?} has been waiting for {took} ns"));
             }
         }

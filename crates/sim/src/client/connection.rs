@@ -13,6 +13,7 @@ use super::request::{Came, Kind, Request, any_count};
 use super::socket::Socket;
 use crate::machine::ActorId;
 use crate::model::{self, SECTOR};
+use crate::user::PATIENCE_NS;
 use crate::world::World;
 
 /// The connection has ended.
@@ -136,7 +137,7 @@ impl Connection {
     pub(super) fn check_patience(&self) {
         for request in self.requests.borrow().values() {
             let took = self.took_ns(request);
-            if took > self.shared.plan.patience_ns {
+            if took > PATIENCE_NS {
                 self.fail(&format!("{request:?} has been waiting for {took} ns"));
             }
         }
@@ -286,7 +287,7 @@ impl Connection {
 
     /// Handles the answer to a request; `error` is 0 for success.
     pub(super) fn answered(&self, request: Request, error: u32) {
-        let Shared { world, model, disk, plan, .. } = &*self.shared;
+        let Shared { world, model, disk, .. } = &*self.shared;
         let coverage = &world.coverage;
         let now = world.machine.now_ns();
         world
@@ -301,7 +302,7 @@ impl Connection {
             self.fail(&format!("{request:?} was answered {error}"));
         }
         let took = self.took_ns(&request);
-        if took > plan.patience_ns {
+        if took > PATIENCE_NS {
             self.fail(&format!("{request:?} took {took} ns"));
         }
         let good = error == 0;

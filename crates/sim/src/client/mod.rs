@@ -17,7 +17,7 @@ use nix::poll::{PollFd, PollTimeout, poll};
 use self::connection::Connection;
 pub(crate) use self::plan::Plan;
 use crate::model::{Model, Ticket};
-use crate::user::User;
+use crate::user::{PATIENCE_NS, User};
 use crate::world::World;
 
 /// The export name of a disk.
@@ -74,7 +74,7 @@ impl Shared {
             (true, true) => model.end_write(ticket, false, false),
             (true, false) => {
                 // The time limit of a request, with a margin.
-                let until_ns = self.world.machine.now_ns() + 2 * self.plan.patience_ns;
+                let until_ns = self.world.machine.now_ns() + 2 * PATIENCE_NS;
                 self.orphans.borrow_mut().push(Orphan { ticket: *ticket, until_ns });
             }
             (false, _) => model.end_read(ticket, None).expect("nothing is checked"),

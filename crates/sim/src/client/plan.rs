@@ -27,8 +27,6 @@ pub(crate) struct Plan {
     /// Disturbances, and the maximum time between them.
     pub(super) disturbances: Vec<Disturbance>,
     pub(super) calm_ns: u64,
-    /// How long a request may take, nanoseconds.
-    pub(crate) patience_ns: u64,
 }
 
 impl Plan {
@@ -50,7 +48,6 @@ impl Plan {
             think_ns: random.pick(&[0, 5_000, 100_000]),
             disturbances: disturbances.copied().collect(),
             calm_ns: random.pick(&[1_000_000, 5_000_000, 20_000_000]),
-            patience_ns: 100_000_000,
         }
     }
 }

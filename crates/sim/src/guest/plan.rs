@@ -63,8 +63,6 @@ pub(crate) struct Plan {
     /// Disturbances, and the maximum time between them.
     pub(crate) disturbances: Vec<Disturbance>,
     pub(crate) calm_ns: u64,
-    /// How long a request may take, undisturbed, nanoseconds.
-    pub(crate) patience_ns: u64,
 }
 
 impl Plan {
@@ -109,7 +107,6 @@ impl Plan {
             begins_at_available: inflight && random.one_in(2),
             disturbances: disturbances.copied().collect(),
             calm_ns: random.pick(&[200_000, 1_000_000, 10_000_000]),
-            patience_ns: 100_000_000,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::fds::Kept;
 use crate::machine::{ActorId, FOREVER};
 use crate::model::{self, Model, SECTOR};
 use crate::random::Random;
+use crate::user::PATIENCE_NS;
 use crate::world::World;
 
 /// Distance of one queue's rings from the next in guest memory, bytes.
@@ -380,7 +381,7 @@ impl Queue {
     pub(crate) fn check_patience(&self) {
         for request in self.requests.borrow().iter().flatten() {
             let took = self.shared.took_ns(request);
-            if took > self.shared.plan.patience_ns {
+            if took > PATIENCE_NS {
                 self.fail(&format!("{request:?} is in flight for {took} ns"));
             }
         }
@@ -412,7 +413,7 @@ impl Queue {
         if !attention && !ended && !request.may_get(status, || world.has_failed()) {
             self.fail(&format!("{request:?} was answered {status}"));
         }
-        if took > plan.patience_ns {
+        if took > PATIENCE_NS {
             self.fail(&format!("{request:?} took {took} ns"));
         }
         let good = status == 0;

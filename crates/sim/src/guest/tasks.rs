@@ -4,6 +4,7 @@ use queue::Segment;
 
 use super::Guest;
 use super::vmm::{Connection, Gone};
+use crate::user::PATIENCE_NS;
 
 /// Guest addresses of a request of the control queue, and of its response.
 const REQUEST: u64 = 0x3_0000;
@@ -76,7 +77,7 @@ impl Guest {
     /// Waits for the response to a function, and takes all answers that have arrived by then.
     fn response(&self, connection: &Connection) -> Result<u8, Gone> {
         let (world, shared) = (self.world(), &self.shared);
-        let until = world.machine.now_ns() + 2 * shared.plan.patience_ns;
+        let until = world.machine.now_ns() + 2 * PATIENCE_NS;
         let is_answered =
             || self.control.iter().all(|control| control.driver.borrow_mut().reap().is_some());
         while !is_answered() {
