@@ -7,7 +7,7 @@ use integration::{Guest, Image, Scratch, ServerCommand};
 fn job(queues: u32) -> String {
     format!(
         "everywhere() {{
-            verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs={queues} $1
+            verify --bsrange=4k-64k --size=4m --offset_increment=4m --numjobs={queues} $1
         }}
         [ $(ls -d /sys/block/vda/mq/* | wc -l) = {queues} ]
         everywhere --do_verify=1

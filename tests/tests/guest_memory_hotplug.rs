@@ -42,7 +42,7 @@ const PLUG: &str = "
 const UNPLUG: &str = "
     echo online_movable >/sys/devices/system/memory/auto_online_blocks
     start_load
-    for round in 1 2 3; do
+    for round in 1 2; do
         blocks=$(online)
         echo plug
         until [ $(online) = $((blocks + 2)) ]; do :; done
@@ -143,7 +143,7 @@ fn plug_in(export_options: &str) {
 
 fn take_out(export_options: &str) {
     let mut machine = boot(UNPLUG, export_options);
-    for _ in 1..=3 {
+    for _ in 1..=2 {
         machine.guest.expect("plug");
         let mappings = machine.server.guest_mappings();
         let pinned = machine.server.pinned_kib();

@@ -11,7 +11,7 @@ const JOB: &str = "
     else
         verify --verify_only=1
     fi
-    if [ $boot -lt 4 ]; then
+    if [ $boot -lt 3 ]; then
         load
         reboot -f
         wait $load
@@ -30,7 +30,7 @@ fn the_guest_reboots_under_load() {
         .start();
     let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().reboots();
     let mut guest = guest.boot(JOB);
-    for boot in 1..=4 {
+    for boot in 1..=3 {
         guest.expect("which boot?");
         guest.send(&boot.to_string());
     }
