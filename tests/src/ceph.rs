@@ -87,6 +87,17 @@ impl Ceph {
         String::from_utf8(output.stdout).expect("text")
     }
 
+    /// Returns whether the machine's librbd opens clones with another passphrase than that of their parents: Ceph 18.
+    ///
+    /// # Panics
+    ///
+    /// `rbd` does not say its version.
+    pub fn encrypts_clones(&self) -> bool {
+        let version = self.rbd(&["--version"]);
+        let number = version.split_whitespace().nth(2).and_then(|word| word.split('.').next());
+        number.and_then(|number| number.parse::<u32>().ok()).expect("a version") >= 18
+    }
+
     /// Returns the md5 sum of an image's contents.
     ///
     /// # Panics

@@ -139,6 +139,7 @@ fn a_snapshot_is_read_and_not_written() {
     assert_eq!(copy.md5(), source.md5());
     drop(qmp);
     server.stop();
+    clones_are_decrypted(&ceph);
 }
 
 #[test]
@@ -187,6 +188,7 @@ fn images_are_created_resized_and_removed() {
     ceph.rbd(&["rm", "new"]);
     drop((blk, qmp));
     server.stop();
+    an_image_grows_by_writes_past_its_end(&ceph);
 }
 
 /// The user's key comes from a secret object: no keyring has it.
@@ -261,7 +263,14 @@ fn encrypted_images_are_created_and_read() {
         };
         let why = qmp.refused("blockdev-add", node("other"));
         assert!(why.contains("error loading encryption"), "{why}");
+        // Without `encrypt`, the node shows what is stored.
+        let mut plain = node("sec0");
+        plain.as_object_mut().expect("an object").remove("encrypt");
+        qmp.execute("blockdev-add", plain);
+        assert_eq!(specific(&mut qmp), json!({"encryption-format": format}));
+        qmp.execute("blockdev-del", json!({"node-name": "disk"}));
         qmp.execute("blockdev-add", node("sec0"));
+        assert_eq!(specific(&mut qmp), json!({}));
         let size = size_of(&server);
         assert_eq!(size, if by_us { 16 << 20 } else { size.clamp(16 << 20, (32 << 20) - 4096) });
         let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
@@ -322,6 +331,104 @@ fn opens_within_the_sandbox(ceph: &Ceph, scratch: &Scratch, image: &str, passphr
     client_output(scratch, "qemu-io", &["-fraw", "-c", "write -P 8 1M 1M", &uri]);
     assert!(!server.log().contains("refused system call"), "{}", server.log());
     server.stop();
+}
+
+/// `format-specific` of the only node.
+fn specific(qmp: &mut Qmp) -> Value {
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    let specific = &nodes[0]["image"]["format-specific"];
+    assert_eq!((&specific["type"], &nodes[0]["encrypted"]), (&"rbd".into(), &false.into()));
+    specific["data"].clone()
+}
+
+/// A clone has another passphrase than its parent; librbd before 18 refuses such options.
+fn clones_are_decrypted(ceph: &Ceph) {
+    let scratch = Scratch::new();
+    for (name, passphrase) in [("a", "secret-of-a"), ("b", "secret-of-b")] {
+        std::fs::write(scratch.path(name), passphrase).expect("a passphrase");
+    }
+    let secret = |name: &str| format!("secret,id={name},file={}", scratch.path(name).display());
+    let command = ServerCommand::new(&scratch).monitor("qmp").args(["--sandbox", "drivers=rbd"]);
+    let command = command.arg("--object").arg(secret("a")).arg("--object").arg(secret("b"));
+    let server = nbd_server(command, &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let node = |image: &str, encrypt: Value| {
+        json!({"driver": "rbd", "node-name": "disk", "pool": "rbd", "image": image,
+            "conf": ceph.conf(), "user": "vm", "encrypt": encrypt})
+    };
+    let any = json!({"format": "luks-any", "key-secret": "a"});
+    let layered = json!({"format": "luks2", "key-secret": "b", "parent": any});
+    if !ceph.encrypts_clones() {
+        for encrypt in [any, layered] {
+            let why = qmp.refused("blockdev-add", node("disk", encrypt));
+            assert!(why.starts_with("RBD library does not support layered encryption"), "{why}");
+        }
+        return;
+    }
+    let uri = nbd_uri(&scratch, "disk");
+    let io = |qmp: &mut Qmp, node: Value, command: &str| {
+        qmp.execute("blockdev-add", node);
+        let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+            "writable": true});
+        qmp.execute("block-export-add", export);
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", command, &uri]);
+        remove(qmp);
+    };
+    ceph.rbd(&["create", "--size", "32M", "parent"]);
+    ceph.rbd(&["encryption", "format", "parent", "luks2", &path("a")]);
+    let of_parent = json!({"format": "luks2", "key-secret": "a"});
+    io(&mut qmp, node("parent", of_parent.clone()), "write -P 3 1M 1M");
+    ceph.rbd(&["snap", "create", "parent@s"]);
+    ceph.rbd(&["snap", "protect", "parent@s"]);
+    ceph.rbd(&["clone", "parent@s", "clone"]);
+    // A clone that is not formatted is encrypted as its parent: any librbd opens it.
+    io(&mut qmp, node("clone", of_parent.clone()), "read -P 3 1M 1M");
+    io(&mut qmp, node("clone", any), "read -P 3 1M 1M");
+    ceph.rbd(&["encryption", "format", "clone", "luks2", &path("b")]);
+    io(&mut qmp, node("clone", layered.clone()), "read -P 3 1M 1M");
+    io(&mut qmp, node("clone", layered.clone()), "write -P 4 2M 1M");
+    io(&mut qmp, node("clone", layered), "read -P 4 2M 1M");
+}
+
+/// A qcow2 image lies in an image that is too small for it.
+fn an_image_grows_by_writes_past_its_end(ceph: &Ceph) {
+    let scratch = Scratch::new();
+    let source = Image::filled(&scratch, "source", 12);
+    let source = source.path().to_str().expect("UTF-8");
+    ceph.rbd(&["create", "--size", "1M", "grows"]);
+    let command = ServerCommand::new(&scratch).monitor("qmp");
+    let command = command.arg("--blockdev").arg(ceph.node("file", "grows", ""));
+    let server = nbd_server(command, &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let stored = || -> u64 {
+        let info = ceph.rbd(&["info", "--format", "json", "grows"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        info["size"].as_u64().expect("a number")
+    };
+    let options = json!({"driver": "qcow2", "file": "file", "size": 64 << 20});
+    qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
+    wait_for_status(&mut qmp, "create", "concluded");
+    assert_eq!(qmp.execute("query-jobs", json!({}))[0].get("error"), None);
+    qmp.execute("job-dismiss", json!({"id": "create"}));
+    let node = json!({"driver": "qcow2", "node-name": "disk", "file": "file"});
+    qmp.execute("blockdev-add", node);
+    let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+        "writable": true});
+    qmp.execute("block-export-add", export);
+    let uri = nbd_uri(&scratch, "disk");
+    client_output(&scratch, "nbdcopy", &["--flush", source, &uri]);
+    client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -z 40M 1M", &uri]);
+    assert!(stored() > 12 << 20, "{}", stored());
+    client_output(&scratch, "qemu-img", &["compare", "-fraw", "-Fraw", source, &uri]);
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    drop(qmp);
+    server.stop();
+    let copy = scratch.path("copy");
+    let copy = copy.to_str().expect("UTF-8");
+    ceph.rbd(&["export", "grows", copy]);
+    client_output(&scratch, "qemu-img", &["check", "-fqcow2", copy]);
+    client_output(&scratch, "qemu-img", &["compare", "-fraw", "-Fqcow2", source, copy]);
 }
 
 #[test]

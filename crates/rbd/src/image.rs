@@ -12,7 +12,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use crate::cluster::{Cluster, Pool, c_string};
-use crate::encryption::{Cipher, Encryption};
+use crate::encryption::{Encryption, Format, NewEncryption};
 use crate::error::Error;
 use crate::library::{Handle, Library};
 
@@ -23,6 +23,21 @@ const FAST_DIFF_INVALID: u64 = 1 << 1;
 
 /// Bytes of a new image in which every encryption header fits. That of LUKS 2 has 16 MiB.
 const ROOM_FOR_HEADER: u64 = 64 << 20;
+
+/// The first bytes of a LUKS header; a version of two bytes follows.
+const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
+/// The same in a clone whose parent is encrypted otherwise.
+const MAGIC_OF_CLONE: [u8; 6] = *b"RBDL\xba\xbe";
+
+fn format_of(bytes: [u8; 8]) -> Option<Format> {
+    let [magic @ .., high, low] = bytes;
+    if magic != MAGIC && magic != MAGIC_OF_CLONE {
+        return None;
+    }
+    [Format::Luks1, Format::Luks2].into_iter().zip(1..).find_map(|(format, version)| {
+        (u16::from_be_bytes([high, low]) == version).then_some(format)
+    })
+}
 
 /// What an iteration is ended with. Not an error that the library returns by itself.
 const ENDED: c_int = -9000;
@@ -48,7 +63,7 @@ pub struct Creation {
     /// Bytes of its objects as a power of two. 0: Ceph's default.
     pub object_order: u32,
     /// Its encryption. `None`: it has none.
-    pub encryption: Option<(Encryption, Cipher)>,
+    pub encryption: Option<NewEncryption>,
 }
 
 /// A part of an image that has objects, or has none and reads as zeroes.
@@ -154,18 +169,18 @@ impl Image {
             unsafe { (rbd.rbd_create)(pool.handle(), image.as_ptr(), stored, &raw mut order) };
         Error::check(created, what)?;
         match creation.encryption {
-            Some((encryption, cipher)) => {
-                Image::open(cluster, name, None)?.encrypt(&encryption, cipher, creation.size)
+            Some(encryption) => {
+                Image::open(cluster, name, None)?.encrypt(&encryption, creation.size)
             }
             None => Ok(()),
         }
     }
 
     /// Gives a new image an encryption header, and its contents `size` bytes.
-    fn encrypt(mut self, encryption: &Encryption, cipher: Cipher, size: u64) -> Result<(), Error> {
+    fn encrypt(mut self, encryption: &NewEncryption, size: u64) -> Result<(), Error> {
         let stored = self.size()?;
         // SAFETY: the image is open.
-        unsafe { encryption.format(self.library(), self.handle, cipher)? };
+        unsafe { encryption.format(self.library(), self.handle)? };
         // The image is open with its encryption now.
         self.header_len = Some(stored.saturating_sub(self.size()?));
         self.resize(size)
@@ -182,6 +197,26 @@ impl Image {
         let got = unsafe { (self.library().rbd.rbd_get_size)(self.handle, &raw mut size) };
         Error::check(got, || "error getting the size".to_owned())?;
         Ok(size)
+    }
+
+    /// Returns the encryption format of the contents, by their first bytes. `None`: they have no encryption header.
+    /// Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The cluster does not answer.
+    pub fn encryption_format(&self) -> Result<Option<Format>, Error> {
+        let mut bytes = [0u8; MAGIC.len() + 2];
+        if self.size()? < bytes.len() as u64 {
+            return Ok(None);
+        }
+        // SAFETY: the image is open; the memory is valid for the call, and as long as said.
+        let read = unsafe {
+            let read = self.library().rbd.rbd_read;
+            read(self.handle, 0, bytes.len(), bytes.as_mut_ptr().cast())
+        };
+        Error::check(c_int::try_from(read).unwrap_or(c_int::MAX), || "error reading".to_owned())?;
+        Ok(format_of(bytes))
     }
 
     /// Gives the image another size, in bytes.
@@ -336,5 +371,25 @@ unsafe extern "C" fn on_span(offset: u64, len: usize, exists: c_int, each: *mut 
     match catch_unwind(AssertUnwindSafe(|| each(span))) {
         Ok(ControlFlow::Continue(())) => 0,
         Ok(ControlFlow::Break(())) | Err(_) => ENDED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_shows_its_format() {
+        let of = |magic: &[u8; 6], version| {
+            let mut bytes = [0, 0, 0, 0, 0, 0, 0, version];
+            bytes[..6].copy_from_slice(magic);
+            format_of(bytes)
+        };
+        for magic in [&MAGIC, &MAGIC_OF_CLONE] {
+            assert_eq!(of(magic, 1), Some(Format::Luks1));
+            assert_eq!(of(magic, 2), Some(Format::Luks2));
+            assert_eq!([of(magic, 0), of(magic, 3)], [None, None]);
+        }
+        assert_eq!(of(b"LUKS\0\0", 1), None);
     }
 }

@@ -8,7 +8,7 @@
 //! | [`Library`] | the functions of the two libraries |
 //! | [`Cluster`] | a connection, which any number of images share |
 //! | [`Image`] | an open image: size, resize, extents, change notices |
-//! | [`Encryption`] | with which an image is opened or made |
+//! | [`Encryption`], [`NewEncryption`] | with which an image is opened or made |
 //! | [`Lane`] | reads and writes of one event loop to one image |
 //!
 //! All functions of `Cluster` and `Image` block, for as long as the cluster takes. Those of `Lane` do not.
@@ -21,7 +21,7 @@ mod lane;
 mod library;
 
 pub use cluster::{CONNECTING, Cluster, Config, Key};
-pub use encryption::{Cipher, Encryption, Format};
+pub use encryption::{Cipher, Encryption, Format, NewEncryption};
 pub use error::Error;
 pub use image::{Creation, Image, ImageName, Span};
 pub use lane::{Done, Lane, LaneOp};

@@ -72,6 +72,13 @@ functions! {
 }
 
 functions! {
+    /// Of `rbd/librbd.h`, as of Ceph 18.
+    Layered {
+        rbd_encryption_load2(Handle, *const c_void, usize) -> c_int;
+    }
+}
+
+functions! {
     /// Of `rbd/librbd.h`.
     Rbd {
         rbd_create(Handle, *const c_char, u64, *mut c_int) -> c_int;
@@ -82,6 +89,7 @@ functions! {
         rbd_get_features(Handle, *mut u64) -> c_int;
         rbd_get_flags(Handle, *mut u64) -> c_int;
         rbd_resize(Handle, u64) -> c_int;
+        rbd_read(Handle, u64, usize, *mut c_char) -> isize;
         rbd_update_watch(Handle, *mut u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
         rbd_update_unwatch(Handle, u64) -> c_int;
         rbd_diff_iterate2(
@@ -109,6 +117,8 @@ pub struct Library {
     pub(crate) rbd: Rbd,
     /// `None`: librbd has no encryption.
     pub(crate) encrypt: Option<Encrypt>,
+    /// `None`: librbd decrypts no parents of another passphrase.
+    pub(crate) layered: Option<Layered>,
 }
 
 /// Whether the libraries may be mapped into the process.
@@ -131,10 +141,11 @@ impl Library {
         let librbd = open(LIBRBD, loading)?;
         let rbd = Rbd::look_up(librbd)?;
         let encrypt = Encrypt::look_up(librbd).ok();
+        let layered = Layered::look_up(librbd).ok();
         if encrypt.is_some() && loading == Loading::Allowed {
             open_old_ciphers(librbd);
         }
-        Ok(Arc::new(Library { rados, rbd, encrypt }))
+        Ok(Arc::new(Library { rados, rbd, encrypt, layered }))
     }
 }
 

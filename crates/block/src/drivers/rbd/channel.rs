@@ -3,7 +3,7 @@
 //! The library answers on its own threads. Answers come back by the lane's list, and the first of a batch wakes the
 //! loop. Nothing is allocated per request here; the library does.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -32,6 +32,8 @@ pub(super) struct RbdChannel {
     answered: BottomHalf,
     /// Requests under way, by their numbers in the lane.
     requests: RefCell<Slab<Pending>>,
+    /// Requests that wait until the image has grown.
+    growing: Cell<usize>,
 }
 
 struct Pending {
@@ -60,6 +62,7 @@ impl RbdChannel {
                 image,
                 answered,
                 requests: RefCell::new(Slab::with_capacity(FIRST)),
+                growing: Cell::new(0),
             }
         })
     }
@@ -71,7 +74,7 @@ impl RbdChannel {
             return Some(Err(Errno::EROFS));
         }
         match request.offset.checked_add(request.len) {
-            Some(end) if end <= geometry.size => {}
+            Some(end) if end <= geometry.size || self.shared.may_reach(end) => {}
             _ => return Some(Err(Errno::EIO)),
         }
         if self.shared.detect_zeroes != DetectZeroes::Off {
@@ -95,7 +98,23 @@ impl RbdChannel {
         }
     }
 
-    /// Cuts off what lies past the image's end: a node's size is rounded up to sectors.
+    /// Has the image grow for a request that writes past its end, then carries the request out.
+    #[cold]
+    fn grow(&self, request: Request) {
+        let Some(me) = self.me.upgrade() else { return };
+        let grown = self.shared.disk.grow(request.offset + request.len);
+        self.growing.update(|count| count + 1);
+        self.event_loop.spawn(async move {
+            let grown = grown.await.unwrap_or(Err(Errno::ECANCELED));
+            me.growing.update(|count| count - 1);
+            match grown {
+                Ok(()) => me.carry_out(request),
+                Err(errno) => request.complete(Err(errno)),
+            }
+        });
+    }
+
+    /// Cuts off what lies past the image's end: a node's size is rounded up to sectors, and may be about to grow.
     fn cut(&self, request: &mut Request) -> Option<IoBufs> {
         let (end, size) = (request.offset + request.len, self.shared.disk.size());
         if end <= size {
@@ -143,6 +162,45 @@ impl RbdChannel {
         }
     }
 
+    /// Sends a request to the image. What is past its end is zeroes.
+    fn carry_out(&self, mut request: Request) {
+        let Request { offset, len, .. } = request;
+        let within = len.min(self.shared.disk.size().saturating_sub(offset));
+        if within == 0 && len > 0 {
+            let result = match request.op {
+                Op::BlockStatus => return self.block_status(request),
+                Op::Read => {
+                    request.bufs.zero(0, request.bufs.len());
+                    Ok(())
+                }
+                Op::Flush | Op::Discard => Ok(()),
+                // The image has become shorter meanwhile.
+                Op::Write { .. } | Op::WriteZeroes { .. } => Err(Errno::EIO),
+            };
+            return request.complete(result);
+        }
+        let whole = match request.op {
+            Op::BlockStatus => return self.block_status(request),
+            Op::Read | Op::Write { .. } => self.cut(&mut request),
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => None,
+        };
+        let (op, fua) = match request.op {
+            Op::Read | Op::BlockStatus => (LaneOp::Read { offset }, false),
+            Op::Write { fua } => (LaneOp::Write { offset }, fua),
+            Op::Flush => (LaneOp::Flush, false),
+            Op::Discard => (LaneOp::Discard { offset, len: within }, false),
+            Op::WriteZeroes { may_unmap, no_fallback: _, fua } => {
+                (LaneOp::WriteZeroes { offset, len: within, keeps_space: !may_unmap }, fua)
+            }
+        };
+        let is_read = request.op == Op::Read;
+        let flushes = fua && !self.shared.no_flush;
+        let (request, bufs) = request.detach();
+        let pending = Pending { request, is_read, flushes, whole };
+        let tag = self.requests.borrow_mut().insert(pending);
+        self.start(tag, op, bufs);
+    }
+
     /// Answers where data is. Asking for it blocks.
     fn block_status(&self, request: Request) {
         let Some(me) = self.me.upgrade() else { return };
@@ -172,32 +230,18 @@ impl Channel for RbdChannel {
         if let Some(result) = self.prepare(&mut request) {
             return request.complete(result);
         }
-        let Request { offset, len, .. } = request;
-        let whole = match request.op {
-            Op::BlockStatus => return self.block_status(request),
-            Op::Read | Op::Write { .. } => self.cut(&mut request),
-            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => None,
-        };
-        let within = len.min(self.shared.disk.size().saturating_sub(offset));
-        let (op, fua) = match request.op {
-            Op::Read | Op::BlockStatus => (LaneOp::Read { offset }, false),
-            Op::Write { fua } => (LaneOp::Write { offset }, fua),
-            Op::Flush => (LaneOp::Flush, false),
-            Op::Discard => (LaneOp::Discard { offset, len: within }, false),
-            Op::WriteZeroes { may_unmap, no_fallback: _, fua } => {
-                (LaneOp::WriteZeroes { offset, len: within, keeps_space: !may_unmap }, fua)
+        let end = request.offset + request.len;
+        if end > self.shared.geometry().size {
+            match request.op {
+                Op::Write { .. } | Op::WriteZeroes { .. } => return self.grow(request),
+                Op::Read | Op::Flush | Op::Discard | Op::BlockStatus => {}
             }
-        };
-        let is_read = request.op == Op::Read;
-        let flushes = fua && !self.shared.no_flush;
-        let (request, bufs) = request.detach();
-        let pending = Pending { request, is_read, flushes, whole };
-        let tag = self.requests.borrow_mut().insert(pending);
-        self.start(tag, op, bufs);
+        }
+        self.carry_out(request);
     }
 
     fn in_flight(&self) -> usize {
-        self.requests.borrow().len()
+        self.requests.borrow().len() + self.growing.get()
     }
 }
 

@@ -10,8 +10,8 @@ use event_loop::sync::lock;
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 use rbd::{
-    CONNECTING, Cluster, Config, Creation, Encryption, Image, ImageName, Key, Library, LoadError,
-    Loading,
+    CONNECTING, Cluster, Config, Creation, Encryption, Format, Image, ImageName, Key, Library,
+    LoadError, Loading,
 };
 
 use super::jobs::{Jobs, Threads};
@@ -60,6 +60,8 @@ impl Secrets {
 pub(super) struct Opened {
     pub(super) image: Image,
     pub(super) size: u64,
+    /// The encryption format of the contents.
+    pub(super) format: Option<Format>,
     pub(super) jobs: Jobs,
 }
 
@@ -101,11 +103,11 @@ impl Connections {
         let Secrets { key, encryption } = secrets;
         let opened = self.call(event_loop, options, key, move |cluster| {
             let image = Image::open(&cluster, &name, encryption.as_ref())?;
-            let size = image.size()?;
-            Ok((image, size))
+            let (size, format) = (image.size()?, image.encryption_format()?);
+            Ok((image, size, format))
         });
-        let (image, size) = opened.await?;
-        Ok(Opened { image, size, jobs })
+        let (image, size, format) = opened.await?;
+        Ok(Opened { image, size, format, jobs })
     }
 
     /// Creates an image.

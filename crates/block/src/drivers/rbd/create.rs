@@ -6,7 +6,7 @@ use ::options::table::{self, Field, Kind, Need, Table, put};
 use rbd::Creation;
 
 use super::connections::{Connections, Secrets, shown};
-use super::encrypt::{NewEncryption, new_encryption_members, read_new_encryption};
+use super::encrypt::{CreateEncryption, new_encryption_members, read_new_encryption};
 use super::options::{RbdOptions, rbd_members, read_rbd};
 use crate::create::{CreateContext, CreateKind, Creating, NewImage};
 use crate::error::OpenError;
@@ -24,7 +24,7 @@ struct NewRbd {
     /// Bytes of its objects, a power of two. `None`: Ceph's default.
     object_size: Option<u64>,
     /// `None`: the image is not encrypted.
-    encrypt: Option<NewEncryption>,
+    encrypt: Option<CreateEncryption>,
 }
 
 impl NewImage for NewRbd {
@@ -36,10 +36,7 @@ impl NewImage for NewRbd {
         let NewRbd { location, size, object_size, encrypt } = *self;
         let begin = || {
             let credentials = context.nodes.known_credentials();
-            let encryption = encrypt.map(|encrypt| {
-                let encryption = encrypt.options.encryption(credentials)?;
-                Ok::<_, OpenError>((encryption, encrypt.cipher))
-            });
+            let encryption = encrypt.map(|encrypt| encrypt.encryption(credentials));
             let object_order = object_size.map_or(0, u64::trailing_zeros);
             let creation = Creation { size, object_order, encryption: encryption.transpose()? };
             Ok::<_, OpenError>((
@@ -62,7 +59,7 @@ struct Draft {
     location: Option<RbdOptions>,
     size: u64,
     object_size: Option<u64>,
-    encrypt: Option<NewEncryption>,
+    encrypt: Option<CreateEncryption>,
 }
 
 static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {

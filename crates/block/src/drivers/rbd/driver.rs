@@ -42,8 +42,8 @@ impl BlockDriver for RbdOptions {
 
     fn objects(&self) -> Vec<(&'static str, &str)> {
         let key = self.key_secret.as_deref();
-        let passphrase = self.encrypt.as_ref().map(|encrypt| encrypt.key_secret.as_str());
-        key.into_iter().chain(passphrase).map(|id| ("secret", id)).collect()
+        let passphrases = self.encrypt.iter().flat_map(|encrypt| encrypt.secrets());
+        key.into_iter().chain(passphrases).map(|id| ("secret", id)).collect()
     }
 
     fn needs(&self) -> Needs<'_> {

@@ -2,19 +2,23 @@
 
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use event_loop::EventLoop;
+use ::options::Value;
 use event_loop::sync::lock;
+use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
-use rbd::Image;
+use rbd::{Format, Image};
 
 use super::channel::RbdChannel;
 use super::connections::Opened;
+use super::encrypt::word;
 use super::jobs::Jobs;
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized, Watcher, Watchers};
+use crate::node::{
+    BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized, Watcher, Watchers,
+};
 use crate::options::{BlockdevOptions, DetectZeroes, Discard};
 
 /// A disk's size is a multiple of this.
@@ -29,6 +33,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// An image of a Ceph cluster.
 pub(super) struct RbdNode {
     name: String,
+    /// The encryption format of the contents when the image was opened.
+    format: Option<Format>,
     shared: Arc<Shared>,
     /// Dropped after `shared`.
     closed: Closed,
@@ -49,6 +55,8 @@ pub(super) struct Shared {
     pub(super) no_flush: bool,
     pub(super) discard: Discard,
     pub(super) detect_zeroes: DetectZeroes,
+    /// See [`BlockNode::enable_growth`].
+    grows: AtomicBool,
 }
 
 /// The image. Closed by a thread that may block.
@@ -59,6 +67,8 @@ pub(super) struct Disk {
     /// Bytes of the image.
     size: AtomicU64,
     watchers: Watchers,
+    /// Held while the image grows: a request must not undo the growth of another.
+    growing: Mutex<()>,
     jobs: Jobs,
     closing: mpsc::Sender<()>,
 }
@@ -66,7 +76,7 @@ pub(super) struct Disk {
 impl RbdNode {
     /// Makes a node of an open image.
     pub(super) fn new(name: &str, common: &BlockdevOptions, opened: Opened) -> RbdNode {
-        let Opened { image, size, jobs } = opened;
+        let Opened { image, size, format, jobs } = opened;
         let read_only = common.read_only || image.is_read_only();
         let granularity = image.cluster().number("rbd_discard_granularity_bytes");
         let granularity = granularity.unwrap_or(DISCARD_GRANULARITY).clamp(SECTOR, 1 << 30);
@@ -76,6 +86,7 @@ impl RbdNode {
             name: name.to_owned(),
             size: AtomicU64::new(size),
             watchers: Watchers::default(),
+            growing: Mutex::new(()),
             jobs,
             closing,
         });
@@ -96,9 +107,11 @@ impl RbdNode {
             no_flush: common.cache.no_flush,
             discard: common.discard,
             detect_zeroes: common.detect_zeroes,
+            grows: AtomicBool::new(false),
         };
         RbdNode {
             name: name.to_owned(),
+            format,
             shared: Arc::new(shared),
             closed: Closed { receiver: Mutex::new(closed), is_awaited: false },
         }
@@ -149,6 +162,22 @@ impl Disk {
         self.size.load(Ordering::Relaxed)
     }
 
+    /// Has the image grow to at least `end` bytes.
+    pub(super) fn grow(self: &Arc<Self>, end: u64) -> oneshot::Receiver<Result<(), Errno>> {
+        let disk = self.clone();
+        self.jobs.run(move || {
+            let _growing = lock(&disk.growing);
+            let Some(image) = &disk.image else { return Err(Errno::ENODEV) };
+            let mut size = image.size().map_err(|error| error.errno)?;
+            if size < end {
+                image.resize(end).map_err(|error| error.errno)?;
+                size = end;
+            }
+            disk.set_size(size);
+            Ok(())
+        })
+    }
+
     /// Returns where calls are made that block.
     pub(super) fn jobs(&self) -> &Jobs {
         &self.jobs
@@ -169,6 +198,12 @@ impl Shared {
     /// Returns size and limits, now.
     pub(super) fn geometry(&self) -> Geometry {
         Geometry { size: self.disk.size().next_multiple_of(SECTOR), ..self.geometry }
+    }
+
+    /// Returns whether requests may reach past the end of the image, up to byte `end`.
+    #[cold]
+    pub(super) fn may_reach(&self, end: u64) -> bool {
+        self.grows.load(Ordering::Relaxed) && i64::try_from(end).is_ok()
     }
 }
 
@@ -215,6 +250,24 @@ impl BlockNode for RbdNode {
             });
             let resized = resized.await.unwrap_or(Err(Errno::ECANCELED));
             resized.map_err(|errno| ResizeError::Os { what, errno })
+        })
+    }
+
+    fn enable_growth(&self) {
+        self.shared.grows.store(true, Ordering::Relaxed);
+    }
+
+    fn details(&self) -> Option<ImageDetails> {
+        let format =
+            self.format.map(|format| ("encryption-format".to_owned(), word(format).into()));
+        let data = Value::Object(format.into_iter().collect());
+        let specific = [("type".to_owned(), "rbd".into()), ("data".to_owned(), data)];
+        // As QSD, which calls a node encrypted if it decrypts by itself.
+        Some(ImageDetails {
+            cluster_size: None,
+            encrypted: false,
+            backing: None,
+            specific: specific.into(),
         })
     }
 

@@ -144,6 +144,7 @@ fn specific() -> Shape {
             variant("file", "a file: nothing more is known", &[]),
             variant("qcow2", "a qcow2 image", QCOW2),
             variant("luks", "an encrypted disk", LUKS),
+            variant("rbd", "an image of a Ceph cluster", RBD),
         ],
     })
 }
@@ -162,6 +163,12 @@ fn encryption() -> Shape {
         }],
     })
 }
+
+static RBD: &[Member] = &[Member::optional(
+    "encryption-format",
+    Reply::Word(&["luks", "luks2"]),
+    "of contents with an encryption header",
+)];
 
 static LUKS: &[Member] = &[
     Member::new("cipher-alg", Reply::Word(&["aes-128", "aes-192", "aes-256"]), "the cipher"),
