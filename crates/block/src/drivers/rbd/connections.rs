@@ -20,7 +20,7 @@ use crate::connections::Credentials;
 use crate::error::OpenError;
 use crate::services::DriverServices;
 
-/// How long connecting and opening may take, nanoseconds.
+/// How long connecting, with opening or creating, may take, nanoseconds.
 const PATIENCE_NS: u64 = 35_000_000_000;
 /// Options that the configuration file may set otherwise. A monitor that is gone is an error sooner than after
 /// Ceph's five minutes.
@@ -101,7 +101,7 @@ impl Connections {
     ) -> Result<Opened, OpenError> {
         let (name, jobs) = (name_of(options), self.threads.jobs());
         let Secrets { key, encryption } = secrets;
-        let opened = self.call(event_loop, options, key, move |cluster| {
+        let opened = self.call(event_loop, options, key, "opened", move |cluster| {
             let image = Image::open(&cluster, &name, encryption.as_ref())?;
             let (size, format) = (image.size()?, image.encryption_format()?);
             Ok((image, size, format))
@@ -120,15 +120,16 @@ impl Connections {
     ) -> Result<(), OpenError> {
         let name = name_of(options);
         let create = move |cluster| Image::create(&cluster, &name, creation);
-        self.call(event_loop, options, secrets.key, create).await
+        self.call(event_loop, options, secrets.key, "created", create).await
     }
 
-    /// Has a call made with the connection that options name.
+    /// Has a call made with the connection that options name. `done`: what the image is afterwards.
     async fn call<T: Send + 'static>(
         &self,
         event_loop: &EventLoop,
         options: &RbdOptions,
         key: Option<Key>,
+        done: &str,
         call: impl FnOnce(Arc<Cluster>) -> Result<T, rbd::Error> + Send + 'static,
     ) -> Result<T, OpenError> {
         let config = config(options, key);
@@ -140,14 +141,18 @@ impl Connections {
         match within(event_loop, called).await {
             Some(Ok(result)) => result.map_err(|error| call_failed(options, error)),
             Some(Err(_)) => Err(OpenError::new("rbd: no thread can be started")),
-            None => {
-                let seconds = PATIENCE_NS / 1_000_000_000;
-                let why = format!("the cluster does not answer within {seconds} seconds");
-                Err(OpenError::new(format!("rbd image {}: {why}", shown(options)))
-                    .with_hint("'ceph -s' shows the cluster's state"))
-            }
+            None => Err(too_slow(options, done)),
         }
     }
+}
+
+/// The call still runs on its thread: the library cannot cancel it.
+fn too_slow(options: &RbdOptions, done: &str) -> OpenError {
+    let (image, seconds) = (shown(options), PATIENCE_NS / 1_000_000_000);
+    let why = format!("not {done} within {seconds} seconds; the library is still at it");
+    OpenError::new(format!("rbd image {image}: {why}")).with_hint(
+        "'ceph -s' shows whether the cluster answers; a busy machine takes long for a key of encryption",
+    )
 }
 
 fn call_failed(options: &RbdOptions, error: rbd::Error) -> OpenError {
@@ -233,4 +238,17 @@ fn config(options: &RbdOptions, key: Option<Key>) -> Config {
         set.push(("mon_host", addresses.join(";")));
     }
     Config { file: conf.clone(), user: user.clone(), key, options: set }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_beyond_its_time_says_what_is_not_done() {
+        let options = RbdOptions { pool: "p".into(), image: "i".into(), ..RbdOptions::default() };
+        let why = too_slow(&options, "created").to_string();
+        let expected = "rbd image p/i: not created within 35 seconds; the library is still at it";
+        assert!(why.starts_with(expected), "{why}");
+    }
 }
