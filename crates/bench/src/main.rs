@@ -4,6 +4,7 @@ mod bare;
 mod echo;
 mod figures;
 mod flame;
+mod fuse;
 mod goal;
 mod guards;
 mod host;
@@ -47,6 +48,8 @@ fn run() -> Result<()> {
         Command::Help => print!("{}", options::HELP),
         Command::Peers(options) => peers::run(&options)?,
         Command::Nbd(options) => nbd::run(&options)?,
+        Command::Fuse(options) => fuse::run(&options)?,
+        Command::BareFuse { way, mountpoint } => fuse::bare::serve(way, &mountpoint)?,
         Command::Neighbours(options) => neighbours::run(&options)?,
         Command::Scale(options) => {
             let wanted = options.run.contenders.iter().any(|name| name == "ringmill");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lexopt::prelude::{Long, Short, Value};
 
+use crate::fuse::bare::Way;
 use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
@@ -53,6 +54,17 @@ bench nbd [OPTIONS]     the NBD server beside qemu-nbd and nbdkit, in one run (a
   --runtime SECONDS     measured time per round (0.7; with --quick 0.2)
   --contenders NAME,... of ringmill, unpolled (ringmill with poll-max-ns=0), qemu-nbd, nbdkit (all)
   --qsd-chroot DIR      Debian tree with qemu-nbd and nbdkit (default as above, else PATH)
+  --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
+
+bench fuse [OPTIONS]    the FUSE export beside qemu-storage-daemon and nbdfuse, and bare loops, in one run (about 6
+                        minutes; as root, who may mount)
+  --quick               a few short rows, for CI (under a minute)
+  --rows TEXT,...       only rows whose name contains one of these
+  --rounds N            rounds per row (5; with --quick 1)
+  --runtime SECONDS     measured time per round (2; with --quick 0.3)
+  --contenders NAME,... of ringmill, unpolled (ringmill with poll-max-ns=0), qsd, nbdfuse, bare (a loop that answers the
+                        same messages), bare-uring (the same by FUSE over io_uring) (all that the kernel can)
+  --qsd-chroot DIR      Debian tree with qemu-storage-daemon (default as above, else PATH)
   --ringmill, --dir, --client-cpu, --server-cpu, --json   as above
 
 bench neighbours [OPTIONS]   what a stranger that breaks every rule takes from its neighbours
@@ -138,7 +150,7 @@ bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by 
   --output FILE         the graph (docs/benchmarks/flame-read-64.svg)
 ";
 
-const COMMANDS: &str = "peers, nbd, neighbours, scale, upgrade, results, round-trips, polling, load, guards, flame, loops";
+const COMMANDS: &str = "peers, nbd, fuse, neighbours, scale, upgrade, results, round-trips, polling, load, guards, flame, loops";
 
 /// What to do.
 #[derive(Debug)]
@@ -149,6 +161,15 @@ pub(crate) enum Command {
     Peers(Box<peers::Options>),
     /// Compare NBD servers.
     Nbd(Box<RunOptions>),
+    /// Compare servers of a file.
+    Fuse(Box<RunOptions>),
+    /// A child of that: the floor.
+    BareFuse {
+        /// How messages are exchanged.
+        way: Way,
+        /// Where to mount.
+        mountpoint: PathBuf,
+    },
     /// Attackers and their neighbours.
     Neighbours(Box<RunOptions>),
     /// Many exports.
@@ -212,6 +233,8 @@ pub(crate) fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match parser.next()? {
         Some(Value(command)) if command == "peers" => parse_peers(&mut parser),
         Some(Value(command)) if command == "nbd" => parse_nbd(&mut parser),
+        Some(Value(command)) if command == "fuse" => parse_fuse(&mut parser),
+        Some(Value(command)) if command == "bare-fuse" => parse_bare_fuse(&mut parser),
         Some(Value(command)) if command == "neighbours" => parse_neighbours(&mut parser),
         Some(Value(command)) if command == "scale" => parse_scale(&mut parser),
         Some(Value(command)) if command == "upgrade" => parse_upgrade(&mut parser),
@@ -269,6 +292,20 @@ fn parse_peers(parser: &mut lexopt::Parser) -> Result<Command> {
 fn parse_nbd(parser: &mut lexopt::Parser) -> Result<Command> {
     let run = RunOptions::read(parser, &[SERVERS, PEERS, &["rows"]], |_, _| Ok(false))?;
     Ok(run.map_or(Command::Help, |run| Command::Nbd(Box::new(run))))
+}
+
+fn parse_fuse(parser: &mut lexopt::Parser) -> Result<Command> {
+    let run = RunOptions::read(parser, &[SERVERS, PEERS, &["rows"]], |_, _| Ok(false))?;
+    Ok(run.map_or(Command::Help, |run| Command::Fuse(Box::new(run))))
+}
+
+fn parse_bare_fuse(parser: &mut lexopt::Parser) -> Result<Command> {
+    let way = match parser.value()?.to_str() {
+        Some("device") => Way::Device,
+        Some("io_uring") => Way::IoUring,
+        _ => bail!("bare-fuse: device or io_uring, and a mount point"),
+    };
+    Ok(Command::BareFuse { way, mountpoint: parser.value()?.into() })
 }
 
 fn parse_neighbours(parser: &mut lexopt::Parser) -> Result<Command> {

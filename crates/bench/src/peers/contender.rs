@@ -208,7 +208,7 @@ pub(crate) fn quoted(path: &Path) -> String {
 }
 
 /// qemu-storage-daemon: the given one, else the newest that scripts/setup-peers.sh has set up, else the machine's.
-fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
+pub(crate) fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
     if let Some(path) = &places.qsd {
         return Ok(vec![path.into()]);
     }

@@ -40,6 +40,8 @@ pub(crate) enum Target<'a> {
     Nbd(&'a str),
     /// This file, with `O_DIRECT` and io_uring.
     File(&'a Path),
+    /// This file of a FUSE file system, with `O_DIRECT` and Linux AIO: io_uring would use a thread per request.
+    Mounted(&'a Path),
 }
 
 /// The settings of a job.
@@ -69,6 +71,14 @@ pub(crate) struct Counted {
 }
 
 impl Fio {
+    /// The machine's.
+    pub(crate) fn of_machine() -> Result<Self> {
+        let path = in_path("fio").context("fio is not in PATH (scripts/setup-tests.sh)")?;
+        let program = vec![path.into()];
+        let version = version(&program).context("asking fio for its version")?;
+        Ok(Self { program, version })
+    }
+
     /// Finds fio in the tree, if it has one.
     pub(crate) fn find(tree: &Tree) -> Result<Option<Self>> {
         if !tree.has(PROGRAM) {
@@ -169,6 +179,12 @@ fn engine(target: Target<'_>) -> Vec<String> {
             format!("--libblkio_path={}", socket.display()),
         ]),
         Target::Nbd(uri) => options.extend(["--ioengine=nbd".into(), format!("--uri={uri}")]),
+        Target::Mounted(path) => options.extend([
+            "--ioengine=libaio".into(),
+            "--direct=1".into(),
+            "--size=1g".into(),
+            format!("--filename={}", path.display().to_string().replace(':', "\\:")),
+        ]),
         Target::File(path) => options.extend([
             "--ioengine=io_uring".into(),
             "--direct=1".into(),

@@ -1,0 +1,315 @@
+//! `bench fuse`: the FUSE export beside qemu-storage-daemon, nbdfuse and bare loops, contenders taking turns.
+
+pub(crate) mod bare;
+mod servers;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use nix::mount::{MntFlags, umount2};
+
+use crate::figures::median;
+use crate::host::{affinity, machine, syscalls};
+use crate::load::Load;
+use crate::load::queue::Op;
+use crate::options::RunOptions;
+use crate::peers::contender::Contender;
+use crate::peers::fio::{Fio, Target, Terms};
+use crate::peers::measure::{LoadSample, fio_sample, make_directory};
+use crate::peers::result::{Figure, spread};
+use crate::peers::rows::load;
+use crate::peers::server::Server;
+use crate::peers::{build_ringmill, cpus};
+use crate::report::{Section, Table, write_json};
+
+/// Bytes of the file.
+const SIZE: u64 = 1 << 30;
+
+struct Row {
+    name: String,
+    load: Load,
+}
+
+/// One contender's results on one row.
+#[derive(Default)]
+struct Measured {
+    rounds: Vec<LoadSample>,
+    /// System calls per request.
+    calls: Option<f64>,
+    failed: Option<String>,
+}
+
+struct Bench {
+    directory: PathBuf,
+    mountpoint: PathBuf,
+    fio: Fio,
+    run_time: Duration,
+    client_cpu: Option<usize>,
+    server_cpu: Option<usize>,
+    count_syscalls: bool,
+}
+
+/// Measures and reports. Fails if a contender could not be measured, not because of figures.
+pub(crate) fn run(options: &RunOptions) -> Result<()> {
+    let rounds = options.rounds(5);
+    if options.places.ringmill.is_none() {
+        build_ringmill()?;
+    }
+    let mut names = options.contenders.clone();
+    if names.is_empty() {
+        names = servers::usual();
+    }
+    let contenders: Vec<Contender<PathBuf>> =
+        names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
+    let mut rows = rows(options.quick);
+    if !options.only.is_empty() {
+        rows.retain(|row| options.only.iter().any(|part| row.name.contains(part)));
+        ensure!(!rows.is_empty(), "--rows matches none");
+    }
+    let directory = make_directory(&options.directory)?;
+    let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
+    let bench = Bench {
+        mountpoint: directory.join("fuse.img"),
+        directory,
+        fio: Fio::of_machine()?,
+        run_time: options.run_time(300, 2000),
+        client_cpu,
+        server_cpu,
+        count_syscalls: syscalls::can_count(),
+    };
+    // This thread reads /proc during measurements, so keep it off the servers' CPU.
+    if let Some(cpu) = client_cpu {
+        affinity::bind_this_thread(cpu)?;
+    }
+    let mut failures = 0;
+    let mut results = Vec::new();
+    for row in rows {
+        eprintln!("{}", row.name);
+        let mut measured: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
+        for round in 0..rounds {
+            let mut turns: Vec<_> = contenders.iter().zip(&mut measured).collect();
+            // Conditions such as the clock speed drift during a round.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (contender, measured) in turns.into_iter().filter(|(_, m)| m.failed.is_none()) {
+                let done = bench.sample(contender, &row).and_then(|sample| {
+                    measured.rounds.push(sample);
+                    if round == 0 && bench.count_syscalls {
+                        measured.calls = Some(bench.syscalls(contender, &row)?);
+                    }
+                    Ok(())
+                });
+                measured.failed = done.err().map(|error| format!("{error:#}"));
+            }
+        }
+        for (contender, measured) in contenders.iter().zip(&measured) {
+            if let Some(reason) = &measured.failed {
+                failures += 1;
+                eprintln!("{}, {}: {reason}", row.name, contender.name);
+            }
+        }
+        results.push((row, measured));
+    }
+    let mut text = machine::describe(&bench.directory);
+    text.push(bench.method(rounds));
+    for contender in &contenders {
+        let command = contender.command(&"fuse.img".into());
+        let command: Vec<_> = command.iter().map(|word| word.display().to_string()).collect();
+        text.push(format!("{}: {}: `{}`", contender.name, contender.version, command.join(" ")));
+    }
+    let tables = vec![table(&contenders, &results)];
+    print!("{}\n\n{}", text.join("\n"), tables[0].text());
+    if let Some(file) = &options.json {
+        write_json(file, &[Section { heading: String::new(), text, tables }])?;
+    }
+    if failures > 0 {
+        bail!(
+            "{failures} measurements failed; the servers' output is in {}",
+            options.directory.display()
+        );
+    }
+    Ok(())
+}
+
+fn rows(quick: bool) -> Vec<Row> {
+    let row = |name: &str, op, depth, block_size| Row {
+        name: name.into(),
+        load: Load { op, depth, block_size, ..load() },
+    };
+    let mut rows = vec![
+        row("randread depth 1", Op::Read, 1, 4096),
+        row("randwrite depth 1", Op::Write, 1, 4096),
+        row("randread depth 64", Op::Read, 64, 4096),
+        row("randwrite depth 64", Op::Write, 64, 4096),
+        row("randread 128k depth 16", Op::Read, 16, 128 << 10),
+    ];
+    if quick {
+        rows.truncate(3);
+    }
+    rows
+}
+
+impl Bench {
+    fn sample(&self, contender: &Contender<PathBuf>, row: &Row) -> Result<LoadSample> {
+        let server = self.start(contender)?;
+        let target = Target::Mounted(&self.mountpoint);
+        let sample = fio_sample(&self.fio, target, &row.load, self.terms(), server);
+        self.unmount();
+        sample
+    }
+
+    fn syscalls(&self, contender: &Contender<PathBuf>, row: &Row) -> Result<f64> {
+        let mut server = self.start(contender)?;
+        let counter = syscalls::Counter::attach(server.pid(), &self.directory)?;
+        let target = Target::Mounted(&self.mountpoint);
+        let counted = self.fio.run(target, &row.load, self.terms(), || server.check())?;
+        let calls = counter.detach()?;
+        server.stop()?;
+        self.unmount();
+        Ok(calls as f64 / counted.requests)
+    }
+
+    fn terms(&self) -> Terms<'_> {
+        let (run_time, cpu, directory) = (self.run_time, self.client_cpu, &*self.directory);
+        // fio does not count requests of a ramp, but the server spends CPU time on them.
+        Terms { ramp: Duration::ZERO, run_time, cpu, directory }
+    }
+
+    fn start(&self, contender: &Contender<PathBuf>) -> Result<Server> {
+        self.unmount();
+        fs::write(&self.mountpoint, "")?;
+        let below = device(&self.mountpoint);
+        let command = contender.command(&self.mountpoint);
+        let mut server =
+            Server::spawn(&contender.name, &command, &[], self.server_cpu, &self.directory)?;
+        server.wait_until(|| Ok(device(&self.mountpoint).is_some_and(|is| Some(is) != below)))?;
+        Ok(server)
+    }
+
+    /// Takes away the mount of a server that has ended, if there is one.
+    fn unmount(&self) {
+        let _ = umount2(&self.mountpoint, MntFlags::MNT_DETACH);
+    }
+
+    fn method(&self, rounds: usize) -> String {
+        let cpus = match (self.client_cpu, self.server_cpu) {
+            (Some(client), Some(server)) if client != server => {
+                format!("client on CPU {client}, server on CPU {server}")
+            }
+            _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
+        };
+        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+        format!(
+            "Method: {rounds} round(s) of {:?} per server and row; {cpus}; a file of 1 GiB that answers at once; polling off \
+             in `unpolled` and qsd; CPU time is that of all of the server's processes. `bare` loops answer the same \
+             messages and do nothing else: read and write of /dev/fuse, and FUSE over io_uring where the kernel has it \
+             switched on. Client: {}: `{}`{debug}",
+            self.run_time,
+            self.fio.version,
+            Fio::command_to_show(Target::Mounted("fuse.img".as_ref()))
+        )
+    }
+}
+
+/// The file system's number and the file's size, once a server has mounted.
+fn device(path: &Path) -> Option<(u64, bool)> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.size() == SIZE))
+}
+
+fn table(contenders: &[Contender<PathBuf>], results: &[(Row, Vec<Measured>)]) -> Table {
+    let mut table = Table::new(&[
+        "load",
+        "server",
+        "IOPS",
+        "least..most",
+        "x qsd",
+        "CPU us/req",
+        "least..most",
+        "x qsd",
+        "calls/req",
+        "switches/req",
+        "p50 us",
+        "p99 us",
+    ]);
+    let figures = |measured: &Measured, figure: Figure| -> Vec<f64> {
+        let of = |sample: &LoadSample| match figure {
+            Figure::Iops => sample.iops,
+            Figure::Cpu => sample.cpu,
+            Figure::Switches => sample.switches,
+            Figure::P50 => sample.latency[0],
+            Figure::P99 => sample.latency[1],
+            Figure::P999 | Figure::IdleCpu | Figure::WakeUps => f64::NAN,
+        };
+        measured.rounds.iter().map(of).collect()
+    };
+    for (row, all) in results {
+        let qsd = contenders.iter().zip(all).find(|(contender, _)| contender.name == "qsd");
+        for (contender, measured) in contenders.iter().zip(all) {
+            let words = [row.name.clone(), contender.name.clone()];
+            if measured.failed.is_some() {
+                table.row(words.into_iter().chain(["failed".into()]));
+                continue;
+            }
+            let middle = |figure| median(figures(measured, figure).into_iter());
+            let ratio = |figure| match qsd {
+                Some((_, qsd)) => {
+                    format!("{:.2}", middle(figure) / median(figures(qsd, figure).into_iter()))
+                }
+                None => "-".into(),
+            };
+            let range = |figure| spread(figure, &figures(measured, figure));
+            let show = |figure: Figure| figure.show(middle(figure));
+            table.row(words.into_iter().chain([
+                show(Figure::Iops),
+                range(Figure::Iops),
+                ratio(Figure::Iops),
+                show(Figure::Cpu),
+                range(Figure::Cpu),
+                ratio(Figure::Cpu),
+                measured.calls.map_or("-".into(), |calls| format!("{calls:.2}")),
+                show(Figure::Switches),
+                show(Figure::P50),
+                show(Figure::P99),
+            ]));
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::fio::job;
+
+    #[test]
+    fn rows_are_loads_that_fio_takes() {
+        for row in rows(false) {
+            assert!(job(&row.load).is_ok(), "{}", row.name);
+        }
+        assert_eq!(rows(true).len(), 3);
+    }
+
+    #[test]
+    fn ratios_are_to_qsd() {
+        let contender = |name: &str| Contender {
+            name: name.into(),
+            version: String::new(),
+            program: Vec::new(),
+            options: |_: &PathBuf| Vec::new(),
+        };
+        let measured = |iops, cpu| Measured {
+            rounds: vec![LoadSample { iops, cpu, switches: 1.0, latency: [1.0; 3] }],
+            calls: Some(2.0),
+            failed: None,
+        };
+        let results = [(rows(true).remove(0), vec![measured(30.0, 1.0), measured(20.0, 2.0)])];
+        let body = table(&[contender("ringmill"), contender("qsd")], &results).body;
+        assert_eq!([&body[0][4], &body[0][7]], ["1.50", "0.50"]);
+        assert_eq!([&body[1][4], &body[1][7]], ["1.00", "1.00"]);
+    }
+}
