@@ -148,16 +148,26 @@ impl World {
                 let Some(node) = chance.one_of(&free) else {
                     return self.add_node(n, &free, chance, folder);
                 };
-                let is_nbd = chance.is(60);
-                let id = format!("{}{n}", if is_nbd { 'n' } else { 'v' });
+                let kind = ['n', 'n', 'n', 'v', 'v', 'f'][chance.below(6)];
+                let id = format!("{kind}{n}");
                 let mut arguments = json!({"id": id, "node-name": node, "writable": chance.is(60)});
-                if is_nbd {
-                    arguments["type"] = "nbd".into();
-                    arguments["name"] = id.as_str().into();
-                } else {
-                    arguments["type"] = "vhost-user-blk".into();
-                    arguments["addr"] =
-                        json!({"type": "unix", "path": folder.join(format!("{id}.sock"))});
+                let mut set = |name: &str, value: Value| arguments[name] = value;
+                match kind {
+                    'n' => {
+                        set("type", "nbd".into());
+                        set("name", id.as_str().into());
+                    }
+                    'v' => {
+                        let path = folder.join(format!("{id}.sock"));
+                        set("type", "vhost-user-blk".into());
+                        set("addr", json!({"type": "unix", "path": path}));
+                    }
+                    _ => {
+                        // One that grows takes the permission to resize.
+                        set("growable", chance.is(50).into());
+                        set("type", "fuse".into());
+                        set("mountpoint", folder.join(format!("mount{n}")).to_str().into());
+                    }
                 }
                 let undo = Undo::Export(id.clone());
                 Step { command: "block-export-add", arguments, undo, effect: Effect::Export(id) }
@@ -326,6 +336,9 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
         for image in std::fs::read_dir(images).expect("images") {
             let image = image.expect("an image").path();
             std::fs::copy(&image, folder.join(image.file_name().expect("a name"))).expect("a copy");
+        }
+        for n in 0..STEPS {
+            std::fs::write(folder.join(format!("mount{n}")), "").expect("a mount point");
         }
         let socket = folder.join("nbd.sock");
         let addr = json!({"type": "unix", "data": {"path": socket}});

@@ -201,7 +201,7 @@ impl Watch {
             logged.count += count;
         } else {
             let (id, node, whom) = (&self.id, self.node(&failure), self.told_whom);
-            let (operation, reason) = (kind.name(), errno.desc());
+            let (operation, reason) = (operation(kind), errno.desc());
             log::warn!(
                 "export {id}: {operation} at offset {offset} of node '{node}' failed: {reason} ({errno:?}); the \
                  {whom} got an error"
@@ -224,7 +224,7 @@ impl Watch {
         for (failure, _) in self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns)) {
             let (id, unit) = (&self.id, usize::from(failure.unit));
             let node = self.nodes.get(unit).map_or("", String::as_str);
-            let (operation, reason) = (failure.kind.name(), failure.errno.desc());
+            let (operation, reason) = (operation(failure.kind), failure.errno.desc());
             if failure.count > 0 {
                 log::warn!(
                     "export {id}: {operation} of node '{node}' failed {} times more: {reason} ({:?})",
@@ -233,6 +233,14 @@ impl Watch {
                 );
             }
         }
+    }
+}
+
+/// What failed, in a log line.
+fn operation(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Other => "block status or another request",
+        Kind::Read | Kind::Write | Kind::Flush | Kind::Discard | Kind::WriteZeroes => kind.name(),
     }
 }
 

@@ -49,7 +49,8 @@ impl ExportType for FuseOptions {
     }
 
     fn size_use(&self) -> SizeUse {
-        SizeUse::Changes
+        // As in QSD.
+        SizeUse::Changes { even_read_only: self.growable }
     }
 
     fn error_policies(&self) -> Option<(OnError, OnError)> {

@@ -49,7 +49,10 @@ pub enum SizeUse {
     /// Clients read the size once.
     Fixed,
     /// A writable export changes the size itself.
-    Changes,
+    Changes {
+        /// A read-only export takes the permission too.
+        even_read_only: bool,
+    },
 }
 
 /// The address of an export, which is unique.

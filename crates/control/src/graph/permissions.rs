@@ -12,10 +12,10 @@ impl Export {
     fn claim(&self) -> Claim {
         let claim = Claim::of_reader(self.writable);
         match self.size_use {
-            SizeUse::Changes if self.writable => {
+            SizeUse::Changes { even_read_only } if self.writable || even_read_only => {
                 Claim { takes: claim.takes.with(Permissions::RESIZE), ..claim }
             }
-            SizeUse::Follows | SizeUse::Changes => claim,
+            SizeUse::Follows | SizeUse::Changes { .. } => claim,
             // NBD clients read the size once, when they connect.
             SizeUse::Fixed => Claim { shares: claim.shares.without(Permissions::RESIZE), ..claim },
         }
@@ -146,7 +146,13 @@ impl Graph {
             let (claim, serial) = (job.target_claim(), job.serial);
             job.target.as_deref().map(|node| UserUse { node, claim, serial })
         });
-        let users = exports.chain(targets).chain(user);
+        // A mirror copies a disk of one size; a backup does not mind, as in QSD.
+        let mirrored = filters.values().filter(|(_, job)| job.source_use() == ChildUse::Window);
+        let sources = mirrored.map(|(node, job)| {
+            let shares = Permissions::ALL.without(Permissions::RESIZE);
+            UserUse { node, claim: Claim { shares, ..Claim::NOTHING }, serial: job.serial }
+        });
+        let users = exports.chain(sources).chain(targets).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
             .map_err(|conflict| OptionError::new(conflict.to_string()))
     }
