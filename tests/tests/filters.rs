@@ -1,4 +1,4 @@
-//! `copy-on-read`, `copy-before-write` with `snapshot-access`, `throttle`, and `luks`, beside `qemu-img`.
+//! `copy-on-read`, `copy-before-write` with `snapshot-access`, `preallocate`, `throttle`, and `luks`, beside `qemu-img`.
 
 use std::fs;
 
@@ -268,6 +268,75 @@ fn a_secret_is_encrypted_with_another_one_and_kept_out_of_the_state_file() {
     assert_eq!(secret(encrypted("key", "AAAA")), "IV should be 16 bytes in length not 3");
     assert_eq!(secret(encrypted("key", "AAAAAAAAAAAAAAAAAAAAAA==")), "");
     server.stop();
+}
+
+#[test]
+fn a_file_is_longer_than_its_data_until_it_is_closed() {
+    let scratch = Scratch::new();
+    let disk = path(&scratch, "disk.qcow2");
+    image(&scratch, &["create", "-q", "-f", "qcow2", &disk, "64M"]);
+    let len = || fs::metadata(&disk).expect("an image").len();
+    let (mut server, mut qmp) = daemon(&scratch);
+    qmp.execute("blockdev-add", {
+        let mut node = file(&scratch, "disk.qcow2");
+        node["node-name"] = "file".into();
+        node
+    });
+    let mut node = json!({"driver": "preallocate", "node-name": "ahead", "file": "file"});
+    node["prealloc-align"] = 1000.into();
+    let why = "prealloc-align parameter of preallocate filter is not aligned to 512";
+    assert_eq!(qmp.refused("blockdev-add", node.clone()), why);
+    node.as_object_mut().expect("options").remove("prealloc-align");
+    qmp.execute("blockdev-add", node.clone());
+    let disk_node = json!({"driver": "qcow2", "node-name": "disk", "file": "ahead"});
+    qmp.execute("blockdev-add", disk_node);
+    // As with QSD, nothing else may write to the file or change its size.
+    let other = json!({"driver": "qcow2", "node-name": "other", "file": "file"});
+    assert!(qmp.refused("blockdev-add", other).contains("Permission conflict on node 'file'"));
+    serve(&scratch, &mut qmp, &[("disk", true)]);
+    let uri = uri(&scratch, "disk");
+    io(&scratch, "raw", &uri, &["write -P 1 0 128k", "flush"]);
+    // Without other caches than the page cache, qcow2 itself makes no file longer.
+    assert_eq!(len(), 129 << 20);
+    node["prealloc-size"] = (256 << 20).into();
+    node["prealloc-align"] = (16 << 20).into();
+    qmp.execute("blockdev-reopen", json!({"options": [node.clone()]}));
+    io(&scratch, "raw", &uri, &["write -P 2 1M 1M", "flush"]);
+    assert_eq!(len(), 129 << 20, "there is enough room");
+    drop(qmp);
+    // The old process does not shorten a file that the new one writes to.
+    server.upgrade();
+    io(
+        &scratch,
+        "raw",
+        &uri,
+        &["write -P 3 2M 1M", "flush", "read -P 1 0 128k", "read -P 2 1M 1M"],
+    );
+    assert_eq!(len(), 129 << 20);
+    server.stop();
+    image(&scratch, &["check", "-q", &disk]);
+
+    // A process that did not take the file over cuts off what it has not used.
+    let (server, mut qmp) = daemon(&scratch);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&disk)
+        .and_then(|file| file.set_len(8 << 20))
+        .expect("shorter");
+    node["file"] = file(&scratch, "disk.qcow2");
+    node["prealloc-size"] = (4 << 20).into();
+    node["prealloc-align"] = 0.into();
+    node.as_object_mut().expect("options").remove("node-name");
+    let disk_node = json!({"driver": "qcow2", "node-name": "disk", "file": node});
+    qmp.execute("blockdev-add", disk_node);
+    serve(&scratch, &mut qmp, &[("disk", true)]);
+    io(&scratch, "raw", &uri, &["write -P 4 16M 16M", "flush"]);
+    assert!(len() > 20 << 20);
+    let used = len() - (4 << 20);
+    server.stop();
+    assert!(len() < used + (2 << 20), "{} bytes, {used} of them used", len());
+    io(&scratch, "qcow2", &disk, &["read -P 4 16M 16M", "read -P 3 2M 1M", "read -P 1 0 128k"]);
+    image(&scratch, &["check", "-q", &disk]);
 }
 
 #[test]

@@ -146,6 +146,11 @@ pub trait BlockNode: Send + Sync {
         Box::pin(ready(Err(Errno::ENOTSUP)))
     }
 
+    /// Whether the node stores writes compressed, if they are to be.
+    fn compresses(&self) -> bool {
+        false
+    }
+
     /// Returns what the node's disk was at one moment, as a node, if this node keeps that.
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         None

@@ -113,6 +113,8 @@ impl Claim {
 pub enum ChildUse {
     /// The node is a filter: its users' claims apply to the child.
     Filtered,
+    /// The node is a filter that makes the child longer, if its users may do so.
+    Preallocated,
     /// The node shows a part of the child. The child's size must not change.
     Window,
     /// The child holds the metadata of an image format: no other user may write to it.
@@ -141,6 +143,10 @@ impl ChildUse {
         let Claim { takes, shares } = above;
         match self {
             ChildUse::Filtered => above,
+            ChildUse::Preallocated if takes.contains(CHANGES) => {
+                Claim { takes, shares: shares.without(CHANGES) }
+            }
+            ChildUse::Preallocated => above,
             ChildUse::Window => Claim { takes, shares: shares.without(Permissions::RESIZE) },
             ChildUse::Metadata => {
                 // A format may write metadata, whatever the format's users do.

@@ -101,6 +101,7 @@ impl Model {
 fn child_use() -> impl Strategy<Value = ChildUse> {
     prop::sample::select(vec![
         ChildUse::Filtered,
+        ChildUse::Preallocated,
         ChildUse::Window,
         ChildUse::Metadata,
         ChildUse::Data,

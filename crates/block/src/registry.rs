@@ -11,6 +11,7 @@ mod reopen;
 mod resize;
 mod track;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -53,6 +54,8 @@ pub struct NodeRegistry {
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     credentials: Credentials,
     generated: u32,
+    /// State that a node which is opened anew takes over, by the node's name.
+    kept: BTreeMap<String, Weak<dyn Any + Send + Sync>>,
     /// Of nodes' images.
     locks: BTreeMap<String, Weak<ImageLock>>,
     /// Made for the node that is being opened.

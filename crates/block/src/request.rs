@@ -53,6 +53,8 @@ pub struct Request {
     pub len: u64,
     /// The memory of a read, write or block status; empty for all others.
     pub bufs: IoBufs,
+    /// Of a write: it is stored compressed, by a node that [can do so](crate::node::BlockNode::compresses).
+    pub(crate) compress: bool,
     reply: CompletionGuard,
 }
 
@@ -68,7 +70,8 @@ impl Request {
         tag: u32,
     ) -> Self {
         debug_assert!(!matches!(op, Op::Read | Op::Write { .. }) || bufs.len() as u64 == len);
-        Request { op, offset, len, bufs, reply: CompletionGuard { to: Some(to.clone()), tag } }
+        let reply = CompletionGuard { to: Some(to.clone()), tag };
+        Request { op, offset, len, bufs, compress: false, reply }
     }
 
     /// Creates a request again for a `reply` that is still owed.
@@ -79,12 +82,18 @@ impl Request {
         len: u64,
         bufs: IoBufs,
     ) -> Self {
-        Request { op, offset, len, bufs, reply }
+        Request { op, offset, len, bufs, compress: false, reply }
     }
 
     /// The requester's number of the request.
     pub(crate) fn tag(&self) -> u32 {
         self.reply.tag()
+    }
+
+    /// Has the data of a write stored compressed, by a node that [can do so](crate::node::BlockNode::compresses).
+    #[must_use]
+    pub fn compressed(self) -> Self {
+        Request { compress: matches!(self.op, Op::Write { .. }), ..self }
     }
 
     /// Answers the request. The memory goes back with the answer.
@@ -106,8 +115,8 @@ impl Request {
     /// The request without its memory, which is used elsewhere meanwhile.
     #[inline]
     pub(crate) fn detach(self) -> (Detached, IoBufs) {
-        let Request { op, offset, len, bufs, reply } = self;
-        (Detached { op, offset, len, reply }, bufs)
+        let Request { op, offset, len, bufs, compress, reply } = self;
+        (Detached { op, offset, len, compress, reply }, bufs)
     }
 
     /// Directs the answer of this request to `to` with `tag`, and returns the original answer.
@@ -123,6 +132,7 @@ pub(crate) struct Detached {
     op: Op,
     offset: u64,
     len: u64,
+    compress: bool,
     reply: CompletionGuard,
 }
 
@@ -141,8 +151,8 @@ impl Detached {
 
     /// The request with its memory back.
     pub(crate) fn attach(self, bufs: IoBufs) -> Request {
-        let Detached { op, offset, len, reply } = self;
-        Request { op, offset, len, bufs, reply }
+        let Detached { op, offset, len, compress, reply } = self;
+        Request { op, offset, len, bufs, compress, reply }
     }
 
     /// Answers the request, with its memory.

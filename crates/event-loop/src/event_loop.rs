@@ -20,6 +20,7 @@ use crate::executor::Tasks;
 use crate::handle::{LoopHandle, Message, Shared};
 use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
 use crate::linux_aio::LinuxAio;
+use crate::oneshot;
 use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
 use crate::polling::Poller;
 use crate::polling::policy::PollParams;
@@ -405,8 +406,9 @@ impl EventLoop {
         let Some(in_flight) = slots.get_mut(id) else { return };
         in_flight.engine = Engine::Threads;
         let fd = in_flight.file.raw_fd();
-        let job = Job { op: BlockingOp::new(in_flight), user_data: UserData::Op(id).pack() };
-        trace!(probes::thread_pool_submit_aio(self.trace_ctx(), job.user_data, fd));
+        let user_data = UserData::Op(id).pack();
+        let job = Job::Op(BlockingOp::new(in_flight), user_data);
+        trace!(probes::thread_pool_submit_aio(self.trace_ctx(), user_data, fd));
         self.0.pool_jobs.borrow_mut().push(job);
         self.0.with_pool.set(self.0.with_pool.get() + 1);
     }
@@ -419,9 +421,32 @@ impl EventLoop {
         }
         if let Err(error) = self.with_thread_pool(|pool| pool.submit(&mut jobs)) {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            self.0.with_pool.set(self.0.with_pool.get() - jobs.len());
-            jobs.drain(..).for_each(|job| self.refuse(job.user_data, errno));
+            let refused: Vec<_> = jobs.drain(..).collect();
+            drop(jobs);
+            for job in refused {
+                match job {
+                    Job::Op(_, user_data) => {
+                        self.0.with_pool.set(self.0.with_pool.get() - 1);
+                        self.refuse(user_data, errno);
+                    }
+                    Job::Call(call) => call(),
+                }
+            }
         }
+    }
+
+    /// Runs a computation on a thread of the pool, for work that would hold up the loop. The computation
+    /// starts before the loop next waits. Without a thread it runs on the loop.
+    ///
+    /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the computation has begun.
+    pub fn offload<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (sender, receiver) = oneshot::channel();
+        let call = Box::new(move || sender.send(work()));
+        self.0.pool_jobs.borrow_mut().push(Job::Call(call));
+        receiver
     }
 
     fn with_thread_pool<R>(&self, body: impl FnOnce(&ThreadPool) -> R) -> R {

@@ -93,10 +93,21 @@ pub fn start_thread(
 /// How long an idle thread beyond the minimum is kept.
 const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(10) };
 
-/// A job: an operation, and the `user_data` of its result.
-pub(crate) struct Job {
-    pub(crate) op: BlockingOp,
-    pub(crate) user_data: u64,
+/// A job for a pool thread.
+pub(crate) enum Job {
+    /// An operation, and the `user_data` of its result.
+    Op(BlockingOp, u64),
+    /// A computation, which hands over its result itself.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+impl Job {
+    fn run(self, done: impl Fn(u64, i32)) {
+        match self {
+            Job::Op(op, user_data) => done(user_data, op.run()),
+            Job::Call(call) => call(),
+        }
+    }
 }
 
 /// A pool of threads that carry out jobs in parallel, begun in the order of submission.
@@ -126,7 +137,7 @@ struct PoolState {
 }
 
 impl ThreadPool {
-    /// A pool without threads. A pool thread calls `done` with each job's `user_data` and result.
+    /// A pool without threads. A pool thread calls `done` with each operation's `user_data` and result.
     pub(crate) fn new(
         name: &str,
         config: ThreadPoolConfig,
@@ -170,7 +181,7 @@ impl ThreadPool {
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) -> io::Result<()> {
         #[cfg(any(test, feature = "sim"))]
         if WITHOUT_THREADS.get() {
-            jobs.drain(..).for_each(|job| (self.shared.done)(job.user_data, job.op.run()));
+            jobs.drain(..).for_each(|job| job.run(&self.shared.done));
             return Ok(());
         }
         let mut state = lock(&self.shared.state);
@@ -249,7 +260,7 @@ impl Shared {
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
-                (self.done)(job.user_data, job.op.run());
+                job.run(&self.done);
                 state = lock(&self.state);
                 continue;
             }
@@ -323,7 +334,7 @@ mod tests {
     }
 
     fn jobs(count: u64) -> Vec<Job> {
-        let job = |user_data| Job { op: BlockingOp::nothing(), user_data };
+        let job = |user_data| Job::Op(BlockingOp::nothing(), user_data);
         (0..count).map(job).collect()
     }
 

@@ -86,6 +86,17 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node("null-aio", json!({})),
         node("throttle", json!({"throttle-group": "g0", "file": "d0"})),
         node("blkdebug", json!({"image": "d0"})),
+        node(
+            "compress",
+            json!({"file": {"driver": "qcow2", "file": {"driver": "file", "filename": path("packed.qcow2")}}}),
+        )
+        .before(
+            "blockdev-add",
+            json!({"driver": "qcow2", "node-name": "plain",
+                "file": {"driver": "file", "filename": path("plain.qcow2")}}),
+        )
+        .after("blockdev-del", json!({"node-name": "plain"})),
+        node("preallocate", json!({"file": "d0"})),
         node("copy-on-read", json!({"file": "d0"})),
         node("copy-before-write", json!({"file": "d0", "target": "d1"}))
             .before("block-dirty-bitmap-add", json!({"node": "d0", "name": "anything"}))

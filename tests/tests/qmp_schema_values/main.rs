@@ -124,7 +124,7 @@ impl World {
         for (file, copy) in [("disk.data", "copy.data"), ("disk.qcow2", "copy.qcow2")] {
             fs::copy(path(file), path(copy)).expect("a copy");
         }
-        for name in ["top.qcow2", "mid.qcow2"] {
+        for name in ["top.qcow2", "mid.qcow2", "plain.qcow2", "packed.qcow2"] {
             let create = ["create", "-q", "-f", "qcow2", &path(name), "1M"];
             client_output(&scratch, "qemu-img", &create);
         }

@@ -68,7 +68,7 @@ impl Variations<'_> {
             _ => !value.is_null(),
         };
         let mut all = match json_type {
-            "boolean" => vec![json!(false), json!(true)],
+            "boolean" if !at.ends_with("/compress") => vec![json!(false), json!(true)],
             _ => values(at, self.dir),
         };
         all.push(base.clone());
@@ -140,6 +140,10 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             let inline = json!({"driver": "file", "filename": format!("{dir}/disk.luks")});
             vec![json!("encrypted"), inline]
         }
+        ("blockdev-add/compress/file", _) => {
+            let file = json!({"driver": "file", "filename": format!("{dir}/packed.qcow2")});
+            vec![json!("plain"), json!({"driver": "qcow2", "file": file})]
+        }
         ("blockdev-create/options/luks/file", _) => one(json!("made")),
         (_, "iter-time") => one(json!(10)),
         ("blockdev-create/options/qcow2/encrypt", _) => {
@@ -161,7 +165,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             vec![json!("d1"), json!({"driver": "null-co"})]
         }
         (_, "key-secret") => one(json!("sec0")),
-        (_, "encrypt") => one(json!({"format": "luks", "key-secret": "sec0"})),
+        (_, "encrypt" | "parent") => one(json!({"format": "luks", "key-secret": "sec0"})),
         ("object-add/secret/data", _) => one(json!("password")),
         ("object-add/secret/file", _) => one(json!(format!("{dir}/password"))),
         ("object-add/secret/keyid", _) => one(json!("key")),
@@ -209,6 +213,8 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "align" | "offset" | "opt-write-zero" | "opt-discard") => one(json!(512)),
         (_, "granularity" | "max-write-zero" | "max-discard") => one(json!(65536)),
         (_, "max-chunk") => one(json!(65536)),
+        // The target is a file.
+        (_, "compress") => one(json!(false)),
         (_, "max-workers") => one(json!(4)),
         (_, "to") => one(json!(65535)),
         // Megabytes suit sizes, speeds, times in nanoseconds and numbers of requests.
@@ -217,7 +223,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, name) if name.ends_with("-max") && at.contains("throttle-group") => one(json!(20)),
         (at, _) if at.contains("throttle-group") => one(json!(10)),
         (_, "size" | "speed" | "buf-size" | "cache-size" | "l2-cache-size") => one(json!(1 << 20)),
-        (_, "refcount-cache-size") => one(json!(1 << 20)),
+        (_, "refcount-cache-size" | "prealloc-size" | "prealloc-align") => one(json!(1 << 20)),
         (_, "thread-pool-min" | "thread-pool-max" | "aio-max-batch" | "poll-max-ns") => {
             one(json!(4))
         }

@@ -19,7 +19,7 @@ use crate::request::{CompletionGuard, Op, Request, RequestOwner};
 use crate::status::{EXTENT_LEN, Extent, extent, put};
 use crate::submit::submit;
 
-/// Most bytes of a request that are processed at once: a multiple of any block.
+/// Most bytes of a request that are processed at once: a multiple of smaller blocks. Of larger ones, one.
 const PIECE: u64 = 1 << 20;
 
 /// A node that accepts only multiples of a block.
@@ -29,6 +29,11 @@ pub(crate) trait WholeBlocks: 'static {
 
     /// Orders the requests of all loops that write to parts of blocks.
     fn range_lock(&self) -> &RangeLock;
+
+    /// The end of the disk, if that may lie within a block: the last block ends with it.
+    fn end(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Applies the node's options to a request, and checks its range. `None`: the request was answered.
     fn admit(&self, request: Request) -> Option<Request>;
@@ -167,7 +172,15 @@ impl<S: WholeBlocks> Aligned<S> {
     /// The blocks that contain this range.
     fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
         let align = self.align();
-        offset - offset % align..(offset + len).next_multiple_of(align)
+        let end = (offset + len).next_multiple_of(align);
+        offset - offset % align..end.min(self.shared.end().max(offset + len))
+    }
+
+    /// Whether a request consists of whole blocks.
+    fn is_whole(&self, request: &Request) -> bool {
+        let (align, end) = (self.align(), request.offset.saturating_add(request.len));
+        let is_end = |end: u64| end.is_multiple_of(align) || end == self.shared.end();
+        request.offset.is_multiple_of(align) && is_end(end)
     }
 
     /// Waits until the blocks are claimed for this task alone.
@@ -189,7 +202,7 @@ impl<S: WholeBlocks> Aligned<S> {
     /// The next piece of a range, from `at` on: its blocks, and memory for them.
     fn piece(&self, at: u64, end: u64) -> Result<(Range<u64>, IoBufs), Errno> {
         let Range { start, end } = self.blocks(at, end - at);
-        let end = end.min(start + PIECE);
+        let end = end.min(start + PIECE.max(self.align()));
         let bounce = AlignedBuf::io_bufs((end - start) as usize, 4096).ok_or(Errno::ENOMEM)?;
         Ok((start..end, bounce))
     }
@@ -216,12 +229,12 @@ impl<S: WholeBlocks> Aligned<S> {
         while at < end {
             let (blocks, mut bounce) = self.piece(at, end)?;
             let bytes = blocks.end.min(end) - at;
-            let last = blocks.end - align;
+            let last = (blocks.end - 1) / align * align;
             if at != blocks.start {
-                self.read_block(blocks.start, &mut bounce, blocks.start).await?;
+                self.read_block(blocks.start, &mut bounce, &blocks).await?;
             }
             if at + bytes != blocks.end && (at == blocks.start || last != blocks.start) {
-                self.read_block(last, &mut bounce, blocks.start).await?;
+                self.read_block(last, &mut bounce, &blocks).await?;
             }
             let (to, from) = ((at - blocks.start) as usize, (at - request.offset) as usize);
             if request.bufs.is_empty() {
@@ -239,12 +252,17 @@ impl<S: WholeBlocks> Aligned<S> {
         Ok(())
     }
 
-    /// Reads one block into its place in `bounce`, which begins with the block at `start`.
-    async fn read_block(&self, block: u64, bounce: &mut IoBufs, start: u64) -> Result<(), Errno> {
-        let align = self.align();
+    /// Reads one block into its place in `bounce`, which has these blocks.
+    async fn read_block(
+        &self,
+        block: u64,
+        bounce: &mut IoBufs,
+        blocks: &Range<u64>,
+    ) -> Result<(), Errno> {
+        let len = self.align().min(blocks.end - block);
         let mut part = IoBufs::new();
-        part.set_part(bounce, (block - start) as usize, align as usize, 1);
-        submit(&self.below, Op::Read, block, align, part).await.0
+        part.set_part(bounce, (block - blocks.start) as usize, len as usize, 1);
+        submit(&self.below, Op::Read, block, len, part).await.0
     }
 
     async fn write_zeroes(&self, request: &Request) -> Result<(), Errno> {
@@ -264,7 +282,8 @@ impl<S: WholeBlocks> Aligned<S> {
     fn inner(&self, request: &Request) -> Range<u64> {
         let (align, end) = (self.align(), request.offset + request.len);
         let start = request.offset.next_multiple_of(align) - request.offset;
-        start..(end - end % align).saturating_sub(request.offset)
+        let end = if end == self.shared.end() { end } else { end - end % align };
+        start..end.saturating_sub(request.offset)
     }
 
     async fn discard(&self, request: &Request) -> Result<(), Errno> {
@@ -303,8 +322,8 @@ impl<S: WholeBlocks> Aligned<S> {
 
 impl<S: WholeBlocks> Channel for Aligned<S> {
     fn submit(&self, request: Request) {
-        let (align, writes) = (self.align(), !request.op.only_reads());
-        if (request.offset | request.len).is_multiple_of(align) {
+        let writes = !request.op.only_reads();
+        if self.is_whole(&request) {
             if !writes || !self.shared.range_lock().all {
                 return self.below.submit(request);
             }

@@ -3,6 +3,7 @@
 pub(crate) mod align;
 pub(crate) mod blkdebug;
 pub(crate) mod common;
+pub(crate) mod compress;
 pub(crate) mod copy_before_write;
 pub(crate) mod copy_on_read;
 pub(crate) mod detect_zeroes;
@@ -12,6 +13,7 @@ pub(crate) mod inactive;
 pub(crate) mod luks;
 pub(crate) mod nbd;
 pub(crate) mod null;
+pub(crate) mod preallocate;
 pub(crate) mod qcow2;
 pub(crate) mod range_lock;
 pub(crate) mod raw;
@@ -35,6 +37,8 @@ static DRIVERS: &[&DriverKind] = &[
     &rbd::options::RBD,
     &throttle::options::THROTTLE,
     &blkdebug::options::BLKDEBUG,
+    &compress::COMPRESS,
+    &preallocate::PREALLOCATE,
     &copy_on_read::COPY_ON_READ,
     &copy_before_write::COPY_BEFORE_WRITE,
     &snapshot_access::SNAPSHOT_ACCESS,

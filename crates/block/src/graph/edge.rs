@@ -72,6 +72,10 @@ impl BlockNode for Edge {
         Some(self.node())
     }
 
+    fn compresses(&self) -> bool {
+        self.node().compresses()
+    }
+
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         self.node().snapshot()
     }

@@ -14,6 +14,7 @@ use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
 use super::snapshot::{Snapshot, What};
 use super::worker::{CHUNK, Copies, Worker};
+use crate::drivers::compress::Compressing;
 use crate::graph::Edge;
 
 /// What a guest's write does if the data that it overwrites cannot be copied first.
@@ -32,23 +33,34 @@ pub struct Backup {
     snapshot: Arc<Snapshot>,
     /// Most bytes of one copy.
     max_chunk: u64,
+    /// The target stores the data compressed.
+    compress: bool,
 }
 
 impl Backup {
     /// Of a disk of `size` bytes, copied in clusters of `cluster` bytes, a power of two.
     pub fn new(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
-        Backup::of(Bitmap::new(size, cluster, true), on_error, What::All)
+        Backup::of(Bitmap::new(size, cluster, true), on_error, What::All(1))
     }
 
     /// Creates a backup of a disk of `size` bytes that copies nothing yet: see [`add`](Self::add).
     pub fn of_nothing(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
-        Backup::of(Bitmap::new(size, cluster, false), on_error, What::All)
+        Backup::of(Bitmap::new(size, cluster, false), on_error, What::All(1))
     }
 
     /// Copies at most so many bytes at once.
     #[must_use]
     pub fn with_max_chunk(self, max_chunk: u64) -> Backup {
         Backup { max_chunk: max_chunk.min(CHUNK), ..self }
+    }
+
+    /// Has the target store the data compressed. Call this before the job begins.
+    #[must_use]
+    pub fn compressed(self) -> Backup {
+        let unit = self.snapshot.left.granularity();
+        let left = self.snapshot.left.take();
+        let backup = Backup::of(left, self.snapshot.on_error, What::All(unit));
+        Backup { max_chunk: self.max_chunk, compress: true, ..backup }
     }
 
     /// Adds the parts that are set in a bitmap to those that are copied. Call this before the job begins, while
@@ -78,12 +90,12 @@ impl Backup {
 
     fn of(left: Bitmap, on_error: OnCbwError, what: What) -> Backup {
         let snapshot = Arc::new(Snapshot::new(left, on_error, what));
-        Backup { snapshot, max_chunk: CHUNK }
+        Backup { snapshot, max_chunk: CHUNK, compress: false }
     }
 
     /// The filter to put between the source and its users.
     pub fn filter(&self, name: String, source: Arc<Edge>, target: Arc<Edge>) -> CopyBeforeWrite {
-        CopyBeforeWrite::over(name, source, target, self.snapshot.clone())
+        CopyBeforeWrite::over(name, source, target, self.snapshot.clone(), self.compress)
     }
 
     /// Bytes that are not in the target yet.
@@ -105,7 +117,10 @@ impl Backup {
         worker: &mut Worker,
         only_written: bool,
     ) -> Result<End, Option<Failure>> {
-        let (source, target) = (worker.source.clone(), worker.target.clone());
+        let (source, mut target) = (worker.source.clone(), worker.target.clone());
+        if self.compress {
+            target = Rc::new(Compressing(target));
+        }
         let most = (self.max_chunk / self.snapshot.left.granularity()).max(1);
         let mut copies = Copies::default();
         let mut failed = None;

@@ -78,22 +78,39 @@ impl Buffer {
     }
 }
 
-/// Copies a range. Holes of the source become zeroes in the target, unless it reads as zeroes already.
+/// Copies a range. Holes of the source become zeroes in the target, unless it reads as zeroes already. Data is written
+/// in multiples of `unit` bytes, but for the end of the range, whose start is such a multiple.
 pub(super) async fn copy(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,
     range: Range<u64>,
     buffer: &mut Buffer,
+    unit: u64,
 ) -> Result<(), Failure> {
+    if buffer.len < unit {
+        *buffer = Buffer::new(unit).ok_or(at_target(Errno::ENOMEM))?;
+    }
     let mut at = range.start;
     while at < range.end {
         for extent in buffer.status(source, &(at..range.end)).await {
-            let end = at.saturating_add(extent.len).min(range.end);
-            match extent.state {
+            let mut end = at.saturating_add(extent.len).min(range.end);
+            let mut state = extent.state;
+            if !end.is_multiple_of(unit) && end < range.end {
+                // The unit's rest may be of another kind.
+                end -= end % unit;
+                if end <= at || state == ExtentState::Data {
+                    (end, state) = ((end + unit).min(range.end), ExtentState::Data);
+                }
+            }
+            let is_cut = end != at.saturating_add(extent.len);
+            match state {
                 ExtentState::Data => copy_data(source, target, at..end, buffer).await?,
                 ExtentState::Hole | ExtentState::Zeroes => zero(target, at..end, buffer).await?,
             }
             at = end;
+            if is_cut {
+                break;
+            }
         }
     }
     Ok(())

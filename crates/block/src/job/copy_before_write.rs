@@ -19,6 +19,7 @@ use super::copy::Buffer;
 use super::keep_size;
 use super::snapshot::Snapshot;
 use super::worker::CHUNK;
+use crate::drivers::compress::Compressing;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel, Geometry, Resized};
 use crate::request::{Op, Request};
@@ -29,6 +30,8 @@ pub struct CopyBeforeWrite {
     source: Arc<Edge>,
     target: Arc<Edge>,
     snapshot: Arc<Snapshot>,
+    /// The target stores the data compressed.
+    compress: bool,
 }
 
 impl CopyBeforeWrite {
@@ -37,8 +40,9 @@ impl CopyBeforeWrite {
         source: Arc<Edge>,
         target: Arc<Edge>,
         snapshot: Arc<Snapshot>,
+        compress: bool,
     ) -> CopyBeforeWrite {
-        CopyBeforeWrite { name, source, target, snapshot }
+        CopyBeforeWrite { name, source, target, snapshot, compress }
     }
 }
 
@@ -61,7 +65,10 @@ impl BlockNode for CopyBeforeWrite {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let source = self.source.clone().open_channel(event_loop)?;
-        let target = self.target.clone().open_channel(event_loop)?;
+        let mut target: Rc<dyn Channel> = self.target.clone().open_channel(event_loop)?;
+        if self.compress {
+            target = Rc::new(Compressing(target));
+        }
         let snapshot = self.snapshot.clone();
         Ok(CbwChannel::new(event_loop, source, target, snapshot, Before::Changes))
     }

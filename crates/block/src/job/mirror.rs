@@ -90,7 +90,7 @@ impl Mirror {
                 let (source, target) = (source.clone(), target.clone());
                 let dirty = self.dirty.clone();
                 copies.push(async move {
-                    let result = copy(&source, &target, range.clone(), &mut buffer).await;
+                    let result = copy(&source, &target, range.clone(), &mut buffer, 1).await;
                     if result.is_err() {
                         dirty.set(range.start, range.end - range.start);
                     }

@@ -122,7 +122,7 @@ impl MirrorTopChannel {
             let copied = match buffer {
                 Some(mut buffer) => {
                     let copied =
-                        copy(&self.source, &copies.target, range.clone(), &mut buffer).await;
+                        copy(&self.source, &copies.target, range.clone(), &mut buffer, 1).await;
                     if copies.buffers.borrow().len() < KEPT {
                         copies.buffers.borrow_mut().push(buffer);
                     }

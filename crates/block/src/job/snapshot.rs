@@ -14,8 +14,8 @@ use crate::node::Channel;
 /// Selects the data of a part that is copied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
-    /// All.
-    All,
+    /// All, written in multiples of so many bytes.
+    All(u64),
     /// Data of images behind the node itself, down to but excluding the given depth. The target is the node.
     Behind(u32),
     /// Data of images above the given depth.
@@ -31,7 +31,7 @@ impl What {
         buffer: &mut Buffer,
     ) -> Result<(), Failure> {
         match self {
-            What::All => copy(source, target, range, buffer).await,
+            What::All(unit) => copy(source, target, range, buffer, unit).await,
             What::Behind(depth) => populate(target, range, depth, buffer).await,
             What::Above(depth) => copy_above(source, target, range, depth, buffer).await,
         }

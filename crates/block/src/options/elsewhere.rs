@@ -43,8 +43,6 @@ static ELSEWHERE: &[(&[&str], &str)] = &[
         "'mdadm --create' makes one block device of several disks, for driver host_device.",
     ),
     (&["replication"], "DRBD makes a block device that is replicated, for driver host_device."),
-    (&["preallocate"], "'fallocate -l <size> <file>' allocates the file; use driver file on it."),
-    (&["compress"], "'qemu-img convert -c' makes a compressed image; driver qcow2 reads it."),
     (
         &["blklogwrites"],
         "The kernel's dm-log-writes makes a block device that logs, for host_device.",

@@ -1,5 +1,6 @@
 //! What a driver opens a node with.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -74,6 +75,17 @@ impl<'a> OpenContext<'a> {
         let options =
             of_nested.map(|opened| &opened.options).or_else(|| self.registry.options(name));
         options.map(|options| options.driver.layer())
+    }
+
+    /// Returns the name of the driver of the child with that role.
+    pub fn driver_of(&self, role: &str) -> Option<&'static str> {
+        let child = self.children.iter().find(|child| child.role == role)?;
+        let node = child.edge.node();
+        let below = self.registry.below_filter(node.name());
+        let nested = self.nested.iter().find(|opened| opened.name == below);
+        let options = nested.map(|opened| &opened.options);
+        let options = options.or_else(|| self.registry.options(&below))?;
+        Some(options.driver.kind().name)
     }
 
     /// Returns the names of the images of the child with that role, the first and those behind it. Filters are left out.
@@ -170,6 +182,17 @@ impl<'a> OpenContext<'a> {
     /// Returns the path of the file of this host that a node lies in.
     pub fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
         self.registry.path_of(node)
+    }
+
+    /// Keeps state for the node that takes the place of this one.
+    pub fn keep<T: Any + Send + Sync>(&mut self, state: Arc<T>) {
+        let state: Arc<dyn Any + Send + Sync> = state;
+        self.registry.kept.insert(self.name.to_owned(), Arc::downgrade(&state));
+    }
+
+    /// Returns what the node that this one takes the place of has [kept](Self::keep), if that node is still open.
+    pub fn kept<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.registry.kept.get(self.name)?.upgrade()?.downcast().ok()
     }
 
     /// Images that another process has handed over.

@@ -147,6 +147,7 @@ impl NodeRegistry {
     pub(super) fn remember_image(&mut self, name: &str, path: &Path, node: &FileNode) {
         let lock = node.lock().map(|lock| lock.fd());
         self.images.remember(name, path, node.fd(), lock, node.flush_failed());
+        self.kept.retain(|_, state| state.strong_count() > 0);
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));

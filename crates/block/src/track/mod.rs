@@ -151,6 +151,10 @@ impl BlockNode for Tracked {
         self.node.clone().release_for_handover()
     }
 
+    fn compresses(&self) -> bool {
+        self.node.compresses()
+    }
+
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         self.node.snapshot()
     }

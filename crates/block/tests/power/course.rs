@@ -1,10 +1,12 @@
 //! A guest that uses an image, with power cuts and killed processes, and checks of the remains.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -16,9 +18,10 @@ use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
 
 use crate::common::{Rig, bytes, filled, memory};
+use crate::compressed::Compressing;
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
 use crate::journal::{Folder, is_marked};
-use crate::kinds::{Kind, Start};
+use crate::kinds::{Extras, Kind, Start};
 use crate::left::{Left, contents, keep};
 use crate::path_of;
 use crate::recovery::{Ended, Interrupt, Moments, Reopened, interrupted};
@@ -72,6 +75,8 @@ pub(crate) struct Seen {
     pub(crate) encrypted: usize,
     /// Bitmaps in what was left that claimed to be right.
     pub(crate) right: usize,
+    /// Compressed clusters in what was left.
+    pub(crate) compressed: usize,
 }
 
 impl Seen {
@@ -85,6 +90,7 @@ impl Seen {
         self.closings += other.closings;
         self.encrypted += other.encrypted;
         self.right += other.right;
+        self.compressed += other.compressed;
     }
 }
 
@@ -111,6 +117,7 @@ struct Habits {
 struct Life<'a> {
     kind: &'static Kind,
     start: &'a Start,
+    extras: Extras,
     random: Random,
     /// Decides about interrupted recoveries. `None` for the life after such a recovery, so that it does not affect it.
     recoveries: Option<Random>,
@@ -156,7 +163,7 @@ pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8], bool)) -> Resul
     for number in 0..3 {
         let recoveries = Some(Random(recoveries.next()));
         let (lived, journals) = (random.next(), left.journals.is_some());
-        let life = Life::begin(kind, start, extras.bitmaps, lived, recoveries, left);
+        let life = Life::begin(kind, start, extras, lived, recoveries, left);
         let lived = life.live(&mut stamp, &mut seen);
         left = lived.map_err(|error| {
             let Kind { name, options, .. } = kind;
@@ -173,7 +180,7 @@ impl<'a> Life<'a> {
     fn begin(
         kind: &'static Kind,
         start: &'a Start,
-        bitmaps: bool,
+        extras: Extras,
         seed: u64,
         recoveries: Option<Random>,
         left: Left,
@@ -193,11 +200,14 @@ impl<'a> Life<'a> {
             None => Interrupt::Opening(Random(!seed)),
             Some(random) => Interrupt::Closing(Random(random.next())),
         };
-        let reopened = Reopened::new(kind, start, &left, &mut random, interrupt, bitmaps);
+        let reopened = Reopened::new(kind, start, &left, &mut random, interrupt, extras.bitmaps);
         let Reopened { sim, fd, options, node, registry, tracking, moments, .. } = reopened;
         let event_loop =
             sim.event_loop(LoopConfig { poll: NO_POLLING, ..LoopConfig::default() }).unwrap();
-        let rig = Rig::on(event_loop, node.clone());
+        let mut rig = Rig::on(event_loop, node.clone());
+        if extras.compressed {
+            rig.channel = Rc::new(Compressing { below: rig.channel, requests: Cell::new(0) });
+        }
         if trace() {
             println!("{options:?} {faults:?}");
             sim.script(|op| {
@@ -220,6 +230,7 @@ impl<'a> Life<'a> {
         Life {
             kind,
             start,
+            extras,
             random,
             recoveries,
             journals: left.journals,
@@ -240,6 +251,11 @@ impl<'a> Life<'a> {
             stamp: 0,
             seen,
         }
+    }
+
+    /// What the image has besides, for the life after this one.
+    fn extras(&self) -> Extras {
+        Extras { bitmaps: self.tracking.is_some(), ..self.extras }
     }
 
     /// Runs the life to its end, with numbers of writes that no other life uses.
@@ -506,6 +522,7 @@ impl<'a> Life<'a> {
         })?;
         self.seen.replayed += usize::from(left.replayed);
         self.seen.right += left.right;
+        self.seen.compressed += left.compressed;
         Ok(Left { image, ..left })
     }
 
@@ -538,10 +555,10 @@ impl<'a> Life<'a> {
             left.unflushed = self.unflushed();
         }
         let (kind, start) = (self.kind, self.start);
-        let bitmaps = self.tracking.is_some();
-        let left = interrupted(kind, start, left, &mut random, &mut self.seen, bitmaps)?;
+        let extras = self.extras();
+        let left = interrupted(kind, start, left, &mut random, &mut self.seen, extras.bitmaps)?;
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
-        let life = Life::begin(kind, start, bitmaps, random.next(), None, left);
+        let life = Life::begin(kind, start, extras, random.next(), None, left);
         let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("after a recovery that was interrupted, {error}"))?;
         // Requests of interrupted recoveries do not count.
@@ -588,8 +605,7 @@ impl<'a> Life<'a> {
         let unflushed = self.unflushed();
         let left = Left { image, is_handed_over: true, unflushed, ..left };
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
-        let bitmaps = self.tracking.is_some();
-        let life = Life::begin(kind, start, bitmaps, seed, None, left);
+        let life = Life::begin(kind, start, self.extras(), seed, None, left);
         let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("handed over, {error}"))?;
         self.seen.add(Seen { requests: 0, ..seen });

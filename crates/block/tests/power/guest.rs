@@ -3,6 +3,7 @@
 use std::iter;
 
 use crate::bitmaps::Bitmaps;
+use crate::course::Random;
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
@@ -20,6 +21,13 @@ pub(crate) fn sector(stamp: Stamp, number: u64) -> [u8; SECTOR] {
         while done < SECTOR {
             bytes.copy_within(..done, done);
             done *= 2;
+        }
+        if stamp.is_multiple_of(3) {
+            // Hard to compress.
+            let mut random = Random(stamp ^ number.rotate_left(32));
+            for word in bytes[32..].as_chunks_mut().0 {
+                *word = random.next().to_le_bytes();
+            }
         }
     }
     bytes

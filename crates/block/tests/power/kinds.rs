@@ -31,6 +31,8 @@ pub(crate) struct Extras {
     pub(crate) luks: bool,
     /// It gets persistent dirty bitmaps.
     pub(crate) bitmaps: bool,
+    /// Some of its data is written compressed.
+    pub(crate) compressed: bool,
 }
 
 /// A kind of image.
@@ -131,7 +133,9 @@ impl Kind {
     pub(crate) fn extras(&self, random: &mut Random) -> Extras {
         let is_possible = self.is_qcow2() && !self.options.contains("compat");
         let (luks, bitmaps) = (random.one_in(4), random.one_in(3));
-        Extras { luks: is_possible && luks, bitmaps: is_possible && bitmaps }
+        let luks = is_possible && luks;
+        let compressed = self.is_qcow2() && !luks && random.one_in(2);
+        Extras { luks, bitmaps: is_possible && bitmaps, compressed }
     }
 
     pub(crate) fn start(&self, extras: Extras) -> &Start {

@@ -38,6 +38,8 @@ pub(crate) struct Left {
     pub(crate) bitmaps: Bitmaps,
     /// Bitmaps that claim to be right.
     pub(crate) right: usize,
+    /// Compressed clusters.
+    pub(crate) compressed: usize,
 }
 
 impl Left {
@@ -49,12 +51,12 @@ impl Left {
         disk: &Disk,
         journals: Option<&Folder>,
     ) -> Result<Left, String> {
-        let Found { contents, bitmaps } = read(kind, start, image)?;
+        let Found { contents, bitmaps, compressed } = read(kind, start, image)?;
         disk.check_cut(&contents)?;
         let (bitmaps, right) = disk.bitmaps.check(&bitmaps, &contents, true)?;
         let journals = journals.map(|_| Arc::new(Folder::new()));
         let luks = start.luks.is_some();
-        Ok(Left { luks, bitmaps, right, ..Left::with(contents, journals) })
+        Ok(Left { luks, bitmaps, right, compressed, ..Left::with(contents, journals) })
     }
 
     /// After a kill: with the journal no answered request is lost, and without it no flushed one.
@@ -114,6 +116,7 @@ impl Left {
             luks: false,
             bitmaps: Bitmaps::default(),
             right: 0,
+            compressed: 0,
         }
     }
 
@@ -143,7 +146,7 @@ pub(crate) fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u
 pub(crate) fn read(kind: &Kind, start: &Start, image: &[u8]) -> Result<Found, String> {
     match kind.is_qcow2() {
         true => Image::read_all(image, &start.behind, start.luks.as_ref()),
-        false => Ok(Found { contents: image.to_vec(), bitmaps: Vec::new() }),
+        false => Ok(Found { contents: image.to_vec(), bitmaps: Vec::new(), compressed: 0 }),
     }
 }
 

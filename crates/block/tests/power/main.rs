@@ -21,6 +21,7 @@
 mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
+mod compressed;
 mod course;
 mod failures;
 mod grown;
@@ -41,6 +42,7 @@ use std::time::Instant;
 
 use common::{TempFile, tmpfs};
 use course::Seen;
+use event_loop::ring::sim::without_threads;
 use event_loop::sync::lock;
 use kinds::Kind;
 
@@ -95,6 +97,8 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     let failures = Mutex::new(Vec::new());
     let started = Instant::now();
     let worker = || {
+        // What is compressed is so at once.
+        without_threads();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end || lock(&failures).len() >= 10 {
@@ -111,11 +115,11 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     });
     let all = *lock(&all);
     let Seen { cuts, kills, replayed, interrupted, handed_over, requests, .. } = all;
-    let Seen { closings, encrypted, right, .. } = all;
+    let Seen { closings, encrypted, right, compressed, .. } = all;
     println!(
         "{cuts} power cuts and {kills} kills, {replayed} with a journal that was needed, in {requests} \
          requests; {interrupted} while an image was recovered; {handed_over} that others went on with; {closings} while an image was \
-         closed; {encrypted} lives of encrypted images; {right} bitmaps that claimed to be right; {:?}",
+         closed; {encrypted} lives of encrypted images; {right} bitmaps that claimed to be right; {compressed} compressed clusters; {:?}",
         started.elapsed()
     );
     let failures = failures.into_inner().unwrap();
@@ -128,4 +132,5 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     assert!(is_short || all_needed, "no journal was ever needed");
     assert!(is_short || closings > 0 && encrypted > 0, "no image was closed, or none encrypted");
     assert!(is_short || right > 0, "no bitmap was ever right");
+    assert!(is_short || compressed > 0, "no cluster was ever compressed");
 }

@@ -14,6 +14,20 @@ const SUBCLUSTERS: usize = 32;
 const BITMAPS: u32 = 0x2385_2875;
 const LUKS: u32 = 0x0537_be77;
 
+/// The user of a cluster that has compressed clusters.
+const SHARED: &str = "compressed clusters";
+
+/// Decompresses a cluster of that many bytes.
+fn inflate(data: &[u8], len: usize) -> Result<Vec<u8>, String> {
+    use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+    let mut cluster = vec![0; len];
+    let (status, _, found) = decompress(&mut DecompressorOxide::new(), data, &mut cluster, 0, 0);
+    match found == len {
+        true => Ok(cluster),
+        false => Err(format!("{found} bytes of compressed data: {status:?}")),
+    }
+}
+
 /// Bytes of a sector, which is encrypted by its number.
 const SECTOR: u64 = 512;
 
@@ -42,6 +56,8 @@ pub(crate) struct Stored {
 pub(crate) struct Found {
     pub(crate) contents: Vec<u8>,
     pub(crate) bitmaps: Vec<Stored>,
+    /// Compressed clusters.
+    pub(crate) compressed: usize,
 }
 
 /// An image's bytes.
@@ -53,13 +69,15 @@ pub(crate) struct Image<'a> {
     is_extended: bool,
     /// The references to each cluster.
     users: Vec<Vec<String>>,
+    /// Where compressed clusters are.
+    compressed: Vec<std::ops::Range<usize>>,
     luks: Option<&'a Luks>,
 }
 
 impl<'a> Image<'a> {
     fn new(bytes: &'a [u8], luks: Option<&'a Luks>) -> Image<'a> {
-        let users = Vec::new();
-        Image { bytes, cluster: 0, refcount_bits: 16, is_extended: false, users, luks }
+        let (users, compressed) = (Vec::new(), Vec::new());
+        Image { bytes, cluster: 0, refcount_bits: 16, is_extended: false, users, compressed, luks }
     }
 
     /// Checks the image, which may have leaks, and returns the contents of its disk. `behind`: the contents of
@@ -96,7 +114,7 @@ impl<'a> Image<'a> {
         let contents = image.walk(version, behind)?;
         let bitmaps = image.bitmaps(version, contents.len())?;
         image.check_counts()?;
-        Ok(Found { contents, bitmaps })
+        Ok(Found { contents, bitmaps, compressed: image.compressed.len() })
     }
 
     /// Returns place and length of the LUKS header. `None`: the image is not encrypted.
@@ -266,7 +284,12 @@ impl<'a> Image<'a> {
             return Ok(());
         }
         let subject = format!("the disk's cluster at {at:#x}");
-        if entry & COMPRESSED != 0 || entry & !(COPIED | OFFSET | ZERO) != 0 {
+        if entry & COMPRESSED != 0 {
+            return self
+                .compressed_at(entry, at, contents)
+                .map_err(|why| format!("{subject}: {why}"));
+        }
+        if entry & !(COPIED | OFFSET | ZERO) != 0 {
             return Err(format!("{subject} has the entry {entry:#x}"));
         }
         let (host, is_zero) = (entry & OFFSET, entry & ZERO != 0);
@@ -290,6 +313,9 @@ impl<'a> Image<'a> {
         contents: &mut [u8],
     ) -> Result<(), String> {
         let who = format!("the disk's cluster at {at:#x}");
+        if entry & COMPRESSED != 0 && bitmap == 0 {
+            return self.compressed_at(entry, at, contents).map_err(|why| format!("{who}: {why}"));
+        }
         let (host, data, zeroes) = (entry & OFFSET, bitmap as u32, (bitmap >> 32) as u32);
         if entry & !(COPIED | OFFSET) != 0 || data & zeroes != 0 || (host == 0 && data != 0) {
             return Err(format!("{who} has the entry {entry:#x}, {bitmap:#x}"));
@@ -325,6 +351,27 @@ impl<'a> Image<'a> {
         }
     }
 
+    fn compressed_at(&mut self, entry: u64, at: usize, contents: &mut [u8]) -> Result<(), String> {
+        let bits = 62 - (self.cluster.trailing_zeros() - 8);
+        let host = (entry & ((1 << bits) - 1)) as usize;
+        let units = ((entry & !(COPIED | COMPRESSED)) >> bits) as usize + 1;
+        let range = host..(host / 512 + units) * 512;
+        if entry & COPIED != 0 || self.luks.is_some() {
+            return Err(format!("the compressed entry {entry:#x}"));
+        }
+        let last = (range.end - 1) / self.cluster;
+        for cluster in host / self.cluster..=last {
+            self.refer((cluster * self.cluster) as u64, SHARED)?;
+        }
+        self.compressed.push(range.clone());
+        let data = self.bytes.get(host..range.end.min(self.bytes.len())).unwrap_or_default();
+        let found = inflate(data, self.cluster)?;
+        let Some(place) = contents.get_mut(at..) else { return Ok(()) };
+        let len = place.len().min(self.cluster);
+        place[..len].copy_from_slice(&found[..len]);
+        Ok(())
+    }
+
     /// Checks that the flag is set exactly if the count is 1.
     fn check_copied(&self, entry: u64, at: u64, subject: &str) -> Result<(), String> {
         let count = self.count(at as usize / self.cluster);
@@ -356,6 +403,10 @@ impl<'a> Image<'a> {
     }
 
     fn check_counts(&mut self) -> Result<(), String> {
+        self.compressed.sort_unstable_by_key(|range| range.start);
+        if let Some(two) = self.compressed.windows(2).find(|w| w[0].end > w[1].start) {
+            return Err(format!("compressed clusters overlap: {two:x?}"));
+        }
         let (table, clusters) = (self.u64(48), self.u32(56) as usize);
         for part in 0..clusters {
             self.refer(table + (part * self.cluster) as u64, "the refcount table")?;
@@ -368,7 +419,8 @@ impl<'a> Image<'a> {
         }
         for (cluster, users) in self.users.iter().enumerate() {
             let count = self.count(cluster);
-            if users.len() > 1 || users.len() as u64 > count {
+            let is_shared = users.iter().all(|user| user == SHARED);
+            if users.len() > 1 && !is_shared || users.len() as u64 > count {
                 let at = cluster * self.cluster;
                 return Err(format!("{at:#x} is used by {users:?}, and counted {count} times"));
             }

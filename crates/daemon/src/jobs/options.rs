@@ -111,6 +111,8 @@ pub(crate) struct BackupOptions {
     pub(crate) bitmap: Option<String>,
     /// `bitmap-mode`.
     pub(crate) bitmap_mode: Option<BitmapMode>,
+    /// `compress`.
+    pub(crate) compress: bool,
     /// `x-perf`.
     pub(crate) perf: Perf,
 }

@@ -56,6 +56,23 @@ fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
     Ok((cluster, max_chunk, memory.min(BACKUP_BUF_SIZE)))
 }
 
+/// Checks that a target stores data compressed. Returns the bytes of its clusters.
+fn check_compress(target: &dyn BlockNode) -> Result<u64, QmpError> {
+    if !target.compresses() {
+        // The space is QEMU's.
+        return Err(QmpError::generic("Compression is not supported for this drive "));
+    }
+    Ok(cluster_size(target).unwrap_or(CLUSTER))
+}
+
+/// Returns the size of the clusters of a node's image.
+fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
+    match node.details() {
+        Some(details) => details.cluster_size,
+        None => cluster_size(&*node.child()?),
+    }
+}
+
 /// The source and the target of a copy.
 pub(super) struct Ends {
     pub(super) source: Arc<Edge>,
@@ -108,9 +125,12 @@ impl Daemon {
         &mut self,
         options: BackupOptions,
     ) -> Result<(), QmpError> {
-        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, perf } = options;
-        let (cluster, max_chunk, buf_size) = check_perf(perf)?;
+        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
+        let (mut cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
+        if compress {
+            cluster = cluster.max(check_compress(&*ends.target)?);
+        }
         check_parts(ends.size, cluster)?;
         let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
         let used = match bitmap {
@@ -126,6 +146,7 @@ impl Daemon {
             false => Backup::new(ends.size, cluster, on_cbw_error),
         };
         let backup = backup.with_max_chunk(max_chunk);
+        let backup = if compress { backup.compressed() } else { backup };
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());

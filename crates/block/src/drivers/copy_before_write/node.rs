@@ -61,7 +61,7 @@ impl CopyBeforeWriteNode {
             }
         };
         let timeout = Some(u64::from(options.cbw_timeout) * NS_PER_S).filter(|ns| *ns > 0);
-        let snapshot = Snapshot::new(state.left, options.on_cbw_error, What::All);
+        let snapshot = Snapshot::new(state.left, options.on_cbw_error, What::All(1));
         let snapshot = Arc::new(snapshot.with_timeout(timeout));
         if state.broken {
             snapshot.set_broken();

@@ -110,7 +110,7 @@ mod tests {
         let (left, kept) = (Bitmap::new(size, 65536, true), Bitmap::new(size, 65536, false));
         left.clear(7..9);
         kept.set(0, 8 * 65536);
-        let snapshot = Snapshot::new(left, OnCbwError::BreakSnapshot, What::All);
+        let snapshot = Snapshot::new(left, OnCbwError::BreakSnapshot, What::All(1));
         snapshot.set_broken();
         let saved = Saved::new("n").unwrap();
         saved.write(&snapshot, &kept).unwrap();

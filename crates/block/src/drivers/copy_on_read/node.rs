@@ -71,6 +71,10 @@ impl BlockNode for CopyOnReadNode {
         Some(self.child.clone())
     }
 
+    fn compresses(&self) -> bool {
+        self.child.compresses()
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let below = self.child.geometry();
         let child = self.child.clone().open_channel(event_loop)?;

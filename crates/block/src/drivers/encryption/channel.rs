@@ -1,7 +1,8 @@
 //! One loop's channel to encrypted sectors. Requests are whole sectors.
 //!
 //! A read goes into the guest's memory and is decrypted in place. A write is encrypted into a separate
-//! buffer, because the guest keeps its plaintext.
+//! buffer, because the guest keeps its plaintext. The data of large requests is copied, and threads of the pool do the
+//! work, so that other requests of the loop need not wait for it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -22,9 +23,13 @@ use crate::submit::submit;
 const FIRST: usize = 256;
 /// Bytes that are encrypted at once: they stay in the fastest cache.
 const CHUNK: usize = 1 << 12;
+/// Requests of so many bytes are large.
+const LARGE: usize = 1 << 17;
+/// Bytes of a large request for one thread.
+const PART: usize = 1 << 17;
 
 /// What lies behind a channel.
-pub(crate) trait Encrypted: WholeBlocks {
+pub(crate) trait Encrypted: WholeBlocks + Send + Sync {
     /// The cipher. The sectors of the child count from [`payload`](Self::payload) on.
     fn cipher(&self) -> &SectorCipher;
 
@@ -122,19 +127,84 @@ impl<S: Encrypted> EncryptedChannel<S> {
         }
     }
 
-    /// Writes what is too much for one buffer, or zeroes.
-    async fn write_parts(self: Rc<Self>, request: Request, fua: bool) {
-        let result = self.write_each(&request, fua).await;
+    /// The same as [`decrypt`](Self::decrypt), on threads of the pool.
+    async fn decrypt_apart(&self, sector: u64, bufs: &mut IoBufs) -> Result<(), Errno> {
+        let mut parts = Vec::new();
+        for at in (0..bufs.len()).step_by(PART) {
+            let mut data = vec![0; PART.min(bufs.len() - at)];
+            bufs.copy_out(at, &mut data);
+            let (shared, sector) = (self.shared.clone(), sector + (at / SECTOR) as u64);
+            let decrypted = self.event_loop.offload(move || {
+                shared.cipher().decrypt(sector, &mut data);
+                data
+            });
+            parts.push((at, decrypted));
+        }
+        for (at, decrypted) in parts {
+            bufs.copy_in(at, &decrypted.await.map_err(|_| Errno::ECANCELED)?);
+        }
+        Ok(())
+    }
+
+    /// The same as [`encrypted`](Self::encrypted), on threads of the pool.
+    async fn encrypted_apart(
+        &self,
+        request: &Request,
+        from: usize,
+        len: usize,
+    ) -> Result<IoBufs, Errno> {
+        let mut parts = Vec::new();
+        for at in (0..len).step_by(PART) {
+            let mut data = vec![0; PART.min(len - at)];
+            if !request.bufs.is_empty() {
+                request.bufs.copy_out(from + at, &mut data);
+            }
+            let sector = (request.offset + (from + at) as u64) / SECTOR as u64;
+            let shared = self.shared.clone();
+            let encrypted = self.event_loop.offload(move || {
+                shared.cipher().encrypt(sector, &mut data);
+                data
+            });
+            parts.push((at, encrypted));
+        }
+        let mut encrypted = self.bounces.borrow_mut().take(len).ok_or(Errno::ENOMEM)?;
+        for (at, part) in parts {
+            encrypted.copy_in(at, &part.await.map_err(|_| Errno::ECANCELED)?);
+        }
+        Ok(encrypted)
+    }
+
+    /// Decrypts what a large request has read, and answers the request.
+    async fn end_read(self: Rc<Self>, mut owed: Owed, sector: u64) {
+        let result = match &mut owed.0 {
+            Some(request) => self.decrypt_apart(sector, &mut request.bufs).await,
+            None => Ok(()),
+        };
         self.tasks.set(self.tasks.get() - 1);
-        request.complete(result);
+        owed.answer(result);
+    }
+
+    /// Writes what is large, or zeroes.
+    async fn write_parts(self: Rc<Self>, owed: Owed, fua: bool) {
+        let result = match &owed.0 {
+            Some(request) => self.write_each(request, fua).await,
+            None => Ok(()),
+        };
+        self.tasks.set(self.tasks.get() - 1);
+        owed.answer(result);
     }
 
     async fn write_each(&self, request: &Request, fua: bool) -> Result<(), Errno> {
         let mut done = 0;
         while done < request.len {
             let len = (request.len - done).min(MOST as u64);
-            let encrypted = self.encrypted(request, done as usize, len as usize);
-            let encrypted = encrypted.ok_or(Errno::ENOMEM)?;
+            let encrypted = match len as usize {
+                LARGE.. => self.encrypted_apart(request, done as usize, len as usize).await?,
+                _ => {
+                    let encrypted = self.encrypted(request, done as usize, len as usize);
+                    encrypted.ok_or(Errno::ENOMEM)?
+                }
+            };
             if request.bufs.is_lost() {
                 return Err(Errno::EFAULT);
             }
@@ -147,6 +217,25 @@ impl<S: Encrypted> EncryptedChannel<S> {
             done += len;
         }
         Ok(())
+    }
+}
+
+/// A request that a task works on. A task that ends with its loop answers it too.
+struct Owed(Option<Request>);
+
+impl Owed {
+    fn answer(mut self, result: Result<(), Errno>) {
+        if let Some(request) = self.0.take() {
+            request.complete(result);
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if let Some(request) = self.0.take() {
+            request.complete(Err(Errno::ECANCELED));
+        }
     }
 }
 
@@ -163,14 +252,14 @@ impl<S: Encrypted> Channel for EncryptedChannel<S> {
         let Some(me) = self.me.upgrade() else { return };
         match request.op {
             Op::Read => self.read(me, request),
-            Op::Write { .. } if request.len <= MOST as u64 => {
+            Op::Write { .. } if request.len < LARGE as u64 => {
                 let to: Rc<dyn RequestOwner> = me;
                 self.write(&to, request);
             }
             Op::WriteZeroes { no_fallback: true, .. } => request.complete(Err(Errno::EOPNOTSUPP)),
             Op::Write { fua } | Op::WriteZeroes { fua, .. } => {
                 self.tasks.set(self.tasks.get() + 1);
-                self.event_loop.spawn(me.write_parts(request, fua));
+                self.event_loop.spawn(me.write_parts(Owed(Some(request)), fua));
             }
             Op::Flush => self.child.submit(request),
             Op::Discard if self.shared.passes_discards() => {
@@ -202,6 +291,13 @@ impl<S: Encrypted> RequestOwner for EncryptedChannel<S> {
     fn complete(&self, tag: u32, result: Result<(), Errno>, mut bufs: IoBufs) {
         let ended = self.under_way.borrow_mut().remove(tag);
         match ended {
+            Some(UnderWay::Read { owed, sector }) if result.is_ok() && bufs.len() >= LARGE => {
+                let Some(me) = self.me.upgrade() else { return };
+                self.tasks.set(self.tasks.get() + 1);
+                let (offset, len) = (sector * SECTOR as u64, bufs.len() as u64);
+                let request = Request::answered_to(owed, Op::Read, offset, len, bufs);
+                self.event_loop.spawn(me.end_read(Owed(Some(request)), sector));
+            }
             Some(UnderWay::Read { mut owed, sector }) => {
                 if result.is_ok() {
                     self.decrypt(sector, &mut bufs);

@@ -334,10 +334,10 @@ fn shows_behind(channels: &Channels, at: u64) -> bool {
 }
 
 /// A request that writes to new clusters.
-struct Allocating<'a>(&'a Image);
+pub(super) struct Allocating<'a>(&'a Image);
 
 impl<'a> Allocating<'a> {
-    fn new(image: &'a Image) -> Allocating<'a> {
+    pub(super) fn new(image: &'a Image) -> Allocating<'a> {
         image.allocating.fetch_add(1, Ordering::Relaxed);
         Allocating(image)
     }
@@ -349,7 +349,7 @@ impl Drop for Allocating<'_> {
     }
 }
 
-fn part(bufs: &IoBufs, at: usize, len: usize) -> IoBufs {
+pub(super) fn part(bufs: &IoBufs, at: usize, len: usize) -> IoBufs {
     let mut part = IoBufs::new();
     part.set_part(bufs, at, len, SEGMENTS);
     part

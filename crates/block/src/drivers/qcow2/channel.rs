@@ -14,7 +14,7 @@ use super::Qcow2Node;
 use super::context::Channels;
 use super::direct::{Begun, Direct};
 use crate::drivers::detect_zeroes::detect_zeroes;
-use crate::node::Channel;
+use crate::node::{BlockNode, Channel};
 use crate::options::{DetectZeroes, Discard};
 use crate::request::{Op, Request, RequestOwner};
 
@@ -98,6 +98,7 @@ impl Channel for Qcow2Channel {
         if inner.node.detect_zeroes != DetectZeroes::Off {
             detect_zeroes(inner.node.detect_zeroes, &mut request);
         }
+        request.compress &= inner.node.compresses();
         match &mut request.op {
             Op::Discard if inner.node.discard == Discard::Ignore => {
                 return request.complete(Ok(()));
@@ -193,6 +194,10 @@ impl Owed {
             Op::Read => {
                 let _mapping = image.claim(range, false).await;
                 image.read(channels, offset, &mut request.bufs).await
+            }
+            Op::Write { fua } if request.compress => {
+                let event_loop = &self.inner.event_loop;
+                image.write_compressed(event_loop, channels, offset, &request.bufs, fua).await
             }
             Op::Write { fua } => image.write(channels, offset, &mut request.bufs, fua).await,
             Op::Flush => node.flush(channels).await,

@@ -50,6 +50,7 @@ impl Direct {
         to: &Rc<dyn RequestOwner>,
     ) -> Begun {
         let writes = match request.op {
+            Op::Write { .. } if request.compress => return Begun::Not(request),
             Op::Read => false,
             // No answer may depend on metadata that a kill would lose. For a durable write, the metadata
             // has to be on stable storage too.

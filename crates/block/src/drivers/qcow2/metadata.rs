@@ -6,7 +6,7 @@
 //! Before a write is answered, its changes are also in the [journal](super::journal). If this process is
 //! killed, the process that opens the image next finds them there.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ pub(super) struct WriteOut<'a> {
     /// With data that it leads to.
     data: bool,
     /// The refcount blocks, once what they count is in the file, raised.
-    counted: Option<HashSet<u64>>,
+    counted: Option<HashMap<u64, u64>>,
     is_done: bool,
 }
 

@@ -11,6 +11,7 @@ mod bitmaps;
 pub(crate) mod caches;
 mod channel;
 mod check;
+mod compress;
 mod compression;
 mod context;
 mod core;
@@ -159,6 +160,11 @@ impl BlockNode for Qcow2Node {
 
     fn details(&self) -> Option<ImageDetails> {
         Some(self.details.get(&self.bitmaps.tell()))
+    }
+
+    /// Data that is encrypted or elsewhere is never compressed: QEMU does not encrypt compressed clusters.
+    fn compresses(&self) -> bool {
+        self.below.encrypted.is_none() && self.below.data_file.is_none()
     }
 
     fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {

@@ -8,14 +8,19 @@
 //!
 //! Each step is on stable storage before the next. An interruption leaves unused clusters that are counted, as
 //! in QEMU's own order, and never a used cluster that is not counted.
+//!
+//! Compressed clusters share clusters of the file, so a count can rise and fall before a write-out. In the middle of
+//! step 3 the file may have both the old user, whose L2 entry is still there, and the new one. So step 1 writes such
+//! a count as the file's number plus the number of users in the L2 tables of step 3.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use event_loop::{AlignedBuf, IoBufs};
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
+use super::engine::{compressed_clusters, count, set_count};
 use super::header::Header;
 use super::marker::Mark;
 use super::metadata::Metadata;
@@ -43,8 +48,10 @@ pub(super) struct Layout {
     refcount_bits: u32,
     l1: Range<u64>,
     refcount_table: Range<u64>,
-    /// First byte of each refcount block.
-    pub(super) refcount_blocks: HashSet<u64>,
+    /// The refcount blocks: the first byte of each, and its index in the refcount table.
+    pub(super) refcount_blocks: HashMap<u64, u64>,
+    /// Words of an entry of an L2 table.
+    l2_words: usize,
 }
 
 /// The sectors of each step.
@@ -75,16 +82,18 @@ impl Layout {
             refcount_bits: header.refcount_bits,
             l1: header.l1_table.0..header.l1_table.0 + header.l1_table.1,
             refcount_table: offset..offset + len,
-            refcount_blocks: HashSet::new(),
+            refcount_blocks: HashMap::new(),
+            l2_words: if header.extended_l2 { 2 } else { 1 },
         };
-        layout.add_refcount_blocks(refcount_table);
+        layout.add_refcount_blocks(0, refcount_table);
         layout
     }
 
-    fn add_refcount_blocks(&mut self, entries: &[u8]) {
+    /// Adds the blocks of a part of the refcount table, which begins with the entry of index `first`.
+    fn add_refcount_blocks(&mut self, first: u64, entries: &[u8]) {
         let (entries, _) = entries.as_chunks::<ENTRY>();
-        let blocks = entries.iter().map(|entry| number(entry)).filter(|block| *block != 0);
-        self.refcount_blocks.extend(blocks);
+        let blocks = entries.iter().map(|entry| number(entry)).zip(first..);
+        self.refcount_blocks.extend(blocks.filter(|(block, _)| *block != 0));
     }
 
     /// Assigns sectors to steps, and updates the places of moved tables.
@@ -96,8 +105,10 @@ impl Layout {
             let clusters = number(&header[REFCOUNT_TABLE][8..]);
             self.refcount_table = table..table + clusters * self.cluster;
         }
-        for sector in sectors.range(numbers(&self.refcount_table)) {
-            self.add_refcount_blocks(&sector.1[..]);
+        let table = numbers(&self.refcount_table);
+        for (number, sector) in sectors.range(table.clone()) {
+            let first = (number - table.start) * (SECTOR / ENTRY) as u64;
+            self.add_refcount_blocks(first, &sector[..]);
         }
         let (l1, table) = (numbers(&self.l1), numbers(&self.refcount_table));
         let mut steps = Steps::default();
@@ -105,7 +116,9 @@ impl Layout {
             let at = number * SECTOR as u64;
             let step = match number {
                 _ if at < self.cluster => &mut steps.header,
-                _ if self.refcount_blocks.contains(&(at - at % self.cluster)) => &mut steps.counts,
+                _ if self.refcount_blocks.contains_key(&(at - at % self.cluster)) => {
+                    &mut steps.counts
+                }
                 number if table.contains(number) => &mut steps.refcount_table,
                 number if l1.contains(number) => &mut steps.l1,
                 _ => &mut steps.l2,
@@ -113,6 +126,49 @@ impl Layout {
             step.insert(*number, sector.clone());
         }
         steps
+    }
+}
+
+/// How often clusters of the file are used by compressed clusters.
+type Users = BTreeMap<u64, u64>;
+
+impl Layout {
+    /// The users of clusters in these sectors of L2 tables.
+    fn compressed_users(&self, l2: &Sectors) -> Users {
+        let mut users = Users::new();
+        for sector in l2.values() {
+            let entries = sector.as_chunks::<ENTRY>().0.iter().step_by(self.l2_words);
+            for raw in entries.map(|entry| u64::from_be_bytes(*entry)) {
+                let clusters = compressed_clusters(raw, self.cluster.trailing_zeros());
+                for cluster in clusters.into_iter().flatten() {
+                    *users.entry(cluster).or_default() += 1;
+                }
+            }
+        }
+        users
+    }
+
+    /// Adds the users to the counts of a sector that `in_file` has at present. `raised` gets at least the sum.
+    fn add_users(
+        &self,
+        number: u64,
+        users: &Users,
+        in_file: &[u8; SECTOR],
+        raised: &mut [u8; SECTOR],
+    ) {
+        let at = number * SECTOR as u64;
+        let in_block = at % self.cluster;
+        let Some(index) = self.refcount_blocks.get(&(at - in_block)) else { return };
+        let (bits, order) = (u64::from(self.refcount_bits), self.refcount_bits.trailing_zeros());
+        let first = index * (self.cluster * 8 / bits) + in_block * 8 / bits;
+        let most = u64::MAX >> (64 - bits);
+        for (cluster, users) in users.range(first..first + SECTOR as u64 * 8 / bits) {
+            let nth = (cluster - first) as usize;
+            let sum = count(in_file, nth, order).saturating_add(*users).min(most);
+            if count(raised, nth, order) < sum {
+                set_count(raised, nth, order, sum);
+            }
+        }
     }
 }
 
@@ -127,7 +183,8 @@ impl Steps {
         counted: impl FnOnce(),
     ) -> Result<(), Errno> {
         let Steps { counts, refcount_table, l2, l1, header } = self;
-        let (highest, lower) = highest(channels, counts, before).await?;
+        let users = before.compressed_users(&l2);
+        let (highest, lower) = highest(channels, counts, before, &users).await?;
         let mut unsynced = data;
         let mut order = Order { channels, unsynced: &mut unsynced };
         order.write(&highest).await?;
@@ -234,16 +291,17 @@ fn runs(sectors: &Sectors) -> Vec<(u64, Vec<u8>)> {
     runs
 }
 
-/// Returns each reference count as the higher of the file's and the new number, and the sectors of counts
-/// that are lower at the end. The old contents of a new refcount block do not count.
+/// Returns each reference count as the higher of the file's, with the `users` added, and the new number, and the sectors
+/// of counts that are lower at the end. The old contents of a new refcount block do not count.
 async fn highest(
     channels: &Channels,
     counts: Sectors,
     before: &Layout,
+    users: &Users,
 ) -> Result<(Sectors, Sectors), Errno> {
     let is_new = |number: &u64| {
         let at = number * SECTOR as u64;
-        !before.refcount_blocks.contains(&(at - at % before.cluster))
+        !before.refcount_blocks.contains_key(&(at - at % before.cluster))
     };
     let (mut highest, old): (Sectors, Sectors) =
         counts.into_iter().partition(|(number, _)| is_new(number));
@@ -255,6 +313,7 @@ async fn highest(
         for ((number, new), in_file) in (first..).zip(new).zip(in_file) {
             let mut raised = *new;
             raise(&mut raised, in_file, before.refcount_bits);
+            before.add_users(number, users, in_file, &mut raised);
             if raised != *in_file {
                 highest.insert(number, Box::new(raised));
             }
@@ -291,6 +350,42 @@ fn raise(counts: &mut [u8; SECTOR], other: &[u8; SECTOR], bits: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A count that has risen and fallen since the last write-out: the file has an old user of the cluster, and gets
+    /// two new ones.
+    #[test]
+    fn counts_cover_the_old_users_and_the_new_ones() {
+        let layout = |refcount_bits| Layout {
+            cluster: 4096,
+            refcount_bits,
+            l1: 0..0,
+            refcount_table: 0..0,
+            // It counts the clusters from 2048 on.
+            refcount_blocks: HashMap::from([(3 << 12, 1)]),
+            l2_words: 1,
+        };
+        let cluster = 2048 + 300;
+        let compressed = |at: u64| (1 << 62) | ((cluster << 12) + at);
+        let mut l2 = Box::new([0; SECTOR]);
+        l2[..8].copy_from_slice(&compressed(0).to_be_bytes());
+        l2[64..72].copy_from_slice(&compressed(1024).to_be_bytes());
+        l2[72..80].copy_from_slice(&(1u64 << 63 | cluster << 12).to_be_bytes());
+        let sixteen = layout(16);
+        let users = sixteen.compressed_users(&Sectors::from([(80, l2)]));
+        assert_eq!(users, Users::from([(cluster, 2)]));
+        let sector = (3 << 12) / SECTOR as u64 + 1;
+        let (mut in_file, mut raised) = ([0; SECTOR], [0; SECTOR]);
+        set_count(&mut in_file, 44, 4, 1);
+        set_count(&mut raised, 44, 4, 2);
+        sixteen.add_users(sector, &users, &in_file, &mut raised);
+        assert_eq!(count(&raised, 44, 4), 3);
+        // Never more than there is room for.
+        let four = Layout { refcount_blocks: HashMap::from([(3 << 12, 0)]), ..layout(2) };
+        let (mut in_file, mut raised) = ([0; SECTOR], [0; SECTOR]);
+        set_count(&mut in_file, 300, 1, 2);
+        four.add_users(sector - 1, &Users::from([(300, 2)]), &in_file, &mut raised);
+        assert_eq!(count(&raised, 300, 1), 3);
+    }
 
     #[test]
     fn counts_are_raised_each_by_itself() {

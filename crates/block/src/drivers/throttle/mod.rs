@@ -55,6 +55,10 @@ impl BlockNode for ThrottleNode {
         Some(self.child.clone())
     }
 
+    fn compresses(&self) -> bool {
+        self.child.compresses()
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let child = self.child.clone().open_channel(event_loop)?;
         Ok(ThrottleChannel::new(self, event_loop, child))

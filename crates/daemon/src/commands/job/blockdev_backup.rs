@@ -137,11 +137,12 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
     Rows::FILTER_OF_SOURCE,
-    // No node writes compressed clusters.
-    Field::unoffered("compress", |_, on, name, at| match table::boolean(on, name, at)? {
-        true => Err(OptionError::new("Compression is not supported for this drive ")),
-        false => Ok(()),
-    }),
+    Field {
+        name: "compress",
+        kind: Kind::Bool(|to, on| put(&mut to.compress, on)),
+        need: Need::Default("off"),
+        help: "the target, a qcow2 image, stores the data compressed",
+    },
     Field {
         name: "x-perf",
         kind: Kind::Nested {

@@ -214,7 +214,7 @@ impl Engine {
         Ok(clusters)
     }
 
-    fn set_entry(&mut self, index: usize, slot: usize, at: usize, entry: Entry) {
+    pub(super) fn set_entry(&mut self, index: usize, slot: usize, at: usize, entry: Entry) {
         let raw = entry.raw(&self.format);
         let first = at * self.format.l2_entry();
         let table = self.l2.bytes_mut(slot);
@@ -230,7 +230,7 @@ impl Engine {
     }
 
     /// The L2 table of an index, to be changed: one of its own.
-    fn own_l2(&mut self, index: usize) -> Result<usize, Stop> {
+    pub(super) fn own_l2(&mut self, index: usize) -> Result<usize, Stop> {
         self.owners.check()?;
         let raw = self.l1.get(index).copied().unwrap_or_default();
         let old = table(raw, &self.format)?;

@@ -13,7 +13,7 @@ pub(super) const REFCOUNTS_AT: Range<usize> = 48..56;
 pub(super) const REFCOUNTS_CLUSTERS: Range<usize> = 56..60;
 
 /// A count in a refcount block.
-pub(super) fn count(block: &[u8], at: usize, order: u32) -> u64 {
+pub(in super::super) fn count(block: &[u8], at: usize, order: u32) -> u64 {
     if order < 3 {
         let (bits, per_byte) = (1 << order, 8 >> order);
         let byte = block.get(at / per_byte).copied().unwrap_or(u8::MAX);
@@ -274,9 +274,13 @@ impl Engine {
         self.note_count(cluster, at);
         // It may lie behind what the file had when it was opened.
         self.fresh = self.fresh.max(cluster + 1);
+        // What is still to be mapped there gives it up.
+        let is_pending = self.packing.close(cluster, self.format.cluster_bits);
         if less == 0 {
             self.held.insert(cluster..cluster + 1);
-            self.give_up(cluster..cluster + 1);
+            if !is_pending {
+                self.give_up(cluster..cluster + 1);
+            }
         }
     }
 
@@ -298,7 +302,7 @@ impl Engine {
         Ok(())
     }
 
-    fn note_count(&mut self, cluster: u64, at: usize) {
+    pub(super) fn note_count(&mut self, cluster: u64, at: usize) {
         let index = (cluster >> self.format.block_bits()) as usize;
         let bit = at << self.format.refcount_order;
         self.note(Changed::Block(index, bit / 8 / SECTOR));

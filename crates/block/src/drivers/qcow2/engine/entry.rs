@@ -79,10 +79,7 @@ impl Entry {
             if format.has_data_file {
                 return Err(damaged("compressed, in an image with a data file"));
             }
-            let bits = 62 - (format.cluster_bits - 8);
-            let host = raw & ((1 << bits) - 1) & (OFFSET | (COMPRESSED_UNIT - 1));
-            let units = ((raw & !(COPIED | COMPRESSED)) >> bits) + 1;
-            let len = units * COMPRESSED_UNIT - host % COMPRESSED_UNIT;
+            let (host, len) = compressed(raw, format.cluster_bits);
             return Ok(Entry::Compressed { host, len });
         }
         if raw & L2_RESERVED != 0 {
@@ -133,8 +130,13 @@ impl Entry {
         }
     }
 
-    /// The entry as a table has it. A compressed one is never made.
+    /// The entry as a table has it.
     pub(super) fn raw(self, format: &Format) -> Raw {
+        if let Entry::Compressed { host, len } = self {
+            let units = (host % COMPRESSED_UNIT + len).div_ceil(COMPRESSED_UNIT);
+            let place = (units - 1) << compressed_bits(format.cluster_bits) | host;
+            return Raw { descriptor: COMPRESSED | place, bitmap: 0 };
+        }
         let (host, own, data, zeroes) = self.parts();
         let place = host.unwrap_or_default() | if own { COPIED } else { 0 };
         match format.is_extended {
@@ -207,6 +209,30 @@ pub(super) fn subclusters(in_cluster: Range<u64>, format: &Format) -> u32 {
     }
 }
 
+/// Bits of the offset in the entry of a compressed cluster.
+fn compressed_bits(cluster_bits: u32) -> u32 {
+    62 - (cluster_bits - 8)
+}
+
+/// The end of the file that entries of compressed clusters can lead to, in bytes.
+pub(super) fn most_compressed(cluster_bits: u32) -> u64 {
+    1 << compressed_bits(cluster_bits).min(56)
+}
+
+/// The first byte of a compressed cluster, and its bytes.
+fn compressed(raw: u64, cluster_bits: u32) -> (u64, u64) {
+    let bits = compressed_bits(cluster_bits);
+    let host = raw & ((1 << bits) - 1) & (OFFSET | (COMPRESSED_UNIT - 1));
+    let units = ((raw & !(COPIED | COMPRESSED)) >> bits) + 1;
+    (host, units * COMPRESSED_UNIT - host % COMPRESSED_UNIT)
+}
+
+/// The clusters of the file that the entry of a compressed cluster refers to. `None`: it is another entry.
+pub(in super::super) fn compressed_clusters(raw: u64, cluster_bits: u32) -> Option<Range<u64>> {
+    let (host, len) = (raw & COMPRESSED != 0).then(|| compressed(raw, cluster_bits))?;
+    Some(host >> cluster_bits..((host + len - 1) >> cluster_bits) + 1)
+}
+
 /// Parses an entry of the L1 table: the L2 table's first byte, and whether it may be changed in place.
 pub(super) fn table(raw: u64, format: &Format) -> Result<Option<(u64, bool)>, Stop> {
     let offset = raw & OFFSET;
@@ -244,6 +270,8 @@ mod tests {
         // Two units beyond the first, which begins in the middle.
         let compressed = parse(COMPRESSED | 2 << 54 | 0x2_0100);
         assert_eq!(compressed, Some(Entry::Compressed { host: 0x2_0100, len: 1280 }));
+        let raw = compressed.map(|compressed| compressed.raw(&FORMAT).descriptor);
+        assert_eq!(raw, Some(COMPRESSED | 2 << 54 | 0x2_0100));
         for wrong in [0x1_0200, 1 << 60, 2, COPIED | COMPRESSED | 0x1_0000] {
             assert_eq!(parse(wrong), None, "{wrong:#x}");
         }

@@ -17,6 +17,7 @@ mod counts;
 mod entry;
 mod held;
 mod owners;
+mod packed;
 mod tables;
 
 use std::fmt;
@@ -24,11 +25,14 @@ use std::ops::Range;
 
 pub(super) use self::check::{Check, CheckError, CheckedFile, Places};
 pub use self::check::{Checked, Repair};
-pub(super) use self::counts::set_count;
+pub(super) use self::counts::{count, set_count};
+pub(super) use self::entry::compressed_clusters;
 use self::entry::{Entry, Raw, SUBCLUSTER_BITS};
 use self::held::Intervals;
 pub(super) use self::owners::Owner;
 use self::owners::Owners;
+use self::packed::Packing;
+pub(super) use self::packed::{Packed, UNIT};
 use self::tables::Tables;
 use super::access::Place;
 use super::caches::CacheSizes;
@@ -193,6 +197,7 @@ pub(super) struct Engine {
     /// Clusters that the file is made longer by now.
     ahead: Range<u64>,
     owners: Owners,
+    packing: Packing,
     changed: Vec<Changed>,
 }
 
@@ -270,6 +275,7 @@ impl Engine {
             prepared: end.div_ceil(format.cluster()),
             ahead: 0..0,
             owners,
+            packing: Packing::default(),
             changed: Vec::new(),
         })
     }

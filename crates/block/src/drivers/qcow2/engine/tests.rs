@@ -16,7 +16,7 @@ struct File {
     is_extended: bool,
 }
 
-/// What the reader has found of a cluster of the disk: the place, and of each subcluster whether it has data, and whether it
+/// What the reader has found of a cluster of the disk: the place, plus 1 if it is compressed, and of each subcluster whether it has data, and whether it
 /// reads as zeroes. All of them are alike if entries are not extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Found {
@@ -118,7 +118,7 @@ impl File {
         let blocks: Vec<u64> =
             (0..table_clusters * cluster / 8).map(|nth| self.at(table + nth * 8, 8)).collect();
         blocks.iter().filter(|block| **block != 0).for_each(|block| used(*block));
-        let mut found = Vec::new();
+        let (mut found, mut ranges) = (Vec::new(), Vec::new());
         for l2 in (0..l1_entries).map(|nth| self.at(l1_at + nth * 8, 8)) {
             let at = l2 & !(1 << 63);
             if at != 0 {
@@ -131,6 +131,16 @@ impl File {
                     at => self.at(at + nth * entry_len + word, 8),
                 };
                 let entry = entry_at(0);
+                if entry >> 62 == 1 {
+                    let bits = 70 - cluster.trailing_zeros();
+                    let host = entry & ((1 << bits) - 1);
+                    let end = host + (((entry ^ 1 << 62) >> bits) + 1) * 512;
+                    assert_eq!((host % 512, entry_at(8) * u64::from(self.is_extended)), (0, 0));
+                    ranges.push((host, end));
+                    (host / cluster..end.div_ceil(cluster)).for_each(|at| used(at * cluster));
+                    found.push(Found { host: Some(host + 1), data: ALL, zeroes: 0 });
+                    continue;
+                }
                 let host = entry & 0x00ff_ffff_ffff_fe00;
                 if host != 0 {
                     assert_ne!(entry >> 63, 0);
@@ -147,6 +157,8 @@ impl File {
                 found.push(Found { host, data, zeroes });
             }
         }
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|two| two[0].1 <= two[1].0), "compressed clusters overlap");
         let reach = (cluster * 8) >> order;
         let mut counts = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| **block != 0) {
@@ -187,15 +199,17 @@ fn course(seed: u64, is_extended: bool) {
     let mut engine = file.open();
     let mut expected: Vec<Found> = file.judge();
     let mut reserved: Vec<Room> = Vec::new();
+    let mut packed: Vec<Packed> = Vec::new();
     let mut sealed = None;
     for _ in 0..300 {
         let guest = random.below(clusters);
         let most = (random.below(20) + 1).min(clusters - guest).min(per_table - guest % per_table);
-        match random.below(13) {
+        match random.below(18) {
             0 => {
                 // Who opens it anew knows nothing of what is reserved or waits to be free.
                 engine = file.open();
                 reserved.clear();
+                packed.clear();
                 sealed = None;
             }
             1 if random.below(2) == 0 => sealed = Some(engine.seal()),
@@ -216,6 +230,7 @@ fn course(seed: u64, is_extended: bool) {
                 let done =
                     file.call(&mut engine, |engine| engine.zero(guest, most, zeroing)).unwrap();
                 for found in &mut expected[guest as usize..(guest + done) as usize] {
+                    found.host = found.host.filter(|host| host % 2 == 0);
                     *found = match zeroing {
                         Zeroing::Keep => Found { data: 0, zeroes: ALL, ..*found },
                         Zeroing::Free => Found { zeroes: ALL, ..Found::default() },
@@ -223,12 +238,28 @@ fn course(seed: u64, is_extended: bool) {
                     };
                 }
             }
+            13..17 if cluster_size > 512 && !packed.is_empty() && random.below(2) == 0 => {
+                let packed = packed.swap_remove(random.below(packed.len() as u64) as usize);
+                if random.below(4) == 0 {
+                    engine.give_up_packed(packed);
+                } else {
+                    let done = file.call(&mut engine, |engine| engine.map_packed(guest, packed));
+                    done.unwrap();
+                    let host = Some(packed.host + 1);
+                    expected[guest as usize] = Found { host, data: ALL, zeroes: 0 };
+                }
+            }
+            13..17 if cluster_size > 512 => {
+                let len = (random.below(u64::from(cluster_size) / 512 - 1) + 1) * 512;
+                let room = file.call(&mut engine, |engine| engine.pack(len)).unwrap();
+                packed.extend(room);
+            }
             7 if random.below(8) == 0 => {
                 let size = engine.reach() + 1;
                 file.call(&mut engine, |engine| engine.grow_l1(size)).unwrap();
                 expected.resize(file.judge().len(), Found::default());
             }
-            8 if is_extended => {
+            8 if is_extended && expected[guest as usize].host.is_none_or(|host| host % 2 == 0) => {
                 let (first, end) = (random.below(32), 1 + random.below(32));
                 let (first, end) = (first.min(end - 1), end.max(first + 1));
                 let at = guest * cluster;
@@ -303,6 +334,7 @@ fn probe(file: &mut File, engine: &mut Engine, expected: &[Found], random: &mut 
         let Found { host, data, zeroes } = expected[(offset / cluster) as usize];
         let bit = 1 << (offset % cluster * 32 / cluster);
         match host {
+            Some(host) if host % 2 == 1 => Place::Compressed,
             Some(host) if data & bit != 0 => Place::Data { at: host + offset % cluster, own: true },
             _ if zeroes & bit != 0 => Place::Zeroes,
             _ => Place::Nowhere,

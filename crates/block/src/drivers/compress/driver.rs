@@ -1,0 +1,85 @@
+//! What a compress node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::options::Object;
+
+use super::node::CompressNode;
+use super::options::{COMPRESS, CompressOptions, FIELDS};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_options};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for CompressOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &COMPRESS
+    }
+
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![ChildOption { role: "file", used_as: ChildUse::Filtered, node: &self.file }]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        let is_file = role == "file";
+        if is_file {
+            self.file = child;
+        }
+        is_file
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Filter
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        // An inactive image says that it is read-only, and so says nothing of compression.
+        Err(NeverInactive)
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        Description { filename: None, options: Vec::new(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let child = node.child("file")?;
+        if !child.compresses() {
+            let driver = node.driver_of("file").unwrap_or_default();
+            let error = format!("Compression is not supported for underlying format: {driver}");
+            return Err(OpenError::new(error).with_hint(
+                "compressed clusters are for qcow2 images that are written, without encryption and without a data file",
+            ));
+        }
+        Ok(Arc::new(CompressNode::new(node.name().to_owned(), node.options(), child)?))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before = before.as_any().downcast_ref::<Self>().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_defined_anew(&before.file, &self.file)
+    }
+}

@@ -1,0 +1,93 @@
+//! What a preallocate node is to the rest of the daemon.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::options::Object;
+
+use super::node::{PreallocateNode, Room};
+use super::options::{FIELDS, PREALLOCATE, PreallocateOptions};
+use crate::driver::{
+    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, Reopened,
+};
+use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, write_options};
+use crate::permissions::ChildUse;
+
+impl BlockDriver for PreallocateOptions {
+    fn kind(&self) -> &'static DriverKind {
+        &PREALLOCATE
+    }
+
+    fn write(&self) -> Object {
+        write_options(FIELDS, self)
+    }
+
+    fn children(&self) -> Vec<ChildOption<'_>> {
+        vec![ChildOption { role: "file", used_as: ChildUse::Preallocated, node: &self.file }]
+    }
+
+    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
+        let is_file = role == "file";
+        if is_file {
+            self.file = child;
+        }
+        is_file
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Filter
+    }
+
+    fn objects(&self) -> Vec<(&'static str, &str)> {
+        Vec::new()
+    }
+
+    fn needs(&self) -> Needs<'_> {
+        Needs::NONE
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::AtOnce
+    }
+
+    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
+        Ok(())
+    }
+
+    fn describe(&self, _child: Option<&str>) -> Description {
+        Description { filename: None, options: Vec::new(), specific: None }
+    }
+
+    fn local_file(&self) -> Option<&Path> {
+        None
+    }
+
+    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let child = node.child("file")?;
+        let room = Arc::new(Room::new(node.name().to_owned(), child, self.ahead));
+        node.keep(room.clone());
+        Ok(Arc::new(PreallocateNode::new(node.name().to_owned(), node.options(), room)?))
+    }
+
+    /// Only the child stays the same.
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before = before.as_any().downcast_ref::<PreallocateOptions>();
+        let before = before.ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_same(&[("file", before.file != self.file)])
+    }
+
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        let Some(room) = node.kept::<Room>() else {
+            return Ok(Reopened { node: self.open(node)?, restore: None });
+        };
+        let node = PreallocateNode::new(node.name().to_owned(), node.options(), room.clone())?;
+        let before = room.set(self.ahead);
+        let restore = move || {
+            room.set(before);
+        };
+        Ok(Reopened { node: Arc::new(node), restore: Some(Box::new(restore)) })
+    }
+}
