@@ -36,11 +36,13 @@ fn one_queue_on_one_iothread() {
 }
 
 #[test]
+#[ignore = "one of those that .ci/nightly has"]
 fn four_queues_on_one_iothread() {
     fio(&["io0"], "iothread=io0", "aio=io_uring,cache.direct=on", 4);
 }
 
 #[test]
+#[ignore = "one of those that .ci/nightly has"]
 fn one_queue_on_two_iothreads() {
     let binding = "iothread.0=io0,iothread.1=io1";
     fio(&["io0", "io1"], binding, "aio=io_uring,cache.direct=on", 1);
@@ -53,6 +55,7 @@ fn four_queues_on_two_iothreads() {
 }
 
 #[test]
+#[ignore = "one of those that .ci/nightly has"]
 fn four_queues_on_two_iothreads_by_linux_aio() {
     let binding = "iothread.0=io0,iothread.1=io1";
     fio(&["io0", "io1"], binding, "aio=native,cache.direct=on", 4);

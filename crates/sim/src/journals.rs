@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder of journals. Removed with the world.
+/// The folder of journals.
 pub(crate) struct Journals(PathBuf);
 
 impl Journals {
@@ -30,13 +30,7 @@ impl Journals {
     }
 }
 
-impl Drop for Journals {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
-/// A folder for images. Removed with the world.
+/// A folder for images.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -49,11 +43,10 @@ impl Folder {
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
-}
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+    /// Removes the folder and the images. No `drop` would: the stack of a killed actor keeps the world for ever.
+    pub(crate) fn remove(&self) {
+        fs::remove_dir_all(&self.0).expect("the folder of images");
     }
 }
 

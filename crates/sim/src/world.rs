@@ -213,6 +213,8 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         }
     }
     world.users.borrow_mut().clear();
+    world.folder.remove();
+    world.journals.remove();
     let happened = world.happened();
     let mut counted = world.coverage.all();
     counted.extend(happened.all());
