@@ -238,6 +238,15 @@ impl Needs<'_> {
     };
 }
 
+/// [`BlockDriver::set_child`] of a driver that has one child, with the role `file`.
+pub fn set_only_child(file: &mut BlockdevRef, role: &str, child: BlockdevRef) -> bool {
+    let is_file = role == "file";
+    if is_file {
+        *file = child;
+    }
+    is_file
+}
+
 /// How a node's written data reaches the process that takes over in an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {

@@ -161,6 +161,14 @@ pub trait BlockNode: Send + Sync {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
 }
 
+/// Returns the bytes of a cluster of the first image at or below a node. `None`: there is none, or it has no clusters.
+pub fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
+    match node.details() {
+        Some(details) => details.cluster_size,
+        None => cluster_size(&*node.child()?),
+    }
+}
+
 /// Completes with the result of [`resize`](BlockNode::resize).
 pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
 

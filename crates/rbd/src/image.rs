@@ -26,7 +26,7 @@ const ROOM_FOR_HEADER: u64 = 64 << 20;
 
 /// The first bytes of a LUKS header; a version of two bytes follows.
 const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
-/// The same in a clone whose parent is encrypted otherwise.
+/// The same in a clone that is encrypted otherwise than its parent.
 const MAGIC_OF_CLONE: [u8; 6] = *b"RBDL\xba\xbe";
 
 fn format_of(bytes: [u8; 8]) -> Option<Format> {

@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use crate::model::Model;
 
-/// How long a request may take, undisturbed, in virtual time. A backup holds a write back until the write's cluster is
-/// copied, and first writes to one table of a qcow2 target go one at a time: on the slowest simulated disk, behind
-/// the whole of a small image, that took 139 ms.
+/// How long an answer of the daemon may take, undisturbed, in virtual time: to a request, to a message that waits for
+/// requests, and to a handshake's option. A request may wait for a backup, which holds a write back until the cluster
+/// is copied. First writes to one table of a qcow2 target go one at a time. On the slowest simulated disk, a write
+/// behind the whole of a small image took 139 ms.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// The only user of a disk, which knows its permitted contents.

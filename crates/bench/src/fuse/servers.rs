@@ -70,7 +70,7 @@ fn storage_daemon(file: &Path, polling: &str) -> Vec<String> {
     .into()
 }
 
-/// nbdfuse has no disk of its own: nbdkit's disk that reads as zeroes is behind it.
+/// nbdfuse serves an NBD export: here nbdkit's disk that reads as zeroes.
 fn nbdfuse(file: &Path) -> Vec<String> {
     let file = file.display().to_string();
     [&file, "[", "nbdkit", "--exit-with-parent", "null", "1G", "]"].map(String::from).into()

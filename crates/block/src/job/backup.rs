@@ -117,10 +117,8 @@ impl Backup {
         worker: &mut Worker,
         only_written: bool,
     ) -> Result<End, Option<Failure>> {
-        let (source, mut target) = (worker.source.clone(), worker.target.clone());
-        if self.compress {
-            target = Rc::new(Compressing(target));
-        }
+        let source = worker.source.clone();
+        let target = Compressing::if_asked(self.compress, worker.target.clone());
         let most = (self.max_chunk / self.snapshot.left.granularity()).max(1);
         let mut copies = Copies::default();
         let mut failed = None;

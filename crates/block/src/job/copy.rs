@@ -79,7 +79,7 @@ impl Buffer {
 }
 
 /// Copies a range. Holes of the source become zeroes in the target, unless it reads as zeroes already. Data is written
-/// in multiples of `unit` bytes, but for the end of the range, whose start is such a multiple.
+/// in multiples of `unit` bytes, except at the range's end. The range starts at such a multiple.
 pub(super) async fn copy(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,

@@ -65,10 +65,8 @@ impl BlockNode for CopyBeforeWrite {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let source = self.source.clone().open_channel(event_loop)?;
-        let mut target: Rc<dyn Channel> = self.target.clone().open_channel(event_loop)?;
-        if self.compress {
-            target = Rc::new(Compressing(target));
-        }
+        let target = self.target.clone().open_channel(event_loop)?;
+        let target = Compressing::if_asked(self.compress, target);
         let snapshot = self.snapshot.clone();
         Ok(CbwChannel::new(event_loop, source, target, snapshot, Before::Changes))
     }

@@ -1,4 +1,4 @@
-//! A guest whose image stores some of its data compressed.
+//! A guest on an image that stores some of the data compressed.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::NewImage;
 use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, Turns, WorkerConfig};
-use block::node::BlockNode;
+use block::node::{BlockNode, cluster_size};
 use control::Graph;
 use control::qmp::QmpError;
 use event_loop::mailbox;
@@ -63,14 +63,6 @@ fn check_compress(target: &dyn BlockNode) -> Result<u64, QmpError> {
         return Err(QmpError::generic("Compression is not supported for this drive "));
     }
     Ok(cluster_size(target).unwrap_or(CLUSTER))
-}
-
-/// Returns the size of the clusters of a node's image.
-fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
-    match node.details() {
-        Some(details) => details.cluster_size,
-        None => cluster_size(&*node.child()?),
-    }
 }
 
 /// The source and the target of a copy.

@@ -11,12 +11,10 @@ use exports::nbd::wire::{flag, handshake_flag};
 use super::connection::{Connection, Gone};
 use super::export_name;
 use crate::model::SECTOR;
+use crate::user::PATIENCE_NS;
 
 /// An option number that does not exist.
 const UNKNOWN_OPTION: u32 = 77;
-
-/// How long an answer, or an export's appearance, may take, nanoseconds.
-const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// Flags of every export in the simulation.
 const FLAGS: u16 =

@@ -8,6 +8,7 @@ use super::connection::{Connection, Gone};
 use super::request::{Came, Kind, Request};
 use super::socket::Socket;
 use crate::machine::FOREVER;
+use crate::user::PATIENCE_NS;
 
 /// How a client disturbs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,9 +43,6 @@ impl Disturbance {
         Disturbance::TooLong,
     ];
 }
-
-/// How long the server may take to close a connection without requests, nanoseconds.
-const PATIENCE_NS: u64 = 1_000_000_000;
 
 impl Connection {
     /// The actor's main function.

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 
 use crate::fds::{Fds, Kept};
+use crate::user::PATIENCE_NS;
 use crate::world::World;
 
 const VERSION: u32 = 1;
@@ -22,9 +23,6 @@ const NEED_REPLY: u32 = 8;
 /// Interval at which a pending answer is checked, nanoseconds: at first, and at most.
 const LOOK_NS: u64 = 5_000;
 const MOST_NS: u64 = 100_000;
-
-/// How long a message may take, nanoseconds, including requests that have to complete before.
-const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// The daemon has closed the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::node::CompressNode;
 use super::options::{COMPRESS, CompressOptions, FIELDS};
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext,
+    NotReopened, OpenContext, set_only_child,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -30,11 +30,7 @@ impl BlockDriver for CompressOptions {
     }
 
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        let is_file = role == "file";
-        if is_file {
-            self.file = child;
-        }
-        is_file
+        set_only_child(&mut self.file, role, child)
     }
 
     fn layer(&self) -> Layer {

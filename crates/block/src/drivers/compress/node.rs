@@ -11,14 +11,14 @@ use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::Common;
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, cluster_size};
 use crate::options::BlockdevOptions;
 use crate::request::Request;
 
 /// Bytes of a cluster when the image does not tell.
 const CLUSTER: u64 = 1 << 16;
 
-/// A node whose image stores what is written compressed. Only whole clusters are compressed: a write to a part of a
+/// A node above an image that stores writes compressed. Only whole clusters are compressed: a write to a part of a
 /// cluster reads the rest.
 pub(super) struct CompressNode {
     name: String,
@@ -46,14 +46,6 @@ impl CompressNode {
         let range_lock = RangeLock::new(cluster as usize);
         let shared = Shared { common, child: child.clone(), cluster, range_lock };
         Ok(CompressNode { name, child, shared: Arc::new(shared) })
-    }
-}
-
-/// Returns the size of the clusters of a node's image.
-fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
-    match node.details() {
-        Some(details) => details.cluster_size,
-        None => cluster_size(&*node.child()?),
     }
 }
 
@@ -105,8 +97,15 @@ impl WholeBlocks for Shared {
     }
 }
 
-/// A channel that has the image below store what is written compressed.
-pub(crate) struct Compressing(pub(crate) Rc<dyn Channel>);
+/// A channel that asks the image below to compress its writes.
+pub(crate) struct Compressing(Rc<dyn Channel>);
+
+impl Compressing {
+    /// Returns `channel` itself, or compressing if `compress` is set.
+    pub(crate) fn if_asked(compress: bool, channel: Rc<dyn Channel>) -> Rc<dyn Channel> {
+        if compress { Rc::new(Compressing(channel)) } else { channel }
+    }
+}
 
 impl Channel for Compressing {
     fn submit(&self, request: Request) {

@@ -16,7 +16,7 @@ use crate::drivers::common::Common;
 use crate::error::OpenError;
 use crate::inherited::OpenImage;
 use crate::job::{Before, Bitmap, CbwChannel, Snapshot, What, keep_size};
-use crate::node::{BlockNode, Channel, Geometry, Released, Resized};
+use crate::node::{BlockNode, Channel, Geometry, Released, Resized, cluster_size};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -98,11 +98,7 @@ fn cluster(options: &CopyBeforeWriteOptions, target: &dyn BlockNode) -> Result<u
     if i64::try_from(least).is_err() {
         return Err(OpenError::new(format!("min-cluster-size too large: {least} > {}", i64::MAX)));
     }
-    let of_target = std::iter::successors(target.child(), |node| node.child());
-    let of_target =
-        target.details().or_else(|| of_target.into_iter().find_map(|node| node.details()));
-    let of_target = of_target.and_then(|details| details.cluster_size).unwrap_or(0);
-    Ok(CLUSTER.max(of_target).max(least))
+    Ok(CLUSTER.max(cluster_size(target).unwrap_or(0)).max(least))
 }
 
 impl BlockNode for CopyBeforeWriteNode {

@@ -9,7 +9,7 @@ use super::node::CopyOnReadNode;
 use super::options::{COPY_ON_READ, CopyOnReadOptions, FIELDS};
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext,
+    OpenContext, set_only_child,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -53,11 +53,7 @@ impl BlockDriver for CopyOnReadOptions {
     }
 
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        let is_file = role == "file";
-        if is_file {
-            self.file = child;
-        }
-        is_file
+        set_only_child(&mut self.file, role, child)
     }
 
     fn layer(&self) -> Layer {

@@ -9,7 +9,7 @@ use event_loop::EventLoop;
 use crate::drivers::common::Common;
 use crate::error::OpenError;
 use crate::job::{Before, Bitmap, CbwChannel, OnCbwError, Snapshot, What};
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, cluster_size};
 use crate::options::BlockdevOptions;
 
 /// Bytes of a part when the image does not tell the size of its clusters.
@@ -47,14 +47,6 @@ impl CopyOnReadNode {
         let left = Bitmap::new(below.size, cluster, true);
         let snapshot = Snapshot::new(left, OnCbwError::BreakGuestWrite, What::Behind(end));
         Ok(CopyOnReadNode { name, common, child, snapshot: Arc::new(snapshot) })
-    }
-}
-
-/// Returns the size of the clusters of a node's image.
-fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
-    match node.details() {
-        Some(details) => details.cluster_size,
-        None => cluster_size(&*node.child()?),
     }
 }
 

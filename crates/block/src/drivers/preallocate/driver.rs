@@ -9,7 +9,7 @@ use super::node::{PreallocateNode, Room};
 use super::options::{FIELDS, PREALLOCATE, PreallocateOptions};
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, Reopened,
+    NotReopened, OpenContext, Reopened, set_only_child,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -30,11 +30,7 @@ impl BlockDriver for PreallocateOptions {
     }
 
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        let is_file = role == "file";
-        if is_file {
-            self.file = child;
-        }
-        is_file
+        set_only_child(&mut self.file, role, child)
     }
 
     fn layer(&self) -> Layer {

@@ -24,8 +24,8 @@ pub(super) struct PreallocateNode {
     room: Arc<Room>,
 }
 
-/// The file below: what is in use of it, and what is there. A node that is opened anew takes it over. Dropping it cuts
-/// off what is not in use.
+/// The file below: how much of it is in use, and how long it is. A node that is opened anew takes this value over.
+/// Dropping it cuts the unused end off.
 pub(super) struct Room {
     name: String,
     child: Arc<dyn BlockNode>,
@@ -38,7 +38,7 @@ pub(super) struct Room {
     file_end: AtomicU64,
     /// Held while the file is made longer.
     extending: tokio::sync::Mutex<()>,
-    /// Another process goes on with the file, unless something is written after this was set.
+    /// Another process continues with the file, unless this one writes after this was set.
     handed_over: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Room {
         std::mem::replace(&mut lock(&self.ahead), ahead)
     }
 
-    /// Where the file is to end if a write ends there. `None`: nobody may make it that long.
+    /// Returns where the file is to end if a write ends at `end`. `None`: no file may be that long.
     fn wanted(&self, end: u64) -> Option<u64> {
         let Ahead { align, size } = *lock(&self.ahead);
         let wanted = end.checked_add(size)?.checked_next_multiple_of(align.max(1))?;
@@ -203,10 +203,8 @@ impl Channel for PreallocateChannel {
         let room = &*self.room;
         let end = request.offset.saturating_add(request.len);
         let writes = matches!(request.op, Op::Write { .. } | Op::WriteZeroes { .. });
-        if !writes || end <= room.data_end.load(Ordering::Acquire) {
-            return self.child.submit(request);
-        }
-        if !room.grows.load(Ordering::Acquire) {
+        let is_inside = end <= room.data_end.load(Ordering::Acquire);
+        if !writes || is_inside || !room.grows.load(Ordering::Acquire) {
             return self.child.submit(request);
         }
         room.data_end.fetch_max(end, Ordering::AcqRel);

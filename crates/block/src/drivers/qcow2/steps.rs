@@ -10,7 +10,7 @@
 //! in QEMU's own order, and never a used cluster that is not counted.
 //!
 //! Compressed clusters share clusters of the file, so a count can rise and fall before a write-out. In the middle of
-//! step 3 the file may have both the old user, whose L2 entry is still there, and the new one. So step 1 writes such
+//! step 3 the file may have the L2 entries of both the old user and the new one. So step 1 writes such
 //! a count as the file's number plus the number of users in the L2 tables of step 3.
 
 use std::collections::{BTreeMap, HashMap};

@@ -162,7 +162,7 @@ impl RbdChannel {
         }
     }
 
-    /// Sends a request to the image. What is past its end is zeroes.
+    /// Sends a request to the image. Bytes past the image's end read as zeroes.
     fn carry_out(&self, mut request: Request) {
         let Request { offset, len, .. } = request;
         let within = len.min(self.shared.disk.size().saturating_sub(offset));

@@ -123,7 +123,7 @@ impl Connections {
         self.call(event_loop, options, secrets.key, "created", create).await
     }
 
-    /// Has a call made with the connection that options name. `done`: what the image is afterwards.
+    /// Calls `call` with the connection that the options name. `done`: what the image is afterwards.
     async fn call<T: Send + 'static>(
         &self,
         event_loop: &EventLoop,

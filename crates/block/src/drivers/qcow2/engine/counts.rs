@@ -274,7 +274,7 @@ impl Engine {
         self.note_count(cluster, at);
         // It may lie behind what the file had when it was opened.
         self.fresh = self.fresh.max(cluster + 1);
-        // What is still to be mapped there gives it up.
+        // Compressed clusters that are still to be mapped there give it up.
         let is_pending = self.packing.close(cluster, self.format.cluster_bits);
         if less == 0 {
             self.held.insert(cluster..cluster + 1);
