@@ -9,7 +9,9 @@ use std::os::fd::{BorrowedFd, RawFd};
 use crate::op::IoOp;
 use crate::slots::InFlight;
 
-/// The first segment of the buffers of a [`BlockingCall`](crate::BlockingCall), for its result.
+/// The first segment of a call's buffers, for the call's result.
+///
+/// See [`BlockingCall`](crate::BlockingCall).
 pub struct CallMemory<'a> {
     base: *mut u8,
     len: usize,
@@ -27,7 +29,7 @@ impl CallMemory<'_> {
         self.len == 0
     }
 
-    /// Writes bytes from `at` on, as many as there is room for.
+    /// Writes `bytes` from byte `at` of the segment on, as many as there is room for.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         let len = bytes.len().min(self.len.saturating_sub(at));
         if len > 0 {

@@ -7,8 +7,9 @@ use crate::event_loop::EventLoop;
 use crate::flag::Flag;
 use crate::handle::{LoopHandle, Message};
 
-/// A callback of a loop that any thread may schedule. Scheduling it again before it has begun to run has no
-/// effect; after that, it runs once more.
+/// A callback of a loop that any thread may schedule.
+///
+/// Scheduling it again before it has begun to run has no effect; after that, it runs once more.
 #[derive(Clone)]
 pub struct BottomHalf {
     id: u64,
@@ -18,8 +19,10 @@ pub struct BottomHalf {
 }
 
 impl BottomHalf {
-    /// Makes the loop run the callback soon; from the loop's own thread, in the next iteration. The run sees all
-    /// writes made before this call.
+    /// Makes the loop run the callback soon.
+    ///
+    /// From the loop's own thread, the run is in the next iteration. The run sees all writes made before this
+    /// call.
     pub fn schedule(&self) {
         if self.flag.raise() {
             // A loop that is gone runs nothing.
@@ -29,8 +32,9 @@ impl BottomHalf {
 }
 
 impl EventLoop {
-    /// Creates a bottom half that runs `call`. The loop keeps `call` until
-    /// [`delete_bottom_half`](Self::delete_bottom_half), or until it stops.
+    /// Creates a bottom half that runs `call`.
+    ///
+    /// The loop keeps `call` until [`delete_bottom_half`](Self::delete_bottom_half), or until it stops.
     pub fn bottom_half(&self, call: impl Fn() + 'static) -> BottomHalf {
         let id = self.0.next_bottom_half.get();
         self.0.next_bottom_half.set(id + 1);

@@ -13,8 +13,10 @@ use crate::registered::Place;
 
 /// Keeps the memory of [`IoBufs`] mapped until it is dropped.
 pub trait MemoryOwner: 'static {
-    /// Returns whether another process took some of the memory away, as a front end does that shrinks the file of
-    /// its guest's memory. Code that copies out of such memory asks afterwards.
+    /// Returns whether another process took some of the memory away.
+    ///
+    /// A front end does so that shrinks the file of its guest's memory. Code that copies out of such memory
+    /// asks afterwards.
     fn is_lost(&self) -> bool {
         false
     }
@@ -31,7 +33,7 @@ impl MemoryOwner for Both {
     }
 }
 
-/// The memory of one I/O operation: a scatter-gather list and the owner that keeps it mapped.
+/// The memory of one I/O operation: segments, and the owner that keeps them mapped.
 ///
 /// The list keeps its capacity when cleared. So a preallocated request slot, which gets its `IoBufs` back
 /// with every completion, allocates nothing in steady state.
@@ -78,7 +80,9 @@ impl IoBufs {
         self.owner.as_ref()
     }
 
-    /// Appends a segment. Merges it with the last one if the two are adjacent.
+    /// Appends a segment of `len` bytes from `base` on.
+    ///
+    /// A segment that is adjacent to the last one is merged with it.
     ///
     /// # Safety
     ///
@@ -90,8 +94,10 @@ impl IoBufs {
         unsafe { self.push_registered(base, len, None) };
     }
 
-    /// Appends a segment of registered memory, with its entry in a ring's table. If one entry contains all
-    /// segments of an operation on that ring, the operation uses the entry.
+    /// Appends a segment of registered memory: `len` bytes from `base` on.
+    ///
+    /// `place` is the segment's entry in a ring's table. If one entry contains all segments of an operation
+    /// on that ring, the operation uses the entry.
     ///
     /// # Safety
     ///
@@ -144,16 +150,18 @@ impl IoBufs {
         &self.iov
     }
 
-    /// Returns whether every segment's address and length is a multiple of `align` bytes, a power of two, as
-    /// `O_DIRECT` requires (open(2)).
+    /// Returns whether each segment begins and ends at a multiple of `align` bytes.
+    ///
+    /// `align` is a power of two, as `O_DIRECT` requires (open(2)).
     pub fn is_aligned(&self, align: usize) -> bool {
         debug_assert!(align.is_power_of_two());
         let bits = self.iov.iter().fold(0, |bits, v| bits | v.iov_base as usize | v.iov_len);
         bits & (align - 1) == 0
     }
 
-    /// Drops the first `n` bytes of the list, as after a short transfer. Empties the list if `n` exceeds
-    /// [`len`](Self::len).
+    /// Drops the first `n` bytes of the list, as after a short transfer.
+    ///
+    /// Empties the list if `n` exceeds [`len`](Self::len).
     pub fn advance(&mut self, n: usize) {
         let mut left = n.min(self.len);
         self.len -= left;
@@ -171,7 +179,7 @@ impl IoBufs {
         self.iov.drain(..whole);
     }
 
-    /// Copies bytes from `offset` on to `dst`. Returns the number of bytes copied.
+    /// Copies bytes from byte `offset` on to `dst`. Returns the number of bytes copied.
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> usize {
         let mut done = 0;
         self.for_each(offset, dst.len(), |base, len| {
@@ -184,7 +192,7 @@ impl IoBufs {
         done
     }
 
-    /// Copies `src` to the bytes from `offset` on. Returns the number of bytes copied.
+    /// Copies `src` to byte `offset` and on. Returns the number of bytes copied.
     pub fn copy_in(&mut self, offset: usize, src: &[u8]) -> usize {
         let mut done = 0;
         self.for_each(offset, src.len(), |base, len| {
@@ -196,7 +204,9 @@ impl IoBufs {
         done
     }
 
-    /// Writes `len` zeroes from `offset` on, as for a read past the end of an image.
+    /// Zeroes `len` bytes from byte `offset` on, as for a read past an image's end.
+    ///
+    /// Bytes beyond [`len`](Self::len) are ignored.
     pub fn zero(&mut self, offset: usize, len: usize) {
         self.for_each(offset, len, |base, len| {
             // SAFETY: `for_each` stays inside a writable, mapped segment.
@@ -204,8 +214,9 @@ impl IoBufs {
         });
     }
 
-    /// Returns whether some of the [owner's](MemoryOwner::is_lost) memory was taken away. Data copied out so far may
-    /// then be zeroes.
+    /// Returns whether some of the owner's memory was taken away.
+    ///
+    /// Data copied out so far may then be zeroes: see [`MemoryOwner::is_lost`].
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.owner.as_deref().is_some_and(MemoryOwner::is_lost)
@@ -229,9 +240,10 @@ impl IoBufs {
         zero && !self.is_lost()
     }
 
-    /// Makes this list a part of `whole`: its bytes from `offset` on, at most `len` of them and at most
-    /// `max_segments` segments. Both then share memory and owner. Returns the number of bytes. Keeps the
-    /// list's capacity.
+    /// Makes this list a part of `whole`. Returns the number of bytes.
+    ///
+    /// The part is the bytes from `offset` on, at most `len` of them and at most `max_segments` segments.
+    /// Both lists then share memory and owner. Keeps the list's capacity.
     pub fn set_part(
         &mut self,
         whole: &IoBufs,
@@ -260,8 +272,9 @@ impl IoBufs {
         }
     }
 
-    /// Appends all segments of `other`; both then share the memory. Returns `false`, and appends nothing, if
-    /// this list has segments of another owner.
+    /// Appends all segments of `other`; both then share the memory.
+    ///
+    /// Returns `false`, and appends nothing, if this list has segments of another owner.
     pub fn append_shared(&mut self, other: &IoBufs) -> bool {
         if self.iov.is_empty() {
             self.owner.clone_from(&other.owner);
@@ -287,8 +300,9 @@ impl IoBufs {
         self.len += other.len;
     }
 
-    /// Appends a part of `whole`: its bytes from `offset` on, at most `len`. Returns the number of bytes.
-    /// Appends nothing if this list has segments of another owner.
+    /// Appends a part of `whole`: its bytes from `offset` on, at most `len`.
+    ///
+    /// Returns the number of bytes. Appends nothing if this list has segments of another owner.
     pub fn append_part(&mut self, whole: &IoBufs, offset: usize, len: usize) -> usize {
         if self.iov.is_empty() {
             self.owner.clone_from(&whole.owner);
@@ -304,8 +318,9 @@ impl IoBufs {
         self.len - before
     }
 
-    /// Copies `len` bytes from `offset` on to `dst` from `dst_offset` on. Returns the number of bytes copied,
-    /// which is limited by both lists.
+    /// Copies `len` bytes from `offset` on to `dst` from `dst_offset` on.
+    ///
+    /// Returns the number of bytes copied, which is limited by both lists.
     pub fn copy_to(&self, offset: usize, dst: &mut IoBufs, dst_offset: usize, len: usize) -> usize {
         let mut done = 0;
         self.for_each(offset, len, |src, len| {
@@ -365,8 +380,9 @@ const LARGE: usize = if cfg!(miri) { 1 << 13 } else { 1 << 20 };
 const ALIGNED: usize = 16;
 
 impl AlignedBuf {
-    /// Returns `len` zeroed bytes aligned to `align` bytes, a power of two. Returns `None` if the allocation
-    /// fails or `align` is not a power of two.
+    /// Returns `len` zeroed bytes aligned to `align` bytes, a power of two.
+    ///
+    /// Returns `None` if the allocation fails or `align` is not a power of two.
     pub fn io_bufs(len: usize, align: usize) -> Option<IoBufs> {
         if len == 0 {
             return Some(IoBufs::new());

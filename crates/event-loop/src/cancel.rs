@@ -6,9 +6,11 @@ use crate::ring::RingOp;
 use crate::slots::{InFlight, UserData};
 
 impl EventLoop {
-    /// Tries to cancel the ring's operations in flight on a file. An operation that still waits, such as a
-    /// read of a socket, completes with `-ECANCELED` and has moved nothing. An operation in progress
-    /// completes normally or with `-EINTR`. Operations of pool threads and Linux AIO are not cancelled.
+    /// Tries to cancel the ring's operations in flight on a file.
+    ///
+    /// An operation that still waits, such as a read of a socket, completes with `-ECANCELED` and has moved
+    /// nothing. An operation in progress completes normally or with `-EINTR`. Operations of pool threads and
+    /// Linux AIO are not cancelled.
     ///
     /// For the control plane: the cost is proportional to all operations in flight.
     pub fn cancel(&self, file: &LoopFile) {

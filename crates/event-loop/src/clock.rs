@@ -9,14 +9,17 @@ use nix::time::{ClockId, clock_gettime};
 
 /// A monotonic clock, nanoseconds since an arbitrary start.
 pub trait Clock {
-    /// Now.
+    /// Returns the present time, in nanoseconds since the clock's start.
     fn now_ns(&self) -> u64;
 
-    /// The CPU time of the calling thread, nanoseconds. `None`: the system has no such clock, or the time is
-    /// simulated.
+    /// Returns the CPU time of the calling thread, in nanoseconds.
+    ///
+    /// `None`: the system has no such clock, or the time is simulated.
     fn cpu_ns(&self) -> Option<u64>;
 
-    /// How the calling thread has shared its CPU. `None`: the system does not tell, or the time is simulated.
+    /// Returns how the calling thread has shared its CPU.
+    ///
+    /// `None`: the system does not tell, or the time is simulated.
     fn cpu_share(&self) -> Option<CpuShare>;
 }
 
@@ -37,8 +40,9 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// Returns a clock for the calling thread. All clocks of a process return the same time, which began with
-    /// the first clock.
+    /// Returns a clock for the calling thread.
+    ///
+    /// All clocks of a process return the same time, which began with the first clock.
     pub fn new() -> Self {
         static START: OnceLock<Instant> = OnceLock::new();
         MonotonicClock {

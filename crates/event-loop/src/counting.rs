@@ -10,13 +10,16 @@ thread_local! {
     static LOCKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the number of the calling thread's allocations so far, reallocations included, if
-/// [`CountingAllocator`] is the global allocator.
+/// Returns the number of the calling thread's allocations so far.
+///
+/// Reallocations count. Only if [`CountingAllocator`] is the global allocator.
 pub fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-/// Returns the number of locks that the calling thread has taken so far by [`sync::lock`](crate::sync::lock).
+/// Returns the number of locks that the calling thread has taken so far.
+///
+/// Counted are those of [`sync::lock`](crate::sync::lock).
 pub fn locks_taken() -> u64 {
     LOCKS.get()
 }

@@ -34,12 +34,14 @@ use std::rc::Rc;
 /// # Ok::<(), event_loop::SetupError>(())
 /// ```
 pub trait DeferredCall {
-    /// Runs the call on the loop's thread, with no borrow of the loop held. It may defer calls, itself
-    /// included: they run in the same section.
+    /// Runs the call on the loop's thread, with no borrow of the loop held.
+    ///
+    /// It may defer calls, itself included: they run in the same section.
     fn run(&self);
 
-    /// Returns a flag that the implementor keeps for the loop: whether the call is collected. Initially
-    /// false. One flag serves one loop.
+    /// Returns the loop's flag: whether the call is collected.
+    ///
+    /// The implementor keeps the flag, initially false. One flag serves one loop.
     fn queued(&self) -> &Cell<bool>;
 }
 

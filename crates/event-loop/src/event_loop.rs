@@ -44,8 +44,9 @@ pub struct LoopConfig {
     pub name: String,
     /// io_uring with which flags, or epoll.
     pub ring: RingChoice,
-    /// Maximum operations per system call of the ring and of Linux AIO (QEMU's `aio-max-batch`): 1 to 32768.
-    /// More operations wait for the next call.
+    /// Maximum operations per system call of the ring and of Linux AIO (QEMU's `aio-max-batch`).
+    ///
+    /// From 1 to 32768; other values mean the nearest of these. More operations wait for the next call.
     pub entries: u32,
     /// Size of the ring's completion queue: from `entries` to 65536. When the queue is full, the kernel
     /// allocates memory for further completions, and the loop needs a call to fetch them. 0: eight times
@@ -142,7 +143,7 @@ pub(crate) struct Inner {
 const MAX_ENTRIES: u32 = 32768;
 
 impl EventLoop {
-    /// Creates a loop on the calling thread, which is the only one that will enter its ring.
+    /// Creates a loop on the calling thread, the only one that will enter its ring.
     ///
     /// # Errors
     ///
@@ -227,7 +228,9 @@ impl EventLoop {
         &self.0.chosen
     }
 
-    /// Returns whether file I/O can use a ring, [`Engine::Uring`]. On epoll it uses the thread pool.
+    /// Returns whether file I/O can use a ring, [`Engine::Uring`].
+    ///
+    /// On epoll it uses the thread pool.
     pub fn has_io_uring(&self) -> bool {
         self.0.does_file_io
     }
@@ -237,14 +240,17 @@ impl EventLoop {
         &self.0.shared.stats
     }
 
-    /// Returns whether [`LoopHandle::stop`] has taken effect. An embedder then calls
-    /// [`shut_down`](Self::shut_down).
+    /// Returns whether [`LoopHandle::stop`] has taken effect.
+    ///
+    /// An embedder then calls [`shut_down`](Self::shut_down).
     pub fn is_stopping(&self) -> bool {
         self.0.stopping.get()
     }
 
-    /// Returns loop time: monotonic nanoseconds since about the creation of the process's first loop. The
-    /// time is the same in all callbacks of an iteration. All deadlines are in loop time.
+    /// Returns loop time: monotonic, in nanoseconds.
+    ///
+    /// Loop time begins at about the creation of the process's first loop. It is the same in all callbacks of
+    /// an iteration. All deadlines are in loop time.
     pub fn now_ns(&self) -> u64 {
         self.0.now.get().unwrap_or_else(|| {
             let now = self.0.clock.now_ns();
@@ -265,9 +271,10 @@ impl EventLoop {
 
     // ---- operations ----------------------------------------------------------------------------
 
-    /// Registers an open file with the ring, if the ring's table has room (io_uring_register(2)); otherwise
-    /// operations use its descriptor. The file stays open, and keeps its table entry, until the last clone
-    /// is dropped and no operation on it is in flight.
+    /// Registers an open file with the ring, if the ring's table has room.
+    ///
+    /// Without room, operations use the descriptor (io_uring_register(2)). The file stays open, and keeps its
+    /// table entry, until the last clone is dropped and no operation on it is in flight.
     pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
         let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
@@ -276,7 +283,9 @@ impl EventLoop {
         LoopFile(Rc::new(FileInner { fd, fixed, is_socket, no_aio_fsync }))
     }
 
-    /// Starts an operation. `target` receives the completion under `token`, and gets `bufs` back.
+    /// Starts an operation.
+    ///
+    /// `target` receives the completion under `token`, and gets `bufs` back.
     ///
     /// The operation is submitted before the loop next waits. The thread pool carries out what `engine`
     /// cannot do, and what was meant for io_uring on a loop without. If [`Engine::Native`] is unavailable,
@@ -435,8 +444,9 @@ impl EventLoop {
         }
     }
 
-    /// Runs a computation on a thread of the pool, for work that would hold up the loop. The computation
-    /// starts before the loop next waits. Without a thread it runs on the loop.
+    /// Runs a computation that would hold up the loop on a thread of the pool.
+    ///
+    /// The computation starts before the loop next waits. Without a thread it runs on the loop.
     ///
     /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the computation has begun.
     pub fn offload<T: Send + 'static>(
@@ -471,16 +481,19 @@ impl EventLoop {
 
     // ---- timers, handlers, deferred calls ------------------------------------------------------
 
-    /// Completes under `token`, with result 0 and no memory, once [`now_ns`](Self::now_ns) has reached
-    /// `deadline_ns`, but not before the next iteration. Completes with `-ECANCELED` when the loop shuts
-    /// down.
+    /// Completes under `token` once loop time has reached `deadline_ns` nanoseconds.
+    ///
+    /// The result is 0, without memory. A timer completes in the next iteration at the earliest (see
+    /// [`now_ns`](Self::now_ns)), and with `-ECANCELED` when the loop shuts down.
     pub fn submit_timer(&self, deadline_ns: u64, target: &Rc<dyn IoTarget>, token: u32) -> TimerId {
         self.0.shared.notify();
         self.0.timers.borrow_mut().add(deadline_ns, target.clone(), token)
     }
 
-    /// Calls `call` once at `deadline_ns`, loop time. If the deadline has passed, the call is made in the
-    /// next iteration. A loop that shuts down drops `call`.
+    /// Calls `call` once, at `deadline_ns` nanoseconds of loop time.
+    ///
+    /// If the deadline has passed, the call is made in the next iteration. A loop that shuts down drops
+    /// `call`.
     pub fn add_timer(&self, deadline_ns: u64, call: impl FnOnce() + 'static) -> TimerId {
         struct Once<F>(Cell<Option<F>>);
         impl<F: FnOnce()> IoTarget for Once<F> {
@@ -496,13 +509,17 @@ impl EventLoop {
         self.submit_timer(deadline_ns, &target, 0)
     }
 
-    /// Cancels a timer, without a completion. Returns `false` if it has run or was cancelled before.
+    /// Cancels a timer, without a completion.
+    ///
+    /// Returns `false` if it has run or was cancelled before.
     pub fn cancel_timer(&self, id: TimerId) -> bool {
         let timer = self.0.timers.borrow_mut().cancel(id);
         timer.is_some()
     }
 
-    /// Watches a descriptor for `events` (`POLL*` bits). Its file stays open at least as long.
+    /// Watches a descriptor for `events` (`POLL*` bits).
+    ///
+    /// Its file stays open at least as long.
     ///
     /// A descriptor that cannot be polled shows as `POLLERR`.
     pub fn add_handler(
@@ -516,8 +533,10 @@ impl EventLoop {
         self.0.handlers.borrow_mut().add(fd, events, trigger, handler)
     }
 
-    /// Stops watching a descriptor. The handler is not called again, not even for events that have fired.
-    /// Its memory is freed when a call in progress returns.
+    /// Stops watching a descriptor.
+    ///
+    /// The handler is not called again, not even for events that have fired. Its memory is freed when a call
+    /// in progress returns.
     pub fn remove_handler(&self, id: HandlerId) {
         let removed = self.0.handlers.borrow_mut().remove(id);
         if let Some((entry, armed)) = removed {
@@ -534,29 +553,35 @@ impl EventLoop {
         }
     }
 
-    /// Completes when the loop has released the descriptor of a removed handler: its poll has ended.
+    /// Completes when the poll of a removed handler has ended.
+    ///
+    /// The loop has released the handler's descriptor then.
     pub async fn released(&self, id: HandlerId) {
         while self.0.handlers.borrow().is_leaving(id.0) {
             take_turns().await;
         }
     }
 
-    /// Calls a handler in the next iteration, with or without an event, as if it had returned
-    /// [`Progress::More`](crate::Progress::More).
+    /// Calls a handler in the next iteration, with or without an event.
+    ///
+    /// The handler is called as if it had returned [`Progress::More`](crate::Progress::More).
     pub fn call_again(&self, id: HandlerId) {
         self.0.handlers.borrow_mut().list_ready(id.0);
         self.0.shared.notify();
     }
 
-    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`]. Each handler's callback
-    /// runs in a section. So do all completions of an iteration together, all messages, all timers, and all
-    /// tasks.
+    /// Makes `call` once at the end of the outermost section: see [`DeferredCall`].
+    ///
+    /// Each handler's callback runs in a section. So do all completions of an iteration together, all
+    /// messages, all timers, and all tasks.
     pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
         self.0.deferred.defer(call);
     }
 
-    /// Runs `body` as a section. Calls deferred in it run at its end, or at the end of the outermost section
-    /// around it. An iteration cannot run within a section (deferral contract).
+    /// Runs `body` as a section.
+    ///
+    /// Calls deferred in it run at its end, or at the end of the outermost section around it. An iteration
+    /// cannot run within a section (deferral contract).
     pub fn section<R>(&self, body: impl FnOnce() -> R) -> R {
         self.0.deferred.enter();
         let result = body();
@@ -564,16 +589,18 @@ impl EventLoop {
         result
     }
 
-    /// Sets the polling parameters, from the next iteration on. From another thread:
-    /// `handle.spawn(move |event_loop| event_loop.set_poll_params(params))`.
+    /// Sets the polling parameters, from the next iteration on.
+    ///
+    /// From another thread: `handle.spawn(move |event_loop| event_loop.set_poll_params(params))`.
     pub fn set_poll_params(&self, params: PollParams) {
         let window = self.0.poller.set_params(params);
         self.stats().poll_window_ns.set(window);
     }
 
-    /// Returns a descriptor that becomes readable when the loop has something to do. A foreign loop watches
-    /// it after [`prepare`](Self::prepare). `None` with DEFER_TASKRUN, which signals no descriptor. The
-    /// default flags do not include it.
+    /// Returns a descriptor that becomes readable when the loop has something to do.
+    ///
+    /// A foreign loop watches it after [`prepare`](Self::prepare). `None` with DEFER_TASKRUN, which signals
+    /// no descriptor. The default flags do not include it.
     pub fn pollable_fd(&self) -> Option<BorrowedFd<'_>> {
         let raw = self.0.ring.borrow().pollable_fd()?;
         self.0.is_embedded.set(true);

@@ -7,8 +7,9 @@ use std::rc::Rc;
 
 use crate::buf::{IoBufs, MemoryOwner};
 
-/// Makes lists from parts of other lists with different owners. For example, a socket operation that sends
-/// a header followed by a guest's data, or receives them.
+/// Makes lists from parts of other lists with different owners.
+///
+/// For example, a socket operation that sends a header followed by a guest's data, or receives them.
 ///
 /// One `Gather` serves one list after the other. It allocates nothing if each list is
 /// [released](Self::release) before the next one begins.
@@ -59,9 +60,10 @@ impl Gather {
         list.set_owner(self.owners.clone());
     }
 
-    /// Appends a part of `whole` to the list most recently [begun](Self::begin): the bytes from `offset` on,
-    /// at most `len`, in at most `max_segments` segments. Both then share the memory. Returns the number of
-    /// bytes.
+    /// Appends a part of `whole` to the list. Returns the number of bytes.
+    ///
+    /// The list is the one most recently [begun](Self::begin). The part is the bytes from `offset` on, at
+    /// most `len`, in at most `max_segments` segments. Both lists then share the memory.
     pub fn append(
         &mut self,
         list: &mut IoBufs,

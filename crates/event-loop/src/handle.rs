@@ -107,7 +107,9 @@ impl LoopHandle {
         LoopHandle { shared }
     }
 
-    /// Runs `call` on the loop's thread. Calls from one thread run in the order they were made.
+    /// Runs `call` on the loop's thread.
+    ///
+    /// Calls from one thread run in the order they were made.
     ///
     /// # Errors
     ///
@@ -116,8 +118,9 @@ impl LoopHandle {
         self.shared.send(Message::Call(Box::new(call)))
     }
 
-    /// Stops the loop: it finishes operations in flight, and [`EventLoop::run`] returns (stop contract). A
-    /// second stop has no effect.
+    /// Stops the loop: [`EventLoop::run`] finishes operations in flight and returns.
+    ///
+    /// A second stop has no effect (stop contract).
     pub fn stop(&self) {
         // Fails if the loop has ended.
         let _ = self.shared.send_for_sure(Message::Stop);

@@ -9,7 +9,7 @@ use crate::polling::policy::SourceState;
 use crate::ring::{RingOp, is_transient};
 use crate::slots::{SlotId, Slots, UserData};
 
-/// A source of events: a file descriptor and, optionally, a check for events without a system call.
+/// A file descriptor and, optionally, a check for events without a system call.
 ///
 /// ```
 /// use std::cell::Cell;
@@ -47,24 +47,29 @@ use crate::slots::{SlotId, Slots, UserData};
 /// All calls are made on the loop's thread with no borrow of the loop held. A handler may add and remove
 /// handlers, itself included.
 pub trait Handler {
-    /// Called when the descriptor fired (`events`: `POLL*` bits) or a poll found an event (`events` is 0).
+    /// Handles an event.
+    ///
+    /// `events`: the `POLL*` bits with which the descriptor fired; 0 if a poll found the event.
     fn ready(&self, events: u32) -> Progress;
 
-    /// Returns whether the loop may call [`poll`](Self::poll) instead of waiting for the descriptor.
+    /// Returns whether the loop may call [`poll`](Self::poll) instead of waiting.
     fn can_poll(&self) -> bool {
         false
     }
 
-    /// Checks for an event without a system call. If `true`, the loop calls [`ready`](Self::ready).
+    /// Checks for an event without a system call.
+    ///
+    /// If `true`, the loop calls [`ready`](Self::ready).
     fn poll(&self) -> bool {
         false
     }
 
-    /// Called when polling begins: the other side need not signal any more.
+    /// Begins polling: the other side need not signal any more.
     fn poll_begin(&self) {}
 
-    /// Called before the loop sleeps: the other side must signal again. The loop then calls
-    /// [`poll`](Self::poll) once more, since an event may have raced.
+    /// Ends polling before the loop sleeps: the other side must signal again.
+    ///
+    /// The loop then calls [`poll`](Self::poll) once more, since an event may have raced.
     fn poll_end(&self) {}
 }
 

@@ -21,15 +21,16 @@ use crate::scheduling::Scheduling;
 pub struct IoThreadConfig {
     /// The loop, whose name is also the thread's.
     pub event_loop: LoopConfig,
-    /// Numbers of the CPUs on which the thread may run, from 0; empty for those of its creator. The threads of the loop's
-    /// pool inherit CPUs and scheduling.
+    /// Numbers of the CPUs on which the thread may run, from 0 to 1023; empty for those of its creator. The
+    /// threads of the loop's pool inherit CPUs and scheduling.
     pub cpus: Vec<usize>,
     /// Scheduling of the thread; `None` for that of its creator.
     pub scheduling: Option<Scheduling>,
 }
 
-/// A thread that runs an event loop. Dropping it stops and joins the thread. Dropped on that very thread,
-/// it only stops.
+/// A thread that runs an event loop.
+///
+/// Dropping it stops and joins the thread. Dropped on that very thread, it only stops.
 pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,
@@ -122,7 +123,9 @@ impl IoThread {
         Self::spawn_with(config, |_| {})
     }
 
-    /// Starts a thread as [`spawn`](Self::spawn) does, and calls `prepare` on it before the first iteration.
+    /// Starts a thread, and calls `prepare` on it before the first iteration.
+    ///
+    /// Otherwise like [`spawn`](Self::spawn).
     ///
     /// # Errors
     ///
@@ -202,9 +205,10 @@ impl IoThread {
         &self.ring
     }
 
-    /// Completes when the loop has ended: stopped, or failed, in which case it still holds its memory. Only
-    /// the first future ever completes. Without a call of this, a failure shows only when the thread is
-    /// [stopped](Self::stop).
+    /// Completes when the loop has been stopped or has failed.
+    ///
+    /// A failed loop still holds its memory. Only the first future ever completes. Without a call of this, a
+    /// failure shows only when the thread is [stopped](Self::stop).
     pub fn end(&mut self) -> impl Future<Output = ThreadEnd> + 'static + use<> {
         let end = self.end.take();
         async move {

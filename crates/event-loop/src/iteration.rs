@@ -64,8 +64,10 @@ impl Drop for Reaped<'_> {
 }
 
 impl EventLoop {
-    /// Runs until [`stop`](crate::LoopHandle::stop), then finishes or cancels operations in flight and drops
-    /// everything that the loop holds (stop contract).
+    /// Runs until [`stop`](crate::LoopHandle::stop), then shuts the loop down.
+    ///
+    /// Operations in flight are finished or cancelled, and everything that the loop holds is dropped (stop
+    /// contract).
     ///
     /// # Errors
     ///
@@ -380,9 +382,10 @@ impl EventLoop {
 
     // ---- inside a foreign loop -----------------------------------------------------------------
 
-    /// Submits queued operations before a foreign loop waits. Returns how long that loop may wait for
-    /// [`pollable_fd`](Self::pollable_fd), in nanoseconds; `None` for ever (foreign-loop contract). Call
-    /// [`check`](Self::check) after the wait.
+    /// Submits queued operations before a foreign loop waits.
+    ///
+    /// Returns how long that loop may wait for [`pollable_fd`](Self::pollable_fd), in nanoseconds; `None` for
+    /// ever (foreign-loop contract). Call [`check`](Self::check) after the wait.
     ///
     /// Between the two calls, other code on the thread may use the loop, such as other tasks of an executor.
     /// New work makes the descriptor readable as well.
@@ -413,9 +416,10 @@ impl EventLoop {
         Ok(deadline.map(|deadline| deadline.saturating_sub(self.fresh_now_ns())))
     }
 
-    /// Returns whether there is something to [`dispatch`](Self::dispatch) inside a foreign loop. Checks the
-    /// completion ring itself: the descriptor does not signal completions posted while
-    /// [`prepare`](Self::prepare) submitted. Flagged task work counts too.
+    /// Returns whether there is something to dispatch inside a foreign loop.
+    ///
+    /// Call [`dispatch`](Self::dispatch) then. Checks the completion ring itself: the descriptor does not
+    /// signal completions posted while [`prepare`](Self::prepare) submitted. Flagged task work counts too.
     pub fn check(&self) -> bool {
         self.0.shared.inbox.end_sleep();
         self.forget_now();

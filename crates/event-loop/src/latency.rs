@@ -11,8 +11,9 @@ const END_OCTAVE: u32 = 36;
 /// Number of buckets.
 pub const LATENCY_BUCKETS: usize = ((END_OCTAVE - FIRST_OCTAVE) * PER_OCTAVE) as usize + 2;
 
-/// Counts of latencies: four buckets of equal width per power of two, from 512 ns to 69 s, with what is
-/// shorter or longer in one bucket each.
+/// Counts of latencies, by buckets from 512 ns to 69 s.
+///
+/// There are four buckets of equal width per power of two. What is shorter or longer is in one bucket each.
 ///
 /// Written by one thread, with plain stores; a reader may see one bucket a little older than
 /// another.
@@ -69,7 +70,7 @@ impl Latencies {
         self.0.iter().sum()
     }
 
-    /// Returns the buckets that are not empty: beginning and end in nanoseconds, and count.
+    /// Returns the non-empty buckets: beginning and end in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.0
             .iter()
@@ -88,8 +89,9 @@ impl Latencies {
         }
     }
 
-    /// Returns the number of latencies below `ns` nanoseconds, which must be the end of a bucket: any power of two
-    /// from 512.
+    /// Returns the number of latencies below `ns` nanoseconds.
+    ///
+    /// `ns` must be the end of a bucket: any power of two from 512 is.
     pub fn below(&self, ns: u64) -> u64 {
         self.buckets().take_while(|(_, end, _)| *end <= ns).map(|(_, _, count)| count).sum()
     }

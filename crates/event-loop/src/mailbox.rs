@@ -63,7 +63,9 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Waits for the next value. Returns `None` once the sender was dropped and all values are received.
+    /// Waits for the next value.
+    ///
+    /// Returns `None` once the sender was dropped and all values are received.
     pub async fn receive(&mut self) -> Option<T> {
         poll_fn(|cx| {
             let mut state = lock(&self.0);

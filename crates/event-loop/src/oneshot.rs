@@ -29,15 +29,21 @@ struct OneshotState<T> {
 pub struct Sender<T>(Arc<Mutex<OneshotState<T>>>);
 
 /// The receiving end: a future.
+///
+/// Completes with the value, or with [`LoopGone`] if the sender was dropped without one.
 pub struct Receiver<T>(Arc<Mutex<OneshotState<T>>>);
 
-/// Creates a channel for one value. Dropping the sender unused ends the wait with [`LoopGone`].
+/// Creates a channel for one value.
+///
+/// Dropping the sender unused ends the wait with [`LoopGone`].
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(OneshotState { value: None, waker: None, sender_gone: false }));
     (Sender(state.clone()), Receiver(state))
 }
 
-/// Waits for the values of all channels. Returns them in the order of the receivers.
+/// Waits for the values of all channels.
+///
+/// Returns them in the order of the receivers.
 ///
 /// # Errors
 ///
@@ -63,7 +69,9 @@ pub async fn all<T>(receivers: Vec<Receiver<T>>) -> Vec<Result<T, LoopGone>> {
 }
 
 impl<T> Sender<T> {
-    /// Sends the value and wakes the receiver. Without a receiver, the value is dropped with the channel.
+    /// Sends the value and wakes the receiver.
+    ///
+    /// Without a receiver, the value is dropped with the channel.
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
     }

@@ -55,7 +55,9 @@ pub enum IoOp {
     },
 }
 
-/// A blocking call of the layer above, such as an ioctl(2). Two calls are equal if they are one static.
+/// A blocking call of the layer above, such as an ioctl(2).
+///
+/// Two calls are equal if they are one static.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -73,8 +75,9 @@ pub enum IoOp {
 pub struct BlockingCall {
     /// The name, for trace points.
     pub name: &'static CStr,
-    /// Carries out the call on `offset` and `len` of the file. Called on a pool thread. The memory is the first
-    /// segment of the operation's buffers. Returns a count. `EINTR` repeats the call.
+    /// Carries out the call on `offset` and `len` of the file, in bytes. Called on a pool thread. The memory
+    /// is the first segment of the operation's buffers. Returns a count; an error is the operation's result.
+    /// `EINTR` repeats the call.
     pub run: fn(BorrowedFd<'_>, u64, u64, &mut CallMemory<'_>) -> io::Result<usize>,
 }
 
@@ -104,7 +107,9 @@ pub enum Engine {
     Threads,
 }
 
-/// An open file as one loop uses it. Cheap to clone; operations in flight keep it open.
+/// An open file as one loop uses it.
+///
+/// Cheap to clone; operations in flight keep it open.
 #[derive(Clone)]
 pub struct LoopFile(pub(crate) Rc<FileInner>);
 
@@ -127,9 +132,10 @@ impl LoopFile {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Sends to a socket at once and returns the number of bytes taken. Nothing is in flight afterwards, and
-    /// no completion comes. For messages that a socket nearly always takes, such as replies. Send the rest
-    /// by an [`IoOp::Write`], which waits for room.
+    /// Sends to a socket at once and returns the number of bytes taken.
+    ///
+    /// Nothing is in flight afterwards, and no completion comes. For messages that a socket nearly always
+    /// takes, such as replies. Send the rest by an [`IoOp::Write`], which waits for room.
     ///
     /// # Errors
     ///
@@ -163,7 +169,9 @@ impl fmt::Debug for LoopFile {
     }
 }
 
-/// Returns the result of an [`IoTarget`]'s operation as a count, of bytes for those that transfer some.
+/// Returns the result of an [`IoTarget`]'s operation as a count.
+///
+/// For operations that transfer bytes, the count is theirs.
 ///
 /// # Errors
 ///
@@ -219,7 +227,9 @@ pub fn count(result: i32) -> io::Result<usize> {
 /// Called on the loop's thread, once per operation, with no borrow of the loop held, and never within the
 /// call that submitted the operation. An implementor may submit, add and remove freely.
 pub trait IoTarget {
-    /// Called when the operation submitted under `token` is done. `result` is the system call's return value,
-    /// a count or a negated errno: see [`count`]. The memory is returned in `bufs`.
+    /// Takes the completion of the operation that was submitted under `token`.
+    ///
+    /// `result` is the system call's return value, a count or a negated errno: see [`count`]. The memory is
+    /// returned in `bufs`.
     fn complete(&self, token: u32, result: i32, bufs: IoBufs);
 }

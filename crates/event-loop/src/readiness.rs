@@ -42,16 +42,19 @@ impl Handler for ReadinessState {
 }
 
 impl Readiness {
-    /// Watches a non-blocking descriptor for `events` (`POLL*` bits of poll(2)), edge-triggered. One that
-    /// cannot be polled shows as ready once.
+    /// Watches a non-blocking descriptor for `events`, edge-triggered.
+    ///
+    /// `events`: `POLL*` bits of poll(2). A descriptor that cannot be polled shows as ready once.
     pub fn new(event_loop: &EventLoop, fd: Arc<OwnedFd>, events: u32) -> Self {
         let state = Rc::new(ReadinessState::default());
         let handler = event_loop.add_handler(fd.clone(), events, Trigger::Edge, state.clone());
         Readiness { event_loop: event_loop.clone(), fd, handler, state }
     }
 
-    /// Waits until the descriptor has become ready since the last wait. An event in between counts, so the wait may
-    /// end although the event has been used up. One task at a time. Dropping the future loses nothing.
+    /// Waits until the descriptor has become ready since the last wait.
+    ///
+    /// An event in between counts, so the wait may end although the event has been used up. One task at a
+    /// time. Dropping the future loses nothing.
     pub fn wait(&self) -> impl Future<Output = ()> + '_ {
         std::future::poll_fn(|cx| {
             if self.state.fired.replace(false) {
@@ -64,7 +67,9 @@ impl Readiness {
         })
     }
 
-    /// Receives from a socket watched for `POLLIN`. Returns the bytes received, 0 at the end of the stream.
+    /// Receives from a socket watched for `POLLIN`.
+    ///
+    /// Returns the bytes received, 0 at the end of the stream.
     ///
     /// # Errors
     ///

@@ -44,8 +44,9 @@ struct Registered {
     _owner: Rc<dyn Any>,
 }
 
-/// Maps offsets in registered memory to indices of a ring's table. Kept by address translations in place of
-/// a [`LoopMemory`].
+/// Maps offsets in registered memory to indices of a ring's table.
+///
+/// Kept by address translations in place of a [`LoopMemory`].
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
     ring: RingId,
@@ -64,7 +65,9 @@ pub struct Place {
 }
 
 impl Places {
-    /// The place of `len` bytes from `offset` on. Returns `None` if they span two pieces.
+    /// Returns the place of `len` bytes from byte `offset` of the memory on.
+    ///
+    /// `None`: the bytes span two pieces.
     #[inline]
     pub fn at(self, offset: u64, len: usize) -> Option<Place> {
         let last = offset.wrapping_add(len as u64).wrapping_sub(1);
@@ -75,9 +78,10 @@ impl Places {
 }
 
 impl EventLoop {
-    /// Registers `len` bytes from `base` on with this loop's ring, for operations with
-    /// [`IoBufs::push_registered`](crate::IoBufs::push_registered). `owner` keeps them mapped, readable and
-    /// writable.
+    /// Registers `len` bytes from `base` on with this loop's ring.
+    ///
+    /// Operations name the memory by [`IoBufs::push_registered`](crate::IoBufs::push_registered). `owner`
+    /// keeps it mapped, readable and writable.
     ///
     /// Registers 64 MiB per iteration. Pages that are not present or not mapped take far longer. Populate
     /// them on another thread before, with madvise(2) and `MADV_POPULATE_WRITE`. Dropping the future
@@ -136,8 +140,9 @@ impl LoopMemory {
         Places { ring: ring.unwrap_or(NonNull::dangling()), first: self.0.first as u16 }
     }
 
-    /// Unregisters the memory, 64 MiB per iteration, if no other clone exists. Operations in flight hold
-    /// clones.
+    /// Unregisters the memory, 64 MiB per iteration, if no other clone exists.
+    ///
+    /// Operations in flight hold clones.
     pub async fn unregister(self) {
         let Ok(registered) = Rc::try_unwrap(self.0) else { return };
         while registered.release_last() {

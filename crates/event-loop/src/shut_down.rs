@@ -14,10 +14,12 @@ use crate::slots::{Slots, UserData};
 const ROUNDS: u32 = 16;
 
 impl EventLoop {
-    /// Shuts the loop down: drops handlers and tasks, cancels operations in flight where possible, and waits
-    /// for them. Timers complete with `-ECANCELED` (those of [`add_timer`](Self::add_timer) are dropped). So
-    /// does everything submitted from now on. [`run`](Self::run) ends with this. A loop that runs otherwise
-    /// needs it if tasks or targets hold the loop.
+    /// Shuts the loop down, and waits for operations in flight.
+    ///
+    /// Drops handlers and tasks, and cancels operations where possible. Timers complete with `-ECANCELED`
+    /// (those of [`add_timer`](Self::add_timer) are dropped), and so does everything submitted from now on.
+    /// [`run`](Self::run) ends with this. A loop that runs otherwise needs it if tasks or targets hold the
+    /// loop.
     ///
     /// # Errors
     ///
@@ -39,8 +41,9 @@ impl EventLoop {
         result
     }
 
-    /// Returns whether the loop is [shutting down](Self::shut_down). Operations that complete with
-    /// `-ECANCELED` may then not have been carried out.
+    /// Returns whether the loop is [shutting down](Self::shut_down).
+    ///
+    /// Operations that complete with `-ECANCELED` may then not have been carried out.
     pub fn is_shut_down(&self) -> bool {
         self.0.closing.get()
     }

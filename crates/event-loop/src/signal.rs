@@ -15,8 +15,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::linux_aio::Signals;
 
-/// Signals an eventfd of an untrusted process without blocking. The process may have filled the counter: a
-/// write(2) would then block the loop until the counter is read.
+/// Signals an eventfd of an untrusted process without blocking.
+///
+/// The process may have filled the counter: a write(2) would then block the loop until the counter is read.
 ///
 /// Whether a write blocks is a flag of the open file description, which both sides share. Changing the flag
 /// would change the other side's reads. So a non-blocking eventfd is written to, and a blocking one is
@@ -71,8 +72,10 @@ impl Signal {
         Signal { fd, way }
     }
 
-    /// Adds one to the counter, unless it is full, in which case the reader has an event already. Makes one
-    /// system call, or two without io_uring and Linux AIO.
+    /// Adds one to the counter, unless it is full.
+    ///
+    /// If it is full, the reader has an event already. Makes one system call, or two without io_uring and
+    /// Linux AIO.
     pub fn send(&self) {
         let sent = match &self.way {
             Way::Write => {

@@ -21,12 +21,14 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Returns an empty slab with room for `capacity` values. Memory is touched when it is used first.
+    /// Returns an empty slab with room for `capacity` values.
+    ///
+    /// Memory is touched when it is used first.
     pub fn with_capacity(capacity: usize) -> Self {
         Slab { values: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
-    /// Returns the tag of the next value.
+    /// Returns the tag that the next value gets.
     pub fn next_tag(&self) -> u32 {
         self.free.last().copied().unwrap_or(self.values.len() as u32)
     }
@@ -37,6 +39,8 @@ impl<T> Slab<T> {
     }
 
     /// Adds a value. Returns its tag.
+    ///
+    /// Tags are reused. A tag is below the number of values that the slab has held at most.
     #[inline]
     pub fn insert(&mut self, value: T) -> u32 {
         match self.free.pop() {

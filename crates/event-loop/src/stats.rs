@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a loop has done since it was created. Each number only grows, but for the window.
+/// What a loop has done since it was created.
+///
+/// Each number only grows, but for the window.
 ///
 /// Written by the loop's thread alone (but for `wakes`), with plain stores; a reader may see one a
 /// little older than another. They have cache lines of their own: two, as processors fetch them in pairs.
@@ -41,7 +43,9 @@ pub struct LoopStats {
     pub sleep_cpu_ns: Counter,
 }
 
-/// A number that one thread writes, as a rule, and any thread reads. Wraps around at 2^64.
+/// A number that one thread writes, as a rule, and any thread reads.
+///
+/// Wraps around at 2^64.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -51,7 +55,9 @@ impl Counter {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Adds `n`. Only the owning thread may: it is a load and a store, not a locked addition.
+    /// Adds `n`.
+    ///
+    /// Only the owning thread may: it is a load and a store, not a locked addition.
     pub fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }

@@ -12,8 +12,9 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 
-/// Takes a lock. ringmill's crates take locks only by this function, so tests can count them (feature
-/// `counting`).
+/// Takes a lock. ringmill's crates take locks only by this function.
+///
+/// So tests can count them (feature `counting`).
 ///
 /// A poisoned lock is taken, too: what ringmill's locks guard is valid at any step.
 #[allow(clippy::disallowed_methods, reason = "the one place")]

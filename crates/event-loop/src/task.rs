@@ -16,7 +16,9 @@ use crate::handle::LoopGone;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile, count};
 use crate::timers::TimerId;
 
-/// Yields to the loop's other tasks and sources (fairness contract), for a task that always finds more to do.
+/// Yields to the loop's other tasks and sources (fairness contract).
+///
+/// For a task that always finds more to do.
 pub async fn take_turns() {
     let mut yielded = false;
     poll_fn(|cx| {
@@ -29,7 +31,9 @@ pub async fn take_turns() {
     .await;
 }
 
-/// A task's result, awaited by another task. Dropping the handle does not end the task.
+/// A task's result, awaited by another task.
+///
+/// Dropping the handle does not end the task.
 pub struct JoinHandle<T>(Rc<dyn Join<T>>);
 
 /// A task: first its future, then its result, in one allocation. It stays in an `Rc` and is never moved out.
@@ -130,9 +134,11 @@ impl<T> Drop for JoinHandle<T> {
 }
 
 impl EventLoop {
-    /// Runs a future on this loop, from the next iteration on. The future is dropped unfinished when the loop
-    /// stops. Its waker may be called on any thread. A future that never waits blocks the loop, so it has to
-    /// return from time to time (fairness contract). Dropping the handle does not end the task.
+    /// Runs a future on this loop, from the next iteration on.
+    ///
+    /// The future is dropped unfinished when the loop stops. Its waker may be called on any thread. A future
+    /// that never waits blocks the loop, so it has to return from time to time (fairness contract). Dropping
+    /// the handle does not end the task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let task = Rc::new(Spawned {
             stage: RefCell::new(Stage::Running(future)),
@@ -179,8 +185,9 @@ impl EventLoop {
         })
     }
 
-    /// Completes at `deadline_ns`, loop time, or when the loop shuts down. Dropping the future cancels the
-    /// timer.
+    /// Completes at `deadline_ns` nanoseconds of loop time.
+    ///
+    /// Also completes when the loop shuts down. Dropping the future cancels the timer.
     ///
     /// # Panics
     ///
@@ -205,7 +212,9 @@ impl EventLoop {
         }
     }
 
-    /// Runs the loop until `future` is done. For tests, and for programs that do not call `run`.
+    /// Runs the loop until `future` is done.
+    ///
+    /// For tests, and for programs that do not call `run`.
     ///
     /// # Errors
     ///

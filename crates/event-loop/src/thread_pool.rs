@@ -23,9 +23,10 @@ pub struct ThreadPoolConfig {
 }
 
 impl ThreadPoolConfig {
-    /// Maximum threads of a loop's pool. Each takes four of the process's memory maps (`vm.max_map_count`,
-    /// 65530 by default). A thread of the standard library that cannot map its stack guard aborts the
-    /// process.
+    /// Maximum threads of a loop's pool.
+    ///
+    /// Each takes four of the process's memory maps (`vm.max_map_count`, 65530 by default). A thread of the
+    /// standard library that cannot map its stack guard aborts the process.
     pub const MOST: usize = 1024;
 }
 
@@ -35,8 +36,9 @@ impl Default for ThreadPoolConfig {
     }
 }
 
-/// What a thread does first, such as dropping privileges. Threads that a pool thread starts inherit the
-/// result and skip this.
+/// What a thread does first, such as dropping privileges.
+///
+/// Threads that a pool thread starts inherit the result and skip this.
 #[derive(Clone, Default)]
 pub struct ThreadBirth(Option<Arc<dyn Fn() + Send + Sync>>);
 
@@ -65,15 +67,17 @@ thread_local! {
     static WITHOUT_THREADS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Makes pools of this thread's loops carry out each job at its submission, without threads, for a
-/// simulation.
+/// Makes pools of this thread's loops carry out each job at its submission.
+///
+/// Without threads, for a simulation.
 #[cfg(any(test, feature = "sim"))]
 pub fn without_threads() {
     WITHOUT_THREADS.set(true);
 }
 
-/// Starts a thread that does `work`, which may block, and ends. In a simulation without threads, it has ended when this
-/// returns.
+/// Starts a thread that does `work`, which may block, and ends.
+///
+/// In a simulation without threads, it has ended when this returns.
 ///
 /// # Errors
 ///

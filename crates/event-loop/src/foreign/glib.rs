@@ -92,7 +92,9 @@ static FUNCS: ffi::GSourceFuncs = ffi::GSourceFuncs {
 };
 
 impl LoopSource {
-    /// Attaches a loop to a context. The loop then runs whenever this thread iterates the context.
+    /// Attaches a loop to a context.
+    ///
+    /// The loop then runs whenever this thread iterates the context.
     ///
     /// The source ends on [`stop`](crate::LoopHandle::stop) or with an error of the ring. On a stop it first
     /// finishes or cancels operations in flight, as [`EventLoop::run`] does, which blocks the thread.
@@ -146,7 +148,9 @@ impl LoopSource {
         Ok(LoopSource { source, state })
     }
 
-    /// Returns the GLib source, to change its properties. It is destroyed once the loop has ended.
+    /// Returns the GLib source, to change its properties.
+    ///
+    /// It is destroyed once the loop has ended.
     pub fn source(&self) -> &Source {
         &self.source
     }

@@ -24,7 +24,15 @@ use crate::event_loop::EventLoop;
 /// Maximum distance of a deadline that Tokio's clock can represent for certain.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Returns a future that runs a loop within a Tokio runtime until [`stop`](crate::LoopHandle::stop).
+/// Returns a future that runs a loop within a Tokio runtime.
+///
+/// The future ends after [`stop`](crate::LoopHandle::stop). It then first finishes or cancels operations in
+/// flight, as [`EventLoop::run`] does, which blocks the thread. Call this before any of the loop's operations
+/// is awaited.
+///
+/// The future stays on the loop's thread: `Runtime::block_on`, `LocalSet::spawn_local`. Dropping it detaches
+/// the loop, which may then run elsewhere. Timers have Tokio's resolution of a millisecond, and are never
+/// early.
 ///
 /// On a stop it finishes or cancels operations in flight, as [`EventLoop::run`] does, which blocks the
 /// thread. Call this before any of the loop's operations is awaited.

@@ -170,8 +170,9 @@ impl Handler for Completions {
 }
 
 impl EventLoop {
-    /// Sets up [`Engine::Native`] before its first use, so that an error shows early. A second call has no
-    /// effect.
+    /// Sets up [`Engine::Native`] before its first use, so that an error shows early.
+    ///
+    /// A second call has no effect.
     ///
     /// # Errors
     ///

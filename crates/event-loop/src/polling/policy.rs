@@ -53,7 +53,7 @@ pub struct PollParams {
     /// `poll-max-ns`: the longest window, nanoseconds. 0 turns polling off. [`PollPolicy::Measured`] needs
     /// none: it polls for no longer than a sleep is worth.
     pub max_ns: u64,
-    /// `poll-grow`: the factor the window grows by. 0 means the default, 2.
+    /// `poll-grow`: the factor by which the window grows. 0 means the default, 2.
     pub grow: u32,
     /// `poll-shrink`: the divisor it shrinks by. 0 means the default: 2, and with
     /// [`PollPolicy::Stepped`] to nothing at once.
@@ -91,7 +91,9 @@ impl PollParams {
         PollParams { policy, max_ns, ..Self::OFF }
     }
 
-    /// Returns the longest time that is polled, nanoseconds, if a sleep costs what `stats` say.
+    /// Returns the longest time that is polled, in nanoseconds.
+    ///
+    /// `stats` say what a sleep costs.
     pub fn bound_ns(&self, stats: &LoopStats) -> u64 {
         match self.policy {
             PollPolicy::Measured => self.max_ns.min(look_ns(Price::of(stats), self.goal)),
@@ -112,7 +114,9 @@ impl PollParams {
     }
 }
 
-/// What kind of source an event came from: a policy may expect different things after each.
+/// The kind of source that an event came from.
+///
+/// A policy may expect different things after each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceKind {
     /// The completion ring.
@@ -123,7 +127,9 @@ pub enum SourceKind {
     Inbox,
 }
 
-/// What a policy keeps per source. A new one, and one after a change of policy, is the default.
+/// What a policy keeps per source.
+///
+/// A new one, and one after a change of policy, is the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SourceState {
     /// [`PollPolicy::Weighted`]: the mean interval, nanoseconds, 0 when polling is not worth it.
@@ -145,12 +151,16 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns how long to poll before a sleep, nanoseconds, at most `poll-max-ns`. 0: not at all.
+    /// Returns how long to poll before a sleep, nanoseconds, at most `poll-max-ns`.
+    ///
+    /// 0: not at all.
     pub fn window_ns(&self) -> u64 {
         self.window_ns
     }
 
-    /// Changes the parameters. A smaller maximum takes effect at once; another policy begins anew.
+    /// Changes the parameters.
+    ///
+    /// A smaller maximum takes effect at once; another policy begins anew.
     pub fn change(&mut self, before: &PollParams, after: &PollParams) {
         if before.policy != after.policy {
             *self = Policy::default();
@@ -158,14 +168,16 @@ impl Policy {
         self.window_ns = self.window_ns.min(after.max_ns);
     }
 
-    /// Begins with an iteration that took `interval` nanoseconds from the start of its wait to its events.
+    /// Begins the accounting of an iteration.
+    ///
+    /// `interval`: nanoseconds from the start of its wait to its events.
     pub fn begin(&mut self, interval: u64) {
         self.interval = interval;
         self.best = None;
         self.measured.begin();
     }
 
-    /// Accounts for one source, and whether it had an event.
+    /// Accounts for one source. `had_event`: whether the source had an event.
     pub fn account(
         &mut self,
         params: &PollParams,
@@ -195,8 +207,10 @@ impl Policy {
         }
     }
 
-    /// All sources are accounted for: what becomes of the window. `price`: that of a sleep. `in_flight`:
-    /// so many operations of the loop's own are under way, and `answered` have just completed.
+    /// Chooses the next window, after all sources are accounted for.
+    ///
+    /// `price` is that of a sleep. `in_flight` operations of the loop's own are under way, and `answered`
+    /// have just completed.
     pub fn end(&mut self, params: &PollParams, price: Price, in_flight: usize, answered: u64) {
         let before = self.window_ns;
         self.window_ns = match (params.policy, self.best) {

@@ -42,13 +42,18 @@ impl Default for Price {
 }
 
 impl Price {
-    /// For a thread that has its CPU for itself. A sleep is `late_ns` nanoseconds late and takes `cpu_ns` nanoseconds
-    /// of CPU time; larger values count as the maximum.
+    /// Returns the price for a thread that has its CPU for itself.
+    ///
+    /// A sleep is `late_ns` nanoseconds late and takes `cpu_ns` nanoseconds of CPU time. Values above a
+    /// second count as a second.
     pub fn new(late_ns: u64, cpu_ns: u64) -> Self {
         Price { late_ns: late_ns.min(MAX_NS), cpu_ns: cpu_ns.min(MAX_NS), share: WHOLE }
     }
 
-    /// For a thread that has its CPU `percent` percent of the time in which it could run.
+    /// Returns the price for a thread that shares its CPU.
+    ///
+    /// `percent`: the part of the time in which the thread could run that it has the CPU, from 0 to 100;
+    /// larger values count as 100.
     #[must_use]
     pub fn with_share(self, percent: u64) -> Self {
         Price { share: percent.min(100) * WHOLE / 100, ..self }

@@ -10,8 +10,9 @@ use super::policy::PollParams;
 /// The first window, nanoseconds.
 const FIRST_NS: u64 = 4_000;
 
-/// Updates a source's window of `ns` nanoseconds after an event `interval` nanoseconds from the start of the
-/// wait.
+/// Updates a source's window of `ns` nanoseconds after an event.
+///
+/// `interval`: nanoseconds from the start of the wait to the event.
 pub fn update(ns: &mut u64, params: &PollParams, interval: u64) {
     if interval <= *ns {
         // The poll found the event, or would have found it.

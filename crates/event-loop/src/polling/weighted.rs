@@ -5,9 +5,10 @@
 
 use super::policy::PollParams;
 
-/// Accounts for an iteration that took `interval` ns from the start of its wait to its events, in which
-/// a source had an event, or had none. `ns` is the weighted mean of the source's intervals; 0:
-/// unknown, or longer than polling is worth.
+/// Accounts for an iteration in which a source had an event, or had none.
+///
+/// `interval`: nanoseconds from the start of the wait to the iteration's events. `ns`: the weighted mean of
+/// the source's intervals, in nanoseconds; 0: unknown, or longer than polling is worth.
 pub fn update(ns: &mut u64, params: &PollParams, interval: u64, had_event: bool) {
     if had_event {
         *ns = if *ns == 0 {
@@ -24,8 +25,9 @@ pub fn update(ns: &mut u64, params: &PollParams, interval: u64, had_event: bool)
     }
 }
 
-/// Returns the next window, after `window`. It follows `best`, the largest mean of the sources that had events
-/// in this iteration. All in nanoseconds.
+/// Returns the next window, after `window`.
+///
+/// It follows `best`, the largest mean of the sources that had events in this iteration. All in nanoseconds.
 pub fn follow(window: u64, params: &PollParams, best: u64) -> u64 {
     if best > window {
         best.max(window.saturating_mul(params.grow())).min(params.max_ns)

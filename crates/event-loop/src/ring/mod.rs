@@ -23,7 +23,9 @@ use std::os::fd::RawFd;
 pub use now::{read_now, write_now};
 pub(crate) use socket::send_now;
 
-/// An operation in a ring's terms: raw descriptors and pointers, which the loop's slots keep valid.
+/// An operation in a ring's terms: raw descriptors and pointers.
+///
+/// The loop's slots keep both valid.
 #[derive(Debug, Clone, Copy)]
 pub enum RingOp {
     /// One segment read or written at an offset.
@@ -114,7 +116,7 @@ pub enum RingFile {
 /// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// As given with the operation.
+    /// The number that was given with the operation.
     pub user_data: u64,
     /// A count or mask, or a negated errno.
     pub result: i32,
@@ -133,10 +135,13 @@ pub enum Wait {
     Forever,
 }
 
-/// Carries out a loop's operations. Not `Send`: one thread enters a ring (one-thread contract).
+/// Carries out a loop's operations.
+///
+/// Not `Send`: one thread enters a ring (one-thread contract).
 pub trait Ring {
-    /// Queues an operation for the next [`enter`](Ring::enter). Returns `false` if the queue is full: enter
-    /// and try again.
+    /// Queues an operation for the next [`enter`](Ring::enter).
+    ///
+    /// Returns `false` if the queue is full: enter and try again.
     ///
     /// # Safety
     ///
@@ -145,35 +150,47 @@ pub trait Ring {
     /// is written to exists meanwhile.
     unsafe fn push(&mut self, op: &RingOp, user_data: u64) -> bool;
 
-    /// Returns the number of operations queued and not yet submitted by [`enter`](Ring::enter).
+    /// Returns the number of operations queued and not yet submitted.
     fn queued(&mut self) -> u32;
 
-    /// Submits queued operations and waits, in one system call. Interrupted waits and full completion queues
-    /// are no errors: the loop calls again.
+    /// Submits queued operations and waits, in one system call.
+    ///
+    /// Interrupted waits and full completion queues are no errors: the loop calls again.
+    ///
+    /// # Errors
+    ///
+    /// Permanent errors of the system call, such as those of io_uring_enter(2). The loop then ends.
     fn enter(&mut self, wait: Wait) -> io::Result<()>;
 
-    /// Returns whether completions are ready to [`reap`](Ring::reap), or an [`enter`](Ring::enter) without
-    /// waiting would bring some, as with flagged task work or an overflown completion queue. No system call.
+    /// Returns whether there is something to [`reap`](Ring::reap). No system call.
+    ///
+    /// It may take an [`enter`](Ring::enter) without waiting to bring completions, as with flagged task work
+    /// or an overflown completion queue.
     fn ready(&mut self) -> Ready;
 
     /// Appends completions to `into`, oldest first, up to its capacity.
     fn reap(&mut self, into: &mut Vec<Completion>);
 
-    /// Returns a descriptor that polls as readable once there are completions or [`ready`](Ring::ready) is
-    /// [`Ready::NeedsEnter`], if the ring has one. It stays open as long as the ring.
+    /// Returns a descriptor that polls as readable, if the ring has one.
+    ///
+    /// The descriptor is readable once there are completions, or [`ready`](Ring::ready) is
+    /// [`Ready::NeedsEnter`]. It stays open as long as the ring.
     fn pollable_fd(&self) -> Option<RawFd>;
 
-    /// Returns whether this ring does file I/O; otherwise the thread pool does. Every ring reads and writes
-    /// sockets.
+    /// Returns whether this ring does file I/O; otherwise the thread pool does.
+    ///
+    /// Every ring reads and writes sockets.
     fn does_file_io(&self) -> bool;
 
-    /// Registers a file, if the ring's table has room.
+    /// Registers a file, if the ring's table has room. Returns the file's index.
     fn register_file(&mut self, fd: RawFd) -> Option<u32>;
 
     /// Releases a registered file's index. Operations in flight keep the file.
     fn unregister_file(&mut self, index: u32);
 
-    /// Reserves `count` consecutive indices in the table of registered buffers. Returns the first.
+    /// Reserves `count` consecutive indices in the table of registered buffers.
+    ///
+    /// Returns the first.
     ///
     /// # Errors
     ///
@@ -183,7 +200,7 @@ pub trait Ring {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Registers memory, at most 1 GiB, at a reserved index.
+    /// Registers memory, at most 1 GiB (2^30 bytes), at a reserved index.
     ///
     /// # Errors
     ///

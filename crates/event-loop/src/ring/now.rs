@@ -10,9 +10,10 @@ use crate::buf::IoBufs;
 /// The most segments of a call (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
 
-/// Reads a non-blocking file at once, past the loop's ring: a message of a device, a pipe. Nothing is in flight
-/// afterwards, and no completion comes. For a [`Handler`](crate::Handler) whose descriptor is ready: a read by the
-/// ring would poll the file twice more.
+/// Reads a non-blocking file at once, past the loop's ring. Returns the bytes read.
+///
+/// For a message of a device, or a pipe. Nothing is in flight afterwards, and no completion comes. For a
+/// [`Handler`](crate::Handler) whose descriptor is ready: a read by the ring would poll the file twice more.
 ///
 /// Waits if the file is not non-blocking.
 ///
@@ -28,8 +29,9 @@ pub fn read_now(file: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes to a non-blocking file at once, past the loop's ring, and returns the number of bytes taken. Nothing is in
-/// flight afterwards, and no completion comes.
+/// Writes to a non-blocking file at once, past the loop's ring.
+///
+/// Returns the number of bytes taken. Nothing is in flight afterwards, and no completion comes.
 ///
 /// Waits if the file is not non-blocking.
 ///

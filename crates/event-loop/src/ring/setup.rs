@@ -63,8 +63,9 @@ impl RingFlags {
         restricted: true,
     };
 
-    /// The same with DEFER_TASKRUN. Not for a loop inside a foreign one: no descriptor shows deferred
-    /// completions.
+    /// The same with DEFER_TASKRUN.
+    ///
+    /// Not for a loop inside a foreign one: no descriptor shows deferred completions.
     pub const DEFERRING: RingFlags = RingFlags { task_run: TaskRun::Defer, ..RingFlags::BEST };
 
     /// The next lower rung, dropping what came last to the kernel: NO_IOWAIT (6.15), NO_SQARRAY (6.6),

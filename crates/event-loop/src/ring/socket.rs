@@ -13,8 +13,9 @@ thread_local! {
     static TRANSFERS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Returns how often loops on this thread have read or written a socket, or tried to. A simulation checks the
-/// other end only after such a transfer.
+/// Returns how often loops on this thread have read or written a socket.
+///
+/// Attempts count. A simulation checks the other end only after such a transfer.
 #[cfg(any(test, feature = "sim"))]
 pub fn socket_transfers() -> u64 {
     TRANSFERS.get()

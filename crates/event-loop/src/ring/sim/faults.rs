@@ -2,7 +2,9 @@
 
 use crate::ring::{RingFile, RingOp};
 
-/// How a simulated ring behaves. Chances are in percent, per operation or per call.
+/// How a simulated ring behaves.
+///
+/// Chances are in percent, 0 to 100, per operation or per call.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// Duration of an operation, nanoseconds: minimum and maximum.
@@ -15,11 +17,11 @@ pub struct Faults {
     pub fail: u8,
     /// Errnos of failures, picked at random. Empty means `EIO`.
     pub errnos: Vec<i32>,
-    /// Size of the submission queue.
+    /// Size of the submission queue, in operations.
     pub entries: usize,
     /// Chance that the submission queue reports to be full before it is.
     pub full: u8,
-    /// Size of the completion queue. Further completions come with the next call.
+    /// Size of the completion queue, in completions. Further completions come with the next call.
     pub completions: usize,
     /// Chance that a call returns early, without completions, having submitted only some operations, as after
     /// a signal or without memory for requests.
@@ -69,7 +71,9 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Returns all faults that correct code handles without an error. No operation fails.
+    /// Returns all faults that correct code handles without an error.
+    ///
+    /// No operation fails.
     pub fn rough() -> Self {
         Faults {
             late: 5,

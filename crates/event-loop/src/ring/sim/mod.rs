@@ -54,7 +54,9 @@ pub use crate::ring::socket::socket_transfers;
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
 pub use crate::thread_pool::without_threads;
 
-/// A simulated world: one ring, one clock, any number of files. Clones are handles to the same world.
+/// A simulated world: one ring, one clock, any number of files.
+///
+/// Clones are handles to the same world.
 ///
 /// Equal seeds, faults and calls cause equal courses of events, unless other threads take part.
 #[derive(Clone)]
@@ -132,8 +134,9 @@ impl Sim {
         Self::with_storage(seed, faults, Storage::new())
     }
 
-    /// Creates a world that shares files with other worlds: those of other loops, or those before a power
-    /// cut.
+    /// Creates a world that shares files with other worlds.
+    ///
+    /// These are the worlds of other loops, or those before a power cut.
     ///
     /// # Panics
     ///
@@ -180,13 +183,14 @@ impl Sim {
         Box::new(self.clone())
     }
 
-    /// Returns what a loop in this world reports as its ring: io_uring with the best flags.
+    /// Returns the ring that a loop in this world reports: io_uring, best flags.
     pub fn chosen(&self) -> Chosen {
         Chosen { flags: Some(RingFlags::BEST), refused: Vec::new() }
     }
 
-    /// Creates a file in memory with this content, which counts as durable. The file is real
-    /// (memfd_create(2)), so all calls on descriptors work.
+    /// Creates a file in memory with this content, which counts as durable.
+    ///
+    /// The file is real (memfd_create(2)), so all calls on descriptors work.
     ///
     /// # Errors
     ///
@@ -199,40 +203,50 @@ impl Sim {
         Ok(Arc::new(fd))
     }
 
-    /// Returns the storage, with the files of [`file`](Self::file) and those [added](Storage::add).
+    /// Returns the storage, with its files.
+    ///
+    /// The files are those of [`file`](Self::file) and those [added](Storage::add).
     pub fn storage(&self) -> Storage {
         self.0.borrow().storage.clone()
     }
 
-    /// Returns the minimum that a power cut now would leave: see [`Storage::stable`].
+    /// Returns the minimum that a power cut now would leave of a file.
+    ///
+    /// See [`Storage::stable`].
     pub fn durable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
         self.0.borrow().storage.stable(fd)
     }
 
-    /// Returns what a power cut now leaves of a file, operations in flight included: see [`Storage::cut`].
-    /// The simulation continues unchanged.
+    /// Returns what a power cut now leaves of a file.
+    ///
+    /// Operations in flight are included: see [`Storage::cut`]. The simulation continues unchanged. Equal
+    /// seeds give equal results.
     pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
         world.storage.cut_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
-    /// Returns what a kill of the process now leaves of a file: all completed changes, and of each operation
-    /// in flight all, nothing or a part. The simulation continues unchanged. `None` if the file is not
-    /// tracked.
+    /// Returns what a kill of the process now leaves of a file.
+    ///
+    /// This is all completed changes, and of each operation in flight all, nothing or a part. The simulation
+    /// continues unchanged. `None` if the file is not tracked. Equal seeds give equal results.
     pub fn killed(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();
         world.storage.killed_with(fd.as_fd(), seed, world.in_flight(fd))
     }
 
-    /// Sets a script that decides about each file operation at its submission. For [`Verdict::Seeded`] the
-    /// seeded faults decide. The script must not call the `Sim` itself.
+    /// Sets a script that decides about each file operation at its submission.
+    ///
+    /// For [`Verdict::Seeded`] the seeded faults decide. The script must not call the `Sim` itself.
     pub fn script(&self, script: impl FnMut(&SimOp) -> Verdict + 'static) {
         self.0.borrow_mut().script = Some(Box::new(script));
     }
 
-    /// Makes `call` at a time at which the loop checks for events or sleeps, in place of another thread: it
-    /// may signal a descriptor or use a [`LoopHandle`](crate::LoopHandle). The call comes at the same point
-    /// in each run. It must not call the `Sim` or the loop.
+    /// Makes `call` once virtual time has reached `ns` nanoseconds.
+    ///
+    /// The call is made where the loop checks for events or sleeps, in place of another thread: it may signal
+    /// a descriptor or use a [`LoopHandle`](crate::LoopHandle). The call comes at the same point in each run.
+    /// It must not call the `Sim` or the loop.
     pub fn at(&self, ns: u64, call: impl FnOnce() + 'static) {
         let outside = &mut self.0.borrow_mut().outside;
         let place = outside.partition_point(|(due_ns, _)| *due_ns > ns);
@@ -251,8 +265,9 @@ impl Sim {
         held.map(|pending| pending.due_ns = world.now_ns).count()
     }
 
-    /// Checks real descriptors from now on only after a call of this. Saves the system calls if all changes
-    /// of descriptors are made by the simulation.
+    /// Checks real descriptors from now on only after a call of this.
+    ///
+    /// Saves the system calls if all changes of descriptors are made by the simulation.
     pub fn look_at_descriptors(&self) {
         self.0.borrow_mut().touched = Some(true);
     }
@@ -264,8 +279,9 @@ impl Sim {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// Returns the virtual time at which the next operation in flight is due, in nanoseconds. Held operations do not
-    /// count. `None` if there is no other.
+    /// Returns when the next operation in flight is due, in virtual nanoseconds.
+    ///
+    /// Held operations do not count. `None` if there is no other.
     pub fn next_due_ns(&self) -> Option<u64> {
         let world = self.0.borrow();
         let due = world.pending.iter().map(|pending| pending.due_ns).min();
@@ -282,8 +298,9 @@ impl Sim {
         self.0.borrow().happened.clone()
     }
 
-    /// Kills the process: each operation in flight is carried out or not. Nothing happens in this world any
-    /// more.
+    /// Kills the process: each operation in flight is carried out or not.
+    ///
+    /// Nothing happens in this world any more.
     pub fn kill(&self) {
         let world = &mut *self.0.borrow_mut();
         world.queue.clear();

@@ -38,8 +38,9 @@ pub const SECTOR: usize = 512;
 
 type Sector = [u8; SECTOR];
 
-/// The files of a simulation, with their stable and unstable contents. Clones are handles to the same
-/// storage, so worlds of several loops can share files.
+/// The files of a simulation, with their stable and unstable contents.
+///
+/// Clones are handles to the same storage, so worlds of several loops can share files.
 #[derive(Clone, Default)]
 pub struct Storage(Arc<Mutex<HashMap<Id, Disk>>>);
 
@@ -107,13 +108,16 @@ impl Storage {
         Ok(())
     }
 
-    /// Returns the unflushed state of a file, for [`replace`](Self::replace). `None` if it is not tracked.
+    /// Returns the unflushed state of a file, for [`replace`](Self::replace).
+    ///
+    /// `None` if it is not tracked.
     pub fn unflushed(&self, fd: &OwnedFd) -> Option<Unflushed> {
         self.with(fd.as_fd(), |disk| disk.copy(&disk.file).ok().map(Unflushed))?
     }
 
-    /// Starts to track a file that replaces the file of a killed process. Unflushed changes of that file may
-    /// still be lost, and so may all differences between the two.
+    /// Starts to track a file that replaces the file of a killed process.
+    ///
+    /// Unflushed changes of that file may still be lost, and so may all differences between the two.
     ///
     /// # Errors
     ///
@@ -136,8 +140,9 @@ impl Storage {
         id_of(fd.as_fd()).map(|id| lock(&self.0).remove(&id));
     }
 
-    /// Returns the stable contents of a file: the minimum that a power cut leaves. `None` if the file is not
-    /// tracked.
+    /// Returns the stable contents of a file: the minimum that a power cut leaves.
+    ///
+    /// `None` if the file is not tracked.
     pub fn stable(&self, fd: &OwnedFd) -> Option<Vec<u8>> {
         self.with(fd.as_fd(), |disk| disk.stable[..disk.stable_size as usize].to_vec())
     }
@@ -147,15 +152,18 @@ impl Storage {
         self.with(fd.as_fd(), |disk| disk.sectors.len()).unwrap_or(0)
     }
 
-    /// Returns what a power cut now leaves of a file. Equal seeds give equal results. The storage continues
-    /// unchanged. `None` if the file is not tracked.
+    /// Returns what a power cut now leaves of a file.
+    ///
+    /// Equal seeds give equal results. The storage continues unchanged. `None` if the file is not tracked.
     ///
     /// Operations in flight have no effect here; [`Sim::cut`](super::Sim::cut) includes them.
     pub fn cut(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         self.cut_with(fd.as_fd(), seed, Vec::new())
     }
 
-    /// Restores power: the file gets `contents`, which [`cut`](Self::cut) returned, as stable contents.
+    /// Restores power: the file gets `contents`, as stable contents.
+    ///
+    /// `contents` are those that [`cut`](Self::cut) returned.
     ///
     /// # Errors
     ///
