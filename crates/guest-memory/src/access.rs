@@ -15,9 +15,10 @@ struct Unaligned(u64);
 
 const WORD: usize = size_of::<Unaligned>();
 
-/// Fetches the cache line at `host` into this CPU's caches, where the architecture has an instruction
-/// for it: shared with other CPUs, or, `for_writing`, taken from them. A hint: the address need not
-/// be mapped.
+/// Fetches the cache line at `host` into this CPU's caches: a hint.
+///
+/// The line is shared with other CPUs, or, `for_writing`, taken from them. Without such an instruction of the
+/// architecture there is no effect. The address need not be mapped.
 #[inline]
 pub fn prefetch(host: *const u8, for_writing: bool) {
     #[cfg(target_arch = "x86_64")]

@@ -12,7 +12,7 @@ type Piece = (*mut u8, std::ops::Range<usize>);
 /// Each call looks up the region, so I/O threads use a [`MemoryView`](crate::MemoryView) instead. For headers and
 /// tables. Writes are not logged ([`DirtyLog`](crate::DirtyLog)).
 impl GuestMemory {
-    /// Copies guest memory from `addr` on to `dst`.
+    /// Copies guest memory from guest address `addr` on to `dst`.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Copies `src` to guest memory from `addr` on.
+    /// Copies `src` to guest memory from guest address `addr` on.
     ///
     /// # Errors
     ///

@@ -87,8 +87,9 @@ impl Place {
 
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of regions lost since the process began. When it has changed, ask
-/// [`MappedRegion::is_lost`](crate::MappedRegion::is_lost).
+/// Returns the number of regions lost since the process began.
+///
+/// When it has changed, ask [`MappedRegion::is_lost`](crate::MappedRegion::is_lost).
 #[inline]
 pub fn losses() -> usize {
     LOSSES.load(Ordering::Acquire)

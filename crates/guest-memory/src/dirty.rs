@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::error::Error;
 use crate::region::{MappedRegion, Region};
 
-/// Bytes of guest memory per bit (VHOST_LOG_PAGE), independent of the guest's page size.
+/// Bytes of guest memory per bit (VHOST_LOG_PAGE).
+///
+/// Independent of the guest's page size.
 pub const LOG_PAGE: u64 = 0x1000;
 
 /// Bytes of guest memory per byte of the log.
@@ -28,8 +30,9 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `size` bytes of a file from `offset` on (SET_LOG_BASE). A file that is shrunk later makes
-    /// the log [lost](Self::is_lost).
+    /// Maps `size` bytes of a file from `offset` on (SET_LOG_BASE).
+    ///
+    /// A file that is shrunk later makes the log [lost](Self::is_lost).
     ///
     /// # Errors
     ///
@@ -44,12 +47,16 @@ impl DirtyLog {
         self.region.size().saturating_mul(PER_BYTE)
     }
 
-    /// Returns whether an access has found that the front end shrank the file. Marks are lost since then.
+    /// Returns whether an access has found that the front end shrank the file.
+    ///
+    /// Marks are lost since then.
     pub fn is_lost(&self) -> bool {
         self.region.is_lost()
     }
 
-    /// Marks the pages of `len` bytes from `addr` on. Pages beyond [`end`](Self::end) are ignored.
+    /// Marks the pages of `len` bytes from `addr` on.
+    ///
+    /// Pages beyond [`end`](Self::end) are ignored.
     pub fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1).map(|more| addr.saturating_add(more)) else { return };
         let last = last.min(self.end() - 1) / LOG_PAGE;
@@ -69,8 +76,10 @@ impl DirtyLog {
     }
 }
 
-/// The logging of one thread's writes to a guest's memory. All views of the thread share it, also views of requests
-/// in flight, so switching it takes effect for all of them at once.
+/// The logging of one thread's writes to a guest's memory.
+///
+/// All views of the thread share it, also views of requests in flight, so switching it takes effect for all of them
+/// at once.
 #[derive(Debug, Clone, Default)]
 pub struct Logging(Rc<LoggingState>);
 

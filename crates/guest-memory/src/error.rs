@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io;
 
-/// Why a memory region or a set of them was refused. Addresses and sizes are in bytes.
+/// Why a memory region or a set of them was refused.
+///
+/// Addresses and sizes are in bytes.
 #[derive(Debug)]
 pub enum Error {
     /// The region has no bytes.

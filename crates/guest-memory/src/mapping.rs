@@ -156,8 +156,9 @@ mod calls {
 
 pub(crate) use calls::file_system;
 
-/// Returns whether another process or machine may supply the pages of a file: on FUSE, overlayfs and network file
-/// systems. The call itself may block as long as an access.
+/// Returns whether another process or machine may supply the pages of a file.
+///
+/// So it is on FUSE, overlayfs and network file systems. The call itself may block as long as an access.
 ///
 /// # Errors
 ///

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::region::MappedRegion;
 
-/// A guest's memory: regions that do not overlap. Immutable; a change makes a new set that shares
-/// the mappings.
+/// A guest's memory: regions that do not overlap.
+///
+/// Immutable; a change makes a new set that shares the mappings.
 #[derive(Debug, Clone, Default)]
 pub struct GuestMemory {
     /// Sorted by guest address.
@@ -17,12 +18,12 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// No memory at all.
+    /// Returns a set without memory.
     pub const fn new() -> Self {
         GuestMemory { regions: Vec::new() }
     }
 
-    /// The set of these regions (SET_MEM_TABLE).
+    /// Returns the set of these regions (SET_MEM_TABLE).
     ///
     /// # Errors
     ///
@@ -38,7 +39,7 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
-    /// This set and one region more (ADD_MEM_REG).
+    /// Returns this set with one region more (ADD_MEM_REG).
     ///
     /// # Errors
     ///
@@ -47,8 +48,10 @@ impl GuestMemory {
         Self::from_regions(self.regions.iter().cloned().chain([region]))
     }
 
-    /// This set without the region of exactly these addresses and this size (REM_MEM_REG, which
-    /// names a region by all three).
+    /// Returns this set without one region (REM_MEM_REG).
+    ///
+    /// The region is the one of exactly these addresses and this size, in bytes: the message names
+    /// a region by all three.
     ///
     /// # Errors
     ///
@@ -72,17 +75,19 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
-    /// The regions, in the order of their guest addresses.
+    /// Returns the regions, in the order of their guest addresses.
     pub fn regions(&self) -> &[Arc<MappedRegion>] {
         &self.regions
     }
 
-    /// A region that the front end has shrunk the file of ([`MappedRegion::is_lost`]).
+    /// Returns a region whose file the front end has shrunk.
+    ///
+    /// See [`MappedRegion::is_lost`].
     pub fn lost_region(&self) -> Option<&MappedRegion> {
         self.regions.iter().map(|region| &**region).find(|region| region.is_lost())
     }
 
-    /// The region that guest address `addr` lies in.
+    /// Returns the region that guest address `addr` lies in.
     pub fn region_at(&self, addr: u64) -> Option<&Arc<MappedRegion>> {
         self.indexed_region_at(addr).map(|(_, region)| region)
     }
@@ -94,23 +99,27 @@ impl GuestMemory {
         (addr - region.guest_addr() < region.size()).then_some((index, region))
     }
 
-    /// The guest address of what the front end has at `user_addr`, when all `len` bytes from there
-    /// on lie in one region.
+    /// Returns the guest address of what the front end has at `user_addr`.
+    ///
+    /// `None` unless all `len` bytes from there on lie in one region.
     pub fn user_to_guest(&self, user_addr: u64, len: u64) -> Option<u64> {
         let (region, offset) = self.user_range(user_addr, len)?;
         Some(region.guest_addr() + offset)
     }
 
-    /// Where the front end has the guest's `addr`, when all `len` bytes from there on lie in one
-    /// region.
+    /// Returns where the front end has the guest's `addr`.
+    ///
+    /// `None` unless all `len` bytes from there on lie in one region.
     pub fn guest_to_user(&self, addr: u64, len: u64) -> Option<u64> {
         let region = self.region_at(addr)?;
         let offset = addr - region.guest_addr();
         (len <= region.size() - offset).then(|| region.user_addr() + offset)
     }
 
-    /// The memory of a ring: `len` bytes from the front end's address `user_addr` on
-    /// (SET_VRING_ADDR gives such addresses), aligned to `align` bytes, a power of two.
+    /// Returns the memory of a ring: `len` bytes from `user_addr` on.
+    ///
+    /// `user_addr` is an address of the front end, as SET_VRING_ADDR gives it, aligned to `align`
+    /// bytes, a power of two.
     ///
     /// # Errors
     ///
@@ -154,7 +163,9 @@ fn no_overlap(
     Ok(())
 }
 
-/// A piece of guest memory that holds a ring: checked once, mapped as long as it lives.
+/// A piece of guest memory that holds a ring, mapped as long as the value lives.
+///
+/// The range is checked once.
 #[derive(Debug, Clone)]
 pub struct RingArea {
     base: NonNull<u8>,
@@ -163,24 +174,25 @@ pub struct RingArea {
 }
 
 impl RingArea {
-    /// The first byte, aligned as was asked for. Valid for reads and writes of
-    /// [`len`](Self::len) bytes as long as this value or a clone of it lives; by atomic or volatile
-    /// access only, since the guest writes there too.
+    /// Returns the first byte, aligned as was asked for.
+    ///
+    /// The pointer is valid for reads and writes of [`len`](Self::len) bytes as long as this value
+    /// or a clone of it lives; by atomic or volatile access only, since the guest writes there too.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The guest address of the first byte.
+    /// Returns the guest address of the first byte.
     pub fn guest_addr(&self) -> u64 {
         let offset = self.base.as_ptr() as usize - self.region.host().as_ptr() as usize;
         self.region.guest_addr() + offset as u64

@@ -12,13 +12,14 @@ use crate::bus_error::Watched;
 use crate::error::Error;
 use crate::mapping::{FileSystem, Mapping, file_system};
 
-/// A memory region as the front end describes it (vhost-user, "Memory region description").
-/// All numbers are bytes.
+/// A memory region as the front end describes it. All numbers are bytes.
+///
+/// See vhost-user, "Memory region description".
 #[derive(Debug)]
 pub struct Region {
     /// Guest-physical address.
     pub guest_addr: u64,
-    /// Size.
+    /// Size in bytes; not 0.
     pub size: u64,
     /// Address in the front end's address space, in which ring addresses are given.
     pub user_addr: u64,
@@ -136,8 +137,10 @@ impl MappedRegion {
         self.size
     }
 
-    /// Populates the pages of up to `len` bytes from `offset` on, and maps them writable, as if each had been written to:
-    /// madvise(2), `MADV_POPULATE_WRITE`. Takes about a second per GiB that the guest has not used yet.
+    /// Populates the pages of up to `len` bytes from byte `offset` on.
+    ///
+    /// The pages are mapped writable, as if each had been written to: madvise(2), `MADV_POPULATE_WRITE`. Takes
+    /// about a second per GiB that the guest has not used yet.
     ///
     /// # Errors
     ///
@@ -155,19 +158,23 @@ impl MappedRegion {
         }
     }
 
-    /// Returns whether an access has found that the front end shrank the file. The region is private memory since
-    /// then.
+    /// Returns whether an access has found that the front end shrank the file.
+    ///
+    /// The region is private memory since then.
     pub fn is_lost(&self) -> bool {
         self.watched.is_lost()
     }
 
-    /// Returns the address of its first byte in this process, valid for [`size`](Self::size) bytes while the value lives.
+    /// Returns the address of the region's first byte in this process.
+    ///
+    /// The address is valid for [`size`](Self::size) bytes while the value lives.
     pub fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// Returns the byte at `offset` of the region, for memory shared with other processes rather than with a guest.
-    /// `None`: beyond the region's end.
+    /// Returns the byte at `offset` of the region. `None`: beyond its end.
+    ///
+    /// For memory shared with other processes rather than with a guest.
     pub fn byte(&self, offset: u64) -> Option<&AtomicU8> {
         let offset = usize::try_from(offset).ok().filter(|_| offset < self.size)?;
         // SAFETY: inside the region, so mapped as long as `self` is borrowed. A byte needs no alignment. All other

@@ -10,9 +10,10 @@ use event_loop::{EventLoop, LoopMemory};
 
 use crate::region::MappedRegion;
 
-/// A region registered with a loop, for views on that loop's thread
-/// ([`MemoryView::with_logging`](crate::MemoryView::with_logging)). Clones share it. Views, and so operations in
-/// flight, keep it.
+/// A region registered with a loop, for views on that loop's thread.
+///
+/// See [`MemoryView::with_logging`](crate::MemoryView::with_logging). Clones share the region. Views, and so
+/// operations in flight, keep it.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
     region: Arc<MappedRegion>,
@@ -36,7 +37,7 @@ impl RegisteredRegion {
         async move { Ok(RegisteredRegion { memory: registering.await?, region }) }
     }
 
-    /// The region.
+    /// Returns the region.
     pub fn region(&self) -> &Arc<MappedRegion> {
         &self.region
     }

@@ -31,7 +31,7 @@ fn memfd() -> nix::Result<OwnedFd> {
     Ok(fd.map_err(|_| nix::Error::EIO)?.into())
 }
 
-/// A region backed by a fresh memfd of `size` zero bytes.
+/// Returns a region backed by a fresh memfd of `size` zero bytes.
 ///
 /// # Errors
 ///
@@ -43,7 +43,7 @@ pub fn memfd_region(guest_addr: u64, size: u64) -> Result<Region, Error> {
     Ok(Region { guest_addr, size, user_addr: USER_BASE + guest_addr, mmap_offset: 0, fd })
 }
 
-/// A guest's memory of regions `(guest address, size)`, each a memfd.
+/// Returns a guest's memory of regions `(guest address, bytes)`, each a memfd.
 ///
 /// # Errors
 ///

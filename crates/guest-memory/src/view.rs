@@ -15,8 +15,10 @@ use crate::memory::GuestMemory;
 use crate::region::MappedRegion;
 use crate::registered::RegisteredRegion;
 
-/// One thread's view of a [`GuestMemory`], kept in an `Rc`. It translates addresses, copies, and makes segments for the
-/// kernel. It remembers recently used regions. Addresses are guest-physical, lengths are in bytes.
+/// One thread's view of a [`GuestMemory`], kept in an `Rc`.
+///
+/// It translates addresses, copies, and makes segments for the kernel. It remembers recently used regions. Addresses
+/// are guest-physical, lengths are in bytes.
 ///
 /// A range may span adjacent regions. After an error, a copy or a list may be partly done.
 pub struct MemoryView {
@@ -48,8 +50,10 @@ impl MemoryView {
         Self::with_logging(memory, &[], Logging::new())
     }
 
-    /// Returns a view of `memory` for a loop with which `registered` is registered. Segments in those regions use the
-    /// registration, see [`IoBufs::push_registered`]. `logging` decides whether writes through the view are logged.
+    /// Returns a view of `memory` for a loop with which `registered` is registered.
+    ///
+    /// Segments in those regions use the registration, see [`IoBufs::push_registered`]. `logging` decides whether
+    /// writes through the view are logged.
     pub fn with_logging(
         memory: Arc<GuestMemory>,
         registered: &[RegisteredRegion],
@@ -76,7 +80,9 @@ impl MemoryView {
         &self.logging
     }
 
-    /// Returns which part of the memory or of the log the front end has taken away, if any.
+    /// Returns which part of the memory or of the log was taken away, if any.
+    ///
+    /// The front end has shrunk that part's file.
     pub fn lost(&self) -> Option<String> {
         if let Some(region) = self.memory.lost_region() {
             return Some(format!("the memory at {:#x} was taken away", region.guest_addr()));
@@ -84,8 +90,10 @@ impl MemoryView {
         self.logging.is_lost().then(|| "the log of a migration was taken away".into())
     }
 
-    /// Marks what an operation wrote to `bufs`, `len` bytes in segments of this view, if writes are logged. Call this when
-    /// the operation has ended, with or without success, before the driver learns of it.
+    /// Marks what an operation wrote to `bufs`, if writes are logged.
+    ///
+    /// These are `len` bytes, in segments of this view. Call this when the operation has ended, with or without
+    /// success, before the driver learns of it.
     #[inline]
     pub fn mark_bufs(&self, bufs: &IoBufs, len: u64) {
         if self.logging.is_on() {
@@ -122,8 +130,10 @@ impl MemoryView {
         }
     }
 
-    /// Appends `addr..addr + len` to `bufs` as segments. The view becomes the owner of an empty list, and keeps the memory
-    /// mapped while the operation is in flight. Allocates only when the list exceeds its capacity.
+    /// Appends `len` bytes from guest address `addr` on to `bufs` as segments.
+    ///
+    /// The view becomes the owner of an empty list, and keeps the memory mapped while the operation is in flight.
+    /// Allocates only when the list exceeds its capacity.
     ///
     /// # Errors
     ///
@@ -155,7 +165,7 @@ impl MemoryView {
         })
     }
 
-    /// Copies guest memory from `addr` on to `dst`.
+    /// Copies guest memory from guest address `addr` on to `dst`.
     ///
     /// # Errors
     ///
@@ -172,7 +182,7 @@ impl MemoryView {
         })
     }
 
-    /// Copies `src` to guest memory from `addr` on.
+    /// Copies `src` to guest memory from guest address `addr` on.
     ///
     /// # Errors
     ///
@@ -262,8 +272,9 @@ impl MemoryView {
         Ok(())
     }
 
-    /// Reads the little-endian word of 32 bits at `addr`, by which the guest publishes what it wrote before: that is
-    /// seen by reads that follow.
+    /// Reads the little-endian word of 32 bits at `addr`, with acquire ordering.
+    ///
+    /// The guest publishes by the word what it wrote before. Reads that follow see that.
     ///
     /// # Errors
     ///
@@ -275,7 +286,9 @@ impl MemoryView {
         unsafe { access::load_acquire(host) }.ok_or(AccessError { addr, len: 4 })
     }
 
-    /// Writes the little-endian word of 32 bits at `addr`, by which the guest sees what was written before.
+    /// Writes the little-endian word of 32 bits at `addr`, with release ordering.
+    ///
+    /// By the word the guest sees what was written before.
     ///
     /// # Errors
     ///
@@ -299,8 +312,9 @@ impl MemoryView {
         self.one_piece(addr, 4).ok_or(AccessError { addr, len: 4 })
     }
 
-    /// Prefetches the cache line at `addr` for reading, or `for_writing`, if it is in a remembered region. Does not wait.
-    /// Has no effect on an address that is not memory.
+    /// Prefetches the cache line at `addr`, if it is in a remembered region.
+    ///
+    /// For reading, or `for_writing`. Does not wait. Has no effect on an address that is not memory.
     #[inline]
     pub fn prefetch(&self, addr: u64, for_writing: bool) {
         if let Some(host) = self.one_piece(addr, 1) {

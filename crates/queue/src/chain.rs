@@ -14,7 +14,9 @@ use crate::segments::{Segment, Segments};
 /// and of one preadv2(2).
 pub const MAX_SEGMENTS: usize = 1024;
 
-/// A descriptor chain: first the buffers that the device reads, then those that it writes.
+/// Buffers of a request: first those that the device reads, then those it writes.
+///
+/// A descriptor chain (virtio 1.3, 2.7.4.2).
 ///
 /// Reusable: [`Queue::pop`](crate::Queue::pop) fills it without allocating.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// An empty chain with room for the longest one, 16 KiB.
+    /// Returns an empty chain with room for the longest one, 16 KiB.
     pub fn new() -> Self {
         Chain {
             head: 0,
@@ -45,40 +47,42 @@ impl Chain {
         }
     }
 
-    /// Returns the first descriptor, which identifies the chain for [`Queue::add_used`](crate::Queue::add_used).
+    /// Returns the index of the first descriptor, which identifies the chain.
+    ///
+    /// [`Queue::add_used`](crate::Queue::add_used) takes this index.
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// The buffers that the driver wrote and the device reads.
+    /// Returns the buffers that the driver wrote and the device reads.
     #[inline]
     pub fn readable(&self) -> Segments<'_> {
         Segments::new(self.segments.get(..self.readable).unwrap_or_default(), self.readable_len)
     }
 
-    /// The buffers that the device writes.
+    /// Returns the buffers that the device writes.
     #[inline]
     pub fn writable(&self) -> Segments<'_> {
         Segments::new(self.segments.get(self.readable..).unwrap_or_default(), self.writable_len)
     }
 
-    /// Bytes in the readable buffers.
+    /// Returns the number of bytes in the readable buffers.
     pub fn readable_len(&self) -> u32 {
         self.readable_len
     }
 
-    /// Bytes in the writable buffers.
+    /// Returns the number of bytes in the writable buffers.
     pub fn writable_len(&self) -> u32 {
         self.writable_len
     }
 
-    /// Bytes in all buffers.
+    /// Returns the number of bytes in all buffers.
     pub fn total_len(&self) -> u32 {
         // Limited by push().
         self.readable_len.saturating_add(self.writable_len)
     }
 
-    /// How many buffers there are.
+    /// Returns the number of buffers, at most [`MAX_SEGMENTS`].
     pub fn segments(&self) -> u32 {
         // At most `MAX_SEGMENTS`.
         self.segments.len() as u32

@@ -44,7 +44,9 @@ impl Driver {
     /// The alignment of rings here, which exceeds virtio's.
     const ALIGN: u64 = 64;
 
-    /// Bytes of guest memory that the rings of a queue of `size` entries take.
+    /// Returns the bytes of guest memory that the rings of a queue take.
+    ///
+    /// `size`: entries of the queue.
     pub fn rings_len(size: u16) -> u64 {
         let [_, _, end] = Self::offsets(size);
         end + Rings::used_len(size.into()) as u64
@@ -57,8 +59,10 @@ impl Driver {
         [0, avail.next_multiple_of(2), used]
     }
 
-    /// Returns a driver with its rings at guest address `base`, a multiple of 64. Zeroes [`rings_len`] bytes there.
-    /// INDIRECT_DESC is on; a test can turn it off in its copy of the [`config`](Self::config).
+    /// Returns a driver with its rings at guest address `base`, a multiple of 64.
+    ///
+    /// Zeroes [`rings_len`] bytes there. INDIRECT_DESC is on; a test can turn it off in its copy of the
+    /// [`config`](Self::config).
     ///
     /// # Errors
     ///
@@ -97,7 +101,9 @@ impl Driver {
         })
     }
 
-    /// Makes the rings' indices begin at `index` instead of 0. Call this before the device's set-up.
+    /// Makes the rings' indices begin at `index` instead of 0.
+    ///
+    /// Call this before the device's set-up.
     #[must_use]
     pub fn starting_at(mut self, index: u16) -> Self {
         self.config.next_avail = index;
@@ -113,13 +119,15 @@ impl Driver {
         self.config
     }
 
-    /// Descriptors that are free.
+    /// Returns the number of free descriptors.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Adds a chain of these buffers to the available ring, not yet [published](Self::publish).
-    /// Returns its head; `None` when there are no buffers or too few free descriptors.
+    /// Adds a chain of these buffers to the available ring. Returns its head.
+    ///
+    /// The chain is not yet [published](Self::publish). `None` when there are no buffers or too few free
+    /// descriptors.
     pub fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Option<u16> {
         let count = readable.len() + writable.len();
         let at = self.free.len().checked_sub(count)?;
@@ -137,7 +145,9 @@ impl Driver {
         Some(head)
     }
 
-    /// The same with an indirect table at guest address `table`: 16 bytes per buffer.
+    /// Adds a chain by an indirect table (virtio 1.3, 2.7.5.3).
+    ///
+    /// `table` is the table's guest address, with 16 bytes per buffer. Otherwise like [`add`](Self::add).
     ///
     /// # Errors
     ///
@@ -169,6 +179,8 @@ impl Driver {
     }
 
     /// Adds any head to the available ring, without publishing it.
+    ///
+    /// `head` need not be a descriptor's index, for tests of drivers that break the rules.
     pub fn offer(&mut self, head: u16) {
         self.rings.set_avail_entry(self.avail_idx, head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
@@ -221,12 +233,16 @@ impl Driver {
         self.rings.used_idx()
     }
 
-    /// Returns whether a chain is ready to [`reap`](Self::reap), with one read of the used index.
+    /// Returns whether a chain is ready to [`reap`](Self::reap).
+    ///
+    /// One read of the used index.
     pub fn has_used(&self) -> bool {
         self.rings.used_idx() != self.used_idx
     }
 
-    /// Requests a signal for the next used chain. Returns `true` if a used chain is ready already.
+    /// Requests a signal for the next used chain (virtio 1.3, 2.7.7).
+    ///
+    /// Returns `true` if a used chain is ready already.
     pub fn enable_signals(&mut self) -> bool {
         if self.config.event_idx {
             self.rings.set_used_event(self.used_idx);
@@ -237,7 +253,7 @@ impl Driver {
         self.rings.used_idx() != self.used_idx
     }
 
-    /// Asks the device not to signal.
+    /// Asks the device not to signal (virtio 1.3, 2.7.7).
     pub fn suppress_signals(&mut self) {
         if self.config.event_idx {
             // An event that the used index cannot pass before the driver has taken all chains, as no queue

@@ -4,7 +4,9 @@ use std::fmt;
 
 use guest_memory::AccessError;
 
-/// Why a queue cannot be set up, or is broken from now on. Section numbers are virtio 1.3's.
+/// Why a queue cannot be set up, or is broken from now on.
+///
+/// Section numbers are virtio 1.3's.
 #[derive(Debug)]
 pub enum QueueError {
     /// The size is not a power of two from 1 to 32768 (2.7).

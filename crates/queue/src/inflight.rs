@@ -36,7 +36,9 @@ const COUNTER: usize = 8;
 /// The alignment of a queue's region, bytes: queues do not share a cache line.
 const ALIGN: usize = 64;
 
-/// The record of a queue.
+/// The record of a queue's requests in flight, in memory of the front end.
+///
+/// Layout and rules are in the vhost-user specification, "Inflight I/O tracking".
 #[derive(Debug)]
 pub struct Inflight {
     area: RingArea,
@@ -57,13 +59,16 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// Returns the bytes of the record of a queue with `size` entries: a multiple of 64.
+    /// Returns the bytes of the record of a queue with `size` entries.
+    ///
+    /// The number is a multiple of 64.
     pub const fn region_len(size: u16) -> usize {
         (ENTRIES_AT + size as usize * ENTRY).next_multiple_of(ALIGN)
     }
 
-    /// Returns the record at user address `addr` of `memory`, a multiple of 64. A new record is zeroed. `size` is the
-    /// number of entries.
+    /// Returns the record at user address `addr` of `memory`, a multiple of 64.
+    ///
+    /// A new record is zeroed. `size` is the number of entries.
     ///
     /// # Errors
     ///
@@ -87,8 +92,10 @@ impl Inflight {
         })
     }
 
-    /// Marks the queue as restarted at the ring position where it was stopped. The position is trusted over the
-    /// record: a queue may have begun, with a new record, behind entries that were never popped.
+    /// Marks the queue as restarted at the ring position where it was stopped.
+    ///
+    /// The position is trusted over the record: a queue may have begun, with a new record, behind entries that were
+    /// never popped.
     pub fn of_a_stopped_queue(self) -> Self {
         Inflight { was_stopped: true, ..self }
     }

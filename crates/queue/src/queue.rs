@@ -14,7 +14,9 @@ use crate::pause::pause;
 use crate::ring::{Rings, used_ring_len};
 use crate::used::UsedHalf;
 
-/// Configuration of a queue. Addresses are in the front end's address space, as in SET_VRING_ADDR.
+/// Configuration of a queue.
+///
+/// Addresses are in the front end's address space, as in SET_VRING_ADDR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Entries: a power of two from 1 to 32768.
@@ -85,8 +87,10 @@ impl Mapped {
 }
 
 impl Queue {
-    /// Sets the queue up with kicks enabled. The used ring continues at its own index, so a queue that was served before
-    /// can be resumed. Chains may be available already.
+    /// Sets the queue up with kicks enabled.
+    ///
+    /// The used ring continues at its own index, so a queue that was served before can be resumed. Chains may be
+    /// available already.
     ///
     /// # Errors
     ///
@@ -95,10 +99,12 @@ impl Queue {
         Self::with_inflight(memory, config, None)
     }
 
-    /// Sets the queue up with a record of requests in flight. Chains in `inflight` are popped again, in their order,
-    /// before others. If the record was used before, `config.next_avail` is ignored: the next available entry follows
-    /// the recorded and the used chains. A reconnecting front end may send the driver's available index as the position
-    /// (Cloud Hypervisor does), which would skip chains offered while no back end was connected.
+    /// Sets the queue up with a record of requests in flight.
+    ///
+    /// Chains in `inflight` are popped again, in their order, before others. If the record was used before,
+    /// `config.next_avail` is ignored: the next available entry follows the recorded and the used chains. A
+    /// reconnecting front end may send the driver's available index as the position (Cloud Hypervisor does), which
+    /// would skip chains offered while no back end was connected.
     ///
     /// # Errors
     ///
@@ -137,8 +143,9 @@ impl Queue {
         })
     }
 
-    /// Continues in `memory` after memory was plugged or unplugged. Chains popped before keep the memory that they were
-    /// translated with.
+    /// Continues in `memory` after memory was plugged or unplugged.
+    ///
+    /// Chains popped before keep the memory that they were translated with.
     ///
     /// # Errors
     ///
@@ -156,8 +163,10 @@ impl Queue {
         }
     }
 
-    /// Starts or stops logging writes to the used ring, by a view that [logs](guest_memory::Logging), as if the ring began
-    /// at guest address `addr` (VHOST_VRING_F_LOG). Earlier writes are marked as well.
+    /// Starts or stops logging writes to the used ring (VHOST_VRING_F_LOG).
+    ///
+    /// The queue's view [logs](guest_memory::Logging) them as if the ring began at guest address `addr`. Earlier writes
+    /// are marked as well.
     pub fn set_used_log(&self, addr: Option<u64>) {
         self.used_log.set(addr);
         self.mark_used();
@@ -188,27 +197,31 @@ impl Queue {
         &self.config
     }
 
-    /// Returns the number of entries.
+    /// Returns the number of entries: a power of two from 1 to 32768.
     pub fn size(&self) -> u16 {
         self.config.size
     }
 
-    /// Returns whether a chain is available, with one read of the available index, for a busy-polling loop. Always `false`
-    /// for a broken queue.
+    /// Returns whether a chain is available, for a busy-polling loop.
+    ///
+    /// One read of the available index. Always `false` for a broken queue.
     #[inline]
     pub fn has_work(&self) -> bool {
         !self.broken.get()
             && (self.avail.has_work(&self.state.borrow().rings) || self.has_more_to_redo())
     }
 
-    /// Returns the number of available chains. If the driver breaks the rules, the number may exceed the queue's size,
-    /// which [`pop`](Self::pop) detects.
+    /// Returns the number of available chains.
+    ///
+    /// If the driver breaks the rules, the number may exceed the queue's size, which [`pop`](Self::pop) detects.
     pub fn offered(&self) -> u32 {
         let to_redo = self.inflight.as_ref().map_or(0, Inflight::more_to_redo);
         to_redo + u32::from(self.avail.offered(&self.state.borrow().rings))
     }
 
-    /// Takes the next chain; returns `false` if none is available. Allocates nothing.
+    /// Takes the next chain (virtio 1.3, 2.7.6). Allocates nothing.
+    ///
+    /// Returns `false` if none is available.
     ///
     /// # Errors
     ///
@@ -258,8 +271,10 @@ impl Queue {
         self.inflight.as_ref().is_some_and(Inflight::has_more_to_redo)
     }
 
-    /// Puts the chain popped as `head` into the used ring, with `written` bytes written by the device. The driver sees it
-    /// at the latest with [`publish`](Self::publish). Long batches are published in parts.
+    /// Puts the chain popped as `head` into the used ring (virtio 1.3, 2.7.8).
+    ///
+    /// The device has written `written` bytes. The driver sees the chain at the latest with [`publish`](Self::publish).
+    /// Long batches are published in parts.
     #[inline]
     pub fn add_used(&self, head: u16, written: u32) {
         debug_assert!(self.in_flight.get() > 0, "a chain is given back once");
@@ -267,9 +282,10 @@ impl Queue {
         self.used.add(&self.state.borrow().rings, self.inflight.as_ref(), head, written);
     }
 
-    /// Leaves the chain popped as `head` in the record of requests in flight, from which the next back end repeats it. For
-    /// a queue that pops no more chains. Returns `false` without a record: the chain must then be added to the used
-    /// ring.
+    /// Leaves the chain popped as `head` in the record of requests in flight.
+    ///
+    /// The next back end repeats the chain from there. For a queue that pops no more chains. Returns `false` without a
+    /// record: the chain must then be added to the used ring.
     pub fn leave(&self, head: u16) -> bool {
         debug_assert!(head < self.config.size && self.in_flight.get() > 0);
         if self.inflight.is_none() {
@@ -279,7 +295,9 @@ impl Queue {
         true
     }
 
-    /// Publishes the used ring. Returns `true` if the driver requests a signal. Call this once per batch.
+    /// Publishes the used ring. Returns `true` if the driver requests a signal.
+    ///
+    /// Call this once per batch. The request is that of virtio 1.3, 2.7.7.
     #[inline]
     #[must_use = "the driver waits for the signal"]
     pub fn publish(&self) -> bool {
@@ -288,16 +306,19 @@ impl Queue {
         wanted
     }
 
-    /// Asks the driver not to kick while the queue is polled. Kicks may still come.
+    /// Asks the driver not to kick while the queue is polled.
+    ///
+    /// Kicks may still come (virtio 1.3, 2.7.10).
     #[inline]
     pub fn suppress_kicks(&self) {
         self.avail.suppress_kicks(&self.state.borrow().rings);
         self.mark_used();
     }
 
-    /// Asks the driver to kick for the next chain. Call this each time before waiting, since with EVENT_IDX the request is
-    /// for one kick. Returns `true` if chains were added before the driver could see the request, for which no kick may
-    /// come: pop them, then call this again.
+    /// Asks the driver to kick for the next chain (virtio 1.3, 2.7.10).
+    ///
+    /// Call this each time before waiting, since with EVENT_IDX the request is for one kick. Returns `true` if chains
+    /// were added before the driver could see the request, for which no kick may come: pop them, then call this again.
     #[inline]
     #[must_use = "no kick may come for what is there already"]
     pub fn enable_kicks(&self) -> bool {
@@ -306,13 +327,14 @@ impl Queue {
         (more || self.has_more_to_redo()) && !self.broken.get()
     }
 
-    /// Returns the next available entry to pop (GET_VRING_BASE). Chains in flight, which the next back end repeats, come
-    /// before it.
+    /// Returns the index of the next available entry to pop (GET_VRING_BASE).
+    ///
+    /// The index counts entries modulo 2^16. Chains in flight, which the next back end repeats, come before it.
     pub fn next_avail(&self) -> u16 {
         self.avail.next()
     }
 
-    /// Returns the published used index.
+    /// Returns the published used index, which counts chains modulo 2^16.
     pub fn used_idx(&self) -> u16 {
         self.used.published()
     }
@@ -327,7 +349,9 @@ impl Queue {
         self.broken.get()
     }
 
-    /// Breaks the queue. A device does so for a malformed request without room for a status.
+    /// Breaks the queue.
+    ///
+    /// A device does so for a malformed request without room for a status.
     pub fn mark_broken(&self) {
         self.broken.set(true);
     }

@@ -16,16 +16,16 @@ use virtio_bindings::virtio_ring::{
 use crate::error::QueueError;
 use crate::queue::QueueConfig;
 
-/// A descriptor as it is in a table (2.7.5), in our byte order.
+/// A descriptor of a table (virtio 1.3, 2.7.5), in the machine's byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Descriptor {
     /// Guest address of the buffer or indirect table.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u32,
-    /// `VRING_DESC_F_*`.
+    /// `VRING_DESC_F_*`: bits of virtio 1.3, 2.7.5.
     pub flags: u16,
-    /// The next descriptor of the chain, if there is one by the flags.
+    /// The index of the next descriptor of the chain, if there is one by the flags.
     pub next: u16,
 }
 
@@ -39,14 +39,14 @@ impl Descriptor {
         u32::from(self.flags) & flag != 0
     }
 
-    /// The descriptor in these bytes of a table.
+    /// Returns the descriptor in these bytes of a table.
     #[inline]
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> Self {
         let value = u128::from_le_bytes(bytes);
         Self::from_words(value as u64, (value >> 64) as u64)
     }
 
-    /// The descriptor's bytes in a table.
+    /// Returns the descriptor's bytes in a table.
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let (low, high) = self.to_words();
         (u128::from(low) | u128::from(high) << 64).to_le_bytes()
@@ -68,7 +68,7 @@ impl Descriptor {
     }
 }
 
-/// Bytes of the used ring of a queue with `size` entries.
+/// Returns the bytes of the used ring of a queue with `size` entries.
 pub const fn used_ring_len(size: u16) -> u64 {
     Rings::used_len(size as usize) as u64
 }

@@ -7,7 +7,9 @@ use guest_memory::{AccessError, MemoryView};
 
 use crate::error::SegmentsError;
 
-/// A buffer of a chain. Not empty, and its end fits 64 bits. Whether it is memory is checked on access.
+/// A buffer of a chain.
+///
+/// Not empty, and its end fits 64 bits. Whether it is memory is checked on access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Guest address of the first byte.
@@ -16,8 +18,9 @@ pub struct Segment {
     pub len: u32,
 }
 
-/// A run of bytes in the buffers of a chain, which the driver may split in any way (VIRTIO_F_ANY_LAYOUT). A small value;
-/// splitting it copies no data.
+/// A run of bytes in the buffers of a chain. A small value, copied freely.
+///
+/// The driver may split the bytes in any way (VIRTIO_F_ANY_LAYOUT). Splitting a run copies no data.
 ///
 /// ```
 /// # use queue::{Chain, SegmentsError}; use guest_memory::MemoryView;
@@ -46,17 +49,17 @@ impl<'a> Segments<'a> {
         Segments { list, skip: 0, cut: 0, len }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len(self) -> u32 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// The pieces, in order.
+    /// Returns the pieces, in order.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Segment> + use<'a> {
         let (mut skip, mut left) = (u64::from(self.skip), self.len);
@@ -101,7 +104,9 @@ impl<'a> Segments<'a> {
         None
     }
 
-    /// Returns all bytes but the last, and the guest address of the last. `None` if the run is empty.
+    /// Returns all bytes but the last, and the guest address of the last.
+    ///
+    /// `None` if the run is empty.
     #[inline]
     pub fn split_last(self) -> Option<(Self, u64)> {
         let (last, before) = self.list.split_last()?;
@@ -173,7 +178,9 @@ impl<'a> Segments<'a> {
         Ok(done)
     }
 
-    /// Appends all bytes to `bufs` as segments for the kernel; see [`MemoryView::push_iovecs`].
+    /// Appends all bytes to `bufs` as segments for the kernel.
+    ///
+    /// See [`MemoryView::push_iovecs`].
     ///
     /// # Errors
     ///

@@ -63,8 +63,10 @@ impl BinCounters {
     }
 }
 
-/// A latency histogram. Bin `i` counts latencies from boundary `i - 1`, or 0, to below boundary `i`. The last bin
-/// counts all from the last boundary on.
+/// A latency histogram.
+///
+/// Bin `i` counts latencies from boundary `i - 1`, or 0, to below boundary `i`. The last bin counts all from the
+/// last boundary on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bins {
     /// Boundaries in nanoseconds, ascending.

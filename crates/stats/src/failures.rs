@@ -17,7 +17,7 @@ const PLACES: usize = 16;
 /// Failed requests with the same unit, kind and errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// The logical unit for virtio-scsi, else 0.
+    /// The number of the logical unit for virtio-scsi, else 0.
     pub unit: u16,
     /// Kind of the requests.
     pub kind: Kind,

@@ -13,11 +13,11 @@ pub use queue::{Batch, Kind, KindNumbers, QueueNumbers, QueueStats};
 /// A request in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InFlight {
-    /// Unique within its queue until the queue is started again.
+    /// A number that is unique within its queue until the queue is started again.
     pub id: u64,
     /// The kind under which the request is counted.
     pub kind: Kind,
-    /// The logical unit, for devices with several.
+    /// The number of the logical unit, for devices with several.
     pub lun: Option<u16>,
     /// First byte on the disk.
     pub offset: u64,

@@ -34,7 +34,7 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes, Kind::Other];
 
-    /// The kind's name in statistics.
+    /// Returns the kind's name in statistics.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Read => "read",
@@ -47,8 +47,10 @@ impl Kind {
     }
 }
 
-/// Counters of a queue since the export was created. Only the queue's thread writes them. The counters of two
-/// queues share neither a cache line nor a pair of lines that is prefetched together.
+/// Counters of a queue since the export was created.
+///
+/// Only the queue's thread writes them. The counters of two queues share neither a cache line nor a pair of lines
+/// that is prefetched together.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
@@ -146,8 +148,9 @@ impl QueueStats {
         let _ = self.failures.set(failures);
     }
 
-    /// Reports a request, or a part of one, that failed in the block layer. `unit`: the logical unit of virtio-scsi,
-    /// else 0.
+    /// Reports a request, or a part of one, that failed in the block layer.
+    ///
+    /// `unit`: the logical unit of virtio-scsi, else 0.
     #[cold]
     pub fn node_failed(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {
         if let Some(failures) = self.failures.get() {
@@ -155,25 +158,26 @@ impl QueueStats {
         }
     }
 
-    /// Requests of a kind answered with success.
+    /// Returns the number of requests of a kind that were answered with success.
     pub fn done(&self, kind: Kind) -> u64 {
         self.kind(kind).done.get()
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> u64 {
         let answered = |kind: &KindStats| kind.done.get() + kind.failed.get() + kind.invalid.get();
         let answered = self.kinds.iter().map(answered).sum();
         self.taken.get().saturating_sub(answered)
     }
 
-    /// Requests that failed or were refused.
+    /// Returns the number of requests that failed or were refused.
     pub fn errors(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.failed.get() + kind.invalid.get()).sum()
     }
 
-    /// Starts a histogram of reads, writes or flushes with these boundaries, ascending, in nanoseconds. `None`
-    /// removes it.
+    /// Starts a histogram of reads, writes or flushes. `None` removes it.
+    ///
+    /// The boundaries are latencies in nanoseconds, ascending.
     pub fn count_in_bins(&self, kind: Kind, boundaries: Option<Vec<u64>>) {
         lock(&self.bins).set(kind, boundaries);
         self.bins_version.fetch_add(1, Ordering::Relaxed);
@@ -185,12 +189,12 @@ impl QueueStats {
 }
 
 impl QueueNumbers {
-    /// The counters of one kind.
+    /// Returns the counters of one kind.
     pub fn kind(&self, kind: Kind) -> &KindNumbers {
         &self.kinds[kind as usize]
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> u64 {
         let answered = |kind: &KindNumbers| kind.done + kind.failed + kind.invalid;
         self.taken.saturating_sub(self.kinds.iter().map(answered).sum())
@@ -224,8 +228,10 @@ impl KindNumbers {
     }
 }
 
-/// Counters of the current batch. Requests taken together are mostly answered together, so requests of one kind
-/// and latency are counted at once, as a run.
+/// Counters of the current batch.
+///
+/// Requests taken together are mostly answered together, so requests of one kind and latency are counted at once, as
+/// a run.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// By [`Kind`].
@@ -275,7 +281,7 @@ impl Batch {
         run.count.update(|count| count + 1);
     }
 
-    /// Counts a failed request. Times are loop times, nanoseconds.
+    /// Counts a failed request. Times are loop times, in nanoseconds.
     #[cold]
     pub fn failed(&self, stats: &QueueStats, kind: Kind, started_ns: u64, now_ns: u64) {
         stats.kind(kind).failed.add(1);
