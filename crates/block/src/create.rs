@@ -23,7 +23,9 @@ pub struct CreateKind {
 
 /// An image to be created: a driver's options for it.
 pub trait NewImage: fmt::Debug + Send {
-    /// Returns the names of the nodes that the image is created in. They are written and resized.
+    /// Returns the names of the nodes that the image is created in.
+    ///
+    /// They are written and resized.
     fn nodes(&self) -> Vec<&str>;
 
     /// Creates the image. Await the future on the loop of the context.

@@ -40,7 +40,10 @@ pub struct DriverKind {
     pub library: Option<&'static ForeignLibrary>,
 }
 
-/// A library that does I/O by itself, on threads that [`library_birth`](crate::DriverServices::library_birth) confines.
+/// A library that does I/O by itself, on threads of its own.
+///
+/// [`library_birth`](crate::DriverServices::library_birth) confines the threads. The library connects to any TCP port,
+/// and reads [`files`](Needs::files) of the nodes.
 ///
 /// It connects to any TCP port, and reads [`files`](Needs::files) of the nodes.
 pub struct ForeignLibrary {
@@ -106,16 +109,24 @@ pub trait BlockDriver: DriverValue {
     /// Returns the driver's line in the list.
     fn kind(&self) -> &'static DriverKind;
 
-    /// Returns the options as text would give them. Reading them again gives the same value.
+    /// Returns the options as text would give them.
+    ///
+    /// Reading them again gives the same value.
     fn write(&self) -> Object;
 
-    /// Returns the children that the options name, in the order in which they are opened. An image may name more.
+    /// Returns the children that the options name, in the order of opening.
+    ///
+    /// An image may name more.
     fn children(&self) -> Vec<ChildOption<'_>>;
 
-    /// Puts a child in place of the one with that role. Returns `false` if there can be none.
+    /// Puts a child in place of the one with that role.
+    ///
+    /// Returns `false` if there can be none.
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool;
 
-    /// Has the options name no child with that role. Returns `false` if there has to be one.
+    /// Has the options name no child with that role.
+    ///
+    /// Returns `false` if there has to be one.
     fn remove_child(&mut self, _role: &str) -> bool {
         false
     }
@@ -132,20 +143,26 @@ pub trait BlockDriver: DriverValue {
     /// loop. A library that does its own I/O has [threads of its own](ForeignLibrary).
     fn needs(&self) -> Needs<'_>;
 
-    /// Returns how what the node was written gets to the process that takes over in an upgrade.
+    /// Returns how written data reaches the process that takes over in an upgrade.
     fn hand_over(&self) -> HandOver;
 
-    /// Changes the options so that the node takes no locks and writes nothing, while another process uses the image.
+    /// Changes the options so that the node takes no locks and writes nothing.
+    ///
+    /// Another process uses the image meanwhile.
     ///
     /// # Errors
     ///
     /// The driver's nodes cannot be inactive.
     fn look(&mut self, look: Look) -> Result<(), NeverInactive>;
 
-    /// Returns QMP's description of the node. `child` is the file name of the first child, if it has one.
+    /// Returns QMP's description of the node.
+    ///
+    /// `child` is the file name of the first child, if it has one.
     fn describe(&self, child: Option<&str>) -> Description;
 
-    /// Returns the file or block device of this host that holds the node's bytes one to one, if one does.
+    /// Returns the file or block device of this host that holds the node's bytes.
+    ///
+    /// `None` unless the file holds them one to one.
     fn local_file(&self) -> Option<&Path>;
 
     /// Opens the node. The children that [`children`](Self::children) returns are open.
@@ -155,7 +172,9 @@ pub trait BlockDriver: DriverValue {
     /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError>;
 
-    /// Prepares the slow part of opening on a loop, so that the caller's loop is not blocked.
+    /// Prepares the slow part of opening on a loop, without blocking the caller's.
+    ///
+    /// The future's error is that of opening.
     ///
     /// [`OpenContext::connection`] passes the result to [`open`](Self::open). `None`: opening takes
     /// no time.
@@ -163,7 +182,7 @@ pub trait BlockDriver: DriverValue {
         None
     }
 
-    /// Checks that a node with the options `before` can get these options while it is in use.
+    /// Checks that a node in use can change from the options `before` to these.
     ///
     /// # Errors
     ///
@@ -216,7 +235,7 @@ pub struct Needs<'a> {
     pub files: Vec<&'a Path>,
     /// Unix sockets that are connected to.
     pub sockets: Vec<&'a Path>,
-    /// TCP servers that are connected to: host and port.
+    /// TCP servers that are connected to: host and port number.
     pub servers: Vec<(&'a str, u16)>,
     /// Whether abstract unix sockets are connected to.
     pub abstract_sockets: bool,
@@ -238,7 +257,7 @@ impl Needs<'_> {
     };
 }
 
-/// [`BlockDriver::set_child`] of a driver that has one child, with the role `file`.
+/// Implements [`BlockDriver::set_child`] for a driver with the one child `file`.
 pub fn set_only_child(file: &mut BlockdevRef, role: &str, child: BlockdevRef) -> bool {
     let is_file = role == "file";
     if is_file {
@@ -330,15 +349,17 @@ pub struct Reopened {
     pub restore: Option<Box<dyn FnOnce()>>,
 }
 
-/// What all types of options have in common. Implemented for each that is `Clone`, `PartialEq` and `Debug`.
+/// What all types of options have in common.
+///
+/// Implemented for each that is `Clone`, `PartialEq` and `Debug`.
 pub trait DriverValue: Any + fmt::Debug + Send + Sync {
     /// Returns a clone.
     fn boxed(&self) -> Box<dyn BlockDriver>;
-    /// Whether the other value has the same type and is equal.
+    /// Returns whether the other value has the same type and is equal.
     fn is_same(&self, other: &dyn BlockDriver) -> bool;
-    /// For downcasts.
+    /// Returns the value for a downcast.
     fn as_any(&self) -> &dyn Any;
-    /// For downcasts.
+    /// Returns the value for a downcast.
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 

@@ -18,7 +18,9 @@ pub struct OpenError {
     locked_by: Option<LockedBy>,
 }
 
-/// How long the image of a killed process stays locked at most, while the kernel finishes the last requests.
+/// How long the image of a killed process stays locked at most.
+///
+/// The kernel finishes the last requests meanwhile.
 pub const LEFT_LOCKED: Duration = Duration::from_secs(3);
 
 /// Who holds the lock on an image that no process is found to hold.
@@ -31,17 +33,21 @@ pub(crate) enum LockedBy {
 }
 
 impl OpenError {
-    /// An error that no system call reported.
+    /// Returns an error that no system call reported.
     pub fn new(message: impl Into<String>) -> Self {
         OpenError { message: message.into(), errno: None, hint: None, locked_by: None }
     }
 
-    /// Returns the error of a failed system call. `message` names the call and its object.
+    /// Returns the error of a failed system call.
+    ///
+    /// `message` names the call and its object.
     pub fn os(message: impl Into<String>, errno: Errno) -> Self {
         OpenError { errno: Some(errno), ..OpenError::new(message) }
     }
 
-    /// Returns the error of a function of the standard library, which may know no errno.
+    /// Returns the error of a function of the standard library.
+    ///
+    /// Such an error may have no errno.
     pub fn io(message: impl fmt::Display, error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(errno) => OpenError::os(message.to_string(), Errno::from_raw(errno)),
@@ -83,17 +89,22 @@ impl OpenError {
         self.locked_by == Some(LockedBy::Nobody)
     }
 
-    /// The same, or a process holds it that this one may not look into.
+    /// Returns whether the image may be locked although no process holds the lock.
+    ///
+    /// Like [`is_left_locked`](Self::is_left_locked), and also if a process may hold the lock that this one
+    /// may not inspect.
     pub fn may_be_left_locked(&self) -> bool {
         self.locked_by.is_some()
     }
 
-    /// The system's reason, where it was a system call that failed.
+    /// Returns the errno, if a system call failed.
     pub fn errno(&self) -> Option<Errno> {
         self.errno
     }
 
-    /// Returns what to do about the error: one or more lines, without a newline at the end.
+    /// Returns what to do about the error, without a newline at the end.
+    ///
+    /// The hint has one or more lines.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }

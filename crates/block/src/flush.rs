@@ -37,7 +37,9 @@ impl RequestOwner for Flushes {
     }
 }
 
-/// Flushes the nodes of these channels, then calls `done` with the first error, possibly before this returns.
+/// Flushes the nodes of these channels, then calls `done` with the first error.
+///
+/// `done` may be called before this returns.
 pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
     let flushes = Rc::new(Flushes {
         // One for this function, which may be answered while it still submits.

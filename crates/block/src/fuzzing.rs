@@ -2,13 +2,15 @@
 
 use event_loop::EventLoop;
 
-/// Plays a server of NBD in the transmission phase: the first byte says which replies were agreed on,
-/// then come steps, of the node's users and of the server.
+/// Plays a server of NBD in the transmission phase.
+///
+/// The first byte says which replies were agreed on. Then come steps, of the node's users and of the
+/// server.
 pub fn nbd_transmission(data: &[u8]) {
     crate::drivers::nbd::hostile::play(data);
 }
 
-/// Plays a server of NBD that sends these bytes after a client has connected, and leaves.
+/// Plays a server of NBD that sends these bytes to a client, and leaves.
 pub fn nbd_handshake(event_loop: &EventLoop, bytes: &[u8]) {
     crate::drivers::nbd::hostile::shake_hands(event_loop, bytes);
 }

@@ -25,13 +25,15 @@ use crate::track::BitmapStore;
 /// The data plane bypasses the node: each loop opens its own [`Channel`] once, and requests use
 /// channels without locks.
 pub trait BlockNode: Send + Sync {
-    /// `node-name`.
+    /// Returns the node's `node-name`.
     fn name(&self) -> &str;
 
-    /// Returns the current size and limits of the node. For changes see [`watch`](Self::watch).
+    /// Returns the current size and limits of the node.
+    ///
+    /// For changes see [`watch`](Self::watch).
     fn geometry(&self) -> Geometry;
 
-    /// Returns the node below, if this node delegates to it the methods that it does not implement itself.
+    /// Returns the node below that carries out what this node does not implement.
     ///
     /// The default methods of this trait use it.
     fn child(&self) -> Option<Arc<dyn BlockNode>> {
@@ -45,17 +47,18 @@ pub trait BlockNode: Send + Sync {
         self.child()?.end()
     }
 
-    /// Permits requests beyond the end: writes there make the image longer, reads return zeroes.
+    /// Permits requests beyond the end.
     ///
-    /// A format on top of the node calls this to allocate clusters. Call it before channels are opened. A
-    /// node that cannot grow continues to answer such requests with `EIO`.
+    /// Writes there make the image longer, reads return zeroes. A format on top of the node calls this to allocate
+    /// clusters. Call it before channels are opened. A node that cannot grow continues to answer such requests with
+    /// `EIO`.
     fn enable_growth(&self) {
         if let Some(below) = self.child() {
             below.enable_growth();
         }
     }
 
-    /// Returns the journal of answered changes that the image does not contain yet, if the node has one.
+    /// Returns the journal of answered changes that the image lacks, if there is one.
     ///
     /// A process that takes the image over needs its descriptor.
     fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
@@ -75,29 +78,35 @@ pub trait BlockNode: Send + Sync {
         Box::pin(ready(Ok(())))
     }
 
-    /// Returns the inode number of a regular file, which distinguishes the file from a copy.
+    /// Returns the inode number of a regular file.
+    ///
+    /// The number distinguishes the file from a copy.
     fn inode(&self) -> Option<u64> {
         self.child().and_then(|below| below.inode())
     }
 
-    /// Returns the format that the signature in the node's file or block device indicates.
+    /// Returns the format by the signature in the node's file or block device.
     ///
     /// Only if this node passes the bytes on unchanged. Reads from the disk.
     fn foreign_format(&self) -> Option<Format> {
         self.child().and_then(|below| below.foreign_format())
     }
 
-    /// Returns why a node that fell back to reading (`auto-read-only`) cannot be written.
+    /// Returns why a node that fell back to reading cannot be written.
+    ///
+    /// For `auto-read-only`.
     fn why_read_only(&self) -> Option<OpenError> {
         self.child().and_then(|below| below.why_read_only())
     }
 
-    /// To what the memory of requests is best aligned, bytes: less costs a copy.
+    /// Returns the alignment, in bytes, that saves copies of requests' memory.
     fn memory_alignment(&self) -> u32 {
         self.child().map_or(512, |below| below.memory_alignment())
     }
 
-    /// Registers a watcher for changes of the geometry, if the node's geometry can change.
+    /// Registers a watcher for changes of the geometry.
+    ///
+    /// A node with a constant geometry need not do anything.
     fn watch(&self, watcher: Watcher) {
         if let Some(below) = self.child() {
             below.watch(watcher);
@@ -146,22 +155,27 @@ pub trait BlockNode: Send + Sync {
         Box::pin(ready(Err(Errno::ENOTSUP)))
     }
 
-    /// Whether the node stores writes compressed, if they are to be.
+    /// Returns whether the node stores writes compressed, if they are to be.
     fn compresses(&self) -> bool {
         false
     }
 
-    /// Returns what the node's disk was at one moment, as a node, if this node keeps that.
+    /// Returns the node's disk as it was at one moment, if this node keeps that.
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         None
     }
 
-    /// Opens this loop's way to the image. Fails when the loop lacks what the node needs, such as
-    /// `aio=io_uring` on a loop without io_uring.
+    /// Opens this loop's way to the image.
+    ///
+    /// # Errors
+    ///
+    /// The loop lacks what the node needs, such as io_uring for `aio=io_uring`.
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
 }
 
-/// Returns the bytes of a cluster of the first image at or below a node. `None`: there is none, or it has no clusters.
+/// Returns the bytes of a cluster of the first image at or below a node.
+///
+/// `None`: there is none, or it has no clusters.
 pub fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
     match node.details() {
         Some(details) => details.cluster_size,
@@ -197,18 +211,20 @@ pub struct BackingName {
 /// Completes with the result of [`set_backing_name`](BlockNode::set_backing_name).
 pub type Renaming = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
-/// Completes with the result of [`release_for_handover`](BlockNode::release_for_handover).
+/// Completes with the result of [`BlockNode::release_for_handover`].
 pub type Released = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 
 /// One loop's way to an image.
 pub trait Channel {
-    /// Takes the request. It is answered exactly once, on this loop, maybe before this returns.
+    /// Takes the request.
+    ///
+    /// It is answered exactly once, on this loop, maybe before this returns.
     ///
     /// The caller has checked range and direction against [`Geometry`]; what lies beyond the end
     /// is answered with `EIO` all the same.
     fn submit(&self, request: Request);
 
-    /// The channel for a queue of an export that opened this one. `None`: this one.
+    /// Returns the channel for a queue of an export. `None`: this one.
     fn for_queue(&self) -> Option<Rc<dyn Channel>> {
         None
     }
@@ -219,8 +235,9 @@ pub trait Channel {
     /// needs no extra counter for it.
     fn in_flight(&self) -> usize;
 
-    /// Begins a drain: requests that a limit delays are submitted at once, and no request is delayed until
-    /// [`drain_end`](Self::drain_end). Calls nest.
+    /// Begins a drain: requests that a limit delays are submitted at once.
+    ///
+    /// No request is delayed until [`drain_end`](Self::drain_end). Calls nest.
     fn drain_begin(&self) {}
 
     /// Ends one drain that [`drain_begin`](Self::drain_begin) began.
@@ -234,8 +251,9 @@ pub trait Channel {
     fn abandon(&self, _is_abandoned: &dyn Fn(u32) -> bool) {}
 }
 
-/// Sends a notification when a node's geometry has changed. The node drops it once the receiver is
-/// gone.
+/// Sends a notification when a node's geometry has changed.
+///
+/// The node drops it once the receiver is gone.
 #[derive(Clone)]
 pub struct Watcher(Arc<mailbox::Sender<()>>);
 
@@ -284,7 +302,7 @@ impl Watchers {
 /// Size and limits of a node. All numbers in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size of the disk: a multiple of 512 (an image's tail is rounded up and reads as zeroes).
+    /// Size of the disk in bytes: a multiple of 512 (an image's tail is rounded up and reads as zeroes).
     pub size: u64,
     /// No write, discard or write-zeroes passes.
     pub read_only: bool,

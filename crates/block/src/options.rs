@@ -25,7 +25,7 @@ pub use crate::drivers::raw::options::RawOptions;
 pub use crate::drivers::rbd::options::{AuthMode, RbdOptions};
 pub use crate::drivers::throttle::options::ThrottleOptions;
 
-/// One `--blockdev`: a node's name, the options every driver has, and the driver's own.
+/// One `--blockdev`: name, options of all drivers, and the driver's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockdevOptions {
     /// `node-name`; nested nodes may leave it out.

@@ -47,12 +47,12 @@ impl Permissions {
         Permissions(self.0 & !other.0)
     }
 
-    /// Whether the set has no permissions.
+    /// Returns whether the set has no permissions.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the set has all permissions of `other`.
+    /// Returns whether the set has all permissions of `other`.
     pub const fn contains(self, other: Permissions) -> bool {
         other.without(self).is_empty()
     }
@@ -82,7 +82,7 @@ impl fmt::Debug for Permissions {
     }
 }
 
-/// What a user of a node takes, and what the user shares with the other users of that node.
+/// What a user of a node takes, and what it shares with the other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// The permissions that the user needs.
@@ -95,7 +95,7 @@ impl Claim {
     /// The claim of a user that does nothing.
     pub const NOTHING: Claim = Claim { takes: Permissions::NONE, shares: Permissions::ALL };
 
-    /// Returns the claim of a user that reads the node, and also writes if `writes` is set.
+    /// Returns the claim of a user that reads the node, and also writes if `writes`.
     pub const fn of_reader(writes: bool) -> Claim {
         let write = if writes { Permissions::WRITE } else { Permissions::NONE };
         Claim { takes: Permissions::CONSISTENT_READ.with(write), ..Claim::NOTHING }
@@ -277,7 +277,7 @@ impl Parent<'_> {
     }
 }
 
-/// Checks that no user of a node takes what another user of that node does not share.
+/// Checks that no user of a node takes what another user does not share.
 ///
 /// The edges form no cycle. An edge or a user of a node that is not in `nodes` is left out.
 ///

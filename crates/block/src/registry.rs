@@ -154,7 +154,7 @@ impl Opened {
 }
 
 impl NodeRegistry {
-    /// An empty registry.
+    /// Returns an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
@@ -176,8 +176,10 @@ impl NodeRegistry {
         &self.services
     }
 
-    /// Sets the folder of the journals that hold qcow2 metadata across a kill. The folder is in memory, or at least
-    /// outlasts the process. Without it, each write to new clusters waits for the disk.
+    /// Sets the folder of the journals that hold qcow2 metadata across a kill.
+    ///
+    /// The folder is in memory, or at least outlasts the process. Without it, each write to new clusters waits for
+    /// the disk.
     ///
     /// # Errors
     ///
@@ -186,8 +188,10 @@ impl NodeRegistry {
         self.with_journals_of(folder, geteuid().as_raw())
     }
 
-    /// The same, for a process that becomes another user before it opens everything. It is root, as only root
-    /// gives a folder away.
+    /// Sets the folder of the journals for a process that becomes another user.
+    ///
+    /// `user` is that user's ID. The process opens everything afterwards. It is root, as only root gives a folder
+    /// away. Otherwise like [`with_journals`](Self::with_journals).
     ///
     /// # Errors
     ///
@@ -210,12 +214,12 @@ impl NodeRegistry {
         self.throttle_groups.insert(name.to_owned(), group);
     }
 
-    /// The throttle group of that name.
+    /// Returns the throttle group of that name.
     pub fn throttle_group(&self, name: &str) -> Option<&Arc<ThrottleGroup>> {
         self.throttle_groups.get(name)
     }
 
-    /// The names of all throttle groups.
+    /// Returns the names of all throttle groups.
     pub fn throttle_groups(&self) -> impl Iterator<Item = &str> {
         self.throttle_groups.keys().map(String::as_str)
     }
@@ -235,7 +239,9 @@ impl NodeRegistry {
         &self.credentials
     }
 
-    /// Opens a node, after the nodes nested in its options. If a node fails, none stays open.
+    /// Opens a node, after the nodes nested in its options.
+    ///
+    /// If a node fails, none stays open.
     ///
     /// An `nbd` node connects to its server, and blocks for as long as connecting takes: see [`Connections`].
     ///
@@ -246,7 +252,9 @@ impl NodeRegistry {
         self.open_connected(options, Connections::default())
     }
 
-    /// Opens a node as [`open`](Self::open) does, with connections made beforehand. Waits for no server.
+    /// Opens a node as [`open`](Self::open) does, with connections made beforehand.
+    ///
+    /// Waits for no server.
     ///
     /// # Errors
     ///
@@ -320,7 +328,7 @@ impl NodeRegistry {
         })
     }
 
-    /// The node of that name, below the filter that a job may have put over it.
+    /// Returns the node of that name, below the filter that a job may have put over it.
     ///
     /// # Errors
     ///
@@ -329,7 +337,7 @@ impl NodeRegistry {
         Ok(self.edge_to(self.node(name)?))
     }
 
-    /// Makes later lookups of the node return `filter`; `None` restores the node itself.
+    /// Makes later lookups of the node return `filter`. `None`: the node itself.
     pub fn set_filter(&mut self, name: &str, filter: Option<Arc<dyn BlockNode>>) {
         if let Some(entry) = self.nodes.get_mut(name) {
             entry.filter = filter;
@@ -348,7 +356,7 @@ impl NodeRegistry {
         }
     }
 
-    /// The node of that name itself, for an edge to be pointed to it.
+    /// Returns the node of that name itself, for an edge to be pointed to it.
     ///
     /// # Errors
     ///
@@ -379,18 +387,18 @@ impl NodeRegistry {
         edge
     }
 
-    /// The edges of all that use the node of that name now.
+    /// Returns the edges of all that use the node of that name now.
     pub fn edges(&self, name: &str) -> Vec<Arc<Edge>> {
         let edges: Vec<_> = self.edges.borrow().iter().filter_map(Weak::upgrade).collect();
         edges.into_iter().filter(|edge| edge.node().name() == name).collect()
     }
 
-    /// The names of all nodes, nested ones included, in alphabetical order.
+    /// Returns the names of all nodes, nested ones included, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().filter(|(_, entry)| entry.node().is_some()).map(|(name, _)| &**name)
     }
 
-    /// All nodes, nested ones included, in alphabetical order.
+    /// Returns all nodes, nested ones included, in alphabetical order.
     pub fn all(&self) -> impl Iterator<Item = NodeInfo<'_>> {
         self.nodes.keys().filter_map(|name| self.info(name))
     }

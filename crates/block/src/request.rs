@@ -34,7 +34,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it leaves the disk unchanged, so that a read-only node accepts it.
+    /// Returns whether the operation leaves the disk unchanged.
+    ///
+    /// A read-only node accepts it then.
     pub fn only_reads(&self) -> bool {
         matches!(self, Op::Read | Op::Flush | Op::BlockStatus)
     }
@@ -47,7 +49,7 @@ impl Op {
 pub struct Request {
     /// What to do.
     pub op: Op,
-    /// First byte of the range. Zero for a flush.
+    /// First byte of the range, in bytes from the disk's beginning. Zero for a flush.
     pub offset: u64,
     /// Bytes in the range. For reads and writes it is `bufs.len()`; zero for a flush.
     pub len: u64,
@@ -59,7 +61,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// Creates a request. Its answer goes to `to` with `tag`, the requester's own number.
+    /// Creates a request for `len` bytes from byte `offset` on.
+    ///
+    /// The answer goes to `to` with `tag`, the requester's own number.
     #[inline]
     pub fn new(
         op: Op,
@@ -90,7 +94,9 @@ impl Request {
         self.reply.tag()
     }
 
-    /// Has the data of a write stored compressed, by a node that [can do so](crate::node::BlockNode::compresses).
+    /// Has the data of a write stored compressed.
+    ///
+    /// For a node that [can do so](crate::node::BlockNode::compresses).
     #[must_use]
     pub fn compressed(self) -> Self {
         Request { compress: matches!(self.op, Op::Write { .. }), ..self }
@@ -103,7 +109,9 @@ impl Request {
         reply.send(result, bufs);
     }
 
-    /// Answers that the request was held, and is neither done nor failed: see [`RequestOwner::given_up`].
+    /// Answers that the request was held: see [`RequestOwner::given_up`].
+    ///
+    /// It is neither done nor failed.
     #[cold]
     pub fn give_up(self) {
         let Request { bufs, mut reply, .. } = self;
@@ -119,8 +127,9 @@ impl Request {
         (Detached { op, offset, len, compress, reply }, bufs)
     }
 
-    /// Directs the answer of this request to `to` with `tag`, and returns the original answer.
-    /// A node that splits, bounces or watches requests uses this.
+    /// Directs the answer of this request to `to` with `tag`.
+    ///
+    /// Returns the original answer. A node that splits, bounces or watches requests uses this.
     pub fn intercept(&mut self, to: &Rc<dyn RequestOwner>, tag: u32) -> CompletionGuard {
         std::mem::replace(&mut self.reply, CompletionGuard { to: Some(to.clone()), tag })
     }
@@ -162,8 +171,10 @@ impl Detached {
     }
 }
 
-/// An answer that is owed. Dropping it unsent is a bug: a debug build panics, a release build
-/// answers `EIO`, because a guest that waits for ever is worse.
+/// An answer that is owed.
+///
+/// Dropping it unsent is a bug: a debug build panics, a release build answers `EIO`, because a guest that waits
+/// for ever is worse.
 pub struct CompletionGuard {
     to: Option<Rc<dyn RequestOwner>>,
     tag: u32,
@@ -213,11 +224,13 @@ impl std::fmt::Debug for CompletionGuard {
 /// [`Channel::submit`](crate::node::Channel::submit): an implementation must not hold a borrow of
 /// its state while it submits. An I/O error keeps its errno; the device maps it to its own status.
 pub trait RequestOwner {
-    /// The request with this tag has ended.
+    /// Takes the answer to the request with this tag, and the request's memory.
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs);
 
-    /// The request with this tag was held, as by an error policy, and its queue stops. The request is neither done
-    /// nor failed. An owner that cannot leave the request to the next process answers `ECANCELED`.
+    /// Takes back the request with this tag, neither done nor failed.
+    ///
+    /// The request was held, as by an error policy, and its queue stops. An owner that cannot leave the request to
+    /// the next process answers `ECANCELED`.
     fn given_up(&self, tag: u32, bufs: IoBufs) {
         self.complete(tag, Err(Errno::ECANCELED), bufs);
     }

@@ -36,7 +36,7 @@ pub enum ResizeError {
 }
 
 impl ResizeError {
-    /// Checks a new size, bytes, by the rules of all drivers.
+    /// Checks a new size in bytes by the rules of all drivers.
     ///
     /// # Errors
     ///

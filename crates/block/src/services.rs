@@ -34,7 +34,7 @@ impl DriverServices {
         &self.library_birth
     }
 
-    /// Whether the process maps no code any more.
+    /// Returns whether the process maps no code any more.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.is_sealed

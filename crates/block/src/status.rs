@@ -57,7 +57,7 @@ const DEPTH_AT: u32 = 8;
 /// The depth that is stored as zero.
 const OWN: u32 = 1;
 
-/// Extent number `index` of an answer; `None`: there are fewer.
+/// Returns extent number `index` of an answer, from 0. `None`: there are fewer.
 pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
     let (mut len, mut state) = ([0; 8], [0; 8]);
     let at = index.checked_mul(EXTENT_LEN)?;

@@ -28,8 +28,10 @@ impl RequestOwner for Answer {
     }
 }
 
-/// Sends a request down the channel and waits for its answer, which returns the memory. `offset` and `len` are in
-/// bytes. The request is sent at the first poll. Dropping the future discards the answer, not the request.
+/// Sends a request down the channel and waits for its answer and the memory.
+///
+/// `offset` and `len` are in bytes. The request is sent at the first poll. Dropping the future discards the
+/// answer, not the request.
 ///
 /// Allocates, so it is not for the data plane.
 ///

@@ -79,7 +79,7 @@ fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockN
 }
 
 impl VolatileDisk {
-    /// A disk of `size` bytes, whole sectors.
+    /// Returns a disk of `size` bytes, whole sectors.
     pub fn new(format: Format, size: u64) -> VolatileDisk {
         let file = File::from(memfd_create("disk", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
         match format {
@@ -99,12 +99,12 @@ impl VolatileDisk {
         VolatileDisk { storage, fd, format, node }
     }
 
-    /// The disk.
+    /// Returns the disk.
     pub fn node(&self) -> &Arc<dyn BlockNode> {
         &self.node
     }
 
-    /// A loop over that storage. It does not poll.
+    /// Returns a loop over that storage. It does not poll.
     pub fn event_loop(&self) -> EventLoop {
         event_loop(self.storage.clone())
     }

@@ -53,7 +53,9 @@ pub fn all() -> impl Iterator<Item = &'static DriverKind> {
     DRIVERS.iter().chain(ADDED.get().copied().unwrap_or_default()).copied()
 }
 
-/// Adds a program's own drivers to those that options can name. Called at most once, before options are read.
+/// Adds a program's own drivers to those that options can name.
+///
+/// Called at most once, before options are read.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ use crate::request::{Op, Request};
 use crate::status::{self, Extent, ExtentState};
 use crate::submit::submit;
 
-/// A node of `size` bytes: the contents of a shorter node, if any, followed by zeroes.
+/// The contents of a shorter node, if any, followed by zeroes.
 pub struct Behind {
     name: String,
     node: Option<Arc<dyn BlockNode>>,
@@ -24,7 +24,9 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// Creates a node of `size` bytes with the contents and the name of `node`, if there is one.
+    /// Creates a node of `size` bytes with the contents and the name of `node`.
+    ///
+    /// Without a node, all bytes are zeroes.
     pub fn new(node: Option<Arc<dyn BlockNode>>, size: u64) -> Behind {
         let name = node.as_ref().map(|node| node.name().to_owned()).unwrap_or_default();
         Behind { name, node, size }

@@ -10,7 +10,9 @@ use event_loop::{EventLoop, oneshot, sync::lock};
 use super::edge_channel::{EdgeChannel, EdgeCommand, EdgeSender};
 use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
 
-/// A user's way to a node: to the user the node itself, whichever it leads to at the time.
+/// A user's link to a node, which can be pointed to another node.
+///
+/// To the user the edge is the node that it leads to at the time.
 pub struct Edge {
     /// The name of the node that it led to at first.
     name: String,
@@ -29,7 +31,7 @@ struct EdgeState {
 }
 
 impl Edge {
-    /// An edge to `node`.
+    /// Returns an edge to `node`.
     pub fn new(node: Arc<dyn BlockNode>) -> Arc<Edge> {
         let name = node.name().to_owned();
         Arc::new(Edge {
@@ -44,7 +46,7 @@ impl Edge {
         })
     }
 
-    /// The node that it leads to.
+    /// Returns the node that it leads to.
     pub fn node(&self) -> Arc<dyn BlockNode> {
         lock(&self.state).node.clone()
     }
@@ -117,7 +119,9 @@ impl fmt::Display for EdgeBusy {
 
 impl std::error::Error for EdgeBusy {}
 
-/// Holds new requests at the edges and waits until all earlier ones have been answered, on all loops.
+/// Holds new requests at the edges and waits for all earlier ones.
+///
+/// The earlier requests have been answered then, on all loops.
 ///
 /// No edge may lie below another one of the same call: what is held at the one would never be answered
 /// to the other. Edges that lead to the same node never do.
@@ -148,7 +152,9 @@ pub async fn drain(edges: Vec<Arc<Edge>>) -> Result<Drained, EdgeBusy> {
     Ok(drained)
 }
 
-/// Holds new requests at the edges as [`drain`] does, while other changes of the graph are made there.
+/// Holds new requests at the edges during other changes of the graph there.
+///
+/// Otherwise like [`drain`].
 pub async fn hold(edges: Vec<Arc<Edge>>) -> HeldEdges {
     let mut answers = Vec::new();
     for edge in &edges {
@@ -168,7 +174,9 @@ pub async fn hold(edges: Vec<Arc<Edge>>) -> HeldEdges {
     held
 }
 
-/// Edges that hold requests, even if the graph changes there. Dropping it resumes the requests.
+/// Edges that hold requests, even if the graph changes there.
+///
+/// Dropping it resumes the requests.
 #[must_use = "dropping it lets requests go on"]
 pub struct HeldEdges {
     edges: Vec<Arc<Edge>>,

@@ -27,7 +27,7 @@ pub enum OnCbwError {
     BreakSnapshot,
 }
 
-/// The state of a job that copies each part once, shared by its filter and its worker.
+/// A job that copies each part once: the state of its filter and its worker.
 #[derive(Clone)]
 pub struct Backup {
     snapshot: Arc<Snapshot>,
@@ -38,17 +38,21 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// Of a disk of `size` bytes, copied in clusters of `cluster` bytes, a power of two.
+    /// Returns a backup of a disk of `size` bytes.
+    ///
+    /// It copies in clusters of `cluster` bytes, a power of two.
     pub fn new(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
         Backup::of(Bitmap::new(size, cluster, true), on_error, What::All(1))
     }
 
-    /// Creates a backup of a disk of `size` bytes that copies nothing yet: see [`add`](Self::add).
+    /// Creates a backup of a disk of `size` bytes that copies nothing yet.
+    ///
+    /// It copies in clusters of `cluster` bytes, a power of two. [`add`](Self::add) says what is copied.
     pub fn of_nothing(size: u64, cluster: u64, on_error: OnCbwError) -> Backup {
         Backup::of(Bitmap::new(size, cluster, false), on_error, What::All(1))
     }
 
-    /// Copies at most so many bytes at once.
+    /// Copies at most `max_chunk` bytes at once, and at most [`CHUNK`].
     #[must_use]
     pub fn with_max_chunk(self, max_chunk: u64) -> Backup {
         Backup { max_chunk: max_chunk.min(CHUNK), ..self }
@@ -63,8 +67,9 @@ impl Backup {
         Backup { max_chunk: self.max_chunk, compress: true, ..backup }
     }
 
-    /// Adds the parts that are set in a bitmap to those that are copied. Call this before the job begins, while
-    /// nothing is written.
+    /// Adds the parts that are set in a bitmap to those that are copied.
+    ///
+    /// Call this before the job begins, while nothing is written.
     pub fn add(&self, parts: &Bitmap) {
         self.snapshot.left.merge(parts);
     }
@@ -74,15 +79,20 @@ impl Backup {
         parts.merge(&self.snapshot.left);
     }
 
-    /// Of a disk of `size` bytes, which gets what it shows of the images behind it, but for the image of that depth
-    /// and those behind that one. Writes are to pass its filter: a part comes to the image before it is written to.
+    /// Returns a job that copies what an image shows of the images behind it.
+    ///
+    /// The image of `depth` (1 is the disk's own image) and those behind that one stay. The disk has `size` bytes,
+    /// and clusters of `cluster` bytes. Writes are to pass the job's filter: a part comes to the image before it is
+    /// written to.
     pub fn stream(size: u64, cluster: u64, depth: u32) -> Backup {
         let left = Bitmap::new(size, cluster, true);
         Backup::of(left, OnCbwError::BreakGuestWrite, What::Behind(depth))
     }
 
-    /// Of a disk of `size` bytes that is not written to. The target gets what is in images above the one of that
-    /// depth.
+    /// Returns a job that copies to the target what images above one of them have.
+    ///
+    /// `depth` is that image's: 1 is the disk's own image. The disk has `size` bytes, clusters of `cluster` bytes,
+    /// and is not written to.
     pub fn commit(size: u64, cluster: u64, depth: u32) -> Backup {
         let left = Bitmap::new(size, cluster, true);
         Backup::of(left, OnCbwError::BreakGuestWrite, What::Above(depth))
@@ -93,12 +103,12 @@ impl Backup {
         Backup { snapshot, max_chunk: CHUNK, compress: false }
     }
 
-    /// The filter to put between the source and its users.
+    /// Returns the filter to put between the source and its users.
     pub fn filter(&self, name: String, source: Arc<Edge>, target: Arc<Edge>) -> CopyBeforeWrite {
         CopyBeforeWrite::over(name, source, target, self.snapshot.clone(), self.compress)
     }
 
-    /// Bytes that are not in the target yet.
+    /// Returns the number of bytes that are not in the target yet.
     pub fn left(&self) -> u64 {
         self.snapshot.left.bytes()
     }

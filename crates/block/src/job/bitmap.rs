@@ -12,7 +12,9 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// For a disk of `size` bytes, in parts of `granularity` bytes, a power of two; all bits as `set`.
+    /// Returns a bitmap for a disk of `size` bytes, with all bits as `set`.
+    ///
+    /// A bit is for `granularity` bytes, a power of two.
     pub fn new(size: u64, granularity: u64, set: bool) -> Bitmap {
         let shift = granularity.next_power_of_two().trailing_zeros();
         let parts = size.div_ceil(1 << shift);
@@ -24,7 +26,7 @@ impl Bitmap {
         bitmap
     }
 
-    /// Bytes of the disk.
+    /// Returns the bytes of the disk.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -49,8 +51,9 @@ impl Bitmap {
         parts.start << self.shift..end
     }
 
-    /// Sets the bits of all parts that the range touches. A thread that clears such a bit afterwards sees the
-    /// earlier writes to the disk.
+    /// Sets the bits of all parts that `len` bytes from `offset` on touch.
+    ///
+    /// A thread that clears such a bit afterwards sees the earlier writes to the disk.
     pub fn set(&self, offset: u64, len: u64) {
         self.for_words(self.parts(offset, len), |word, mask| {
             // Most parts are written again and again. A line that all threads read stays in all caches.
@@ -91,7 +94,9 @@ impl Bitmap {
         Bitmap { size: self.size, shift: self.shift, words: words.collect() }
     }
 
-    /// The bits as bytes, lowest bit first, as many as there are parts: the form of qcow2.
+    /// Returns the bits as bytes, lowest bit first: the form of qcow2.
+    ///
+    /// There are as many bits as there are parts.
     pub fn to_bytes(&self) -> Vec<u8> {
         let words = self.words.iter().map(|word| word.load(Ordering::Acquire).to_le_bytes());
         let mut bytes: Vec<u8> = words.flatten().collect();
@@ -99,12 +104,14 @@ impl Bitmap {
         bytes
     }
 
-    /// Bytes of [`to_bytes`](Self::to_bytes).
+    /// Returns the number of bytes of [`to_bytes`](Self::to_bytes).
     pub fn byte_len(&self) -> u64 {
         self.size.div_ceil(self.granularity()).div_ceil(8)
     }
 
-    /// Sets bits that are set in bytes of that form, `at` bytes from the beginning. Bits past the end are left out.
+    /// Sets bits that are set in bytes of that form, `at` bytes from the beginning.
+    ///
+    /// Bits past the end are left out.
     pub fn set_bytes(&self, at: u64, bytes: &[u8]) {
         let parts = self.size.div_ceil(self.granularity());
         for (byte, first) in bytes.iter().zip((at * 8..parts).step_by(8)) {
@@ -116,8 +123,9 @@ impl Bitmap {
         }
     }
 
-    /// The bits of the range that a part of the disk begins with: whether they are set, and bytes until that
-    /// changes, or until the end of the range.
+    /// Returns whether the bits at `offset` are set, and for how many bytes.
+    ///
+    /// The run ends where the bits change, or after `len` bytes.
     pub fn run(&self, offset: u64, len: u64) -> (bool, u64) {
         let parts = self.parts(offset, len);
         if parts.is_empty() {
@@ -145,8 +153,9 @@ impl Bitmap {
         parts.end
     }
 
-    /// Returns the size of all parts with set bits, in bytes. A part that the disk ends in counts whole, as
-    /// in QEMU.
+    /// Returns the size of all parts with set bits, in bytes.
+    ///
+    /// A part that the disk ends in counts whole, as in QEMU.
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.words.iter().map(ones).sum::<u64>() * self.granularity()

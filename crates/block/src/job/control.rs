@@ -6,7 +6,9 @@ use super::copy::Failure;
 use super::mirror::End;
 use super::worker::OnError;
 
-/// Orders to a job and its progress, for all threads. Each order takes effect within 0.1 s.
+/// Orders to a job and its progress, for all threads.
+///
+/// Each order takes effect within 0.1 s.
 #[derive(Debug, Default)]
 pub struct Control {
     speed: AtomicU64,
@@ -17,7 +19,9 @@ pub struct Control {
 }
 
 impl Control {
-    /// For a job that copies at most `speed` bytes per second; 0: unlimited.
+    /// Returns the control of a job that copies at most `speed` bytes per second.
+    ///
+    /// 0: unlimited.
     pub fn new(speed: u64) -> Control {
         Control { speed: AtomicU64::new(speed), ..Control::default() }
     }
@@ -36,7 +40,7 @@ impl Control {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Whether the job is paused, by an order or by an error.
+    /// Returns whether the job is paused, by an order or by an error.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
@@ -46,7 +50,7 @@ impl Control {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the job was cancelled.
+    /// Returns whether the job was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
@@ -56,12 +60,14 @@ impl Control {
         self.complete.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`complete`](Self::complete) was called.
+    /// Returns whether [`complete`](Self::complete) was called.
     pub fn is_completing(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
     }
 
-    /// Bytes copied so far. Bytes that were copied twice count twice.
+    /// Returns the number of bytes copied so far.
+    ///
+    /// Bytes that were copied twice count twice.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
     }

@@ -33,13 +33,14 @@ pub enum End {
 }
 
 impl Mirror {
-    /// A mirror that copies the ranges marked in `dirty`, in turn with its filter.
+    /// Returns a mirror that copies the ranges in `dirty`, in turn with its filter.
     pub fn new(worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
         Mirror { worker, dirty, turns, next: 0 }
     }
 
-    /// Marks the ranges that are stored in images above the given depth: 1 is the source itself, 2 its backing
-    /// image. With that, a commit is a mirror from here on.
+    /// Marks the ranges that are stored in images above the given depth.
+    ///
+    /// 1 is the source itself, 2 its backing image. With that, a commit is a mirror from here on.
     pub async fn find(&mut self, depth: u32) {
         let Some(mut buffer) = self.worker.buffers.pop() else { return };
         let (source, size) = (self.worker.source.clone(), self.dirty.size());
@@ -52,14 +53,18 @@ impl Mirror {
         self.worker.buffers.push(buffer);
     }
 
-    /// Copies until the mirror is cancelled, or is asked to complete and little is left, or a request fails
-    /// with an error that is not ignored. Reports when both sides are equal, and the end.
+    /// Copies until the mirror ends. Reports when both sides are equal, and the end.
+    ///
+    /// The mirror ends when it is cancelled, or is asked to complete and little is left, or a request fails
+    /// with an error that is not ignored.
     pub async fn run(&mut self) {
         let end = self.copy_while(true).await;
         self.worker.report(Report::Ended(end.map_err(Some)));
     }
 
-    /// Copies the rest and flushes the target, after writes to the source have stopped. Ignores orders.
+    /// Copies the rest and flushes the target, after writes to the source have stopped.
+    ///
+    /// Ignores orders.
     ///
     /// # Errors
     ///

@@ -28,12 +28,12 @@ pub struct MirrorTop {
 }
 
 impl MirrorTop {
-    /// Creates a filter above `source`. A write is marked in `dirty` before it is answered.
+    /// Copies writes to the target before they are answered, if `turns` says so.
     pub fn new(name: String, source: Arc<Edge>, dirty: Arc<Bitmap>) -> MirrorTop {
         MirrorTop { name, source, dirty, copies: None }
     }
 
-    /// Has writes copied to the target before they are answered, whenever `turns` says so.
+    /// Copies writes to the target before they are answered, if `turns` says so.
     #[must_use]
     pub fn copying_to(self, target: Arc<Edge>, turns: Arc<Turns>) -> MirrorTop {
         MirrorTop { copies: Some((target, turns)), ..self }

@@ -30,7 +30,7 @@ impl Drop for Turn {
 }
 
 impl Turns {
-    /// Whether writes are answered only when the target has them.
+    /// Returns whether writes are answered only when the target has them.
     pub fn is_blocking(&self) -> bool {
         self.blocking.load(Ordering::Acquire)
     }

@@ -15,8 +15,9 @@ use crate::drivers;
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;
 
-/// Options that a node defined inside another inherits unless it sets them. QSD has the same rule; nodes referred to
-/// by name inherit nothing.
+/// Options that a node defined inside another inherits unless it sets them.
+///
+/// QSD has the same rule; nodes referred to by name inherit nothing.
 #[derive(Clone, Copy, Default)]
 pub struct Inherited {
     /// `read-only`.

@@ -109,7 +109,7 @@ impl<O, V: ChildValue> Place<Draft<O>> for Child<O, V> {
     }
 }
 
-/// `file`: the node below.
+/// Returns the row of `file`: the node below.
 pub const fn file_row<O>(place: &'static dyn Place<Draft<O>>) -> Field<Draft<O>> {
     Field {
         name: "file",
@@ -121,9 +121,9 @@ pub const fn file_row<O>(place: &'static dyn Place<Draft<O>>) -> Field<Draft<O>>
 
 /// The type that an image's options are read into.
 pub trait ImageDraft: Sized + 'static {
-    /// Where `aio` goes.
+    /// Returns where `aio` goes.
     fn aio(&mut self) -> &mut Option<Aio>;
-    /// Where `locking` goes.
+    /// Returns where `locking` goes.
     fn locking(&mut self) -> &mut Locking;
 
     /// `aio`.
@@ -162,7 +162,7 @@ pub trait NodeDraft: Sized + 'static {
     /// The type of `discard`.
     type Discard: From<Discard> + PartialEq + 'static;
 
-    /// Where `discard` goes.
+    /// Returns where `discard` goes.
     fn discard(&mut self) -> &mut Self::Discard;
 
     /// `discard`.

@@ -5,8 +5,9 @@ use ::options::{Value, table};
 use super::read::{COMMON, Common};
 use super::{BlockdevOptions, BlockdevRef};
 
-/// The option of the command line, `--blockdev` and JSON, that makes this node. A path that is not UTF-8
-/// shows by a [replacement character](char::REPLACEMENT_CHARACTER).
+/// Returns the command line's option that makes this node: `--blockdev` and JSON.
+///
+/// A path that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
 pub fn blockdev_option(options: &BlockdevOptions) -> String {
     format!("--blockdev {}", node(options))
 }
@@ -17,7 +18,7 @@ fn node(options: &BlockdevOptions) -> Value {
     Value::Object(driver.into_iter().chain(common).chain(options.driver.write()).collect())
 }
 
-/// A child, as [`read_ref`](super::read_ref) reads it.
+/// Returns a child as [`read_ref`](super::read_ref) reads it.
 pub fn write_ref(node: &BlockdevRef) -> Value {
     match node {
         BlockdevRef::Name(name) => name.as_str().into(),

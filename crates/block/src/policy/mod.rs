@@ -36,9 +36,9 @@ pub struct IoError {
     pub action: OnError,
     /// The error.
     pub errno: Errno,
-    /// First byte of the request.
+    /// First byte of the request, in bytes from the disk's beginning.
     pub offset: u64,
-    /// Ignored errors since the last report that were not reported.
+    /// Number of ignored errors since the last report that were not reported.
     pub untold: u64,
 }
 
@@ -91,12 +91,12 @@ impl ErrorPolicy {
         (Arc::new(policy), receiver)
     }
 
-    /// Whether requests are held.
+    /// Returns whether requests are held.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The state after the last errors.
+    /// Returns the state after the last errors.
     pub fn status(&self) -> IoStatus {
         match (self.is_stopped(), self.no_space.load(Ordering::Relaxed)) {
             (false, _) => IoStatus::Ok,
@@ -105,12 +105,12 @@ impl ErrorPolicy {
         }
     }
 
-    /// Loop time of the last resume in nanoseconds; 0: never.
+    /// Returns the loop time of the last resume, in nanoseconds; 0: never.
     pub fn resumed_ns(&self) -> u64 {
         self.resumed_ns.load(Ordering::Relaxed)
     }
 
-    /// Lets the held requests continue. `now_ns` is loop time.
+    /// Lets the held requests continue. `now_ns` is loop time, in nanoseconds.
     pub fn resume(&self, now_ns: u64) {
         self.resumed_ns.store(now_ns, Ordering::Relaxed);
         // A request that a loop holds after this store is released by the bottom half.

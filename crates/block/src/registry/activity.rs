@@ -92,8 +92,9 @@ impl NodeRegistry {
         names
     }
 
-    /// Makes an inactive node active: opens its image and locks it. All nodes that it refers to must be
-    /// active. Notifies its users of its size, which may have changed.
+    /// Makes an inactive node active: opens its image and locks it.
+    ///
+    /// All nodes that it refers to must be active. Notifies its users of its size, which may have changed.
     ///
     /// # Errors
     ///

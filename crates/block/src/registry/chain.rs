@@ -17,7 +17,7 @@ impl NodeRegistry {
         entry.children.iter().find(|child| child.role == "backing")
     }
 
-    /// The names of the images behind a node, the nearest first.
+    /// Returns the names of the images behind a node, the nearest first.
     pub fn chain(&self, name: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         let mut at = name.to_owned();
@@ -28,8 +28,9 @@ impl NodeRegistry {
         names
     }
 
-    /// Returns the nodes below a filter, such as a throttle, down to the first node that is no filter. Empty for
-    /// other nodes.
+    /// Returns the nodes below a filter, down to the first one that is no filter.
+    ///
+    /// Such as below a throttle. Empty for other nodes.
     pub fn filtered(&self, name: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         while let Some(entry) = self.nodes.get(names.last().map_or(name, String::as_str))
@@ -42,7 +43,7 @@ impl NodeRegistry {
         names
     }
 
-    /// Whether a node lies below another one.
+    /// Returns whether a node lies below another one.
     pub fn is_child(&self, name: &str) -> bool {
         let mut children = self.nodes.values().flat_map(|entry| &entry.children);
         children.any(|child| self.below_filter(child.edge.node().name()) == name)
@@ -106,7 +107,9 @@ impl NodeRegistry {
         })
     }
 
-    /// Replaces the backing node of an image, or removes it. Images without users are closed.
+    /// Replaces the backing node of an image, or removes it.
+    ///
+    /// Images without users are closed.
     ///
     /// The caller has to change the backing file's name in the image's header.
     ///
@@ -140,7 +143,7 @@ impl NodeRegistry {
         Ok(())
     }
 
-    /// The name of the node that has a node as its backing image.
+    /// Returns the name of the node that has a node as its backing image.
     pub fn overlay(&self, name: &str) -> Option<&str> {
         let has = |entry: &Entry| {
             let mut children = entry.children.iter();

@@ -18,7 +18,9 @@ use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 use crate::track::DirtyBitmap;
 
-/// A node that is being opened: its name, options and children, and the registry's services.
+/// A node that is being opened, with the registry's services.
+///
+/// It has the node's name, options and children.
 pub struct OpenContext<'a> {
     pub(super) registry: &'a mut NodeRegistry,
     pub(super) name: &'a str,
@@ -88,7 +90,9 @@ impl<'a> OpenContext<'a> {
         Some(options.driver.kind().name)
     }
 
-    /// Returns the names of the images of the child with that role, the first and those behind it. Filters are left out.
+    /// Returns the names of a child's images, the first and those behind it.
+    ///
+    /// `role` is the child's. Filters are left out.
     pub fn chain_below(&self, role: &str) -> Vec<String> {
         let first = self.children.iter().find(|child| child.role == role);
         let mut names = Vec::new();
@@ -116,7 +120,9 @@ impl<'a> OpenContext<'a> {
         names
     }
 
-    /// Returns what [`BlockDriver::connect`](crate::driver::BlockDriver::connect) has made for the node.
+    /// Returns the connection that was made for the node.
+    ///
+    /// See [`BlockDriver::connect`](crate::driver::BlockDriver::connect).
     ///
     /// # Errors
     ///
@@ -142,7 +148,9 @@ impl<'a> OpenContext<'a> {
         self.registry.connector()
     }
 
-    /// Whether the node is opened for a look at an image that another process uses: no lock, no warning.
+    /// Returns whether the node is opened only for a look: no lock, no warning.
+    ///
+    /// Another process uses the image.
     pub fn is_look(&self) -> bool {
         self.registry.looks
     }
@@ -190,7 +198,9 @@ impl<'a> OpenContext<'a> {
         self.registry.kept.insert(self.name.to_owned(), Arc::downgrade(&state));
     }
 
-    /// Returns what the node that this one takes the place of has [kept](Self::keep), if that node is still open.
+    /// Returns what the node that this one replaces has [kept](Self::keep).
+    ///
+    /// `None` if that node is no longer open.
     pub fn kept<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.registry.kept.get(self.name)?.upgrade()?.downcast().ok()
     }

@@ -15,7 +15,9 @@ struct Described {
 }
 
 impl NodeRegistry {
-    /// Returns options that make the nodes of these names, which were opened by name, as they are now.
+    /// Returns options that make the nodes of these names, as they are now.
+    ///
+    /// The nodes were opened by name.
     ///
     /// The order is that of `names`, but each node comes after those that it refers to. Filters of
     /// jobs are left out.
@@ -27,7 +29,7 @@ impl NodeRegistry {
         described.nodes
     }
 
-    /// Returns options that describe a node, and the nodes defined inside it, as they are now.
+    /// Returns options that describe a node and the nodes inside it, as they are now.
     pub fn current_options(&self, name: &str) -> Option<BlockdevOptions> {
         let entry = self.nodes.get(name)?;
         Some(self.describe_entry(name, entry, &mut Described::default()))

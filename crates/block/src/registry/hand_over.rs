@@ -9,8 +9,9 @@ use super::NodeRegistry;
 use crate::inherited::OpenImage;
 
 impl NodeRegistry {
-    /// Makes the node that is opened for the image's path use these descriptors, by which another process had the
-    /// image open.
+    /// Makes the node of the image's path use these descriptors, once it is opened.
+    ///
+    /// Another process had the image open by them.
     pub fn inherit_image(&mut self, image: OpenImage<OwnedFd>) {
         self.inherited.add(image);
     }
@@ -20,23 +21,30 @@ impl NodeRegistry {
         self.images.all().chain(self.all().filter_map(|info| info.node.journal()))
     }
 
-    /// Takes ownership of images that another process has handed over. Before this call nothing is written to them or
-    /// unlocked.
+    /// Takes ownership of images that another process has handed over.
+    ///
+    /// Before this call nothing is written to them or unlocked.
     pub fn own_images(&mut self) {
         self.inherited.own();
     }
 
-    /// Returns the path of an image with a failed flush, which the kernel would not report to another process.
+    /// Returns the path of an image with a failed flush.
+    ///
+    /// The kernel would not report the failure to another process.
     pub fn image_with_failed_flush(&self) -> Option<&Path> {
         self.images.with_failed_flush()
     }
 
-    /// Locks the images again after a failed hand-over, as the other process may have unlocked them.
+    /// Locks the images again after a failed hand-over.
+    ///
+    /// The other process may have unlocked them.
     pub fn retake_locks(&self) {
         self.locks.values().filter_map(Weak::upgrade).for_each(|lock| lock.retake());
     }
 
-    /// Prepares a hand-over of the images of all nodes to another process. The nodes must be quiesced.
+    /// Prepares a hand-over of the images of all nodes to another process.
+    ///
+    /// The nodes must be quiesced.
     ///
     /// The other process opens the images with the descriptors that [`images`](Self::images) returns. If the
     /// hand-over fails, or the future is dropped, the nodes remain usable here.

@@ -5,7 +5,7 @@ use crate::driver::Layer;
 use crate::drivers::file::Claims;
 
 impl NodeRegistry {
-    /// Releases image locks at shutdown, when only the nodes in `busy` are still in use.
+    /// Releases image locks at shutdown. Only the nodes in `busy` are still in use.
     ///
     /// Keeps locks of images below a busy node, and below a format that writes metadata when it is
     /// closed. Images without their lock may still be flushed.

@@ -8,7 +8,9 @@ use crate::options::BlockdevRef;
 use crate::permissions::ChildUse;
 
 impl NodeRegistry {
-    /// The path of the file that the image of the node of that name lies in, if it is all of that file.
+    /// Returns the path of the file that is a node's image as a whole.
+    ///
+    /// `None` if the image is not all of a file.
     pub fn image_path(&self, name: &str) -> Option<PathBuf> {
         let children = self.nodes.get(name)?.options.driver.children();
         match children.first() {

@@ -15,8 +15,10 @@ use crate::options::{BlockdevOptions, BlockdevRef, Driver};
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
 
 impl NodeRegistry {
-    /// Gives a node other options while requests continue. Nodes that are defined inside it come
-    /// first. The returned value holds back requests of the node's users until dropped.
+    /// Gives a node other options while requests continue.
+    ///
+    /// Nodes that are defined inside it come first. The returned value holds back requests of the node's users
+    /// until dropped.
     ///
     /// # Errors
     ///
@@ -26,7 +28,9 @@ impl NodeRegistry {
         self.reopen_with(name, options, None)
     }
 
-    /// Gives a node its previous options back, while [`reopen`](Self::reopen) still holds requests of its users.
+    /// Gives a node its previous options back after [`reopen`](Self::reopen).
+    ///
+    /// `reopen` still holds requests of the node's users.
     ///
     /// # Errors
     ///

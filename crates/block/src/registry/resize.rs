@@ -49,8 +49,9 @@ impl NodeRegistry {
         })
     }
 
-    /// Waits until no node is being given another size. Before the nodes go: what is cut off then
-    /// leaves writes to the image under way.
+    /// Waits until no node is being given another size.
+    ///
+    /// Before the nodes go: what is cut off then leaves writes to the image under way.
     pub fn resized(&self) -> impl Future<Output = ()> + use<> {
         let resizing = self.resizing.clone();
         async move { drop(resizing.lock().await) }

@@ -12,7 +12,9 @@ use crate::node::BlockNode;
 use crate::track::{Exceeded, Tracked, Tracking};
 
 impl NodeRegistry {
-    /// Returns a receiver of write thresholds that were exceeded. Covers nodes that are watched after this call.
+    /// Returns a receiver of write thresholds that were exceeded.
+    ///
+    /// Covers nodes that are watched after this call.
     pub fn exceeded_thresholds(&mut self) -> mailbox::Receiver<Exceeded> {
         let (sender, receiver) = mailbox::channel();
         self.thresholds = Some(Arc::new(sender));
@@ -24,7 +26,7 @@ impl NodeRegistry {
         self.nodes.get(name)?.tracking.as_ref()
     }
 
-    /// Returns the trackers of a node, and of the nodes below it that are resized with it.
+    /// Returns the trackers of a node and of those below that are resized with it.
     pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
         let mut names = vec![name.to_owned()];
         while let Some(entry) = names.last().and_then(|name| self.nodes.get(name))
@@ -36,7 +38,7 @@ impl NodeRegistry {
         names.iter().filter_map(|name| self.tracking(name)).cloned().collect()
     }
 
-    /// Whether a node becomes longer as a format that lies on it needs.
+    /// Returns whether a node becomes longer as a format that lies on it needs.
     pub fn grows_by_itself(&self, name: &str) -> bool {
         self.grows(name)
     }

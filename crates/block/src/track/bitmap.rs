@@ -28,7 +28,9 @@ pub struct DirtyBitmap {
 }
 
 impl DirtyBitmap {
-    /// A bitmap without a set bit, for a node of `size` bytes, in parts of `granularity` bytes.
+    /// Returns a bitmap without a set bit, for a node of `size` bytes.
+    ///
+    /// A bit is for `granularity` bytes.
     pub fn new(
         name: String,
         size: u64,
@@ -46,7 +48,7 @@ impl DirtyBitmap {
         DirtyBitmap { name, bits, storage, recording, busy }
     }
 
-    /// The same for a node of another size. Parts that are new are not set.
+    /// Returns a copy for a node of `size` bytes. Parts that are new are not set.
     pub fn resized(&self, size: u64) -> DirtyBitmap {
         let (name, granularity) = (self.name.clone(), self.bits.granularity());
         let resized = DirtyBitmap::new(name, size, granularity, self.is_recording(), self.storage);
@@ -54,22 +56,22 @@ impl DirtyBitmap {
         resized
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The bits.
+    /// Returns the bits.
     pub fn bits(&self) -> &Bitmap {
         &self.bits
     }
 
-    /// Where the bitmap is when its node is closed.
+    /// Returns where the bitmap is when its node is closed.
     pub fn storage(&self) -> Storage {
         self.storage
     }
 
-    /// Whether writes set bits.
+    /// Returns whether writes set bits.
     pub fn is_recording(&self) -> bool {
         self.recording.load(Ordering::Relaxed)
     }
@@ -79,7 +81,7 @@ impl DirtyBitmap {
         self.recording.store(recording, Ordering::Relaxed);
     }
 
-    /// Whether a job or an export uses it, so that no command changes it.
+    /// Returns whether a job or an export uses it, so that no command changes it.
     pub fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }

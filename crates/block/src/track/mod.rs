@@ -45,17 +45,17 @@ impl Tracking {
         }
     }
 
-    /// The bitmap of that name.
+    /// Returns the bitmap of that name.
     pub fn bitmap(&self, name: &str) -> Option<Arc<DirtyBitmap>> {
         lock(&self.bitmaps).iter().find(|bitmap| bitmap.name() == name).cloned()
     }
 
-    /// All bitmaps, the newest first.
+    /// Returns all bitmaps, the newest first.
     pub fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
         lock(&self.bitmaps).iter().rev().cloned().collect()
     }
 
-    /// One more bitmap. Writes that begin from now on set its bits.
+    /// Adds a bitmap. Writes that begin from now on set its bits.
     pub fn add_bitmap(&self, bitmap: Arc<DirtyBitmap>) {
         lock(&self.bitmaps).push(bitmap);
         self.generation.fetch_add(1, Ordering::Release);
@@ -67,7 +67,7 @@ impl Tracking {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Gives all bitmaps another size. No write is under way.
+    /// Resizes all bitmaps to a node of `size` bytes. No write is under way.
     pub fn resize_bitmaps(&self, size: u64) {
         let mut bitmaps = lock(&self.bitmaps);
         for bitmap in bitmaps.iter_mut().filter(|bitmap| bitmap.bits().size() != size) {
@@ -93,7 +93,7 @@ impl Tracking {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets a bitmap. Returns its place in the list.
+    /// Forgets a bitmap. Returns its place in the list, from 0.
     pub fn remove_bitmap(&self, name: &str) -> usize {
         let mut bitmaps = lock(&self.bitmaps);
         let place = bitmaps.iter().position(|bitmap| bitmap.name() == name);

@@ -12,23 +12,30 @@ use super::{DirtyBitmap, Tracking};
 /// Completes with the result of [`forget`](BitmapStore::forget).
 pub type Forgotten = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
-/// The dirty bitmaps in an image. An image that is open for writing marks its bitmaps as in use, and stores them
-/// when it is closed.
+/// The dirty bitmaps in an image.
+///
+/// An image that is open for writing marks its bitmaps as in use, and stores them when it is closed.
 pub trait BitmapStore: Send + Sync {
     /// Returns the bitmaps that were in the image when it was opened.
     fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>>;
 
-    /// Has the image store the bitmaps of `tracking` from now on, instead of those that it was opened with.
+    /// Has the image store the bitmaps of `tracking` from now on.
+    ///
+    /// They take the place of those that the image was opened with.
     fn keep(&self, tracking: Arc<Tracking>);
 
     /// Checks whether the image can have one more bitmap.
+    ///
+    /// A bit would be for `granularity` bytes.
     ///
     /// # Errors
     ///
     /// In QEMU's words.
     fn check_new(&self, name: &str, granularity: u64) -> Result<(), String>;
 
-    /// Removes a bitmap from the image. Completes when the image does not name the bitmap.
+    /// Removes a bitmap from the image.
+    ///
+    /// Completes when the image does not name the bitmap.
     ///
     /// # Errors
     ///

@@ -34,7 +34,7 @@ impl Threshold {
         Threshold { node_name: node_name.to_owned(), bytes: AtomicU64::new(NONE), reports }
     }
 
-    /// Sets the threshold, bytes; 0 removes it.
+    /// Sets the threshold, in bytes from the node's beginning; 0 removes it.
     pub fn set(&self, bytes: u64) {
         self.bytes.store(if bytes == 0 { NONE } else { bytes }, Ordering::Relaxed);
     }

@@ -34,13 +34,6 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// the loop, which may then run elsewhere. Timers have Tokio's resolution of a millisecond, and are never
 /// early.
 ///
-/// On a stop it finishes or cancels operations in flight, as [`EventLoop::run`] does, which blocks the
-/// thread. Call this before any of the loop's operations is awaited.
-///
-/// The future stays on the loop's thread: `Runtime::block_on`, `LocalSet::spawn_local`. Dropping it detaches
-/// the loop, which may then run elsewhere. Timers have Tokio's resolution of a millisecond, and are never
-/// early.
-///
 /// ```
 /// use event_loop::{EventLoop, LoopConfig, RingChoice, RingFlags, foreign};
 ///

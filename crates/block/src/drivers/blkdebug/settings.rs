@@ -15,28 +15,30 @@ pub struct BlkdebugOptions {
     pub image: BlockdevRef,
     /// `config`: a file with more rules, in QEMU's format.
     pub config: Option<PathBuf>,
-    /// `align`: requests to the node below are multiples of this, a power of two.
+    /// `align`: requests to the node below are multiples of this, in bytes, a power of two.
     pub align: u64,
-    /// `max-transfer`: reads and writes to the node below are at most this long.
+    /// `max-transfer`: reads and writes to the node below have at most so many bytes.
     pub max_transfer: u64,
-    /// `opt-write-zero`: zeroes that are less, or do not begin at a multiple, are written as data.
+    /// `opt-write-zero`: zeroes of fewer bytes, or that do not begin at a multiple, are written as
+    /// data.
     pub opt_write_zero: u64,
-    /// `max-write-zero`: write-zeroes requests to the node below are at most this long.
+    /// `max-write-zero`: write-zeroes requests to the node below have at most so many bytes.
     pub max_write_zero: u64,
-    /// `opt-discard`: discards that are less, or do not begin at a multiple, are not carried out.
+    /// `opt-discard`: discards of fewer bytes, or that do not begin at a multiple, are not carried
+    /// out.
     pub opt_discard: u64,
-    /// `max-discard`: discards to the node below are at most this long.
+    /// `max-discard`: discards to the node below have at most so many bytes.
     pub max_discard: u64,
     /// `inject-error`.
     pub inject_error: Vec<InjectError>,
     /// `set-state`.
     pub set_state: Vec<SetState>,
-    /// `seed` of the random numbers.
+    /// `seed` of the random numbers: any value.
     pub seed: u64,
 }
 
 impl BlkdebugOptions {
-    /// On top of `image`, without a rule or limit.
+    /// Returns the options of a node on top of `image`, without a rule or limit.
     pub fn new(image: BlockdevRef) -> Self {
         BlkdebugOptions { image, ..BlkdebugOptions::default() }
     }
@@ -51,7 +53,8 @@ pub struct InjectError {
     pub state: u32,
     /// `iotype`: requests that it concerns; `None`: all but block-status.
     pub iotype: Option<IoType>,
-    /// `sector` that a request has to touch, and how many from there on; `None`: any request.
+    /// `sector` that a request has to touch, and how many from there on, in units of 512 bytes;
+    /// `None`: any request.
     pub sectors: Option<(u64, u64)>,
     /// `once`: the rule is over when it has struck.
     pub once: bool,
@@ -61,7 +64,8 @@ pub struct InjectError {
     pub delay_ns: u64,
     /// `count`: the rule is over when it has struck so often; 0: never.
     pub count: u64,
-    /// `probability-ppm`: how many of a million matching requests the rule applies to.
+    /// `probability-ppm`: how many of a million matching requests the rule applies to, at most
+    /// [`MILLION`].
     pub probability_ppm: u32,
     /// `effect`.
     pub effect: Effect,
@@ -70,7 +74,7 @@ pub struct InjectError {
 }
 
 impl InjectError {
-    /// `EIO` for all requests from the event on.
+    /// Returns the rule that answers all requests with `EIO` from the event on.
     pub fn new(event: Event) -> Self {
         InjectError {
             event,
@@ -88,7 +92,7 @@ impl InjectError {
     }
 }
 
-/// The `probability-ppm` of a rule that always applies.
+/// The `probability-ppm` of a rule that always applies, in millionths.
 pub const MILLION: u32 = 1_000_000;
 
 /// One of `set-state`.
@@ -116,7 +120,7 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// The answer where the options do not say.
+    /// Returns the answer where the options do not say.
     pub fn default_errno(self) -> Option<Errno> {
         match self {
             Effect::Error | Effect::Short | Effect::Torn => Some(Errno::EIO),
@@ -136,12 +140,12 @@ macro_rules! named {
             /// All there are.
             pub const ALL: &[$type] = &[$($type::$value,)*];
 
-            /// As options have it.
+            /// Returns the name that options use.
             pub fn name(self) -> &'static str {
                 match self { $($type::$value => $name,)* }
             }
 
-            /// The one of that name.
+            /// Returns the one of that name.
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|value| value.name() == name)
             }

@@ -16,12 +16,12 @@ use crate::node::BlockNode;
 use crate::options::{BlockdevRef, Driver, Locking, write_options};
 
 impl Driver {
-    /// `file`: a regular file.
+    /// Returns the driver `file`: a regular file.
     pub fn file(options: FileOptions) -> Driver {
         Driver::from(Image { kind: Kind::File, options })
     }
 
-    /// `host_device`: a block device.
+    /// Returns the driver `host_device`: a block device.
     pub fn host_device(options: FileOptions) -> Driver {
         Driver::from(Image { kind: Kind::HostDevice, options })
     }

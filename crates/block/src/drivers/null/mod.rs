@@ -78,12 +78,12 @@ static FIELDS: &[Field<NullOptions>] = &[
 ];
 
 impl Driver {
-    /// `null-co`: answers from within the submission.
+    /// Returns the driver `null-co`, which answers within the submission.
     pub fn null_co(options: NullOptions) -> Driver {
         Driver::from(Null { answer: Answer::Inline, options })
     }
 
-    /// `null-aio`: answers from the loop, after `latency-ns`.
+    /// Returns the driver `null-aio`, which answers from the loop after `latency-ns`.
     pub fn null_aio(options: NullOptions) -> Driver {
         Driver::from(Null { answer: Answer::FromLoop, options })
     }

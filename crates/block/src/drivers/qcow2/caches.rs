@@ -9,7 +9,7 @@ const REFCOUNTS: u64 = 4 << 20;
 /// Refcount blocks that `cache-size` leaves room for at least, as in QEMU.
 const LEAST_BLOCKS: u64 = 4;
 
-/// `cache-size`, `l2-cache-size` and `refcount-cache-size`, bytes, and `cache-clean-interval`; `None`: not given.
+/// `cache-size` and other options of the caches; `None`: not given.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheSizes {
     /// Bytes of both caches together.

@@ -56,8 +56,10 @@ impl From<CheckError> for CheckFailure {
     }
 }
 
-/// Checks the qcow2 image at `path`, a file or a block device, and repairs it. Blocks until the repair is on stable
-/// storage. `journals`: the folder with what killed processes have left, and its owner.
+/// Checks the qcow2 image at `path`, a file or a block device, and repairs it.
+///
+/// Blocks until the repair is on stable storage. `journals`: the folder with what killed processes have left, and
+/// its owner.
 ///
 /// # Errors
 ///

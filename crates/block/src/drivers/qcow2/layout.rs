@@ -43,7 +43,7 @@ pub struct CreateQcow2 {
 }
 
 impl CreateQcow2 {
-    /// An image of that size in bytes with QEMU's defaults, without a backing file.
+    /// Returns an image of `size` bytes with QEMU's defaults, without a backing file.
     pub fn new(size: u64) -> CreateQcow2 {
         CreateQcow2 {
             size,
@@ -65,8 +65,9 @@ impl CreateQcow2 {
     }
 }
 
-/// Creates an image in the file at `path`, which is created or emptied first. Blocks until its content is
-/// on stable storage. The caller syncs the folder of a new file.
+/// Creates an image in the file at `path`, which is created or emptied first.
+///
+/// Blocks until its content is on stable storage. The caller syncs the folder of a new file.
 ///
 /// # Errors
 ///

@@ -64,7 +64,9 @@ pub enum Backing {
     Node(BlockdevRef),
 }
 
-/// Options of QEMU that are accepted and change nothing. A node says so when it is opened.
+/// Options of QEMU that are accepted and change nothing.
+///
+/// A node says so when it is opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unheeded {
     /// `lazy-refcounts`.

@@ -47,7 +47,7 @@ impl ThrottleGroup {
         Ok(Arc::new(group))
     }
 
-    /// The present limits.
+    /// Returns the present limits.
     pub fn limits(&self) -> ThrottleLimits {
         lock(&self.state).limits
     }
@@ -62,8 +62,9 @@ impl ThrottleGroup {
         self.held.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Changes the limits. The buckets start empty, as in QEMU, and the new limits hold at once for held
-    /// requests.
+    /// Changes the limits.
+    ///
+    /// The buckets start empty, as in QEMU, and the new limits hold at once for held requests.
     ///
     /// # Errors
     ///

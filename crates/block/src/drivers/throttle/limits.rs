@@ -63,7 +63,7 @@ impl ThrottleLimits {
         [bps_total, bps_read, bps_write, iops_total, iops_read, iops_write]
     }
 
-    /// Whether they can be kept to.
+    /// Returns whether they can be kept to.
     ///
     /// # Errors
     ///

@@ -59,25 +59,25 @@ impl Repair {
 /// What a check has found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Errors of the metadata that endanger data.
+    /// Number of errors of the metadata that endanger data.
     pub corruptions: u64,
-    /// Clusters that are counted more often than they are used.
+    /// Number of clusters that are counted more often than they are used.
     pub leaks: u64,
-    /// Parts of the metadata that could not be checked.
+    /// Number of parts of the metadata that could not be checked.
     pub check_errors: u64,
-    /// Those that were repaired.
+    /// Number of [`corruptions`](Self::corruptions) that were repaired.
     pub corruptions_fixed: u64,
-    /// Those that were repaired.
+    /// Number of [`leaks`](Self::leaks) that were repaired.
     pub leaks_fixed: u64,
     /// End of the last cluster in use, bytes of the file.
     pub image_end: u64,
-    /// Clusters of the disk.
+    /// Number of clusters of the disk.
     pub total: u64,
-    /// Clusters of the disk with a place in the file.
+    /// Number of clusters of the disk with a place in the file.
     pub allocated: u64,
-    /// Clusters of the disk that are compressed.
+    /// Number of clusters of the disk that are compressed.
     pub compressed: u64,
-    /// Clusters of the disk that do not follow the one before in the file.
+    /// Number of clusters of the disk that do not follow the one before in the file.
     pub fragmented: u64,
 }
 
