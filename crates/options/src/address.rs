@@ -8,7 +8,9 @@ use crate::place::{Of, Text};
 use crate::shape::{Member, Shape, Union, Variant};
 use crate::table::{self, Field, Kind, Need, only_off, put};
 
-/// The shape of an address that has one of these types: name, help, members.
+/// Returns the shape of an address that has one of these types.
+///
+/// A type has a name, a help text and members.
 pub fn addresses<const N: usize>(
     help: &'static str,
     types: [(&'static str, &'static str, Vec<Member>); N],
@@ -18,7 +20,11 @@ pub fn addresses<const N: usize>(
     Shape::Union(Union { tag: "type", help, common: Vec::new(), variants })
 }
 
-/// Whether a socket can be bound to `path`.
+/// Checks that a socket can be bound to `path`.
+///
+/// # Errors
+///
+/// The path is empty, has a NUL byte, or is longer than 107 bytes.
 pub fn check_socket_path(name: &str, path: &Path) -> table::Set {
     let bytes = path.as_os_str().as_encoded_bytes();
     if bytes.is_empty() || bytes.contains(&0) {
@@ -45,7 +51,7 @@ impl Default for SocketDraft {
     }
 }
 
-/// `tight` of any unix socket.
+/// Returns the row `tight` of any unix socket.
 pub const fn tight<Draft>() -> Field<Draft> {
     Field {
         name: "tight",
@@ -93,14 +99,14 @@ pub struct InetDraft {
 }
 
 impl InetDraft {
-    /// What gives this address.
+    /// Returns what gives this address.
     pub fn of(host: String, port: u16, ipv4: bool, ipv6: bool) -> InetDraft {
         let family = |on| (!(ipv4 && ipv6)).then_some(on);
         let (port, ipv4, ipv6) = (port.to_string(), family(ipv4), family(ipv6));
         InetDraft { host, port, to: None, ipv4, ipv6 }
     }
 
-    /// `host`; its help text differs.
+    /// Returns the row `host`, with this help text.
     pub const fn host(help: &'static str) -> Field<InetDraft> {
         Field {
             name: "host",

@@ -15,7 +15,7 @@ pub struct OptionError {
 }
 
 impl OptionError {
-    /// An error without a hint.
+    /// Returns an error without a hint.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), hint: None }
     }
@@ -26,7 +26,7 @@ impl OptionError {
         self
     }
 
-    /// A value or parameter of QSD that ringmill does not support yet.
+    /// Returns a value or parameter of QSD that ringmill does not support yet.
     pub fn not_yet(what: impl fmt::Display) -> Self {
         Self::new(format!("{what} is not supported by ringmill yet"))
     }

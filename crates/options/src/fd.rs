@@ -5,7 +5,9 @@ use std::os::fd::RawFd;
 
 use crate::error::OptionError;
 
-/// A descriptor that was inherited: `addr.str` of an address of type `fd`, and `fd` of a character device.
+/// A descriptor that was inherited, by number or by name.
+///
+/// This is `addr.str` of an address of type `fd`, and `fd` of a character device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FdName {
     /// Its number, not negative.

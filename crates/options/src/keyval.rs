@@ -66,8 +66,9 @@ pub fn parse(text: &str, implied: Option<&str>) -> Result<Parsed, OptionError> {
     Ok(Parsed { object: settle(tree, "")?, help })
 }
 
-/// Takes `text` apart as QEMU's older options are: `key` alone is `key=on` and `nokey` is `key=off`, for
-/// the keys that `is_known`.
+/// Splits `text` into options, as QEMU's older options are written.
+///
+/// `key` alone is `key=on` and `nokey` is `key=off`, for the keys that `is_known`.
 ///
 /// # Errors
 ///
@@ -115,7 +116,7 @@ pub fn split(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a word, where a value or a key could be, asks for help.
+/// Returns whether a word, where a value or a key could be, asks for help.
 pub fn is_help(token: &str) -> bool {
     token == "help" || token == "?"
 }

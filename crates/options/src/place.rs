@@ -129,7 +129,9 @@ impl<V: OptionValue> OptionValue for Option<V> {
     }
 }
 
-/// A path; one that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
+/// Returns a path as text.
+///
+/// A path that is not UTF-8 shows by a [replacement character](char::REPLACEMENT_CHARACTER).
 pub fn write_path(path: &Path) -> Value {
     path.to_string_lossy().into_owned().into()
 }
@@ -216,9 +218,9 @@ impl<T> Place<T> for Size<T> {
 
 /// The place of an integer from `min` to `max`.
 pub struct Int<T: 'static, V: 'static> {
-    /// The smallest value.
+    /// The smallest value, in the unit of the option.
     pub min: i64,
-    /// The largest value.
+    /// The largest value, in the unit of the option.
     pub max: i64,
     /// The place.
     pub at: fn(&mut T) -> &mut V,
@@ -334,7 +336,7 @@ pub fn write_list<T>(fields: &[Field<T>], items: impl IntoIterator<Item = T>) ->
     Value::List(items.into_iter().map(item).collect())
 }
 
-/// Returns an object with the tag of a union before the members that `fields` write.
+/// Returns an object with a union's tag before the members of `fields`.
 pub fn write_tagged<T>(tag: &str, name: &str, fields: &[Field<T>], mut of: T) -> Value {
     let mut object: Object = vec![(tag.to_owned(), name.into())];
     object.extend(table::write(fields, &mut of));

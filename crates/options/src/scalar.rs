@@ -1,6 +1,6 @@
 //! How QSD reads numbers, sizes, booleans and identifiers from text.
 
-/// `on` and `off`, and the other words QSD takes for them.
+/// Returns the value of `on` or `off`, or of another word that QSD accepts.
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "on" | "yes" | "true" | "y" => Some(true),
@@ -9,7 +9,9 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A signed integer of 64 bits: decimal, `0x` hexadecimal or, with a leading `0`, octal.
+/// Returns a signed integer of 64 bits.
+///
+/// The text is decimal, `0x` hexadecimal or, with a leading `0`, octal.
 pub fn integer(text: &str) -> Option<i64> {
     let (negative, digits) = sign(text);
     let magnitude = match digits.strip_prefix('0') {
@@ -24,8 +26,10 @@ pub fn integer(text: &str) -> Option<i64> {
     i64::try_from(if negative { -magnitude } else { magnitude }).ok()
 }
 
-/// A number of bytes, with an optional suffix: B (1), K (2^10), M, G, T, P, E in either case. With
-/// a suffix other than B a decimal fraction is allowed. `0x` hexadecimal goes without a suffix.
+/// Returns a number of bytes, with an optional suffix.
+///
+/// Suffixes are B (1), K (2^10), M, G, T, P, E in either case. With a suffix other than B a decimal
+/// fraction is allowed. `0x` hexadecimal goes without a suffix.
 pub fn size(text: &str) -> Option<u64> {
     let (negative, text) = sign(text);
     if negative {
@@ -80,7 +84,9 @@ fn unsigned(digits: &str, radix: u32) -> Option<u64> {
     digits.chars().all(|c| c.is_digit(radix)).then(|| u64::from_str_radix(digits, radix).ok())?
 }
 
-/// Whether `id` is an identifier: a letter, then letters, digits, `-`, `.`, `_`.
+/// Returns whether `id` is an identifier.
+///
+/// That is a letter, then letters, digits, `-`, `.`, `_`.
 pub fn is_identifier(id: &str) -> bool {
     id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'))

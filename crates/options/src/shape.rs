@@ -101,13 +101,13 @@ pub struct Row {
     pub shape: Shape,
 }
 
-/// The lines for members; groups and structures are expanded.
+/// Returns the lines for members; groups and structures are expanded.
 pub fn rows(members: &[Member]) -> Vec<Row> {
     members.iter().flat_map(Member::rows).collect()
 }
 
 impl Member {
-    /// The lines for this member.
+    /// Returns the lines for this member.
     pub fn rows(&self) -> Vec<Row> {
         let value = self.shape.meta();
         let own = (!value.is_empty() || matches!(self.shape, Shape::Flag)).then(|| Row {
@@ -129,13 +129,13 @@ impl Member {
 }
 
 impl Union {
-    /// Whether one of its objects can have a member with that name.
+    /// Returns whether one of its objects can have a member with that name.
     pub fn has(&self, name: &str) -> bool {
         let variants = self.variants.iter().flat_map(|variant| &variant.members);
         name == self.tag || self.common.iter().chain(variants).any(|member| member.name == name)
     }
 
-    /// The tag, as a member.
+    /// Returns the tag, as a member.
     pub fn tag(&self) -> Member {
         let words = self.variants.iter().map(|Variant { name, help, .. }| Word { name, help });
         let shape = Shape::Words(words.collect());
@@ -144,7 +144,7 @@ impl Union {
 }
 
 impl Shape {
-    /// Whether an object of this union can have a member with that name.
+    /// Returns whether an object of this union can have a member with that name.
     pub fn has(&self, name: &str) -> bool {
         match self {
             Self::Object(members) => members.iter().any(|member| member.name == name),
@@ -153,12 +153,14 @@ impl Shape {
         }
     }
 
-    /// Whether all values are objects.
+    /// Returns whether all values are objects.
     pub fn is_object(&self) -> bool {
         matches!(self, Self::Object(_) | Self::Union(_) | Self::Named(..))
     }
 
-    /// The placeholder in help texts; empty for shapes that are only given member by member.
+    /// Returns the placeholder in help texts.
+    ///
+    /// It is empty for shapes that are only given member by member.
     pub fn meta(&self) -> String {
         match self {
             Self::Flag | Self::List(..) | Self::Object(_) | Self::Union(_) | Self::Named(..) => {

@@ -117,8 +117,9 @@ pub struct Choice<T: 'static> {
 }
 
 impl<T> Choice<T> {
-    /// Creates a word that QSD accepts, and ringmill refuses at least in some cases. It is in no schema, help
-    /// text or list, as with [`Kind::Unoffered`].
+    /// Creates a word that QSD accepts, and ringmill refuses at least in some cases.
+    ///
+    /// It is in no schema, help text or list, as with [`Kind::Unoffered`].
     pub const fn unoffered(name: &'static str, set: fn(&mut T) -> Set) -> Self {
         Choice { name, help: UNOFFERED, set }
     }
@@ -143,29 +144,33 @@ pub struct Context {
 }
 
 impl Context {
-    /// At the top of a value written in `dialect`.
+    /// Returns the position at the top of a value written in `dialect`.
     pub fn new(dialect: Dialect) -> Self {
         Self { dialect, prefix: String::new(), depth: 0 }
     }
 
-    /// Below member `name`.
+    /// Returns the position inside member `name`.
     pub fn below(&self, name: &str) -> Self {
         let prefix = format!("{}{name}.", self.prefix);
         Self { dialect: self.dialect, prefix, depth: self.depth + 1 }
     }
 
-    /// The full name of member `name`.
+    /// Returns the full name of member `name`.
     pub fn full(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// The name of the object itself, without the dot.
+    /// Returns the name of the object itself, without the dot.
     pub fn whole(&self) -> &str {
         self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
     }
 }
 
 /// Takes the options of `fields` out of `object`, and leaves all others.
+///
+/// # Errors
+///
+/// An option is missing or has a wrong value, in QSD's words.
 pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Context) -> Set {
     for field in fields {
         match take(object, field.name) {
@@ -176,7 +181,9 @@ pub fn read<T>(fields: &[Field<T>], into: &mut T, object: &mut Object, at: &Cont
     Ok(())
 }
 
-/// Writes the options of `fields` whose [place](Kind::At) is known, as [`read`] reads them.
+/// Writes the options of `fields`, as [`read`] reads them.
+///
+/// Rows without a known [place](Kind::At) are left out.
 pub fn write<T>(fields: &[Field<T>], from: &mut T) -> Object {
     let mut object = Object::new();
     for field in fields {
@@ -199,10 +206,15 @@ pub fn write<T>(fields: &[Field<T>], from: &mut T) -> Object {
     object
 }
 
-/// A table with `T` erased: the possible members of an object, and the value built from them.
+/// A table with `T` erased: an object's members, and the value built from them.
 pub trait Reads<Out>: Sync {
-    /// Reads an object. `beside` are the members that were taken out of it before; `owner` names the object
-    /// in errors.
+    /// Reads an object.
+    ///
+    /// `beside` are the members that were taken out of it before; `owner` names the object in errors.
+    ///
+    /// # Errors
+    ///
+    /// An option is unknown, missing or wrong, or two contradict each other; in QSD's words.
     fn read(
         &self,
         object: Object,
@@ -211,7 +223,7 @@ pub trait Reads<Out>: Sync {
         owner: &str,
     ) -> Result<Out, OptionError>;
 
-    /// The possible members of the object.
+    /// Returns the possible members of the object.
     fn members(&self) -> Vec<Member>;
 }
 
@@ -249,12 +261,18 @@ pub fn take(object: &mut Object, name: &str) -> Option<Value> {
     Some(object.remove(place).1)
 }
 
-/// A member of an object, which stays in it.
+/// Returns a member of an object, which stays in it.
 pub fn look<'a>(object: &'a Object, name: &str) -> Option<&'a Value> {
     object.iter().find(|(member, _)| member == name).map(|(_, value)| value)
 }
 
-/// Refuses the members that [`read`] left over. `known` are the possible names of `owner`.
+/// Refuses the members that [`read`] left over.
+///
+/// `known` are the possible names of `owner`.
+///
+/// # Errors
+///
+/// There is such a member.
 pub fn refuse_rest<'a>(
     object: &Object,
     at: &Context,
@@ -351,13 +369,14 @@ pub fn uint32(name: &str, number: i64) -> Result<u32, OptionError> {
         .map_err(|_| OptionError::new(format!("Parameter '{name}' expects uint32_t")))
 }
 
-/// The error for a missing required parameter.
+/// Returns the error for a missing required parameter.
 pub fn missing(full_name: &str) -> OptionError {
     OptionError::new(format!("Parameter '{full_name}' is missing"))
 }
 
-/// The error for an unknown word. QSD names the parameter without the surrounding objects; the hint
-/// has its full name.
+/// Returns the error for an unknown word.
+///
+/// QSD names the parameter without the surrounding objects; the hint has its full name.
 pub fn not_accepted<'a>(
     name: &str,
     at: &Context,
@@ -372,7 +391,7 @@ pub fn not_accepted<'a>(
     ))
 }
 
-/// The members of a table without Rust types.
+/// Returns the members of a table without Rust types.
 pub fn members<T>(fields: &[Field<T>]) -> Vec<Member> {
     offered(fields).map(Field::member).collect()
 }
@@ -387,12 +406,20 @@ fn offered<T>(fields: &[Field<T>]) -> impl Iterator<Item = &Field<T>> {
 }
 
 /// Stores a value, for setters without checks.
+///
+/// # Errors
+///
+/// None.
 pub fn put<V>(into: &mut V, value: V) -> Set {
     *into = value;
     Ok(())
 }
 
-/// For [`Kind::Unoffered`]: accepts a switch only if it is off.
+/// Accepts a switch only if it is off, for [`Kind::Unoffered`].
+///
+/// # Errors
+///
+/// The switch is on, or the value is no switch.
 pub fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
     match boolean(value, name, at)? {
         true => Err(OptionError::not_yet(format!("Parameter '{name}' with value 'on'"))),
@@ -400,7 +427,11 @@ pub fn only_off<T>(_: &mut T, value: Value, name: &str, at: &Context) -> Set {
     }
 }
 
-/// For [`Kind::Unoffered`]: refuses every value.
+/// Refuses every value, for [`Kind::Unoffered`].
+///
+/// # Errors
+///
+/// Always: ringmill lacks the option.
 pub fn not_yet<T>(_: &mut T, _: Value, name: &str, _: &Context) -> Set {
     Err(OptionError::not_yet(format!("Parameter '{name}'")))
 }
@@ -419,7 +450,7 @@ pub fn boolean(value: Value, name: &str, at: &Context) -> Result<bool, OptionErr
     }
 }
 
-/// The error for a value of the wrong type.
+/// Returns the error for a value of the wrong type.
 pub fn wrong_type(full_name: &str, expected: &str) -> OptionError {
     OptionError::new(format!("Invalid parameter type for '{full_name}', expected: {expected}"))
 }
@@ -452,6 +483,10 @@ impl<T> Field<T> {
     }
 
     /// Converts `value` and calls the setter.
+    ///
+    /// # Errors
+    ///
+    /// The value has the wrong type or is out of range, or the setter refuses it.
     pub fn set(&self, into: &mut T, value: Value, at: &Context) -> Set {
         let name = at.full(self.name);
         match &self.kind {
@@ -500,13 +535,17 @@ impl<T> Field<T> {
         Field { name, kind: Kind::Unoffered(read), need: Need::Optional(""), help: "" }
     }
 
-    /// This row without Rust types.
+    /// Returns this row without Rust types.
     pub fn member(&self) -> Member {
         Member { name: self.name, shape: self.kind.shape(), need: self.need, help: self.help }
     }
 }
 
 /// Reads an integer in `range`.
+///
+/// # Errors
+///
+/// The value is no integer, or out of range.
 pub fn integer(
     value: Value,
     name: &str,
@@ -529,7 +568,11 @@ pub fn integer(
     if range.contains(&number) { Ok(number) } else { Err(out_of_range(name, range)) }
 }
 
-/// Reads a number of bytes.
+/// Reads a number of bytes, from 0 to 2^63 - 1.
+///
+/// # Errors
+///
+/// The value is no number of bytes.
 pub fn size(value: Value, name: &str, at: &Context) -> Result<u64, OptionError> {
     let number = match value {
         Value::Integer(number) => number,
@@ -558,13 +601,13 @@ fn mismatch(value: Value, full_name: &str, expected: &str, at: &Context) -> Opti
     }
 }
 
-/// The error for a number out of range.
+/// Returns the error for a number out of range.
 pub fn out_of_range(name: &str, range: &RangeInclusive<i64>) -> OptionError {
     OptionError::new(format!("{name} value must be in range [{}, {}]", range.start(), range.end()))
 }
 
 impl<T> Kind<T> {
-    /// The possible values of the option.
+    /// Returns the possible values of the option.
     pub fn shape(&self) -> Shape {
         match self {
             Self::Flag(_) => Shape::Flag,

@@ -28,7 +28,9 @@ pub enum Value {
     Object(Object),
 }
 
-/// How a value was written, which decides how far text may stand for numbers and booleans.
+/// How a value was written.
+///
+/// This decides how far text may stand for numbers and booleans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// `key=value,…`
@@ -38,7 +40,7 @@ pub enum Dialect {
 }
 
 impl Value {
-    /// The text of a [`Value::Text`].
+    /// Returns the text of a [`Value::Text`].
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),

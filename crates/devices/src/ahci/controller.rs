@@ -34,8 +34,9 @@ pub struct AhciStats {
     pub longest_wait_ns: Counter,
 }
 
-/// An AHCI controller (AHCI 1.3.1): registers and interrupt line. [`Drive`](super::Drive)s do their work on
-/// loops.
+/// An AHCI controller (AHCI 1.3.1): registers and interrupt line.
+///
+/// [`Drive`](super::Drive)s do their work on loops.
 ///
 /// Any thread may read and write registers: a vCPU's thread that holds the machine lock, or a loop's thread. A
 /// write of a doorbell reads the commands on the calling thread and hands them over to the loop.
@@ -69,7 +70,9 @@ struct Doorbell {
 }
 
 impl Ahci {
-    /// A controller with `ports` ports, 1 to 32, numbered from 0, without drives, on guest memory `memory`.
+    /// Returns a controller with `ports` ports on guest memory, without drives.
+    ///
+    /// There are 1 to 32 ports, numbered from 0.
     ///
     /// `line` is called with each new level of the interrupt line, one call at a time and in order, by any thread.
     /// No lock is held during the call: `line` may take the machine lock, and may read and write registers.
@@ -88,9 +91,10 @@ impl Ahci {
         Self::with_messages(ports, memory, line, || {})
     }
 
-    /// As [`new`](Self::new), and calls `message` for each message-signalled interrupt (AHCI 1.3.1, section 10.6):
-    /// when a bit of IS becomes set, when bits of IS remain set after others were cleared, and when GHC.IE becomes
-    /// set while a bit of IS is.
+    /// Returns a controller that also calls `message` for interrupts by message.
+    ///
+    /// Such an interrupt is sent when a bit of IS becomes set, when bits of IS remain set after others were cleared,
+    /// and when GHC.IE becomes set while a bit of IS is (AHCI 1.3.1, section 10.6). Otherwise like [`new`](Self::new).
     ///
     /// `message` is called without a lock, by any thread, perhaps by several at a time.
     ///
@@ -121,7 +125,7 @@ impl Ahci {
         }))
     }
 
-    /// The controller's counters.
+    /// Returns the controller's counters.
     pub fn stats(&self) -> &AhciStats {
         &self.stats
     }
@@ -131,13 +135,16 @@ impl Ahci {
         lock(&self.state).memory = memory;
     }
 
-    /// Resets the controller as GHC.HR does, for a reset of the PCI function or the end of the guest. Commands in
-    /// flight are drained.
+    /// Resets the controller as GHC.HR does (AHCI 1.3.1, section 10.4.3).
+    ///
+    /// For a reset of the PCI function or the end of the guest. Commands in flight are drained.
     pub fn reset(&self) {
         self.with_state(AhciState::reset);
     }
 
-    /// The state, once all drives are [paused](super::Drive::pause), for [`check`](Self::check) of another process.
+    /// Returns the state for [`check`](Self::check) of another process.
+    ///
+    /// All drives must be [paused](super::Drive::pause).
     pub fn save(&self) -> Vec<u8> {
         saved::bytes(&lock(&self.state))
     }
@@ -151,8 +158,9 @@ impl Ahci {
         Restored::parse(state, self.doorbells.len())
     }
 
-    /// Goes on with the state of another controller, in the memory that was set before and with drives that have begun
-    /// nothing. The interrupt may be signalled once more.
+    /// Continues with the state of another controller.
+    ///
+    /// The memory was set before, and the drives have begun nothing. The interrupt may be signalled once more.
     pub fn restore(&self, restored: &Restored) {
         self.with_state(|state| {
             state.interrupts_enabled = restored.interrupts_enabled;
@@ -184,7 +192,9 @@ impl Ahci {
         }
     }
 
-    /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR. Offsets without a register read as 0.
+    /// Reads `size` bytes, 1 to 8, at `offset` of the register BAR.
+    ///
+    /// Offsets without a register read as 0.
     pub fn mmio_read(&self, offset: u64, size: usize) -> u64 {
         let state = lock(&self.state);
         let mut value = 0;
@@ -196,7 +206,9 @@ impl Ahci {
         value
     }
 
-    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR. Offsets without a register ignore the write.
+    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR.
+    ///
+    /// Offsets without a register ignore the write.
     pub fn mmio_write(&self, offset: u64, size: usize, value: u64) {
         for piece in pieces(offset, size) {
             let value = (value >> (8 * piece.bytes_before)) << piece.shift;

@@ -89,9 +89,10 @@ enum CommandStep {
 }
 
 impl Drive {
-    /// Attaches a drive to a port of `controller`. Its requests go to `channel`. Call this on the loop on which
-    /// `channel` was opened. The loop keeps the drive until it is [detached](Self::detach), or until the loop
-    /// stops.
+    /// Attaches a drive to a port of `controller`.
+    ///
+    /// Its requests go to `channel`. Call this on the loop on which `channel` was opened. The loop keeps the
+    /// drive until it is [detached](Self::detach), or until the loop stops.
     ///
     /// # Errors
     ///
@@ -141,8 +142,9 @@ impl Drive {
         Ok(drive)
     }
 
-    /// Detaches the drive: takes the link down, drains commands in flight, and then calls `done` once, perhaps
-    /// before this returns.
+    /// Detaches the drive: takes the link down, and drains commands in flight.
+    ///
+    /// Then calls `done` once, perhaps before this returns.
     pub fn detach(&self, done: impl FnOnce() + 'static) {
         self.controller.set_bell(self.port, None);
         if let Some(bell) = self.bell.take() {
@@ -171,8 +173,10 @@ impl Drive {
         }
     }
 
-    /// Calls `done` once the commands now in flight have ended, perhaps before this returns. From then on the
-    /// drive does not access memory that the controller had before its last [change](Ahci::set_memory).
+    /// Calls `done` once the commands now in flight have ended.
+    ///
+    /// The call may come before this returns. From then on the drive does not access memory that the controller
+    /// had before its last [change](Ahci::set_memory).
     pub fn settle(&self, done: impl FnOnce() + 'static) {
         let mut work = self.work.borrow_mut();
         let slots = self.controller.with_state(|state| {
@@ -189,8 +193,9 @@ impl Drive {
         }
     }
 
-    /// Begins no more commands, and calls `done` once those in flight have ended, perhaps before this returns. Doorbells
-    /// are still taken.
+    /// Begins no more commands, and calls `done` once those in flight have ended.
+    ///
+    /// The call may come before this returns. Doorbells are still taken.
     pub fn pause(&self, done: impl FnOnce() + 'static) {
         self.set_paused(true);
         self.settle(done);
@@ -225,7 +230,7 @@ impl Drive {
         ended.into_iter().for_each(|(_, done)| done());
     }
 
-    /// The drive's counters.
+    /// Returns the drive's counters.
     pub fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
     }

@@ -1,6 +1,8 @@
 //! Register offsets and bits of AHCI 1.3.1, section 3.
 
-/// Bytes of the register BAR (ABAR): generic registers and 32 ports, rounded up to a power of two.
+/// Bytes of the register BAR (ABAR): a power of two (AHCI 1.3.1, section 3).
+///
+/// The BAR has the generic registers and those of 32 ports.
 pub const ABAR_SIZE: u64 = 0x2000;
 /// Where the ports' registers begin, and how far apart they are (section 3.3).
 pub(crate) const PORTS_AT: u64 = 0x100;

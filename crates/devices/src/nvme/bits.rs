@@ -16,15 +16,17 @@ pub(crate) const REGISTERS: usize = 0x38;
 pub(crate) const DOORBELLS_AT: u64 = 0x1000;
 pub(crate) const DOORBELL: u64 = 4;
 
-/// Bytes of BAR 0: registers, doorbells, and the tables of MSI-X.
+/// Bytes of BAR 0: registers, doorbells (section 3.1), and the tables of MSI-X.
 pub const BAR_SIZE: u64 = 0x4000;
-/// Where the table of MSI-X begins in BAR 0.
+/// Offset of the table of MSI-X in BAR 0, in bytes.
 pub const MSIX_TABLE_AT: u32 = 0x2000;
-/// Where the pending bits of MSI-X begin in BAR 0.
+/// Offset of the pending bits of MSI-X in BAR 0, in bytes.
 pub const MSIX_PENDING_AT: u32 = 0x3000;
 
-/// The most I/O queues. Each has an interrupt vector, beside that of the admin queue: Cloud Hypervisor runs out of
-/// descriptors with some hundreds.
+/// Maximum number of I/O queues.
+///
+/// Each has an interrupt vector, beside that of the admin queue: Cloud Hypervisor runs out of descriptors with
+/// some hundreds.
 pub const MAX_IO_QUEUES: u16 = 64;
 
 /// The most entries of an I/O queue.

@@ -29,8 +29,9 @@ use crate::saved::{Invalid, Words};
 use stats::InFlight;
 use stats::QueueStats;
 
-/// An NVMe controller, on the control loop: registers, the admin queue, its life. Its I/O queues are where its
-/// [`Attachment`]s were attached.
+/// An NVMe controller, on the control loop: registers, the admin queue, its life.
+///
+/// Its I/O queues are where its [`Attachment`]s were attached.
 pub struct Controller {
     pub(super) event_loop: EventLoop,
     pub(super) config: ControllerConfig,
@@ -84,7 +85,10 @@ pub(super) struct ControllerState {
 }
 
 impl Controller {
-    /// A controller without memory, and what each of so many I/O threads takes its part of the queues on with.
+    /// Returns a controller without memory, and a part of it for each I/O thread.
+    ///
+    /// A thread takes its part of the queues on with its [`Attachment`]. `threads`: the number of I/O threads, at
+    /// least 1.
     ///
     /// Completion queue n is with thread (n - 1) modulo their number, and its submission queues with it.
     ///
@@ -181,12 +185,14 @@ impl Controller {
         usize::from(cqid.saturating_sub(1)) % self.workers.len()
     }
 
-    /// The thread that an I/O queue pair is with, from 0 on: of the number of the pair, from 0 on.
+    /// Returns the I/O thread of an I/O queue pair. Both are numbered from 0.
     pub fn thread_of(&self, queue: usize) -> usize {
         queue % self.workers.len()
     }
 
-    /// Reads registers from `offset` of BAR 0 on. What there is no register for reads as 0.
+    /// Reads registers from byte `offset` of BAR 0 on (section 3.1).
+    ///
+    /// What there is no register for reads as 0.
     pub fn mmio_read(&self, offset: u64, data: &mut [u8]) {
         let registers = self.state.borrow().registers();
         data.fill(0);
@@ -196,7 +202,9 @@ impl Controller {
         }
     }
 
-    /// Writes registers from `offset` of BAR 0 on: 4 or 8 bytes. Other writes take no effect (section 3.1).
+    /// Writes registers from `offset` of BAR 0 on: 4 or 8 bytes.
+    ///
+    /// Other writes take no effect (section 3.1).
     pub fn mmio_write(&self, offset: u64, data: &[u8]) {
         let (words, rest) = data.as_chunks();
         if !offset.is_multiple_of(4) || !rest.is_empty() || words.len() > 2 {
@@ -396,7 +404,9 @@ impl Controller {
         self.shared.memory.set(memory);
     }
 
-    /// Takes the controller to the state after a power-on. Commands under way end without a completion.
+    /// Takes the controller to the state after a power-on.
+    ///
+    /// Commands under way end without a completion.
     pub fn reset(&self) {
         {
             let state = &mut *self.state.borrow_mut();
@@ -406,8 +416,9 @@ impl Controller {
         self.begin_reset();
     }
 
-    /// Completes when the commands that have begun before have ended: nothing uses memory then that the controller
-    /// had before it was exchanged.
+    /// Completes when the commands that have begun before have ended.
+    ///
+    /// Nothing uses memory then that the controller had before it was exchanged.
     ///
     /// # Errors
     ///
@@ -418,6 +429,11 @@ impl Controller {
     }
 
     /// Makes durable what was written to the namespaces.
+    ///
+    /// # Errors
+    ///
+    /// The receiver completes with the errno of the first failed flush, or with [`LoopGone`] if the I/O thread is
+    /// gone.
     pub fn flush(&self) -> oneshot::Receiver<Result<(), Errno>> {
         let (answer, flushed) = oneshot::channel();
         // The nodes are flushed, whichever thread the writes came by.
@@ -427,14 +443,14 @@ impl Controller {
         flushed
     }
 
-    /// The commands under way, with the I/O queues that they came by, from 0 on.
+    /// Returns the commands under way, each with its I/O queue, numbered from 0.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let asked = self.order_all(Order::InFlight);
         // A thread that is gone has none.
         async move { asked.await.into_iter().flatten().flatten().collect() }
     }
 
-    /// Sets the geometry of a namespace, by its place from 0 on. A new size is an event.
+    /// Sets the geometry of namespace number `place`, from 0. A new size is an event.
     pub fn set_geometry(&self, place: usize, geometry: &Geometry) {
         let Some(namespace) = self.shared.namespaces.get(place) else { return };
         if !namespace.resize(geometry.size) {
@@ -453,13 +469,15 @@ impl Controller {
         }
     }
 
-    /// The counters of each I/O queue.
+    /// Returns the counters of each I/O queue.
     pub fn stats(&self) -> &[Arc<QueueStats>] {
         &self.shared.stats
     }
 
-    /// Takes no more commands, and completes with the state when those that have begun are answered. Registers are not to
-    /// be written until it is to [`resume`](Self::resume).
+    /// Takes no more commands, and completes with the state.
+    ///
+    /// The commands that have begun are answered then. Registers are not to be written until it is to
+    /// [`resume`](Self::resume).
     ///
     /// # Errors
     ///
@@ -495,7 +513,9 @@ impl Controller {
         self.run_admin();
     }
 
-    /// Parses the state of a [paused](Self::pause) controller, for [`restore`](Self::restore).
+    /// Parses the state of a [paused](Self::pause) controller.
+    ///
+    /// The result is for [`restore`](Self::restore).
     ///
     /// # Errors
     ///

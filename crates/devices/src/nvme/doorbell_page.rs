@@ -21,17 +21,19 @@ use super::worker::{Notice, Order, Worker};
 /// Bytes of the page.
 const SIZE: u64 = MSIX_TABLE_AT as u64 - DOORBELLS_AT;
 
-/// A page of doorbells: bytes 0x1000 to 0x1fff of BAR 0, at the same offset of a file.
+/// A page of doorbells, in a file at the same offset as in BAR 0.
+///
+/// These are bytes 0x1000 to 0x1fff of BAR 0 (section 3.1).
 #[derive(Clone)]
 pub struct DoorbellPage(Arc<MappedRegion>);
 
 impl DoorbellPage {
-    /// Offset in BAR 0, and in the file.
+    /// Offset in BAR 0, and in the file, in bytes.
     pub const OFFSET: u64 = DOORBELLS_AT;
-    /// Bytes.
+    /// Length in bytes.
     pub const SIZE: u64 = SIZE;
 
-    /// A page of zeroes. Other processes cannot take it away.
+    /// Returns a page of zeroes. Other processes cannot take it away.
     ///
     /// # Errors
     ///
@@ -64,7 +66,7 @@ impl DoorbellPage {
         region.map().map(|region| DoorbellPage(Arc::new(region)))
     }
 
-    /// The file, for others to map.
+    /// Returns the file, for others to map.
     pub fn file(&self) -> &OwnedFd {
         self.0.file()
     }
@@ -107,7 +109,7 @@ impl PageView {
 }
 
 impl Controller {
-    /// The page of doorbells, if they are mapped.
+    /// Returns the page of doorbells, if they are mapped.
     pub fn doorbell_page(&self) -> Option<DoorbellPage> {
         self.page.borrow().clone()
     }

@@ -98,8 +98,10 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Has this loop carry out the commands of its part of the I/O queues: with these channels, one for each
-    /// namespace, until the controller [ends](super::Controller::end). `messages` sends its interrupts.
+    /// Has this loop carry out the commands of its part of the I/O queues.
+    ///
+    /// `channels` are those of the namespaces. `messages` sends interrupts. The loop continues until the
+    /// controller [ends](super::Controller::end).
     pub fn attach(
         self,
         event_loop: &EventLoop,

@@ -57,7 +57,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The space of a function after a power-on.
+    /// Returns the space of a function after a power-on.
     pub fn new(of: &Description) -> Self {
         let mut space = ConfigSpace {
             bytes: [0; CONFIG_SPACE_SIZE],
@@ -156,7 +156,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Reads from `offset` on. Bytes beyond the space read as 0xff.
+    /// Reads from byte `offset` on. Bytes beyond the space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let Ok(offset) = usize::try_from(offset) else { return };
@@ -165,8 +165,10 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes from `offset` on. Read-only bits, and bytes beyond the space, ignore the write. Returns whether software resets
-    /// the function by it: the caller resets the device, and this space.
+    /// Writes from byte `offset` on. Returns whether software resets the function.
+    ///
+    /// Read-only bits, and bytes beyond the space, ignore the write. On a reset the caller resets
+    /// the device, and this space.
     #[must_use]
     pub fn write(&mut self, offset: u64, data: &[u8]) -> bool {
         let Ok(offset) = usize::try_from(offset) else { return false };

@@ -1,9 +1,9 @@
 //! What a PCI function is.
 
-/// Base address registers of a function.
+/// Number of base address registers of a function.
 pub const BARS: usize = 6;
 
-/// Identification registers.
+/// Identification registers (PCI 3.0, 6.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor ID.
@@ -20,7 +20,7 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// A memory BAR. Sizes are in bytes: powers of two from 16.
+/// A memory BAR (PCI 3.0, 6.2.5). Sizes are in bytes: powers of two from 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bar {
     /// Below 4 GiB.
@@ -36,7 +36,7 @@ pub enum Bar {
 }
 
 impl Bar {
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn size(self) -> u64 {
         match self {
             Bar::Memory32 { size } => size.into(),
@@ -45,32 +45,32 @@ impl Bar {
     }
 }
 
-/// The pin that level interrupts are raised on.
+/// The pin that level interrupts are raised on (PCI 3.0, 6.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InterruptPin {
     /// INTA#.
     A = 1,
 }
 
-/// The MSI capability: 64-bit addresses, no mask bits.
+/// The MSI capability: 64-bit addresses, no mask bits (PCI 3.0, 6.8.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Msi {
     /// Where the capability is: a multiple of 4 from 0x40 on.
     pub at: u8,
 }
 
-/// The MSI-X capability.
+/// The MSI-X capability (PCI 3.0, 6.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsiX {
     /// Where the capability is: a multiple of 4 from 0x40 on.
     pub at: u8,
-    /// Vectors, 1 to 2048.
+    /// Number of vectors, 1 to 2048.
     pub vectors: u16,
-    /// The BAR with table and pending bits.
+    /// Number of the BAR with table and pending bits, 0 to 5.
     pub bar: u8,
-    /// Where the table begins there: a multiple of 8.
+    /// Offset of the table in that BAR, in bytes: a multiple of 8.
     pub table: u32,
-    /// Where the pending bits begin there: a multiple of 8.
+    /// Offset of the pending bits in that BAR, in bytes: a multiple of 8.
     pub pending: u32,
 }
 
@@ -81,7 +81,7 @@ pub struct FunctionReset {
     pub at: u8,
 }
 
-/// A PCI function, header type 0.
+/// A PCI function, header type 0 (PCI 3.0, 6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     /// Identification registers.
@@ -99,7 +99,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Bytes of a BAR; 0: there is none.
+    /// Returns the bytes of BAR number `bar`; 0: there is none.
     pub fn bar_size(&self, bar: usize) -> u64 {
         self.bars.get(bar).copied().flatten().map_or(0, Bar::size)
     }

@@ -12,7 +12,7 @@ const MAGIC: [u8; 8] = *b"ringwce1";
 /// Offset of the bitmap: a set bit for each disk in write-through mode.
 const BITS_AT: u64 = 32;
 
-/// The write cache modes of up to 256 disks, kept for the next process that serves the device.
+/// The write cache modes of up to 256 disks, for the next process.
 ///
 /// The memory belongs to a front end: it may have any contents, and change at any time.
 #[derive(Debug)]
@@ -25,8 +25,9 @@ impl CacheRecord {
     /// Length of a record, bytes.
     pub const LEN: u64 = 64;
 
-    /// The record at offset `at` of a region. A new record is zeroed memory. Returns `None` if the region is too
-    /// short.
+    /// Returns the record at byte `at` of a region. A new record is zeroed memory.
+    ///
+    /// `None` if the region is too short.
     pub fn new(region: Arc<MappedRegion>, at: u64) -> Option<Self> {
         let end = at.checked_add(Self::LEN)?;
         (end <= region.size()).then_some(CacheRecord { region, at })

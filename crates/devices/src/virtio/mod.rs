@@ -18,36 +18,48 @@ pub(crate) use worker::{Broken, RANGE_BYTES, VirtQueueWorker, VirtioBackend};
 
 /// A running queue of any device. Lives on its I/O thread.
 pub trait Virtqueue: std::fmt::Debug {
-    /// Enables or disables the queue (SET_VRING_ENABLE). Enabling takes waiting requests at once, as their kick
-    /// may have come earlier.
+    /// Enables or disables the queue (SET_VRING_ENABLE).
+    ///
+    /// Enabling takes waiting requests at once, as their kick may have come earlier.
     fn set_enabled(&self, enabled: bool);
 
-    /// Sets the call eventfd (SET_VRING_CALL) and signals it once, as earlier answers may have been signalled to
-    /// another eventfd. `None`: the driver polls.
+    /// Sets the call eventfd (SET_VRING_CALL) and signals it once.
+    ///
+    /// Earlier answers may have been signalled to another eventfd. `None`: the driver polls.
     fn set_call(&self, call: Option<Signal>);
 
     /// Sets the eventfd that reports a broken queue (SET_VRING_ERR).
     fn set_err(&self, err: Option<Signal>);
 
-    /// Switches to new memory while running (SET_MEM_TABLE). Requests in flight finish in the old memory.
+    /// Switches to new memory while running (SET_MEM_TABLE).
+    ///
+    /// Requests in flight finish in the old memory.
     ///
     /// # Errors
     ///
     /// The rings are not in the new memory. The queue is broken then.
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError>;
 
-    /// Starts or stops logging writes to the used ring at this guest address (VHOST_VRING_F_LOG).
+    /// Starts or stops logging writes to the used ring (VHOST_VRING_F_LOG).
+    ///
+    /// `addr`: the ring's guest address for the log. `None` stops.
     fn set_used_log(&self, addr: Option<u64>);
 
-    /// The requests in flight, for the search of slow requests. Too expensive for the data path.
+    /// Returns the requests in flight, for the search of slow requests.
+    ///
+    /// Too expensive for the data path.
     fn in_flight(&self) -> Vec<InFlight>;
 
-    /// Takes no more requests, finishes those in flight, then calls `done` once with the next available index,
-    /// perhaps before this returns. A second stop calls both.
+    /// Takes no more requests, and finishes those in flight.
+    ///
+    /// Then calls `done` once with the next available index, perhaps before this returns. A second stop calls
+    /// both.
     fn stop(&self, held: Held, done: Box<dyn FnOnce(u16)>);
 
-    /// Cancels a stop in progress: drops `done`, and takes requests again once [enabled](Self::set_enabled).
-    /// Returns `false` if the queue has stopped or will stop, since requests were left to the next process.
+    /// Cancels a stop in progress: drops `done`.
+    ///
+    /// The queue takes requests again once [enabled](Self::set_enabled). Returns `false` if the queue has
+    /// stopped or will stop, since requests were left to the next process.
     fn call_back(&self) -> bool;
 }
 

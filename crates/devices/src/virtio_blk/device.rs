@@ -31,7 +31,7 @@ const MAX_BLOCK: u32 = 2 << 20;
 pub struct DeviceConfig {
     /// The geometry of the node.
     pub geometry: Geometry,
-    /// Request queues, at least one.
+    /// Number of request queues, at least one.
     pub num_queues: u16,
     /// Size of a logical block, bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
@@ -69,7 +69,7 @@ pub struct Device {
 const DISK: u8 = 0;
 
 impl Device {
-    /// A device on a node with the configured geometry.
+    /// Returns a device on a node with the configured geometry.
     ///
     /// # Errors
     ///
@@ -131,12 +131,16 @@ impl Device {
         })
     }
 
-    /// Feature bits of the device type (5.2.3), without those of queues and transport.
+    /// Returns the feature bits of the device type (virtio 1.3, 5.2.3).
+    ///
+    /// Those of queues and transport are not among them.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Sets the features that the driver accepted. They say whether the driver can flush.
+    /// Sets the features that the driver accepted.
+    ///
+    /// They say whether the driver can flush.
     pub fn set_features(&self, negotiated: u64) {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
@@ -147,7 +151,7 @@ impl Device {
         self.kept.set(DISK, &self.writeback, !self.writethrough);
     }
 
-    /// Whether the driver has chosen write-back mode.
+    /// Returns whether the driver has chosen write-back mode.
     pub fn is_writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
     }
@@ -158,18 +162,22 @@ impl Device {
         self.write_cache_is_known();
     }
 
-    /// Keeps the write cache mode in `record` from now on. The mode that an earlier process recorded is taken over if
-    /// it is stricter: write-through replaces write-back. Returns whether the record was in use. No queue may run.
+    /// Keeps the write cache mode in `record` from now on.
+    ///
+    /// The mode that an earlier process recorded is taken over if it is stricter: write-through replaces write-back.
+    /// Returns whether the record was in use. No queue may run.
     pub fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {
         self.kept.keep(record, iter::once(&self.writeback))
     }
 
-    /// Records the write cache mode, once the driver has seen the answer to its write to the configuration space.
+    /// Records the write cache mode for the next process.
+    ///
+    /// Call this once the driver has seen the answer to its write to the configuration space.
     pub fn write_cache_is_known(&self) {
         self.kept.answered(iter::once(&self.writeback));
     }
 
-    /// The current configuration space.
+    /// Returns the current configuration space.
     pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
         Config {
             capacity: self.capacity.load(Ordering::Relaxed),
@@ -179,8 +187,9 @@ impl Device {
         .to_bytes()
     }
 
-    /// Sets the node's size in bytes. Returns whether the configuration space has changed, of which the driver must
-    /// be notified (5.2.5.1).
+    /// Sets the node's size in bytes.
+    ///
+    /// Returns whether the configuration space has changed, of which the driver must be notified (5.2.5.1).
     pub fn set_size(&self, bytes: u64) -> bool {
         let capacity = capacity(bytes, self.logical_block_size);
         self.capacity.swap(capacity, Ordering::Relaxed) != capacity
@@ -266,7 +275,7 @@ impl std::error::Error for DeviceError {}
 /// A refused write to the configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfigError {
-    /// First byte.
+    /// First byte of the write, in the configuration space.
     pub offset: u32,
     /// Length, bytes.
     pub len: usize,

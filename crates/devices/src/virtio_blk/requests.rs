@@ -32,8 +32,9 @@ pub(crate) struct Requests {
     pub(super) stats: Arc<QueueStats>,
 }
 
-/// Starts a queue of a device on this loop, disabled: it takes nothing before it is
-/// [enabled](Virtqueue::set_enabled).
+/// Starts a queue of a device on this loop, disabled.
+///
+/// The queue takes nothing before it is [enabled](Virtqueue::set_enabled).
 ///
 /// `kick` fires when the driver has put requests in; without one the queue is looked at only while
 /// the loop polls, or turns for other reasons.

@@ -44,8 +44,9 @@ pub(crate) const RANGE_SIZE: usize = 16;
 /// The only flag of a range.
 pub(crate) const RANGE_UNMAP: u32 = 1;
 
-/// Bytes of the configuration space that this device has: up to `write_zeroes_may_unmap` and its
-/// padding (5.2.4).
+/// Bytes of the configuration space that this device has (5.2.4).
+///
+/// The space ends with `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_SIZE: usize = 60;
 
 /// Where the writeback toggle is in the configuration space, the only field a driver may write.

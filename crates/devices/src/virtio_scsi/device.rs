@@ -36,7 +36,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// Logical units, 1 to [`MAX_LUNS`], numbered from 0.
     pub luns: Vec<LunConfig>,
-    /// Request queues, at least one.
+    /// Number of request queues, at least one.
     pub num_queues: u16,
     /// Size of a logical block, bytes: a power of two from 512 to 2 MiB.
     pub logical_block_size: u32,
@@ -46,7 +46,9 @@ pub struct DeviceConfig {
     pub writethrough: bool,
 }
 
-/// A virtio-scsi device with one target, shared by its queues' threads and the control plane.
+/// A virtio-scsi device with one target.
+///
+/// Its queues' threads and the control plane share it.
 pub struct Device {
     trace_name: CString,
     luns: Box<[Lun]>,
@@ -67,7 +69,7 @@ struct Part {
 }
 
 impl Device {
-    /// A device on nodes with the configured geometries.
+    /// Returns a device on nodes with the configured geometries.
     ///
     /// # Errors
     ///
@@ -96,7 +98,9 @@ impl Device {
         })
     }
 
-    /// Feature bits of the device type (5.6.3), without those of queues and transport.
+    /// Returns the feature bits of the device type (virtio 1.3, 5.6.3).
+    ///
+    /// Those of queues and transport are not among them.
     pub fn features(&self) -> u64 {
         1 << VIRTIO_SCSI_F_CHANGE
     }
@@ -106,13 +110,17 @@ impl Device {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
 
-    /// Resets the device: each logical unit gets a unit attention condition for the new driver.
+    /// Resets the device.
+    ///
+    /// Each logical unit gets a unit attention condition for the new driver.
     pub fn reset(&self) {
         self.set_features(0);
         self.luns.iter().for_each(|lun| lun.attend(Attention::PowerOn));
     }
 
-    /// The state of the logical units for a process that takes over: two bytes each.
+    /// Returns the state of the logical units for a process that takes over.
+    ///
+    /// The state has two bytes per logical unit.
     pub fn save(&self) -> Vec<u8> {
         self.luns.iter().flat_map(Lun::save).collect()
     }
@@ -129,8 +137,10 @@ impl Device {
         self.write_caches_are_known();
     }
 
-    /// Keeps WCE of the logical units in `record` from now on. The modes that an earlier process recorded are taken
-    /// over if they are stricter: a cache goes off, not on. Returns whether the record was in use. No queue may run.
+    /// Keeps WCE of the logical units in `record` from now on.
+    ///
+    /// The modes that an earlier process recorded are taken over if they are stricter: a cache goes off, not on.
+    /// Returns whether the record was in use. No queue may run.
     pub fn keep_write_caches(&self, record: Option<CacheRecord>) -> bool {
         self.kept.keep(record, self.luns.iter().map(Lun::write_cache))
     }
@@ -151,7 +161,7 @@ impl Device {
         &self.trace_name
     }
 
-    /// The configuration space.
+    /// Returns the configuration space.
     pub fn config_space(&self) -> [u8; CONFIG_SIZE] {
         Config {
             num_queues: self.num_queues.into(),
@@ -163,7 +173,9 @@ impl Device {
         .to_bytes()
     }
 
-    /// Writes to the configuration space: only the present sizes of CDB and sense data are accepted.
+    /// Writes to the configuration space (5.6.4).
+    ///
+    /// Only the present sizes of CDB and sense data are accepted.
     ///
     /// # Errors
     ///
@@ -176,8 +188,10 @@ impl Device {
         }
     }
 
-    /// Sets the size of logical unit `lun`'s node, in bytes. A new capacity is reported to the driver by a unit
-    /// attention condition, and by an event if the driver accepts events.
+    /// Sets the size of logical unit `lun`'s node, in bytes.
+    ///
+    /// A new capacity is reported to the driver by a unit attention condition, and by an event if the driver accepts
+    /// events.
     pub fn set_size(&self, lun: usize, bytes: u64) {
         let Some(lun) = self.luns.get(lun) else { return };
         if !lun.set_size(bytes) {
@@ -278,7 +292,7 @@ impl std::error::Error for DeviceError {}
 /// A refused write to the configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfigError {
-    /// First byte.
+    /// First byte of the write, in the configuration space.
     pub offset: u32,
     /// Length, bytes.
     pub len: usize,

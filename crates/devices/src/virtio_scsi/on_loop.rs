@@ -31,8 +31,9 @@ pub struct DeviceOnLoop {
 }
 
 impl DeviceOnLoop {
-    /// Gets ready for queues on this loop. `channels` go to the nodes of the logical units, in their
-    /// order.
+    /// Gets ready for queues on this loop.
+    ///
+    /// `channels` go to the nodes of the logical units, in their order.
     pub fn new(
         event_loop: &EventLoop,
         device: Arc<Device>,
@@ -58,8 +59,10 @@ impl DeviceOnLoop {
         part
     }
 
-    /// Starts the queue `index`, disabled. `kick` fires when the driver has put buffers in; without
-    /// it the queue is looked at only while the loop polls. `stats` are those of a request queue.
+    /// Starts the queue `index`, disabled.
+    ///
+    /// `kick` fires when the driver has put buffers in; without it the queue is looked at only while
+    /// the loop polls. `stats` are those of a request queue.
     pub fn start_queue(
         &self,
         index: u16,

@@ -6,7 +6,7 @@ pub(crate) const VIRTIO_SCSI_F_CHANGE: u32 = 2;
 /// The queues before the request queues (5.6.2): control and event.
 pub(crate) const CONTROL_QUEUE: u16 = 0;
 pub(crate) const EVENT_QUEUE: u16 = 1;
-/// Index of the first request queue, and number of other queues.
+/// Index of the first request queue, and number of other queues (5.6.2).
 pub const FIRST_REQUEST_QUEUE: u16 = 2;
 
 /// Length of a CDB and of sense data in requests. A driver may change them in the configuration space (5.6.4).
@@ -21,7 +21,7 @@ pub(crate) const RESPONSE_SIZE: usize = 12 + SENSE_SIZE;
 /// Length of an event (5.6.6.3).
 pub(crate) const EVENT_SIZE: usize = 16;
 
-/// Length of the configuration space (5.6.4).
+/// Bytes of the configuration space (5.6.4).
 pub const CONFIG_SIZE: usize = 36;
 /// Offsets of `sense_size` and `cdb_size`, the only writable fields.
 pub(crate) const CONFIG_SENSE_SIZE: usize = 20;

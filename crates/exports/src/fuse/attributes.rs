@@ -35,7 +35,10 @@ pub struct FileAttributes {
 }
 
 impl FileAttributes {
-    /// The attributes of a new file. It belongs to this process's user, who alone has access.
+    /// Returns the attributes of a new file.
+    ///
+    /// The file has `size` bytes, and requests of `block_size` bytes are preferred. The file
+    /// belongs to this process's user, who alone has access.
     pub fn new(size: u64, block_size: u32, writable: bool, growable: bool, others: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         FileAttributes {
@@ -52,7 +55,7 @@ impl FileAttributes {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
@@ -62,7 +65,7 @@ impl FileAttributes {
         self.size.store(size, Ordering::Release);
     }
 
-    /// Mode, owner and group, which survive an upgrade.
+    /// Returns mode, owner and group, which survive an upgrade.
     pub fn owner(&self) -> [u32; 3] {
         [&self.mode, &self.uid, &self.gid].map(|member| member.load(Ordering::Relaxed))
     }
@@ -74,7 +77,7 @@ impl FileAttributes {
         self.gid.store(gid, Ordering::Relaxed);
     }
 
-    /// The number of open file descriptors.
+    /// Returns the number of open file descriptors.
     pub fn opens(&self) -> u64 {
         self.opens.load(Ordering::Relaxed)
     }

@@ -149,17 +149,17 @@ impl FuseExport {
         Ok(FuseExport { io_threads, workers, stats, file, devices, waiting })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &FileAttributes {
         &self.file
     }
 
-    /// The file, for a task that outlives the borrow of the export.
+    /// Returns the file, for a task that outlives the borrow of the export.
     pub fn shared_file(&self) -> Arc<FileAttributes> {
         self.file.clone()
     }
 
-    /// Whether the file is open.
+    /// Returns whether the file is open.
     pub fn is_connected(&self) -> bool {
         self.file.opens() > 0
     }
@@ -176,18 +176,18 @@ impl FuseExport {
         })
     }
 
-    /// The counters of each thread.
+    /// Returns the counters of each thread.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         &self.stats
     }
 
-    /// The counters of each thread, in the order of the options.
+    /// Returns the counters of each thread, in the order of the options.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.io_threads.iter().zip(&self.stats).enumerate();
         threads.map(|(number, (thread, stats))| (number, thread, stats))
     }
 
-    /// The requests in flight with the numbers of their threads.
+    /// Returns the requests in flight with the numbers of their threads.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let asked = self.ask(|connection, answer| answer.send(connection.in_flight()));
         async move {
@@ -209,7 +209,9 @@ impl FuseExport {
         }
     }
 
-    /// Takes no more requests, and completes when none is in flight. With `flush`, makes written data durable.
+    /// Takes no more requests, and completes when none is in flight.
+    ///
+    /// With `flush`, makes written data durable.
     ///
     /// # Errors
     ///
@@ -260,7 +262,7 @@ impl FuseExport {
         }
     }
 
-    /// Descriptors of the mount, one for each thread.
+    /// Returns descriptors of the mount, one for each thread.
     ///
     /// # Errors
     ///
@@ -269,8 +271,9 @@ impl FuseExport {
         self.devices.iter().map(|device| device.try_clone()).collect()
     }
 
-    /// Finishes requests in flight, calls `on_quiet`, flushes, and closes the descriptors of the mount. An
-    /// unmounted file is gone then; open files fail with `ENOTCONN`.
+    /// Finishes requests, calls `on_quiet`, flushes, and closes the mount.
+    ///
+    /// An unmounted file is gone then; open files fail with `ENOTCONN`.
     ///
     /// # Errors
     ///

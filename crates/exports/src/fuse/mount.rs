@@ -78,7 +78,9 @@ pub enum Allowed {
 }
 
 impl Allowed {
-    /// Collects files and folders; those that do not exist yet count by their absolute names.
+    /// Collects files and folders, with their real paths.
+    ///
+    /// Those that do not exist yet count by their absolute names.
     pub fn only<'a>(paths: impl Iterator<Item = &'a Path>) -> Self {
         let real = |path: &Path| {
             fs::canonicalize(path)
@@ -160,7 +162,9 @@ pub fn mount(options: &MountOptions, allowed: &Allowed) -> Result<Mounted, Strin
     Err(format!("mounting on '{name}' failed: {refused}"))
 }
 
-/// Unmounts a file. Open descriptors work until the descriptors of the mount are closed.
+/// Unmounts a file.
+///
+/// Open descriptors work until the descriptors of the mount are closed.
 ///
 /// # Errors
 ///

@@ -51,8 +51,10 @@ pub enum Todo {
     Truncate(u64, SetAttributes),
 }
 
-/// Returns the action for a request. `through`: written data is durable before the answer.
-/// `grown`: the node was just resized for this request and must not be resized again.
+/// Returns the action for a request.
+///
+/// `through`: written data is durable before the answer. `grown`: the node was just resized for
+/// this request and must not be resized again.
 pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool) -> Todo {
     let error = |errno| Todo::Answer(Answer::Error(errno));
     let flush = Todo::Node { op: Op::Flush, offset: 0, len: 0, then: Answer::Done };

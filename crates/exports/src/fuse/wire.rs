@@ -10,14 +10,16 @@ use nix::errno::Errno;
 pub const IN_HEADER: usize = 40;
 /// Bytes of a write's arguments. The data follows.
 pub const WRITE_ARGUMENTS: usize = 40;
-/// The most bytes of a request without data that are looked at: header and `fuse_setattr_in`.
+/// Most bytes of a request without data that are looked at.
+///
+/// The longest such request is a header and `fuse_setattr_in`.
 pub const MAX_REQUEST: usize = 128;
 /// Bytes of an answer's header.
 pub const OUT_HEADER: usize = 16;
 /// The most bytes of an answer without data: header and `fuse_attr_out`.
 pub const MAX_ANSWER: usize = 120;
 
-/// The most bytes of a read or write.
+/// The most bytes of a read or write: 1 MiB.
 pub const MAX_DATA: u32 = 1 << 20;
 
 /// The protocol's major version.
@@ -82,7 +84,7 @@ const ATTRIBUTES_S: u64 = 1;
 /// A request: its number and operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// The kernel's number for the request.
+    /// The kernel's number for the request, any value.
     pub unique: u64,
     /// The operation.
     pub request: Request,
@@ -150,9 +152,9 @@ pub enum Request {
 /// `fuse_init_in`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Init {
-    /// The kernel's version,
+    /// The kernel's version of the protocol, the part before the dot: 7.
     pub major: u32,
-    /// both parts.
+    /// The kernel's version of the protocol, the part after the dot.
     pub minor: u32,
     /// Bytes that the kernel reads ahead.
     pub max_readahead: u32,
@@ -167,9 +169,9 @@ pub struct SetAttributes {
     pub size: Option<u64>,
     /// The new permissions, with the file's type.
     pub mode: Option<u32>,
-    /// The new owner.
+    /// The new owner's user ID.
     pub uid: Option<u32>,
-    /// The new group.
+    /// The new group's ID.
     pub gid: Option<u32>,
     /// Other attributes change too: times.
     pub other: bool,
@@ -210,8 +212,10 @@ impl Fields<'_> {
 }
 
 impl Message {
-    /// Parses a request. `bytes`: its first [`MAX_REQUEST`] bytes, or fewer if it is shorter. `received`: its
-    /// whole length with the data of a write.
+    /// Parses a request.
+    ///
+    /// `bytes`: its first [`MAX_REQUEST`] bytes, or fewer if it is shorter. `received`: its whole length with
+    /// the data of a write.
     ///
     /// # Errors
     ///
@@ -330,15 +334,15 @@ fn set_attributes(fields: &mut Fields<'_>) -> Option<SetAttributes> {
 /// The file, as `fstat(2)` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Access, modification and change, seconds since 1970.
     pub time_s: u64,
-    /// Type and permissions.
+    /// Type and permissions, as `st_mode` has them.
     pub mode: u32,
-    /// Owner.
+    /// The owner's user ID.
     pub uid: u32,
-    /// Group.
+    /// The group's ID.
     pub gid: u32,
     /// Preferred size of a request in bytes.
     pub block_size: u32,
@@ -380,7 +384,7 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// Header and arguments.
+    /// Returns header and arguments.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -402,7 +406,7 @@ impl Encoded {
 }
 
 impl Init {
-    /// Whether this version of the protocol is supported.
+    /// Returns whether this version of the protocol is supported.
     pub fn is_served(&self) -> bool {
         self.major > MAJOR || self.major == MAJOR && self.minor >= OLDEST_MINOR
     }

@@ -51,7 +51,9 @@ pub enum NbdListen {
 }
 
 impl NbdListen {
-    /// The listening socket that the process inherited under this number (`addr.type=fd`).
+    /// Returns the listening socket that the process inherited (`addr.type=fd`).
+    ///
+    /// `fd` is the descriptor's number.
     ///
     /// # Errors
     ///

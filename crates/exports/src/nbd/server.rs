@@ -34,10 +34,10 @@ use crate::vhost_user::ExportError;
 pub struct NbdServerConfig {
     /// `addr`.
     pub listen: NbdListen,
-    /// `max-connections`: at the same time; 0: any number. The next ones wait to be accepted.
+    /// `max-connections`: number of clients at the same time; 0: any number. The next ones wait to be accepted.
     pub max_connections: u32,
-    /// `handshake-max-seconds`: a client that has not chosen an export by then is sent away; 0: it
-    /// may take any time.
+    /// `handshake-max-seconds`: a client that has not chosen an export after so many seconds is disconnected; 0:
+    /// no limit.
     pub handshake_max_seconds: u32,
     /// `tls-creds` and `tls-authz`: clients are served with TLS only. `None`: without.
     pub tls: Option<Acceptor>,
@@ -157,7 +157,7 @@ impl NbdServer {
         Ok(NbdServer { shared, listener, ended })
     }
 
-    /// Whether there is an export of that name.
+    /// Returns whether there is an export of that name.
     pub fn has_export(&self, name: &str) -> bool {
         self.shared.has_export(name)
     }
@@ -174,8 +174,9 @@ impl NbdServer {
         self.shared.clone().add(config)
     }
 
-    /// Stops accepting clients, disconnects those without an export, and removes the socket.
-    /// Exports continue until they are stopped.
+    /// Stops accepting clients, and removes the socket.
+    ///
+    /// Clients without an export are disconnected. Exports continue until they are stopped.
     pub async fn stop(self) {
         self.shared.stopping.set(true);
         self.shared.changed.tell();
@@ -195,12 +196,12 @@ impl NbdServer {
 }
 
 impl NbdExport {
-    /// `id`.
+    /// Returns the export's `id`.
     pub fn id(&self) -> &str {
         &self.export.id
     }
 
-    /// Whether a client uses it.
+    /// Returns whether a client uses it.
     pub fn is_connected(&self) -> bool {
         !self.export.sockets.borrow().is_empty()
     }
@@ -217,18 +218,20 @@ impl NbdExport {
         }
     }
 
-    /// What it has done on each of its threads.
+    /// Returns what it has done on each of its threads.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         &self.export.stats
     }
 
-    /// What it has done on each of its threads, numbered as they were given.
+    /// Returns what it has done on each of its threads, numbered as they were given.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.export.io_threads.iter().zip(&self.export.stats).enumerate();
         threads.map(|(number, (thread, stats))| (number, thread, stats))
     }
 
-    /// The requests in flight, with the numbers of their connections, counted on each thread.
+    /// Returns the requests in flight, with the numbers of their connections.
+    ///
+    /// Connections are counted on each thread.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let asked: Vec<_> = self.export.workers.iter().map(WorkerHandle::in_flight).collect();
         async move {
@@ -241,13 +244,14 @@ impl NbdExport {
         }
     }
 
-    /// The threads that serve it.
+    /// Returns the threads that serve it.
     pub fn io_threads(&self) -> &[LoopHandle] {
         &self.export.io_threads
     }
 
-    /// Is not offered any more; finishes the requests of its clients and sends these away; flushes
-    /// the node.
+    /// Stops offering the export, finishes requests, and flushes the node.
+    ///
+    /// The export's clients are disconnected.
     ///
     /// # Errors
     ///
@@ -256,7 +260,9 @@ impl NbdExport {
         self.stop_telling(|| {}).await
     }
 
-    /// Stops the export as [`stop`](Self::stop) does. Calls `on_quiet` before the flush.
+    /// Stops the export as [`stop`](Self::stop) does.
+    ///
+    /// Calls `on_quiet` before the flush.
     ///
     /// No request is in flight when `on_quiet` is called.
     ///

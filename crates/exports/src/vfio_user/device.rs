@@ -17,11 +17,11 @@ use stats::{InFlight, QueueStats};
 
 /// A part of a BAR that clients may map and write without messages.
 pub struct MappedArea {
-    /// The BAR.
+    /// The BAR's number, 0 to 5.
     pub bar: usize,
-    /// Offset in the BAR, and in the file, a multiple of the page size.
+    /// Offset in the BAR, and in the file, in bytes: a multiple of the page size.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Its memory.
     pub file: OwnedFd,
@@ -29,23 +29,29 @@ pub struct MappedArea {
 
 /// A PCI device, as the control plane knows it.
 pub trait Device {
-    /// What it is.
+    /// Returns what it is.
     fn description(&self) -> &Description;
 
-    /// Reads registers of a BAR that the description has, within its size.
+    /// Reads registers of a BAR from byte `offset` on, within the BAR's size.
+    ///
+    /// The description has the BAR.
     fn read_bar(&self, bar: usize, offset: u64, data: &mut [u8]);
 
-    /// Writes registers of a BAR that the description has, within its size.
+    /// Writes registers of a BAR from byte `offset` on, within the BAR's size.
+    ///
+    /// The description has the BAR.
     fn write_bar(&self, bar: usize, offset: u64, data: &[u8]);
 
-    /// The part of a BAR that the client may map, if there is one.
+    /// Returns the part of a BAR that the client may map, if there is one.
     ///
     /// # Errors
     ///
     /// Its descriptor cannot be duplicated.
     fn mapped_area(&self) -> io::Result<Option<MappedArea>>;
 
-    /// Gives a new client a mapped area of its own: earlier ones may still have theirs. Called after a reset.
+    /// Gives a new client a mapped area of its own: earlier ones may still have theirs.
+    ///
+    /// Called after a reset.
     ///
     /// # Errors
     ///
@@ -55,17 +61,20 @@ pub trait Device {
     /// Replaces the guest's memory. Requests in flight keep using the old memory.
     fn set_memory(&self, memory: Arc<GuestMemory>);
 
-    /// Resets the device to its power-on state. Requests in flight continue, and their answers are dropped.
+    /// Resets the device to its power-on state.
+    ///
+    /// Requests in flight continue, and their answers are dropped.
     fn reset(&self);
 
-    /// Completes when the requests that have begun before have ended: nothing uses memory then that the device
-    /// had before it was exchanged.
+    /// Completes when the requests that have begun before have ended.
+    ///
+    /// Nothing uses memory then that the device had before it was exchanged.
     fn settle(&self) -> Settled;
 
     /// Makes durable what was written.
     fn flush(&self) -> Flushed;
 
-    /// How it is handed over to another process.
+    /// Returns how it is handed over to another process.
     fn hands_over(&self) -> &dyn HandsOver;
 }
 
@@ -75,7 +84,7 @@ pub type Settled = Pin<Box<dyn Future<Output = Result<(), LoopGone>>>>;
 /// Completes when what was written is durable.
 pub type Flushed = Pin<Box<dyn Future<Output = Result<Result<(), Errno>, LoopGone>>>>;
 
-/// Completes with the state of a paused device.
+/// Completes with the state of a paused device, in the device's own format.
 pub type Paused = Pin<Box<dyn Future<Output = Result<Vec<u8>, LoopGone>>>>;
 
 /// Lets a device continue with a state that was checked.
@@ -83,20 +92,26 @@ pub type Restore = Box<dyn FnOnce()>;
 
 /// A device that can be handed over to another process.
 pub trait HandsOver {
-    /// Takes no more requests. Completes with the state when those that have begun are answered.
+    /// Takes no more requests.
+    ///
+    /// Completes with the state when those that have begun are answered.
     fn pause(&self) -> Paused;
 
     /// Takes requests again.
     fn resume(&self);
 
-    /// Checks the state of another process' device. The result is called when the guest's memory is set.
+    /// Checks the state of another process' device.
+    ///
+    /// The result is called when the guest's memory is set.
     ///
     /// # Errors
     ///
     /// What is wrong.
     fn check(&self, state: &[u8]) -> Result<Restore, String>;
 
-    /// Uses the mapped area of another process' device, which a client has mapped, in place of its own.
+    /// Uses the mapped area of another process' device in place of its own.
+    ///
+    /// A client has mapped that area.
     ///
     /// # Errors
     ///
@@ -112,13 +127,17 @@ pub type Ended = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A device of an export.
 pub trait Served: Device {
-    /// The counters of each drive or queue.
+    /// Returns the counters of each drive or queue.
     fn stats(&self) -> &[Arc<QueueStats>];
 
-    /// The requests in flight, with the drive or queue that they came by: its place in [`stats`](Self::stats).
+    /// Returns the requests in flight, each with its drive or queue.
+    ///
+    /// The number is the place in [`stats`](Self::stats), from 0.
     fn in_flight(&self) -> AllInFlight;
 
-    /// The I/O thread that serves a drive or queue, among those that the device was started with: its place.
+    /// Returns the number of the I/O thread that serves a drive or queue.
+    ///
+    /// The number is the place among the threads that the device was started with, from 0.
     fn thread_of(&self, queue: usize) -> usize;
 
     /// Takes it off its I/O threads. For the last that has it.

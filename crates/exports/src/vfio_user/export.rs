@@ -38,7 +38,9 @@ pub struct VfioUserConfig {
     pub serial: String,
 }
 
-/// Block nodes offered over a vfio-user socket. Dropping it stops it without waiting.
+/// Block nodes offered over a vfio-user socket.
+///
+/// Dropping it stops it without waiting.
 pub struct VfioUserExport {
     server: Server,
     device: Rc<dyn Served>,
@@ -46,8 +48,10 @@ pub struct VfioUserExport {
 }
 
 impl VfioUserExport {
-    /// Offers nodes as the drives of an AHCI controller, at most [`MAX_PORTS`](devices::ahci::MAX_PORTS). Clients can connect
-    /// when this returns, and are served from [`begin`](Self::begin) on.
+    /// Offers nodes as the drives of an AHCI controller.
+    ///
+    /// There are at most [`MAX_PORTS`](devices::ahci::MAX_PORTS) drives. Clients can connect when this returns,
+    /// and are served from [`begin`](Self::begin) on.
     ///
     /// # Errors
     ///
@@ -66,9 +70,11 @@ impl VfioUserExport {
         Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)
     }
 
-    /// Offers nodes as the namespaces of an NVMe controller with so many I/O queues, 1 to
-    /// [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES). Clients can connect when this returns, and are served from
-    /// [`begin`](Self::begin) on. With mapped doorbells, its threads do not sleep while the controller is enabled.
+    /// Offers nodes as the namespaces of an NVMe controller.
+    ///
+    /// `num_queues`: I/O queues, 1 to [`MAX_IO_QUEUES`](devices::nvme::MAX_IO_QUEUES). Clients can connect when
+    /// this returns, and are served from [`begin`](Self::begin) on. With mapped doorbells, the export's threads do
+    /// not sleep while the controller is enabled.
     ///
     /// # Errors
     ///
@@ -114,7 +120,9 @@ impl VfioUserExport {
         self.server.begin();
     }
 
-    /// Checks the state of another process' client, to be served from [`begin`](Self::begin) on.
+    /// Checks the state of another process' client.
+    ///
+    /// The client is served from [`begin`](Self::begin) on.
     ///
     /// # Errors
     ///
@@ -123,7 +131,7 @@ impl VfioUserExport {
         self.server.prepare(client)
     }
 
-    /// The listening socket for a handover to another process.
+    /// Returns the listening socket for a handover to another process.
     ///
     /// # Errors
     ///
@@ -132,8 +140,10 @@ impl VfioUserExport {
         self.server.describe()
     }
 
-    /// Receives no more messages, takes no more requests, and finishes those in flight; with `flush`, flushes. Completes
-    /// with the connected client's state. Goes on after [`resume`](Self::resume).
+    /// Pauses the export. Completes with the connected client's state.
+    ///
+    /// The export receives no more messages, takes no more requests, and finishes those in flight; with `flush`,
+    /// it flushes. [`resume`](Self::resume) ends the pause.
     ///
     /// # Errors
     ///
@@ -145,7 +155,9 @@ impl VfioUserExport {
         hand_over::ask(self.server.orders(), move |answer| Order::Stop { flush, answer })
     }
 
-    /// Takes requests again, and still receives no messages, to [pause](Self::pause) once more.
+    /// Takes requests again, but receives no messages.
+    ///
+    /// The next step is to [pause](Self::pause) once more.
     ///
     /// # Errors
     ///
@@ -160,17 +172,17 @@ impl VfioUserExport {
         let _ = self.server.orders().send(Order::Resume);
     }
 
-    /// Whether a client is connected.
+    /// Returns whether a client is connected.
     pub fn is_connected(&self) -> bool {
         self.server.is_connected()
     }
 
-    /// The counters of each drive or queue.
+    /// Returns the counters of each drive or queue.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.device.stats()
     }
 
-    /// The drives or queues: the number of each, the thread that serves it, and what it has done.
+    /// Returns the drives or queues: number, from 0, I/O thread, and counters.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let queues = self.queue_stats().iter().enumerate();
         let with_thread = |(number, stats)| {
@@ -179,7 +191,7 @@ impl VfioUserExport {
         queues.filter_map(with_thread)
     }
 
-    /// The requests in flight, with the drives or queues that they came by.
+    /// Returns the requests in flight, with the drives or queues that they came by.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         self.device.in_flight()
     }
@@ -197,7 +209,9 @@ impl VfioUserExport {
         }
     }
 
-    /// Sends the client away, finishes its requests, removes the socket, calls `on_quiet`, flushes.
+    /// Disconnects the client, finishes requests, calls `on_quiet`, and flushes.
+    ///
+    /// The socket is removed.
     ///
     /// # Errors
     ///

@@ -23,7 +23,9 @@ use crate::vhost_user::handover::Saved;
 const INTX: u32 = 0;
 const MSI: u32 = 1;
 const MSIX: u32 = 2;
-/// Kinds there are, errors and requests of the host among them, which this server does not have.
+/// Number of kinds of interrupts.
+///
+/// Errors and requests of the host are among them, which this server does not have.
 pub const IRQ_KINDS: u32 = 5;
 
 /// A device's interrupts. Raised by any thread.
@@ -64,7 +66,7 @@ fn none<T>(vectors: usize) -> Vec<Option<T>> {
 }
 
 impl Interrupts {
-    /// Those of a device, which nothing is signalled by.
+    /// Returns the interrupts of a device, without an eventfd.
     pub fn new(of: &Description) -> Self {
         let msix = of.msix.map_or(0, |msix| usize::from(msix.vectors));
         Interrupts {
@@ -80,14 +82,14 @@ impl Interrupts {
         }
     }
 
-    /// The device changes its level interrupt.
+    /// Changes the level of the device's level interrupt.
     pub fn set_level(&self, level: bool) {
         let mut state = lock(&self.state);
         state.level = level;
         state.signal_level();
     }
 
-    /// The device sends a message of this number.
+    /// Sends the message with the number `vector`, from 0.
     pub fn send(&self, vector: usize) {
         let state = lock(&self.state);
         for vectors in [&state.msi, &state.msix] {
@@ -97,7 +99,7 @@ impl Interrupts {
         }
     }
 
-    /// A kind of interrupts; `None`: not one of those.
+    /// Returns a kind of interrupts. `None`: `index` is not one of those.
     pub fn info(&self, index: u32) -> Option<IrqInfo> {
         let count = match index {
             INTX => u32::from(self.has_pin),
@@ -109,8 +111,10 @@ impl Interrupts {
         Some(IrqInfo { index, count, is_level: index == INTX })
     }
 
-    /// Does what a client says. Returns an eventfd by which the client unmasks the level interrupt from now on,
-    /// if it is one that says so: the caller watches it and calls [`unmask`](Self::unmask).
+    /// Carries out a client's message about interrupts (DEVICE_SET_IRQS).
+    ///
+    /// Returns an eventfd by which the client unmasks the level interrupt from now on, if the message sets one: the
+    /// caller watches the eventfd and calls [`unmask`](Self::unmask).
     ///
     /// # Errors
     ///
@@ -214,7 +218,9 @@ impl Interrupts {
         Ok(messages)
     }
 
-    /// The client has taken note of the level interrupt. One that is still raised is signalled again.
+    /// Unmasks the level interrupt, of which the client has taken note.
+    ///
+    /// An interrupt that is still raised is signalled again.
     pub fn unmask(&self) {
         let mut state = lock(&self.state);
         state.masked = false;
@@ -232,7 +238,9 @@ impl Interrupts {
     }
 }
 
-/// Sends MSI-X messages from one thread, without a lock as long as the client sets no other eventfds.
+/// Sends MSI-X messages from one thread.
+///
+/// Takes no lock as long as the client sets no other eventfds.
 pub struct Messenger {
     interrupts: Arc<Interrupts>,
     /// [`Interrupts::msix_version`] of these. `None`: none was seen.
@@ -241,7 +249,7 @@ pub struct Messenger {
 }
 
 impl Messenger {
-    /// One for a device's interrupts.
+    /// Returns a messenger for a device's interrupts.
     pub fn new(interrupts: Arc<Interrupts>) -> Self {
         Messenger { interrupts, version: Cell::new(None), signals: RefCell::default() }
     }
@@ -269,8 +277,9 @@ impl Messages for Messenger {
     }
 }
 
-/// The eventfd by which a client unmasks the level interrupt: KVM writes it when the guest has ended the interrupt.
-/// `None`: none any more.
+/// The eventfd by which a client unmasks the level interrupt.
+///
+/// KVM writes it when the guest has ended the interrupt. `None`: there is no such eventfd any more.
 #[derive(Debug)]
 pub struct Unmasker(pub Option<EventFd>);
 

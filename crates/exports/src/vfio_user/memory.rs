@@ -14,7 +14,9 @@ use super::wire::message::{dma_map, number};
 use super::wire::{DmaMap, DmaRange, DmaUnmap};
 use crate::vhost_user::handover::Saved;
 
-/// Most regions that a client may map: each is a mapping of this process, and those are limited.
+/// Maximum number of regions that a client may map.
+///
+/// Each is a mapping of this process, and those are limited.
 pub const MAX_DMA_MAPS: usize = 1024;
 
 /// Why memory cannot be mapped or unmapped.
@@ -31,7 +33,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// The error for the client.
+    /// Returns the error for the client.
     pub fn errno(&self) -> Errno {
         match self {
             MemoryError::Overlaps(_) => Errno::EEXIST,
@@ -64,8 +66,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Adds a region. A region without a file, such as a ROM, or a read-only region is not memory for the
-    /// device: requests that use it fail.
+    /// Adds a region.
+    ///
+    /// A region without a file, such as a ROM, or a read-only region is not memory for the device:
+    /// requests that use it fail.
     ///
     /// # Errors
     ///

@@ -60,7 +60,7 @@ pub(super) struct SessionState {
 }
 
 impl<'a> Session<'a> {
-    /// A new session.
+    /// Returns a new session.
     pub fn new(device: &'a dyn Device, interrupts: Arc<Interrupts>) -> Self {
         let config = ConfigSpace::new(device.description());
         Session { device, interrupts, config, has_version: false }
@@ -104,7 +104,7 @@ impl<'a> Session<'a> {
         Ok(messages)
     }
 
-    /// Whether a version was negotiated.
+    /// Returns whether a version was negotiated.
     pub fn has_version(&self) -> bool {
         self.has_version
     }

@@ -21,7 +21,9 @@ use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
 use super::server::MAX_QUEUES;
 
 impl VhostUserExport {
-    /// Offers a node as a virtio-blk device with this serial number, of which the first 20 bytes count.
+    /// Offers a node as a virtio-blk device.
+    ///
+    /// The first 20 bytes of the serial number count.
     ///
     /// Front ends can connect when this returns. [`VhostUserConfig::num_queues`] is at most 256, and 1
     /// by default, as in qemu-storage-daemon.

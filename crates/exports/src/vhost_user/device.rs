@@ -19,29 +19,33 @@ use queue::Queue;
 
 /// A virtio device, as the control plane knows it.
 pub trait Device: Send + Sync {
-    /// Its own feature bits; those of queues and transport are the server's.
+    /// Returns the device's feature bits (virtio 1.3, section 6).
+    ///
+    /// Those of queues and transport are the server's.
     fn features(&self) -> u64;
 
-    /// The features that the driver took, of [`features`](Self::features) and the server's.
+    /// Sets the features that the driver accepted.
+    ///
+    /// They are some of [`features`](Self::features) and of the server's.
     fn set_features(&self, negotiated: u64);
 
-    /// As after a power-on, its configuration included.
+    /// Resets the device to its power-on state, its configuration included.
     fn reset(&self);
 
-    /// How many queues it has.
+    /// Returns the number of queues, at least one.
     fn num_queues(&self) -> u16;
 
-    /// Whether front ends read the configuration space from the device.
+    /// Returns whether front ends read the configuration space from the device.
     ///
     /// QEMU keeps the configuration space of virtio-scsi itself, and warns of a back end that offers one.
     fn has_config(&self) -> bool {
         true
     }
 
-    /// Its configuration space as the driver sees it now.
+    /// Returns its configuration space as the driver sees it now.
     fn config_space(&self) -> Vec<u8>;
 
-    /// Writes to its configuration space.
+    /// Writes to the configuration space from byte `offset` on.
     ///
     /// # Errors
     ///
@@ -54,24 +58,27 @@ pub trait Device: Send + Sync {
     /// Takes note of such a change. Whether the configuration space shows it.
     fn refresh(&self) -> bool;
 
-    /// What it remembers of its driver that is not said in messages, for the process that takes over.
-    /// Called while no queue runs.
+    /// Returns what the device remembers of its driver, for the next process.
+    ///
+    /// Without what messages say. Called while no queue runs.
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Goes on with what another process has [saved](Self::save). What it cannot make sense of it
-    /// leaves alone.
+    /// Continues with what another process has [saved](Self::save).
+    ///
+    /// Bytes that make no sense are ignored.
     fn restore(&self, _saved: &[u8]) {}
 
-    /// Keeps the write cache mode of its disks in `record` from now on, and takes over what that says of
-    /// the driver already, but for what is less strict. Whether it says something. Called while no queue
-    /// runs. `None`: they are not kept any more.
+    /// Keeps the write cache mode of the device's disks in `record` from now on.
+    ///
+    /// Takes over what the record says of the driver already, unless that is less strict. Returns whether
+    /// the record says something. Called while no queue runs. `None`: the modes are not kept any more.
     fn keep_write_cache(&self, _record: Option<CacheRecord>) -> bool {
         false
     }
 
-    /// The answer to the front end's last message is on its way.
+    /// Reports that the answer to the front end's last message is on its way.
     fn answered(&self) {}
 
     /// Gets ready for queues on this loop. Called on the loop's thread, once.
@@ -84,8 +91,9 @@ pub trait Device: Send + Sync {
 
 /// A device on one loop.
 pub trait DeviceOnLoop {
-    /// Starts a queue, disabled: it takes nothing before it is
-    /// [enabled](Virtqueue::set_enabled).
+    /// Starts the queue with the number `index`, disabled.
+    ///
+    /// The queue takes nothing before it is [enabled](Virtqueue::set_enabled).
     ///
     /// `kick` fires when the driver has put buffers in; without it the queue is to be polled.
     fn start_queue(

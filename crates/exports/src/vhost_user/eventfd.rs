@@ -34,7 +34,7 @@ impl EventFd {
         if is_eventfd(&fd) { Ok(EventFd(Arc::new(fd))) } else { Err(NotEventfd) }
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.0
     }

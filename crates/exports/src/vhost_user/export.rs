@@ -25,7 +25,7 @@ pub struct VhostUserConfig {
     /// `iothread`: at least one. Queue i runs on thread i modulo their number; the queues of virtio-scsi
     /// without commands count too.
     pub io_threads: Vec<LoopHandle>,
-    /// `num-queues`: request queues, at least one. `None`: the device's default.
+    /// `num-queues`: number of request queues, at least one. `None`: the device's default.
     pub num_queues: Option<u16>,
     /// `writable`.
     pub writable: bool,
@@ -45,7 +45,9 @@ pub struct VhostUserConfig {
     pub held: bool,
 }
 
-/// Block nodes offered over a vhost-user socket. Dropping it stops it without waiting.
+/// Block nodes offered over a vhost-user socket.
+///
+/// Dropping it stops it without waiting.
 pub struct VhostUserExport {
     id: String,
     server: Server,
@@ -83,17 +85,17 @@ impl VhostUserExport {
         Ok(VhostUserExport { id, server, io_threads, first_queue, stats, has_fixed_queues })
     }
 
-    /// `id`.
+    /// Returns the export's `id`.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whether a front end is connected.
+    /// Returns whether a front end is connected.
     pub fn is_connected(&self) -> bool {
         self.server.is_connected()
     }
 
-    /// Statistics of each request queue since the start of the export, by its index.
+    /// Returns the statistics of each request queue since the start of the export.
     pub fn queue_stats(&self) -> &[Arc<QueueStats>] {
         if self.has_fixed_queues {
             return &self.stats;
@@ -102,30 +104,37 @@ impl VhostUserExport {
         &self.stats[..=last_used.unwrap_or(0)]
     }
 
-    /// The request queues: index among all queues of the device, I/O thread, and statistics.
+    /// Returns the request queues: index, I/O thread, and statistics.
+    ///
+    /// The index is that among all queues of the device.
     pub fn queues(&self) -> impl Iterator<Item = (usize, &LoopHandle, &Arc<QueueStats>)> {
         let threads = self.io_threads.iter().cycle().skip(self.first_queue % self.io_threads.len());
         let numbered = (self.first_queue..).zip(threads).zip(self.queue_stats());
         numbered.map(|((number, thread), stats)| (number, thread, stats))
     }
 
-    /// The I/O threads that serve the export; their statistics have the poll windows.
+    /// Returns the I/O threads that serve the export.
+    ///
+    /// Their statistics have the poll windows.
     pub fn io_threads(&self) -> &[LoopHandle] {
         &self.io_threads
     }
 
-    /// The requests in flight with the indexes of their queues.
+    /// Returns the requests in flight with the indexes of their queues.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         self.server.in_flight()
     }
 
-    /// Leaves new requests in the queues, regardless of the front end, or takes them again.
-    /// Requests in flight continue.
+    /// Leaves new requests in the queues, or takes them again.
+    ///
+    /// The state of the front end does not matter. Requests in flight continue.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
         self.server.set_paused(paused)
     }
 
-    /// Starts serving, if the export was [held](VhostUserConfig::held). Completes when the rings run.
+    /// Starts serving, if the export was [held](VhostUserConfig::held).
+    ///
+    /// Completes when the rings run.
     ///
     /// A session that was [taken over](VhostUserConfig::taken_over) continues where the previous
     /// process stopped.
@@ -133,12 +142,14 @@ impl VhostUserExport {
         self.server.begin(rings)
     }
 
-    /// The handle for a handover to another process.
+    /// Returns the handle for a handover to another process.
     pub fn hand_over(&self) -> &HandOver {
         self.server.hand_over()
     }
 
-    /// Takes no more requests, finishes those in flight, flushes the nodes, and removes the socket.
+    /// Takes no more requests, finishes those in flight, and flushes the nodes.
+    ///
+    /// The socket is removed.
     ///
     /// # Errors
     ///
@@ -147,7 +158,9 @@ impl VhostUserExport {
         self.stop_telling(|| {}).await
     }
 
-    /// Stops the export as [`stop`](Self::stop) does. Calls `on_quiet` before the flush.
+    /// Stops the export as [`stop`](Self::stop) does.
+    ///
+    /// Calls `on_quiet` before the flush.
     ///
     /// No request is in flight when `on_quiet` is called.
     ///

@@ -23,8 +23,9 @@ pub struct Received {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Sends bytes, with descriptors attached to the first of them. Returns the number of bytes. Raises no
-/// SIGPIPE when the other side is gone.
+/// Sends bytes, with descriptors attached to the first of them.
+///
+/// Returns the number of bytes. Raises no SIGPIPE when the other side is gone.
 ///
 /// # Errors
 ///

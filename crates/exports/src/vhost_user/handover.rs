@@ -23,8 +23,9 @@ pub struct Saved {
     pub fds: Vec<OwnedFd>,
 }
 
-/// A session whose rings still run: the state that does not change while no message of the front end
-/// is received.
+/// A session whose rings still run: what stays until the next message.
+///
+/// The state changes only when a message of the front end is received.
 #[derive(Debug)]
 pub struct SavedSession {
     /// The connection, between two messages.

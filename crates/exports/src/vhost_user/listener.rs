@@ -45,7 +45,9 @@ pub enum Listen {
 }
 
 impl Listen {
-    /// The listening socket that the process inherited under this number (`addr.type=fd`).
+    /// Returns the listening socket that the process inherited (`addr.type=fd`).
+    ///
+    /// `fd` is the descriptor's number.
     ///
     /// # Errors
     ///
@@ -69,7 +71,9 @@ impl fmt::Display for Listen {
     }
 }
 
-/// A listening socket. Dropping it removes the socket's file, if the file is still its own.
+/// A listening socket.
+///
+/// Dropping it removes the socket's file, if the file is still its own.
 pub struct Listener {
     event_loop: EventLoop,
     socket: Arc<OwnedFd>,
@@ -151,8 +155,9 @@ impl Listener {
         Ok(Self::of(event_loop, socket, file))
     }
 
-    /// Accepts on an inherited listening stream socket of any family. It becomes non-blocking for all
-    /// processes that share it.
+    /// Accepts on an inherited listening stream socket of any family.
+    ///
+    /// It becomes non-blocking for all processes that share it.
     ///
     /// # Errors
     ///
@@ -173,7 +178,7 @@ impl Listener {
         Listener { event_loop: event_loop.clone(), socket, readable, file }
     }
 
-    /// The socket for a handover, and its file if it has to be removed at the end.
+    /// Returns the socket for a handover, and its file to be removed at the end.
     ///
     /// # Errors
     ///

@@ -37,8 +37,10 @@ impl HandOver {
         (HandOver(sender), receiver)
     }
 
-    /// Returns the state for a handover. From here on, no message of the front end is received; the
-    /// rings continue. Waits for the end of the present message.
+    /// Returns the state for a handover.
+    ///
+    /// From here on, no message of the front end is received; the rings continue. Waits for the end of the
+    /// present message.
     ///
     /// # Errors
     ///
@@ -47,7 +49,9 @@ impl HandOver {
         self.ask(Order::Describe)
     }
 
-    /// Flushes the nodes while rings run, so that little is left when they [stop](Self::stop).
+    /// Flushes the nodes while rings run.
+    ///
+    /// Little is left then when the rings [stop](Self::stop).
     ///
     /// # Errors
     ///
@@ -56,8 +60,9 @@ impl HandOver {
         self.ask(Order::Flush)
     }
 
-    /// Stops all rings. The answer comes when nothing is in flight and, with `flush`, when the nodes are
-    /// flushed.
+    /// Stops all rings.
+    ///
+    /// The answer comes when nothing is in flight and, with `flush`, when the nodes are flushed.
     ///
     /// # Errors
     ///
@@ -66,8 +71,10 @@ impl HandOver {
         self.ask(|answer| Order::Stop(flush, answer))
     }
 
-    /// Runs all rings again, whether they have stopped yet or not. Messages of the front end are still not
-    /// received, so that the rings can be stopped once more. The answer comes when they run.
+    /// Runs all rings again, whether they have stopped yet or not.
+    ///
+    /// Messages of the front end are still not received, so that the rings can be stopped once more. The
+    /// answer comes when they run.
     ///
     /// # Errors
     ///

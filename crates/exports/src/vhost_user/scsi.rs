@@ -21,7 +21,9 @@ use super::error::ExportError;
 use super::export::{VhostUserConfig, VhostUserExport, queue_stats};
 use super::server::MAX_QUEUES;
 
-/// The most request queues: the control queue and the event queue take two of all.
+/// Maximum number of request queues.
+///
+/// The control queue and the event queue take two of all.
 pub const MAX_REQUEST_QUEUES: u16 = MAX_QUEUES - FIRST_REQUEST_QUEUE;
 
 impl VhostUserExport {

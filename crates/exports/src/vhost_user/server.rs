@@ -42,7 +42,9 @@ const MAX_REFUSED: u32 = 32;
 /// at once and wait for their replies.
 const MESSAGE_NS: u64 = 5_000_000_000;
 
-/// Most queues: messages such as SET_VRING_KICK have 8 bits for the queue's index.
+/// Maximum number of queues.
+///
+/// Messages such as SET_VRING_KICK have 8 bits for the queue's index.
 pub const MAX_QUEUES: u16 = 256;
 
 /// A device offered over a vhost-user socket. Dropping it stops it without waiting.
@@ -139,7 +141,9 @@ impl Server {
         Ok(Server { stop, quiet, ended, connected, workers: of_service, hand_over, begin })
     }
 
-    /// Starts serving, first the session from another process. Completes when the rings run.
+    /// Starts serving, first the session from another process.
+    ///
+    /// Completes when the rings run.
     pub fn begin(&self, rings: SavedRings) -> impl Future<Output = ()> + use<> {
         let (running, run) = oneshot::channel();
         if let Some(begin) = self.begin.take() {
@@ -149,17 +153,17 @@ impl Server {
         async move { run.await.unwrap_or_default() }
     }
 
-    /// The handle for a handover.
+    /// Returns the handle for a handover.
     pub fn hand_over(&self) -> &HandOver {
         &self.hand_over
     }
 
-    /// Whether a front end is connected.
+    /// Returns whether a front end is connected.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// The requests in flight with their queues. Called on the control loop.
+    /// Returns the requests in flight with their queues. Called on the control loop.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
         let workers = self.workers.upgrade();
         let asked: Vec<_> = workers
@@ -177,8 +181,9 @@ impl Server {
         }
     }
 
-    /// Makes all rings leave requests in the queue, or take them again. Applies to later front ends
-    /// too.
+    /// Makes all rings leave requests in the queue, or take them again.
+    ///
+    /// Applies to later front ends too.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
         let ask = |worker: &WorkerHandle| {
             worker.ask(move |worker, answer| {
@@ -196,7 +201,9 @@ impl Server {
         }
     }
 
-    /// Stops taking requests, finishes those in flight, removes the socket, calls `on_quiet`, and flushes.
+    /// Stops taking requests, finishes those in flight, and flushes.
+    ///
+    /// The socket is removed, and `on_quiet` is called before the flush.
     ///
     /// # Errors
     ///

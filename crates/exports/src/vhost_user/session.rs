@@ -25,13 +25,13 @@ use super::wire::{
 
 /// Feature bit of vhost: log writes to the guest's memory.
 pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
-/// virtio feature bits (virtio 1.3, section 6) and VHOST_USER_F_PROTOCOL_FEATURES.
+/// VIRTIO_F_INDIRECT_DESC (virtio 1.3, section 6).
 pub const VIRTIO_F_RING_INDIRECT_DESC: u64 = 1 << 28;
-/// See above.
+/// VIRTIO_F_EVENT_IDX (virtio 1.3, section 6).
 pub const VIRTIO_F_RING_EVENT_IDX: u64 = 1 << 29;
-/// See above.
+/// Feature bit of vhost-user: there are protocol features.
 pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// See above.
+/// VIRTIO_F_VERSION_1 (virtio 1.3, section 6).
 pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 
 /// Features that the server adds to those of the device.
@@ -65,8 +65,9 @@ pub mod protocol_features {
     /// GET_STATUS, SET_STATUS.
     pub const STATUS: u64 = 1 << 16;
 
-    /// Features of devices whose configuration space the front end reads from the back end. The socket of
-    /// BACKEND_REQ only carries changes of that space.
+    /// Features of devices whose configuration space the front end reads.
+    ///
+    /// The back end answers. The socket of BACKEND_REQ only carries changes of that space.
     pub const OF_CONFIG: u64 = CONFIG | BACKEND_REQ;
 
     /// All offered features.
@@ -81,12 +82,14 @@ pub mod protocol_features {
         | STATUS;
 }
 
-/// Most memory regions of a session: the classic number of KVM's memory slots, less those that QEMU
-/// uses itself.
+/// Maximum number of memory regions of a session.
+///
+/// The classic number of KVM's memory slots, less those that QEMU uses itself.
 pub const MAX_MEM_SLOTS: usize = 509;
 
-/// Largest queue, the same as in QEMU. Each entry costs memory when the queue starts, so the size is
-/// bounded.
+/// Maximum number of entries of a queue, the same as in QEMU.
+///
+/// Each entry costs memory when the queue starts, so the size is bounded.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// The next step after a message.
@@ -236,14 +239,14 @@ pub struct Session {
 }
 
 impl Session {
-    /// A new session.
+    /// Returns a new session.
     pub fn new(device: Arc<dyn Device>) -> Self {
         device.set_features(0);
         let rings = (0..device.num_queues()).map(|_| Ring::default()).collect();
         Session { device, features: 0, protocol_features: 0, status: 0, rings, is_settled: false }
     }
 
-    /// Whether the front end may ask for acknowledgements.
+    /// Returns whether the front end may ask for acknowledgements.
     pub fn has_reply_ack(&self) -> bool {
         self.protocol_features & protocol_features::REPLY_ACK != 0
     }
@@ -395,7 +398,9 @@ impl Session {
         })
     }
 
-    /// Records new memory for in-flight records, with its record of the write cache mode, if any.
+    /// Records new memory for in-flight records.
+    ///
+    /// With the memory's record of the write cache mode, if any.
     pub fn inflight_set(&mut self, write_cache: Option<CacheRecord>) {
         self.is_settled |= self.device.keep_write_cache(write_cache);
     }
@@ -408,8 +413,9 @@ impl Session {
         }
     }
 
-    /// Records that a ring was stopped at `base`; `None`: it did not run. Returns the reply to
-    /// GET_VRING_BASE.
+    /// Records that a ring was stopped at `base`; `None`: it did not run.
+    ///
+    /// Returns the reply to GET_VRING_BASE.
     ///
     /// Releases its kick and call eventfds, as other back ends do: the front end sends new
     /// ones before it starts the ring again.
@@ -444,7 +450,9 @@ impl Session {
         }
     }
 
-    /// Records that all rings were stopped for a reset of the device (RESET_DEVICE, or status 0).
+    /// Records that all rings were stopped for a reset of the device.
+    ///
+    /// The reset is RESET_DEVICE, or status 0.
     ///
     /// Memory and protocol features belong to the connection and stay. The write cache mode and the rest of
     /// the configuration space stay too, because a front end answers its guest from what it has read, and

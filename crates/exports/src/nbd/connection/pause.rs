@@ -17,8 +17,9 @@ use crate::nbd::wire::MAX_PAYLOAD;
 /// not handed over, because all requests wait while the bytes are copied.
 pub(in crate::nbd) const MAX_LEFT: usize = 2 * MAX_PAYLOAD as usize;
 
-/// A client in the transmission phase without requests in flight, for a handover to another
-/// process.
+/// A client in the transmission phase, for a handover to another process.
+///
+/// No request of the client is in flight.
 #[derive(Debug)]
 pub struct SavedClient {
     /// The connection.

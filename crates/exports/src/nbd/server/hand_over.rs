@@ -11,7 +11,9 @@ use crate::nbd::connection::SavedClient;
 use crate::nbd::session::transmission::{Agreed, Contexts};
 
 impl NbdServer {
-    /// Stops accepting clients and admitting waiting clients to exports, until [`resume`](Self::resume).
+    /// Stops accepting clients, and admitting waiting clients to exports.
+    ///
+    /// [`resume`](Self::resume) ends this.
     ///
     /// Returns the listening sockets, each with the path of the socket file to be removed in the end, if
     /// there is one.
@@ -33,7 +35,9 @@ impl NbdServer {
 }
 
 impl NbdExport {
-    /// Stops taking requests until [`resume`](Self::resume). With `flush`, makes written data durable.
+    /// Stops taking requests until [`resume`](Self::resume).
+    ///
+    /// With `flush`, makes written data durable.
     ///
     /// Completes when no request is in flight, with the clients that can be handed over: those without TLS.
     ///
@@ -77,8 +81,9 @@ impl NbdExport {
         self.export.workers.iter().for_each(WorkerHandle::resume);
     }
 
-    /// Disconnects the clients that were not handed over, after another process has taken over the
-    /// others.
+    /// Disconnects the clients that were not handed over.
+    ///
+    /// Another process has taken over the others.
     pub fn disconnect_clients(&self) -> impl Future<Output = ()> + use<> {
         let parted: Vec<_> = self.export.workers.iter().map(WorkerHandle::part).collect();
         async move {

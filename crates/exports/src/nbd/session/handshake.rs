@@ -29,14 +29,14 @@ pub struct ExportInfo {
     pub name: String,
     /// For people; at most 4096 bytes, without NUL. Empty: there is none.
     pub description: String,
-    /// Bytes.
+    /// Bytes of the export.
     pub size: u64,
     /// No write passes.
     pub read_only: bool,
     /// Whether clients may use several connections at a time.
     pub multi_conn: bool,
-    /// Bytes: a power of two, at most 65536, that `size` is a multiple of. Requests that are no
-    /// multiple of it are slow, or refused where the client was told so.
+    /// Smallest block in bytes: a power of two, at most 65536, that `size` is a multiple of.
+    /// Requests that are no multiple of it are slow, or refused where the client was told so.
     pub minimum_block: u32,
     /// There is a context `qemu:allocation-depth`.
     pub allocation_depth: bool,
@@ -185,12 +185,12 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// One with a client that has not begun TLS.
+    /// Returns the negotiation with a client that has not begun TLS.
     pub fn new(tls: Tls) -> Self {
         Negotiation { tls, ..Negotiation::default() }
     }
 
-    /// What the server sends first.
+    /// Returns what the server sends first (doc/proto.md, "Newstyle negotiation").
     pub fn greeting() -> [u8; 18] {
         let mut bytes = [0; 18];
         let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
@@ -213,7 +213,9 @@ impl Negotiation {
         if flags & !u32::from(known) == 0 { Ok(()) } else { Err(HandshakeError::Flags(flags)) }
     }
 
-    /// Takes an option and appends the answer to `out`, which is to be sent whatever comes next.
+    /// Takes an option and appends the answer to `out`.
+    ///
+    /// The answer is to be sent whatever comes next.
     ///
     /// # Errors
     ///

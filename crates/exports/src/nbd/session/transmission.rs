@@ -30,7 +30,7 @@ pub struct Contexts {
     pub bitmaps: u64,
 }
 
-/// Most bitmaps of an export.
+/// Maximum number of bitmaps of an export.
 pub const MAX_BITMAPS: usize = 64;
 
 /// Numbers of contexts, those of QEMU. Bitmaps are numbered from the last one on.
@@ -50,7 +50,7 @@ pub enum Context {
 }
 
 impl Context {
-    /// The context's number.
+    /// Returns the context's number.
     pub fn id(self) -> u32 {
         match self {
             Context::Allocation => ALLOCATION,
@@ -61,12 +61,12 @@ impl Context {
 }
 
 impl Contexts {
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         *self == Contexts::default()
     }
 
-    /// All, in the order of their numbers.
+    /// Returns all contexts, in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Context> {
         let bitmaps = (0..MAX_BITMAPS as u32).filter(move |index| self.bitmaps >> index & 1 == 1);
         let allocation = self.allocation.then_some(Context::Allocation);
@@ -74,7 +74,7 @@ impl Contexts {
         allocation.into_iter().chain(depth).chain(bitmaps.map(Context::Bitmap))
     }
 
-    /// The contexts of these numbers. Those that there cannot be are left out.
+    /// Returns the contexts of these numbers. Those that there cannot be are left out.
     pub fn of_ids(ids: impl IntoIterator<Item = u32>) -> Contexts {
         let mut contexts = Contexts::default();
         for id in ids {

@@ -35,7 +35,7 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// The error for the client.
+    /// Returns the error for the client.
     pub fn errno(self) -> Errno {
         match self {
             WireError::Data(_) => Errno::E2BIG,

@@ -25,7 +25,7 @@ pub(in super::super) mod number {
     pub(in super::super::super) const DEVICE_FEATURE: u16 = 16;
 }
 
-/// The name of a command.
+/// Returns the name of a command.
 pub fn command_name(command: u16) -> String {
     let name = match command {
         number::VERSION => "VERSION",
@@ -97,7 +97,7 @@ pub struct DmaRange {
 }
 
 impl DmaRange {
-    /// The range of `size` bytes at `address`.
+    /// Returns the range of `size` bytes at `address`.
     ///
     /// # Errors
     ///
@@ -109,27 +109,27 @@ impl DmaRange {
         }
     }
 
-    /// First address.
+    /// Returns the first address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Size in bytes; not 0.
+    /// Returns the size in bytes; not 0.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The first address after the range.
+    /// Returns the first address after the range.
     pub fn end(&self) -> u64 {
         self.address + self.size
     }
 
-    /// Whether the two ranges have an address in common.
+    /// Returns whether the two ranges have an address in common.
     pub fn overlaps(&self, other: &DmaRange) -> bool {
         self.address < other.end() && other.address < self.end()
     }
 
-    /// Whether `other` lies completely in this range.
+    /// Returns whether `other` lies completely in this range.
     pub fn contains(&self, other: &DmaRange) -> bool {
         self.address <= other.address && other.end() <= self.end()
     }
@@ -214,17 +214,17 @@ impl<'a> RegionWrites<'a> {
         )
     }
 
-    /// The number of writes.
+    /// Returns the number of writes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are no writes.
+    /// Returns whether there are no writes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The writes.
+    /// Returns the writes.
     pub fn iter(&self) -> impl Iterator<Item = RegionWrite<'a>> {
         self.0.iter().map(|write| {
             let (offset, region, count) = Self::head(write);

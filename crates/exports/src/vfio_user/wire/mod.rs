@@ -29,11 +29,13 @@ pub const HEADER_LEN: usize = 16;
 /// The most bytes that a message reads from a region or writes to it.
 pub const MAX_DATA: usize = 4096;
 
-/// The longest payload taken, bytes: a write of [`MAX_DATA`] with its place, and then some for what is
-/// unknown, which is read to its end to be refused by a reply.
+/// Bytes of the longest payload taken.
+///
+/// That is a write of [`MAX_DATA`] with its place, and then some. A longer message with an unknown
+/// command is read to its end, to be refused by a reply.
 pub const MAX_PAYLOAD: usize = 8192;
 
-/// The most descriptors a message can come with: what clients propose.
+/// Most descriptors of a message: the number that clients propose.
 pub const MAX_FDS: usize = 16;
 
 const TYPE_MASK: u32 = 0xf;
@@ -45,9 +47,9 @@ const ERROR: u32 = 1 << 5;
 /// What a message begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What tells its reply from others.
+    /// The message's number, which its reply repeats.
     pub id: u16,
-    /// Number of the command; maybe none that is known.
+    /// The command's number, known or not.
     pub command: u16,
     /// The sender does not want a reply.
     pub no_reply: bool,

@@ -94,7 +94,7 @@ const IRQ_NORESIZE: u32 = 1 << 3;
 const UNMAP_ALL: u32 = 1 << 1;
 
 impl Reply {
-    /// The reply's bytes, header first, to a command with this header.
+    /// Returns the reply's bytes, header first, to a command with this header.
     pub fn encode(&self, to: &Header) -> Vec<u8> {
         let mut payload = Payload(Vec::new());
         match self {

@@ -17,11 +17,11 @@ const VRING_NOFD: u64 = 1 << 8;
 /// SET_VRING_ADDR. Addresses are in the front end's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringAddr {
-    /// The descriptor table, a multiple of 16.
+    /// Address of the descriptor table in the front end, a multiple of 16.
     pub desc: u64,
-    /// The available ring, a multiple of 2.
+    /// Address of the available ring in the front end, a multiple of 2.
     pub avail: u64,
-    /// The used ring, a multiple of 4.
+    /// Address of the used ring in the front end, a multiple of 4.
     pub used: u64,
     /// Guest address for the log of writes to the used ring (VHOST_VRING_F_LOG).
     pub log: Option<u64>,
@@ -65,11 +65,11 @@ pub struct InflightDescription {
     pub mmap_offset: u64,
     /// Number of rings.
     pub num_queues: u16,
-    /// Entries of each: a power of two up to 32768.
+    /// Number of entries of each ring: a power of two up to 32768.
     pub queue_size: u16,
 }
 
-/// A message whose content is valid as far as that can be checked without the session.
+/// A message, valid as far as that can be checked without the session.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum Message {
@@ -154,7 +154,9 @@ pub enum Message {
 }
 
 impl Message {
-    /// Parses a payload and the descriptors received with it. Unused descriptors are closed.
+    /// Parses a payload and the descriptors received with it.
+    ///
+    /// Unused descriptors are closed.
     ///
     /// # Errors
     ///

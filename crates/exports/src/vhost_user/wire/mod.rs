@@ -24,12 +24,16 @@ pub use request::{Request, request_name};
 /// Length of a message header, bytes.
 pub const HEADER_LEN: usize = 12;
 
-/// Longest accepted payload in bytes. Known requests are much shorter. A longer unknown request is read
-/// to its end, so that it can be refused by a reply.
+/// Longest accepted payload in bytes.
+///
+/// Known requests are much shorter. A longer unknown request is read to its end, so that it can be
+/// refused by a reply.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Most regions of SET_MEM_TABLE: 8 by the specification, but front ends with rust-vmm's crates, such as
-/// Cloud Hypervisor, send up to 32.
+/// Maximum number of regions of SET_MEM_TABLE.
+///
+/// The specification says 8, but front ends with rust-vmm's crates, such as Cloud Hypervisor, send up to
+/// 32.
 pub const MAX_TABLE_REGIONS: usize = 32;
 
 /// Most descriptors of a message.
@@ -50,7 +54,7 @@ pub struct Header {
     pub code: u32,
     /// The sender waits for an acknowledgement if REPLY_ACK was negotiated.
     pub need_reply: bool,
-    /// Length of the payload, at most [`MAX_PAYLOAD`].
+    /// Length of the payload in bytes, at most [`MAX_PAYLOAD`].
     pub payload_len: usize,
 }
 
@@ -83,7 +87,7 @@ pub enum BackendRequest {
 }
 
 impl BackendRequest {
-    /// The message's bytes. It asks for no answer.
+    /// Returns the message's bytes. It asks for no answer.
     pub fn encode(self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let words = [self as u32, VERSION, 0].map(u32::to_ne_bytes);

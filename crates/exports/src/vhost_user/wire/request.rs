@@ -13,7 +13,7 @@ macro_rules! requests {
             /// All of them.
             pub const ALL: &[Request] = &[$(Request::$name),*];
 
-            /// Its name in the specification, without `VHOST_USER_`.
+            /// Returns its name in the specification, without `VHOST_USER_`.
             pub fn name(self) -> &'static str {
                 match self { $(Request::$name => $text),* }
             }
@@ -54,12 +54,14 @@ requests! {
 }
 
 impl Request {
-    /// The request with this number, if it is known.
+    /// Returns the request with this number, if it is known.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|&request| request as u32 == code)
     }
 
-    /// Whether the specification defines a specific reply, which replaces an acknowledgement.
+    /// Returns whether the specification defines a specific reply.
+    ///
+    /// Such a reply replaces an acknowledgement.
     pub fn has_reply(self) -> bool {
         matches!(
             self,
@@ -108,7 +110,9 @@ impl Request {
     }
 }
 
-/// The name of a request for messages: that of the specification, or the number.
+/// Returns the name of a request, for texts.
+///
+/// The name is that of the specification, or the number.
 pub fn request_name(code: u32) -> String {
     let unsupported = match code {
         19 => "SEND_RARP",
