@@ -4,8 +4,10 @@ use crate::error::OptionError;
 use crate::value::{Object, Value};
 use crate::{json, keyval};
 
-/// Returns the option, as `--name value` or `--name=value`, with `change` applied to its value. The value is an object
-/// in either form: `key=value,…`, whose first key may be the `implied` one, or JSON. The form is kept.
+/// Returns an option with `change` applied to its value.
+///
+/// The option is `--name value` or `--name=value`, and keeps the form. The value is an object in either form:
+/// `key=value,…`, whose first key may be the `implied` one, or JSON.
 ///
 /// # Errors
 ///
@@ -31,7 +33,9 @@ pub fn amend(
     Ok(format!("{name}{}", pairs.join(",")))
 }
 
-/// Sets a member of an object. If the member is an object, only the members named by `value` are set.
+/// Sets a member of an object.
+///
+/// If the member is an object, only the members named by `value` are set.
 pub fn put_member(object: &mut Object, name: &str, value: Value) {
     match (object.iter_mut().find(|(other, _)| other == name), value) {
         (Some((_, Value::Object(before))), Value::Object(members)) => {

@@ -269,8 +269,9 @@ fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
     fields.iter().map(option).collect()
 }
 
-/// Returns the name in messages, from `argv[0]`: `ringmill`, or `qemu-storage-daemon` if the program is called by that
-/// name.
+/// Returns the program's name in messages, from `argv[0]`.
+///
+/// It is `ringmill`, or `qemu-storage-daemon` if the program is called by that name.
 pub fn program_name(argv0: &OsStr) -> &'static str {
     let name = Path::new(argv0).file_name();
     if name == Some(OsStr::new(QSD)) { QSD } else { RINGMILL }

@@ -63,7 +63,9 @@ pub struct CtlCommand {
 }
 
 impl CtlCommand {
-    /// Whether ringmill takes it: asked before it is sent to one, for another daemon may take more.
+    /// Checks the command as ringmill would, before it is sent.
+    ///
+    /// Another daemon may take more.
     ///
     /// # Errors
     ///
@@ -85,7 +87,9 @@ fn arguments_hint(command: &str) -> String {
     format!("'ringmill ctl <socket> {command} help' lists its arguments.")
 }
 
-/// Returns a text that lists commands of a monitor, with a description of each known command.
+/// Returns a text that lists commands of a monitor.
+///
+/// Each known command has a description.
 pub fn command_list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     help::qmp_commands(names)
 }

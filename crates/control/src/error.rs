@@ -4,7 +4,9 @@ use std::fmt;
 
 pub use options::error::OptionError;
 
-/// A refused command line. The program prints it on standard error and exits with 1.
+/// A refused command line.
+///
+/// The program prints it on standard error and exits with 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageError {
     /// The name before the message: `ringmill`, or `qemu-storage-daemon` if called so.

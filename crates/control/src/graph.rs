@@ -109,7 +109,9 @@ struct Chardev {
 }
 
 impl Graph {
-    /// Checks that names are defined once and before they are used, and that what is writable can be.
+    /// Checks that names are defined once and before they are used.
+    ///
+    /// Also checks that what is writable can be.
     ///
     /// # Errors
     ///
@@ -121,7 +123,7 @@ impl Graph {
             .try_for_each(|step| graph.add(&step.action).map_err(|error| error.of(&step.origin)))
     }
 
-    /// With something more.
+    /// Returns the graph with one definition more.
     ///
     /// # Errors
     ///
@@ -132,19 +134,21 @@ impl Graph {
         Ok(graph)
     }
 
-    /// All objects: their names, and of which type they are.
+    /// Returns all objects: their names, and of which type they are.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
         self.objects.iter().map(|(id, kind)| (id.as_str(), *kind))
     }
 
-    /// All character devices: their names, where their clients are, for people, and whether a monitor is on them.
+    /// Returns all character devices.
+    ///
+    /// Each has its name, a text that says where its clients are, and whether a monitor is on it.
     pub fn chardevs(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         self.chardevs
             .iter()
             .map(|(id, device)| (id.as_str(), device.filename.as_str(), device.used))
     }
 
-    /// Without an object.
+    /// Returns the graph without an object.
     ///
     /// # Errors
     ///
@@ -197,7 +201,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Without an export, if there is one of that name.
+    /// Returns the graph without an export, if there is one of that name.
     #[must_use]
     pub fn without_export(&self, id: &str) -> Graph {
         let mut graph = self.clone();
@@ -205,7 +209,7 @@ impl Graph {
         graph
     }
 
-    /// With a job of that kind that copies `source` to `target`.
+    /// Returns the graph with a job that copies `source` to `target`.
     ///
     /// # Errors
     ///
@@ -243,8 +247,10 @@ impl Graph {
         Ok(graph)
     }
 
-    /// With a job of that kind that works on a chain of images. `chain` are the nodes that are to stay as they are, the
-    /// source among them; to the `steady` ones nothing else may write. `filters`: a filter lies above the source.
+    /// Returns the graph with a job that works on a chain of images.
+    ///
+    /// `chain` are the nodes that are to stay as they are, the source among them; to the `steady` ones nothing else may
+    /// write. `filters`: a filter lies above the source.
     ///
     /// # Errors
     ///
@@ -271,8 +277,9 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Returns the graph with another image behind `overlay`, or none. Of the images between, `dropped`, those that were
-    /// defined inside a node above them are gone.
+    /// Returns the graph with another image behind `overlay`, or none.
+    ///
+    /// Of the images between, `dropped`, those that were defined inside a node above them are gone.
     #[must_use]
     pub fn with_backing(&self, overlay: &str, dropped: &[String], base: Option<&str>) -> Graph {
         let mut graph = self.clone();
@@ -304,13 +311,13 @@ impl Graph {
         graph
     }
 
-    /// With a node that can be written to.
+    /// Returns the graph with a node that can be written to.
     #[must_use]
     pub fn with_writable(&self, name: &str) -> Graph {
         self.with_read_only(name, false)
     }
 
-    /// With a node that is read-only, or not any more.
+    /// Returns the graph with a node that is read-only, or no longer is.
     #[must_use]
     pub fn with_read_only(&self, name: &str, read_only: bool) -> Graph {
         let mut graph = self.clone();
@@ -344,7 +351,7 @@ impl Graph {
         }
     }
 
-    /// Without a job, if there is one of that name.
+    /// Returns the graph without a job, if there is one of that name.
     #[must_use]
     pub fn without_job(&self, id: &str) -> Graph {
         let mut graph = self.clone();
@@ -384,7 +391,9 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Returns the graph without an image above a node. What used the image uses `node`, which can be written to again.
+    /// Returns the graph without an image above a node.
+    ///
+    /// What used the image uses `node`, which can be written to again.
     ///
     /// # Errors
     ///
@@ -410,8 +419,10 @@ impl Graph {
         children.any(|child| child.owned && child.name == name)
     }
 
-    /// With all that used node `old` using `new` instead, but for `new` itself. A node that was defined
-    /// inside another one is gone then, if `new` does not lie on it.
+    /// Returns the graph in which users of node `old` use `new` instead.
+    ///
+    /// Only `new` itself may still use `old`. A node that was defined inside another one is gone then, if `new` does
+    /// not lie on it.
     #[must_use]
     pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
         let mut graph = self.clone();
@@ -437,7 +448,7 @@ impl Graph {
         graph
     }
 
-    /// With a node's other options.
+    /// Returns the graph with a node's other options.
     ///
     /// # Errors
     ///

@@ -106,7 +106,9 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
     TLS_AUTHZ,
 ];
 
-/// The arguments of `nbd-server-start`. Its address has another structure than the option's.
+/// The arguments of `nbd-server-start`.
+///
+/// Its address has another structure than the option's.
 pub static NBD_SERVER_START: &[Field<NbdServerOptions>] = &[
     Field {
         name: "addr",

@@ -167,7 +167,7 @@ impl ServeOptions {
         }
     }
 
-    /// What to create, as the steps of a QSD command line.
+    /// Returns what to create, as the steps of a QSD command line.
     pub fn steps(&self, kind: ImageKind, format: ServeFormat) -> Vec<Step> {
         let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
         let file =

@@ -96,7 +96,9 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// Returns the command line's options that are configuration, in the form of a state file.
+/// Returns the command line's options that are configuration.
+///
+/// They have the form of a state file.
 pub fn configuration(steps: &[Step]) -> Vec<String> {
     let configuration = steps.iter().filter(|step| Key::of(&step.action).is_some());
     configuration.map(|step| step.origin.clone()).collect()
@@ -268,7 +270,9 @@ fn in_order(
     Ok((first, then))
 }
 
-/// Returns the option's first relative path, which depends on the daemon's working directory.
+/// Returns the option's first relative path.
+///
+/// Such a path depends on the daemon's working directory.
 pub fn relative_path(action: &Action) -> Option<&Path> {
     let path = |path: &'_ Path| path.is_relative();
     match action {

@@ -153,7 +153,9 @@ impl SectorCipher {
         Ok(SectorCipher { core, iv })
     }
 
-    /// Encrypts whole sectors, the first of which has that number. Bytes beyond the last whole sector stay.
+    /// Encrypts whole sectors, the first of which has that number.
+    ///
+    /// Bytes beyond the last whole sector stay.
     pub fn encrypt(&self, first: u64, data: &mut [u8]) {
         match &self.core {
             Core::Xts128(xts) => self.each(first, data, |iv, sector| xts.encrypt(iv, sector)),

@@ -19,7 +19,9 @@ use crate::DaemonError;
 use crate::journals::Home;
 use crate::libraries;
 
-/// Starts the sandbox of a new daemon. Call on the main thread, before other threads start.
+/// Starts the sandbox of a new daemon.
+///
+/// Call on the main thread, before other threads start.
 ///
 /// Returns `None` if the options disable the sandbox. `removed`: a file, besides sockets, that is removed at the end.
 ///

@@ -40,8 +40,10 @@ impl Default for Environment {
 }
 
 impl Environment {
-    /// The environment of this process, or of `parent`, if that has started it as its replacement, without a
-    /// sandbox. Called once, before any file is opened.
+    /// Returns the environment of this process, or of `parent`.
+    ///
+    /// `parent` is the process that has started this one as its replacement, without a sandbox. Call this
+    /// once, before any file is opened.
     ///
     /// # Errors
     ///
@@ -52,8 +54,9 @@ impl Environment {
         Ok(Environment { given, manager, ..Environment::default() })
     }
 
-    /// The environment of the previous process. Its inherited sockets come with the handover.
-    /// `watchdog`: the previous process was watched.
+    /// Returns the environment of the previous process.
+    ///
+    /// Its inherited sockets come with the handover. `watchdog`: the previous process was watched.
     ///
     /// # Errors
     ///

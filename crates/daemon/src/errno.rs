@@ -4,7 +4,7 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Without the number that the standard library adds.
+/// Returns an error's text, without the number that the standard library adds.
 pub fn words(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(errno) => Errno::from_raw(errno).desc().to_owned(),

@@ -44,8 +44,10 @@ impl DaemonError {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
 
-    /// Renames options in the advice to those of `serve`. In the message, only the part after the first colon
-    /// is changed: the part before the colon may be a path.
+    /// Renames options in the advice to those of `serve`.
+    ///
+    /// In the message, only the part after the first colon is changed: the part before the colon may be a
+    /// path.
     pub fn with_options_of_serve(self) -> Self {
         let message = match self.message.split_once(": ") {
             Some((what, why)) => format!("{what}: {}", advice_for_serve(why)),

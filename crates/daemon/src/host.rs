@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
 /// Called by the control thread only. Requests do not pass through it.
 pub trait Host: Debug {
-    /// Starts a thread that runs a loop, and calls `prepare` on it before the first iteration.
+    /// Starts a thread that runs a loop. `prepare` runs before the first iteration.
     ///
     /// # Errors
     ///
@@ -36,22 +36,34 @@ pub trait Host: Debug {
     /// The thread cannot be started.
     fn start_thread(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
-    /// The time of day, for events.
+    /// Returns the time of day, for events.
     fn time_of_day(&self) -> SystemTime;
 
-    /// The way to start the new program of an upgrade, if it is not the daemon's [`Spawner`](crate::spawner::Spawner).
+    /// Returns the way to start the new program of an upgrade.
+    ///
+    /// `None`: the daemon's [`Spawner`](crate::spawner::Spawner) starts it.
     fn successor(&self) -> Option<Rc<dyn Successor>>;
 
-    /// Blocks the control thread until a descriptor has one of these events. May return earlier.
+    /// Blocks the control thread until a descriptor has one of these events.
+    ///
+    /// May return earlier.
     fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags);
 
     /// Ends the process at once, and takes nothing down.
+    ///
+    /// `code`: the exit status, 0 to 255.
     fn exit(&self, code: i32) -> !;
 }
 
-/// Starts and ends the new program of an upgrade. There is one new program at a time.
+/// Starts and ends the new program of an upgrade.
+///
+/// There is one new program at a time.
 pub trait Successor {
     /// Starts the program with its end of the hand-over. Completes with its process ID.
+    ///
+    /// # Errors
+    ///
+    /// The program cannot be started.
     fn start<'a>(
         &'a self,
         control: &'a EventLoop,
@@ -65,7 +77,11 @@ pub trait Successor {
     /// It cannot be ended.
     fn end(&self) -> io::Result<()>;
 
-    /// Waits for the end of that program.
+    /// Waits for the end of the program that was started last.
+    ///
+    /// # Errors
+    ///
+    /// Its end cannot be waited for.
     fn ended<'a>(
         &'a self,
         control: &'a EventLoop,
@@ -74,10 +90,10 @@ pub trait Successor {
 
 /// A thread that runs a loop. Dropping it stops the loop and waits for its end.
 pub trait HostThread {
-    /// The handle of the loop.
+    /// Returns the handle of the loop.
     fn handle(&self) -> &LoopHandle;
 
-    /// The ring that the loop uses, and why not a better one.
+    /// Returns the ring that the loop uses, and why not a better one.
     fn ring(&self) -> &Chosen;
 
     /// Completes when the loop has ended. Only the first future ever completes.

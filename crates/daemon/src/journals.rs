@@ -16,7 +16,9 @@ pub(crate) struct Home {
     user: Uid,
 }
 
-/// Returns the folder of journals of a daemon that runs as this process' user with the same environment, and the user.
+/// Returns the folder of journals of a daemon, and the daemon's user.
+///
+/// The daemon is one that runs as this process' user, with the same environment.
 pub fn journal_folder() -> (PathBuf, u32) {
     let home = Home::of(None);
     (home.folder, home.user.as_raw())

@@ -223,8 +223,9 @@ fn control_failed(error: &std::io::Error) -> DaemonError {
     DaemonError::new(format!("the control loop failed: {error}"))
 }
 
-/// Runs the daemon as [`run`] does, with `control` as the loop of this thread, which is shut down at the end.
-/// `signals`: the signals that end the daemon. The caller has blocked them.
+/// Runs the daemon as [`run`] does, with `control` as the loop of this thread.
+///
+/// The loop is shut down at the end. `signals`: the signals that end the daemon. The caller has blocked them.
 ///
 /// # Errors
 ///
@@ -514,7 +515,9 @@ impl Daemon {
         status::Sources { queues: self.exports.queue_stats(), loops: self.threads.all() }
     }
 
-    /// Confines this thread to what serving needs, and logs what is in force. Called once the configuration exists.
+    /// Confines this thread to what serving needs, and logs what is in force.
+    ///
+    /// Called once the configuration exists.
     ///
     /// # Errors
     ///
@@ -538,8 +541,9 @@ impl Daemon {
         rehearsed.map(drop).map_err(|error| DaemonError::new(error).of("sandbox"))
     }
 
-    /// Returns a node for a device of the caller, who drops it before the daemon ends. The inventory does not
-    /// count this user.
+    /// Returns a node for a device of the caller, who drops it before the daemon ends.
+    ///
+    /// The inventory does not count this user.
     ///
     /// # Errors
     ///
@@ -553,7 +557,7 @@ impl Daemon {
         rings.all(|ring| ring.flags.is_none_or(|flags| flags.restricted))
     }
 
-    /// The kind of ring of each I/O thread, by its id.
+    /// Returns the kind of ring of each I/O thread, by its id.
     pub fn rings(&self) -> impl Iterator<Item = (&str, &event_loop::Chosen)> {
         self.threads.rings()
     }

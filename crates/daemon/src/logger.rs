@@ -109,8 +109,9 @@ pub fn start(program: &'static str, options: LogOptions) {
     }
 }
 
-/// Writes the error that ends the program: `program: message` in its first line, unless options ask for another
-/// form.
+/// Writes the error that ends the program.
+///
+/// The first line is `program: message`, unless options ask for another form.
 pub fn fatal(program: &'static str, error: &str) {
     match STDERR.get() {
         Some(stderr) => stderr.write(Level::Error, error),

@@ -7,8 +7,9 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one. The soft limit is that low for select(2), which this
-/// program does not use.
+/// Raises the soft limit to the hard one.
+///
+/// The soft limit is that low for select(2), which this program does not use.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match soft < hard {
         true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),

@@ -103,7 +103,7 @@ impl Pidfile {
         Ok((self.path.clone(), self.file.try_clone()?))
     }
 
-    /// Takes over another process' file, with its lock, and writes this one's id into it.
+    /// Takes over another process' file with its lock, and writes this one's ID.
     pub fn take_over(path: PathBuf, file: OwnedFd) -> Self {
         let pidfile = Self { path, file: file.into() };
         if let Err(error) = pidfile.write() {

@@ -118,7 +118,9 @@ fn status_line(status: &str) -> String {
     line
 }
 
-/// Returns the watchdog's interval in microseconds, if one of these processes is watched: sd_watchdog_enabled(3).
+/// Returns the watchdog's interval in microseconds: sd_watchdog_enabled(3).
+///
+/// `None`: none of these processes is watched.
 ///
 /// # Errors
 ///

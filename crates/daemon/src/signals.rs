@@ -14,7 +14,9 @@ pub(crate) struct StopSignals {
     ready: Readiness,
 }
 
-/// Blocks the stop signals in the calling thread and its future threads. Called before any other thread exists.
+/// Blocks the stop signals in the calling thread and its future threads.
+///
+/// Called before any other thread exists.
 ///
 /// # Errors
 ///

@@ -54,9 +54,10 @@ enum Address {
 }
 
 impl ActivationSockets {
-    /// The sockets named by the environment, if they are for this process, or for `parent`, which has started
-    /// this process as its replacement. Called once, before any file is opened: their numbers are free
-    /// from then on.
+    /// Returns the sockets that the environment names.
+    ///
+    /// They are for this process, or for `parent`, which has started this process as its replacement. Call this
+    /// once, before any file is opened: the sockets' numbers are free from then on.
     ///
     /// # Errors
     ///
@@ -100,7 +101,9 @@ impl ActivationSockets {
         self.0.iter_mut().find(|given| is_it(given)).map(Given::take).transpose()
     }
 
-    /// Finds the sockets that listen on addresses of a host, as options name it, and a port of these.
+    /// Finds the sockets that listen on addresses of a host, and a port of these.
+    ///
+    /// The host is written as in options.
     ///
     /// # Errors
     ///
@@ -129,7 +132,9 @@ impl ActivationSockets {
         taken.map(|given| given.take()).collect()
     }
 
-    /// Finds the listening socket with this name or number, or takes another inherited descriptor.
+    /// Finds the listening socket with this name or number.
+    ///
+    /// Otherwise takes another inherited descriptor.
     ///
     /// # Errors
     ///
@@ -146,7 +151,9 @@ impl ActivationSockets {
         }
     }
 
-    /// Finds the descriptor with this name or number, of any kind, or takes another inherited one.
+    /// Finds the descriptor of any kind with this name or number.
+    ///
+    /// Otherwise takes another inherited one.
     ///
     /// # Errors
     ///
@@ -165,7 +172,7 @@ impl ActivationSockets {
         })
     }
 
-    /// A line about sockets that are not used.
+    /// Returns a line about sockets that are not used.
     pub fn unused(&self) -> Option<String> {
         let unused = self.0.iter().filter(|given| !given.asked_for);
         let names: Vec<_> = unused.map(Given::to_string).collect();
@@ -229,8 +236,9 @@ fn inherited(fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
     }
 }
 
-/// Returns the names of the descriptors that the environment announces for one of these processes. The environment
-/// may announce more than can exist.
+/// Returns the names of the descriptors that the environment announces.
+///
+/// They are for one of these processes. The environment may announce more than can exist.
 ///
 /// # Errors
 ///

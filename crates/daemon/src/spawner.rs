@@ -78,9 +78,11 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Starts the spawner. If that fails, the daemon serves, but cannot be upgraded, and logs that. A daemon that
-/// changes its user, or has upgrades switched off, gets a spawner that starts no programs: the spawner would keep
-/// privileges that the daemon drops. Such a spawner only mounts the mount points on the command line.
+/// Starts the spawner.
+///
+/// If that fails, the daemon serves, but cannot be upgraded, and logs that. A daemon that changes its user, or
+/// has upgrades switched off, gets a spawner that starts no programs: the spawner would keep privileges that the
+/// daemon drops. Such a spawner only mounts the mount points on the command line.
 pub fn start(
     sandbox: &SandboxOptions,
     mountpoints: &[PathBuf],
@@ -101,7 +103,7 @@ pub fn start(
         .ok()
 }
 
-/// The mount points on a command line.
+/// Returns the mount points on a command line.
 pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
     let of = |step: &Step| match &step.action {
         Action::Export(export) => export.kind.needs().mountpoint.map(Path::to_owned),
@@ -115,7 +117,7 @@ pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
     steps.iter().filter_map(of).collect()
 }
 
-/// Whether a command line has a monitor.
+/// Returns whether a command line has a monitor.
 pub fn has_monitor(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step.action, Action::Monitor(_)))
 }

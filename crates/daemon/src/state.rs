@@ -28,7 +28,7 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// `given` are the steps of the command line.
+    /// Returns the state in `file`. `given`: the steps of the command line.
     pub fn new(file: StateFile, given: &[Step]) -> Self {
         Keeping { file: Arc::new(file), command_line: configuration(given) }
     }

@@ -48,8 +48,10 @@ struct Current {
 }
 
 impl StateFile {
-    /// Opens and locks the file, and returns its content. Makes an empty configuration if there is no file.
-    /// Besides root and this process' user, `user` may own the file.
+    /// Opens and locks the file, and returns its content.
+    ///
+    /// Makes an empty configuration if there is no file. Besides root and this process' user, `user` may own the
+    /// file.
     ///
     /// # Errors
     ///

@@ -54,6 +54,8 @@ impl Sources {
 }
 
 impl Status {
+    /// Returns the status line of a daemon.
+    ///
     /// `others_write`: standard error has other writers than the log.
     pub fn new(others_write: bool) -> Self {
         Status { terminal: std::io::stderr().is_terminal() && !others_write }

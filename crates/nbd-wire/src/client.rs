@@ -71,8 +71,9 @@ fn counted(text: &str) -> Vec<u8> {
 /// Bytes of the header of a reply to an option.
 pub const OPTION_REPLY_LEN: usize = 20;
 
-/// Most bytes of data that such a reply has: two strings of the greatest length, with what goes with
-/// them.
+/// Most bytes of data of a reply to an option.
+///
+/// Two strings of the greatest length, with what goes with them.
 pub const MAX_OPTION_REPLY: u32 = 2 * MAX_STRING as u32 + 64;
 
 /// The header of a reply to an option.
@@ -177,7 +178,7 @@ fn lossless(bytes: &[u8]) -> &str {
 // ---- transmission ------------------------------------------------------------------------------
 
 impl CommandType {
-    /// The command's number.
+    /// Returns the command's number.
     pub fn number(self) -> u16 {
         match self {
             CommandType::Read => 0,
@@ -194,8 +195,10 @@ impl CommandType {
 }
 
 impl RequestHeader {
-    /// Writes the header: the bytes, of which the first `usize` count. Without extended headers a
-    /// length that 32 bits do not hold is cut to the greatest that they do.
+    /// Writes the header: the bytes, of which the first `usize` count.
+    ///
+    /// Without extended headers a length that 32 bits do not hold is cut to the greatest that they
+    /// do.
     pub fn encode(&self, extended: bool) -> ([u8; request::EXTENDED_HEADER_LEN], usize) {
         let mut out = reply::Writer::new();
         let magic = if extended { request::EXTENDED_REQUEST_MAGIC } else { request::REQUEST_MAGIC };
@@ -254,14 +257,14 @@ pub const MAX_REPLY_HEADER: usize = 32;
 pub enum ReplyHeader {
     /// The whole answer, followed by the data of a read that went well.
     Simple {
-        /// The request's.
+        /// The request's cookie.
         cookie: u64,
         /// Zero, or an error; see [`errno`].
         error: u32,
     },
     /// A part of the answer.
     Chunk {
-        /// The request's.
+        /// The request's cookie.
         cookie: u64,
         /// What it is.
         kind: ChunkKind,
@@ -273,8 +276,9 @@ pub enum ReplyHeader {
 }
 
 impl ReplyHeader {
-    /// Reads a header from the front of `bytes`: what it says, and its length in bytes. `None`: they
-    /// end before the header does.
+    /// Reads a header from the front of `bytes`: what it says, and its length in bytes.
+    ///
+    /// `None`: they end before the header does.
     ///
     /// # Errors
     ///
@@ -305,7 +309,7 @@ impl ReplyHeader {
     }
 }
 
-/// The system's number of an error of the protocol's; not of zero, which is none.
+/// Returns the errno of an error of the protocol. `error` is not 0.
 pub fn errno(error: u32) -> Errno {
     const ERRORS: [(NbdError, Errno); 8] = [
         (NbdError::Perm, Errno::EPERM),

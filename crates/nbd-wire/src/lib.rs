@@ -52,8 +52,9 @@ pub mod flag {
 /// Longest string the protocol allows, bytes.
 pub const MAX_STRING: usize = 4096;
 
-/// Most bytes of a request's payload, or of a reply's data: what every server should take, and what
-/// this one advertises.
+/// Most bytes of a request's payload, or of a reply's data: 32 MiB.
+///
+/// Every server should take as much, and this one advertises it.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// Takes big-endian integers and strings from the front of some bytes.

@@ -5,8 +5,9 @@ use super::{MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, Reader};
 /// Bytes of an option's header.
 pub const HEADER_LEN: usize = 16;
 
-/// Most bytes of an option's data that are taken: a name of the greatest length with more queries than
-/// there are contexts.
+/// Most bytes of an option's data that are taken: 64 KiB.
+///
+/// Enough for a name of the greatest length with more queries than there are contexts.
 pub const MAX_DATA: u32 = 64 << 10;
 
 /// An option's header.

@@ -114,19 +114,20 @@ pub enum Reply {
 /// The request that is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// Its cookie.
+    /// The request's cookie, any value.
     pub cookie: u64,
-    /// Its offset.
+    /// The request's offset in bytes.
     pub offset: u64,
 }
 
-/// Bytes of an extent in a block status reply.
+/// Returns the bytes of an extent in a block status reply.
 pub fn extent_len(mode: ReplyMode) -> usize {
     if mode == ReplyMode::Extended { 16 } else { 8 }
 }
 
-/// Writes an extent of a block status reply; the first [`extent_len`] bytes count. `len` is bytes;
-/// without extended headers it is cut to what 32 bits hold.
+/// Writes an extent of a block status reply; the first [`extent_len`] bytes count.
+///
+/// `len` is bytes; without extended headers it is cut to what 32 bits hold.
 pub fn encode_extent(mode: ReplyMode, len: u64, status: u32) -> [u8; 16] {
     let mut out = Writer::<16>::new();
     if mode == ReplyMode::Extended {
@@ -147,7 +148,9 @@ impl Reply {
         self.encode_chunk(mode, asked, true)
     }
 
-    /// Encodes the header of one chunk of several. Simple replies have no chunks, and ignore `is_last`.
+    /// Encodes the header of one chunk of several.
+    ///
+    /// Simple replies have no chunks, and ignore `is_last`.
     pub fn encode_chunk(
         &self,
         mode: ReplyMode,

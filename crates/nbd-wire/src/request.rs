@@ -22,7 +22,9 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// `NBD_CMD_FLAG_FAST_ZERO`: zeroes only if that is faster than writing them.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: the length is that of a payload. With extended headers only.
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: the length is that of a payload.
+    ///
+    /// With extended headers only.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -72,9 +74,9 @@ pub struct RequestHeader {
     pub flags: u16,
     /// What is asked for.
     pub command: CommandType,
-    /// The client's name for it.
+    /// The client's name for the request, any value.
     pub cookie: u64,
-    /// First byte.
+    /// First byte of the range.
     pub offset: u64,
     /// Bytes of the range; of the payload, where there is one.
     pub len: u64,
@@ -88,7 +90,9 @@ pub struct BadRequestMagic(
 );
 
 impl RequestHeader {
-    /// Reads a header from the front of `bytes`; `None`: they end before the header does.
+    /// Reads a header from the front of `bytes`.
+    ///
+    /// `None`: the bytes end before the header does.
     ///
     /// # Errors
     ///
@@ -106,7 +110,7 @@ impl RequestHeader {
         Some(Ok(RequestHeader { flags, command, cookie, offset, len }))
     }
 
-    /// Whether a payload of `len` bytes follows.
+    /// Returns whether a payload of `len` bytes follows.
     ///
     /// With extended headers a write is to have the flag that says so; QEMU 10.0 as a client leaves
     /// it out, and sends the payload all the same.

@@ -102,8 +102,10 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Opens an image. A user that may not write to the pool gets it for reading. With `encryption`, size and requests
-    /// are those of the decrypted contents.
+    /// Opens an image.
+    ///
+    /// A user that may not write to the pool gets it for reading. With `encryption`, size and requests are those of the
+    /// decrypted contents.
     ///
     /// # Errors
     ///
@@ -199,8 +201,9 @@ impl Image {
         Ok(size)
     }
 
-    /// Returns the encryption format of the contents, by their first bytes. `None`: they have no encryption header.
-    /// Blocks.
+    /// Returns the encryption format of the contents, by their first bytes.
+    ///
+    /// `None`: they have no encryption header. Blocks.
     ///
     /// # Errors
     ///
@@ -291,7 +294,9 @@ impl Image {
         }
     }
 
-    /// Has `call` called, by a thread of the library, whenever the image has changed. It must not block.
+    /// Has `call` called, by a thread of the library, whenever the image has changed.
+    ///
+    /// It must not block.
     ///
     /// # Errors
     ///
@@ -318,7 +323,9 @@ impl Image {
         Ok(())
     }
 
-    /// Whether writes fail: the image is a snapshot, or the user may not write to it.
+    /// Returns whether writes fail.
+    ///
+    /// The image is a snapshot, or the user may not write to it.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.is_read_only

@@ -101,7 +101,9 @@ struct Answers {
 }
 
 impl Lane {
-    /// Opens a lane. `loop_side` is scheduled when answers are there for [`take`](Self::take).
+    /// Opens a lane.
+    ///
+    /// `loop_side` is scheduled when answers are there for [`take`](Self::take).
     #[must_use]
     pub fn new(image: Arc<Image>, loop_side: BottomHalf) -> Lane {
         let rbd = &image.library().rbd;
@@ -180,7 +182,9 @@ impl Lane {
         Err((Errno::from_raw(started.wrapping_neg()), bufs))
     }
 
-    /// Gives requests that are done to `each`, in the order in which they were answered. `each` may submit.
+    /// Gives requests that are done to `each`, in the order of their answers.
+    ///
+    /// `each` may submit.
     pub fn take(&self, mut each: impl FnMut(Done)) {
         let mut ticket = self.answers.take_all();
         while let Some(current) = ticket {

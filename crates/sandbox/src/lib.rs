@@ -117,7 +117,9 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(Inner { config, filters })))
     }
 
-    /// Returns the user and groups that [`serve`](Self::serve) changes to. `None`: no change.
+    /// Returns the user and groups that [`serve`](Self::serve) changes to.
+    ///
+    /// `None`: no change.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         self.0.config.identity.as_ref()
@@ -135,7 +137,9 @@ impl Sandbox {
         self.confine(|filters| &filters.io)
     }
 
-    /// Confines the calling thread as a pool thread, which reads, writes and flushes open files.
+    /// Confines the calling thread as a pool thread.
+    ///
+    /// Such a thread reads, writes and flushes open files.
     ///
     /// # Errors
     ///
@@ -153,7 +157,7 @@ impl Sandbox {
         filters.as_ref().map_or(Ok(()), |filters| install(program(filters)))
     }
 
-    /// Confines the calling thread as a helper that makes connections for the control thread.
+    /// Confines the calling thread as one that connects for the control thread.
     ///
     /// The helper reaches the same files and ports as the control thread after [`serve`](Self::serve). Of the
     /// capabilities it keeps `CAP_DAC_OVERRIDE`, for sockets of other users.
@@ -218,7 +222,9 @@ impl Sandbox {
         thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("it has ended early"))))
     }
 
-    /// Returns what to add to an error `EACCES` of opening a file that Landlock may have denied.
+    /// Returns what to add to an error `EACCES` of opening a file.
+    ///
+    /// Landlock may have denied the access.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         let Config { mode, reach, .. } = &self.0.config;
@@ -295,7 +301,9 @@ impl InForce {
         self.seccomp.as_ref().ok().copied()
     }
 
-    /// Returns Landlock's ABI version and what the control thread can reach. `None`: no Landlock.
+    /// Returns Landlock's ABI version and what the control thread can reach.
+    ///
+    /// `None`: no Landlock.
     ///
     /// [`Reach::connect`] is `None` where that version has no rules for TCP.
     #[must_use]

@@ -26,7 +26,9 @@ pub struct Reach {
     pub vsock: bool,
 }
 
-/// A file, or a folder with everything beneath it. A path that does not exist gets no rule.
+/// A file, or a folder with everything beneath it.
+///
+/// A path that does not exist gets no rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beneath {
     /// The file or folder.

@@ -24,7 +24,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The word in file names and messages.
+    /// Returns the word in file names and messages.
     pub fn name(self) -> &'static str {
         match self {
             Endpoint::Client => "client",

@@ -18,7 +18,9 @@ const MAX_WORDS: usize = 4096;
 
 /// The protocol that gets decrypted bytes.
 pub trait Sink {
-    /// Sets `place` to the memory for the next bytes: at least one byte, or empty if no bytes are wanted.
+    /// Sets `place` to the memory for the next bytes.
+    ///
+    /// That is at least one byte, or none if no bytes are wanted.
     fn input_memory(&mut self, place: &mut IoBufs);
 
     /// Reports that `bytes` bytes are in that memory.
@@ -47,8 +49,9 @@ pub struct Secure<S: Side> {
 }
 
 impl<S: Side> Secure<S> {
-    /// Returns the session with its buffers after the handshake, and passes `plain`, which arrived with the end of the
-    /// handshake, to `sink`. `None`: out of memory.
+    /// Returns the session with its buffers after the handshake.
+    ///
+    /// Passes `plain`, which arrived with the end of the handshake, to `sink`. `None`: out of memory.
     pub fn new(session: Session<S>, plain: &[u8], sink: &mut impl Sink) -> Option<Self> {
         let mut place = IoBufs::with_capacity(2);
         give(sink, &mut place, plain);
@@ -89,7 +92,9 @@ impl<S: Side> Secure<S> {
         self.session.is_within_record()
     }
 
-    /// Decrypts the next record and passes it to `sink`, which has processed all bytes before.
+    /// Decrypts the next record and passes it to `sink`.
+    ///
+    /// `sink` has processed all bytes before.
     ///
     /// # Errors
     ///
@@ -111,7 +116,9 @@ impl<S: Side> Secure<S> {
         !self.words.is_empty()
     }
 
-    /// Returns the list for the next plaintext, once all before it was [encrypted](Self::encrypt).
+    /// Returns the list for the next plaintext.
+    ///
+    /// All before must have been [encrypted](Self::encrypt).
     pub fn plain(&mut self) -> &mut IoBufs {
         self.at = 0;
         &mut self.plain
@@ -126,15 +133,18 @@ impl<S: Side> Secure<S> {
         }
     }
 
-    /// Encrypts a last short message and the closing alert into `out`. Returns the bytes to send. `None`: the session
-    /// can send no more.
+    /// Encrypts a last short message and the closing alert into `out`.
+    ///
+    /// Returns the bytes to send. `None`: the session can send no more.
     pub fn last(&mut self, message: &[u8], out: &mut [u8]) -> Option<usize> {
         let len = self.session.encrypt(message, out).ok()?;
         let rest = self.session.close(out.get_mut(len..)?).ok()?;
         Some(len + rest)
     }
 
-    /// Encrypts up to 16 records of plaintext into `bufs`. `false`: nothing is left to send.
+    /// Encrypts up to 16 records of plaintext into `bufs`.
+    ///
+    /// `false`: nothing is left to send.
     ///
     /// # Errors
     ///

@@ -55,7 +55,9 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Returns an acceptor with these credentials, for the clients that `authorization` allows.
+    /// Returns an acceptor with these credentials.
+    ///
+    /// It accepts the clients that `authorization` allows.
     ///
     /// # Errors
     ///

@@ -13,10 +13,14 @@ use rustls::{CertificateError, CommonState, Error};
 
 use crate::error::SessionError;
 
-/// The most plaintext of a record, bytes (RFC 8446 section 5.1), and of one [`Session::encrypt`].
+/// Most bytes of plaintext of a record (RFC 8446, section 5.1): 2^14.
+///
+/// Also of one [`Session::encrypt`].
 pub const MAX_PLAIN: usize = 1 << 14;
 
-/// The most that [`Session::encrypt`] adds, bytes: a record's overhead and two key updates.
+/// Most bytes that [`Session::encrypt`] adds.
+///
+/// They are a record's overhead and two key updates.
 pub const MAX_EXPANSION: usize = 256;
 
 /// Bytes of a record's header.
@@ -46,7 +50,7 @@ pub trait Side {
     /// The connection.
     type Connection;
 
-    /// What both sides have in common.
+    /// Returns what both sides have in common.
     fn common(connection: &Self::Connection) -> &CommonState;
 
     /// Passes records to rustls.
@@ -134,7 +138,9 @@ impl<S: Side> Session<S> {
         }
     }
 
-    /// Returns whether the handshake is under way: no plaintext can be received or sent.
+    /// Returns whether the handshake is under way.
+    ///
+    /// No plaintext can be received or sent meanwhile.
     pub fn is_handshaking(&self) -> bool {
         S::common(&self.connection).is_handshaking()
     }
@@ -153,8 +159,9 @@ impl<S: Side> Session<S> {
         self.end - self.begin > self.shown
     }
 
-    /// Returns the buffer for the next bytes of the socket. Not empty after [`process`](Self::process) has asked for
-    /// more.
+    /// Returns the buffer for the next bytes of the socket.
+    ///
+    /// Not empty after [`process`](Self::process) has asked for more.
     pub fn input(&mut self) -> &mut [u8] {
         self.input.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
@@ -166,7 +173,9 @@ impl<S: Side> Session<S> {
         self.end = self.input.len().min(self.end + bytes);
     }
 
-    /// Processes received bytes up to the next plaintext, and passes at most [`MAX_PLAIN`] bytes of it to `plain`.
+    /// Processes received bytes up to the next plaintext.
+    ///
+    /// Passes at most [`MAX_PLAIN`] bytes of the plaintext to `plain`.
     ///
     /// Appends bytes to send to `out`, even on failure.
     ///
@@ -229,8 +238,9 @@ impl<S: Side> Session<S> {
         Ok(Progress::Closed)
     }
 
-    /// Encrypts at most [`MAX_PLAIN`] bytes into `out`, which has room for [`MAX_EXPANSION`] more. Returns the
-    /// number of bytes to send.
+    /// Encrypts bytes into `out`. Returns the number of bytes to send.
+    ///
+    /// There are at most [`MAX_PLAIN`] bytes, and `out` has room for [`MAX_EXPANSION`] more.
     ///
     /// # Errors
     ///

@@ -113,8 +113,9 @@ impl Event {
     }
 }
 
-/// Enables the log for events whose name matches `pattern`, in which `*` stands for any text. A leading `-`
-/// disables it. Returns the number of matching events.
+/// Enables the log for events that match `pattern`. Returns their number.
+///
+/// In the pattern `*` stands for any text. A leading `-` disables the log.
 ///
 /// Call this at program start: the kernel's increment when a tool attaches is not atomic.
 pub fn log_events(pattern: &str) -> usize {
@@ -126,8 +127,9 @@ pub fn log_events(pattern: &str) -> usize {
     named.map(|event| event.set_logged(on)).count()
 }
 
-/// Writes the log to `file`, one write(2) per line, instead of standard error. Takes effect once per
-/// process.
+/// Writes the log to `file`, one write(2) per line, instead of standard error.
+///
+/// Takes effect once per process.
 ///
 /// # Errors
 ///

@@ -9,7 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The log file; unset for standard error.
 pub(crate) static FILE: OnceLock<File> = OnceLock::new();
 
-/// Writes `TID@SECONDS.MICROSECONDS:event`. May allocate and block: only users of the log pay for it.
+/// Writes `TID@SECONDS.MICROSECONDS:event`.
+///
+/// May allocate and block: only users of the log pay for it.
 pub fn write(event: fmt::Arguments<'_>) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let thread = nix::unistd::gettid();

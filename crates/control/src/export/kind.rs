@@ -7,28 +7,33 @@ use block::job::OnError;
 use crate::error::OptionError;
 use crate::fd::FdName;
 
-/// The options of an export type. No method has a default, as a wrong answer opens the sandbox too far, or lets two
-/// exports share an address.
+/// The options of an export type.
+///
+/// No method has a default, as a wrong answer opens the sandbox too far, or lets two exports share an address.
 pub trait ExportType {
-    /// `type`.
+    /// Returns the value of `type`.
     fn type_name(&self) -> &'static str;
 
-    /// The nodes behind the first. `None`: the export has one node always.
+    /// Returns the nodes behind the first. `None`: the export has one node always.
     fn more_nodes(&self) -> Option<MoreNodes<'_>>;
 
-    /// The address, which no other export may have.
+    /// Returns the address, which no other export may have.
     fn address(&self) -> Address;
 
-    /// The export's requirements on the sandbox, and the paths that it names.
+    /// Returns the export's requirements on the sandbox, and the paths that it names.
     fn needs(&self) -> ExportNeeds<'_>;
 
-    /// How the export handles a change of the node's size.
+    /// Returns how the export handles a change of the node's size.
     fn size_use(&self) -> SizeUse;
 
-    /// `rerror` and `werror`. `None`: the other side is a client that gets each error.
+    /// Returns `rerror` and `werror`.
+    ///
+    /// `None`: the other side is a client that gets each error.
     fn error_policies(&self) -> Option<(OnError, OnError)>;
 
-    /// The option with the node's name as default. It is made explicit when the export's node is replaced.
+    /// Returns the option with the node's name as default.
+    ///
+    /// It is made explicit when the export's node is replaced.
     fn named_by_node(&self) -> Option<&'static str>;
 }
 

@@ -83,7 +83,7 @@ impl Deref for ExportKind {
 }
 
 impl ExportOptions {
-    /// The nodes that it offers.
+    /// Returns the nodes that it offers.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
         let more = self.kind.more_nodes().map_or(&[][..], |more| more.nodes);
         std::iter::once(&self.node_name).chain(more)

@@ -46,8 +46,9 @@ impl Default for VhostUserOptions {
     }
 }
 
-/// The most queues of an export: vhost-user messages that pass a queue's eventfd name the queue in
-/// 8 bits.
+/// Maximum number of queues of an export.
+///
+/// vhost-user messages that pass a queue's eventfd name the queue in 8 bits.
 pub const MAX_QUEUES: u16 = 256;
 
 /// `addr`: a Unix domain socket.

@@ -7,8 +7,10 @@ use super::{Address, Graph};
 use crate::error::OptionError;
 
 impl Graph {
-    /// Returns the graph with a node, or all nodes, active or inactive. Also returns which explicitly opened nodes change,
-    /// in an order in which each node lies on nodes that have the new state.
+    /// Returns the graph with a node, or all nodes, active or inactive.
+    ///
+    /// Also returns which explicitly opened nodes change, in an order in which each node lies on nodes that have the
+    /// new state.
     ///
     /// A node is activated with all nodes below it. It is inactivated with those below it that no active node uses. If an
     /// export keeps one of those active, nothing changes.

@@ -6,7 +6,7 @@ use crate::export::{self, Address, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
 
 impl Graph {
-    /// Without the NBD server. Its exports are to go with it.
+    /// Returns the graph without the NBD server. Its exports go with it.
     ///
     /// # Errors
     ///
@@ -19,7 +19,9 @@ impl Graph {
         }
     }
 
-    /// The export that `nbd-server-add` asks for, which cannot be written to where its node cannot.
+    /// Returns the export that `nbd-server-add` asks for.
+    ///
+    /// It cannot be written to where its node cannot.
     ///
     /// # Errors
     ///
@@ -40,12 +42,12 @@ impl Graph {
         export::nbd_export(device, name, description, bitmap, writable && can_write)
     }
 
-    /// Whether that export is one of the NBD server's; `None`: there is none.
+    /// Returns whether that export is one of the NBD server's; `None`: there is none.
     pub fn is_nbd_export(&self, id: &str) -> Option<bool> {
         self.exports.get(id).map(|export| matches!(export.address, Address::Nbd(_)))
     }
 
-    /// The exports of the NBD server.
+    /// Returns the exports of the NBD server.
     pub fn nbd_exports(&self) -> impl Iterator<Item = &String> {
         let of_server = |export: &&Export| matches!(export.address, Address::Nbd(_));
         self.exports.iter().filter(move |(_, export)| of_server(export)).map(|(id, _)| id)

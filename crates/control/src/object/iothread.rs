@@ -66,7 +66,9 @@ impl ThreadDraft for IothreadOptions {
 }
 
 impl IothreadOptions {
-    /// Returns its visible properties while it runs. `poll_max_ns` is the present maximum of the polling time.
+    /// Returns its visible properties while it runs.
+    ///
+    /// `poll_max_ns` is the present maximum of the polling time.
     pub fn properties(&self, poll_max_ns: u64) -> Vec<Property> {
         let int = |name, value: u64| {
             let value = Value::Integer(i64::try_from(value).unwrap_or(i64::MAX));

@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-/// The options of a type of objects. No method has a default: a path that is left out would make the state file depend on
-/// the working directory.
+/// The options of a type of objects.
+///
+/// No method has a default: a path that is left out would make the state file depend on the working
+/// directory.
 pub trait ObjectType {
-    /// `id`: the object's name, which no two objects have in common.
+    /// Returns `id`: the object's name, which no other object has.
     fn id(&self) -> &str;
 
-    /// `qom-type`.
+    /// Returns the value of `qom-type`.
     fn type_name(&self) -> &'static str;
 
-    /// The file or folder that the options name.
+    /// Returns the file or folder that the options name.
     fn path(&self) -> Option<&Path>;
 }

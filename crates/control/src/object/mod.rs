@@ -103,7 +103,9 @@ pub(crate) struct TypeRow {
     pub(crate) table: &'static dyn Reads<ObjectOptions>,
 }
 
-/// Returns the types of objects that can be created, each with the type that it is derived from.
+/// Returns the types of objects, each with the type that it is derived from.
+///
+/// Only types of objects that can be created are included.
 pub fn object_types() -> impl Iterator<Item = (&'static str, &'static str)> {
     TYPES.iter().map(|row| (row.name, row.parent))
 }

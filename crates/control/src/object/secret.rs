@@ -61,7 +61,7 @@ pub struct EncryptedBy {
 }
 
 impl SecretOptions {
-    /// Whether the options have the secret in the clear.
+    /// Returns whether the options have the secret in the clear.
     pub fn is_told(&self) -> bool {
         matches!(self.source, SecretSource::Data(_)) && self.encrypted.is_none()
     }

@@ -34,7 +34,9 @@ impl ThrottleGroupOptions {
             .collect()
     }
 
-    /// Returns the options with one property changed, for `qom-set`. Of `limits`, only the named ones change.
+    /// Returns the options with one property changed, for `qom-set`.
+    ///
+    /// Of `limits`, only the named ones change.
     ///
     /// # Errors
     ///

@@ -15,10 +15,10 @@ use crate::value::Object;
 
 /// A command, as help texts, the schema and the reference describe it.
 pub trait QmpCommand: Sync {
-    /// Its name.
+    /// Returns its name.
     fn name(&self) -> &'static str;
 
-    /// What it does, in one sentence.
+    /// Returns what it does, in one sentence.
     fn help(&self) -> &'static str;
 
     /// Arguments it can have, as JSON; empty when it needs none.
@@ -27,7 +27,9 @@ pub trait QmpCommand: Sync {
     /// Returns what the arguments may be.
     fn arguments(&self) -> Shape;
 
-    /// Returns the option of the command line that has the same arguments; empty when there is none.
+    /// Returns the command line's option with the same arguments.
+    ///
+    /// Empty when there is none.
     fn option(&self) -> &'static str;
 
     /// Returns what comes back.
@@ -44,7 +46,9 @@ pub trait QmpCommand: Sync {
 /// The program's commands.
 static ADDED: OnceLock<Vec<&'static dyn QmpCommand>> = OnceLock::new();
 
-/// Adds the commands that the program carries out by itself. Called at most once, before anything reads a command.
+/// Adds the commands that the program carries out by itself.
+///
+/// Called at most once, before anything reads a command.
 ///
 /// # Errors
 ///

@@ -38,17 +38,17 @@ pub struct QmpError {
 }
 
 impl QmpError {
-    /// A [`GenericError`](ErrorClass::GenericError).
+    /// Returns a [`GenericError`](ErrorClass::GenericError).
     pub fn generic(desc: impl Into<String>) -> Self {
         QmpError { class: ErrorClass::GenericError, desc: desc.into() }
     }
 
-    /// A [`CommandNotFound`](ErrorClass::CommandNotFound).
+    /// Returns a [`CommandNotFound`](ErrorClass::CommandNotFound).
     pub fn command_not_found(desc: impl Into<String>) -> Self {
         QmpError { class: ErrorClass::CommandNotFound, desc: desc.into() }
     }
 
-    /// The tree of objects has nothing at `path`.
+    /// Returns the tree of objects has nothing at `path`.
     pub fn device_not_found(path: &str) -> Self {
         let desc = format!("Device '{path}' not found");
         QmpError { class: ErrorClass::DeviceNotFound, desc }
@@ -56,7 +56,7 @@ impl QmpError {
 }
 
 impl QmpError {
-    /// No block job has that name.
+    /// Returns the error that no block job has that name.
     pub fn block_job_not_found(id: &str) -> Self {
         let desc = format!("Block job '{id}' not found");
         QmpError { class: ErrorClass::DeviceNotActive, desc }

@@ -10,7 +10,9 @@ pub const MAX_VALUE: usize = 256 << 10;
 /// Maximum nesting of lists and objects.
 pub const MAX_DEPTH: usize = 128;
 
-/// Parses values from a stream. A parse error is reported once, and parsing continues.
+/// Parses values from a stream.
+///
+/// A parse error is reported once, and parsing continues.
 ///
 /// A value that is too long or too deeply nested is skipped up to the end of its line. An invalid word is skipped up to
 /// the next mark. A byte of 0xff resets the stream at once.
@@ -79,7 +81,7 @@ impl Default for Parser {
 }
 
 impl Parser {
-    /// At the beginning of a stream.
+    /// Returns a parser at the beginning of a stream.
     pub fn new() -> Self {
         Parser {
             lexer: Lexer::new(),
@@ -93,8 +95,9 @@ impl Parser {
         }
     }
 
-    /// Parses up to the end of the next value, and removes the parsed part from `input`. Returns `None` if all of `input`
-    /// was consumed without completing a value.
+    /// Parses up to the end of the next value.
+    ///
+    /// Removes the parsed part from `input`. Returns `None` if all of `input` was consumed without completing a value.
     ///
     /// # Errors
     ///

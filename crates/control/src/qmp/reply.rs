@@ -46,12 +46,12 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member that is always there.
+    /// Returns a member that is always there.
     pub const fn new(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: true, help }
     }
 
-    /// A member that is there when there is something to say.
+    /// Returns a member that is there when there is something to say.
     pub const fn optional(name: &'static str, is: Reply, help: &'static str) -> Self {
         Member { name, is, always: false, help }
     }

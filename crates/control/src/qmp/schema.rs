@@ -10,7 +10,7 @@ use super::events::EVENTS;
 use crate::shape::{Member, Shape, Union};
 use crate::table::Need;
 
-/// The whole schema: commands, events, and the types that they refer to.
+/// Returns the whole schema: commands, events, and the types that they refer to.
 ///
 /// As with QEMU, types that only this program has names for are numbered; the numbers mean nothing.
 pub fn schema() -> Json {

@@ -55,18 +55,21 @@ impl Session {
         self.line(json!({"QMP": {"version": version(), "capabilities": ["oob"]}}))
     }
 
-    /// Returns an error line for a client that cannot be served, in place of the greeting.
+    /// Returns an error line for a client, in place of the greeting.
+    ///
+    /// The client cannot be served.
     pub fn error(&self, error: QmpError) -> String {
         self.answer(Ticket(None), Err(error))
     }
 
-    /// Whether the client has completed capabilities negotiation.
+    /// Returns whether the client has completed capabilities negotiation.
     pub fn has_negotiated(&self) -> bool {
         self.capabilities.is_some()
     }
 
-    /// Returns the result of the client's next message, and removes the message from `input`.
-    /// `None`: all input was read.
+    /// Returns the result of the client's next message.
+    ///
+    /// Removes the message from `input`. `None`: all input was read.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<Received> {
         let parsed = self.parser.next(input)?;
         let takes_oob = self.capabilities.is_some_and(|enabled| enabled.out_of_band);
@@ -97,7 +100,7 @@ impl Session {
         Ok(())
     }
 
-    /// The answer to a command.
+    /// Returns the answer to a command.
     pub fn answer(&self, ticket: Ticket, result: Result<Value, QmpError>) -> String {
         let mut answer = Map::new();
         match result {

@@ -8,7 +8,7 @@ use crate::cipher::{Algorithm, CipherSpec, IvGenerator, Mode, SECTOR};
 
 /// Bytes of a header, without the stripes behind it.
 pub const HEADER_LEN: usize = 592;
-/// Passwords that a volume may have.
+/// Number of passwords that a volume may have.
 pub const SLOTS: usize = 8;
 
 const MAGIC: &[u8; 6] = b"LUKS\xba\xbe";
@@ -29,13 +29,13 @@ pub struct Header {
     pub cipher: CipherSpec,
     /// The digest that keys are derived with.
     pub hash: Hash,
-    /// Where the first encrypted sector is: sectors from the beginning.
+    /// Where the first encrypted sector is: number of sectors of 512 bytes from the beginning.
     pub payload_sector: u32,
     /// By what the right key is recognised: its PBKDF2 digest,
     pub(super) digest: [u8; 20],
     /// with this salt,
     pub(super) digest_salt: [u8; 32],
-    /// and so many iterations.
+    /// and this number of iterations.
     pub digest_iterations: u32,
     /// The volume's UUID, as text.
     pub uuid: String,
@@ -51,7 +51,7 @@ pub struct Slot {
     /// Iterations of PBKDF2; 0 in a slot that was never used.
     pub iterations: u32,
     pub(super) salt: [u8; 32],
-    /// Where its stripes are: sectors from the beginning.
+    /// Where its stripes are: number of sectors of 512 bytes from the beginning.
     pub sector: u32,
 }
 
@@ -220,7 +220,7 @@ impl Header {
         (u64::from(slot.sector) * SECTOR as u64, self.cipher.key_len() * STRIPES)
     }
 
-    /// Returns where the first encrypted byte is.
+    /// Returns the offset of the first encrypted byte.
     pub fn payload(&self) -> u64 {
         u64::from(self.payload_sector) * SECTOR as u64
     }

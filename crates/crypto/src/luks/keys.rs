@@ -74,7 +74,9 @@ impl Header {
         digest.ct_eq(&self.digest).into()
     }
 
-    /// Puts a password into a slot. Returns the slot's stripes, which belong at [`Header::stripes`].
+    /// Puts a password into a slot.
+    ///
+    /// Returns the slot's stripes, which belong at [`Header::stripes`].
     ///
     /// # Errors
     ///
@@ -119,7 +121,9 @@ impl NewVolume {
         Header::lay_out(self.cipher, self.hash, String::new()).payload()
     }
 
-    /// Makes a volume with a new key and one password. Returns its first [`Header::payload`] bytes.
+    /// Makes a volume with a new key and one password.
+    ///
+    /// Returns its first [`Header::payload`] bytes.
     ///
     /// # Errors
     ///
@@ -148,7 +152,9 @@ impl NewVolume {
     }
 }
 
-/// Returns how many iterations of PBKDF2 take that time on this machine, for a key of `len` bytes.
+/// Returns how many iterations of PBKDF2 take `time` on this machine.
+///
+/// `len`: bytes of the key.
 pub fn iterations_for(hash: Hash, len: usize, time: Duration) -> u32 {
     let begin = Instant::now();
     hash.pbkdf2(b"password", &[0; 32], MEASURED, len);

@@ -61,7 +61,9 @@ impl Status {
     }
 }
 
-/// Parses `bytes`, everything received so far; `None`: the request is incomplete.
+/// Parses a request. `None`: it is incomplete.
+///
+/// `bytes`: everything received so far.
 pub fn parse(bytes: &[u8]) -> Option<Asked> {
     let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
         // A malformed or overlong head is refused without its end.

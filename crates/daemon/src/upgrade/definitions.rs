@@ -97,7 +97,9 @@ impl Definitions {
         self.definitions.retain(|made| !matches!(made, Definition::NbdServer(_)));
     }
 
-    /// Returns the command line, without the program's name, of the current configuration.
+    /// Returns the command line of the current configuration.
+    ///
+    /// The program's name is left out.
     ///
     /// `offered` returns the nodes that an export offers now.
     ///

@@ -58,8 +58,13 @@ impl Collected {
         messages.into_iter().map(message).collect()
     }
 
-    /// Clients of an NBD export: what they have sent, and are sent, in memory of its own where there is
-    /// something.
+    /// Returns the clients of an NBD export.
+    ///
+    /// What they have sent, and are sent, is in memory of its own where there is something.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
     pub fn clients(&mut self, clients: Vec<SavedClient>) -> Result<Json, String> {
         let mut all = Vec::new();
         for SavedClient { socket, agreed, input, output } in clients {
@@ -80,7 +85,11 @@ impl Collected {
         Ok(all.into())
     }
 
-    /// The client of an export over vfio-user, in a list of none or one.
+    /// Returns the client of an export over vfio-user, in a list of none or one.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
     pub fn vfio_user(&mut self, client: Option<vfio_user::SavedClient>) -> Result<Json, String> {
         let Some(vfio_user::SavedClient { socket, messages, device }) = client else {
             return Ok(json!([]));
@@ -123,13 +132,22 @@ impl Document {
     }
 
     /// Takes the descriptor of that number.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, or was taken before.
     pub fn fd(&mut self, number: &Json) -> Result<OwnedFd, String> {
         let fd = number.as_u64().and_then(|number| self.fds.remove(&number));
         fd.ok_or_else(|| format!("descriptor {number} is missing"))
     }
 
-    /// Takes the socket of that number of a client that is connected, or was a moment ago. What it is to
-    /// be ended by, shutdown(2), would else end what is no connection: a listening socket.
+    /// Takes the socket of that number: a client's, connected now or a moment ago.
+    ///
+    /// Other sockets are refused, because shutdown(2) ends the connection later, and would end a listening socket.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, or no connection.
     pub fn connection(&mut self, number: &Json) -> Result<OwnedFd, String> {
         let fd = self.fd(number)?;
         let is_stream = getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream);
@@ -140,6 +158,10 @@ impl Document {
     }
 
     /// Takes what [`Collected::messages`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
     pub fn messages(&mut self, messages: &Json) -> Result<Vec<Saved>, String> {
         let mut saved = Vec::new();
         for message in list(messages)? {
@@ -152,6 +174,10 @@ impl Document {
     }
 
     /// Takes what [`Collected::clients`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
     pub fn clients(&mut self, clients: &Json) -> Result<Vec<SavedClient>, String> {
         let mut saved = Vec::new();
         for client in list(clients)? {
@@ -176,6 +202,10 @@ impl Document {
     }
 
     /// Takes what [`Collected::vfio_user`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
     pub fn vfio_user(&mut self, clients: &Json) -> Result<Option<vfio_user::SavedClient>, String> {
         let client = match &list(clients)?[..] {
             [] => return Ok(None),
@@ -197,6 +227,10 @@ impl Document {
     }
 
     /// Takes what [`Collected::rings`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
     pub fn rings(&mut self, rings: &Json) -> Result<SavedRings, String> {
         let messages = self.messages(&rings["messages"])?;
         Ok(SavedRings { messages, device: bytes(&rings["device"])? })
@@ -206,7 +240,11 @@ impl Document {
 /// Longest memory that is received, bytes.
 const MAX_MEMORY: u64 = 256 << 20;
 
-/// Memory that holds the bytes, to be handed over.
+/// Returns memory that holds the bytes, to be handed over.
+///
+/// # Errors
+///
+/// Those of memfd_create(2) and write(2).
 pub fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     let mut file = File::from(memfd_create("ringmill-upgrade", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(bytes)?;
@@ -262,6 +300,10 @@ pub(super) fn boolean(json: &Json) -> Result<bool, String> {
 }
 
 /// Returns the elements of an array.
+///
+/// # Errors
+///
+/// `json` is no array.
 pub fn list(json: &Json) -> Result<&Vec<Json>, String> {
     json.as_array().ok_or_else(|| format!("{json} is no list"))
 }

@@ -99,6 +99,10 @@ pub(super) fn receive_blocking(host: &dyn Host, socket: &OwnedFd) -> io::Result<
 }
 
 /// Waits for a document of that kind; blocks the thread.
+///
+/// # Errors
+///
+/// Those of recvmsg(2); `InvalidData`: the packets are no document of that kind.
 pub fn receive_document(host: &dyn Host, socket: &OwnedFd, kind: u8) -> io::Result<Document> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not what was expected");
     let (found, count, mut memory) = receive_blocking(host, socket)?;

@@ -71,8 +71,9 @@ pub struct TakenOver {
     pub(super) bitmaps: Vec<TakenBitmap>,
 }
 
-/// Receives what is handed over on standard input, and puts the real one in its place. To be called
-/// before there are threads.
+/// Receives what is handed over on standard input.
+///
+/// Puts the real standard input in its place. Call this before there are threads.
 ///
 /// # Errors
 ///

@@ -134,9 +134,9 @@ pub enum Request {
     },
     /// `lseek(2)`, `SEEK_DATA` or `SEEK_HOLE`.
     Seek {
-        /// From here on.
+        /// The byte from which on data or a hole is looked for.
         offset: u64,
-        /// `SEEK_*`.
+        /// `SEEK_DATA` or `SEEK_HOLE`, or another number that is refused.
         whence: u32,
     },
     /// `statfs(2)`.
@@ -368,7 +368,7 @@ pub enum Answer {
     Opened,
     /// That many bytes were written.
     Written(u32),
-    /// Data or a hole begins there.
+    /// Data or a hole begins at this byte.
     Position(u64),
     /// The file system.
     FileSystem,

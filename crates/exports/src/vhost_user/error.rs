@@ -16,9 +16,9 @@ use super::wire::WireError;
 /// A message that does not fit the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionError {
-    /// Virtio features that were not offered.
+    /// Bits of virtio features that were not offered.
     Features(u64),
-    /// Protocol features that were not offered.
+    /// Bits of protocol features that were not offered.
     ProtocolFeatures(u64),
     /// There is no such queue.
     QueueIndex {
@@ -31,12 +31,12 @@ pub enum SessionError {
     QueueSize(u16),
     /// Not allowed while a ring runs.
     Running {
-        /// The running ring.
+        /// The running ring's index.
         index: u16,
     },
     /// A ring cannot start because a message is missing.
     Incomplete {
-        /// The ring.
+        /// The ring's index.
         index: u16,
         /// The missing request.
         missing: &'static str,
@@ -101,7 +101,7 @@ pub(crate) enum RequestError {
     MemSlots,
     /// A ring cannot be set up, or its memory was removed.
     Ring {
-        /// The ring.
+        /// The ring's index.
         index: u16,
         /// The reason.
         error: QueueError,

@@ -85,7 +85,7 @@ pub enum Message<'a> {
     Reset,
     /// DEVICE_FEATURE: none is offered.
     Feature,
-    /// An unknown command, or one that needs a feature that was not offered.
+    /// The number of an unknown command, or of one that needs a feature that was not offered.
     Unknown(u16),
 }
 

@@ -10,14 +10,14 @@ use super::{ERROR, HEADER_LEN, Header, MAX_DATA, MAX_FDS, TYPE_REPLY};
 pub enum Reply {
     /// VERSION: 0.0, and what is offered.
     Version {
-        /// The most regions of memory.
+        /// Maximum number of regions of memory.
         max_dma_maps: usize,
     },
     /// DEVICE_GET_INFO of a PCI device that can be reset.
     DeviceInfo {
-        /// Kinds of regions.
+        /// Number of kinds of regions.
         regions: u32,
-        /// Kinds of interrupts.
+        /// Number of kinds of interrupts.
         irqs: u32,
     },
     /// DEVICE_GET_REGION_INFO.
@@ -26,18 +26,18 @@ pub enum Reply {
     IrqInfo(IrqInfo),
     /// REGION_READ.
     RegionData {
-        /// As in the command.
+        /// Number of the region, as in the command.
         region: u32,
-        /// As in the command.
+        /// First byte in the region, as in the command.
         offset: u64,
         /// As many bytes as were asked for.
         data: Vec<u8>,
     },
     /// REGION_WRITE.
     RegionWritten {
-        /// As in the command.
+        /// Number of the region, as in the command.
         region: u32,
-        /// As in the command.
+        /// First byte in the region, as in the command.
         offset: u64,
         /// Bytes written: all.
         count: usize,
@@ -55,9 +55,9 @@ pub enum Reply {
 /// A region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its number.
+    /// The region's number.
     pub index: u32,
-    /// Bytes; 0: there is no such region.
+    /// Size in bytes; 0: there is no such region.
     pub size: u64,
     /// Offset and bytes of the part that may be mapped. The file's descriptor goes with the reply.
     pub area: Option<(u64, u64)>,
@@ -68,9 +68,9 @@ pub struct RegionInfo {
 /// A kind of interrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// Its number.
+    /// The kind's number: INTx, MSI, MSI-X and others.
     pub index: u32,
-    /// How many there are.
+    /// Number of interrupts of this kind.
     pub count: u32,
     /// They are masked when they are raised, until they are unmasked.
     pub is_level: bool,

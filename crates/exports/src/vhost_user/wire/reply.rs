@@ -9,16 +9,16 @@ pub enum Reply {
     U64(u64),
     /// GET_VRING_BASE.
     VringState {
-        /// The queue.
+        /// The queue's index.
         index: u32,
-        /// Its base.
+        /// Index of the next available entry.
         num: u32,
     },
     /// GET_CONFIG.
     Config {
-        /// As in the request.
+        /// First byte, as in the request.
         offset: u32,
-        /// As in the request.
+        /// Flags, as in the request.
         flags: u32,
         /// The bytes; as many as were asked for.
         data: Vec<u8>,
