@@ -167,7 +167,9 @@ impl SectorCipher {
         }
     }
 
-    /// Decrypts whole sectors, as [`encrypt`](Self::encrypt) encrypts them.
+    /// Decrypts whole sectors, of which the first has the number `first`.
+    ///
+    /// The reverse of [`encrypt`](Self::encrypt).
     pub fn decrypt(&self, first: u64, data: &mut [u8]) {
         match &self.core {
             Core::Xts128(xts) => self.each(first, data, |iv, sector| xts.decrypt(iv, sector)),

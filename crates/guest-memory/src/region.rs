@@ -23,7 +23,7 @@ pub struct Region {
     pub size: u64,
     /// Address in the front end's address space, in which ring addresses are given.
     pub user_addr: u64,
-    /// Offset in the file. Need not be a multiple of the page size.
+    /// Offset in the file, in bytes. Need not be a multiple of the page size.
     pub mmap_offset: u64,
     /// The file: a memfd, a file on tmpfs or hugetlbfs, or a device. Kept while it is mapped.
     pub fd: OwnedFd,

@@ -31,7 +31,9 @@ fn memfd() -> nix::Result<OwnedFd> {
     Ok(fd.map_err(|_| nix::Error::EIO)?.into())
 }
 
-/// Returns a region backed by a fresh memfd of `size` zero bytes.
+/// Returns a region at `guest_addr` backed by a fresh memfd.
+///
+/// The memfd has `size` zero bytes.
 ///
 /// # Errors
 ///

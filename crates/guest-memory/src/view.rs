@@ -256,7 +256,7 @@ impl MemoryView {
         self.read_array(addr).map(u64::from_le_bytes)
     }
 
-    /// Writes the byte at `addr`.
+    /// Writes `value` to the byte at `addr`.
     ///
     /// # Errors
     ///
@@ -286,7 +286,7 @@ impl MemoryView {
         unsafe { access::load_acquire(host) }.ok_or(AccessError { addr, len: 4 })
     }
 
-    /// Writes the little-endian word of 32 bits at `addr`, with release ordering.
+    /// Writes `value` as a little-endian word at `addr`, with release ordering.
     ///
     /// By the word the guest sees what was written before.
     ///

@@ -79,9 +79,9 @@ pub const MAX_OPTION_REPLY: u32 = 2 * MAX_STRING as u32 + 64;
 /// The header of a reply to an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// The option that is answered.
+    /// Number of the option that is answered, `NBD_OPT_*`.
     pub option: u32,
-    /// `NBD_REP_*`.
+    /// Number of the reply's kind, `NBD_REP_*`.
     pub kind: u32,
     /// Bytes of data that follow; at most [`MAX_OPTION_REPLY`].
     pub len: u32,

@@ -13,7 +13,7 @@ pub const MAX_DATA: u32 = 64 << 10;
 /// An option's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// `NBD_OPT_*`; see [`code`].
+    /// Number of the option, `NBD_OPT_*`; see [`code`].
     pub option: u32,
     /// Bytes of data that follow.
     pub len: u32,

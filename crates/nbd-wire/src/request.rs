@@ -70,7 +70,7 @@ impl From<u16> for CommandType {
 /// A request's header as it came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// See [`command_flag`].
+    /// Bits of [`command_flag`].
     pub flags: u16,
     /// What is asked for.
     pub command: CommandType,

@@ -99,7 +99,7 @@ pub struct InetDraft {
 }
 
 impl InetDraft {
-    /// Returns what gives this address.
+    /// Returns the options that give this address. `port`: 0 to 65535.
     pub fn of(host: String, port: u16, ipv4: bool, ipv6: bool) -> InetDraft {
         let family = |on| (!(ipv4 && ipv6)).then_some(on);
         let (port, ipv4, ipv6) = (port.to_string(), family(ipv4), family(ipv6));

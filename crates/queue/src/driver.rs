@@ -18,7 +18,7 @@ use crate::used::event_passed;
 /// A chain in the used ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// The chain's first descriptor.
+    /// The index of the chain's first descriptor.
     pub head: u16,
     /// Bytes the device says it wrote.
     pub written: u32,
@@ -59,10 +59,10 @@ impl Driver {
         [0, avail.next_multiple_of(2), used]
     }
 
-    /// Returns a driver with its rings at guest address `base`, a multiple of 64.
+    /// Returns a driver of a queue with `size` entries.
     ///
-    /// Zeroes [`rings_len`] bytes there. INDIRECT_DESC is on; a test can turn it off in its copy of the
-    /// [`config`](Self::config).
+    /// The rings are at guest address `base`, a multiple of 64. Zeroes [`rings_len`] bytes there.
+    /// INDIRECT_DESC is on; a test can turn it off in its copy of the [`config`](Self::config).
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Driver {
         Ok(Some(head))
     }
 
-    /// Writes any descriptor, for tests of malformed chains.
+    /// Writes any descriptor to entry `index`, for tests of malformed chains.
     pub fn set_descriptor(&mut self, index: u16, desc: Descriptor) {
         self.rings.set_descriptor(index, desc);
     }

@@ -256,7 +256,9 @@ impl Image {
         known && features & FAST_DIFF != 0 && flags & FAST_DIFF_INVALID == 0
     }
 
-    /// Gives the allocated parts of a range to `each`, in order, until `each` breaks.
+    /// Gives the allocated parts of a range to `each`, in order.
+    ///
+    /// The range has `len` bytes from byte `offset` on. Ends when `each` breaks.
     ///
     /// `false`: the image has no fast-diff feature, or is encrypted, and nothing was given.
     ///

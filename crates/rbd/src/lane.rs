@@ -123,7 +123,9 @@ impl Lane {
         slots.all.len() - slots.free.len()
     }
 
-    /// Starts a request. The library keeps the memory until the request is done.
+    /// Starts a request. `tag`: the requester's number for it.
+    ///
+    /// The library keeps the memory until the request is done.
     ///
     /// # Errors
     ///

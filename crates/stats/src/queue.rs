@@ -150,6 +150,9 @@ impl QueueStats {
 
     /// Reports a request, or a part of one, that failed in the block layer.
     ///
+    /// `unit`: the number of the logical unit of virtio-scsi, else 0. `offset`: the request's first byte on the
+    /// disk.
+    ///
     /// `unit`: the logical unit of virtio-scsi, else 0.
     #[cold]
     pub fn node_failed(&self, unit: u16, kind: Kind, offset: u64, errno: Errno) {

@@ -74,9 +74,9 @@ impl Header {
         digest.ct_eq(&self.digest).into()
     }
 
-    /// Puts a password into a slot.
+    /// Puts a password into the slot with the number `index`, from 0.
     ///
-    /// Returns the slot's stripes, which belong at [`Header::stripes`].
+    /// `iterations`: those of PBKDF2. Returns the slot's stripes, which belong at [`Header::stripes`].
     ///
     /// # Errors
     ///

@@ -91,10 +91,11 @@ impl Ahci {
         Self::with_messages(ports, memory, line, || {})
     }
 
-    /// Returns a controller that also calls `message` for interrupts by message.
+    /// Returns a controller with `ports` ports that also sends messages.
     ///
-    /// Such an interrupt is sent when a bit of IS becomes set, when bits of IS remain set after others were cleared,
-    /// and when GHC.IE becomes set while a bit of IS is (AHCI 1.3.1, section 10.6). Otherwise like [`new`](Self::new).
+    /// `message` is called for each message-signalled interrupt: when a bit of IS becomes set, when bits of IS remain
+    /// set after others were cleared, and when GHC.IE becomes set while a bit of IS is (AHCI 1.3.1, section 10.6).
+    /// Otherwise like [`new`](Self::new).
     ///
     /// `message` is called without a lock, by any thread, perhaps by several at a time.
     ///
@@ -206,9 +207,9 @@ impl Ahci {
         value
     }
 
-    /// Writes `size` bytes, 1 to 8, at `offset` of the register BAR.
+    /// Writes `value`, of `size` bytes, at byte `offset` of the register BAR.
     ///
-    /// Offsets without a register ignore the write.
+    /// `size` is 1 to 8. Offsets without a register ignore the write.
     pub fn mmio_write(&self, offset: u64, size: usize, value: u64) {
         for piece in pieces(offset, size) {
             let value = (value >> (8 * piece.bytes_before)) << piece.shift;

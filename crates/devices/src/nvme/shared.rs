@@ -16,7 +16,7 @@ use stats::QueueStats;
 
 /// Sends a controller's interrupts from one thread.
 pub trait Messages {
-    /// Sends the message with this number, from 0.
+    /// Sends the message with the number `vector`, from 0.
     fn send(&self, vector: u16);
 }
 

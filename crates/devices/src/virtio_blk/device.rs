@@ -138,7 +138,7 @@ impl Device {
         self.features
     }
 
-    /// Sets the features that the driver accepted.
+    /// Sets the features that the driver accepted: bits of [`features`](Self::features).
     ///
     /// They say whether the driver can flush.
     pub fn set_features(&self, negotiated: u64) {
@@ -195,7 +195,9 @@ impl Device {
         self.capacity.swap(capacity, Ordering::Relaxed) != capacity
     }
 
-    /// Writes to the configuration space. Only `writeback` is writable (5.2.5).
+    /// Writes to the configuration space from byte `offset` on.
+    ///
+    /// Only `writeback` is writable (5.2.5).
     ///
     /// # Errors
     ///

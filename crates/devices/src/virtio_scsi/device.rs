@@ -105,7 +105,9 @@ impl Device {
         1 << VIRTIO_SCSI_F_CHANGE
     }
 
-    /// Sets the features that the driver accepted. They say whether it accepts events.
+    /// Sets the features that the driver accepted: bits of [`features`](Self::features).
+    ///
+    /// They say whether it accepts events.
     pub fn set_features(&self, negotiated: u64) {
         self.negotiated.store(negotiated, Ordering::Relaxed);
     }
@@ -173,7 +175,7 @@ impl Device {
         .to_bytes()
     }
 
-    /// Writes to the configuration space (5.6.4).
+    /// Writes to the configuration space from byte `offset` on (5.6.4).
     ///
     /// Only the present sizes of CDB and sense data are accepted.
     ///

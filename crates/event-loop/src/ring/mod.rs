@@ -141,7 +141,8 @@ pub enum Wait {
 pub trait Ring {
     /// Queues an operation for the next [`enter`](Ring::enter).
     ///
-    /// Returns `false` if the queue is full: enter and try again.
+    /// Completions of the operation have `user_data`. Returns `false` if the queue is full: enter and try
+    /// again.
     ///
     /// # Safety
     ///

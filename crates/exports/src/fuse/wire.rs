@@ -158,7 +158,7 @@ pub struct Init {
     pub minor: u32,
     /// Bytes that the kernel reads ahead.
     pub max_readahead: u32,
-    /// The kernel's features (`FUSE_*`).
+    /// Bits of the kernel's features (`FUSE_*`).
     pub flags: u64,
 }
 
@@ -413,7 +413,9 @@ impl Init {
 }
 
 impl Answer {
-    /// Returns the answer's bytes. The data of [`Data`](Self::Data) follows them.
+    /// Returns the bytes of the answer to the request with the number `unique`.
+    ///
+    /// The data of [`Data`](Self::Data) follows them.
     pub fn encode(&self, unique: u64) -> Encoded {
         let mut out = Encoded { bytes: [0; MAX_ANSWER], len: OUT_HEADER };
         let (mut error, mut data) = (0, 0);

@@ -32,12 +32,16 @@ pub trait Device {
     /// Returns what it is.
     fn description(&self) -> &Description;
 
-    /// Reads registers of a BAR from byte `offset` on, within the BAR's size.
+    /// Reads registers of BAR number `bar` from byte `offset` on.
+    ///
+    /// The description has the BAR, and the range is within its size.
     ///
     /// The description has the BAR.
     fn read_bar(&self, bar: usize, offset: u64, data: &mut [u8]);
 
-    /// Writes registers of a BAR from byte `offset` on, within the BAR's size.
+    /// Writes registers of BAR number `bar` from byte `offset` on.
+    ///
+    /// The description has the BAR, and the range is within its size.
     ///
     /// The description has the BAR.
     fn write_bar(&self, bar: usize, offset: u64, data: &[u8]);

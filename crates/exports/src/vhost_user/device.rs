@@ -24,7 +24,7 @@ pub trait Device: Send + Sync {
     /// Those of queues and transport are the server's.
     fn features(&self) -> u64;
 
-    /// Sets the features that the driver accepted.
+    /// Sets the bits of the features that the driver accepted.
     ///
     /// They are some of [`features`](Self::features) and of the server's.
     fn set_features(&self, negotiated: u64);

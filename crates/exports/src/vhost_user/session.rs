@@ -405,7 +405,7 @@ impl Session {
         self.is_settled |= self.device.keep_write_cache(write_cache);
     }
 
-    /// Records that a ring was started.
+    /// Records that the ring with the number `index` was started.
     pub fn ring_started(&mut self, index: u16) {
         self.is_settled = true;
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
@@ -413,9 +413,10 @@ impl Session {
         }
     }
 
-    /// Records that a ring was stopped at `base`; `None`: it did not run.
+    /// Records that the ring with the number `index` was stopped at `base`.
     ///
-    /// Returns the reply to GET_VRING_BASE.
+    /// `base` is the index of the next available entry. `None`: the ring did not run. Returns the reply to
+    /// GET_VRING_BASE.
     ///
     /// Releases its kick and call eventfds, as other back ends do: the front end sends new
     /// ones before it starts the ring again.

@@ -102,7 +102,7 @@ pub struct SetState {
     pub event: Event,
     /// `state` in which the event has to come; 0: any.
     pub state: u32,
-    /// `new_state`: the state from then on.
+    /// `new_state`: the state from then on, a number from 0.
     pub new_state: u32,
 }
 

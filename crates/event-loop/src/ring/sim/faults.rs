@@ -9,17 +9,17 @@ use crate::ring::{RingFile, RingOp};
 pub struct Faults {
     /// Duration of an operation, nanoseconds: minimum and maximum.
     pub latency_ns: (u64, u64),
-    /// Chance that an operation takes a hundred times as long.
+    /// Chance in percent that an operation takes a hundred times as long.
     pub late: u8,
-    /// Chance that a read or write of more than one byte is short, by at least a byte.
+    /// Chance in percent that a read or write of more than one byte is short, by at least a byte.
     pub short: u8,
-    /// Chance that an operation fails, without an effect.
+    /// Chance in percent that an operation fails, without an effect.
     pub fail: u8,
     /// Errnos of failures, picked at random. Empty means `EIO`.
     pub errnos: Vec<i32>,
     /// Size of the submission queue, in operations.
     pub entries: usize,
-    /// Chance that the submission queue reports to be full before it is.
+    /// Chance in percent that the submission queue reports to be full before it is.
     pub full: u8,
     /// Size of the completion queue, in completions. Further completions come with the next call.
     pub completions: usize,
@@ -32,11 +32,11 @@ pub struct Faults {
     pub poll_fails: u8,
     /// Chance, per event, that a multishot poll ends with it.
     pub multishot_ends: u8,
-    /// Chance that a completion of a file operation comes twice.
+    /// Chance in percent that a completion of a file operation comes twice.
     pub duplicate: u8,
-    /// Chance that a cancellation comes too late.
+    /// Chance in percent that a cancellation comes too late.
     pub late_cancel: u8,
-    /// Chance that the table of registered files is full.
+    /// Chance in percent that the table of registered files is full.
     pub no_fixed_file: u8,
     /// Write garbage to memory that an operation reads into, while it is in flight and beyond the bytes that
     /// it reads.

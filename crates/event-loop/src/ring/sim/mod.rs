@@ -125,7 +125,7 @@ struct Pending {
 }
 
 impl Sim {
-    /// Creates a world that begins at time 0.
+    /// Creates a world that begins at time 0. `seed`: any number.
     ///
     /// # Panics
     ///

@@ -239,7 +239,9 @@ const MAP_WRITE: u32 = 1 << 1;
 const UNMAP_ALL: u32 = 1 << 1;
 
 impl<'a> Message<'a> {
-    /// Parses a payload and the descriptors received with it.
+    /// Parses the payload of a command, and the descriptors received with it.
+    ///
+    /// `command`: the command's number.
     ///
     /// # Errors
     ///

@@ -34,7 +34,7 @@ pub struct RegionId {
     pub guest_addr: u64,
     /// Size, bytes.
     pub size: u64,
-    /// Address in the front end.
+    /// Address of the first byte in the front end.
     pub user_addr: u64,
 }
 
@@ -154,9 +154,9 @@ pub enum Message {
 }
 
 impl Message {
-    /// Parses a payload and the descriptors received with it.
+    /// Parses the payload of a request, and the descriptors received with it.
     ///
-    /// Unused descriptors are closed.
+    /// `code`: the request's number. Unused descriptors are closed.
     ///
     /// # Errors
     ///

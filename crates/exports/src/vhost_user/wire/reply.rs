@@ -43,7 +43,7 @@ impl Reply {
     /// A request failed.
     pub const NACK: Reply = Reply::U64(1);
 
-    /// Returns the reply's bytes, header first, to the request of this number.
+    /// Returns the reply's bytes, header first, to the request with number `code`.
     pub fn encode(&self, code: u32) -> Vec<u8> {
         let mut payload = Vec::new();
         match self {

@@ -54,7 +54,7 @@ requests! {
 }
 
 impl Request {
-    /// Returns the request with this number, if it is known.
+    /// Returns the request with the number `code`, if it is known.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|&request| request as u32 == code)
     }
@@ -110,7 +110,7 @@ impl Request {
     }
 }
 
-/// Returns the name of a request, for texts.
+/// Returns the name of the request with the number `code`, for texts.
 ///
 /// The name is that of the specification, or the number.
 pub fn request_name(code: u32) -> String {
