@@ -174,10 +174,11 @@ pub trait BlockDriver: DriverValue {
 
     /// Prepares the slow part of opening on a loop, without blocking the caller's.
     ///
-    /// The future's error is that of opening.
+    /// [`OpenContext::connection`] passes the result to [`open`](Self::open). `None`: opening takes no time.
     ///
-    /// [`OpenContext::connection`] passes the result to [`open`](Self::open). `None`: opening takes
-    /// no time.
+    /// # Errors
+    ///
+    /// The future's error is that of opening.
     fn connect(&self, _context: &ConnectContext<'_>) -> Option<Connecting> {
         None
     }

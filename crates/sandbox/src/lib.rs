@@ -76,11 +76,11 @@ struct Filters {
 /// How many system calls each kind of thread may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Calls {
-    /// The control thread.
+    /// Number of calls of the control thread.
     pub control: usize,
-    /// An I/O thread.
+    /// Number of calls of an I/O thread.
     pub io: usize,
-    /// A thread of a pool.
+    /// Number of calls of a pool thread.
     pub pool: usize,
 }
 

@@ -36,9 +36,9 @@ fn check(call: &'static str, result: c_long) -> Result<(), Failed> {
 /// User and groups of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The user.
+    /// The user's ID.
     pub uid: u32,
-    /// Its primary group.
+    /// The ID of the user's primary group.
     pub gid: u32,
     /// Its supplementary groups.
     pub groups: Vec<u32>,

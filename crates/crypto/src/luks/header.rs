@@ -220,7 +220,7 @@ impl Header {
         (u64::from(slot.sector) * SECTOR as u64, self.cipher.key_len() * STRIPES)
     }
 
-    /// Returns the offset of the first encrypted byte.
+    /// Returns the offset of the first encrypted byte, in bytes.
     pub fn payload(&self) -> u64 {
         u64::from(self.payload_sector) * SECTOR as u64
     }

@@ -138,7 +138,7 @@ impl Device {
         self.features
     }
 
-    /// Sets the features that the driver accepted: bits of [`features`](Self::features).
+    /// Sets the accepted features, bits of [`features`](Self::features).
     ///
     /// They say whether the driver can flush.
     pub fn set_features(&self, negotiated: u64) {

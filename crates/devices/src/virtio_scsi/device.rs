@@ -105,7 +105,7 @@ impl Device {
         1 << VIRTIO_SCSI_F_CHANGE
     }
 
-    /// Sets the features that the driver accepted: bits of [`features`](Self::features).
+    /// Sets the accepted features, bits of [`features`](Self::features).
     ///
     /// They say whether it accepts events.
     pub fn set_features(&self, negotiated: u64) {

@@ -19,7 +19,7 @@ use queue::Queue;
 
 /// A virtio device, as the control plane knows it.
 pub trait Device: Send + Sync {
-    /// Returns the device's feature bits (virtio 1.3, section 6).
+    /// Returns the feature bits of the device type (virtio 1.3, section 5).
     ///
     /// Those of queues and transport are the server's.
     fn features(&self) -> u64;
