@@ -44,6 +44,7 @@ const DESCRIPTION: Description = Description {
     msi: Some(Msi { at: 0x80 }),
     msix: Some(MsiX { at: 0x40, vectors: 4, bar: 0, table: 0x2000, pending: 0x3000 }),
     reset: Some(FunctionReset { at: 0x50 }),
+    vendor_register: None,
 };
 
 struct Controller {

@@ -95,7 +95,7 @@ fn an_ahci_client_goes_on_after_an_upgrade() {
     write(&mut client, ABAR, 0x12c, 0x300);
     assert_eq!(read(&mut client, ABAR, 0x128) & 0xf, 3, "the link comes up");
     // Software resets the function.
-    write(&mut client, CONFIG, 0x94, 1);
+    write(&mut client, CONFIG, 0xb4, 1);
     assert_eq!(read(&mut client, ABAR, 0x114), 0);
     assert_eq!(read(&mut client, CONFIG, 0x24), 0);
     server.stop();

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use super::config::DriveInfo;
-use super::fis::{ERROR_ABRT, ERROR_IDNF, RegH2d};
+use super::fis::{DEVICE_LBA, ERROR_ABRT, ERROR_IDNF, RegH2d};
 use stats::Kind;
 
 /// Bytes of a logical sector.
@@ -42,6 +42,10 @@ pub(crate) enum Action {
     },
     /// CHECK POWER MODE.
     CheckPower,
+    /// READ NATIVE MAX ADDRESS, by 28 bits or (EXT) by 48.
+    NativeMax {
+        ext: bool,
+    },
     SetWriteCache(bool),
     /// EXECUTE DEVICE DIAGNOSTIC.
     Diagnostic,
@@ -92,6 +96,7 @@ mod opcode {
     pub(super) const READ_SECTORS: u8 = 0x20;
     pub(super) const READ_SECTORS_EXT: u8 = 0x24;
     pub(super) const READ_DMA_EXT: u8 = 0x25;
+    pub(super) const READ_NATIVE_MAX_EXT: u8 = 0x27;
     pub(super) const READ_MULTIPLE_EXT: u8 = 0x29;
     pub(super) const READ_LOG_EXT: u8 = 0x2f;
     pub(super) const WRITE_SECTORS: u8 = 0x30;
@@ -121,11 +126,11 @@ mod opcode {
     pub(super) const FLUSH_CACHE_EXT: u8 = 0xea;
     pub(super) const IDENTIFY_DEVICE: u8 = 0xec;
     pub(super) const SET_FEATURES: u8 = 0xef;
+    pub(super) const READ_NATIVE_MAX: u8 = 0xf8;
 }
 
-/// DEVICE bit 7 of a queued command, forced unit access; DEVICE bit 6, addresses are LBAs.
+/// DEVICE bit 7 of a queued command: forced unit access.
 const DEVICE_FUA: u8 = 1 << 7;
-const DEVICE_LBA: u8 = 1 << 6;
 /// FEATURES of DATA SET MANAGEMENT.
 const DSM_TRIM: u16 = 1;
 
@@ -179,6 +184,8 @@ pub(crate) fn decode(fis: &RegH2d, slot: u8, drive: &DriveInfo) -> Action {
             _ => ABORTED,
         },
         CHECK_POWER_MODE => Action::CheckPower,
+        READ_NATIVE_MAX => Action::NativeMax { ext: false },
+        READ_NATIVE_MAX_EXT => Action::NativeMax { ext: true },
         // No spin-down: the drive only flushes.
         STANDBY_IMMEDIATE | STANDBY | SLEEP => Action::Flush,
         IDLE_IMMEDIATE | IDLE | INITIALIZE_DEVICE_PARAMETERS => Action::Nothing,
@@ -304,6 +311,7 @@ impl Action {
             Action::Refused { .. } => c"refused",
             Action::Broken(_) => c"broken",
             Action::CheckPower
+            | Action::NativeMax { .. }
             | Action::SetWriteCache(_)
             | Action::Diagnostic
             | Action::Nothing
@@ -320,6 +328,7 @@ impl Action {
             Action::Trim { .. } => Kind::Discard,
             Action::Page { .. }
             | Action::CheckPower
+            | Action::NativeMax { .. }
             | Action::SetWriteCache(_)
             | Action::Diagnostic
             | Action::Nothing

@@ -331,7 +331,7 @@ impl AhciState {
             }
             IS => self.is,
             PI => u32::MAX >> (MAX_PORTS - self.ports.len()),
-            VS => VERSION_1_3_1,
+            VS => VERSION_1_3,
             _ => 0,
         }
     }

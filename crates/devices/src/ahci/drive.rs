@@ -373,6 +373,7 @@ impl Drive {
                 | Action::Trim { .. }
                 | Action::Page { .. }
                 | Action::CheckPower
+                | Action::NativeMax { .. }
                 | Action::SetWriteCache(_)
                 | Action::Diagnostic
                 | Action::Nothing

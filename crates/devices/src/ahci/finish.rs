@@ -5,7 +5,8 @@ use guest_memory::{AccessError, GuestMemory};
 use super::ata::{Action, Page, Transfer};
 use super::command::{Command, HEADER_SIZE};
 use super::fis::{
-    ERROR_ABRT, STATUS_BSY, STATUS_ERR, STATUS_READY, STATUS_SDB_MASK, TaskFile, set_device_bits,
+    ERROR_ABRT, PIO_BLOCK, STATUS_BSY, STATUS_ERR, STATUS_READY, STATUS_SDB_MASK, TaskFile,
+    set_device_bits,
 };
 use super::identify::{self, QueuedError};
 use super::port::Port;
@@ -96,6 +97,10 @@ impl Port {
             Action::Page { page, .. } => self.send_page(memory, page, command)?,
             Action::SetWriteCache(on) => self.write_cache = on,
             Action::CheckPower => task_file.count = 0xff, // active, or idle
+            Action::NativeMax { ext } => {
+                let sectors = self.drive.as_ref().map_or(0, |drive| drive.sectors);
+                task_file = TaskFile::native_max(sectors, ext);
+            }
             Action::Diagnostic => task_file = TaskFile::SIGNATURE,
             Action::Control { reset } => {
                 self.control(memory, reset)?;
@@ -104,7 +109,7 @@ impl Port {
             }
             _ => {}
         }
-        let interrupt = if command.descriptor_interrupt { PXI_DPS } else { 0 };
+        let mut interrupt = if command.descriptor_interrupt { PXI_DPS } else { 0 };
         if command.action.is_queued() {
             self.raise(interrupt);
             return Ok(1 << slot);
@@ -115,11 +120,18 @@ impl Port {
             memory.write_bytes(count, &(bytes as u32).to_le_bytes())?;
         }
         let to_host = matches!(command.action, Action::Read { .. } | Action::Page { .. });
-        if command.action.transfer() == Transfer::Pio && to_host {
+        let is_pio = command.action.transfer() == Transfer::Pio;
+        if is_pio && to_host {
             // A PIO read ends with its data. Its status was sent before the data.
-            self.receive(memory, RFIS_PIO_SETUP, &task_file.pio_setup(true, 512))?;
+            self.receive(memory, RFIS_PIO_SETUP, &task_file.pio_setup_in())?;
             self.raise(interrupt | PXI_PSS);
         } else {
+            if is_pio {
+                // A write's blocks are in memory already, so only the last PIO Setup FIS is written.
+                let is_first = bytes <= PIO_BLOCK.into();
+                self.receive(memory, RFIS_PIO_SETUP, &TaskFile::pio_setup_out(is_first))?;
+                interrupt |= if is_first { 0 } else { PXI_PSS };
+            }
             self.receive(memory, RFIS_D2H, &task_file.reg_d2h(true))?;
             self.raise(interrupt | PXI_DHRS);
         }

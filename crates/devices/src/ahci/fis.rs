@@ -3,6 +3,9 @@
 /// Length of a Register FIS, in either direction, and of a PIO Setup FIS. A Set Device Bits FIS has 8 bytes.
 pub(crate) const REG_FIS_SIZE: usize = 20;
 
+/// Bytes of a block of a PIO transfer: one sector.
+pub(crate) const PIO_BLOCK: u16 = 512;
+
 pub(crate) const FIS_REG_H2D: u8 = 0x27;
 const FIS_REG_D2H: u8 = 0x34;
 const FIS_PIO_SETUP: u8 = 0x5f;
@@ -32,6 +35,10 @@ pub(crate) const ERROR_IDNF: u8 = 1 << 4;
 pub(crate) const ERROR_UNC: u8 = 1 << 6;
 /// After a reset: diagnostics passed.
 pub(crate) const ERROR_DIAG_PASSED: u8 = 1;
+
+/// DEVICE: addresses are LBAs. The last address of 28 bits.
+pub(crate) const DEVICE_LBA: u8 = 1 << 6;
+const LAST_28: u64 = 0x0fff_ffff;
 
 /// Device control: software reset.
 const CONTROL_SRST: u8 = 1 << 2;
@@ -93,6 +100,17 @@ impl TaskFile {
         TaskFile { status: STATUS_READY | STATUS_ERR, error, lba, ..TaskFile::GOOD }
     }
 
+    /// The answer to READ NATIVE MAX ADDRESS: the last sector (ATA8-ACS, 7.32 and 7.33).
+    pub(crate) fn native_max(sectors: u64, ext: bool) -> TaskFile {
+        let last = sectors.saturating_sub(1);
+        if ext {
+            return TaskFile { lba: last, device: DEVICE_LBA, ..TaskFile::GOOD };
+        }
+        let last = last.min(LAST_28);
+        let (lba, device) = (last & 0xff_ffff, DEVICE_LBA | (last >> 24) as u8);
+        TaskFile { lba, device, ..TaskFile::GOOD }
+    }
+
     /// Writes bytes 2 to 13, which the device's frames share.
     fn put(&self, b: &mut [u8; REG_FIS_SIZE]) {
         let [l0, l1, l2, l3, l4, l5, _, _] = self.lba.to_le_bytes();
@@ -122,14 +140,26 @@ impl TaskFile {
         b
     }
 
-    /// The PIO Setup FIS before the last `bytes` of a transfer, with `self` as the state after the transfer.
-    pub(crate) fn pio_setup(&self, to_host: bool, bytes: u16) -> [u8; REG_FIS_SIZE] {
+    /// The PIO Setup FIS before the last block of a read, with `self` as the state after the read.
+    pub(crate) fn pio_setup_in(&self) -> [u8; REG_FIS_SIZE] {
+        self.pio_setup(INTERRUPT | TO_HOST)
+    }
+
+    /// The PIO Setup FIS before a block of a write. The drive is busy after the block, and requests an interrupt for each
+    /// block but the first (SATA 3.x, section 11.8).
+    pub(crate) fn pio_setup_out(is_first: bool) -> [u8; REG_FIS_SIZE] {
+        let after = TaskFile { status: STATUS_READY | STATUS_BSY, ..TaskFile::GOOD };
+        after.pio_setup(if is_first { 0 } else { INTERRUPT })
+    }
+
+    /// The PIO Setup FIS before a block of one sector, with `self` as the state after the block.
+    fn pio_setup(&self, flags: u8) -> [u8; REG_FIS_SIZE] {
         let mut b = [0; REG_FIS_SIZE];
         TaskFile { status: STATUS_READY | STATUS_DRQ, ..*self }.put(&mut b);
         b[0] = FIS_PIO_SETUP;
-        b[1] = if to_host { INTERRUPT | TO_HOST } else { INTERRUPT };
+        b[1] = flags;
         b[15] = self.status;
-        b[16..18].copy_from_slice(&bytes.to_le_bytes());
+        b[16..18].copy_from_slice(&PIO_BLOCK.to_le_bytes());
         b
     }
 }

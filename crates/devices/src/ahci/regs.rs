@@ -19,7 +19,8 @@ pub(crate) const IS: u64 = 0x08;
 pub(crate) const PI: u64 = 0x0c;
 pub(crate) const VS: u64 = 0x10;
 
-pub(crate) const VERSION_1_3_1: u32 = 0x0001_0301;
+/// Version 1.3. Version 1.3.1 adds device sleep, which no port has.
+pub(crate) const VERSION_1_3: u32 = 0x0001_0300;
 
 /// CAP: 64-bit addressing, NCQ, command list override, third generation, AHCI only, 32 slots.
 pub(crate) const CAP_S64A: u32 = 1 << 31;

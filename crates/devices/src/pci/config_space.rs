@@ -1,6 +1,8 @@
 //! Configuration space: its bytes, and which bits software may change.
 
-use super::description::{Bar, Description, FunctionReset, InterruptPin, Msi, MsiX};
+use super::description::{
+    Bar, Description, FunctionReset, InterruptPin, Msi, MsiX, VendorRegister,
+};
 
 /// Bytes of a conventional function's configuration space.
 pub const CONFIG_SPACE_SIZE: usize = 256;
@@ -21,8 +23,9 @@ const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 
-/// Memory space, bus master, SERR#, interrupt disable.
-const COMMAND_WRITABLE: u16 = 1 << 1 | 1 << 2 | 1 << 8 | 1 << 10;
+/// I/O space, memory space, bus master, SERR#, interrupt disable. AHCI 1.3.1 (2.1.2) and NVMe 1.4 (2.1.2) have software
+/// change all of them. No function has I/O space.
+const COMMAND_WRITABLE: u16 = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 8 | 1 << 10;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 
 /// BAR type bits: 64-bit memory.
@@ -83,6 +86,9 @@ impl ConfigSpace {
         }
         space.bars(of);
         space.capabilities(of);
+        if let Some(VendorRegister { at, value, writable }) = of.vendor_register {
+            space.u16(at.into(), value, writable);
+        }
         space.initial = space.bytes;
         space
     }
@@ -215,6 +221,7 @@ mod tests {
             msi: Some(Msi { at: 0x80 }),
             msix: Some(MsiX { at: 0x40, vectors: 65, bar: 0, table: 0x2000, pending: 0x3000 }),
             reset: Some(FunctionReset { at: 0x50 }),
+            vendor_register: Some(VendorRegister { at: 0x92, value: 0x3f, writable: 0x3f }),
         }
     }
 
@@ -242,6 +249,19 @@ mod tests {
         assert_eq!(read_u32(&space, 0x50) >> 16, 0x0306);
         assert_eq!(read_u32(&space, 0x40) >> 16, 64, "vectors, less one");
         assert_eq!((read_u32(&space, 0x44), read_u32(&space, 0x48)), (0x2000, 0x3000));
+    }
+
+    /// AHCI 1.3.1, 2.1.2: drivers enable I/O space, memory space and bus mastering together, and may read them back.
+    #[test]
+    fn command_and_vendor_bits_are_changeable() {
+        let mut space = ConfigSpace::new(&function());
+        assert!(!space.write(4, &[7, 0]));
+        assert_eq!(read_u32(&space, 4) & 0xffff, 7);
+        assert_eq!(read_u32(&space, 0x90), 0x3f << 16);
+        assert!(!space.write(0x92, &[0xc1, 0xff]));
+        assert_eq!(read_u32(&space, 0x90), 1 << 16);
+        space.reset();
+        assert_eq!(read_u32(&space, 0x90), 0x3f << 16);
     }
 
     /// PCI 3.0, 6.2.5.1: software writes ones and reads the size back.

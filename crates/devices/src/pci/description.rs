@@ -81,6 +81,17 @@ pub struct FunctionReset {
     pub at: u8,
 }
 
+/// A 16-bit register that the vendor defines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VendorRegister {
+    /// Its offset: a multiple of 2 from 0x40 on.
+    pub at: u8,
+    /// Its contents after a reset.
+    pub value: u16,
+    /// The bits that software may change, without effect.
+    pub writable: u16,
+}
+
 /// A PCI function, header type 0 (PCI 3.0, 6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
@@ -96,6 +107,8 @@ pub struct Description {
     pub msix: Option<MsiX>,
     /// `None`: only its bus resets it.
     pub reset: Option<FunctionReset>,
+    /// A register that drivers of this vendor's device expect.
+    pub vendor_register: Option<VendorRegister>,
 }
 
 impl Description {

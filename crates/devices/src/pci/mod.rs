@@ -7,4 +7,6 @@ mod config_space;
 mod description;
 
 pub use config_space::{CONFIG_SPACE_SIZE, ConfigSpace};
-pub use description::{BARS, Bar, Description, FunctionReset, Identity, InterruptPin, Msi, MsiX};
+pub use description::{
+    BARS, Bar, Description, FunctionReset, Identity, InterruptPin, Msi, MsiX, VendorRegister,
+};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use block::flush::flush;
 use block::node::{BlockNode, Channel};
 use devices::ahci::{ABAR_SIZE, Ahci, Drive, DriveConfig};
-use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi};
+use devices::pci::{Bar, Description, FunctionReset, Identity, InterruptPin, Msi, VendorRegister};
 use event_loop::{EventLoop, LoopGone, LoopHandle, mailbox, oneshot};
 use guest_memory::GuestMemory;
 use stats::{InFlight, QueueStats};
@@ -38,7 +38,10 @@ const DESCRIPTION: Description = Description {
     pin: Some(InterruptPin::A),
     msi: Some(Msi { at: 0x80 }),
     msix: None,
-    reset: Some(FunctionReset { at: 0x90 }),
+    // As ICH9 has them (its data sheet, 14.1.34 and 14.1.29): the reset capability, and Port Control and Status. There,
+    // drivers of AHCI set the bits of ports 0 to 5, which have no effect.
+    reset: Some(FunctionReset { at: 0xb0 }),
+    vendor_register: Some(VendorRegister { at: 0x92, value: 0x3f, writable: 0x3f }),
 };
 
 /// The BAR with the controller's registers (AHCI 1.3.1, section 2.1.11).

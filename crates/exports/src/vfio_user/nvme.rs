@@ -50,6 +50,7 @@ fn description(num_queues: u16) -> Description {
             pending: MSIX_PENDING_AT,
         }),
         reset: Some(FunctionReset { at: 0x50 }),
+        vendor_register: None,
     }
 }
 

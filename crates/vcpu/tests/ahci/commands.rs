@@ -76,17 +76,17 @@ fn reads_of_every_kind() {
 
 #[test]
 fn writes_of_every_kind() {
-    for (code, queued, fua) in [
-        (0x35, false, false),
-        (0x3d, false, true),
-        (0xca, false, false),
-        (0x30, false, false),
-        (0x34, false, false),
-        (0xc5, false, false),
-        (0x39, false, false),
-        (0xce, false, true),
-        (0x61, true, false),
-        (0x61, true, true),
+    for (code, queued, pio, fua) in [
+        (0x35, false, false, false),
+        (0x3d, false, false, true),
+        (0xca, false, false, false),
+        (0x30, false, true, false),
+        (0x34, false, true, false),
+        (0xc5, false, true, false),
+        (0x39, false, true, false),
+        (0xce, false, true, true),
+        (0x61, true, false, false),
+        (0x61, true, false, true),
     ] {
         let mut rig = Rig::new();
         let asked = if queued {
@@ -101,6 +101,60 @@ fn writes_of_every_kind() {
         assert_eq!(rig.disk().bytes.borrow()[9 * 512..11 * 512], data, "{code:#x}");
         assert_eq!(rig.disk().bytes.borrow()[11 * 512], pattern(11 * 512));
         assert_eq!(rig.log(), [(Op::Write { fua }, 9 * 512, 1024)], "{code:#x}");
+        let expected = match (queued, pio) {
+            (true, _) => reg::IS_SDBS,
+            (_, true) => reg::IS_PSS | reg::IS_DHRS,
+            _ => reg::IS_DHRS,
+        };
+        assert_eq!(rig.port().read(reg::PX_IS), expected, "{code:#x}");
+    }
+}
+
+/// SATA's PIO data-out protocol: a PIO Setup FIS before each block, with an interrupt from the second on; the status comes
+/// by a Register FIS.
+#[test]
+fn pio_writes_have_a_setup_fis_before_each_block() {
+    for (sectors, flags, interrupts) in
+        [(1, 0, reg::IS_DHRS), (2, 0x40, reg::IS_PSS | reg::IS_DHRS)]
+    {
+        let mut rig = Rig::new();
+        let write = Command { lba: 9, count: sectors, write: true, ..command(0x34) };
+        rig.port().run(&write, u32::from(sectors) * 512).unwrap();
+        let fis = rig.fis(PIO_SETUP);
+        assert_eq!((fis[0], fis[1]), (0x5f, flags), "from host to device");
+        assert_eq!((fis[2] & 0x88, fis[15] & 0x88), (0x08, 0x80), "DRQ, then BSY");
+        assert_eq!(u16::from_le_bytes([fis[16], fis[17]]), 512);
+        assert_eq!(rig.port().read(reg::PX_IS), interrupts);
+        let fis = rig.fis(D2H);
+        assert_eq!((fis[0], fis[1], fis[2]), (0x34, 0x40, 0x50));
+        assert_eq!(rig.port().read(reg::PX_TFD), 0x50);
+    }
+    // The drive has no block to wait for if it refuses the command.
+    let mut rig = Rig::with(1, true);
+    rig.failure(&Command { count: 1, write: true, ..command(0x34) }, 512);
+    assert_eq!(rig.fis(PIO_SETUP)[0], 0);
+}
+
+#[test]
+fn the_native_maximum_is_the_last_sector() {
+    let mut rig = Rig::new();
+    let last = SECTORS - 1;
+    for code in [0xf8, 0x27] {
+        rig.port().run(&command(code), 0).unwrap();
+        let fis = rig.fis(D2H);
+        assert_eq!(u64::from(fis[4]) | u64::from(fis[5]) << 8 | u64::from(fis[6]) << 16, last);
+        assert_eq!((fis[7], [fis[8], fis[9], fis[10]]), (0x40, [0; 3]));
+    }
+    for (sectors, device, low, high) in
+        [(1 << 28, 0x4f, [0xff; 3], [0x0f, 0, 0]), ((1 << 40) + 3, 0x4f, [0xff; 3], [0, 0, 1])]
+    {
+        let mut rig = Rig::of_size(sectors * 512);
+        rig.port().run(&command(0xf8), 0).unwrap();
+        let fis = rig.fis(D2H);
+        assert_eq!((fis[7], [fis[4], fis[5], fis[6]]), (device, low), "28 bits");
+        rig.port().run(&command(0x27), 0).unwrap();
+        let fis = rig.fis(D2H);
+        assert_eq!([fis[8], fis[9], fis[10]], high, "48 bits");
     }
 }
 
@@ -164,11 +218,11 @@ fn flushes_and_power() {
 fn unsupported_commands_are_aborted() {
     let mut rig = Rig::new();
     let features = |command: Command, features, count| Command { features, count, ..command };
-    // NOP, PACKET, IDENTIFY PACKET, SMART, READ NATIVE MAX (EXT), SET MAX, SECURITY, DOWNLOAD, trusted,
+    // NOP, PACKET, IDENTIFY PACKET, SMART, SET MAX (EXT), SECURITY, DOWNLOAD, trusted,
     // READ LOG DMA, READ STREAM, CFA, ZAC, undefined.
     let codes = [
-        0x00, 0xa0, 0xa1, 0xb0, 0xf8, 0x27, 0xf9, 0x37, 0xf1, 0xf5, 0x92, 0x5c, 0x47, 0x2a, 0xc0,
-        0x4a, 0x63, 0x64, 0x65, 0xff, 0x26,
+        0x00, 0xa0, 0xa1, 0xb0, 0xf9, 0x37, 0xf1, 0xf5, 0x92, 0x5c, 0x47, 0x2a, 0xc0, 0x4a, 0x63,
+        0x64, 0x65, 0xff, 0x26,
     ];
     let mut commands: Vec<Command> = codes.map(command).into();
     let set_features = command(0xef);

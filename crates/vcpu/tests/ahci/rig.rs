@@ -117,6 +117,15 @@ impl Rig {
     }
 
     pub fn with(ports: usize, read_only: bool) -> Rig {
+        Rig::changed(ports, |config| config.geometry.read_only = read_only)
+    }
+
+    /// One port with a drive that says it has `size` bytes. Its disk has only [`DISK`].
+    pub fn of_size(size: u64) -> Rig {
+        Rig::changed(1, |config| config.geometry.size = size)
+    }
+
+    fn changed(ports: usize, change: impl Fn(&mut DriveConfig)) -> Rig {
         let poll = PollParams::OFF;
         let event_loop = EventLoop::new(LoopConfig { poll, ..LoopConfig::default() }).unwrap();
         let disk = |_| {
@@ -130,7 +139,6 @@ impl Rig {
         };
         let disks: Vec<_> = (0..ports).map(disk).collect();
         let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
-        let change = |config: &mut DriveConfig| config.geometry.read_only = read_only;
         let mut rig = Rig::on(event_loop, channels, change);
         rig.disks = disks;
         rig
