@@ -130,7 +130,8 @@ fn compare_with_qemu(name: &str, form: &str, snapshot: bool) {
     let whole = image(&folder, "whole.qcow2", form, snapshot);
     let (first, second) = (folder.path("ours.qcow2"), folder.path("theirs.qcow2"));
     let mut repaired = 0;
-    for seed in 0..40u64 {
+    let seeds = if std::env::var_os("RINGMILL_LONG").is_some() { 200 } else { 20 };
+    for seed in 0..seeds {
         let mut damaged = whole.clone();
         damage(&mut damaged, &mut Random(seed ^ whole.len() as u64));
         fs::write(&first, &damaged).unwrap();
@@ -180,11 +181,11 @@ fn compare_with_qemu(name: &str, form: &str, snapshot: bool) {
                 let is_same = compare("ours.qcow2") == Some(0);
                 // What QEMU cannot read after its repair is not compared.
                 assert!(is_same || compare("theirs.qcow2") != Some(0), "{form}, seed {seed}");
-                repaired += usize::from(is_same);
+                repaired += u64::from(is_same);
             }
         }
     }
-    assert!(repaired > 5, "{form}: {repaired}");
+    assert!(repaired > seeds / 10, "{form}: {repaired} of {seeds}");
 }
 
 #[test]
