@@ -8,7 +8,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 pub mod ahci;
-mod definitions;
 pub mod front_end;
 pub mod fuse;
 pub mod given;

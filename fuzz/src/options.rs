@@ -6,9 +6,7 @@
 
 use std::ffi::OsString;
 
-use control::{Action, Command, Graph, ImageKind, ServeFormat, Step, keyval, parse_args};
-
-use crate::definitions;
+use control::{Action, Command, Graph, ImageKind, ServeFormat, keyval, parse_args};
 
 /// The program of the command line, by the first letter of the first line.
 const PROGRAMS: &[(char, &[&str])] = &[
@@ -104,33 +102,36 @@ pub fn run(data: &[u8]) {
 /// Its order: chardevs, monitors and metrics, which refer to nothing else; objects and the NBD server; nodes;
 /// exports.
 fn handed_over(options: &control::StorageDaemonOptions) {
-    let steps = options.steps.iter().cloned();
-    let (nodes, others): (Vec<Step>, Vec<Step>) =
-        steps.partition(|step| matches!(step.action, Action::Blockdev(_)));
-    let (exports, others): (Vec<Step>, Vec<Step>) =
-        others.into_iter().partition(|step| matches!(step.action, Action::Export(_)));
-    let is_fixed = |step: &Step| match step.action {
-        Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => true,
-        Action::Object(_) | Action::NbdServer(_) | Action::Blockdev(_) | Action::Export(_) => false,
-    };
-    let (fixed, made): (Vec<&Step>, Vec<&Step>) = others.iter().partition(|step| is_fixed(step));
-    // Text cannot express every file name.
-    let Ok(mut arguments) = definitions::arguments_for_another(&others) else { return };
-    for step in &nodes {
-        let Action::Blockdev(node) = &step.action else { continue };
-        let option = control::blockdev_option(node);
-        let (name, value) = option.split_once(' ').expect("a value");
-        arguments.extend([name, value].map(str::to_owned));
+    let mut inventory = Graph::default();
+    for step in &options.steps {
+        inventory = inventory.with(step).expect("the command line was checked");
     }
-    let Ok(of_exports) = definitions::arguments_for_another(&exports) else { return };
-    arguments.extend(of_exports.into_iter().skip(1));
+    let nodes = || {
+        options.steps.iter().filter_map(|step| match &step.action {
+            Action::Blockdev(node) => Some(node),
+            _ => None,
+        })
+    };
+    // As the registry does with nodes that have not changed.
+    let describe = |names: Vec<&str>| {
+        let named = |name| nodes().find(|node| node.node_name.as_deref() == Some(name)).cloned();
+        names.into_iter().filter_map(named).collect()
+    };
+    // Text cannot express every file name.
+    let Ok(arguments) = inventory.command_line(describe) else { return };
     let words = std::iter::once("ringmill").chain(arguments.iter().map(String::as_str));
     let again = match parse_args(words.map(OsString::from)) {
         Ok(Command::StorageDaemon(again)) => again,
         other => panic!("{arguments:?}: {other:?}"),
     };
-    let expected = fixed.into_iter().chain(made).chain(&nodes).chain(&exports);
-    let expected = expected.map(|step| &step.action);
+    let place = |action: &Action| match action {
+        Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => 0,
+        Action::Object(_) | Action::NbdServer(_) => 1,
+        Action::Blockdev(_) => 2,
+        Action::Export(_) => 3,
+    };
+    let mut expected: Vec<_> = options.steps.iter().map(|step| &step.action).collect();
+    expected.sort_by_key(|action| place(action));
     assert!(again.steps.iter().map(|step| &step.action).eq(expected), "{arguments:?}");
 }
 

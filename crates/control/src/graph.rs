@@ -1,9 +1,11 @@
-//! Everything that is defined, by name, and its users. Checks that an addition fits, and that nothing in use
-//! is removed.
+//! The inventory: everything that is defined, by name, with its options and its users. Checks that an addition fits, and
+//! that nothing in use is removed.
 //!
-//! The command line is checked as a whole before any part is carried out; the daemon checks each change.
+//! The command line is checked as a whole before any part is carried out; the daemon checks each change. An upgrade and
+//! the state file get the options that make the present configuration.
 
 mod activity;
+mod configuration;
 mod nbd;
 mod permissions;
 
@@ -15,8 +17,9 @@ use block::permissions::ChildUse;
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{Address, ExportOptions, SizeUse};
+use crate::export::{ExportKind, ExportOptions, SizeUse};
 use crate::storage_daemon::{Action, Step};
+use crate::value::Value;
 
 /// All definitions, by name.
 ///
@@ -24,20 +27,39 @@ use crate::storage_daemon::{Action, Step};
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: BTreeMap<String, Node>,
-    /// Of each its type.
-    objects: BTreeMap<String, &'static str>,
+    objects: BTreeMap<String, Object>,
     exports: BTreeMap<String, Export>,
     chardevs: BTreeMap<String, Chardev>,
     jobs: BTreeMap<String, Job>,
-    /// If there is one, the objects that it refers to.
-    nbd_server: Option<Vec<String>>,
-    /// Serial number of the next node, export or job.
+    nbd_server: Option<NbdServer>,
+    /// The options of items that cannot be removed: character devices, monitors, metrics.
+    fixed: Vec<String>,
+    /// Serial number of the next item.
     next_serial: u64,
 }
 
 #[derive(Debug, Clone)]
+struct Object {
+    /// Order of addition, as of all items: later ones have higher numbers.
+    serial: u64,
+    kind: &'static str,
+    /// The option that makes it.
+    option: String,
+    /// Properties that were set after the object was made.
+    properties: Vec<(String, Value)>,
+}
+
+#[derive(Debug, Clone)]
+struct NbdServer {
+    serial: u64,
+    /// The option that makes it.
+    option: String,
+    /// Objects that it refers to.
+    objects: Vec<String>,
+}
+
+#[derive(Debug, Clone)]
 struct Node {
-    /// Order of addition: later nodes, exports and jobs have higher numbers.
     serial: u64,
     read_only: bool,
     children: Vec<Child>,
@@ -67,14 +89,13 @@ impl Node {
 #[derive(Debug, Clone)]
 struct Export {
     serial: u64,
+    options: ExportOptions,
+    /// The option that makes it.
+    option: String,
+    /// The nodes that it offers now. A snapshot or a mirror replaces those of the options.
     nodes: Vec<String>,
-    writable: bool,
     /// What the export has to do with the node's size.
     size_use: SizeUse,
-    /// Those it refers to.
-    objects: Vec<String>,
-    address: Address,
-    allow_inactive: bool,
 }
 
 /// A job that copies.
@@ -118,25 +139,33 @@ impl Graph {
     /// The first step that does not fit, in the order of the command line, with its option in front.
     pub fn check(steps: &[Step]) -> Result<(), OptionError> {
         let mut graph = Graph::default();
-        steps
-            .iter()
-            .try_for_each(|step| graph.add(&step.action).map_err(|error| error.of(&step.origin)))
+        steps.iter().try_for_each(|step| graph.add(step).map_err(|error| error.of(&step.origin)))
     }
 
-    /// Returns the graph with one definition more.
+    /// Returns the inventory with one item more.
     ///
     /// # Errors
     ///
     /// Why it does not fit in, in QSD's words where QSD has the case.
-    pub fn with(&self, action: &Action) -> Result<Graph, OptionError> {
+    pub fn with(&self, step: &Step) -> Result<Graph, OptionError> {
         let mut graph = self.clone();
-        graph.add(action)?;
+        graph.add(step)?;
         Ok(graph)
+    }
+
+    /// Returns the options of an export, and the nodes that it offers now.
+    pub fn export(&self, id: &str) -> Option<(&ExportOptions, &[String])> {
+        self.exports.get(id).map(|export| (&export.options, &export.nodes[..]))
+    }
+
+    /// Returns the nodes that an export offers now. Empty, if there is no such export.
+    pub fn nodes_of(&self, export: &str) -> &[String] {
+        self.export(export).map_or(&[], |(_, nodes)| nodes)
     }
 
     /// Returns all objects: their names, and of which type they are.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
-        self.objects.iter().map(|(id, kind)| (id.as_str(), *kind))
+        self.objects.iter().map(|(id, object)| (id.as_str(), object.kind))
     }
 
     /// Returns all character devices.
@@ -159,8 +188,8 @@ impl Graph {
             return Err(OptionError::new(format!("object '{id}' not found")));
         }
         if graph.uses_object(id) {
-            let message = match self.objects.get(id) {
-                Some(&"throttle-group") => {
+            let message = match self.kind_of_object(id) {
+                Some("throttle-group") => {
                     format!("Cannot delete throttle group '{id}' with active references")
                 }
                 _ => format!("object '{id}' is in use, can not be deleted"),
@@ -493,7 +522,7 @@ impl Graph {
 
     /// Whether an export may write to a node, or to one that writes to it.
     fn is_written(&self, name: &str) -> bool {
-        self.exports.values().any(|e| e.writable && e.nodes.iter().any(|node| node == name))
+        self.exports.values().any(|e| e.options.writable && e.nodes.iter().any(|node| node == name))
             || self.nodes.iter().any(|(above, node)| {
                 !node.read_only
                     && node.children.iter().any(|child| writes_to(child) && child.name == name)
@@ -515,10 +544,13 @@ impl Graph {
         self.next_serial
     }
 
-    fn add(&mut self, action: &Action) -> Result<(), OptionError> {
-        match action {
+    fn add(&mut self, step: &Step) -> Result<(), OptionError> {
+        let option = step.origin.clone();
+        match &step.action {
             Action::Object(object) => {
-                match self.objects.insert(object.id().to_owned(), object.type_name()) {
+                let (serial, kind, properties) = (self.serial(), object.type_name(), Vec::new());
+                let made = Object { serial, kind, option, properties };
+                match self.objects.insert(object.id().to_owned(), made) {
                     Some(_) => Err(duplicate(object.id())),
                     None => Ok(()),
                 }
@@ -527,7 +559,7 @@ impl Graph {
                 self.node(node)?;
                 self.check_permissions()
             }
-            Action::Export(export) => self.export(export),
+            Action::Export(export) => self.add_export(export, option),
             Action::Chardev(chardev) => {
                 let stdio = chardev.backend == ChardevBackend::Stdio;
                 if self.chardevs.contains_key(&chardev.id) {
@@ -539,6 +571,7 @@ impl Graph {
                 let filename = chardev.backend.to_string();
                 let device = Chardev { stdio, filename, used: false };
                 self.chardevs.insert(chardev.id.clone(), device);
+                self.fixed.push(option);
                 Ok(())
             }
             Action::Monitor(monitor) => {
@@ -551,19 +584,33 @@ impl Graph {
                 if std::mem::replace(&mut chardev.used, true) {
                     return Err(OptionError::new(format!("chardev '{id}' is already in use")));
                 }
+                self.fixed.push(option);
                 Ok(())
             }
             // The metrics server refers to nothing in the graph.
-            Action::Metrics(_) => Ok(()),
-            Action::NbdServer(server) => self.nbd_server(server),
+            Action::Metrics(_) => {
+                self.fixed.push(option);
+                Ok(())
+            }
+            Action::NbdServer(server) => self.nbd_server(server, option),
         }
+    }
+
+    /// The type of an object. `None`: there is none of that name.
+    fn kind_of_object(&self, id: &str) -> Option<&'static str> {
+        self.objects.get(id).map(|object| object.kind)
+    }
+
+    /// The names of all objects of a type.
+    fn objects_of<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a String> {
+        self.objects.iter().filter(move |(_, object)| object.kind == kind).map(|(id, _)| id)
     }
 
     /// Whether something refers to that object.
     fn uses_object(&self, id: &str) -> bool {
-        let by_exports = self.exports.values().flat_map(|export| &export.objects);
+        let by_exports = self.exports.values().flat_map(|export| &export.options.iothreads);
         let by_nodes = self.nodes.values().flat_map(|node| &node.objects);
-        let by_server = self.nbd_server.iter().flatten();
+        let by_server = self.nbd_server.iter().flat_map(|server| &server.objects);
         by_exports.chain(by_nodes).chain(by_server).any(|object| object == id)
     }
 
@@ -607,11 +654,10 @@ impl Graph {
         if kind == "throttle-group" {
             return self.throttle_group(id);
         }
-        let is_it = |id: &str| self.objects.get(id).is_some_and(|other| *other == kind);
-        if is_it(id) {
+        if self.kind_of_object(id) == Some(kind) {
             return Ok(id.to_owned());
         }
-        let others = self.objects.keys().filter(|id| is_it(id));
+        let others = self.objects_of(kind);
         let message = match kind {
             "tls-creds-x509" => format!("No TLS credentials with id '{id}'"),
             "secret" => format!("No secret with id '{id}'"),
@@ -621,14 +667,11 @@ impl Graph {
     }
 
     fn throttle_group(&self, id: &str) -> Result<String, OptionError> {
-        let is_group =
-            |id: &str| self.objects.get(id).is_some_and(|kind| *kind == "throttle-group");
-        if is_group(id) {
+        if self.kind_of_object(id) == Some("throttle-group") {
             return Ok(id.to_owned());
         }
-        let groups = self.objects.keys().filter(|id| is_group(id));
         Err(OptionError::new(format!("Throttle group '{id}' does not exist"))
-            .hint(known("Throttle groups", groups)))
+            .hint(known("Throttle groups", self.objects_of("throttle-group"))))
     }
 
     /// A node by name. QSD's sentence also names a device, which there is none of in exports.
@@ -640,7 +683,7 @@ impl Graph {
         })
     }
 
-    fn export(&mut self, export: &ExportOptions) -> Result<(), OptionError> {
+    fn add_export(&mut self, export: &ExportOptions, option: String) -> Result<(), OptionError> {
         let id = &export.id;
         if self.exports.contains_key(id) {
             return Err(OptionError::new(format!("Block export id '{id}' is already in use")));
@@ -654,35 +697,33 @@ impl Graph {
                     .hint(format!("'{node}' lies on a node that is read-only.")));
             }
         }
-        let is_thread = |id: &String| self.objects.get(id).is_some_and(|kind| *kind == "iothread");
+        let is_thread = |id: &String| self.kind_of_object(id) == Some("iothread");
         if let Some(unknown) = export.iothreads.iter().find(|id| !is_thread(id)) {
-            let threads = self.objects.keys().filter(|id| is_thread(id));
             return Err(OptionError::new(format!("iothread \"{unknown}\" not found"))
-                .hint(known("I/O threads", threads)));
+                .hint(known("I/O threads", self.objects_of("iothread"))));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = export.iothreads.iter().find(|id| !seen.insert(*id)) {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
         let address = export.kind.address();
-        if matches!(address, Address::Nbd(_)) && self.nbd_server.is_none() {
+        if matches!(export.kind, ExportKind::Nbd(_)) && self.nbd_server.is_none() {
             return Err(
                 OptionError::new("NBD server not running").hint("--nbd-server comes before it.")
             );
         }
-        if let Some((other, _)) = self.exports.iter().find(|(_, other)| other.address == address) {
+        let taken = |other: &Export| other.options.kind.address() == address;
+        if let Some((other, _)) = self.exports.iter().find(|(_, other)| taken(other)) {
             return Err(address.taken(other));
         }
-        let (nodes, objects) = (export.nodes().cloned().collect(), export.iothreads.clone());
-        let (writable, allow_inactive) = (export.writable, export.allow_inactive);
-        let serial = self.serial();
+        let (serial, nodes) = (self.serial(), export.nodes().cloned().collect());
         let size_use = match export.kind.size_use() {
             SizeUse::Fixed => SizeUse::Follows,
             other => other,
         };
         let is_fixed = export.kind.size_use() == SizeUse::Fixed;
-        let export = Export { serial, nodes, writable, size_use, objects, address, allow_inactive };
-        if !allow_inactive {
+        let export = Export { serial, options: export.clone(), option, nodes, size_use };
+        if !export.options.allow_inactive {
             // As QSD does it.
             export.nodes.iter().for_each(|node| self.activate(node, &mut Vec::new()));
         }

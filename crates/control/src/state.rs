@@ -237,7 +237,7 @@ fn in_order(
         let key = Key::of(&step.action);
         let is_wanted = |key: &Key| result.get(key).is_some_and(|is| is.action == step.action);
         if key.as_ref().is_none_or(is_wanted)
-            && let Ok(with) = graph.with(&step.action)
+            && let Ok(with) = graph.with(step)
         {
             graph = with;
             first.push(step.clone());
@@ -252,7 +252,7 @@ fn in_order(
     while !rest.is_empty() {
         let before = rest.len();
         let mut wrong = None;
-        rest.retain(|(_, step)| match graph.with(&step.action) {
+        rest.retain(|(_, step)| match graph.with(step) {
             Ok(with) => {
                 graph = with;
                 then.push((*step).clone());

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use block::options::{BlockdevOptions, node_options, read_blockdev};
+use block::options::{BlockdevOptions, blockdev_option, node_options, read_blockdev};
 
 use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::export::ExportOptions;
@@ -47,6 +47,13 @@ pub struct Step {
     pub origin: String,
     /// What it says.
     pub action: Action,
+}
+
+impl Step {
+    /// The step that opens a node.
+    pub fn of_node(options: BlockdevOptions) -> Step {
+        Step { origin: blockdev_option(&options), action: Action::Blockdev(options) }
+    }
 }
 
 /// What a step creates.

@@ -8,7 +8,7 @@ fn graph(options: &[&str]) -> Graph {
     match parse_args(arguments) {
         Ok(Command::StorageDaemon(options)) => {
             options.steps.iter().fold(Graph::default(), |graph, step| {
-                graph.with(&step.action).unwrap_or_else(|error| panic!("{error}"))
+                graph.with(step).unwrap_or_else(|error| panic!("{error}"))
             })
         }
         other => panic!("{other:?}"),

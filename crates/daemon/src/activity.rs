@@ -17,7 +17,10 @@ impl Daemon {
             for name in &names {
                 self.graph.free_of_jobs(name)?;
             }
-            self.exports.pause(|node| names.iter().any(|name| name == node)).await;
+            let graph = &self.graph;
+            let changes =
+                |export: &str| graph.nodes_of(export).iter().any(|node| names.contains(node));
+            self.exports.pause(changes).await;
         }
         let mut changed = Vec::new();
         let mut result = Ok(());
@@ -38,8 +41,10 @@ impl Daemon {
                 }
             }
         }
-        let nodes = &self.nodes;
-        self.exports.pause(|node| !nodes.is_active(node)).await;
+        let (graph, nodes) = (&self.graph, &self.nodes);
+        let is_inactive =
+            |export: &str| graph.nodes_of(export).iter().any(|node| !nodes.is_active(node));
+        self.exports.pause(is_inactive).await;
         result
     }
 

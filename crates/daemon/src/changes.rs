@@ -43,16 +43,9 @@ impl Daemon {
 
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
-        self.carry_out_action(&step.action).await?;
-        self.definitions.add(step);
-        Ok(())
-    }
-
-    /// Executes an action that has no option.
-    pub(super) async fn carry_out_action(&mut self, action: &Action) -> Result<(), DaemonError> {
-        self.check_paths(action)?;
-        let graph = self.graph.with(action)?;
-        match action {
+        self.check_paths(&step.action)?;
+        let graph = self.graph.with(step)?;
+        match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 self.open_node(options).await?;
@@ -175,7 +168,6 @@ impl Daemon {
     pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
         let graph = self.graph.without_node(name)?;
         self.nodes.remove(name)?;
-        self.definitions.remove_node(name);
         self.graph = graph;
         Ok(())
     }
@@ -254,7 +246,6 @@ impl Daemon {
         if let Some(server) = self.nbd_server.take() {
             server.stop().await;
         }
-        self.definitions.remove_nbd_server();
         let exports: Vec<String> = graph.nbd_exports().cloned().collect();
         self.graph = graph;
         let serving = |id: &&String| self.exports.state(id) != Some(ExportState::ShuttingDown);
@@ -265,7 +256,6 @@ impl Daemon {
     /// An export has ended: what it used may go from now on.
     pub(super) fn export_ended(&mut self, id: &str) {
         self.graph = self.graph.without_export(id);
-        self.definitions.remove_export(id);
         tell_export_deleted(&self.clients, id);
         self.exports.forget(id);
     }

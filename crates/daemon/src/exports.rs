@@ -1,13 +1,13 @@
 //! The daemon's exports, from their start to their last flush.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
-use control::{ExportKind, ExportOptions};
+use control::{ExportOptions, Graph};
 use event_loop::{EventLoop, JoinHandle, oneshot};
 use stats::QueueStats;
 
@@ -19,7 +19,7 @@ use super::statistics::ExportStatistics;
 /// Longest wait of [`Exports::hung_up_are_gone`], nanoseconds.
 const GONE_NS: u64 = 1_000_000_000;
 
-/// The exports, in order of creation.
+/// The running exports, in order of creation. The inventory has their options and nodes.
 pub(super) struct Exports {
     event_loop: EventLoop,
     exports: Vec<Export>,
@@ -33,13 +33,6 @@ pub(super) struct Exports {
 
 struct Export {
     id: String,
-    /// The exported nodes: one, or those of the logical units or namespaces.
-    nodes: Vec<String>,
-    kind: &'static str,
-    /// The member that lists the nodes in its description, if there can be several.
-    list: Option<&'static str>,
-    /// The export shows dirty bitmaps. A restart may not find them.
-    shows_bitmaps: bool,
     /// `None` once the export is being stopped.
     serving: Option<Box<dyn Running>>,
     /// Returns whether the last flush succeeded.
@@ -102,10 +95,6 @@ impl Exports {
         }
         self.exports.push(Export {
             id: options.id.clone(),
-            nodes: options.nodes().map(String::from).collect(),
-            kind: options.kind.type_name(),
-            list: options.kind.more_nodes().map(|more| more.list),
-            shows_bitmaps: matches!(&options.kind, ExportKind::Nbd(nbd) if !nbd.bitmaps.is_empty()),
             serving: Some(export),
             stopping: None,
             awaited: None,
@@ -166,39 +155,29 @@ impl Exports {
         }
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = ExportInfo<'_>> {
-        self.exports.iter().map(|export| ExportInfo {
-            id: &export.id,
-            node_name: export.nodes.first().map_or("", String::as_str),
-            list: export.list.map(|list| (list, &export.nodes[..])),
-            kind: export.kind,
-            shutting_down: export.serving.is_none(),
-            io_status: export.policy.as_ref().map(|policy| policy.status()),
+    pub(super) fn count(&self) -> usize {
+        self.exports.len()
+    }
+
+    pub(super) fn all<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = ExportInfo<'a>> {
+        self.exports.iter().filter_map(|export| {
+            let (options, nodes) = graph.export(&export.id)?;
+            Some(ExportInfo {
+                id: &export.id,
+                node_name: nodes.first().map_or("", String::as_str),
+                list: options.kind.more_nodes().map(|more| (more.list, nodes)),
+                kind: options.kind.type_name(),
+                shutting_down: export.serving.is_none(),
+                io_status: export.policy.as_ref().map(|policy| policy.status()),
+            })
         })
     }
 
-    /// Whether an export shows dirty bitmaps.
-    pub(super) fn shows_bitmaps(&self, id: &str) -> bool {
-        self.exports.iter().any(|export| export.id == id && export.shows_bitmaps)
-    }
-
-    /// The nodes that an export offers.
-    pub(super) fn nodes_of(&self, id: &str) -> Vec<String> {
-        let export = self.exports.iter().find(|export| export.id == id);
-        export.map(|export| export.nodes.clone()).unwrap_or_default()
-    }
-
-    /// Replaces node `old` by `new` in all exports that offer it.
-    pub(super) fn node_replaced(&mut self, old: &str, new: &str) {
-        let names = self.exports.iter_mut().flat_map(|export| &mut export.nodes);
-        names.filter(|name| *name == old).for_each(|name| new.clone_into(name));
-    }
-
-    /// Pauses the exports with an inactive node, and resumes all others.
-    pub(super) async fn pause(&self, inactive: impl Fn(&str) -> bool) {
+    /// Pauses the exports for which `is_paused` is true, by name, and resumes all others.
+    pub(super) async fn pause(&self, is_paused: impl Fn(&str) -> bool) {
         for export in &self.exports {
             if let Some(serving) = &export.serving {
-                serving.set_paused(export.nodes.iter().any(|node| inactive(node))).await;
+                serving.set_paused(is_paused(&export.id)).await;
             }
         }
     }
@@ -242,23 +221,22 @@ impl Exports {
     /// Stops all exports and waits for them. Returns whether all flushes succeeded.
     ///
     /// Calls `ended` with the name of each export. Whenever an export has finished its last request, calls
-    /// `quiet` with the nodes of the exports that may still have requests in flight.
+    /// `quiet` with the names of the exports that may still have requests in flight.
     pub(super) async fn stop_all(
         mut self,
         mut ended: impl FnMut(&str),
-        quiet: impl Fn(&[String]),
+        quiet: impl Fn(&BTreeSet<String>),
     ) -> bool {
         let are_quiet = Mailbox::default();
         for export in &mut self.exports {
             let (id, are_quiet) = (export.id.clone(), are_quiet.clone());
             export.stop(&self.event_loop, move || are_quiet.push(id), Rc::new(|_| {}));
         }
-        let mut busy: BTreeMap<_, _> =
-            self.exports.iter().map(|export| (export.id.clone(), export.nodes.clone())).collect();
+        let mut busy = self.exports.iter().map(|export| export.id.clone()).collect();
         let watching = async {
             loop {
-                busy.remove(&are_quiet.next().await);
-                quiet(&busy.values().flatten().cloned().collect::<Vec<_>>());
+                BTreeSet::remove(&mut busy, &are_quiet.next().await);
+                quiet(&busy);
             }
         };
         let ending = async {
@@ -283,40 +261,37 @@ impl Exports {
         self.exports.iter().filter_map(describe).collect()
     }
 
-    /// Flushes the exports with a node for which `keeps_back` is true. Completes once all flushes have ended or failed.
+    /// Flushes the exports for which `keeps_back` is true, by name. Completes once all flushes have ended or failed.
     pub(super) fn flush(&self, keeps_back: impl Fn(&str) -> bool) -> impl Future<Output = ()> {
         let flush = |export: &Export| {
-            let keeps_back = export.nodes.iter().any(|node| keeps_back(node));
-            Some(export.serving.as_ref().filter(|_| keeps_back)?.flush())
+            Some(export.serving.as_ref().filter(|_| keeps_back(&export.id))?.flush())
         };
         let asked: Vec<_> = self.exports.iter().filter_map(flush).collect();
         // A failed flush fails again when the queues stop, and is reported then.
         all(asked)
     }
 
-    /// Stops the queues of all exports, and flushes those with a node for which `keeps_back` is true.
+    /// Stops the queues of all exports, and flushes those for which `keeps_back` is true, by name.
     pub(super) fn stop_queues(
         &self,
         keeps_back: impl Fn(&str) -> bool,
     ) -> Vec<(String, Asked<Stopped>)> {
         let stop = |export: &Export| {
-            let flush = export.nodes.iter().any(|node| keeps_back(node));
-            let stopped = export.serving.as_ref()?.quiesce(flush);
+            let stopped = export.serving.as_ref()?.quiesce(keeps_back(&export.id));
             Some((export.id.clone(), stopped))
         };
         self.exports.iter().filter_map(stop).collect()
     }
 
-    /// When the oldest request in flight was taken, nanoseconds, and its export. Leaves out exports with a node
-    /// for which `but` is true.
+    /// When the oldest request in flight was taken, nanoseconds, and its export. Leaves out exports for which `but` is
+    /// true, by name.
     pub(super) fn oldest(
         &self,
         but: impl Fn(&str) -> bool,
     ) -> impl Future<Output = Option<(u64, String)>> {
         let ask = |export: &Export| {
             let serving = export.serving.as_ref()?;
-            let is_left_out = export.nodes.iter().any(|node| but(node));
-            (!is_left_out).then(|| (export.id.clone(), serving.in_flight()))
+            (!but(&export.id)).then(|| (export.id.clone(), serving.in_flight()))
         };
         let asked: Vec<_> = self.exports.iter().filter_map(ask).collect();
         async move {
@@ -393,13 +368,14 @@ impl Exports {
     }
 
     /// The statistics of all exports that are not being stopped.
-    pub(super) fn statistics(&self) -> Vec<ExportStatistics> {
+    pub(super) fn statistics(&self, graph: &Graph) -> Vec<ExportStatistics> {
         let of = |export: &Export| {
             let serving = export.serving.as_ref()?;
+            let (options, nodes) = graph.export(&export.id)?;
             Some(ExportStatistics {
                 id: export.id.clone(),
-                kind: export.kind,
-                nodes: export.nodes.clone(),
+                kind: options.kind.type_name(),
+                nodes: nodes.to_vec(),
                 connected: serving.is_connected(),
                 io_status: export.policy.as_ref().map_or(IoStatus::Ok, |policy| policy.status()),
                 queues: serving.queues(),

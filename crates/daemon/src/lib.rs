@@ -54,11 +54,11 @@ pub mod fuzzing {
     pub use crate::metrics::http;
     pub use crate::service_manager::watchdog;
     pub use crate::socket_activation::{ActivationSockets, announced};
-    pub use crate::upgrade::{Definitions, document, packets};
+    pub use crate::upgrade::{document, packets};
 }
 
 use std::cell::{Cell, OnceCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -97,7 +97,7 @@ use statistics::{ProcessStatistics, Statistics, ThrottleStatistics};
 pub use status::Status;
 use threads::IoThreads;
 use turn::Turn;
-use upgrade::{Definitions, HandedOver};
+use upgrade::HandedOver;
 pub use upgrade::{TakenOver, receive, receive_from};
 
 use pidfile::Pidfile;
@@ -112,7 +112,7 @@ pub struct Daemon {
     nodes: NodeRegistry,
     threads: IoThreads,
     objects: Objects,
-    /// All objects by name, with their users. Checks whether a change is possible.
+    /// The inventory: all items by name, with their options and users. Checks whether a change is possible.
     graph: Graph,
     /// Character devices without a monitor.
     chardevs: BTreeMap<String, Chardev>,
@@ -127,8 +127,8 @@ pub struct Daemon {
     in_force: OnceCell<InForce>,
     control: EventLoop,
     host: Rc<dyn Host>,
-    /// The options and commands that made the current configuration.
-    definitions: Definitions,
+    /// The command line of a daemon without a monitor whose configuration its options do not show (`serve`).
+    command_line: Option<Vec<String>>,
     /// The listening sockets of monitors and metrics, by purpose.
     listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
     spawner: Option<Rc<Spawner>>,
@@ -378,7 +378,7 @@ impl Daemon {
             in_force: OnceCell::new(),
             control: control.clone(),
             host,
-            definitions: Definitions::default(),
+            command_line: None,
             listeners: BTreeMap::new(),
             spawner: None,
             pidfile: Rc::default(),
@@ -432,7 +432,7 @@ impl Daemon {
 
     /// The status line for the service manager.
     fn summary(&self) -> String {
-        match self.exports.all().count() {
+        match self.exports.count() {
             1 => "Serving 1 export".into(),
             n => format!("Serving {n} exports"),
         }
@@ -480,10 +480,7 @@ impl Daemon {
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
         let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept } = start;
         (self.spawner, self.pidfile) = (spawner.map(Rc::new), pidfile);
-        (self.keeping, self.kept) = (keeping, kept);
-        if let Some(arguments) = command_line {
-            self.definitions.of_command_line(arguments);
-        }
+        (self.keeping, self.kept, self.command_line) = (keeping, kept, command_line);
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
             self.nodes.inherit_image(image);
         }
@@ -495,7 +492,7 @@ impl Daemon {
     fn statistics(&self) -> Statistics {
         Statistics {
             process: ProcessStatistics::now(),
-            exports: self.exports.statistics(),
+            exports: self.exports.statistics(&self.graph),
             threads: self.threads.statistics(),
             throttle_groups: self.throttle_statistics(),
             now_ns: self.control.now_ns(),
@@ -571,7 +568,10 @@ impl Daemon {
         let clients = self.clients;
         let ended = |id: &str| changes::tell_export_deleted(&clients, id);
         // As in QSD, locks are released before the flush, which may take long.
-        let quiet = |busy: &[String]| self.nodes.give_up_locks(busy);
+        let quiet = |busy: &BTreeSet<String>| {
+            let nodes = busy.iter().flat_map(|export| self.graph.nodes_of(export));
+            self.nodes.give_up_locks(&nodes.cloned().collect::<Vec<_>>());
+        };
         let clean = self.exports.stop_all(ended, quiet).await;
         if let Some(server) = self.nbd_server {
             match self.serves {

@@ -75,13 +75,13 @@ impl Daemon {
                     Ok(Err(error)) => log::error!("{error}"),
                 },
                 Ok(Message::Request(request)) => {
-                    let exports = self.exports.all().count();
+                    let exports = self.exports.count();
                     let carried_out = unless_stopped(self.carry_out(request), &moving, stop);
                     let leave = match carried_out.await {
                         Ok(leave) => leave,
                         Err(signal) => return End::Signal(signal),
                     };
-                    if self.exports.all().count() != exports {
+                    if self.exports.count() != exports {
                         self.tell_summary();
                     }
                     if let Some((leave, answer)) = leave

@@ -10,7 +10,7 @@ use block::options::{
 };
 use block::request::Op;
 use block::{CreateQcow2, create_qcow2, submit};
-use control::Action;
+use control::{Action, Graph, Step};
 use event_loop::IoBufs;
 
 use super::host::{Host, on_a_thread};
@@ -130,8 +130,7 @@ impl Daemon {
         self.delete_node(overlay)?;
         let put = self.put_above(node, &after).await;
         if put.is_err() {
-            self.carry_out_action(&Action::Blockdev(before)).await?;
-            self.definitions.add_node(overlay);
+            self.add(&Step::of_node(before)).await?;
         }
         put
     }
@@ -143,20 +142,19 @@ impl Daemon {
         overlay: &BlockdevOptions,
     ) -> Result<(), DaemonError> {
         let name = overlay.node_name.as_deref().unwrap_or_default();
-        let graph =
-            self.graph.with(&Action::Blockdev(overlay.clone()))?.with_overlay(node, name)?;
+        let step = Step::of_node(overlay.clone());
+        let graph = self.graph.with(&step)?.with_overlay(node, name)?;
         // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
         self.open_node(overlay).await?;
         let moved = match self.sync_folder(name).await {
-            Ok(()) => self.move_users(users, node, name).await,
+            Ok(()) => self.move_users(users, node, name, graph).await,
             Err(error) => Err(error),
         };
         if let Err(error) = moved {
             self.nodes.remove(name)?;
             return Err(error);
         }
-        self.graph = graph;
         if let Err(error) = self.nodes.make_read_only(node).await {
             // No user of the node writes to it in any case.
             log::warn!("node {node}: stays open for writing behind '{name}': {error}");
@@ -179,14 +177,11 @@ impl Daemon {
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;
         drop(users);
-        self.exports.node_replaced(overlay, node);
         self.graph = graph;
         self.nodes.remove(overlay)?;
-        self.definitions.remove_node(overlay);
         if let Some(mut options) = before.filter(|_| !is_new) {
             options.driver.remove_child("backing");
-            self.carry_out_action(&Action::Blockdev(options)).await?;
-            self.definitions.add_node(overlay);
+            self.add(&Step::of_node(options)).await?;
         }
         self.record().await
     }
@@ -211,13 +206,14 @@ impl Daemon {
         Err(DaemonError::new(why))
     }
 
-    /// Moves the users of `from` to `to`. Writes are held until the users have moved and the state file names
-    /// `to`.
+    /// Moves the users of `from` to `to`, as in the new `graph`. Writes are held until the users have moved and the state
+    /// file names `to`.
     async fn move_users(
         &mut self,
         users: Vec<std::sync::Arc<block::graph::Edge>>,
         from: &str,
         to: &str,
+        graph: Graph,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
         let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
@@ -237,12 +233,10 @@ impl Daemon {
         }
         let _moving = Moving::new(&self.moving);
         users.point_to(&target).await.map_err(DaemonError::new)?;
-        self.exports.node_replaced(from, to);
-        self.definitions.add_node(to);
+        let before = std::mem::replace(&mut self.graph, graph);
         let recorded = self.record().await;
         if recorded.is_err() {
-            self.exports.node_replaced(to, from);
-            self.definitions.remove_node(to);
+            self.graph = before;
             let node = self.nodes.node(from)?;
             users.point_to(&node).await.map_err(DaemonError::new)?;
             // The new file may be in place, if only the fsync of its folder failed.

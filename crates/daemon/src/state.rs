@@ -15,7 +15,6 @@ use super::exports::ExportState;
 use super::host::on_a_thread;
 use super::signal::until;
 use super::signals::StopSignals;
-use super::upgrade::words;
 use super::{Daemon, DaemonError};
 use crate::state_file::StateFile;
 
@@ -110,13 +109,13 @@ impl Daemon {
     fn state(&self, keeping: &Keeping) -> Result<String, String> {
         // An export that is shutting down is left out: a restart must not bring it back. An export with bitmaps is
         // left out, too: a kill leaves bitmaps inconsistent, and the restart would fail.
-        let offered = |id: &str| {
+        let stays = |id: &str| {
             let is_ending = self.exports.state(id) == Some(ExportState::ShuttingDown);
-            let stays = !is_ending && !self.exports.shows_bitmaps(id);
-            stays.then(|| self.exports.nodes_of(id))
+            !is_ending && !self.graph.shows_bitmaps(id)
         };
-        let options = self.definitions.configuration(&self.nodes, offered)?;
-        words(&options)?;
+        let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
+        let options = self.graph.configuration(describe, stays);
+        let options = options.map_err(|error| error.to_string())?;
         Ok(SavedState::text(&keeping.command_line, &options))
     }
 

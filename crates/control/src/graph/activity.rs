@@ -3,8 +3,9 @@
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 
-use super::{Address, Graph};
+use super::Graph;
 use crate::error::OptionError;
+use crate::export::{ExportKind, ExportOptions};
 
 impl Graph {
     /// Returns the graph with a node, or all nodes, active or inactive.
@@ -81,10 +82,10 @@ impl Graph {
     /// machine, because its guest would get errors.
     fn is_kept(&self, name: &str) -> bool {
         self.exports.values().any(|export| {
-            let is_nbd = matches!(export.address, Address::Nbd(_));
+            let ExportOptions { allow_inactive, writable, kind, .. } = &export.options;
             export.nodes.iter().any(|node| node == name)
-                && !export.allow_inactive
-                && (export.writable || !is_nbd)
+                && !allow_inactive
+                && (*writable || !matches!(kind, ExportKind::Nbd(_)))
         })
     }
 

@@ -1,9 +1,15 @@
 //! The NBD server and its exports.
 
-use super::{Export, Graph, known};
+use super::{Export, Graph, NbdServer, known};
 use crate::error::OptionError;
-use crate::export::{self, Address, ExportOptions};
+use crate::export::{self, ExportKind, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
+
+impl Export {
+    fn is_of_nbd_server(&self) -> bool {
+        matches!(self.options.kind, ExportKind::Nbd(_))
+    }
+}
 
 impl Graph {
     /// Returns the graph without the NBD server. Its exports go with it.
@@ -44,26 +50,35 @@ impl Graph {
 
     /// Returns whether that export is one of the NBD server's; `None`: there is none.
     pub fn is_nbd_export(&self, id: &str) -> Option<bool> {
-        self.exports.get(id).map(|export| matches!(export.address, Address::Nbd(_)))
+        self.exports.get(id).map(Export::is_of_nbd_server)
+    }
+
+    /// Whether an export shows dirty bitmaps. A restart after a kill may not find them.
+    pub fn shows_bitmaps(&self, id: &str) -> bool {
+        let options = self.export(id).map(|(options, _)| &options.kind);
+        matches!(options, Some(ExportKind::Nbd(nbd)) if !nbd.bitmaps.is_empty())
     }
 
     /// Returns the exports of the NBD server.
     pub fn nbd_exports(&self) -> impl Iterator<Item = &String> {
-        let of_server = |export: &&Export| matches!(export.address, Address::Nbd(_));
-        self.exports.iter().filter(move |(_, export)| of_server(export)).map(|(id, _)| id)
+        self.exports.iter().filter(|(_, export)| export.is_of_nbd_server()).map(|(id, _)| id)
     }
 
-    pub(super) fn nbd_server(&mut self, server: &NbdServerOptions) -> Result<(), OptionError> {
+    pub(super) fn nbd_server(
+        &mut self,
+        server: &NbdServerOptions,
+        option: String,
+    ) -> Result<(), OptionError> {
         if self.nbd_server.is_some() {
             return Err(OptionError::new("NBD server already running"));
         }
         let mut objects = Vec::new();
         let of = |kind: &str| {
-            let all = self.objects.iter().filter(|(_, own)| own.starts_with(kind));
+            let all = self.objects.iter().filter(|(_, own)| own.kind.starts_with(kind));
             known("Objects of that kind", all.map(|(id, _)| id))
         };
         if let Some(id) = &server.tls_creds {
-            match self.objects.get(id) {
+            match self.kind_of_object(id) {
                 None => {
                     return Err(OptionError::new(format!("No TLS credentials with id '{id}'"))
                         .hint(of("tls-creds")));
@@ -79,7 +94,7 @@ impl Graph {
             if server.tls_creds.is_none() {
                 return Err(OptionError::new("Parameter 'tls-authz' needs 'tls-creds'"));
             }
-            match self.objects.get(id) {
+            match self.kind_of_object(id) {
                 Some(kind) if kind.starts_with("authz") => objects.push(id.clone()),
                 Some(_) => {
                     let message = format!("Object with id '{id}' is not an authorization object");
@@ -93,7 +108,8 @@ impl Graph {
                 }
             }
         }
-        self.nbd_server = Some(objects);
+        let serial = self.serial();
+        self.nbd_server = Some(NbdServer { serial, option, objects });
         Ok(())
     }
 }

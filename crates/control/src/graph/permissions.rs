@@ -10,9 +10,10 @@ use crate::export::SizeUse;
 
 impl Export {
     fn claim(&self) -> Claim {
-        let claim = Claim::of_reader(self.writable);
+        let writable = self.options.writable;
+        let claim = Claim::of_reader(writable);
         match self.size_use {
-            SizeUse::Changes { even_read_only } if self.writable || even_read_only => {
+            SizeUse::Changes { even_read_only } if writable || even_read_only => {
                 Claim { takes: claim.takes.with(Permissions::RESIZE), ..claim }
             }
             SizeUse::Follows | SizeUse::Changes { .. } => claim,

@@ -27,7 +27,7 @@ pub(super) struct OptionCommand {
 
 impl OptionCommand {
     fn parse(&self, arguments: Object) -> Result<Step, OptionError> {
-        // The current configuration stores definitions as option texts.
+        // The inventory stores the option.
         let origin = format!("{} {}", self.option, Json::from(Value::Object(arguments.clone())));
         let action = (self.read)(arguments, &Context::new(Dialect::Json))?;
         Ok(Step { origin, action })

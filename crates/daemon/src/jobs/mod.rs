@@ -299,10 +299,11 @@ impl Daemon {
         }
         self.nodes.set_filter(&copying.source, None);
         let Some(replaced) = replaces else { return Ok(()) };
-        self.exports.node_replaced(replaced, &copying.target);
+        let graph = self.graph.with_replaced(replaced, &copying.target);
+        let before = std::mem::replace(&mut self.graph, graph);
         // The state file must name the target before the target gets writes that the source lacks.
         if let Err(error) = self.record().await {
-            self.exports.node_replaced(&copying.target, replaced);
+            self.graph = before;
             if let Some(elsewhere) = elsewhere {
                 elsewhere.point_to(&self.nodes.node(replaced)?).await.map_err(failed)?;
             }
@@ -311,7 +312,6 @@ impl Daemon {
             let _ = self.record().await;
             return Err(error);
         }
-        self.graph = self.graph.with_replaced(replaced, &copying.target);
         Ok(())
     }
 

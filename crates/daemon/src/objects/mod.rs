@@ -82,7 +82,6 @@ impl Daemon {
         if let Some(object) = self.objects.0.remove(id) {
             object.made.remove(self);
         }
-        self.definitions.remove_object(id);
         self.graph = graph;
         Ok(())
     }

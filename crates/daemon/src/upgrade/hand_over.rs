@@ -119,11 +119,15 @@ impl Daemon {
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
         }
-        if let Some(export) = self.exports.all().find(|export| export.shutting_down) {
+        if let Some(export) = self.exports.all(&self.graph).find(|export| export.shutting_down) {
             return Err(format!("export '{}' is shutting down", export.id));
         }
         self.check_flushes()?;
-        self.definitions.arguments(&self.nodes, |export| Some(self.exports.nodes_of(export)))
+        if let Some(arguments) = &self.command_line {
+            return Ok(arguments.clone());
+        }
+        let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
+        self.graph.command_line(describe).map_err(|error| error.to_string())
     }
 
     /// Fails if a flush of an image has failed. The kernel reports lost writes only once: a flush by the new
@@ -136,6 +140,11 @@ impl Daemon {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Whether `is` holds for a node of an export.
+    fn any_node(&self, export: &str, is: impl Fn(&str) -> bool) -> bool {
+        self.graph.nodes_of(export).iter().any(|node| is(node))
     }
 
     /// Whether `is` holds for the driver of a node or of one below it. Inactive nodes do not count: they have written
@@ -162,7 +171,8 @@ impl Daemon {
     ///
     /// The oldest request is older than [`OLDEST_NS`], or an I/O thread does not answer.
     async fn oldest(&self) -> Result<Option<u64>, String> {
-        let oldest = self.exports.oldest(|node| self.holds_back(node));
+        let oldest =
+            self.exports.oldest(|export| self.any_node(export, |node| self.holds_back(node)));
         let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
         let oldest = until(oldest, limit).await;
         let oldest = oldest.map_err(|()| "an I/O thread does not answer".to_owned())?;
@@ -188,8 +198,11 @@ impl Daemon {
         let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         // Leaves little to write while the queues are stopped.
-        let flushed =
-            until(self.exports.flush(|node| self.keeps_back(node)), limit(OLDEST_NS)).await;
+        let flushed = until(
+            self.exports.flush(|export| self.any_node(export, |node| self.keeps_back(node))),
+            limit(OLDEST_NS),
+        )
+        .await;
         let Still { stopped, since_ns, before_ns } = self.stop_queues(flushed.is_ok()).await?;
         let awaited = Cell::new("");
         let end = self.control.sleep_until(since_ns + STILL_NS);
@@ -318,7 +331,8 @@ impl Daemon {
     async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Stopped)>, String> {
         let mut all = Vec::new();
         // A flush under way is awaited: the kernel reports lost writes only to the first flush.
-        let flushes = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
+        let is = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
+        let flushes = |export: &str| self.any_node(export, is);
         for (id, stopped) in self.exports.stop_queues(flushes) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             all.push((id, stopped));

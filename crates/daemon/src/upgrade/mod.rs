@@ -16,14 +16,11 @@
 //! and resumes. The new process touches no queue before `Go`. The two never serve at the same time.
 
 mod bitmaps;
-mod definitions;
 pub mod document;
 mod hand_over;
 pub mod packets;
 mod take_over;
 
-pub use definitions::Definitions;
-pub(super) use definitions::words;
 pub(super) use hand_over::HandedOver;
 pub(super) use take_over::TakenExport;
 pub use take_over::{TakenOver, receive, receive_from};

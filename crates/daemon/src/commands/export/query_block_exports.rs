@@ -15,7 +15,9 @@ pub(super) static COMMAND: Command<()> = Command {
     arguments: &[],
     returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_INFO))),
     records: false,
-    run: |daemon, ()| Box::pin(async { Ok(daemon.exports.all().map(export_info).collect()) }),
+    run: |daemon, ()| {
+        Box::pin(async { Ok(daemon.exports.all(&daemon.graph).map(export_info).collect()) })
+    },
 };
 
 fn export_info(export: ExportInfo<'_>) -> Json {

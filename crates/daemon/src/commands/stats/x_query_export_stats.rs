@@ -16,7 +16,9 @@ pub(super) static COMMAND: Command<()> = Command {
     returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_STATS))),
     records: false,
     run: |daemon, ()| {
-        Box::pin(async { Ok(daemon.exports.statistics().iter().map(export).collect()) })
+        Box::pin(async {
+            Ok(daemon.exports.statistics(&daemon.graph).iter().map(export).collect())
+        })
     },
 };
 
