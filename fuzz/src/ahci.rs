@@ -255,7 +255,7 @@ impl Run<'_> {
                 _ => self.ahci.mmio_write(0x04, 4, u64::from(input.u8()) & 3),
             },
             _ => {
-                let full = input.u8() % 4 != 0;
+                let full = !input.u8().is_multiple_of(4);
                 let memory = if full { &self.world.full } else { &self.world.less };
                 self.ahci.set_memory(memory.clone());
             }

@@ -213,7 +213,7 @@ impl<'a> FrontEnd<'a> {
         while let Ok(received) = fd_passing::receive(self.socket.as_fd(), &mut bytes)
             && received.len > 0
         {
-            self.given = received.fds.into_iter().map(File::from).last().or(self.given.take());
+            self.given = received.fds.into_iter().map(File::from).next_back().or(self.given.take());
         }
     }
 

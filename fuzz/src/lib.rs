@@ -59,119 +59,101 @@ pub fn play(run: fn(&[u8]), data: &[u8]) {
 mod tests {
     use std::path::Path;
 
-    fn replay(target: &str, run: fn(&[u8])) {
-        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-        let mut replayed = 0;
-        for seed in std::fs::read_dir(&seeds).expect("the seeds are in the repository") {
-            let path = seed.expect("a directory entry").path();
-            run(&std::fs::read(&path).expect("a readable seed"));
-            replayed += 1;
+    /// SplitMix64.
+    struct Random(u64);
+
+    impl Random {
+        /// A number below `bound`, which is not 0.
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            usize::try_from((mixed ^ (mixed >> 31)) % bound as u64).expect("below a usize")
         }
-        assert!(replayed > 0, "no seeds in {}", seeds.display());
     }
 
-    #[test]
-    fn ahci() {
-        replay("ahci", super::ahci::run);
+    /// The beginning of a seed and the end of another one, with some bytes changed.
+    fn made(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+        let [first, second] = [(); 2].map(|()| &seeds[random.below(seeds.len())][..]);
+        let (end, begin) = (random.below(first.len() + 1), random.below(second.len() + 1));
+        let mut input = [&first[..end], &second[begin..]].concat();
+        for _ in 0..random.below(8) {
+            if input.is_empty() {
+                break;
+            }
+            let at = random.below(input.len());
+            input[at] = match random.below(3) {
+                0 => [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
+                1 => input[at] ^ (1 << random.below(8)),
+                _ => random.below(256) as u8,
+            };
+        }
+        input
     }
 
-    #[test]
-    fn front_end() {
-        replay("front_end", super::front_end::run);
+    /// Runs the seeds of a target, and inputs made of them. libFuzzer, which knows what an input reaches, runs every night.
+    fn replay(target: &str, run: fn(&[u8]), inputs: u64) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+        let mut paths: Vec<_> = std::fs::read_dir(&folder)
+            .expect("the seeds are in the repository")
+            .map(|seed| seed.expect("a directory entry").path())
+            .collect();
+        paths.sort();
+        assert!(!paths.is_empty(), "no seeds in {}", folder.display());
+        let read = |path| std::fs::read(path).expect("a readable seed");
+        let seeds: Vec<_> = paths.iter().map(read).collect();
+        for (path, seed) in paths.iter().zip(&seeds) {
+            println!("{}", path.display());
+            run(seed);
+        }
+        for number in 0..inputs {
+            let input = made(&seeds, &mut Random(number));
+            println!("input {number}, {} bytes", input.len());
+            run(&input);
+        }
     }
 
-    #[test]
-    fn fuse() {
-        replay("fuse", super::fuse::run);
+    macro_rules! targets {
+        ($($target:ident $inputs:literal)*) => {
+            $(
+                #[test]
+                fn $target() {
+                    replay(stringify!($target), super::$target::run, $inputs);
+                }
+            )*
+
+            /// A target without libFuzzer's program would never run at night.
+            #[test]
+            fn each_has_a_program() {
+                let manifest = include_str!("../libfuzzer/Cargo.toml");
+                for target in [$(stringify!($target)),*] {
+                    assert!(manifest.contains(&format!("path = \"../targets/{target}.rs\"")), "{target}");
+                }
+            }
+        };
     }
 
-    #[test]
-    fn qmp() {
-        replay("qmp", super::qmp::run);
-    }
-
-    #[test]
-    fn qcow2() {
-        replay("qcow2", super::qcow2::run);
-    }
-
-    #[test]
-    fn nbd() {
-        replay("nbd", super::nbd::run);
-    }
-
-    #[test]
-    fn nbd_client() {
-        replay("nbd_client", super::nbd_client::run);
-    }
-
-    #[test]
-    fn nbd_server() {
-        replay("nbd_server", super::nbd_server::run);
-    }
-
-    #[test]
-    fn nvme() {
-        replay("nvme", super::nvme::run);
-    }
-
-    #[test]
-    fn replies() {
-        replay("replies", super::replies::run);
-    }
-
-    #[test]
-    fn tls() {
-        replay("tls", super::tls::run);
-    }
-
-    #[test]
-    fn options() {
-        replay("options", super::options::run);
-    }
-
-    #[test]
-    fn queue() {
-        replay("queue", super::queue::run);
-    }
-
-    #[test]
-    fn scsi() {
-        replay("scsi", super::scsi::run);
-    }
-
-    #[test]
-    fn vfio_user() {
-        replay("vfio_user", super::vfio_user::run);
-    }
-
-    #[test]
-    fn vhost_user() {
-        replay("vhost_user", super::vhost_user::run);
-    }
-
-    #[test]
-    fn given() {
-        replay("given", super::given::run);
-    }
-
-    #[test]
-    fn hand_over() {
-        replay("hand_over", super::hand_over::run);
-    }
-
-    #[test]
-    fn image() {
-        replay("image", super::image::run);
-    }
-
-    #[test]
-    fn journal() {
-        replay("journal", super::journal::run);
-    }
-
-    #[test]
-    fn luks() {
-        replay("luks", super::luks::run);
+    targets! {
+        ahci 2000
+        front_end 200
+        fuse 2000
+        given 2000
+        hand_over 100
+        image 1000
+        journal 40
+        luks 1000
+        nbd 2000
+        nbd_client 2000
+        nbd_server 2000
+        nvme 2000
+        options 2000
+        qcow2 1000
+        qmp 1000
+        queue 2000
+        replies 2000
+        scsi 2000
+        tls 1000
+        vfio_user 2000
+        vhost_user 2000
     }
 }

@@ -87,7 +87,7 @@ impl World {
 
     pub(crate) fn serve_another(&self) {
         let client = Client::connect(self);
-        self.leave(client.is_served());
+        self.leave(client.served());
     }
 
     pub(crate) fn leave(&self, client: Client<'_>) {
@@ -139,7 +139,7 @@ impl<'a> Client<'a> {
     }
 
     /// Shakes hands, and has one request answered.
-    pub(crate) fn is_served(mut self) -> Self {
+    pub(crate) fn served(mut self) -> Self {
         self.go(0);
         self.request(0, 0, 7, 0, 512);
         self.hears_all();

@@ -247,7 +247,8 @@ impl Run<'_> {
                 self.disks[usize::from(error >> 7)].answer(nth, result);
             }
             9 => {
-                let memory = if input.u8() % 2 == 0 { &self.world.full } else { &self.world.less };
+                let memory =
+                    if input.u8().is_multiple_of(2) { &self.world.full } else { &self.world.less };
                 self.controller.set_memory(memory.clone());
             }
             10 => self.controller.reset(),

@@ -40,9 +40,9 @@ fn depth(value: &Value) -> usize {
 
 fn converse(stream: &[u8], step: usize) {
     daemon::register_commands();
-    let mut session = Session::new(step % 2 == 0);
+    let mut session = Session::new(step.is_multiple_of(2));
     let mut negotiation = &b"{'execute':'qmp_capabilities','arguments':{'enable':['oob']}}"[..];
-    if step % 3 != 0 {
+    if !step.is_multiple_of(3) {
         assert!(matches!(session.next(&mut negotiation), Some(Received::Reply(_))));
     }
     for mut piece in stream.chunks(step) {

@@ -202,7 +202,7 @@ impl<'a> Guest<'a> {
             14 => self.world.turn(),
             _ => {
                 let queue = usize::from(input.u8()) % usize::from(QUEUES);
-                self.queues[queue].set_enabled(input.u8() % 4 != 0);
+                self.queues[queue].set_enabled(!input.u8().is_multiple_of(4));
             }
         }
         self.reap();

@@ -135,7 +135,7 @@ impl Clients {
         client.go_on(&rest);
         if is_unchanged {
             // By the socket that both servers have.
-            drop(Client::connect(&self.before).is_served());
+            drop(Client::connect(&self.before).served());
         }
         if how & STAYS == 0 {
             client.hang_up();
