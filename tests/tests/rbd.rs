@@ -130,9 +130,18 @@ fn a_snapshot_is_read_and_not_written() {
     let why = qmp.refused("blockdev-add", node.clone());
     assert_eq!(why, "rbd snapshots are read-only");
     node["read-only"] = true.into();
-    qmp.execute("blockdev-add", node);
+    qmp.execute("blockdev-add", node.clone());
     let export = json!({"type": "nbd", "id": "e", "node-name": "snapshot", "name": "snapshot"});
     qmp.execute("block-export-add", export);
+    // It stays open while its options change.
+    node["discard"] = "unmap".into();
+    qmp.execute("blockdev-reopen", json!({"options": [node.clone()]}));
+    node["read-only"] = false.into();
+    let why = qmp.refused("blockdev-reopen", json!({"options": [node.clone()]}));
+    assert_eq!(why, "Cannot change node 'snapshot' to r/w when using an rbd snapshot");
+    node["user"] = "admin".into();
+    let why = qmp.refused("blockdev-reopen", json!({"options": [node]}));
+    assert_eq!(why, "Cannot change the option 'user'");
     let copy = Image::empty(&scratch, "copy", MIB);
     let copy_path = copy.path().to_str().expect("UTF-8");
     client_output(&scratch, "nbdcopy", &[&nbd_uri(&scratch, "snapshot"), copy_path]);

@@ -16,7 +16,7 @@ use crate::connections::ConnectContext;
 pub use crate::create::CreateKind;
 use ::options::shape::Member;
 use ::options::table::{self, Context, Field};
-use ::options::{Object, OptionError};
+use ::options::{Object, OptionError, Value};
 
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -198,7 +198,14 @@ pub trait BlockDriver: DriverValue {
     ///
     /// As of [`open`](Self::open).
     fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
-        Ok(Reopened { node: self.open(node)?, restore: None })
+        Ok(Reopened::anew(self.open(node)?))
+    }
+
+    /// Whether the open node has to [close its image](BlockNode::suspend_image) before this one opens it.
+    ///
+    /// Users are held meanwhile. The image stays the same: its files can get filters above them, and lose them.
+    fn closes_to_reopen(&self) -> bool {
+        false
     }
 }
 
@@ -295,10 +302,12 @@ pub enum Look {
 pub struct NeverInactive;
 
 /// Why a node does not get other options.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotReopened {
     /// This option would change.
-    Option(&'static str),
+    Option(String),
+    /// This option would get its default value, because it is left out.
+    Reset(String),
     /// The driver has no way to do it.
     Unsupported,
 }
@@ -313,9 +322,7 @@ impl NotReopened {
         before: &BlockdevRef,
         after: &BlockdevRef,
     ) -> Result<(), NotReopened> {
-        let is_new =
-            matches!(before, BlockdevRef::Name(_)) && matches!(after, BlockdevRef::Inline(_));
-        NotReopened::unless_same(&[("file.driver", is_new)])
+        NotReopened::unless_same(&[("file.driver", is_defined_anew(before, after))])
     }
 
     /// Fails with the first option that would change.
@@ -323,11 +330,68 @@ impl NotReopened {
     /// # Errors
     ///
     /// One is `true`.
-    pub fn unless_same(changed: &[(&'static str, bool)]) -> Result<(), NotReopened> {
+    pub fn unless_same(changed: &[(&str, bool)]) -> Result<(), NotReopened> {
         match changed.iter().find(|(_, changed)| *changed) {
-            Some((option, _)) => Err(NotReopened::Option(option)),
+            Some((option, _)) => Err(NotReopened::Option((*option).to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// Fails if any of a driver's options would change, other than its children.
+    ///
+    /// # Errors
+    ///
+    /// One would.
+    pub fn unless_kept(
+        before: &dyn BlockDriver,
+        after: &dyn BlockDriver,
+    ) -> Result<(), NotReopened> {
+        let (before, after) = (told(before), told(after));
+        let is_left_out = |name: &String| !after.iter().any(|(other, _)| other == name);
+        if let Some((name, _)) = before.iter().find(|(name, _)| is_left_out(name)) {
+            return Err(NotReopened::Reset(name.clone()));
+        }
+        match after.into_iter().find(|option| !before.contains(option)) {
+            Some((name, _)) => Err(NotReopened::Option(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a child that was named is to be one that is defined in place.
+pub fn is_defined_anew(before: &BlockdevRef, after: &BlockdevRef) -> bool {
+    matches!(before, BlockdevRef::Name(_)) && matches!(after, BlockdevRef::Inline(_))
+}
+
+/// A driver's options that differ from the defaults, without children, each under its full name.
+fn told(driver: &dyn BlockDriver) -> Vec<(String, Value)> {
+    let children: Vec<_> = driver.children().into_iter().map(|child| child.role).collect();
+    let mut options = driver.write();
+    options.retain(|(name, _)| !children.contains(&name.as_str()));
+    let mut told = Vec::new();
+    flatten(Value::Object(options), "", &mut told);
+    told
+}
+
+fn flatten(value: Value, name: &str, told: &mut Vec<(String, Value)>) {
+    let full = |member: &str| match name {
+        "" => member.to_owned(),
+        above => format!("{above}.{member}"),
+    };
+    match value {
+        Value::Object(members) => {
+            members.into_iter().for_each(|(member, value)| flatten(value, &full(&member), told));
+        }
+        Value::List(values) => {
+            let values = values.into_iter().enumerate();
+            values.for_each(|(nth, value)| flatten(value, &full(&nth.to_string()), told));
+        }
+        Value::Text(text) if text.is_empty() => {}
+        value @ (Value::Null
+        | Value::Bool(_)
+        | Value::Integer(_)
+        | Value::Number(_)
+        | Value::Text(_)) => told.push((name.to_owned(), value)),
     }
 }
 
@@ -342,12 +406,24 @@ pub struct Description {
     pub specific: Option<Object>,
 }
 
-/// A node that was opened to take the place of another one.
+/// The result of [`BlockDriver::reopen`].
 pub struct Reopened {
-    /// The node.
-    pub node: Arc<dyn BlockNode>,
-    /// Called if the other node keeps its place.
+    /// The node that takes the place of the open one. `None`: the open one has the new options.
+    pub node: Option<Arc<dyn BlockNode>>,
+    /// Called if the options are not to be changed after all.
     pub restore: Option<Box<dyn FnOnce()>>,
+}
+
+impl Reopened {
+    /// Another node takes the place of the open one.
+    pub fn anew(node: Arc<dyn BlockNode>) -> Reopened {
+        Reopened { node: Some(node), restore: None }
+    }
+
+    /// The open node has the new options.
+    pub fn in_place(restore: impl FnOnce() + 'static) -> Reopened {
+        Reopened { node: None, restore: Some(Box::new(restore)) }
+    }
 }
 
 /// What all types of options have in common.

@@ -78,6 +78,25 @@ pub trait BlockNode: Send + Sync {
         Box::pin(ready(Ok(())))
     }
 
+    /// Closes the node's image, whose state is in this node's memory, so that another node can open the image. No
+    /// request follows before [`resume_image`](Self::resume_image). After that, dropping this node leaves the image alone.
+    ///
+    /// # Errors
+    ///
+    /// Errors of a write to the image. The node remains usable.
+    fn suspend_image(self: Arc<Self>) -> Released {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// Has the node go on with the image, which was not changed since [`suspend_image`](Self::suspend_image).
+    ///
+    /// # Errors
+    ///
+    /// Errors of a write to the image. The node goes on all the same.
+    fn resume_image(self: Arc<Self>) -> Released {
+        Box::pin(ready(Ok(())))
+    }
+
     /// Returns the inode number of a regular file.
     ///
     /// The number distinguishes the file from a copy.

@@ -8,6 +8,7 @@ mod activity;
 mod configuration;
 mod nbd;
 mod permissions;
+mod reopen;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -475,59 +476,6 @@ impl Graph {
             }
         }
         graph
-    }
-
-    /// Returns the graph with a node's other options.
-    ///
-    /// # Errors
-    ///
-    /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
-    /// two users of a node exclude each other.
-    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
-        let name = options.node_name.as_deref().unwrap_or_default();
-        self.free_of_jobs(name)?;
-        self.is_active(name)?;
-        let mut graph = self.clone();
-        if !graph.nodes.contains_key(name) {
-            let message = format!("Failed to find node with node-name='{name}'");
-            return Err(OptionError::new(message));
-        }
-        let mut objects = Vec::new();
-        for (kind, id) in options.driver.objects() {
-            objects.push(graph.object(kind, id)?);
-        }
-        let Some(node) = graph.nodes.get_mut(name) else { return Ok(graph) };
-        node.read_only = options.read_only;
-        node.objects = objects;
-        for ChildOption { role, used_as, node: child } in options.driver.children() {
-            let BlockdevRef::Name(below) = child else { continue };
-            if below == name || self.lies_on(below, name) {
-                let message =
-                    format!("Making '{below}' a {role} child of '{name}' would create a cycle");
-                return Err(OptionError::new(message));
-            }
-            if node.children.iter().any(|child| child.owned && child.name == *below) {
-                continue;
-            }
-            node.children.retain(|child| child.role != role);
-            node.children.push(Child { role, used_as, name: below.clone(), owned: false });
-        }
-        if options.read_only && graph.is_written(name) {
-            let message = format!("Read-only block node '{name}' cannot support read-write users");
-            return Err(OptionError::new(message));
-        }
-        graph.check_permissions()?;
-        Ok(graph)
-    }
-
-    /// Whether an export may write to a node, or to one that writes to it.
-    fn is_written(&self, name: &str) -> bool {
-        self.exports.values().any(|e| e.options.writable && e.nodes.iter().any(|node| node == name))
-            || self.nodes.iter().any(|(above, node)| {
-                !node.read_only
-                    && node.children.iter().any(|child| writes_to(child) && child.name == name)
-                    && self.is_written(above)
-            })
     }
 
     /// Whether writes to this node would reach a read-only node below.

@@ -132,8 +132,14 @@ impl Daemon {
         &mut self,
         mut nodes: Vec<BlockdevOptions>,
     ) -> Result<(), DaemonError> {
-        // Those that lie on others come after them.
-        nodes.sort_by_key(|options| options.driver.children().len());
+        // A node that writes becomes read-only before the nodes below it, and writable after them.
+        let height = |options: &BlockdevOptions| {
+            self.graph.height(options.node_name.as_deref().unwrap_or_default())
+        };
+        nodes.sort_by_key(|options| match options.read_only {
+            true => (false, usize::MAX - height(options)),
+            false => (true, height(options)),
+        });
         let mut graph = self.graph.clone();
         for options in &nodes {
             graph = graph.with_reopened(options)?;

@@ -16,7 +16,7 @@ use integration::tls::{Authority, NOW};
 use integration::{Port, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
 
-use calls::{Call, END_JOBS, GONE, STATUS, calls};
+use calls::{Call, END_JOBS, GONE, NOT_REOPENED, STATUS, calls};
 use variations::Variations;
 
 fn carry_out(qmp: &mut Qmp, (command, arguments): &(&'static str, Value)) -> Result<(), String> {
@@ -249,6 +249,25 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Among the calls that are tried, each driver has nodes that are reopened, or that QSD does not reopen either.
+#[test]
+fn every_driver_that_the_schema_offers_is_reopened() {
+    let scratch = Scratch::new();
+    let daemon = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&daemon.socket("qmp"));
+    let entries = qmp.execute("query-qmp-schema", json!({}));
+    let schema = Schema::new(&entries);
+    let node = schema.get(text(schema.get("blockdev-add"), "arg-type"));
+    let offered: BTreeSet<&str> =
+        list(node, "variants").map(|variant| text(variant, "case")).collect();
+    let all = calls("", 1);
+    let reopened = all.iter().filter(|call| call.command == "blockdev-reopen");
+    let reopened = reopened.filter_map(|call| call.arguments["options"][0]["driver"].as_str());
+    let tried: BTreeSet<&str> = reopened.chain(NOT_REOPENED).collect();
+    assert_eq!(offered, tried);
+    daemon.stop();
 }
 
 /// Returns the commands that have arguments in the schema and no call.

@@ -10,6 +10,7 @@ pub(crate) mod detect_zeroes;
 mod encryption;
 pub(crate) mod file;
 pub(crate) mod inactive;
+mod live;
 pub(crate) mod luks;
 pub(crate) mod nbd;
 pub(crate) mod null;

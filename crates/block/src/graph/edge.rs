@@ -263,6 +263,13 @@ impl Drained {
     }
 }
 
+impl Drained {
+    /// Tells the users that the node's geometry may have changed.
+    pub fn tell(&self) {
+        self.edges.iter().for_each(|edge| edge.watchers.tell());
+    }
+}
+
 impl fmt::Debug for Drained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.edges.iter().map(|edge| &edge.name)).finish()

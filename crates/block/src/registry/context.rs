@@ -50,6 +50,23 @@ impl<'a> OpenContext<'a> {
         child(self.children, role, self.name)
     }
 
+    /// Whether the node that this one takes the place of has a child with that role.
+    pub fn had_child(&self, role: &str) -> bool {
+        self.previous_child(role).is_some()
+    }
+
+    /// Takes over a child that the options do not name from the node that this one takes the place of, if that has one.
+    pub fn take_child_over(&mut self, role: &str) {
+        if let Some(child) = self.previous_child(role) {
+            self.children.push(child);
+        }
+    }
+
+    fn previous_child(&self, role: &str) -> Option<Child> {
+        let entry = self.registry.nodes.get(self.name)?;
+        entry.children.iter().find(|child| child.role == role).cloned()
+    }
+
     /// Returns the throttle group of that name.
     ///
     /// # Errors

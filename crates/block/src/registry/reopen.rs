@@ -4,12 +4,14 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Kept, NodeRegistry, OpenContext, not_found};
+use super::{Child, Entry, Kept, NodeRegistry, OpenContext, not_found};
 use crate::driver::{ChildOption, Layer, NotReopened, Reopened};
 use crate::drivers::file::FileNode;
 use crate::error::OpenError;
 use crate::graph::{Drained, drain};
+use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, Driver};
+use crate::track::Tracking;
 
 /// Opening one node, for a node that opens others.
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Drained, OpenError>> + 'a>>;
@@ -22,8 +24,8 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// There is no such node, an option cannot be changed, or the image cannot be opened that way. Then
-    /// the node is as it was; one below it that came first may have changed.
+    /// There is no such node, an option cannot be changed, or the image cannot be opened that way. Then the node and
+    /// those defined inside it are as they were.
     pub fn reopen<'a>(&'a mut self, name: &'a str, options: &'a BlockdevOptions) -> Opening<'a> {
         self.reopen_with(name, options, None)
     }
@@ -53,66 +55,201 @@ impl NodeRegistry {
         held: Option<Drained>,
     ) -> Opening<'a> {
         Box::pin(async move {
-            let missing = || not_found(name);
-            let entry = self.nodes.get(name).ok_or_else(missing)?;
+            let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
             check(name, &entry.options.driver, &options.driver)?;
-            let before = entry.children.clone();
-            let mut children = Vec::new();
-            for ChildOption { role, node: child, .. } in options.driver.children() {
-                let old = before.iter().find(|old| old.role == role).ok_or_else(missing)?;
-                let below = old.edge.node().name().to_owned();
-                let edge = match child {
-                    BlockdevRef::Name(wanted) if *wanted == below => old.edge.clone(),
-                    BlockdevRef::Name(wanted) => self.get_edge(wanted)?,
-                    BlockdevRef::Inline(options) => {
-                        // Draining the node above covers requests to the child.
-                        drop(self.reopen(&below, options).await?);
-                        old.edge.clone()
-                    }
-                };
-                children.push(Child { role, edge });
-            }
-            let mut nested = Vec::new();
-            let mut context = OpenContext {
-                registry: self,
-                name,
-                options,
-                children: &mut children,
-                nested: &mut nested,
-            };
-            let Reopened { node, restore } = options.driver.reopen(&mut context)?;
-            if self.grows(name) {
-                node.enable_growth();
-            }
-            let node = self.as_tracked(name, node);
-            let users = match held {
-                Some(held) => held,
-                None => drain(self.edges(name))
-                    .await
-                    .map_err(|busy| OpenError::new(busy.to_string()))?,
-            };
-            if let Err(error) = users.point_to(&node).await {
-                if let Some(restore) = restore {
-                    restore();
+            let closes = options.driver.closes_to_reopen();
+            let before = self.node(name)?;
+            let (mut users, mut changed) = (held, Vec::new());
+            if closes {
+                self.check_files(name, options)?;
+                if users.is_none() {
+                    users = Some(self.drained(name).await?);
                 }
-                return Err(OpenError::new(error.to_string()));
+                // Before the files below become read-only.
+                let closed = before.clone().suspend_image().await;
+                closed.map_err(|error| {
+                    OpenError::io(format!("Could not close the image of node '{name}'"), &error)
+                })?;
             }
-            self.nodes.extend(nested.into_iter().map(|nested| {
-                let held = Kept::Nested(Arc::downgrade(&nested.node));
-                nested.entry(held)
-            }));
-            let entry = self.nodes.get_mut(name).ok_or_else(missing)?;
-            let held = match entry.node {
-                Kept::Top(_) => Kept::Top(node),
-                Kept::Nested(_) => Kept::Nested(Arc::downgrade(&node)),
-            };
-            let before = std::mem::replace(&mut entry.node, held);
-            entry.children = children;
-            entry.options = BlockdevOptions { node_name: Some(name.to_owned()), ..options.clone() };
-            drop(before);
-            self.forget_closed();
-            Ok(users)
+            match self.open_anew(name, options, &mut users, &mut changed).await {
+                Ok(()) => {
+                    drop(before);
+                    self.forget_closed();
+                    users.ok_or_else(|| not_found(name))
+                }
+                Err(error) => {
+                    for (child, options) in changed.into_iter().rev() {
+                        if let Err(why) = self.reopen(&child, &options).await {
+                            log::error!(
+                                "node '{child}': restoring its previous options failed: {why}"
+                            );
+                        }
+                    }
+                    if closes && let Err(why) = before.resume_image().await {
+                        log::error!("node '{name}': going on with its image: {why}");
+                    }
+                    Err(error)
+                }
+            }
         })
+    }
+
+    /// Holds requests of all users of a node.
+    async fn drained(&self, name: &str) -> Result<Drained, OpenError> {
+        drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))
+    }
+
+    /// Opens a node anew, after the nodes defined inside it. `changed` gets the previous options of those.
+    async fn open_anew(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        users: &mut Option<Drained>,
+        changed: &mut Vec<(String, BlockdevOptions)>,
+    ) -> Result<(), OpenError> {
+        let mut children = self.reopen_children(name, options, changed).await?;
+        let mut nested = Vec::new();
+        let mut context = OpenContext {
+            registry: self,
+            name,
+            options,
+            children: &mut children,
+            nested: &mut nested,
+        };
+        let Reopened { node, restore } = options.driver.reopen(&mut context)?;
+        let placed = self.put_in_place(name, options, node, users).await;
+        let (node, tracking) = placed.inspect_err(|_| restore.into_iter().for_each(|f| f()))?;
+        self.nodes.extend(nested.into_iter().map(|nested| {
+            let held = Kept::Nested(Arc::downgrade(&nested.node));
+            nested.entry(held)
+        }));
+        let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+        let held = match entry.node {
+            Kept::Top(_) => Kept::Top(node),
+            Kept::Nested(_) => Kept::Nested(Arc::downgrade(&node)),
+        };
+        let before = std::mem::replace(&mut entry.node, held);
+        let children_before = std::mem::replace(&mut entry.children, children);
+        entry.tracking = tracking;
+        entry.options = BlockdevOptions { node_name: Some(name.to_owned()), ..options.clone() };
+        drop((before, children_before));
+        Ok(())
+    }
+
+    /// Reopens the nodes that are defined inside a node. Returns the children that the options name.
+    async fn reopen_children(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        changed: &mut Vec<(String, BlockdevOptions)>,
+    ) -> Result<Vec<Child>, OpenError> {
+        let before = self.nodes.get(name).ok_or_else(|| not_found(name))?.children.clone();
+        let mut children = Vec::new();
+        let mut anew = Vec::new();
+        for ChildOption { role, node: child, .. } in options.driver.children() {
+            let old = before.iter().find(|old| old.role == role);
+            let edge = match (child, old) {
+                (BlockdevRef::Name(wanted), Some(old)) if *wanted == old.edge.node().name() => {
+                    old.edge.clone()
+                }
+                (BlockdevRef::Name(wanted), _) => self.get_edge(wanted)?,
+                (BlockdevRef::Inline(_), None) => {
+                    return Err(OpenError::new(format!(
+                        "Cannot change the option '{role}.driver'"
+                    )));
+                }
+                (BlockdevRef::Inline(options), Some(old)) => {
+                    let below = old.edge.node().name().to_owned();
+                    if options.node_name.as_ref().is_some_and(|name| *name != below) {
+                        return Err(OpenError::new("Cannot change the option 'node-name'"));
+                    }
+                    anew.push((below, (**options).clone()));
+                    old.edge.clone()
+                }
+            };
+            children.push(Child { role, edge });
+        }
+        let is_named = |role: &str| children.iter().any(|child: &Child| child.role == role);
+        // Files that an image names are read-only if the image is; images behind it are so anyway.
+        for child in before.iter().filter(|old| old.role != "backing" && !is_named(old.role)) {
+            let below = child.edge.node().name().to_owned();
+            if let Some(Entry { node: Kept::Nested(_), options: own, .. }) = self.nodes.get(&below)
+            {
+                let own = BlockdevOptions { read_only: options.read_only, ..own.clone() };
+                anew.push((below, own));
+            }
+        }
+        for (below, options) in anew {
+            let before = self.options(&below).cloned();
+            // Draining the node above covers requests to the child.
+            drop(self.reopen(&below, &options).await?);
+            changed.extend(before.map(|before| (below, before)));
+        }
+        Ok(children)
+    }
+
+    /// Has the users of a node use another one, or the same with other options. Returns it, and what watches it.
+    async fn put_in_place(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        node: Option<Arc<dyn BlockNode>>,
+        users: &mut Option<Drained>,
+    ) -> Result<(Arc<dyn BlockNode>, Option<Arc<Tracking>>), OpenError> {
+        if users.is_none() {
+            *users = Some(self.drained(name).await?);
+        }
+        let users = users.as_ref().ok_or_else(|| not_found(name))?;
+        let before = self.node(name)?;
+        let tracking = self.tracking(name).cloned();
+        let Some(node) = node else {
+            users.tell();
+            return Ok((before, tracking));
+        };
+        if self.grows(name) {
+            node.enable_growth();
+        }
+        let is_stored_anew = options.driver.closes_to_reopen()
+            && before.geometry().read_only != node.geometry().read_only;
+        let stored = tracking.as_ref().map(|tracking| tracking.stored());
+        let (node, now) = match is_stored_anew {
+            // A bitmap of an image that is only read is another kind of bitmap.
+            true => self.with_stored_bitmaps(name, node),
+            false => {
+                if let (Some(tracking), Some(store)) = (&tracking, node.bitmap_store()) {
+                    store.keep(tracking.clone());
+                }
+                (self.as_tracked(name, node), tracking.clone())
+            }
+        };
+        if let Err(error) = users.point_to(&node).await {
+            if let (Some(tracking), Some(stored)) = (tracking, stored) {
+                tracking.set_stored(stored);
+            }
+            return Err(OpenError::new(error.to_string()));
+        }
+        Ok((node, now))
+    }
+
+    /// Checks that the image of a node lies in the same files, through whichever filters.
+    fn check_files(&self, name: &str, options: &BlockdevOptions) -> Result<(), OpenError> {
+        let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
+        let lowest = |name: &str| {
+            let name = self.below_filter(name);
+            self.filtered(&name).pop().unwrap_or(name)
+        };
+        for ChildOption { role, node, .. } in options.driver.children() {
+            let old = entry.children.iter().find(|old| old.role == role && role != "backing");
+            if let (BlockdevRef::Name(wanted), Some(old)) = (node, old)
+                && lowest(wanted) != lowest(old.edge.node().name())
+            {
+                return Err(OpenError::new(format!("Cannot change the option '{role}'"))
+                    .with_hint(
+                        "an image stays in its file: only filters above the file can change",
+                    ));
+            }
+        }
+        Ok(())
     }
 
     /// Makes a node read-only, because an image lies above it now.
@@ -164,11 +301,14 @@ fn check(name: &str, before: &Driver, after: &Driver) -> Result<(), OpenError> {
     let kind = after.kind().name;
     let checked = match before.kind().name == kind {
         true => after.check_reopen(&**before),
-        false => Err(NotReopened::Option("driver")),
+        false => Err(NotReopened::Option("driver".to_owned())),
     };
     checked.map_err(|error| match error {
         NotReopened::Option(option) => {
             OpenError::new(format!("Cannot change the option '{option}'"))
+        }
+        NotReopened::Reset(option) => {
+            OpenError::new(format!("Option '{option}' cannot be reset to its default value"))
         }
         NotReopened::Unsupported => OpenError::new(format!(
             "Block format '{kind}' used by node '{name}' does not support reopening files"

@@ -151,6 +151,14 @@ impl BlockNode for Tracked {
         self.node.clone().release_for_handover()
     }
 
+    fn suspend_image(self: Arc<Self>) -> Released {
+        self.node.clone().suspend_image()
+    }
+
+    fn resume_image(self: Arc<Self>) -> Released {
+        self.node.clone().resume_image()
+    }
+
     fn compresses(&self) -> bool {
         self.node.compresses()
     }

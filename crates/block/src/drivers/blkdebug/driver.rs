@@ -10,7 +10,7 @@ use super::options::{BLKDEBUG, FIELDS};
 use super::settings::BlkdebugOptions;
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext,
+    NotReopened, OpenContext, Reopened, is_defined_anew,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -68,8 +68,37 @@ impl BlockDriver for BlkdebugOptions {
     }
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let opened = self.node(node)?;
+        node.keep(opened.rules.clone());
+        Ok(Arc::new(opened))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before: &Self = before.as_any().downcast_ref().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_kept(before, self)?;
+        let is_other = match (&before.image, &self.image) {
+            (BlockdevRef::Name(before), BlockdevRef::Name(after)) => before != after,
+            (BlockdevRef::Name(_) | BlockdevRef::Inline(_), _) => false,
+        };
+        NotReopened::unless_same(&[
+            ("image", is_other),
+            ("image.driver", is_defined_anew(&before.image, &self.image)),
+        ])
+    }
+
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        let mut opened = self.node(node)?;
+        if let Some(rules) = node.kept() {
+            opened = opened.with_rules(rules);
+        }
+        Ok(Reopened::anew(Arc::new(opened)))
+    }
+}
+
+impl BlkdebugOptions {
+    fn node(&self, node: &OpenContext<'_>) -> Result<BlkdebugNode, OpenError> {
         let (name, child) = (node.name().to_owned(), node.child("image")?);
-        Ok(Arc::new(BlkdebugNode::new(name, node.options(), self, child)?))
+        BlkdebugNode::new(name, node.options(), self, child)
     }
 }
 

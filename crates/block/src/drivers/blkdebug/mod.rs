@@ -34,7 +34,7 @@ pub(crate) struct BlkdebugNode {
     name: String,
     common: Common,
     limits: Limits,
-    rules: Mutex<Rules>,
+    rules: Arc<Mutex<Rules>>,
     range_lock: RangeLock,
     child: Arc<dyn BlockNode>,
 }
@@ -65,9 +65,16 @@ impl BlkdebugNode {
             common: Common::new(common, &*child)?,
             range_lock: RangeLock::new(limits.align as usize),
             limits,
-            rules: Mutex::new(Rules::new(&options)),
+            rules: Arc::new(Mutex::new(Rules::new(&options))),
             child,
         })
+    }
+}
+
+impl BlkdebugNode {
+    /// Goes on with the rules of the node that this one takes the place of.
+    fn with_rules(self, rules: Arc<Mutex<Rules>>) -> Self {
+        BlkdebugNode { rules, ..self }
     }
 }
 

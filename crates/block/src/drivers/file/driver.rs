@@ -120,6 +120,6 @@ impl BlockDriver for Image {
         let (name, common) = (node.name().to_owned(), node.options());
         let file = FileNode::reopen(name, self.kind, common, &self.options, lock, flush_failed)?;
         node.remember_image(&self.options.filename, &file);
-        Ok(Reopened { node: Arc::new(file), restore })
+        Ok(Reopened { restore, ..Reopened::anew(Arc::new(file)) })
     }
 }

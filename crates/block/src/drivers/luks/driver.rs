@@ -11,7 +11,7 @@ use super::options::{FIELDS, LUKS, LuksOptions};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, NotReopened, OpenContext,
+    NeverInactive, NotReopened, OpenContext, is_defined_anew,
 };
 use crate::drivers::encryption::{Unlocked, password, unlock};
 use crate::error::OpenError;
@@ -93,8 +93,9 @@ impl BlockDriver for LuksOptions {
 
     fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
         let before = before.as_any().downcast_ref::<Self>().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_kept(before, self)?;
         NotReopened::unless_same(&[
-            ("key-secret", before.key_secret != self.key_secret),
+            ("file.driver", is_defined_anew(&before.file, &self.file)),
             ("header", before.header != self.header),
         ])
     }

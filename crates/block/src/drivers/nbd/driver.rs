@@ -9,11 +9,11 @@ use tls::Connector;
 
 use super::connect::Target;
 use super::options::{FIELDS, NBD, NbdOptions, NbdServerAddr, write_server};
-use super::{NbdNode, Opened};
+use super::{Changeable, NbdNode, Opened};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, OpenContext,
+    NeverInactive, NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -83,7 +83,21 @@ impl BlockDriver for NbdOptions {
         let opened: Opened = node.connection()?;
         let connector = node.connector()?;
         let name = node.name().to_owned();
-        Ok(Arc::new(NbdNode::new(name, node.options(), opened, connector)?))
+        let opened = NbdNode::new(name, node.options(), opened, connector)?;
+        node.keep(opened.changeable());
+        Ok(Arc::new(opened))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before: &Self = before.as_any().downcast_ref().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_kept(before, self)
+    }
+
+    /// The node keeps its connections.
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        let open = node.kept::<Changeable>();
+        let open = open.ok_or_else(|| OpenError::new("The node is not open"))?;
+        Ok(Reopened::in_place(open.change(node.options())?))
     }
 
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {

@@ -26,12 +26,12 @@ use nbd_wire::flag;
 use nix::errno::Errno;
 
 use super::align::{Aligned, WholeBlocks};
-use super::detect_zeroes::detect_zeroes;
+use super::live::{self, Live};
 use super::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry};
-use crate::options::{BlockdevOptions, DetectZeroes, Discard};
-use crate::request::{Op, Request};
+use crate::options::BlockdevOptions;
+use crate::request::Request;
 use agreed::Agreed;
 use channel::Connection;
 use connect::{Connected, Target};
@@ -47,6 +47,7 @@ pub(crate) struct NbdNode {
     first: Mutex<Option<Connected>>,
     /// The loop that has taken it and keeps it as long as the node exists.
     keeper: Mutex<Option<Keeper>>,
+    changeable: Arc<Changeable>,
 }
 
 /// The loop with the first connection.
@@ -61,9 +62,7 @@ struct Shared {
     target: Target,
     connector: Arc<IoThread>,
     agreed: Agreed,
-    geometry: Geometry,
-    discard: Discard,
-    detect_zeroes: DetectZeroes,
+    options: Live,
     range_lock: RangeLock,
 }
 
@@ -90,42 +89,52 @@ impl NbdNode {
         connector: Arc<IoThread>,
     ) -> Result<Self, OpenError> {
         let Opened { connected, target } = opened;
-        let mut agreed = connected.agreed;
+        let agreed = connected.agreed;
         let theirs = agreed.has(flag::READ_ONLY);
         if theirs && !common.read_only && !common.auto_read_only {
             return Err(OpenError::os("Could not open image", Errno::EACCES)
                 .with_hint("The server offers the export read-only: open it with read-only=on"));
         }
-        if common.cache.no_flush {
-            agreed.flags &= !(flag::SEND_FLUSH | flag::SEND_FUA);
-        }
-        let read_only = theirs || common.read_only;
-        let discards = agreed.has(flag::SEND_TRIM) && common.discard == Discard::Unmap;
-        let geometry = Geometry {
-            size: agreed.size.next_multiple_of(SECTOR),
-            read_only,
-            physical_block_size: agreed.preferred.clamp(512, 64 << 10),
-            request_alignment: agreed.minimum,
-            discard: discards && !read_only,
-            discard_granularity: agreed.preferred.max(512),
-            write_zeroes: agreed.has(flag::SEND_WRITE_ZEROES) && !read_only,
-            write_cache: agreed.has(flag::SEND_FLUSH) && !read_only,
-        };
         let shared = Shared {
             name,
             target,
             connector,
             agreed,
-            geometry,
-            discard: common.discard,
-            detect_zeroes: common.detect_zeroes,
+            options: Live::new(common),
             range_lock: RangeLock::new(agreed.minimum as usize),
         };
+        let shared = Arc::new(shared);
         Ok(NbdNode {
-            shared: Arc::new(shared),
+            changeable: Arc::new(Changeable(shared.clone())),
+            shared,
             first: Mutex::new(Some(connected)),
             keeper: Mutex::default(),
         })
+    }
+}
+
+/// Options of an open node that can change.
+pub(crate) struct Changeable(Arc<Shared>);
+
+impl Changeable {
+    /// Gives the node other options. Returns how to take them back. The message is QEMU's.
+    pub(crate) fn change(
+        &self,
+        common: &BlockdevOptions,
+    ) -> Result<impl FnOnce() + use<>, OpenError> {
+        if self.0.agreed.has(flag::READ_ONLY) && !common.read_only {
+            return Err(OpenError::new("Can't reopen read-only NBD mount as read/write"));
+        }
+        let (shared, before) = (self.0.clone(), self.0.options.set(live::Options::of(common)));
+        Ok(move || {
+            shared.options.set(before);
+        })
+    }
+}
+
+impl NbdNode {
+    pub(crate) fn changeable(&self) -> Arc<Changeable> {
+        self.changeable.clone()
     }
 }
 
@@ -135,7 +144,7 @@ impl BlockNode for NbdNode {
     }
 
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.geometry()
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -170,28 +179,37 @@ impl Shared {
         u64::from(self.target.options.reconnect_delay) * 1_000_000_000
     }
 
+    fn size(&self) -> u64 {
+        self.agreed.size.next_multiple_of(SECTOR)
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (agreed, options) = (&self.agreed, self.options.get());
+        let read_only = agreed.has(flag::READ_ONLY) || options.read_only();
+        let has = |bit| agreed.has(bit) && !read_only;
+        Geometry {
+            size: self.size(),
+            read_only,
+            physical_block_size: agreed.preferred.clamp(512, 64 << 10),
+            request_alignment: agreed.minimum,
+            discard: has(flag::SEND_TRIM) && options.unmaps(),
+            discard_granularity: agreed.preferred.max(512),
+            write_zeroes: has(flag::SEND_WRITE_ZEROES),
+            write_cache: has(flag::SEND_FLUSH) && !options.no_flush(),
+        }
+    }
+
     /// Applies the node's options to a request. `Some`: its answer.
     fn prepare(&self, request: &mut Request) -> Option<Result<(), Errno>> {
-        if self.geometry.read_only && !request.op.only_reads() {
+        let options = self.options.get();
+        let read_only = options.read_only() || self.agreed.has(flag::READ_ONLY);
+        if read_only && !request.op.only_reads() {
             return Some(Err(Errno::EROFS));
         }
         match request.offset.checked_add(request.len) {
-            Some(end) if end <= self.geometry.size => {}
-            _ => return Some(Err(Errno::EIO)),
+            Some(end) if end <= self.size() => options.apply(request),
+            _ => Some(Err(Errno::EIO)),
         }
-        if self.detect_zeroes != DetectZeroes::Off {
-            detect_zeroes(self.detect_zeroes, request);
-        }
-        match &mut request.op {
-            // Memory that was taken away no longer has the guest's data.
-            Op::Write { .. } if request.bufs.is_lost() => return Some(Err(Errno::EFAULT)),
-            Op::Discard if self.discard == Discard::Ignore => return Some(Ok(())),
-            Op::WriteZeroes { may_unmap, .. } if self.discard == Discard::Ignore => {
-                *may_unmap = false;
-            }
-            _ => {}
-        }
-        None
     }
 }
 

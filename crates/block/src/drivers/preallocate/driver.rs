@@ -77,13 +77,13 @@ impl BlockDriver for PreallocateOptions {
 
     fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
         let Some(room) = node.kept::<Room>() else {
-            return Ok(Reopened { node: self.open(node)?, restore: None });
+            return Ok(Reopened::anew(self.open(node)?));
         };
         let node = PreallocateNode::new(node.name().to_owned(), node.options(), room.clone())?;
         let before = room.set(self.ahead);
         let restore = move || {
             room.set(before);
         };
-        Ok(Reopened { node: Arc::new(node), restore: Some(Box::new(restore)) })
+        Ok(Reopened { restore: Some(Box::new(restore)), ..Reopened::anew(Arc::new(node)) })
     }
 }

@@ -11,7 +11,7 @@ use super::{encrypt, implicit};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, OpenContext,
+    NeverInactive, NotReopened, OpenContext, Reopened, is_defined_anew,
 };
 use crate::drivers::encryption::{password, unlock};
 use crate::error::OpenError;
@@ -106,6 +106,39 @@ impl BlockDriver for Qcow2Options {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         Ok(Arc::new(implicit::open(self, node)?))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before: &Self = before.as_any().downcast_ref().ok_or(NotReopened::Unsupported)?;
+        let is_backing_anew = match (&before.backing, &self.backing) {
+            // A node that the image names is defined inside the image's.
+            (Backing::Node(before), Backing::Node(after)) => is_defined_anew(before, after),
+            (Backing::None, Backing::Node(BlockdevRef::Inline(_))) => true,
+            (Backing::Implicit | Backing::None | Backing::Node(_), _) => false,
+        };
+        let reset = |option: &str| Err(NotReopened::Reset(option.to_owned()));
+        let is_data_file_anew = match (&before.data_file, &self.data_file) {
+            (Some(BlockdevRef::Inline(_)), None) => return reset("driver"),
+            (Some(BlockdevRef::Name(_)), None) => return reset("data-file"),
+            (Some(BlockdevRef::Inline(_)), Some(BlockdevRef::Inline(_))) => false,
+            (before, after) => before != after,
+        };
+        if before.encrypt.is_some() && self.encrypt.is_none() {
+            return reset("encrypt.format");
+        }
+        NotReopened::unless_same(&[
+            ("file.driver", is_defined_anew(&before.file, &self.file)),
+            ("backing.driver", is_backing_anew),
+            ("data-file", is_data_file_anew),
+        ])
+    }
+
+    fn closes_to_reopen(&self) -> bool {
+        true
+    }
+
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        Ok(Reopened::anew(Arc::new(implicit::reopen(self, node)?)))
     }
 
     /// Derives the key of an encrypted image, which takes seconds.

@@ -1,11 +1,13 @@
 //! Opening an image with the files that its header names and its options do not.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::open::Children;
 use super::options::{Backing, Qcow2Options};
 use super::{ImplicitBacking, Opening, Qcow2Node, probe};
 use crate::driver::OpenContext;
+use crate::drivers::encryption::Unlocked;
 use crate::error::OpenError;
 use crate::options::{
     BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, RawOptions,
@@ -20,6 +22,35 @@ pub(super) fn open(
     options: &Qcow2Options,
     node: &mut OpenContext<'_>,
 ) -> Result<Qcow2Node, OpenError> {
+    open_with(options, node, None)
+}
+
+/// Opens an image again that was closed for it. The messages are QEMU's.
+pub(super) fn reopen(
+    options: &Qcow2Options,
+    node: &mut OpenContext<'_>,
+) -> Result<Qcow2Node, OpenError> {
+    if options.data_file.is_none() {
+        node.take_child_over("data-file");
+    }
+    if options.backing == Backing::Implicit {
+        let missing = || OpenError::new(format!("backing is missing for '{}'", node.name()));
+        let opening = Opening::begin(node.options(), node.child("file")?)?;
+        let path = node.path_of(&options.file);
+        let is_named = !matches!(opening.backing(path.as_deref())?, ImplicitBacking::None);
+        if is_named || node.had_child("backing") {
+            return Err(missing().with_hint("name its node, or give null for none"));
+        }
+    }
+    let unlocked = node.kept().filter(|_| options.encrypt.is_some());
+    open_with(options, node, unlocked)
+}
+
+fn open_with(
+    options: &Qcow2Options,
+    node: &mut OpenContext<'_>,
+    unlocked: Option<Arc<Unlocked>>,
+) -> Result<Qcow2Node, OpenError> {
     let common = node.options();
     let opening = Opening::begin(common, node.child("file")?)?.with_inherited(node.inherited());
     let opening = opening.telling(node.damages());
@@ -29,12 +60,13 @@ pub(super) fn open(
         return Err(OpenError::new(why));
     }
     let mut named = Vec::new();
+    // A node that is opened anew has its children already.
     if options.data_file.is_none()
+        && node.child("data-file").is_err()
         && let Some(path) = opening.data_file(path.as_deref())?
     {
         named.push(("data-file", file_at(path, common, opening.read_only(), locking(node))));
     }
-    // A node that is opened anew has its child already.
     if options.backing == Backing::Implicit
         && node.child("backing").is_err()
         && let ImplicitBacking::File(path, format) = opening.backing(path.as_deref())?
@@ -47,10 +79,13 @@ pub(super) fn open(
     }
     let children =
         Children { data_file: node.child("data-file").ok(), backing: node.child("backing").ok() };
-    let unlocked = match options.encrypt {
-        Some(_) => Some(node.connection()?),
-        None => None,
+    let unlocked = match (&options.encrypt, unlocked) {
+        (Some(_), None) => Some(Arc::new(node.connection::<Unlocked>()?)),
+        (_, unlocked) => unlocked,
     };
+    if let Some(unlocked) = unlocked.as_ref().filter(|_| !node.is_look()) {
+        node.keep(unlocked.clone());
+    }
     opening.finish(node.name().to_owned(), common, options, children, unlocked, node.journals())
 }
 

@@ -45,14 +45,14 @@ mod storage;
 mod writes;
 mod zero;
 
-use std::future::ready;
+use std::future::{Future, ready};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use event_loop::EventLoop;
+use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 
 use self::bitmaps::ImageBitmaps;
@@ -62,6 +62,7 @@ use self::details::Details;
 use self::image::{Image, errno_of};
 use self::release_for_handover::Releasing;
 use self::zero::Discarding;
+use crate::drivers::encryption::Unlocked;
 use crate::inherited::OpenImage;
 use crate::node::{
     BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming, ResizeError,
@@ -102,6 +103,10 @@ pub(crate) struct Qcow2Node {
     damages: Option<Damages>,
     /// Of an image that is gone on with: whether it is this process' alone.
     owned: Option<Arc<AtomicBool>>,
+    /// The image is closed: another node may have opened it.
+    suspended: AtomicBool,
+    /// The key of an encrypted image, for the node that takes the place of this one.
+    _unlocked: Option<Arc<Unlocked>>,
 }
 
 impl Qcow2Node {
@@ -120,6 +125,37 @@ impl Qcow2Node {
 
     fn discarding(&self) -> Discarding {
         Discarding { unref: !self.no_unref, pass: self.pass_discard }
+    }
+
+    /// Begins work on the image on a thread of its own.
+    fn begin_apart<F: Future<Output = Result<(), Errno>> + 'static>(
+        &self,
+        work: impl FnOnce(Rc<Channels>) -> F + Send + 'static,
+    ) -> io::Result<oneshot::Receiver<io::Result<()>>> {
+        let below = self.below.clone();
+        self.letting_go.begin_with(move || {
+            open::on_a_loop(&below, |channels| async move { Ok(work(channels).await?) })
+        })
+    }
+
+    /// Waits for the work.
+    async fn end_apart(
+        &self,
+        begun: io::Result<oneshot::Receiver<io::Result<()>>>,
+    ) -> io::Result<()> {
+        let ended = begun?.await;
+        self.letting_go.end();
+        ended.map_err(|_| io::Error::other("the thread has ended without a result"))?
+    }
+
+    /// Has the file say that its bitmaps are in use, as long as they are in memory.
+    fn mark_bitmaps(self: Arc<Self>) -> Released {
+        let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
+        let begun = self.begin_apart(|channels| async move {
+            bitmaps.mark(&channels).await?;
+            image.flush(&channels).await
+        });
+        Box::pin(async move { self.end_apart(begun).await })
     }
 
     async fn flush(&self, channels: &Channels) -> Result<(), Errno> {
@@ -197,11 +233,34 @@ impl BlockNode for Qcow2Node {
             return Box::pin(ready(Ok(())));
         }
         let begun = self.letting_go.begin(&self.below, &self.image);
+        Box::pin(async move { self.end_apart(begun).await })
+    }
+
+    fn suspend_image(self: Arc<Self>) -> Released {
+        if self.read_only {
+            return Box::pin(ready(Ok(())));
+        }
+        let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
+        let begun = self.begin_apart(|channels| async move {
+            bitmaps.store(&channels).await?;
+            image.close(&channels).await
+        });
         Box::pin(async move {
-            let released = begun?.await;
-            self.letting_go.end();
-            released.map_err(|_| io::Error::other("the thread has ended without a result"))?
+            let suspended = self.end_apart(begun).await;
+            match suspended.is_ok() {
+                true => self.suspended.store(true, Ordering::Relaxed),
+                // The file may have bitmaps that are taken for complete.
+                false => drop(self.clone().mark_bitmaps().await),
+            }
+            suspended
         })
+    }
+
+    fn resume_image(self: Arc<Self>) -> Released {
+        if !self.suspended.swap(false, Ordering::Relaxed) {
+            return Box::pin(ready(Ok(())));
+        }
+        self.mark_bitmaps()
     }
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
@@ -231,7 +290,9 @@ impl Drop for Qcow2Node {
         self.letting_go.end();
         // The process that hands over goes on with the image and its journal, unless this one does.
         let is_ours = self.owned.as_ref().is_none_or(|owned| owned.load(Ordering::Relaxed));
-        if self.read_only {
+        if self.suspended.load(Ordering::Relaxed) {
+            self.image.drop_journal();
+        } else if self.read_only {
             self.bitmaps.tell_lost();
         } else if is_ours {
             open::close(&self.name, &self.below, &self.image, &self.bitmaps);

@@ -218,7 +218,7 @@ impl Opening {
         common: &BlockdevOptions,
         options: &Qcow2Options,
         children: Children,
-        unlocked: Option<Unlocked>,
+        unlocked: Option<Arc<Unlocked>>,
         journals: Option<&Journals>,
     ) -> Result<Qcow2Node, OpenError> {
         let Children { data_file, backing } = children;
@@ -231,6 +231,7 @@ impl Opening {
             let why = "Backing file and data-file-raw cannot be used at the same time";
             return Err(OpenError::new(why).with_hint("read-only=on opens the image for reading"));
         }
+        options.unheeded.check(&header)?;
         let is_shared = unowned.is_some();
         if let Some(data_file) = &data_file
             && data_file.geometry().read_only
@@ -365,6 +366,8 @@ impl Opening {
             letting_go: Releasing::default(),
             damages,
             owned,
+            suspended: AtomicBool::new(false),
+            _unlocked: unlocked,
             clean: Clean::every(options.caches.clean_interval),
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
         })

@@ -2,7 +2,9 @@
 
 use super::caches::CacheSizes;
 use super::encrypt::{self, Encrypt};
+use super::header::Header;
 use super::overlap::{self, OverlapCheck};
+use crate::error::OpenError;
 use crate::options::{
     BlockdevRef, Child, ChildValue, Draft, Inherited, file_row, read_ref, write_ref,
 };
@@ -78,6 +80,28 @@ pub struct Unheeded {
 }
 
 impl Unheeded {
+    /// Checks that an image with that header could have the options. The messages are QEMU's.
+    ///
+    /// # Errors
+    ///
+    /// It could not.
+    pub(super) fn check(&self, header: &Header) -> Result<(), OpenError> {
+        if self.lazy_refcounts && header.version < 3 {
+            return Err(OpenError::new(
+                "Lazy refcounts require a qcow2 image with at least qemu 1.1 compatibility level",
+            ));
+        }
+        match self.l2_entry {
+            Some(bytes) if !bytes.is_power_of_two() || !(512..=header.cluster).contains(&bytes) => {
+                Err(OpenError::new(format!(
+                    "L2 cache entry size must be a power of two between 512 and the cluster size ({})",
+                    header.cluster
+                )))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// What was asked for and is not done, one sentence each.
     pub(super) fn sentences(&self) -> Vec<&'static str> {
         let Unheeded { lazy_refcounts, overlap, l2_entry } = self;

@@ -30,20 +30,31 @@ impl Releasing {
         below: &Below,
         image: &Arc<Image>,
     ) -> io::Result<Receiver<io::Result<()>>> {
+        let (below, image) = (below.clone(), image.clone());
+        self.begin_with(move || {
+            on_a_loop(
+                &below,
+                |channels| async move { Ok(image.release_for_handover(&channels).await?) },
+            )
+        })
+    }
+
+    /// Begins other work on the thread.
+    ///
+    /// # Errors
+    ///
+    /// As of [`begin`](Self::begin).
+    pub(super) fn begin_with(
+        &self,
+        work: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Receiver<io::Result<()>>> {
         let mut thread = lock(&self.0);
         if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             let why = "its disk has not answered since it was to be let go before";
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
         }
         let (done, told) = oneshot::channel();
-        let (below, image) = (below.clone(), image.clone());
-        let released = move || {
-            let released = on_a_loop(&below, |channels| async move {
-                Ok(image.release_for_handover(&channels).await?)
-            });
-            done.send(released);
-        };
-        *thread = Some(start_thread("qcow2", released)?);
+        *thread = Some(start_thread("qcow2", move || done.send(work()))?);
         Ok(told)
     }
 

@@ -95,7 +95,7 @@ impl BlockDriver for RawOptions {
     }
 
     fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
-        Ok(Reopened { node: Arc::new(self.node(node)?), restore: None })
+        Ok(Reopened::anew(Arc::new(self.node(node)?)))
     }
 }
 

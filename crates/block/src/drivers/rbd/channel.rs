@@ -13,9 +13,7 @@ use rbd::{Done, Image, Lane, LaneOp};
 
 use super::extents::extents;
 use super::node::Shared;
-use crate::drivers::detect_zeroes::detect_zeroes;
 use crate::node::Channel;
-use crate::options::{DetectZeroes, Discard};
 use crate::request::{Detached, Op, Request};
 use crate::status;
 
@@ -77,25 +75,7 @@ impl RbdChannel {
             Some(end) if end <= geometry.size || self.shared.may_reach(end) => {}
             _ => return Some(Err(Errno::EIO)),
         }
-        if self.shared.detect_zeroes != DetectZeroes::Off {
-            detect_zeroes(self.shared.detect_zeroes, request);
-        }
-        match &mut request.op {
-            // Memory that was taken away holds nothing that the guest wrote.
-            Op::Write { .. } if request.bufs.is_lost() => Some(Err(Errno::EFAULT)),
-            Op::Discard if self.shared.discard == Discard::Ignore => Some(Ok(())),
-            Op::WriteZeroes { may_unmap, .. } if self.shared.discard == Discard::Ignore => {
-                *may_unmap = false;
-                None
-            }
-            Op::Flush if self.shared.no_flush => Some(Ok(())),
-            Op::Read
-            | Op::Write { .. }
-            | Op::Flush
-            | Op::Discard
-            | Op::WriteZeroes { .. }
-            | Op::BlockStatus => None,
-        }
+        self.shared.options.get().apply(request)
     }
 
     /// Has the image grow for a request that writes past its end, then carries the request out.
@@ -194,7 +174,7 @@ impl RbdChannel {
             }
         };
         let is_read = request.op == Op::Read;
-        let flushes = fua && !self.shared.no_flush;
+        let flushes = fua;
         let (request, bufs) = request.detach();
         let pending = Pending { request, is_read, flushes, whole };
         let tag = self.requests.borrow_mut().insert(pending);

@@ -8,12 +8,12 @@ use ::options::{Object, table};
 use nix::errno::Errno;
 
 use super::connections::{Connections, Opened, Secrets};
-use super::node::RbdNode;
+use super::node::{RbdNode, Shared};
 use super::options::{FIELDS, RBD, RbdOptions};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, OpenContext,
+    NeverInactive, NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -79,7 +79,21 @@ impl BlockDriver for RbdOptions {
             };
             return Err(error.with_hint("read-only=on opens it for reading"));
         }
-        Ok(Arc::new(RbdNode::new(node.name(), common, opened)))
+        let opened = RbdNode::new(node.name(), common, opened);
+        node.keep(opened.shared());
+        Ok(Arc::new(opened))
+    }
+
+    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
+        let before: &Self = before.as_any().downcast_ref().ok_or(NotReopened::Unsupported)?;
+        NotReopened::unless_kept(before, self)
+    }
+
+    /// The image stays open.
+    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
+        let open = node.kept::<Shared>();
+        let open = open.ok_or_else(|| OpenError::new("The node is not open"))?;
+        Ok(Reopened::in_place(open.change(node.options())?))
     }
 
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {

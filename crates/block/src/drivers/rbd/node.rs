@@ -16,10 +16,12 @@ use super::channel::RbdChannel;
 use super::connections::Opened;
 use super::encrypt::word;
 use super::jobs::Jobs;
+use crate::drivers::live::{self, Live};
+use crate::error::OpenError;
 use crate::node::{
     BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized, Watcher, Watchers,
 };
-use crate::options::{BlockdevOptions, DetectZeroes, Discard};
+use crate::options::BlockdevOptions;
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -51,10 +53,9 @@ struct Closed {
 /// What channels need of a node.
 pub(super) struct Shared {
     pub(super) disk: Arc<Disk>,
+    /// As if the options permitted everything. `read_only`: the image was opened for reading, as one of a snapshot is.
     geometry: Geometry,
-    pub(super) no_flush: bool,
-    pub(super) discard: Discard,
-    pub(super) detect_zeroes: DetectZeroes,
+    pub(super) options: Live,
     /// See [`BlockNode::enable_growth`].
     grows: AtomicBool,
 }
@@ -77,7 +78,7 @@ impl RbdNode {
     /// Makes a node of an open image.
     pub(super) fn new(name: &str, common: &BlockdevOptions, opened: Opened) -> RbdNode {
         let Opened { image, size, format, jobs } = opened;
-        let read_only = common.read_only || image.is_read_only();
+        let image_read_only = image.is_read_only();
         let granularity = image.cluster().number("rbd_discard_granularity_bytes");
         let granularity = granularity.unwrap_or(DISCARD_GRANULARITY).clamp(SECTOR, 1 << 30);
         let (closing, closed) = mpsc::channel();
@@ -93,28 +94,28 @@ impl RbdNode {
         disk.clone().watch();
         let geometry = Geometry {
             size: size.next_multiple_of(SECTOR),
-            read_only,
+            read_only: image_read_only,
             physical_block_size: BLOCK,
             request_alignment: 1,
-            discard: common.discard == Discard::Unmap && !read_only,
+            discard: true,
             discard_granularity: u32::try_from(granularity).unwrap_or(u32::MAX),
-            write_zeroes: !read_only,
-            write_cache: !read_only,
+            write_zeroes: true,
+            write_cache: true,
         };
-        let shared = Shared {
-            disk,
-            geometry,
-            no_flush: common.cache.no_flush,
-            discard: common.discard,
-            detect_zeroes: common.detect_zeroes,
-            grows: AtomicBool::new(false),
-        };
+        let shared =
+            Shared { disk, geometry, options: Live::new(common), grows: AtomicBool::new(false) };
         RbdNode {
             name: name.to_owned(),
             format,
             shared: Arc::new(shared),
             closed: Closed { receiver: Mutex::new(closed), is_awaited: false },
         }
+    }
+}
+
+impl RbdNode {
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
     }
 }
 
@@ -197,7 +198,33 @@ impl Drop for Disk {
 impl Shared {
     /// Returns size and limits, now.
     pub(super) fn geometry(&self) -> Geometry {
-        Geometry { size: self.disk.size().next_multiple_of(SECTOR), ..self.geometry }
+        let options = self.options.get();
+        let read_only = self.geometry.read_only || options.read_only();
+        Geometry {
+            size: self.disk.size().next_multiple_of(SECTOR),
+            read_only,
+            discard: options.unmaps() && !read_only,
+            write_zeroes: !read_only,
+            write_cache: !read_only,
+            ..self.geometry
+        }
+    }
+
+    /// Gives the open node other options. Returns how to take them back. The message is QEMU's.
+    pub(super) fn change(
+        self: &Arc<Self>,
+        common: &BlockdevOptions,
+    ) -> Result<impl FnOnce() + use<>, OpenError> {
+        if self.geometry.read_only && !common.read_only {
+            let name = &self.disk.name;
+            return Err(OpenError::new(format!(
+                "Cannot change node '{name}' to r/w when using an rbd snapshot"
+            )));
+        }
+        let (shared, before) = (self.clone(), self.options.set(live::Options::of(common)));
+        Ok(move || {
+            shared.options.set(before);
+        })
     }
 
     /// Returns whether requests may reach past the end of the image, up to byte `end`.

@@ -170,6 +170,17 @@ impl ImageBitmaps {
         self.replace(channels, kept, new, gone).await
     }
 
+    /// Has the file say that all bitmaps in it are in use, after they were stored.
+    pub(in super::super) async fn mark(&self, channels: &Channels) -> Result<(), Errno> {
+        let _turn = self.changing.lock().await;
+        let mut entries = lock(&self.directory).entries.clone();
+        if entries.iter().all(|entry| entry.in_use) {
+            return Ok(());
+        }
+        entries.iter_mut().for_each(|entry| entry.in_use = true);
+        self.replace(channels, entries, Vec::new(), Vec::new()).await
+    }
+
     /// Removes a bitmap.
     pub(super) async fn remove(&self, channels: &Channels, name: &str) -> Result<(), Errno> {
         let _turn = self.changing.lock().await;

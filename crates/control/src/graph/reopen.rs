@@ -1,0 +1,112 @@
+//! Other options for nodes: `blockdev-reopen`.
+
+use block::driver::ChildOption;
+use block::options::{BlockdevOptions, BlockdevRef};
+use block::permissions::ChildUse;
+
+use super::{Child, Graph, writes_to};
+use crate::error::OptionError;
+
+impl Graph {
+    /// Returns the graph with a node's other options, and those of the nodes defined inside it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
+    /// two users of a node exclude each other.
+    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
+        let name = options.node_name.as_deref().unwrap_or_default();
+        let mut graph = self.clone();
+        graph.reopen(name, options)?;
+        graph.check_permissions()?;
+        Ok(graph)
+    }
+
+    fn reopen(&mut self, name: &str, options: &BlockdevOptions) -> Result<(), OptionError> {
+        self.free_of_jobs(name)?;
+        self.is_active(name)?;
+        let Some(node) = self.nodes.get(name) else {
+            let message = format!("Failed to find node with node-name='{name}'");
+            return Err(OptionError::new(message));
+        };
+        let mut objects = Vec::new();
+        for (kind, id) in options.driver.objects() {
+            objects.push(self.object(kind, id)?);
+        }
+        let (before, mut children, mut inside) = (node.children.clone(), Vec::new(), Vec::new());
+        for ChildOption { role, used_as, node: child } in options.driver.children() {
+            let old = before.iter().find(|child| child.role == role);
+            match child {
+                BlockdevRef::Name(below) => {
+                    if !self.nodes.contains_key(below) {
+                        let message = format!("Cannot find device='' nor node-name='{below}'");
+                        return Err(OptionError::new(message));
+                    }
+                    if below == name || self.lies_on(below, name) {
+                        let message = format!(
+                            "Making '{below}' a {role} child of '{name}' would create a cycle"
+                        );
+                        return Err(OptionError::new(message));
+                    }
+                    let owned = old.is_some_and(|child| child.owned && child.name == *below);
+                    children.push(Child { role, used_as, name: below.clone(), owned });
+                }
+                BlockdevRef::Inline(options) => {
+                    // The registry refuses one that is new. Files that an image names are not in the graph.
+                    if let Some(old) = old {
+                        children.push(old.clone());
+                        inside.push((old.name.clone(), &**options));
+                    }
+                }
+            }
+        }
+        let owned = before.iter().filter(|child| child.owned);
+        let gone: Vec<_> = owned
+            .filter(|old| !children.iter().any(|child| child.name == old.name))
+            .map(|old| old.name.clone())
+            .collect();
+        if let Some(node) = self.nodes.get_mut(name) {
+            (node.read_only, node.objects, node.children) = (options.read_only, objects, children);
+        }
+        gone.iter().for_each(|name| self.forget_nested(name));
+        if options.read_only && self.is_written(name) {
+            let message = format!("Read-only block node '{name}' cannot support read-write users");
+            return Err(OptionError::new(message));
+        }
+        for (below, options) in inside {
+            self.reopen(&below, options)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a node that was defined inside another one, unless something else uses it.
+    fn forget_nested(&mut self, name: &str) {
+        let is_used = self.nodes.values().any(|node| node.lies_on(name))
+            || self.exports.values().any(|export| export.nodes.iter().any(|node| node == name));
+        if is_used {
+            return;
+        }
+        let gone = self.nodes.remove(name);
+        let owned = gone.into_iter().flat_map(|node| node.children).filter(|child| child.owned);
+        owned.for_each(|child| self.forget_nested(&child.name));
+    }
+
+    /// Returns how many nodes lie below a node, on the longest way.
+    pub fn height(&self, name: &str) -> usize {
+        let Some(node) = self.nodes.get(name) else { return 0 };
+        node.children.iter().map(|child| 1 + self.height(&child.name)).max().unwrap_or(0)
+    }
+
+    /// Whether an export may write to a node, or to one that writes to it; or a format, which writes by itself.
+    fn is_written(&self, name: &str) -> bool {
+        self.exports.values().any(|e| e.options.writable && e.nodes.iter().any(|node| node == name))
+            || self.nodes.iter().any(|(above, node)| {
+                let mut uses = node.children.iter().filter(|child| child.name == name);
+                !node.read_only
+                    && uses.any(|child| {
+                        matches!(child.used_as, ChildUse::Metadata)
+                            || writes_to(child) && self.is_written(above)
+                    })
+            })
+    }
+}
