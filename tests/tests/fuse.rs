@@ -67,6 +67,20 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
+/// The mount of a killed daemon goes with the test's folder.
+#[test]
+fn a_scratch_folder_is_removed_with_what_is_mounted_in_it() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, file) = serve(&scratch, &image, "");
+    server.kill();
+    assert!(is_mounted(&file), "a dead mount");
+    let folder = scratch.dir().to_owned();
+    drop(scratch);
+    assert!(!is_mounted(&file));
+    assert!(!folder.exists());
+}
+
 #[test]
 fn a_file_has_what_the_image_has_and_takes_writes_of_any_size() {
     let scratch = Scratch::new();
