@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ::daemon::{Environment, Host, Ready, Start, receive_from};
+use ::daemon::state_file::StateFile;
+use ::daemon::{Environment, Host, Keeping, Ready, Start, receive_from};
 use block::options::Discard;
-use control::{Command, StorageDaemonOptions};
+use control::{Command, Merged, Step, StorageDaemonOptions};
 use devices::ahci::{Drive, DriveConfig};
 use event_loop::EventLoop;
 use event_loop::ring::sim::{Faults, Happened, Storage};
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) power_cuts: u64,
     /// The daemon keeps journals of qcow2 images.
     pub(crate) journals: bool,
+    /// The daemon keeps its configuration in a state file.
+    pub(crate) state: bool,
     /// All disks are in a throttle group. Its limits change.
     pub(crate) throttled: bool,
 }
@@ -96,6 +99,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) monitor: &'a Socket,
     pub(crate) storage: &'a Storage,
     pub(crate) journals: PathBuf,
+    /// The state file, if any.
+    pub(crate) state: Option<PathBuf>,
 }
 
 impl Surroundings<'_> {
@@ -115,6 +120,17 @@ fn parse(arguments: &[String]) -> StorageDaemonOptions {
         Ok(_) => unreachable!("the command line is that of storage-daemon"),
         Err(error) => panic!("the command line is wrong: {error}"),
     }
+}
+
+/// The first configuration of a daemon with a state file.
+fn keep(path: &Path, steps: Vec<Step>) -> Start {
+    let kept = StateFile::open(path, None).and_then(|(file, state)| {
+        let merged = state.merge(&steps)?;
+        Ok((Keeping::new(file, &steps), merged))
+    });
+    let (keeping, Merged { given, kept, .. }) =
+        kept.unwrap_or_else(|error| panic!("the state file cannot be used: {error}"));
+    Start { steps: given, kept, keeping: Some(keeping), ..Start::default() }
 }
 
 impl Daemon {
@@ -146,9 +162,13 @@ impl Daemon {
         let (result, io_threads, of_io) =
             (daemon.ended.clone(), plan.io_threads, daemon.loops.clone());
         let (made, held) = (daemon.controllers.clone(), daemon.drives.clone());
+        let state = around.state.clone();
         let run = move |control: &EventLoop| {
-            let options = parse(&arguments);
-            let start = Start { steps: options.steps, ..Start::default() };
+            let steps = parse(&arguments).steps;
+            let start = match state {
+                Some(path) => keep(&path, steps),
+                None => Start { steps, ..Start::default() },
+            };
             let ready = |daemon: &::daemon::Daemon| {
                 for (number, memory) in attached {
                     let l = of_io.borrow()[1 + number % io_threads].clone();
@@ -159,8 +179,12 @@ impl Daemon {
                     made.borrow_mut().insert(number, controller);
                     held.borrow_mut().push(drive);
                 }
-                on_ready();
-                Ok(Ready::new(None))
+                // After the steps of the state file.
+                let tell = Box::new(|| {
+                    on_ready();
+                    Ok(())
+                });
+                Ok(Ready { status: None, tell })
             };
             let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
             result.replace(Some(end.map_err(|error| error.to_string())));
@@ -175,12 +199,16 @@ impl Daemon {
         let environment = around.environment(&machines);
         let (result, host) = (daemon.ended.clone(), machines.clone());
         let run = move |control: &EventLoop| {
-            let Ok(taken) = receive_from(&*host, socket) else { host.exit(1) };
+            let Ok(mut taken) = receive_from(&*host, socket) else { host.exit(1) };
+            let keeping = taken.state.take().map(|(path, file)| {
+                let (file, state) = StateFile::take_over(path, file).expect("a state file");
+                Keeping::new(file, &state.command_line)
+            });
             let first = "ringmill".to_owned();
             let arguments: Vec<_> =
                 std::iter::once(first).chain(taken.arguments.iter().cloned()).collect();
             let steps = parse(&arguments).steps;
-            let start = Start { steps, taken: Some(taken), ..Start::default() };
+            let start = Start { steps, taken: Some(taken), keeping, ..Start::default() };
             let ready = |_: &::daemon::Daemon| Ok(Ready::new(None));
             let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
             result.replace(Some(end.map_err(|error| error.to_string())));

@@ -36,6 +36,8 @@ impl Format {
 pub(crate) struct Image {
     file: Rc<Kept>,
     pub(crate) format: Format,
+    /// The image behind it, if its header names one.
+    below: Option<Box<Image>>,
 }
 
 impl Image {
@@ -43,7 +45,7 @@ impl Image {
     pub(crate) fn new(fds: &Rc<Fds>, format: Format, sectors: u32) -> Self {
         let file = memfd_create(c"sim-disk", MFdFlags::MFD_CLOEXEC).expect("a memfd");
         let size = u64::from(sectors) * SECTOR as u64;
-        let image = Image { file: Kept::new(fds, file), format };
+        let image = Image { file: Kept::new(fds, file), format, below: None };
         match format {
             Format::Raw => nix::unistd::ftruncate(image.fd(), size.cast_signed()).expect("memory"),
             Format::Qcow2(cluster_size) => {
@@ -57,7 +59,12 @@ impl Image {
     /// The image in a file that exists.
     pub(crate) fn of_file(fds: &Rc<Fds>, path: &Path, format: Format) -> Self {
         let file = File::open(path).expect("the image");
-        Image { file: Kept::new(fds, file.into()), format }
+        Image { file: Kept::new(fds, file.into()), format, below: None }
+    }
+
+    /// With an image behind it.
+    pub(crate) fn over(self, below: Image) -> Self {
+        Image { below: Some(Box::new(below)), ..self }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -75,7 +82,13 @@ impl Image {
 
     /// Returns the contents of the disk, read from the file alone. Fails if the image is damaged.
     pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
-        self.format.contents(std::fs::read(self.path()).expect("the image"))
+        let bytes = std::fs::read(self.path()).expect("the image");
+        // qcow2's specification: the place of the name of the backing image, or 0.
+        let has_backing = bytes.get(8..16).is_some_and(|place| place.iter().any(|byte| *byte != 0));
+        match &self.below {
+            Some(below) if has_backing => oracle::Image::read(&bytes, &below.contents()?),
+            _ => self.format.contents(bytes),
+        }
     }
 
     /// Marks the file's contents as stable.

@@ -43,6 +43,7 @@ impl World {
                 true => self.journals.path().to_owned(),
                 false => "/dev/null/no-journals".into(),
             },
+            state: self.plan.state.then(|| self.folder().join("state")),
         }
     }
 

@@ -53,6 +53,7 @@ impl Plan {
             }
             _ => {}
         }
+        plan.daemon.state = plan.daemon.life_ns > 0 && random.one_in(2);
         if is_odd && matches!(seed % 16, 10 | 12) {
             plan.guests.iter_mut().for_each(guest::Plan::manage_tasks);
         }
@@ -131,5 +132,6 @@ fn daemon_plan(random: &Random) -> daemon::Plan {
         throttled: random.one_in(4),
         power_cuts: 0,
         journals: false,
+        state: false,
     }
 }

@@ -68,14 +68,19 @@ impl Report {
         self.runs
     }
 
+    /// The sum of a counter, by its place.
+    fn count(&self, counter: usize) -> u64 {
+        self.counts.get(counter).map_or(0, |what| self.sums[what])
+    }
+
     /// Number of answered requests.
     pub(crate) fn requests(&self) -> u64 {
-        self.counts.first().map_or(0, |what| self.sums[what])
+        self.count(0)
     }
 
     /// Number of answered QMP commands.
     pub(crate) fn commands(&self) -> u64 {
-        self.counts.get(1).map_or(0, |what| self.sums[what])
+        self.count(1)
     }
 
     /// Descriptions of counters that are zero.
@@ -90,6 +95,11 @@ impl fmt::Display for Report {
             writeln!(f, "{:>14}  {what}", self.sums[what])?;
         }
         let seconds = self.virtual_ns as f64 / 1e9;
-        write!(f, "{} seeds, {} steps, {seconds:.1} s of virtual time", self.runs, self.steps)
+        writeln!(f, "{} seeds, {} steps, {seconds:.1} s of virtual time", self.runs, self.steps)?;
+        let [all, commands, qcow2, hard] = [0, 1, 2, 3].map(|counter| self.count(counter));
+        write!(
+            f,
+            "{all} requests, {commands} QMP commands; {qcow2} requests on qcow2, {hard} of them with kills or power cuts"
+        )
     }
 }

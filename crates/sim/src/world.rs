@@ -1,8 +1,8 @@
 //! A run: the machine, a daemon and its users, and the events between them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use event_loop::ring::sim::{Happened, Storage, socket_transfers, without_threads};
@@ -15,7 +15,7 @@ use crate::daemon::{self, Daemon, Disk, Offered};
 use crate::fds::Fds;
 use crate::guest::{self, Guest};
 use crate::host::Loop;
-use crate::image::Image;
+use crate::image::{Format, Image};
 use crate::journals::{Folder, Journals};
 use crate::listener::Socket;
 use crate::lives::Upgrade;
@@ -46,6 +46,8 @@ pub(crate) struct World {
     pub(crate) disks: Vec<Disk>,
     /// By disk, after the operator has changed them.
     images: RefCell<Vec<Image>>,
+    /// Images of the operator's nodes, by name.
+    named: RefCell<BTreeMap<String, Named>>,
     /// Files of the operator.
     folder: Folder,
     /// The storage of the images. Cuts of the power act on it.
@@ -68,6 +70,13 @@ pub(crate) struct World {
     look_at_ns: Cell<u64>,
     /// Number of answered requests, and when it last changed.
     answered: Cell<(u64, u64)>,
+}
+
+/// The image of a node of the operator.
+struct Named {
+    path: PathBuf,
+    format: Format,
+    below: Option<String>,
 }
 
 /// Interval of that check, nanoseconds.
@@ -150,6 +159,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         plan: plan.daemon.clone(),
         disks,
         images: RefCell::new(images),
+        named: RefCell::default(),
         folder: Folder::new(seed),
         storage,
         journals: Journals::new(seed),
@@ -320,10 +330,63 @@ impl World {
         disks.filter(|disk| !matches!(disk.offered, Offered::Ahci { .. })).count()
     }
 
-    /// Whether daemons are not killed and operations do not fail for good. A new daemon does not know changes by an
-    /// operator.
-    pub(crate) fn is_mild(&self) -> bool {
-        self.plan.life_ns == 0 && self.never_fails()
+    /// Counts an answered request.
+    pub(crate) fn count_request(&self, disk: usize) {
+        self.coverage.requests.one();
+        if self.images.borrow()[disk].format != Format::Raw {
+            self.coverage.qcow2.one();
+            self.coverage.qcow2_hard.add(self.is_hard().into());
+        }
+    }
+
+    /// Whether daemons are killed or the power is cut.
+    pub(crate) fn is_hard(&self) -> bool {
+        self.plan.life_ns > 0
+    }
+
+    /// Whether disks may move to other images. No operation fails for good, and the next daemon knows of the move: it
+    /// has a state file, or there is none.
+    pub(crate) fn may_move(&self) -> bool {
+        let is_known = self.plan.life_ns == 0 || self.keeps_state() && self.plan.power_cuts == 0;
+        is_known && self.never_fails()
+    }
+
+    /// Whether a disk may move. A restarted simulator attaches AHCI controllers to the first nodes.
+    pub(crate) fn disk_may_move(&self, disk: usize) -> bool {
+        self.may_move() && (self.plan.life_ns == 0 || self.is_exported(disk))
+    }
+
+    /// Whether the daemon has a state file.
+    pub(crate) fn keeps_state(&self) -> bool {
+        self.plan.state
+    }
+
+    /// Whether the daemon exports a disk.
+    pub(crate) fn is_exported(&self, disk: usize) -> bool {
+        !matches!(self.disks[disk].offered, Offered::Ahci { .. })
+    }
+
+    /// Records the image of a node of the operator. `below`: the node behind it.
+    pub(crate) fn name_image(&self, node: &str, path: &Path, format: Format, below: Option<&str>) {
+        let (path, below) = (path.to_owned(), below.map(str::to_owned));
+        self.named.borrow_mut().insert(node.to_owned(), Named { path, format, below });
+    }
+
+    /// The image of a node that serves a disk.
+    pub(crate) fn image_of(&self, node: &str) -> Image {
+        let number = (0..self.disks.len()).find(|number| daemon::disk_name(*number) == node);
+        if let Some(number) = number {
+            return self.disks[number].image.clone();
+        }
+        let named = self.named.borrow();
+        let Some(Named { path, format, below }) = named.get(node) else {
+            self.fail(&format!("a disk is on node {node}, which no command has put there"));
+        };
+        let image = Image::of_file(&self.fds, path, *format);
+        match below {
+            Some(below) => image.over(self.image_of(below)),
+            None => image,
+        }
     }
 
     /// Whether no operation fails for good.

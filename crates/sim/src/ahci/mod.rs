@@ -314,7 +314,7 @@ impl AhciGuest {
         let now = world.machine.now_ns();
         world.machine.note((*disk as u64) << 48 ^ u64::from(slot) << 32 ^ now << 1);
         world.machine.say(|| format!("disk {disk}, slot {slot}: {issued:?} has ended"));
-        coverage.requests.one();
+        world.count_request(*disk);
         coverage.ahci_commands.one();
         coverage.ahci_queued.add(u64::from(issued.queued));
         let took = now - issued.issued_ns;

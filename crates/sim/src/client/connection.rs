@@ -296,7 +296,7 @@ impl Connection {
         world.machine.say(|| {
             format!("disk {disk}, connection {}: {request:?} is answered {error}", self.index)
         });
-        coverage.requests.one();
+        world.count_request(*disk);
         coverage.nbd_requests.one();
         if !request.may_get(error, || world.has_failed()) {
             self.fail(&format!("{request:?} was answered {error}"));

@@ -401,7 +401,7 @@ impl Queue {
         let took = self.shared.took_ns(request);
         let id = (*guest as u64) << 48 | u64::from(self.index) << 32 | u64::from(request.slot);
         world.machine.note(id ^ u64::from(status) << 24 ^ now << 1);
-        coverage.requests.one();
+        world.count_request(*guest);
         let of =
             || format!("guest {guest}, queue {}: {request:?} is answered {status}", self.index);
         world.machine.say(of);

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Gone, Operator};
 use crate::daemon::disk_name;
-use crate::image::{Format, Image};
+use crate::image::Format;
 
 impl Operator {
     /// Puts an overlay over a disk. Later the overlay is committed, or gets all of the disk's data.
@@ -15,6 +15,8 @@ impl Operator {
         }
         let (node, overlay) = (self.memory.nodes[disk].clone(), self.name("overlay"));
         let path = self.path(&overlay);
+        self.world.name_image(&overlay, &path, Format::Qcow2(65536), Some(&node));
+        self.memory.chained = Some(disk);
         let snapshot = json!({
             "node-name": node, "snapshot-file": path.display().to_string(),
             "snapshot-node-name": overlay,
@@ -44,10 +46,11 @@ impl Operator {
             self.succeeds("block-stream", stream)?;
             self.conclude(&job)?;
             self.succeeds("blockdev-del", json!({"node-name": node}))?;
-            let image = Image::of_file(&self.world.fds, &path, Format::Qcow2(65536));
-            self.world.set_image(disk, image);
+            self.world.set_image(disk, self.world.image_of(&overlay));
             self.world.coverage.streams.one();
         }
+        self.memory.chained = None;
+        self.world.coverage.moves_hard.add(self.world.is_hard().into());
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::{Gone, Operator};
-use crate::image::{Format, Image};
+use crate::image::Format;
 
 /// A node to copy to, and its image.
 struct Target {
@@ -85,6 +85,7 @@ impl Operator {
         let bytes = contents(&target);
         let Some(seen) = seen.filter(|_| end == End::Done) else { return Ok(()) };
         self.world.coverage.incrementals.one();
+        self.world.coverage.bitmaps_hard.add(self.world.is_hard().into());
         let checked = bytes.and_then(|bytes| seen.check(&bytes));
         checked.unwrap_or_else(|wrong| {
             self.world.fail(&format!("{job} of disk {disk}, by a bitmap, is wrong: {wrong}"))
@@ -106,16 +107,16 @@ impl Operator {
             return self.remove(&target);
         }
         self.pause(0, 500_000);
-        if self.world.is_mild() && self.random().one_in(2) {
+        if self.world.disk_may_move(disk) && self.random().one_in(2) {
             self.succeeds("job-complete", json!({"id": job}))?;
             if self.conclude(&job)? == End::Failed {
                 self.world.fail(&format!("{job} fails, and no operation has"));
             }
             self.world.coverage.pivots.one();
+            self.world.coverage.moves_hard.add(self.world.is_hard().into());
             self.memory.nodes[disk] = target.node.clone();
             self.succeeds("blockdev-del", json!({"node-name": source}))?;
-            self.world
-                .set_image(disk, Image::of_file(&self.world.fds, &target.path, target.format));
+            self.world.set_image(disk, self.world.image_of(&target.node));
             return Ok(());
         }
         let look = self.world.begin_look(disk);
@@ -146,6 +147,7 @@ impl Operator {
             true => Format::Qcow2(65536),
             false => Format::Raw,
         };
+        self.world.name_image(&node, &path, format, None);
         let filename = path.display().to_string();
         let file = format!("{node}-file");
         let protocol = json!({

@@ -8,6 +8,7 @@ mod chains;
 mod copies;
 mod qmp;
 mod refused;
+mod restarts;
 mod small;
 mod upgrades;
 
@@ -17,19 +18,22 @@ use std::rc::Rc;
 use serde_json::{Value as Json, json};
 
 pub(crate) use self::qmp::{Gone, Qmp};
+use self::upgrades::Inventory;
 use crate::daemon::disk_name;
 use crate::random::Random;
 use crate::world::World;
 
 /// The operator's life: connects, works, and connects again after the end of the daemon.
 pub(crate) fn run(world: &Rc<World>) {
-    // The nodes that serve the disks. Operators of worlds with kills do not change them.
     let nodes = (0..world.disks()).map(disk_name).collect();
-    let mut memory = Memory { serial: 0, nodes };
+    let mut memory = Memory { serial: 0, nodes, known: None, kills: 0, chained: None };
     while !world.is_over() {
         if let Ok(qmp) = Qmp::connect(world) {
             let mut operator = Operator { world: world.clone(), qmp, memory };
-            let worked = operator.work();
+            let worked = operator.after_restart().and_then(|()| operator.work());
+            if operator.qmp.has_changed() {
+                operator.memory.known = None;
+            }
             memory = operator.memory;
             if worked.is_ok() {
                 return;
@@ -42,6 +46,10 @@ pub(crate) fn run(world: &Rc<World>) {
 /// Sends `quit`.
 pub(crate) fn quit(world: &Rc<World>) {
     if let Ok(mut qmp) = Qmp::connect(world) {
+        if world.may_move() {
+            // The operator may not have seen the last change.
+            let _ = restarts::learn(world, &mut qmp);
+        }
         // The connection may end before the answer.
         let _ = qmp.command("quit", json!({}));
     }
@@ -53,6 +61,12 @@ struct Memory {
     serial: u64,
     /// The node that serves each disk.
     nodes: Vec<String>,
+    /// The configuration that the last daemon had, if no command has changed it since.
+    known: Option<Inventory>,
+    /// Number of killed daemons when the operator last looked.
+    kills: u64,
+    /// A disk with an overlay that is not yet committed or streamed.
+    chained: Option<usize>,
 }
 
 struct Operator {
@@ -85,7 +99,7 @@ impl Operator {
                 17 | 18 => self.mirror(disk)?,
                 19 => self.incremental(disk)?,
                 20 => self.may_upgrade(2)?,
-                _ if self.world.is_mild() => self.snapshot(disk)?,
+                _ if self.world.disk_may_move(disk) => self.snapshot(disk)?,
                 _ => self.query()?,
             }
         }

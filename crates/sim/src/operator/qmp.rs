@@ -33,6 +33,8 @@ pub(crate) struct Qmp {
     input: Vec<u8>,
     /// Events not yet looked at.
     events: VecDeque<Json>,
+    /// A command may have changed the configuration since [`is_known`](Qmp::is_known).
+    changed: bool,
 }
 
 impl Drop for Qmp {
@@ -51,7 +53,7 @@ impl Qmp {
         world.poke_control();
         let (input, events) = (Vec::new(), VecDeque::new());
         let kills = world.kills();
-        let mut qmp = Qmp { world: world.clone(), stream, kills, input, events };
+        let mut qmp = Qmp { world: world.clone(), stream, kills, input, events, changed: false };
         let greeting = qmp.line()?;
         if greeting.get("QMP").is_none() {
             world.fail(&format!("no greeting of QMP: {greeting}"));
@@ -63,6 +65,8 @@ impl Qmp {
 
     /// Sends a command and waits for its answer.
     pub(crate) fn command(&mut self, name: &str, arguments: Json) -> Result<Answer, Gone> {
+        self.changed |=
+            !name.starts_with("query-") && name != "qom-get" && name != "qmp_capabilities";
         let mut line = json!({"execute": name, "arguments": arguments}).to_string();
         line.push('\n');
         self.world.machine.say(|| format!("operator: {}", line.trim_end()));
@@ -82,6 +86,16 @@ impl Qmp {
             }
             self.events.push_back(line);
         }
+    }
+
+    /// The configuration is known.
+    pub(super) fn is_known(&mut self) {
+        self.changed = false;
+    }
+
+    /// Whether a command may have changed it since.
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed
     }
 
     /// Waits for an event that `wanted` accepts. Drops the events before it.

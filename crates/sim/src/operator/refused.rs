@@ -15,7 +15,7 @@ impl Operator {
                 let add = json!({"driver": "null-co", "node-name": node});
                 self.is_refused("blockdev-add", add)
             }
-            2 if self.world.is_throttled() && !self.world.is_mild() => {
+            2 if self.world.is_throttled() && !self.world.may_move() => {
                 self.is_refused("object-del", json!({"id": GROUP}))
             }
             2 if self.world.exports() > 0 => self.is_refused("object-del", json!({"id": "io0"})),

@@ -5,9 +5,15 @@ use serde_json::{Value as Json, json};
 use super::{Gone, Operator, Qmp};
 use crate::daemon::GROUP;
 
+/// The configuration of a daemon, by kind and name.
+pub(super) type Inventory = Vec<(String, Json)>;
+
 impl Operator {
     /// Replaces the daemon by a new one, once in `n` times.
     pub(super) fn may_upgrade(&mut self, n: u64) -> Result<(), Gone> {
+        if self.world.keeps_state() && self.random().one_in(n) {
+            self.rest()?;
+        }
         if !self.world.can_upgrade() || !self.random().one_in(n) {
             return Ok(());
         }
@@ -22,6 +28,7 @@ impl Operator {
                 if self.world.kills() != kills {
                     return Err(Gone);
                 }
+                self.memory.known = None;
                 self.qmp = Qmp::connect(&self.world)?;
             }
         }
@@ -33,7 +40,7 @@ impl Operator {
     }
 
     /// What has to be the same before and after an upgrade, by kind and name.
-    fn inventory(&mut self) -> Result<Vec<(String, Json)>, Gone> {
+    pub(super) fn inventory(&mut self) -> Result<Inventory, Gone> {
         let mut all = Vec::new();
         let nodes = self.succeeds("query-named-block-nodes", json!({"flat": true}))?;
         for node in nodes.as_array().into_iter().flatten() {
@@ -69,7 +76,7 @@ impl Operator {
 }
 
 /// The first difference of two inventories. Guests write to the disks meanwhile, so a bitmap may get more bits.
-fn difference(before: &[(String, Json)], after: &[(String, Json)]) -> Option<String> {
+pub(super) fn difference(before: &[(String, Json)], after: &[(String, Json)]) -> Option<String> {
     let find = |all: &[(String, Json)], key: &str| {
         all.iter().find(|(other, _)| other == key).map(|(_, own)| own.clone())
     };
