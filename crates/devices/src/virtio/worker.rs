@@ -72,6 +72,17 @@ pub(crate) trait VirtioBackend: Sized + 'static {
     fn batch_ended(_runner: &VirtQueueWorker<Self>, _signalled: Option<bool>) {}
 }
 
+/// The life of a queue. It begins disabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Takes no chains.
+    Disabled,
+    Enabled,
+    /// Takes no chains, and ends once none is in flight.
+    Stopping(Held),
+    Stopped,
+}
+
 /// A running queue. Lives on its I/O thread.
 ///
 /// It takes requests after a kick, or when the polling loop sees new ones, and answers them in any order. A guest
@@ -88,7 +99,7 @@ pub(crate) struct VirtQueueWorker<S> {
     /// The eventfd that reports a broken queue.
     err: RefCell<Option<Signal>>,
     kick: Cell<Option<HandlerId>>,
-    enabled: Cell<bool>,
+    phase: Cell<Phase>,
     /// The loop polls, so the driver need not kick.
     polled: Cell<bool>,
     /// Kicks have to be enabled at the end of the section.
@@ -97,11 +108,8 @@ pub(crate) struct VirtQueueWorker<S> {
     losses: Cell<usize>,
     /// Answered chains are not published yet.
     unpublished: Cell<bool>,
-    /// The callback of `stop`, called once nothing is in flight.
-    stopping: Cell<Option<StopCall>>,
-    stopped: Cell<bool>,
-    /// How a stop treats held requests.
-    held: Cell<Held>,
+    /// The callback of `stop`, while the queue is stopping.
+    on_stop: Cell<Option<StopCall>>,
     /// Chains were left to the next process that serves the queue.
     has_left: Cell<bool>,
     queued: Cell<bool>,
@@ -131,15 +139,13 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
             call: RefCell::new(call),
             err: RefCell::new(None),
             kick: Cell::new(None),
-            enabled: Cell::new(false),
+            phase: Cell::new(Phase::Disabled),
             polled: Cell::new(false),
             wants_kick: Cell::new(false),
             // Makes the first turn check for losses of memory.
             losses: Cell::new(guest_memory::losses().wrapping_sub(1)),
             unpublished: Cell::new(false),
-            stopping: Cell::new(None),
-            stopped: Cell::new(false),
-            held: Cell::new(Held::Left),
+            on_stop: Cell::new(None),
             has_left: Cell::new(false),
             queued: Cell::new(false),
         });
@@ -240,7 +246,7 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
     /// `false` without a record, or if held requests are to [fail](Held::Failed).
     #[cold]
     pub(crate) fn leave(&self, head: u16) -> bool {
-        let is_left = self.held.get() == Held::Left && self.queue.leave(head);
+        let is_left = self.phase.get() != Phase::Stopping(Held::Failed) && self.queue.leave(head);
         if is_left {
             self.has_left.set(true);
             // Completes a stop that waited for this chain.
@@ -251,7 +257,11 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
 
     /// Whether the queue takes chains, now or later.
     pub(crate) fn is_taking(&self) -> bool {
-        self.enabled.get() && !self.queue.is_broken()
+        self.is_enabled() && !self.queue.is_broken()
+    }
+
+    fn is_enabled(&self) -> bool {
+        self.phase.get() == Phase::Enabled
     }
 
     /// Whether answered chains are not published yet.
@@ -272,7 +282,7 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
     /// At the end of a section: enables kicks, and checks the queue once more.
     fn enable_kicks(&self) {
         if self.wants_kick.replace(false)
-            && self.enabled.get()
+            && self.is_enabled()
             && !self.polled.get()
             && self.queue.enable_kicks()
             && self.service.wants_chains()
@@ -286,9 +296,9 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
     fn finish_stop(&self) {
         if self.queue.in_flight() == 0
             && !self.unpublished.get()
-            && let Some(done) = self.stopping.take()
+            && let Some(done) = self.on_stop.take()
         {
-            self.stopped.set(true);
+            self.phase.set(Phase::Stopped);
             if let Some(kick) = self.kick.take() {
                 self.event_loop.remove_handler(kick);
             }
@@ -311,11 +321,14 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
 
 impl<S: VirtioBackend> Virtqueue for VirtQueueWorker<S> {
     fn set_enabled(&self, enabled: bool) {
-        self.enabled.set(enabled);
-        if enabled {
-            self.event_loop.section(|| self.process_batch());
-        } else {
-            self.finish_later();
+        match (self.phase.get(), enabled) {
+            (Phase::Disabled | Phase::Enabled, true) => {
+                self.phase.set(Phase::Enabled);
+                self.event_loop.section(|| self.process_batch());
+            }
+            (Phase::Disabled | Phase::Enabled, false) => self.phase.set(Phase::Disabled),
+            // Until it is called back.
+            (Phase::Stopping(_) | Phase::Stopped, _) => {}
         }
     }
 
@@ -343,19 +356,18 @@ impl<S: VirtioBackend> Virtqueue for VirtQueueWorker<S> {
     }
 
     fn stop(&self, held: Held, done: Box<dyn FnOnce(u16)>) {
-        if self.stopped.get() {
+        if self.phase.get() == Phase::Stopped {
             return done(self.queue.next_avail());
         }
-        self.held.set(held);
-        let earlier = self.stopping.take();
+        self.phase.set(Phase::Stopping(held));
+        let earlier = self.on_stop.take();
         let is_first = earlier.is_none();
-        self.stopping.set(Some(Box::new(move |base| {
+        self.on_stop.set(Some(Box::new(move |base| {
             if let Some(earlier) = earlier {
                 earlier(base);
             }
             done(base);
         })));
-        self.enabled.set(false);
         if is_first {
             self.event_loop.section(|| self.service.drain_begin());
         }
@@ -363,10 +375,11 @@ impl<S: VirtioBackend> Virtqueue for VirtQueueWorker<S> {
     }
 
     fn call_back(&self) -> bool {
-        if self.stopped.get() || self.has_left.get() {
+        if self.phase.get() == Phase::Stopped || self.has_left.get() {
             return false;
         }
-        if self.stopping.take().is_some() {
+        if self.on_stop.take().is_some() {
+            self.phase.set(Phase::Disabled);
             self.service.drain_end();
         }
         true
@@ -410,7 +423,7 @@ impl<S: VirtioBackend> Handler for VirtQueueWorker<S> {
     }
 
     fn poll(&self) -> bool {
-        self.enabled.get() && self.service.wants_chains() && self.queue.has_work()
+        self.is_enabled() && self.service.wants_chains() && self.queue.has_work()
     }
 
     fn poll_begin(&self) {
@@ -429,7 +442,7 @@ impl<S> fmt::Debug for VirtQueueWorker<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VirtQueueWorker")
             .field("queue", &self.queue)
-            .field("enabled", &self.enabled)
+            .field("phase", &self.phase)
             .field("in_flight", &self.queue.in_flight())
             .finish_non_exhaustive()
     }
