@@ -27,7 +27,7 @@ const HONEST_PAGES: u64 = 4;
 const HONEST_BLOCK: u64 = 2048;
 /// Entries before the end of a page of [`LISTS`]; the last of them names a page of [`NEXT_LISTS`].
 const FIRST_ENTRIES: u64 = 8;
-const COMMANDS: u64 = 1500;
+const COMMANDS: u64 = 500;
 
 /// xorshift64*.
 struct Random(u64);
