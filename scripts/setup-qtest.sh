@@ -39,6 +39,9 @@ cd "$work/source"
 sed -n '/blobs = \[/,/\]/p' pc-bios/meson.build | grep -o "'[^']*'" | tr -d "'" | while read -r file; do
     [ -e "pc-bios/$file" ] || { mkdir -p "$(dirname "pc-bios/$file")" && touch "pc-bios/$file"; }
 done
+# Debian 12's Meson is too old: PyPI has the version that QEMU names.
+sed -n 's/^\(meson\|pycotap\) = .*installed = "\([^"]*\)".*/\1==\2/p' pythondeps.toml |
+    xargs python3 -m pip download -q --no-deps -d python/wheels
 tries=0
 until
     rm -rf build && mkdir build

@@ -31,7 +31,7 @@ ldd "$nvme" | grep -o '/[^ ]*' | while read -r library; do
 done
 rm "$work"/root/lib/modules/*
 n=10
-for module in qemu_fw_cfg ahci nvme sd_mod ext4; do
+for module in qemu_fw_cfg ahci nvme virtio_pci virtio_blk sd_mod ext4; do
     modprobe -d "$work/kernel" -S "$version" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
 done | awk '!seen[$0]++' | while read -r path; do
     cp "$path" "$work/root/lib/modules/$n-$(basename "$path")"
