@@ -182,8 +182,8 @@ const DEEP_RESETS: &str = "
     verify --do_verify=1
     dmesg | grep -c 'nvme.*timeout' || true";
 
-/// With doorbells in memory, Linux 6.1 loses some of what it submits before it says where they are: see [`RESETS`].
-/// `RINGMILL_DOORBELLS=auto` shows it. Without them, nothing is lost.
+/// With doorbells in memory, Linux 6.1 may lose some of what it submits before it says where they are: see [`RESETS`].
+/// `RINGMILL_DOORBELLS=auto` tries that.
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
 fn trapped_doorbells_lose_nothing_in_resets_at_depth_32() {
