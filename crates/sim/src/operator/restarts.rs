@@ -9,7 +9,8 @@ use super::{Gone, Operator, Qmp};
 use crate::daemon::disk_name;
 use crate::world::World;
 
-/// Asks which nodes serve the disks, and tells the world. Disks without an export stay where they are.
+/// Asks which nodes serve the disks, and tells the world. A disk without an export moves only in worlds without kills,
+/// where the operator knows its node.
 pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gone> {
     let exports = match qmp.command("query-block-exports", json!({}))? {
         Ok(exports) => exports,
@@ -26,7 +27,7 @@ pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gon
         node.unwrap_or_else(|| world.fail(&format!("{name} is not exported"))).to_owned()
     };
     let nodes: Vec<_> = (0..world.disks()).map(of).collect();
-    for (disk, node) in nodes.iter().enumerate() {
+    for (disk, node) in nodes.iter().enumerate().filter(|(disk, _)| world.is_exported(*disk)) {
         world.set_image(disk, world.image_of(node));
     }
     Ok(nodes)
