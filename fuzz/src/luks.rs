@@ -22,7 +22,7 @@ fn volume() -> &'static Secret {
     VOLUME.get_or_init(|| {
         let cipher =
             CipherSpec { algorithm: Algorithm::Aes128, mode: Mode::Cbc, iv: IvGenerator::Plain64 };
-        let new = NewVolume { cipher, hash: Hash::Sha1, time: Duration::ZERO };
+        let new = NewVolume { cipher, hash: Hash::Sha1, time: Duration::ZERO, detached: false };
         new.make(PASSWORD).expect("random numbers")
     })
 }

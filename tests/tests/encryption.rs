@@ -1,5 +1,7 @@
 //! Encrypted qcow2 images and LUKS disks: made by `qemu-img` and read by the daemon, and the other way round.
 
+use std::os::unix::fs::MetadataExt;
+
 use integration::nbd::client_output;
 use integration::{Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
@@ -221,7 +223,12 @@ fn a_live_upgrade_keeps_an_encrypted_image() {
 
 /// Creates an image, and returns the job's error.
 fn create(qmp: &mut Qmp, options: Value) -> Option<String> {
-    qmp.execute("blockdev-create", json!({"job-id": "make", "options": options}));
+    job(qmp, "blockdev-create", json!({"job-id": "make", "options": options}))
+}
+
+/// Runs a job named `make`, and returns its error.
+fn job(qmp: &mut Qmp, command: &str, arguments: Value) -> Option<String> {
+    qmp.execute(command, arguments);
     let ended = eventually("the job's end", || {
         let jobs = qmp.execute("query-jobs", json!({}));
         (jobs[0]["status"] == "concluded").then(|| jobs[0].clone())
@@ -294,4 +301,334 @@ fn images_that_are_made_here_are_read_by_qemu() {
         }
         qemu(&scratch, "qemu-img", &["check", "-q", "--image-opts", &qcow2]);
     }
+}
+
+#[test]
+fn a_detached_header_is_made_for_qemu_and_cryptsetup() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = start(&scratch);
+    for name in ["data", "header"] {
+        std::fs::write(scratch.path(name), []).expect("writable");
+        let file = json!({"driver": "file", "node-name": name, "filename": path(&scratch, name)});
+        qmp.execute("blockdev-add", file);
+    }
+    let luks = |nodes: Value| {
+        let mut options =
+            json!({"driver": "luks", "size": 4 << 20, "key-secret": "s", "iter-time": 10});
+        nodes
+            .as_object()
+            .into_iter()
+            .flatten()
+            .for_each(|(name, node)| options[name] = node.clone());
+        options
+    };
+    let refused = create(&mut qmp, luks(json!({})));
+    let why = "Either the parameter 'header' or 'file' must be specified";
+    assert_eq!(refused.as_deref(), Some(why));
+    let refused = create(&mut qmp, luks(json!({"file": "data", "header": "data"})));
+    assert_eq!(refused.as_deref(), Some("Parameters 'header' and 'file' name the same node"));
+    let full = json!({"file": "data", "header": "header", "preallocation": "full"});
+    assert_eq!(create(&mut qmp, luks(full)), None);
+    let data = std::fs::metadata(scratch.path("data")).expect("the data");
+    assert_eq!((data.len(), data.blocks() * 512 >= 4 << 20), (4 << 20, true));
+
+    // Written here, read by QEMU.
+    let disk = json!({"driver": "luks", "node-name": "disk", "file": "data", "header": "header", "key-secret": "s"});
+    qmp.execute("blockdev-add", disk.clone());
+    let addr = json!({"type": "unix", "data": {"path": path(&scratch, "nbd")}});
+    qmp.execute("nbd-server-start", json!({"addr": addr}));
+    let export = json!({"type": "nbd", "id": "disk", "node-name": "disk", "writable": true});
+    qmp.execute("block-export-add", export);
+    let served = format!("nbd+unix:///disk?socket={}", path(&scratch, "nbd"));
+    io(&scratch, &served, &["write -P 5 0 100000", "write -P 6 4190000 4304"]);
+    server.stop();
+    let image = format!(
+        "driver=luks,key-secret=s,file.filename={},header.filename={}",
+        path(&scratch, "data"),
+        path(&scratch, "header")
+    );
+    let [object, password] = secret();
+    let reads = ["-c", "read -P 5 0 100000", "-c", "read -P 6 4190000 4304"];
+    let arguments = [&[object, password, "--image-opts"][..], &reads, &[&image]].concat();
+    qemu(&scratch, "qemu-io", &arguments);
+    let header = path(&scratch, "header");
+    let dump = client_output(&scratch, "cryptsetup", &["luksDump", &header]);
+    assert!(dump.contains("Payload offset:\t0"), "{dump}");
+
+    // A header alone, as QEMU makes it with a file that is there: the other key makes noise of the data.
+    let (server, mut qmp) = start(&scratch);
+    let file = json!({"driver": "file", "node-name": "header", "filename": header});
+    qmp.execute("blockdev-add", file);
+    assert_eq!(create(&mut qmp, luks(json!({"header": "header"}))), None);
+    server.stop();
+    let reads = ["-c", "read 0 4M"];
+    let arguments = [&[object, password, "--image-opts"][..], &reads, &[&image]].concat();
+    qemu(&scratch, "qemu-io", &arguments);
+}
+
+/// Images whose passwords are changed: a node's options, the options of a change, and the image as `--image-opts` takes
+/// it.
+struct Locked {
+    node: Value,
+    change: fn(Value) -> Value,
+    name: &'static str,
+    key: &'static str,
+}
+
+impl Locked {
+    /// Makes the images.
+    fn all(scratch: &Scratch) -> [Locked; 2] {
+        let (server, mut qmp) = start(scratch);
+        for (driver, name) in [("luks", "disk.luks"), ("qcow2", "disk.qcow2")] {
+            std::fs::write(scratch.path(name), []).expect("writable");
+            let file =
+                json!({"driver": "file", "node-name": name, "filename": path(scratch, name)});
+            qmp.execute("blockdev-add", file);
+            let mut options = json!({"driver": driver, "file": name, "size": 1 << 20});
+            match driver {
+                "luks" => {
+                    options["key-secret"] = "s".into();
+                    options["iter-time"] = 10.into();
+                }
+                _ => {
+                    options["encrypt"] =
+                        json!({"format": "luks", "key-secret": "s", "iter-time": 10});
+                }
+            }
+            assert_eq!(create(&mut qmp, options), None);
+        }
+        server.stop();
+        let file = |name| json!({"driver": "file", "filename": path(scratch, name)});
+        [
+            Locked {
+                node: json!({"driver": "luks", "node-name": "disk", "key-secret": "s", "file": file("disk.luks")}),
+                change: |change| {
+                    let mut change = change;
+                    change["driver"] = "luks".into();
+                    change
+                },
+                name: "disk.luks",
+                key: "key-secret",
+            },
+            Locked {
+                node: json!({"driver": "qcow2", "node-name": "disk", "file": file("disk.qcow2"),
+                    "encrypt": {"format": "luks", "key-secret": "s"}}),
+                change: |change| {
+                    let mut encrypt = change;
+                    encrypt["format"] = "luks".into();
+                    json!({"driver": "qcow2", "encrypt": encrypt})
+                },
+                name: "disk.qcow2",
+                key: "encrypt.key-secret",
+            },
+        ]
+    }
+
+    fn amend(&self, qmp: &mut Qmp, change: Value) -> Option<String> {
+        self.amend_with(qmp, change, false)
+    }
+
+    fn amend_with(&self, qmp: &mut Qmp, change: Value, force: bool) -> Option<String> {
+        let options = (self.change)(change);
+        let arguments =
+            json!({"job-id": "make", "node-name": "disk", "options": options, "force": force});
+        job(qmp, "x-blockdev-amend", arguments)
+    }
+
+    /// Whether QEMU opens the image with a password.
+    fn opens(&self, scratch: &Scratch, password: &str) -> bool {
+        let driver = self.node["driver"].as_str().expect("text");
+        let image =
+            format!("driver={driver},{}=s,file.filename={}", self.key, path(scratch, self.name));
+        let object = format!("secret,id=s,data={password}");
+        let read = ["--object", &object, "--image-opts", "-c", "read -P 7 4096 8192", &image];
+        let output = std::process::Command::new("qemu-io").args(read).output().expect("qemu-io");
+        let output = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(!output.contains("Pattern verification failed"), "{output}");
+        assert!(
+            output.contains("8192/8192") || output.contains("Invalid password"),
+            "neither read nor refused: {output}"
+        );
+        output.contains("8192/8192")
+    }
+
+    fn slots(qmp: &mut Qmp) -> Vec<bool> {
+        let nodes = qmp.execute("query-named-block-nodes", json!({}));
+        let node = nodes.as_array().into_iter().flatten().find(|node| node["node-name"] == "disk");
+        let data = &node.expect("the node")["image"]["format-specific"]["data"];
+        let data = if data["slots"].is_null() { &data["encrypt"] } else { data };
+        let slots = data["slots"].as_array().expect("slots");
+        slots.iter().map(|slot| slot["active"] == true).collect()
+    }
+}
+
+#[test]
+fn passwords_are_added_and_erased_as_by_qemu() {
+    let scratch = Scratch::new();
+    for locked in Locked::all(&scratch) {
+        let (server, mut qmp) = start(&scratch);
+        for (id, data) in [("new", "second"), ("third", "third"), ("wrong", "wrong")] {
+            let object = json!({"qom-type": "secret", "id": id, "data": data});
+            qmp.execute("object-add", object);
+        }
+        qmp.execute("blockdev-add", locked.node.clone());
+        let addr = json!({"type": "unix", "data": {"path": path(&scratch, "nbd")}});
+        qmp.execute("nbd-server-start", json!({"addr": addr}));
+        let export = json!({"type": "nbd", "id": "disk", "node-name": "disk", "writable": true});
+        qmp.execute("block-export-add", export);
+        let served = format!("nbd+unix:///disk?socket={}", path(&scratch, "nbd"));
+        io(&scratch, &served, &["write -P 7 4096 8192"]);
+
+        let add = json!({"state": "active", "new-secret": "new", "iter-time": 10});
+        assert_eq!(locked.amend(&mut qmp, add.clone()), None);
+        assert_eq!(Locked::slots(&mut qmp)[..3], [true, true, false]);
+        let third =
+            json!({"state": "active", "new-secret": "third", "keyslot": 6, "iter-time": 10});
+        assert_eq!(locked.amend(&mut qmp, third.clone()), None);
+        let with = |name: &str, value: Value| {
+            let mut add = add.clone();
+            add[name] = value;
+            add
+        };
+        // The texts are those of qemu-storage-daemon 11.1.3.
+        for (change, why) in [
+            (third.clone(), "Refusing to overwrite active keyslot 6 - please erase it first"),
+            (with("keyslot", json!(8)), "Invalid keyslot 8 specified, must be between 0 and 7"),
+            (with("new-secret", json!("none")), "No secret with id 'none'"),
+            (
+                with("old-secret", json!("s")),
+                "'old-secret' must not be given when activating keyslots",
+            ),
+            (with("secret", json!("wrong")), "Invalid password, cannot unlock any keyslot"),
+            (json!({"state": "active"}), "'new-secret' is required to activate a keyslot"),
+            (
+                with("state", json!("inactive")),
+                "'new-secret' must not be given when erasing keyslots",
+            ),
+            (
+                json!({"state": "inactive"}),
+                "To erase keyslot(s), either explicit keyslot index or the password currently contained in them must be given",
+            ),
+            (
+                json!({"state": "inactive", "keyslot": 4}),
+                "Given keyslot 4 is already erased (inactive) ",
+            ),
+            (
+                json!({"state": "inactive", "old-secret": "wrong"}),
+                "No keyslots match given (old) password for erase operation",
+            ),
+            (
+                json!({"state": "inactive", "keyslot": 6, "old-secret": "new"}),
+                "Given keyslot 6 doesn't contain the given old password for erase operation",
+            ),
+            (
+                json!({"state": "inactive", "keyslot": 6, "iter-time": 10}),
+                "'iter-time' must not be given when erasing keyslots",
+            ),
+        ] {
+            assert_eq!(locked.amend(&mut qmp, change).as_deref(), Some(why));
+        }
+        // Replaced, with a password of the image other than the node's.
+        let mut replace = third.clone();
+        replace["new-secret"] = "new".into();
+        replace["secret"] = "third".into();
+        assert_eq!(locked.amend_with(&mut qmp, replace, true), None);
+        // Both slots.
+        let first = json!({"state": "inactive", "old-secret": "s"});
+        assert_eq!(locked.amend(&mut qmp, first), None);
+        assert_eq!(Locked::slots(&mut qmp), [false, true, false, false, false, false, true, false]);
+        // The node's own password is not one of the image any more.
+        let why = "Invalid password, cannot unlock any keyslot";
+        assert_eq!(locked.amend(&mut qmp, add.clone()).as_deref(), Some(why));
+        let last = locked.amend(&mut qmp, json!({"state": "inactive", "old-secret": "new"}));
+        assert!(last.is_some_and(|why| why.ends_with("irreversibly - refusing operation")));
+        assert_eq!(locked.amend(&mut qmp, json!({"state": "inactive", "keyslot": 6})), None);
+        let last = locked.amend(&mut qmp, json!({"state": "inactive", "keyslot": 1}));
+        assert!(
+            last.is_some_and(|why| why.starts_with("Attempt to erase the only active keyslot 1"))
+        );
+        io(&scratch, &served, &["read -P 7 4096 8192"]);
+        server.stop();
+        assert!(locked.opens(&scratch, "second"));
+        assert!(!locked.opens(&scratch, "letmein"));
+        assert!(!locked.opens(&scratch, "third"));
+
+        if locked.name != "disk.luks" {
+            // One of QEMU's slow changes is enough.
+            continue;
+        }
+        // What QEMU has changed is opened here.
+        let image = path(&scratch, locked.name);
+        let driver = locked.node["driver"].as_str().expect("text");
+        let prefix = locked.key.strip_suffix("key-secret").expect("a prefix");
+        let change = format!("{prefix}state=active,{prefix}new-secret=n,{prefix}iter-time=10");
+        let opened = format!("driver={driver},{}=o,file.filename={image}", locked.key);
+        let (old, new) = ("secret,id=o,data=second", "secret,id=n,data=letmein");
+        let amend =
+            ["amend", "--object", old, "--object", new, "-o", &change, "--image-opts", &opened];
+        client_output(&scratch, "qemu-img", &amend);
+        let (server, mut qmp) = start(&scratch);
+        qmp.execute("blockdev-add", locked.node.clone());
+        assert_eq!(Locked::slots(&mut qmp)[..3], [true, true, false]);
+        // Without any password, the data is lost: with force only.
+        let all = [
+            json!({"state": "inactive", "keyslot": 1}),
+            json!({"state": "inactive", "keyslot": 0}),
+        ];
+        for change in all {
+            assert_eq!(locked.amend_with(&mut qmp, change, true), None);
+        }
+        server.stop();
+        assert!(!locked.opens(&scratch, "letmein"));
+    }
+}
+
+#[test]
+fn what_cannot_be_amended_is_refused() {
+    let scratch = Scratch::new();
+    let [locked, _] = Locked::all(&scratch);
+    let (server, mut qmp) = start(&scratch);
+    let plain = path(&scratch, "plain.qcow2");
+    qemu(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &plain, "1M"]);
+    let file = json!({"driver": "file", "filename": plain});
+    qmp.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "plain", "file": file}));
+    let luks = json!({"driver": "luks", "state": "active", "new-secret": "s", "iter-time": 10});
+    let amend = |node: &str, options: &Value| json!({"job-id": "make", "node-name": node, "options": options});
+    let mut refused = |node: &str, options: &Value, why: &str| {
+        assert_eq!(qmp.refused("x-blockdev-amend", amend(node, options)), why);
+    };
+    refused("none", &luks, "Cannot find device='' nor node-name='none'");
+    let why = "x-blockdev-amend doesn't support changing the block driver";
+    refused("plain", &luks, why);
+    let why = "Driver does not support x-blockdev-amend";
+    refused("plain", &json!({"driver": "file"}), why);
+    refused("plain", &json!({"driver": "luks"}), "Parameter 'options.state' is missing");
+    let why = "Parameter 'options.encrypt.state' is missing";
+    refused("plain", &json!({"driver": "qcow2", "encrypt": {"format": "luks"}}), why);
+    let encrypt = json!({"format": "luks", "state": "active", "new-secret": "s"});
+    let encrypted = json!({"driver": "qcow2", "encrypt": encrypt});
+    let why = job(&mut qmp, "x-blockdev-amend", amend("plain", &encrypted));
+    assert_eq!(why.as_deref(), Some("image is not encrypted, can't amend"));
+    assert_eq!(
+        job(&mut qmp, "x-blockdev-amend", amend("plain", &json!({"driver": "qcow2"}))),
+        None
+    );
+    for (option, why) in
+        [("read-only", "Block node is read-only"), ("active", "Node 'disk' is inactive")]
+    {
+        let mut node = locked.node.clone();
+        node[option] = (option == "read-only").into();
+        qmp.execute("blockdev-add", node);
+        let told = qmp.refused("x-blockdev-amend", amend("disk", &luks));
+        assert!(told.starts_with(why), "{told}");
+        qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+    }
+    // The node stays while its passwords change.
+    qmp.execute("blockdev-add", locked.node.clone());
+    let slow = json!({"driver": "luks", "state": "active", "new-secret": "s", "iter-time": 300});
+    qmp.execute("x-blockdev-amend", amend("disk", &slow));
+    let told = qmp.refused("blockdev-del", json!({"node-name": "disk"}));
+    assert!(told.contains("amend"), "{told}");
+    server.stop();
 }

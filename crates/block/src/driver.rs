@@ -12,6 +12,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use crate::amend::AmendKind;
 use crate::connections::ConnectContext;
 pub use crate::create::CreateKind;
 use ::options::shape::Member;
@@ -36,6 +37,8 @@ pub struct DriverKind {
     pub options: &'static dyn ReadOptions,
     /// How images are created. `None`: they are not.
     pub create: Option<&'static CreateKind>,
+    /// How open images are amended. `None`: they are not.
+    pub amend: Option<&'static AmendKind>,
     /// The library that does the nodes' I/O. `None`: the event loop does it.
     pub library: Option<&'static ForeignLibrary>,
 }

@@ -4,6 +4,7 @@
 //! [`Channel`](node::Channel) to a node, and [`Request`](request::Request)s go down it, each to be
 //! answered exactly once, on the same loop.
 
+mod amend;
 mod connections;
 mod create;
 pub mod driver;
@@ -31,8 +32,10 @@ pub mod test_util;
 pub mod track;
 mod watched;
 
+pub use amend::{AmendContext, AmendKind, Amending, Amendment};
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
+pub use drivers::KeySlots;
 pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, Repair, check_qcow2, create_qcow2,
 };

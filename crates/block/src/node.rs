@@ -14,6 +14,7 @@ use nix::errno::Errno;
 
 pub use crate::resize::ResizeError;
 
+use crate::drivers::KeySlots;
 use crate::error::OpenError;
 use crate::format::Format;
 use crate::inherited::OpenImage;
@@ -181,6 +182,11 @@ pub trait BlockNode: Send + Sync {
 
     /// Returns the node's disk as it was at one moment, if this node keeps that.
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
+        None
+    }
+
+    /// Returns the key slots of an encrypted image, if the node decrypts one with a LUKS header.
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
         None
     }
 

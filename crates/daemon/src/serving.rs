@@ -33,7 +33,7 @@ pub(super) enum Message {
     /// A request to resize the node of an export.
     Resize(String, Resize),
     /// The result of a job that creates an image.
-    Created(u64, Result<(), String>),
+    ImageDone(u64, Result<(), String>),
 }
 
 /// The reason for the end of serving.
@@ -61,7 +61,7 @@ impl Daemon {
                 Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
                 Ok(Message::Resize(export, resize)) => self.resize_for(&export, resize),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
-                Ok(Message::Created(job, made)) => self.created(job, made).await,
+                Ok(Message::ImageDone(job, result)) => self.image_done(job, result).await,
                 Ok(Message::Job(job, report)) => {
                     let reported =
                         unless_stopped(self.job_reports(job, report), &moving, stop).await;

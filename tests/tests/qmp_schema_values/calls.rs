@@ -354,14 +354,38 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     let mut qcow2 = json!({"driver": "qcow2", "file": "made", "size": 1 << 20});
     qcow2["encrypt"] = json!({"format": "luks", "key-secret": "sec0", "iter-time": 10});
     let made = json!({"driver": "file", "node-name": "made", "filename": path("made.img")});
+    let head = json!({"driver": "file", "node-name": "head", "filename": path("head.img")});
     for (options, below) in [(luks, ""), (qcow2, "blockdev-create/options/qcow2/encrypt")] {
         let create = call("blockdev-create", json!({"job-id": "j", "options": options}));
         all.push(
             create
                 .below(below)
                 .before("blockdev-add", made.clone())
+                .before("blockdev-add", head.clone())
                 .after(END_JOBS, json!({}))
-                .after("blockdev-del", json!({"node-name": "made"})),
+                .after("blockdev-del", json!({"node-name": "made"}))
+                .after("blockdev-del", json!({"node-name": "head"})),
+        );
+    }
+    let change = json!({"state": "active", "new-secret": "sec0", "keyslot": 1, "iter-time": 10});
+    let (mut luks, mut encrypt) = (change.clone(), change);
+    luks["driver"] = "luks".into();
+    encrypt["format"] = "luks".into();
+    let qcow2 = json!({"driver": "qcow2", "encrypt": encrypt});
+    let encrypted = json!({"format": "luks", "key-secret": "sec0"});
+    for (options, name, more) in [
+        (luks, "amended.luks", json!({"driver": "luks", "key-secret": "sec0"})),
+        (qcow2, "secret.qcow2", json!({"driver": "qcow2", "encrypt": encrypted})),
+    ] {
+        let mut node = more;
+        node["node-name"] = "n".into();
+        node["file"] = json!({"driver": "file", "filename": path(name)});
+        let arguments = json!({"job-id": "j", "node-name": "n", "options": options, "force": true});
+        all.push(
+            call("x-blockdev-amend", arguments)
+                .before("blockdev-add", node)
+                .after(END_JOBS, json!({}))
+                .after("blockdev-del", json!({"node-name": "n"})),
         );
     }
     let rbd = json!({"driver": "rbd", "location": location, "size": 1 << 20});

@@ -145,7 +145,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             vec![json!("plain"), json!({"driver": "qcow2", "file": file})]
         }
         ("blockdev-create/options/luks/file", _) => one(json!("made")),
+        ("blockdev-create/options/luks/header", _) => one(json!("head")),
         (_, "iter-time") => one(json!(10)),
+        (_, "new-secret" | "old-secret" | "secret") => one(json!("sec0")),
         ("blockdev-create/options/qcow2/encrypt", _) => {
             one(json!({"format": "luks", "key-secret": "sec0", "iter-time": 10}))
         }
@@ -255,7 +257,16 @@ fn beside(what: &str) -> Value {
         };
     }
     let is = |path: &str| what.ends_with(path);
-    if what.starts_with("nbd-server-add/") {
+    if what.starts_with("x-blockdev-amend/") {
+        // Slot 7 has no password.
+        if is("/state=\"inactive\"") {
+            json!({"new-secret": null, "iter-time": null, "keyslot": 7})
+        } else if is("/old-secret=\"sec0\"") {
+            json!({"new-secret": null, "iter-time": null, "state": "inactive"})
+        } else {
+            json!({})
+        }
+    } else if what.starts_with("nbd-server-add/") {
         json!({})
     } else if is("/aio=\"native\"") {
         json!({"cache": {"direct": true}})

@@ -24,6 +24,7 @@ pub mod throttle;
 
 use std::sync::OnceLock;
 
+pub use self::encryption::KeySlots;
 use crate::driver::DriverKind;
 
 /// The drivers there are.

@@ -22,6 +22,7 @@ use self::channel::TrackedChannel;
 pub use self::store::{BitmapStore, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
+use crate::drivers::KeySlots;
 use crate::inherited::OpenImage;
 use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming};
 
@@ -165,6 +166,10 @@ impl BlockNode for Tracked {
 
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         self.node.snapshot()
+    }
+
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        self.node.key_slots()
     }
 
     fn details(&self) -> Option<ImageDetails> {

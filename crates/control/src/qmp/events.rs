@@ -110,7 +110,8 @@ pub const JOB_STATUS: Reply = Reply::Word(&[
 ]);
 
 /// What kinds of jobs there are.
-pub const JOB_TYPE: Reply = Reply::Word(&["create", "backup", "mirror", "stream", "commit"]);
+pub const JOB_TYPE: Reply =
+    Reply::Word(&["create", "amend", "backup", "mirror", "stream", "commit"]);
 
 const JOB_DEVICE: Member = Member::new("device", Reply::Text, "the job's name");
 const JOB_KIND: Member = Member::new("type", JOB_TYPE, "what it does");

@@ -36,7 +36,7 @@ impl fmt::Display for AddError {
 
 impl std::error::Error for AddError {}
 
-fn random(bytes: &mut [u8]) -> Result<(), AddError> {
+pub(super) fn random(bytes: &mut [u8]) -> Result<(), AddError> {
     getrandom::fill(bytes).map_err(|_| AddError::Random)
 }
 
@@ -113,6 +113,8 @@ pub struct NewVolume {
     pub hash: Hash,
     /// How long deriving a key is to take here.
     pub time: Duration,
+    /// Whether the encrypted sectors are elsewhere, from the first one on.
+    pub detached: bool,
 }
 
 impl NewVolume {
@@ -123,7 +125,7 @@ impl NewVolume {
 
     /// Makes a volume with a new key and one password.
     ///
-    /// Returns its first [`Header::payload`] bytes.
+    /// Returns its first [`header_len`](Self::header_len) bytes.
     ///
     /// # Errors
     ///
@@ -145,6 +147,9 @@ impl NewVolume {
         let iterations = iterations_for(self.hash, self.cipher.key_len(), self.time);
         let stripes = header.add_password(0, &VolumeKey(key), password, iterations)?;
         let mut volume = Secret::new(vec![0; header.payload() as usize]);
+        if self.detached {
+            header.payload_sector = 0;
+        }
         let (at, _) = header.stripes(&header.slots[0]);
         volume[..super::HEADER_LEN].copy_from_slice(&header.write());
         volume[at as usize..][..stripes.len()].copy_from_slice(&stripes);

@@ -2,11 +2,13 @@
 //!
 //! Source: "LUKS1 On-Disk Format Specification", version 1.2.3.
 
+mod amend;
 mod hash;
 mod header;
 mod keys;
 mod stripes;
 
+pub use amend::Step;
 pub use hash::Hash;
 pub use header::{HEADER_LEN, Header, HeaderError, SLOTS, Slot};
 pub use keys::{AddError, NewVolume, VolumeKey, iterations_for};
@@ -25,7 +27,7 @@ mod tests {
     fn volume() -> Secret {
         let cipher =
             CipherSpec { algorithm: Algorithm::Aes256, mode: Mode::Xts, iv: IvGenerator::Plain64 };
-        let new = NewVolume { cipher, hash: Hash::Sha256, time: Duration::ZERO };
+        let new = NewVolume { cipher, hash: Hash::Sha256, time: Duration::ZERO, detached: false };
         new.make(b"letmein").unwrap()
     }
 

@@ -87,8 +87,8 @@ pub(in super::super) struct Job {
 
 /// The work of a job.
 pub(super) enum Work {
-    /// `blockdev-create`.
-    Create { done: bool },
+    /// `blockdev-create` and `x-blockdev-amend`: the job's type, and whether the work is done.
+    Image { kind: &'static str, done: bool },
     /// A job that copies a node.
     Copy(Box<Copying>),
 }
@@ -231,7 +231,7 @@ impl How {
 impl Job {
     pub(super) fn kind(&self) -> &'static str {
         match &self.work {
-            Work::Create { .. } => "create",
+            Work::Image { kind, .. } => kind,
             Work::Copy(copying) => copying.how.kind(),
         }
     }
@@ -239,14 +239,14 @@ impl Job {
     pub(super) fn copying(&self) -> Option<&Copying> {
         match &self.work {
             Work::Copy(copying) => Some(copying),
-            Work::Create { .. } => None,
+            Work::Image { .. } => None,
         }
     }
 
     pub(super) fn copying_mut(&mut self) -> Option<&mut Copying> {
         match &mut self.work {
             Work::Copy(copying) => Some(copying),
-            Work::Create { .. } => None,
+            Work::Image { .. } => None,
         }
     }
 
@@ -270,10 +270,10 @@ impl Job {
         )))
     }
 
-    /// Returns the finished work and the total: in bytes, or of 1 for `blockdev-create`.
+    /// Returns the finished work and the total: in bytes, or of 1 for an image as a whole.
     fn progress(&self) -> (u64, u64) {
         match &self.work {
-            Work::Create { done } => (u64::from(*done), 1),
+            Work::Image { done, .. } => (u64::from(*done), 1),
             Work::Copy(copying) => match &copying.how {
                 How::Parts(_, backup, size) => (size.saturating_sub(backup.left()), *size),
                 How::Mirror { dirty, .. } => {

@@ -1,11 +1,12 @@
 //! Starts jobs: checks the options and inserts the filter above the source.
 
+use std::future::Future;
 use std::sync::Arc;
 
-use block::NewImage;
 use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
+use block::{Amendment, NewImage, OpenError};
 use control::Graph;
 use control::qmp::QmpError;
 use event_loop::mailbox;
@@ -82,26 +83,58 @@ impl Daemon {
         image: Box<dyn NewImage>,
     ) -> Result<(), QmpError> {
         self.check_id(&job.id)?;
-        let serial = self.begin(job, Work::Create { done: false });
+        let serial = self.begin(job, Work::Image { kind: "create", done: false });
         let made = create::begin(&self.host, &self.control, &self.graph, &self.nodes, image);
-        let mailbox = self.mailbox.clone();
-        self.control.spawn(async move {
-            let made = match made {
-                Ok(creating) => creating.await,
-                Err(error) => Err(error),
-            };
-            mailbox.push(Message::Created(serial, made.map_err(|error| error.to_string())));
-        });
+        self.await_image(serial, async move { made?.await });
         Ok(())
     }
 
-    /// Ends a `blockdev-create` job with the result of the creation.
-    pub(in super::super) async fn created(&mut self, serial: u64, made: Result<(), String>) {
+    /// `x-blockdev-amend`.
+    pub(in super::super) fn start_amend(
+        &mut self,
+        job: JobOptions,
+        node: &str,
+        driver: &str,
+        amendment: Box<dyn Amendment>,
+        force: bool,
+    ) -> Result<(), QmpError> {
+        let Some(info) = self.nodes.info(node) else { return Err(create::not_found(node)) };
+        if info.options.driver.kind().name != driver {
+            let why = "x-blockdev-amend doesn't support changing the block driver";
+            return Err(QmpError::generic(why));
+        }
+        self.check_id(&job.id)?;
+        let graph = self
+            .graph
+            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], &[], false)
+            .map_err(DaemonError::from)?;
+        let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
+        self.graph = graph;
+        let serial = self.begin(job, Work::Image { kind: "amend", done: false });
+        self.await_image(serial, amending);
+        Ok(())
+    }
+
+    /// Has the job end when the work on its image has ended.
+    fn await_image(
+        &self,
+        serial: u64,
+        work: impl Future<Output = Result<(), OpenError>> + 'static,
+    ) {
+        let mailbox = self.mailbox.clone();
+        self.control.spawn(async move {
+            let done = work.await.map_err(|error| error.to_string());
+            mailbox.push(Message::ImageDone(serial, done));
+        });
+    }
+
+    /// Ends a job on an image with the result of its work.
+    pub(in super::super) async fn image_done(&mut self, serial: u64, result: Result<(), String>) {
         let Some(mut job) = self.jobs.take(serial) else { return };
-        if let Work::Create { done } = &mut job.work {
+        if let Work::Image { done, .. } = &mut job.work {
             *done = true;
         }
-        match made {
+        match result {
             Ok(()) => {
                 job.enter(Status::Waiting, &self.clients);
                 job.enter(Status::Pending, &self.clients);

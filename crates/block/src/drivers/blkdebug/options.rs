@@ -18,6 +18,7 @@ pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
               inject-error.0.errno=28,inject-error.0.once=on",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

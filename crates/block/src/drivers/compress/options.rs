@@ -11,6 +11,7 @@ pub(in crate::drivers) static COMPRESS: DriverKind = DriverKind {
     example: "compress,node-name=n,file=disk0",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

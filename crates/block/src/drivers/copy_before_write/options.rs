@@ -16,6 +16,7 @@ pub(in crate::drivers) static COPY_BEFORE_WRITE: DriverKind = DriverKind {
     example: "copy-before-write,node-name=n,file=disk0,target=disk1",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

@@ -12,6 +12,7 @@ pub(in crate::drivers) static COPY_ON_READ: DriverKind = DriverKind {
     example: "copy-on-read,node-name=n,file=disk0,bottom=disk1",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

@@ -10,7 +10,7 @@ use crypto::luks::{Hash, NewVolume};
 use crate::error::OpenError;
 
 /// The longest `iter-time`, milliseconds: opening takes about as long.
-const MOST_TIME: i64 = 60 * 60 * 1000;
+pub(super) const MOST_TIME: i64 = 60 * 60 * 1000;
 
 /// A new LUKS volume. `None`: as QEMU has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) struct NewLuks {
     hash: Option<Hash>,
     /// `iter-time`, milliseconds.
     time: Option<i64>,
+    /// Whether the encrypted sectors are elsewhere.
+    pub(crate) detached: bool,
 }
 
 impl NewLuks {
@@ -35,7 +37,8 @@ impl NewLuks {
         };
         let time = self.time.filter(|time| *time > 0).unwrap_or(2000);
         let time = Duration::from_millis(time.unsigned_abs());
-        NewVolume { cipher, hash: self.hash.unwrap_or(Hash::Sha256), time }
+        let hash = self.hash.unwrap_or(Hash::Sha256);
+        NewVolume { cipher, hash, time, detached: self.detached }
     }
 
     /// Bytes of the header with the places of its passwords.

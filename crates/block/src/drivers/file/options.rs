@@ -19,6 +19,7 @@ pub(in crate::drivers) static FILE: DriverKind = DriverKind {
         build: |draft| Ok(Driver::file(build(draft, "file")?)),
     },
     create: Some(&super::create::CREATE),
+    amend: None,
     library: None,
 };
 
@@ -32,6 +33,7 @@ pub(in crate::drivers) static HOST_DEVICE: DriverKind = DriverKind {
         build: |draft| Ok(Driver::host_device(build(draft, "host_device")?)),
     },
     create: None,
+    amend: None,
     library: None,
 };
 

@@ -1,8 +1,10 @@
 //! `blockdev-create`: creates an encrypted disk in a node.
 
+use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use ::options::table::{self, Choice, Field, Kind, Need, Table, not_yet, only_off, put};
+use ::options::table::{Choice, Field, Kind, Need, Table, only_off, put};
 use crypto::Secret;
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
@@ -10,7 +12,7 @@ use nix::errno::Errno;
 use crate::create::{CHUNK, CreateContext, CreateKind, Creating, NewImage, Preallocation};
 use crate::drivers::encryption::{LuksDraft, NewLuks, password};
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, Channel};
 use crate::request::Op;
 use crate::submit::submit;
 
@@ -20,8 +22,10 @@ pub(super) static CREATE: CreateKind =
 /// A disk to be created.
 #[derive(Debug)]
 struct NewDisk {
-    /// The node.
-    file: String,
+    /// The node of the encrypted sectors. `None`: only a header is made.
+    file: Option<String>,
+    /// The node of the header. `None`: the header is at the beginning of `file`.
+    header: Option<String>,
     /// Bytes of the disk.
     size: u64,
     luks: NewLuks,
@@ -30,36 +34,62 @@ struct NewDisk {
 
 impl NewImage for NewDisk {
     fn nodes(&self) -> Vec<&str> {
-        vec![&self.file]
+        self.file.iter().chain(&self.header).map(String::as_str).collect()
     }
 
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
-        let NewDisk { file, size, luks, preallocation } = *self;
-        let credentials = context.nodes.known_credentials();
-        let found = password(credentials, luks.key_secret.as_deref(), "key-secret");
-        let end = luks.header_len().checked_add(size).filter(|end| i64::try_from(*end).is_ok());
-        let end = end.ok_or_else(|| OpenError::new("The requested file size is too large"));
-        let begun = found.and_then(|password| Ok((password, end?)));
-        let begun = begun.map(|(password, end)| (password, end, context.grow(&file, end)));
+        let NewDisk { file, header, size, luks, preallocation } = *self;
+        let begin = || {
+            if file.is_none() && header.is_none() {
+                let why = "Either the parameter 'header' or 'file' must be specified";
+                return Err(OpenError::new(why));
+            }
+            if file.is_some() && file == header {
+                let why = "Parameters 'header' and 'file' name the same node";
+                return Err(OpenError::new(why).with_hint("leave out one of them"));
+            }
+            let credentials = context.nodes.known_credentials();
+            let password = password(credentials, luks.key_secret.as_deref(), "key-secret")?;
+            let header_len = luks.header_len();
+            let start = if header.is_some() { 0 } else { header_len };
+            let end = start.checked_add(size).filter(|end| i64::try_from(*end).is_ok());
+            let end = end.ok_or_else(|| OpenError::new("The requested file size is too large"))?;
+            let header = header.map(|header| context.grow(&header, header_len));
+            let data = file.map(|file| context.grow(&file, end));
+            Ok((password, start..end, header, data))
+        };
+        let begun = begin();
         let on_thread = context.on_thread.clone();
         Box::pin(async move {
-            let (password, end, grown) = begun?;
-            let node = grown.await?;
+            let (password, range, header, data) = begun?;
+            let header = match header {
+                Some(grown) => Some(grown.await?),
+                None => None,
+            };
+            let data = match data {
+                Some(grown) => Some(grown.await?),
+                None => None,
+            };
             on_thread(Box::new(move || {
-                let header = luks.make(&password)?;
-                write(&node, header, end, preallocation)
+                let bytes = luks.make(&password)?;
+                if let Some(data) = &data {
+                    run(data, async move |data| allocate(data, range, preallocation).await)?;
+                }
+                // The header last: a creation that is cut off leaves no disk.
+                match header.or(data) {
+                    Some(node) => run(&node, async move |node| write(node, &bytes).await),
+                    None => Ok(()),
+                }
             }))
             .await
         })
     }
 }
 
-/// Writes the header, and allocates what is behind it up to `end`.
-fn write(
+/// Writes to a node, on a temporary loop.
+fn run(
     node: &Arc<dyn BlockNode>,
-    header: Secret,
-    end: u64,
-    preallocation: Preallocation,
+    work: impl AsyncFnOnce(&Rc<dyn Channel>) -> Result<(), Errno> + 'static,
 ) -> Result<(), OpenError> {
     let failed = |errno: Errno| {
         OpenError::os(format!("Could not write LUKS header to '{}'", node.name()), errno)
@@ -72,28 +102,41 @@ fn write(
     let config = LoopConfig { name: "luks".into(), entries: 32, ..LoopConfig::default() };
     let event_loop = EventLoop::new(config).map_err(|error| of_io(error.error))?;
     let channel = node.clone().open_channel(&event_loop).map_err(of_io)?;
-    let written = event_loop.block_on(async move {
-        let payload = header.len() as u64;
-        // The header last: a creation that is cut off leaves no disk.
-        let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
-        let write = Op::Write { fua: false };
-        let mut at = payload;
-        while preallocation != Preallocation::Off && at < end {
-            let len = (end - at).min(CHUNK as u64);
-            let (op, bufs) = match preallocation {
-                // The zeroes read as noise.
-                Preallocation::Full => (write, memory(len as usize)?),
-                Preallocation::Falloc | Preallocation::Off => (op, IoBufs::new()),
-            };
-            submit(&channel, op, at, len, bufs).await.0?;
-            at += len;
-        }
-        let mut bufs = memory(header.len())?;
-        bufs.copy_in(0, &header);
-        submit(&channel, write, 0, payload, bufs).await.0?;
-        submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await.0
-    });
-    written.map_err(of_io)?.map_err(failed)
+    let done = event_loop.block_on(async move { work(&channel).await });
+    done.map_err(of_io)?.map_err(failed)
+}
+
+/// Allocates the space of the encrypted sectors.
+async fn allocate(
+    channel: &Rc<dyn Channel>,
+    range: Range<u64>,
+    preallocation: Preallocation,
+) -> Result<(), Errno> {
+    let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
+    let mut at = range.start;
+    while preallocation != Preallocation::Off && at < range.end {
+        let len = (range.end - at).min(CHUNK as u64);
+        let (op, bufs) = match preallocation {
+            // The zeroes read as noise.
+            Preallocation::Full => (Op::Write { fua: false }, memory(len as usize)?),
+            Preallocation::Falloc | Preallocation::Off => (op, IoBufs::new()),
+        };
+        submit(channel, op, at, len, bufs).await.0?;
+        at += len;
+    }
+    flush(channel).await
+}
+
+/// Writes the header.
+async fn write(channel: &Rc<dyn Channel>, header: &Secret) -> Result<(), Errno> {
+    let mut bufs = memory(header.len())?;
+    bufs.copy_in(0, header);
+    submit(channel, Op::Write { fua: false }, 0, header.len() as u64, bufs).await.0?;
+    flush(channel).await
+}
+
+async fn flush(channel: &Rc<dyn Channel>) -> Result<(), Errno> {
+    submit(channel, Op::Flush, 0, 0, IoBufs::new()).await.0
 }
 
 /// Zeroes.
@@ -104,6 +147,7 @@ fn memory(len: usize) -> Result<IoBufs, Errno> {
 #[derive(Default)]
 struct Draft {
     file: Option<String>,
+    header: Option<String>,
     size: u64,
     luks: NewLuks,
     preallocation: Preallocation,
@@ -120,8 +164,17 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
         Field {
             name: "file",
             kind: Kind::Text { meta: "<node>", set: |disk, node| put(&mut disk.file, Some(node)) },
-            need: Need::Required,
+            need: Need::Optional("only a header is made, in the node header"),
             help: "the node that it is made in, over the node's contents",
+        },
+        Field {
+            name: "header",
+            kind: Kind::Text {
+                meta: "<node>",
+                set: |disk, node| put(&mut disk.header, Some(node)),
+            },
+            need: Need::Optional("the header lies before the encrypted data"),
+            help: "the node that the header is made in, over the node's contents",
         },
         Field {
             name: "size",
@@ -164,11 +217,10 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             help: "how its space is allocated beforehand",
         },
         Field::unoffered("detached-header", only_off),
-        Field::unoffered("header", not_yet),
     ],
     build: |draft| {
-        let Draft { file, size, luks, preallocation } = draft;
-        let file = file.ok_or_else(|| table::missing("file"))?;
-        Ok(Box::new(NewDisk { file, size, luks, preallocation }))
+        let Draft { file, header, size, mut luks, preallocation } = draft;
+        luks.detached = header.is_some();
+        Ok(Box::new(NewDisk { file, header, size, luks, preallocation }))
     },
 };

@@ -1,5 +1,6 @@
 //! `luks`: an encrypted disk, as cryptsetup and QEMU make it.
 
+mod amend;
 mod create;
 mod driver;
 mod node;

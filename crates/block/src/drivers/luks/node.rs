@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use ::options::Value;
 use crypto::cipher::{SECTOR, SectorCipher};
-use crypto::luks::Header;
 use event_loop::EventLoop;
 use nix::errno::Errno;
 
 use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::Common;
-use crate::drivers::encryption::{Encrypted, EncryptedChannel, Unlocked, specific};
+use crate::drivers::encryption::{Encrypted, EncryptedChannel, KeySlots, Unlocked, specific};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized};
@@ -23,7 +22,7 @@ use crate::request::Request;
 pub(super) struct LuksNode {
     name: String,
     child: Arc<dyn BlockNode>,
-    header: Header,
+    slots: Arc<KeySlots>,
     shared: Arc<Shared>,
 }
 
@@ -45,7 +44,7 @@ impl LuksNode {
         child: Arc<dyn BlockNode>,
     ) -> Result<Self, OpenError> {
         let common = Common::new(options, &*child)?;
-        let Unlocked { cipher, payload, header } = unlocked;
+        let Unlocked { cipher, payload, slots } = unlocked;
         let size = child.geometry().size;
         if payload > size {
             return Err(OpenError::new(format!(
@@ -55,7 +54,7 @@ impl LuksNode {
         }
         let range_lock = RangeLock::new(SECTOR);
         let shared = Shared { cipher, payload, common, child: child.clone(), range_lock };
-        Ok(LuksNode { name, child, header, shared: Arc::new(shared) })
+        Ok(LuksNode { name, child, slots, shared: Arc::new(shared) })
     }
 }
 
@@ -146,7 +145,8 @@ impl BlockNode for LuksNode {
     }
 
     fn details(&self) -> Option<ImageDetails> {
-        let specific = [("type", "luks".into()), ("data", Value::Object(specific(&self.header)))];
+        let specific =
+            [("type", "luks".into()), ("data", Value::Object(specific(&self.slots.header())))];
         let specific = specific.map(|(name, value): (&str, Value)| (name.to_owned(), value));
         Some(ImageDetails {
             cluster_size: None,
@@ -154,6 +154,10 @@ impl BlockNode for LuksNode {
             backing: None,
             specific: specific.into(),
         })
+    }
+
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        Some(self.slots.clone())
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

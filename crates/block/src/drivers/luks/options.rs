@@ -12,6 +12,7 @@ pub(in crate::drivers) static LUKS: DriverKind = DriverKind {
     example: "luks,node-name=n,file=disk0,key-secret=sec0",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: Some(&super::create::CREATE),
+    amend: Some(&super::amend::AMEND),
     library: None,
 };
 

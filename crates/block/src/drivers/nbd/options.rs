@@ -20,6 +20,7 @@ pub(in crate::drivers) static NBD: DriverKind = DriverKind {
     example: "nbd,node-name=n,server.type=unix,server.path=nbd.sock,export=disk",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

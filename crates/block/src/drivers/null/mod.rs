@@ -29,6 +29,7 @@ pub(super) static NULL_CO: DriverKind = DriverKind {
     example: "null-co,node-name=n,size=8589934592",
     options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_co(null)) },
     create: None,
+    amend: None,
     library: None,
 };
 
@@ -38,6 +39,7 @@ pub(super) static NULL_AIO: DriverKind = DriverKind {
     example: "null-aio,node-name=n,size=8589934592,latency-ns=100000",
     options: &OptionTable { fields: FIELDS, start: new, build: |null| Ok(Driver::null_aio(null)) },
     create: None,
+    amend: None,
     library: None,
 };
 

@@ -13,6 +13,7 @@ pub(in crate::drivers) static PREALLOCATE: DriverKind = DriverKind {
     example: "preallocate,node-name=n,file=disk0,prealloc-align=1048576,prealloc-size=134217728",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

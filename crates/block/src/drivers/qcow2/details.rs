@@ -1,14 +1,13 @@
 //! What QMP tells of an image: QEMU's `ImageInfoSpecificQCow2`, and the backing file's name.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use ::options::{Object, Value};
-use crypto::luks;
 use event_loop::sync::lock;
 
 use super::bitmaps::Told;
 use super::header::Header;
-use crate::drivers::encryption::specific;
+use crate::drivers::encryption::{KeySlots, specific};
 use crate::node::{BackingName, ImageDetails};
 
 /// The byte of a header of version 3 with the lowest compatible features, and the bit of lazy reference counts.
@@ -24,11 +23,13 @@ pub(super) struct Details {
     data: Object,
     encrypted: bool,
     backing: Mutex<Option<BackingName>>,
+    /// Of an encrypted image.
+    slots: Option<Arc<KeySlots>>,
 }
 
 impl Details {
-    /// Of an image that begins with these bytes. `luks`: the LUKS header of an encrypted image.
-    pub(super) fn new(start: &[u8], header: &Header, luks: Option<&luks::Header>) -> Details {
+    /// Of an image that begins with these bytes. `slots`: of an encrypted image.
+    pub(super) fn new(start: &[u8], header: &Header, slots: Option<Arc<KeySlots>>) -> Details {
         let has = |at, bit| start.get(at).is_some_and(|byte: &u8| byte & bit != 0);
         let mut data: Vec<(&str, Value)> = Vec::new();
         match header.version {
@@ -46,11 +47,6 @@ impl Details {
         }
         data.push(("refcount-bits", header.refcount_bits.into()));
         data.push(("compression-type", header.compression.name().into()));
-        if let Some(luks) = luks {
-            let format = ("format".to_owned(), Value::from("luks"));
-            let encrypt = [format].into_iter().chain(specific(luks));
-            data.push(("encrypt", Value::Object(encrypt.collect())));
-        }
         let backing = header.backing.as_ref().map(|backing| BackingName {
             filename: backing.filename.clone(),
             format: backing.format.clone(),
@@ -60,6 +56,7 @@ impl Details {
             encrypted: header.luks.is_some(),
             data: data.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             backing: Mutex::new(backing),
+            slots,
         }
     }
 
@@ -68,9 +65,19 @@ impl Details {
         *lock(&self.backing) = backing;
     }
 
+    /// The key slots of an encrypted image.
+    pub(super) fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        self.slots.clone()
+    }
+
     /// With the bitmaps that the file has.
     pub(super) fn get(&self, bitmaps: &[Told]) -> ImageDetails {
         let mut data = self.data.clone();
+        if let Some(slots) = &self.slots {
+            let format = ("format".to_owned(), Value::from("luks"));
+            let encrypt = [format].into_iter().chain(specific(&slots.header()));
+            data.push(("encrypt".to_owned(), Value::Object(encrypt.collect())));
+        }
         if !bitmaps.is_empty() {
             let tell = |Told { name, granularity, flags }: &Told| {
                 let flags = flags.iter().map(|flag| (*flag).into()).collect();

@@ -21,7 +21,7 @@ use crate::permissions::ChildUse;
 
 impl Qcow2Options {
     /// The secret object with the password of an encrypted image.
-    fn key_secret(&self) -> Option<&str> {
+    pub(super) fn key_secret(&self) -> Option<&str> {
         self.encrypt.as_ref()?.key_secret.as_deref()
     }
 }

@@ -15,7 +15,9 @@ use event_loop::EventLoop;
 
 use super::header::{self, Header, Purpose};
 use crate::drivers::align::{Aligned, WholeBlocks};
-use crate::drivers::encryption::{Encrypted, EncryptedChannel, LuksDraft, NewLuks, Read};
+use crate::drivers::encryption::{
+    AmendLuks, Encrypted, EncryptedChannel, LuksDraft, NewLuks, Read,
+};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::Channel;
@@ -104,6 +106,16 @@ pub(super) fn new_union() -> Union {
 /// Reads `encrypt` of a new image.
 pub(super) fn read_new(value: Value, at: &Context) -> Result<NewLuks, OptionError> {
     read_fields(NEW_FIELDS, value, at)
+}
+
+/// Returns what [`read_amend`] reads.
+pub(super) fn amend_union() -> Union {
+    union_of(table::members(AmendLuks::FIELDS))
+}
+
+/// Reads `encrypt` of a change.
+pub(super) fn read_amend(value: Value, at: &Context) -> Result<AmendLuks, OptionError> {
+    read_fields(AmendLuks::FIELDS, value, at)
 }
 
 /// The error of an image that is encrypted as before LUKS,

@@ -7,6 +7,7 @@
 //! other is a task on the loop that it came from ([`channel`]).
 
 mod access;
+mod amend;
 mod bitmaps;
 pub(crate) mod caches;
 mod channel;
@@ -62,7 +63,7 @@ use self::details::Details;
 use self::image::{Image, errno_of};
 use self::release_for_handover::Releasing;
 use self::zero::Discarding;
-use crate::drivers::encryption::Unlocked;
+use crate::drivers::encryption::{KeySlots, Unlocked};
 use crate::inherited::OpenImage;
 use crate::node::{
     BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming, ResizeError,
@@ -196,6 +197,10 @@ impl BlockNode for Qcow2Node {
 
     fn details(&self) -> Option<ImageDetails> {
         Some(self.details.get(&self.bitmaps.tell()))
+    }
+
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        self.details.key_slots()
     }
 
     /// Data that is encrypted or elsewhere is never compressed: QEMU does not encrypt compressed clusters.

@@ -355,7 +355,11 @@ impl Opening {
         Ok(Qcow2Node {
             image,
             bitmaps: Arc::new(bitmaps),
-            details: Details::new(&start, &header, unlocked.as_ref().map(|found| &found.header)),
+            details: Details::new(
+                &start,
+                &header,
+                unlocked.as_ref().map(|found| found.slots.clone()),
+            ),
             name,
             below,
             read_only,

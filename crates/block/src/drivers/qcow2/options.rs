@@ -28,6 +28,7 @@ pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
         },
     },
     create: Some(&super::create::CREATE),
+    amend: Some(&super::amend::AMEND),
     library: None,
 };
 

@@ -13,6 +13,7 @@ pub(in crate::drivers) static RAW: DriverKind = DriverKind {
     example: "raw,node-name=n,file=disk0,offset=1048576,size=8589934592",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

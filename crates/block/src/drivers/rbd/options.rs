@@ -22,6 +22,7 @@ pub(in crate::drivers) static RBD: DriverKind = DriverKind {
         build: |options| Ok(options.into()),
     },
     create: Some(&super::create::CREATE),
+    amend: None,
     library: Some(&ForeignLibrary { load: load_library, reads: READS }),
 };
 

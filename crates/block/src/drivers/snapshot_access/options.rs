@@ -11,6 +11,7 @@ pub(in crate::drivers) static SNAPSHOT_ACCESS: DriverKind = DriverKind {
     example: "snapshot-access,node-name=n,file.driver=copy-before-write,file.file=disk0,file.target=disk1",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

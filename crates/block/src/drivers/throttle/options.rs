@@ -12,6 +12,7 @@ pub(in crate::drivers) static THROTTLE: DriverKind = DriverKind {
     example: "throttle,node-name=n,throttle-group=slow,file=disk0",
     options: &OptionTable { fields: FIELDS, start: Draft::new, build: Draft::build },
     create: None,
+    amend: None,
     library: None,
 };
 

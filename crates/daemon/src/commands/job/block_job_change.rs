@@ -61,6 +61,11 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             Choice { name: "commit", help: "a commit: nothing can be changed", set: |_| Ok(()) },
             Choice { name: "stream", help: "a stream: nothing can be changed", set: |_| Ok(()) },
             Choice { name: "create", help: "a creation: nothing can be changed", set: |_| Ok(()) },
+            Choice {
+                name: "amend",
+                help: "new passwords: nothing can be changed",
+                set: |_| Ok(()),
+            },
         ]),
         need: Need::Required,
         help: "the kind of job",

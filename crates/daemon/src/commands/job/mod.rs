@@ -22,11 +22,13 @@ mod job_pause;
 mod job_resume;
 mod query_block_jobs;
 mod query_jobs;
+mod x_blockdev_amend;
 
 use super::DaemonCommand;
 
 pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[
     &blockdev_create::COMMAND,
+    &x_blockdev_amend::COMMAND,
     &blockdev_backup::COMMAND,
     &blockdev_mirror::COMMAND,
     &block_stream::COMMAND,
