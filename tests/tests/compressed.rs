@@ -184,3 +184,48 @@ fn images_that_cannot_compress_are_refused() {
     qmp.execute("blockdev-add", node);
     server.stop();
 }
+
+#[test]
+fn a_compress_node_is_inactive_or_above_a_node_that_is_read() {
+    let scratch = Scratch::new();
+    create(&scratch, "disk.qcow2", KINDS[0], "4M");
+    let (server, mut qmp) = daemon(&scratch);
+    // Nothing is written above a node that is only read.
+    let mut read = qcow2(&scratch, "disk");
+    read["read-only"] = true.into();
+    qmp.execute("blockdev-add", read);
+    let compress = json!({"driver": "compress", "node-name": "packed", "file": "disk"});
+    qmp.execute("blockdev-add", compress.clone());
+    let socket = json!({"type": "unix", "data": {"path": path(&scratch, "nbd")}});
+    qmp.execute("nbd-server-start", json!({"addr": socket}));
+    let mut export =
+        json!({"type": "nbd", "id": "packed", "node-name": "packed", "writable": true});
+    assert_eq!(qmp.refused("block-export-add", export.clone()), "Block node is read-only");
+    export["writable"] = false.into();
+    qmp.execute("block-export-add", export);
+    let uri = format!("nbd+unix:///packed?socket={}", path(&scratch, "nbd"));
+    let output =
+        client_output(&scratch, "qemu-io", &["-r", "-f", "raw", "-c", "read -P 0 0 4M", &uri]);
+    assert!(!output.contains("failed"), "{output}");
+    qmp.execute("block-export-del", json!({"id": "packed"}));
+    assert_eq!(qmp.wait_for("BLOCK_EXPORT_DELETED")["id"], "packed");
+    qmp.execute("nbd-server-stop", json!({}));
+    for node in ["packed", "disk"] {
+        qmp.execute("blockdev-del", json!({"node-name": node}));
+    }
+
+    // As the destination of a migration has it.
+    let mut inactive = qcow2(&scratch, "disk");
+    inactive["active"] = false.into();
+    qmp.execute("blockdev-add", inactive);
+    let mut above = compress;
+    above["active"] = false.into();
+    qmp.execute("blockdev-add", above);
+    for active in [true, false, true] {
+        qmp.execute("blockdev-set-active", json!({"active": active}));
+    }
+    let uri = serve(&scratch, &mut qmp, "packed");
+    io(&scratch, &uri, &["write -P 5 0 1M", "read -P 5 0 1M"]);
+    server.stop();
+    assert_eq!(check(&scratch, "disk.qcow2"), (16, 16));
+}

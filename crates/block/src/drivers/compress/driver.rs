@@ -50,8 +50,7 @@ impl BlockDriver for CompressOptions {
     }
 
     fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
-        // An inactive image says that it is read-only, and so says nothing of compression.
-        Err(NeverInactive)
+        Ok(())
     }
 
     fn describe(&self, _child: Option<&str>) -> Description {
@@ -71,7 +70,10 @@ impl BlockDriver for CompressOptions {
                 "compressed clusters are for qcow2 images that are written, without encryption and without a data file",
             ));
         }
-        Ok(Arc::new(CompressNode::new(node.name().to_owned(), node.options(), child)?))
+        let mut options = node.options().clone();
+        // As QSD has it: users that write are refused instead.
+        options.read_only |= child.geometry().read_only;
+        Ok(Arc::new(CompressNode::new(node.name().to_owned(), &options, child)?))
     }
 
     fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
