@@ -128,7 +128,7 @@ impl Port {
         } else {
             if is_pio {
                 // A write's blocks are in memory already, so only the last PIO Setup FIS is written.
-                let is_first = bytes <= PIO_BLOCK.into();
+                let is_first = bytes <= u64::from(PIO_BLOCK);
                 self.receive(memory, RFIS_PIO_SETUP, &TaskFile::pio_setup_out(is_first))?;
                 interrupt |= if is_first { 0 } else { PXI_PSS };
             }
