@@ -67,6 +67,28 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
+/// The daemon would wait for itself: as QSD does, for ever.
+#[test]
+fn a_daemons_own_export_is_not_opened() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let (server, file) = serve(&scratch, &image, ",writable=on");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let own = json!({"driver": "file", "filename": file});
+    for node in [
+        json!({"driver": "file", "node-name": "n", "filename": file, "read-only": true}),
+        json!({"driver": "raw", "node-name": "n", "file": own}),
+    ] {
+        let why = qmp.refused("blockdev-add", node);
+        assert!(why.contains("on the mount of this daemon's own export 'e'"), "{why}");
+    }
+    // Files beside the mount are not concerned.
+    let other = Image::empty(&scratch, "other.img", 1);
+    let node = json!({"driver": "file", "node-name": "n", "filename": other.path()});
+    qmp.execute("blockdev-add", node);
+    server.stop();
+}
+
 /// The mount of a killed daemon goes with the test's folder.
 #[test]
 fn a_scratch_folder_is_removed_with_what_is_mounted_in_it() {

@@ -1,10 +1,13 @@
-//! The `nbd` driver with servers on abstract unix sockets and on vsock, within the sandbox.
+//! NBD on abstract unix sockets and on vsock, as client and as server, within the sandbox.
+
+mod common;
 
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::Command;
 
+use common::peers::Peers;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
 use nix::errno::Errno;
@@ -108,4 +111,84 @@ fn an_image_goes_over_vsock() {
     client_output(&scratch, "qemu-io", &["-fraw", "-c", "read -P 7 1M 1M", &uri]);
     server.stop();
     drop(peer);
+}
+
+#[test]
+fn the_server_listens_on_an_abstract_address() {
+    for tight in ["on", "off"] {
+        let scratch = Scratch::new();
+        let image = Image::empty(&scratch, "disk.img", 4);
+        let name = format!("ringmill-server-{}-{tight}", std::process::id());
+        let address =
+            format!("addr.type=unix,addr.path={name},addr.abstract=on,addr.tight={tight}");
+        // Without a monitor: the sandbox knows the address from the command line.
+        let command = ServerCommand::new(&scratch).file("disk", &image, "");
+        let command = nbd_export(command.arg("--nbd-server").arg(address), "disk", ",writable=on");
+        let server = command.start();
+        let node = format!(
+            "driver=nbd,export=disk,server.type=unix,server.path={name},server.abstract=on,server.tight={tight}"
+        );
+        let io = ["--image-opts", "-c", "write -P 7 1M 1M", "-c", "read -P 7 1M 1M", &node];
+        client_output(&scratch, "qemu-io", &io);
+        let file = scratch.path(&name);
+        assert!(!file.exists());
+        server.stop();
+    }
+}
+
+/// What `nbd-server-start` says is what qemu-storage-daemon says.
+#[test]
+fn addresses_of_the_server_are_checked_as_in_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let unix = |data| json!({"addr": {"type": "unix", "data": data}});
+    let vsock = |cid: &str, port: &str| json!({"addr": {"type": "vsock", "data": {"cid": cid, "port": port}}});
+    let long = "x".repeat(108);
+    for refused in [
+        unix(json!({"path": long, "abstract": true})),
+        vsock("x", "1"),
+        vsock("1", "x"),
+        json!({"addr": {"type": "vsock", "data": {"cid": "1"}}}),
+    ] {
+        peers.both("nbd-server-start", refused);
+    }
+    // No machine has this number. Without vsock there are other reasons.
+    peers.both("nbd-server-start", vsock("9", "1"));
+    for (n, tight) in [true, false].into_iter().enumerate() {
+        for side in peers.sides() {
+            let name = format!("{}{n}", side.folder.display());
+            let start = unix(json!({"path": name, "abstract": true, "tight": tight}));
+            side.qmp.execute("nbd-server-start", start);
+            side.qmp.execute("nbd-server-stop", json!({}));
+        }
+    }
+    peers.stop();
+}
+
+#[test]
+fn the_server_listens_on_vsock() {
+    let scratch = Scratch::new();
+    let port = 40000 + std::process::id() % 20000;
+    let image = Image::empty(&scratch, "disk.img", 4);
+    let address = format!("addr.type=vsock,addr.cid=4294967295,addr.port={port}");
+    if let Err(errno) = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+    {
+        untested("vsock", format!("no vsock: {}", errno.desc()));
+        return;
+    }
+    let command = ServerCommand::new(&scratch).file("disk", &image, "");
+    let command = nbd_export(command.arg("--nbd-server").arg(address), "disk", ",writable=on");
+    let server = command.start();
+    if let Err(errno @ (Errno::ENODEV | Errno::ETIMEDOUT)) = vsock_of_this_machine(port) {
+        untested("vsock", format!("no vsock_loopback: {}", errno.desc()));
+        server.stop();
+        return;
+    }
+    let front_scratch = Scratch::new();
+    let front =
+        front(&front_scratch, &format!("server.type=vsock,server.cid=1,server.port={port}"));
+    let uri = nbd_uri(&front_scratch, "disk");
+    client_output(&front_scratch, "qemu-io", &["-fraw", "-c", "write -P 7 1M 1M", &uri]);
+    front.stop();
+    server.stop();
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::address::{FD_ADDR, InetDraft, SocketDraft, UNIX_ADDR, addresses};
+use crate::address::{FD_ADDR, InetDraft, SocketDraft, addresses, check_socket_path};
 use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::shape::{Member, Shape};
@@ -34,6 +34,20 @@ pub enum NbdAddr {
     Unix {
         /// The path, 1 to 107 bytes.
         path: PathBuf,
+    },
+    /// `addr.type=unix` with `addr.abstract=on`.
+    Abstract {
+        /// `addr.path`: the name without the leading zero byte, 1 to 107 bytes.
+        name: PathBuf,
+        /// `addr.tight`: whether the address ends with the name, or zero bytes fill it up.
+        tight: bool,
+    },
+    /// `addr.type=vsock`.
+    Vsock {
+        /// `addr.cid`: the address of this machine; 4294967295 for any.
+        cid: u32,
+        /// `addr.port`.
+        port: u32,
     },
     /// `addr.type=inet`: TCP.
     Inet {
@@ -73,6 +87,12 @@ impl From<NbdServerOptions> for Step {
     fn from(options: NbdServerOptions) -> Self {
         let addr = match &options.addr {
             NbdAddr::Unix { path } => json!({"type": "unix", "path": path}),
+            NbdAddr::Abstract { name, tight } => {
+                json!({"type": "unix", "path": name, "abstract": true, "tight": tight})
+            }
+            NbdAddr::Vsock { cid, port } => {
+                json!({"type": "vsock", "cid": cid.to_string(), "port": port.to_string()})
+            }
             NbdAddr::Inet { host, port, to, ipv4, ipv6 } => json!({
                 "type": "inet", "host": host, "port": port.to_string(), "to": to,
                 "ipv4": ipv4, "ipv6": ipv6,
@@ -186,13 +206,81 @@ static INET: &[Field<InetDraft>] = &[
     Field::unoffered("keep-alive", only_off),
 ];
 
-const TYPES: [&str; 3] = ["inet", "unix", "fd"];
+/// `addr.*` of type `unix` while it is read.
+#[derive(Default)]
+struct UnixDraft {
+    path: PathBuf,
+    is_abstract: bool,
+    tight: Option<bool>,
+}
+
+static UNIX: &[Field<UnixDraft>] = &[
+    Field {
+        name: "path",
+        kind: Kind::Path(|addr, path| {
+            check_socket_path("addr.path", &path)?;
+            put(&mut addr.path, path)
+        }),
+        need: Need::Required,
+        help: "path of the socket to create and listen on",
+    },
+    Field {
+        name: "abstract",
+        kind: Kind::Bool(|addr, on| put(&mut addr.is_abstract, on)),
+        need: Need::Default("off"),
+        help: "whether the path is the name of an abstract socket",
+    },
+    Field {
+        name: "tight",
+        kind: Kind::Bool(|addr, on| put(&mut addr.tight, Some(on))),
+        need: Need::Default("on"),
+        help: "whether an abstract address ends with the name; off fills it up with zero bytes",
+    },
+];
+
+/// `addr.*` of type `vsock` while it is read.
+#[derive(Default)]
+struct VsockDraft {
+    cid: u32,
+    port: u32,
+}
+
+static VSOCK: &[Field<VsockDraft>] = &[
+    Field {
+        name: "cid",
+        kind: Kind::Text {
+            meta: "<cid>",
+            set: |addr, text| put(&mut addr.cid, vsock_number("cid", &text)?),
+        },
+        need: Need::Required,
+        help: "number of this machine; 4294967295 for any",
+    },
+    Field {
+        name: "port",
+        kind: Kind::Text {
+            meta: "<port>",
+            set: |addr, text| put(&mut addr.port, vsock_number("port", &text)?),
+        },
+        need: Need::Required,
+        help: "port of vsock",
+    },
+];
+
+fn vsock_number(name: &str, text: &str) -> Result<u32, OptionError> {
+    text.parse().map_err(|_| {
+        OptionError::new(format!("Failed to parse {name} '{text}'"))
+            .hint("The number is decimal, from 0 to 4294967295.")
+    })
+}
+
+const TYPES: [&str; 4] = ["inet", "unix", "vsock", "fd"];
 
 fn addr_shape() -> Shape {
     let inet = ("inet", "TCP", table::members(INET));
-    let unix = ("unix", "a unix socket", table::members(UNIX_ADDR));
+    let unix = ("unix", "a unix socket", table::members(UNIX));
+    let vsock = ("vsock", "guests, or the host, of this machine", table::members(VSOCK));
     let fd = ("fd", "a socket that was inherited", table::members(FD_ADDR));
-    addresses("kind of address that clients connect to", [inet, unix, fd])
+    addresses("kind of address that clients connect to", [inet, unix, vsock, fd])
 }
 
 fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set {
@@ -204,14 +292,21 @@ fn addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> table::Set
             NbdAddr::Inet { host: draft.host, port, to: draft.to.unwrap_or(port), ipv4, ipv6 }
         }
         "unix" => {
-            let draft: SocketDraft = table::read_typed(UNIX_ADDR, object, at, &kind)?;
-            NbdAddr::Unix { path: draft.path }
+            let UnixDraft { path, is_abstract, tight } =
+                table::read_typed(UNIX, object, at, &kind)?;
+            match is_abstract {
+                true => NbdAddr::Abstract { name: path, tight: tight.unwrap_or(true) },
+                false => NbdAddr::Unix { path },
+            }
+        }
+        "vsock" => {
+            let VsockDraft { cid, port } = table::read_typed(VSOCK, object, at, &kind)?;
+            NbdAddr::Vsock { cid, port }
         }
         "fd" => {
             let draft: SocketDraft = table::read_typed(FD_ADDR, object, at, &kind)?;
             NbdAddr::Fd { fd: draft.fd }
         }
-        "vsock" => return Err(OptionError::not_yet("Parameter 'addr.type' with value 'vsock'")),
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     };
     Ok(())
@@ -237,7 +332,7 @@ fn legacy_addr(server: &mut NbdServerOptions, value: Value, at: &Context) -> tab
         Some(kind) => table::text(kind, &at.full("type"), at)?,
         None => return Err(table::missing(&at.full("type"))),
     };
-    if !TYPES.contains(&kind.as_str()) && kind != "vsock" {
+    if !TYPES.contains(&kind.as_str()) {
         return Err(table::not_accepted("type", at, &kind, TYPES.into_iter()));
     }
     let data = table::take(&mut object, "data").ok_or_else(|| table::missing(&at.full("data")))?;

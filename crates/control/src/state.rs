@@ -283,7 +283,10 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
         }
         Action::NbdServer(server) => match &server.addr {
             NbdAddr::Unix { path } => Some(path.as_path()),
-            NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => None,
+            NbdAddr::Abstract { .. }
+            | NbdAddr::Vsock { .. }
+            | NbdAddr::Inet { .. }
+            | NbdAddr::Fd { .. } => None,
         },
         Action::Object(object) => object.path(),
         Action::Chardev(_) | Action::Monitor(_) | Action::Metrics(_) => None,

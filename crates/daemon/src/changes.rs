@@ -21,7 +21,7 @@ use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
 use super::state::{Moving, not_recorded};
 use super::upgrade;
-use super::{Daemon, DaemonError, Message, metrics, open_files};
+use super::{Daemon, DaemonError, Message, metrics, open_files, own_mounts};
 
 /// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
 /// the lock.
@@ -48,6 +48,7 @@ impl Daemon {
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
+                own_mounts::check(&self.graph, options)?;
                 self.open_node(options).await?;
                 self.take_bitmaps().await?;
             }
@@ -274,6 +275,10 @@ impl Daemon {
                 Some(socket) => NbdListen::Fds(vec![socket]),
                 None => NbdListen::Unix(path.clone()),
             },
+            NbdAddr::Abstract { name, tight } => {
+                NbdListen::Abstract { name: name.clone(), tight: *tight }
+            }
+            NbdAddr::Vsock { cid, port } => NbdListen::Vsock { cid: *cid, port: *port },
             NbdAddr::Inet { host, port, to, ipv4, ipv6 } => {
                 let (host, port, to, ipv4, ipv6) = (host.clone(), *port, *to, *ipv4, *ipv6);
                 let is_wanted = |addr: &SocketAddr| if addr.is_ipv4() { ipv4 } else { ipv6 };

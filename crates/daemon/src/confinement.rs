@@ -203,11 +203,11 @@ impl Named {
                 let ExportNeeds { socket, pins_memory: _, mountpoint: _ } = export.kind.needs();
                 self.sockets.extend(socket.map(Path::to_owned));
             }
-            Action::NbdServer(server) => {
-                if let NbdAddr::Unix { path } = &server.addr {
-                    self.sockets.push(path.clone());
-                }
-            }
+            Action::NbdServer(server) => match &server.addr {
+                NbdAddr::Unix { path } => self.sockets.push(path.clone()),
+                NbdAddr::Vsock { .. } => self.has_vsock = true,
+                NbdAddr::Abstract { .. } | NbdAddr::Inet { .. } | NbdAddr::Fd { .. } => {}
+            },
             Action::Metrics(MetricsOptions { addr: SocketAddr::Unix(path) })
             | Action::Chardev(ChardevOptions {
                 backend: ChardevBackend::Listen { addr: SocketAddr::Unix(path), .. },

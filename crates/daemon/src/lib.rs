@@ -29,6 +29,7 @@ mod monitor;
 mod nodes;
 mod objects;
 mod open_files;
+mod own_mounts;
 pub mod pidfile;
 mod service_manager;
 mod serving;

@@ -75,7 +75,7 @@ const FAMILIES: &[u64] =
 
 /// What a sandbox adds whose [`Reach`](crate::Reach) has vsock.
 pub(crate) static VSOCK: Row =
-    row(MAIN, calls![SYS_socket], OneOf(0, &[libc::AF_VSOCK as u64]), "the nbd client");
+    row(MAIN, calls![SYS_socket], OneOf(0, &[libc::AF_VSOCK as u64]), "NBD over vsock");
 
 /// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
 /// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;

@@ -189,6 +189,8 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     all.push(start(server["addr"].clone(), ""));
     let inet = json!({"type": "inet", "data": {"host": "localhost", "port": "0"}});
     all.push(start(inet, "nbd-server-start/addr"));
+    let vsock = json!({"type": "vsock", "data": {"cid": "4294967295", "port": "10809"}});
+    all.push(start(vsock, "nbd-server-start/addr/vsock"));
     let fd = json!({"type": "fd", "data": {"str": "0"}});
     all.push(start(fd, "nbd-server-start/addr/fd"));
     let add = || {

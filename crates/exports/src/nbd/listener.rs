@@ -1,4 +1,4 @@
-//! The sockets that clients connect to: UNIX, TCP, or inherited.
+//! The sockets that clients connect to: UNIX, TCP, vsock, or inherited.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,11 +15,14 @@ use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, SockaddrLike, SockaddrStorage, getsockname, getsockopt, setsockopt,
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, VsockAddr,
+    accept4, bind, getsockname, getsockopt, listen, setsockopt, socket, sockopt,
 };
-use nix::sys::socket::{SockType, sockopt};
 
-use crate::vhost_user::{ExportError, Listen, listener};
+use crate::vhost_user::{ExportError, Listen, fd_passing, listener};
+
+/// Longest name of an abstract socket, bytes, without its leading zero byte.
+const ABSTRACT_LEN: usize = 107;
 
 /// Nanoseconds until the next attempt when there are no descriptors or no memory: no event reports the end
 /// of that.
@@ -30,6 +33,20 @@ const RETRY_NS: u64 = 500_000_000;
 pub enum NbdListen {
     /// A UNIX socket at this path, created here and removed at the end (`addr.type=unix`).
     Unix(PathBuf),
+    /// An abstract UNIX socket (`addr.type=unix`, `addr.abstract=on`).
+    Abstract {
+        /// The name without the leading zero byte.
+        name: PathBuf,
+        /// Whether the address ends with the name, or zero bytes fill it up.
+        tight: bool,
+    },
+    /// Guests, or the host, of this machine (`addr.type=vsock`).
+    Vsock {
+        /// The address of this machine.
+        cid: u32,
+        /// The port.
+        port: u32,
+    },
     /// TCP (`addr.type=inet`).
     Inet {
         /// A name or an address; empty: all addresses of this machine.
@@ -69,7 +86,10 @@ impl NbdListen {
 impl fmt::Display for NbdListen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NbdListen::Unix(path) => write!(f, "{}", path.display()),
+            NbdListen::Unix(path) | NbdListen::Abstract { name: path, .. } => {
+                write!(f, "{}", path.display())
+            }
+            NbdListen::Vsock { cid, port } => write!(f, "{cid}:{port}"),
             NbdListen::Inet { host, port, .. } if host.contains(':') => {
                 write!(f, "[{host}]:{port}")
             }
@@ -98,6 +118,7 @@ pub(super) struct Socket {
 enum Kind {
     Tcp(TcpListener),
     Unix(UnixListener),
+    Vsock(OwnedFd),
 }
 
 impl Listener {
@@ -116,6 +137,18 @@ impl Listener {
             NbdListen::Unix(path) => {
                 let listener = listener::Listener::new(event_loop, Listen::Path(path))?;
                 return Ok(Listener::Path(listener));
+            }
+            NbdListen::Abstract { name: path, tight } => {
+                let bound = bind_abstract(&path, tight).map_err(fail("bind"))?;
+                vec![(Kind::Unix(bound.into()), None)]
+            }
+            NbdListen::Vsock { cid, port } => {
+                let bound = bind_vsock(cid, port);
+                // QEMU's message, which names no address.
+                let failed = |errno: Errno| {
+                    ExportError::Config(format!("Failed to bind socket: {}", errno.desc()))
+                };
+                vec![(Kind::Vsock(bound.map_err(failed)?), None)]
             }
             NbdListen::TakenOver(mut sockets) => {
                 if let [(_, Some(_))] = sockets.as_slice()
@@ -151,6 +184,11 @@ impl Listener {
                     listener.set_nonblocking(true).map_err(fail("fcntl"))?;
                     listener.try_clone().map(OwnedFd::from)
                 }
+                Kind::Vsock(fd) => {
+                    let set = listener::set_nonblocking(fd);
+                    set.map_err(|errno| fail("fcntl")(errno.into()))?;
+                    fd.try_clone()
+                }
             };
             let copy = copy.map_err(fail("fcntl"))?;
             let fd = held.unwrap_or_else(|| Arc::new(copy));
@@ -173,6 +211,7 @@ impl Listener {
                 .map(|socket| match &socket.kind {
                     Kind::Tcp(listener) => Ok((listener.try_clone()?.into(), None)),
                     Kind::Unix(listener) => Ok((listener.try_clone()?.into(), None)),
+                    Kind::Vsock(fd) => Ok((fd.try_clone()?, None)),
                 })
                 .collect(),
         }
@@ -208,6 +247,10 @@ impl Listener {
                         stream.into()
                     }),
                     Kind::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
+                    Kind::Vsock(fd) => {
+                        let accepted = accept4(fd.as_raw_fd(), SockFlag::SOCK_CLOEXEC);
+                        accepted.map(fd_passing::accepted).map_err(io::Error::from)
+                    }
                 };
                 match accepted
                     .map_err(|error| (Errno::from_raw(error.raw_os_error().unwrap_or(0)), error))
@@ -287,6 +330,26 @@ fn bind_first(
     Err(last)
 }
 
+/// Listens on an abstract address.
+fn bind_abstract(name: &Path, tight: bool) -> io::Result<OwnedFd> {
+    let mut bytes = name.as_os_str().as_encoded_bytes().to_vec();
+    if !tight {
+        bytes.resize(ABSTRACT_LEN.max(bytes.len()), 0);
+    }
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(socket.as_raw_fd(), &UnixAddr::new_abstract(&bytes)?)?;
+    listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket)
+}
+
+/// Listens on a vsock address.
+fn bind_vsock(cid: u32, port: u32) -> Result<OwnedFd, Errno> {
+    let socket = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(socket.as_raw_fd(), &VsockAddr::new(cid, port))?;
+    listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket)
+}
+
 fn inherited(fd: &OwnedFd, name: &str) -> Result<Kind, ExportError> {
     let refuse = || ExportError::Config(format!("{name} is not a listening stream socket"));
     let listening = getsockopt(fd, sockopt::AcceptConn).map_err(|_| refuse())?;
@@ -297,6 +360,7 @@ fn inherited(fd: &OwnedFd, name: &str) -> Result<Kind, ExportError> {
         _ if !listening || kind != SockType::Stream => Err(refuse()),
         Some(AddressFamily::Unix) => Ok(Kind::Unix(copy.into())),
         Some(AddressFamily::Inet | AddressFamily::Inet6) => Ok(Kind::Tcp(copy.into())),
+        Some(AddressFamily::Vsock) => Ok(Kind::Vsock(copy)),
         _ => Err(refuse()),
     }
 }

@@ -217,7 +217,7 @@ impl Listener {
     }
 }
 
-fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?) | OFlag::O_NONBLOCK;
     fcntl(socket, FcntlArg::F_SETFL(flags)).map(drop)
 }
