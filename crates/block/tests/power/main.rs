@@ -26,6 +26,7 @@ mod course;
 mod failures;
 mod grown;
 mod guest;
+mod jobs;
 mod journal;
 mod kinds;
 mod left;
