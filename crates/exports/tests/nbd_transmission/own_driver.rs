@@ -34,6 +34,7 @@ static STRIPES: DriverKind = DriverKind {
         build: |stripes| Ok(stripes.into()),
     },
     create: None,
+    amend: None,
     library: None,
 };
 
