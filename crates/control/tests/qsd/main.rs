@@ -80,8 +80,6 @@ fn differences_from_qsd() {
     );
     let nbd =
         |options: &str| refused(&["--nbd-server", &format!("addr.type=unix,addr.path=s{options}")]);
-    let expected = "Parameter 'addr.abstract' with value 'on' is not supported by ringmill yet";
-    assert!(nbd(",addr.abstract=on").message.ends_with(expected));
     // QSD does not look at it without TLS, nor before a client comes.
     assert!(nbd(",tls-authz=t").message.ends_with("Parameter 'tls-authz' needs 'tls-creds'"));
     let error = refused(&["--object", "secret_keyring,id=t"]);
@@ -167,6 +165,8 @@ fn differences_from_qsd() {
 fn options_of_qsd_are_accepted() {
     const TAKEN: &[&[&str]] = &[
         &[],
+        &["--nbd-server", "addr.type=unix,addr.path=s,addr.abstract=on,addr.tight=off"],
+        &["--nbd-server", "addr.type=vsock,addr.cid=4294967295,addr.port=10809"],
         &["--blockdev", "null-co,node-name=n,cache.direct=yes,read-only=n,auto-read-only=true"],
         &["--blockdev", "null-co,node-name=n,cache.no-flush=y,cache.direct=no,read-zeroes=false"],
         &["--blockdev", "null-co,node-name=n,size=0x10"],
