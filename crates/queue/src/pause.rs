@@ -17,9 +17,9 @@ pub fn on_pause(call: fn()) {
     CALL.set(Some(call));
 }
 
-/// A point.
+/// Lets other parties act, in a simulation.
 #[inline(always)]
-pub(crate) fn pause() {
+pub fn pause() {
     #[cfg(feature = "sim")]
     if let Some(call) = CALL.get() {
         call();

@@ -59,6 +59,13 @@ pub(crate) struct Disk {
     pub(crate) throttled: bool,
 }
 
+impl Disk {
+    /// Whether the disk is a namespace of an NVMe controller.
+    pub(crate) fn is_nvme(&self) -> bool {
+        matches!(self.offered, Offered::Nvme { .. })
+    }
+}
+
 /// The export of a disk.
 #[derive(Clone)]
 pub(crate) enum Offered {
@@ -71,6 +78,11 @@ pub(crate) enum Offered {
     /// A controller in the VMM's process, with this guest memory.
     Ahci {
         memory: Arc<GuestMemory>,
+    },
+    /// NVMe over vfio-user.
+    Nvme {
+        socket: Rc<Socket>,
+        queues: u16,
     },
 }
 
@@ -148,7 +160,9 @@ impl Daemon {
         };
         give_all(&mut give);
         let exported = disks.iter().enumerate().filter_map(|(number, disk)| match &disk.offered {
-            Offered::VhostUser { socket, .. } => Some((disk_name(number), &**socket)),
+            Offered::VhostUser { socket, .. } | Offered::Nvme { socket, .. } => {
+                Some((disk_name(number), &**socket))
+            }
             Offered::Nbd | Offered::Ahci { .. } => None,
         });
         give_all(&mut (2_000..).zip(exported));
@@ -156,7 +170,7 @@ impl Daemon {
         let attached: Vec<_> = (disks.iter().enumerate())
             .filter_map(|(number, disk)| match &disk.offered {
                 Offered::Ahci { memory } => Some((number, memory.clone())),
-                Offered::VhostUser { .. } | Offered::Nbd => None,
+                Offered::VhostUser { .. } | Offered::Nbd | Offered::Nvme { .. } => None,
             })
             .collect();
         let (result, io_threads, of_io) =
@@ -359,6 +373,11 @@ fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
             Offered::Nbd => {
                 export["type"] = "nbd".into();
                 export["name"] = client::export_name(number).into();
+            }
+            Offered::Nvme { queues, .. } => {
+                export["type"] = "vfio-user-nvme".into();
+                export["addr"] = address(&name);
+                export["num-queues"] = (*queues).into();
             }
             Offered::Ahci { .. } => continue,
         }

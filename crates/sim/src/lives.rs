@@ -192,6 +192,7 @@ impl World {
                 self.machine.say(|| "the daemon has handed over".into());
                 self.upgrade.done.set(self.upgrade.done.get() + 1);
                 self.coverage.upgrades.one();
+                self.coverage.nvme_upgrades.add((self.nvme_in_flight() > 0).into());
             }
             (2, 1, Some(1)) => self.machine.say(|| "the new daemon gives up".into()),
             (1, ..) if self.upgrade.killed.take() => {
@@ -275,6 +276,7 @@ impl World {
         self.died.set(true);
         let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
+        self.coverage.nvme_kills.add((self.nvme_in_flight() > 0).into());
         let step = |l: Rc<Loop>| self.machine.last_step(l.actor);
         let ran = |queue| {
             let loops = daemons.iter().filter_map(|daemon| daemon.loop_of(queue));

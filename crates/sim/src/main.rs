@@ -18,6 +18,7 @@ mod lives;
 mod machine;
 mod mappings;
 mod model;
+mod nvme;
 mod operator;
 mod options;
 // Judges what power cuts leave of qcow2 images, and shares nothing with the driver.

@@ -6,7 +6,7 @@ use event_loop::ring::sim::Faults;
 
 use crate::image::Format;
 use crate::random::Random;
-use crate::{ahci, client, daemon, guest};
+use crate::{ahci, client, daemon, guest, nvme};
 
 pub(crate) use crate::world::Plan;
 
@@ -23,11 +23,12 @@ impl Plan {
             guests,
             clients: Vec::new(),
             ahci_guests: Vec::new(),
+            nvme_guests: Vec::new(),
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, and two NBD. Of every other 16,
-        // two have AHCI, and five have VMMs that replace kick eventfds.
+        // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, two NBD, and one NVMe. Of every other
+        // 16, two have AHCI, and five have VMMs that replace kick eventfds. Of the others, two more have NVMe.
         let is_odd = seed / 16 % 2 == 1;
         match seed % 16 {
             0 => {
@@ -40,6 +41,17 @@ impl Plan {
             4 if is_odd => {
                 plan.cut_power(&random);
                 plan.attach_ahci(&random);
+            }
+            2 => plan.attach_nvme(&random),
+            4 => {
+                plan.cut_power(&random);
+                plan.attach_nvme(&random);
+            }
+            13 => {
+                plan.attach_nvme(&random);
+                if is_odd {
+                    plan.format(&random);
+                }
             }
             6 => plan.serve_nbd(&random),
             11 => {
@@ -78,6 +90,12 @@ impl Plan {
         self.ahci_guests = self.guests.drain(..).map(|_| ahci::Plan::new(random)).collect();
     }
 
+    /// Replaces most or all guests by guests with NVMe.
+    fn attach_nvme(&mut self, random: &Random) {
+        let stay = usize::from(self.guests.len() > 1 && random.one_in(4));
+        self.nvme_guests = self.guests.drain(stay..).map(|_| nvme::Plan::new(random)).collect();
+    }
+
     /// Replaces most or all guests by NBD clients.
     fn serve_nbd(&mut self, random: &Random) {
         let guests = self.guests.len() as u64;
@@ -88,8 +106,9 @@ impl Plan {
 
     /// Sets the format of the images.
     fn format(&mut self, random: &Random) {
-        for guest in &mut self.guests {
-            guest.format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
+        let formats = self.guests.iter_mut().map(|guest| &mut guest.format);
+        for format in formats.chain(self.nvme_guests.iter_mut().map(|guest| &mut guest.format)) {
+            *format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
         }
         self.daemon.journals = !random.one_in(4);
     }

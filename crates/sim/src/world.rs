@@ -21,6 +21,7 @@ use crate::listener::Socket;
 use crate::lives::Upgrade;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::model::{Seen, Ticket};
+use crate::nvme::{self, NvmeGuest};
 use crate::operator;
 use crate::random::Random;
 use crate::user::User;
@@ -44,6 +45,8 @@ pub(crate) struct World {
     pub(crate) mappings: RefCell<BTreeSet<usize>>,
     pub(crate) plan: daemon::Plan,
     pub(crate) disks: Vec<Disk>,
+    /// A disk is exported as a namespace of an NVMe controller.
+    has_nvme: bool,
     /// By disk, after the operator has changed them.
     images: RefCell<Vec<Image>>,
     /// Images of the operator's nodes, by name.
@@ -102,8 +105,10 @@ pub(crate) struct Plan {
     pub(crate) guests: Vec<guest::Plan>,
     /// Users of the next disks.
     pub(crate) clients: Vec<client::Plan>,
-    /// Users of the last disks.
+    /// Users of the disks after those.
     pub(crate) ahci_guests: Vec<ahci::Plan>,
+    /// Users of the last disks.
+    pub(crate) nvme_guests: Vec<nvme::Plan>,
     pub(crate) requests: u64,
     /// How often [`queue::pause`] points switch to other actors: once in this many times.
     pub(crate) pause: u64,
@@ -123,12 +128,17 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         })
         .chain(plan.clients.iter().map(|_| Offered::Nbd))
         .chain(plan.ahci_guests.iter().map(|_| Offered::Ahci { memory: ahci::memory() }))
+        .chain(plan.nvme_guests.iter().map(|guest| {
+            let socket = Rc::new(Socket::new(&fds));
+            Offered::Nvme { socket, queues: guest.queues }
+        }))
         .collect();
     let nbd_socket = Rc::new(Socket::new(&fds));
     let monitor = Rc::new(Socket::new(&fds));
     let images: Vec<_> = (plan.guests.iter().map(|guest| (guest.format, guest.sectors)))
         .chain(plan.clients.iter().map(|client| (client.format, client.sectors)))
         .chain(plan.ahci_guests.iter().map(|guest| (guest.format, guest.sectors)))
+        .chain(plan.nvme_guests.iter().map(|guest| (guest.format, guest.sectors)))
         .map(|(format, sectors)| Image::new(&fds, format, sectors))
         .collect();
     let storage = Storage::new();
@@ -157,6 +167,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         users: RefCell::default(),
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
+        has_nvme: disks.iter().any(Disk::is_nvme),
         disks,
         images: RefCell::new(images),
         named: RefCell::default(),
@@ -187,6 +198,10 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     for (number, guest) in (first..).zip(&plan.ahci_guests) {
         let Offered::Ahci { memory } = &world.disks[number].offered else { unreachable!() };
         let guest = AhciGuest::new(&world, number, guest.clone(), memory.clone(), each);
+        world.users.borrow_mut().push(guest);
+    }
+    for (number, guest) in (first + plan.ahci_guests.len()..).zip(&plan.nvme_guests) {
+        let guest = NvmeGuest::new(&world, number, guest.clone(), each);
         world.users.borrow_mut().push(guest);
     }
     // The mappings of guest memory.
@@ -279,7 +294,7 @@ impl World {
 
     pub(crate) fn listener(&self, guest: usize) -> &Socket {
         match &self.disks[guest].offered {
-            Offered::VhostUser { socket, .. } => socket,
+            Offered::VhostUser { socket, .. } | Offered::Nvme { socket, .. } => socket,
             Offered::Nbd | Offered::Ahci { .. } => &self.nbd_socket,
         }
     }
@@ -322,6 +337,13 @@ impl World {
     /// Whether a disk is exported over NBD.
     pub(crate) fn is_nbd(&self, disk: usize) -> bool {
         matches!(self.disks[disk].offered, Offered::Nbd)
+    }
+
+    /// Number of NVMe commands in flight.
+    pub(crate) fn nvme_in_flight(&self) -> u64 {
+        let users = self.users.borrow();
+        let nvme = self.disks.iter().zip(&*users).filter(|(disk, _)| disk.is_nvme());
+        nvme.map(|(_, user)| user.in_flight()).sum()
     }
 
     /// Number of exports on the daemon's command line.
@@ -506,6 +528,10 @@ impl World {
             // The control loop negotiates, and is the first to learn of a closed connection.
             let loops = daemon.loops();
             sockets |= actor == Some(loops[0].actor);
+            if actor == Some(loops[0].actor) && self.has_nvme {
+                // The control loop may have signalled the thread of a queue, whose doorbell was rung.
+                self.poke_all_of(&loops[1..]);
+            }
             for l in &loops {
                 if l.was_woken() {
                     l.poke(&self.machine);

@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use guest_memory::{AccessError, MemoryView};
+use queue::pause::pause;
 
 use super::bits::{COMPLETION, DoorbellOf, PAGE, SUBMISSION};
 use super::command::Entry;
@@ -181,9 +182,11 @@ impl SubmissionQueue {
     pub(crate) fn arm(&mut self, memory: &MemoryView) -> Result<bool, QueueError> {
         let Some(shadow) = self.shadow else { return Ok(false) };
         if self.event != self.tail {
+            pause();
             shadow.set_event(memory, self.tail)?;
             self.event = self.tail;
         }
+        pause();
         // The driver writes the shadow and then reads the event index: one of the two sees the other.
         fence(Ordering::SeqCst);
         Ok(self.is_rung(memory))
@@ -364,7 +367,9 @@ impl CompletionQueue {
     /// Has the driver write the register when it takes the next entry. Returns whether it has taken some meanwhile.
     pub(crate) fn arm(&mut self, memory: &MemoryView) -> Result<bool, QueueError> {
         let Some(shadow) = self.shadow else { return Ok(false) };
+        pause();
         shadow.set_event(memory, self.head)?;
+        pause();
         fence(Ordering::SeqCst);
         Ok(self.is_rung(memory))
     }
@@ -397,6 +402,7 @@ impl CompletionQueue {
             *bytes = u32::to_le_bytes(word);
         }
         memory.write_bytes(at, &bytes)?;
+        pause();
         // The phase tag publishes the entry.
         memory.store_release(at + 12, word(cid, answer.status.with_phase(self.phase)))?;
         self.tail += 1;

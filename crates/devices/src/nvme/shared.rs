@@ -8,6 +8,7 @@ use event_loop::Signal;
 use event_loop::sync::lock;
 use guest_memory::GuestMemory;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use queue::pause::pause;
 
 use super::bits::DoorbellOf;
 use super::logs::ErrorLog;
@@ -103,6 +104,7 @@ impl Doorbells {
         let Some(register) = self.register(of) else { return };
         // No queue has so many entries: it is as wrong as any other value beyond the end.
         register.store(value.min(NONE - 1), Ordering::Release);
+        pause();
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
             lock(&self.signal).send();
         }
