@@ -9,7 +9,9 @@ use std::process::Command;
 
 use common::peers::Peers;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+use integration::{
+    Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool,
+};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
 use serde_json::json;
@@ -191,4 +193,49 @@ fn the_server_listens_on_vsock() {
     client_output(&front_scratch, "qemu-io", &["-fraw", "-c", "write -P 7 1M 1M", &uri]);
     front.stop();
     server.stop();
+}
+
+/// The daemon has released the address when it answers `nbd-server-stop`.
+#[test]
+fn an_address_is_free_when_the_server_has_stopped() {
+    let scratch = Scratch::new();
+    let port = Port::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let tcp = json!({"host": "localhost", "port": port.number().to_string()});
+    let name = format!("ringmill-again-{}", std::process::id());
+    let mut addresses = vec![
+        json!({"type": "inet", "data": tcp}),
+        json!({"type": "unix", "data": {"path": name, "abstract": true}}),
+    ];
+    if socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).is_ok() {
+        let port = 60000 + std::process::id() % 5000;
+        let any = json!({"cid": "4294967295", "port": port.to_string()});
+        addresses.push(json!({"type": "vsock", "data": any}));
+    }
+    for address in addresses {
+        for _ in 0..200 {
+            qmp.execute("nbd-server-start", json!({"addr": address}));
+            qmp.execute("nbd-server-stop", json!({}));
+        }
+    }
+    server.stop();
+}
+
+/// The same at the end of the daemon, for all of its servers.
+#[test]
+fn addresses_are_free_at_the_end_of_the_daemon() {
+    let ports = [Port::new(), Port::new(), Port::new()];
+    let [nbd, metrics, monitor] =
+        ports.each_ref().map(|port| format!("host=localhost,port={}", port.number()));
+    for _ in 0..10 {
+        let scratch = Scratch::new();
+        let nbd = format!("addr.type=inet,addr.{}", nbd.replace(",", ",addr."));
+        let metrics = format!("addr.type=inet,addr.{}", metrics.replace(",", ",addr."));
+        let chardev = format!("socket,id=tcp,{monitor},server=on,wait=off");
+        let server = ServerCommand::new(&scratch)
+            .args(["--nbd-server", &nbd, "--metrics", &metrics])
+            .args(["--chardev", &chardev, "--monitor", "chardev=tcp"]);
+        server.start().stop();
+    }
 }

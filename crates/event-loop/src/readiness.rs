@@ -67,6 +67,16 @@ impl Readiness {
         })
     }
 
+    /// Stops watching.
+    ///
+    /// When the future completes, the loop has released its reference to the descriptor. Dropping a `Readiness`
+    /// leaves the descriptor open until the kernel has cancelled the poll.
+    pub async fn release(self) {
+        let (event_loop, handler) = (self.event_loop.clone(), self.handler);
+        drop(self);
+        event_loop.released(handler).await;
+    }
+
     /// Receives from a socket watched for `POLLIN`.
     ///
     /// Returns the bytes received, 0 at the end of the stream.

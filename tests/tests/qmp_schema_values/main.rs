@@ -97,10 +97,9 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
         "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
             why.starts_with("Failed to connect to '::1:")
         }
-        // A kernel without vsock, or one that has not released the port of the call before yet.
+        // A kernel without vsock.
         what if what.starts_with("nbd-server-start/addr/vsock") => {
             why == "Failed to bind socket: Address family not supported by protocol"
-                || why == "Failed to bind socket: Address already in use"
         }
         // The options are accepted. The daemon has no such node, and has not loaded the library.
         _ if call.arguments["options"]["driver"] == "rbd" => {

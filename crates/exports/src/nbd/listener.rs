@@ -225,6 +225,19 @@ impl Listener {
         }
     }
 
+    /// Stops listening. When the future completes, the address is free.
+    pub(super) async fn close(self) {
+        match self {
+            Listener::Path(listener) => listener.close().await,
+            Listener::Sockets(_, sockets) => {
+                let watched: Vec<_> = sockets.into_iter().map(|socket| socket.readable).collect();
+                for readable in watched {
+                    readable.release().await;
+                }
+            }
+        }
+    }
+
     /// Waits for the next client.
     ///
     /// # Errors

@@ -176,14 +176,17 @@ impl NbdServer {
 
     /// Stops accepting clients, and removes the socket.
     ///
-    /// Clients without an export are disconnected. Exports continue until they are stopped.
+    /// Clients without an export are disconnected. Exports continue until they are stopped. When the future completes,
+    /// the address can be bound again.
     pub async fn stop(self) {
         self.shared.stopping.set(true);
         self.shared.changed.tell();
         // Its task is gone only with the loop.
         let _ = self.ended.await;
-        // The socket's file goes before the stop is over.
-        drop(self.listener);
+        // Only a loop that has stopped keeps another reference.
+        if let Some(listener) = Rc::into_inner(self.listener) {
+            listener.close().await;
+        }
     }
 
     /// Stops the server as [`stop`](Self::stop) does, and leaves a unix socket's file.

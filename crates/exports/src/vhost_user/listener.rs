@@ -194,6 +194,15 @@ impl Listener {
         }
     }
 
+    /// Stops listening, and removes the socket's file as dropping does.
+    ///
+    /// When the future completes, the loop has released the socket.
+    pub async fn close(self) {
+        let Listener { event_loop: _, socket, readable, file } = self;
+        drop((socket, file));
+        readable.release().await;
+    }
+
     /// Waits for the next connection. `label` names the listener in log messages.
     ///
     /// # Errors
