@@ -89,6 +89,80 @@ fn a_daemons_own_export_is_not_opened() {
     server.stop();
 }
 
+/// Images name files on the mount, new images are to be made there, and an image is opened again below its mount.
+#[test]
+fn no_way_leads_to_a_daemons_own_export() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let over = Image::filled(&scratch, "over.img", 1);
+    let file = mountpoint(&scratch, "file");
+    let names = |name: &str, format: &str, backing: &str| {
+        let path = scratch.path(name).display().to_string();
+        let create =
+            ["create", "-q", "-u", "-f", "qcow2", "-F", format, "-b", backing, &path, "1M"];
+        client_output(&scratch, "qemu-img", &create);
+        path
+    };
+    let link = scratch.path("link");
+    std::os::unix::fs::symlink(&file, &link).expect("a link");
+    let in_json = json!({"driver": "file", "filename": file}).to_string();
+    let plain = names("plain.qcow2", "raw", text(&file));
+    let relative = names("relative.qcow2", "raw", "file");
+    let linked = names("linked.qcow2", "raw", text(&link));
+    let as_json = names("json.qcow2", "raw", &format!("json:{in_json}"));
+    let above = names("above.qcow2", "qcow2", &plain);
+    let data = scratch.path("data.qcow2").display().to_string();
+    let option = format!("data_file={}", scratch.path("data.raw").display());
+    let create = ["create", "-q", "-f", "qcow2", "-o", &option, &data, "1M"];
+    client_output(&scratch, "qemu-img", &create);
+    fs::remove_file(scratch.path("data.raw")).expect("the data file");
+    std::os::unix::fs::symlink(&file, scratch.path("data.raw")).expect("a link");
+
+    // One export on a file, another on the very image.
+    let command = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "");
+    let command = command.file("over", &over, "").arg("--export").arg(export("disk", &file, ""));
+    let second = format!("fuse,id=over,node-name=over,mountpoint={}", over.path().display());
+    let server = command.arg("--export").arg(second).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let is_own =
+        |why: &str| assert!(why.contains("the mount of this daemon's own export"), "{why}");
+
+    for image in [plain, relative, linked, data] {
+        let file = json!({"driver": "file", "filename": image});
+        let node = json!({"driver": "qcow2", "node-name": "n", "file": file, "read-only": true});
+        is_own(&qmp.refused("blockdev-add", node));
+    }
+    // Names in JSON are not followed at all.
+    let file = json!({"driver": "file", "filename": as_json});
+    let why =
+        qmp.refused("blockdev-add", json!({"driver": "qcow2", "node-name": "n", "file": file}));
+    assert!(why.contains("is not a file"), "{why}");
+    let file_above = json!({"driver": "file", "filename": above});
+    let node = json!({"driver": "qcow2", "node-name": "n", "file": file_above});
+    is_own(&qmp.refused("blockdev-add", node));
+
+    let sync = |mode: &str| json!({"node-name": "disk", "snapshot-file": link, "snapshot-node-name": "top", "mode": mode});
+    for mode in ["existing", "absolute-paths"] {
+        is_own(&qmp.refused("blockdev-snapshot-sync", sync(mode)));
+    }
+    let new = json!({"driver": "file", "filename": link, "size": 512});
+    qmp.execute("blockdev-create", json!({"job-id": "make", "options": new}));
+    let ended = eventually("the job's end", || {
+        let jobs = qmp.execute("query-jobs", json!({}));
+        (jobs[0]["status"] == "concluded").then(|| jobs[0].clone())
+    });
+    is_own(ended["error"].as_str().unwrap_or_default());
+
+    // The mount hides the image's own path.
+    let again =
+        json!({"driver": "file", "node-name": "over", "filename": over.path(), "read-only": true});
+    is_own(&qmp.refused("blockdev-reopen", json!({"options": [again]})));
+    qmp.execute("block-export-del", json!({"id": "over"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    qmp.execute("blockdev-reopen", json!({"options": [again]}));
+    server.stop();
+}
+
 /// The mount of a killed daemon goes with the test's folder.
 #[test]
 fn a_scratch_folder_is_removed_with_what_is_mounted_in_it() {

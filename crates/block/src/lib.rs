@@ -19,6 +19,7 @@ mod inherited;
 pub mod job;
 pub mod node;
 pub mod options;
+mod own_mounts;
 pub mod permissions;
 pub mod policy;
 mod registry;
@@ -38,11 +39,13 @@ pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThre
 pub use drivers::KeySlots;
 pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, Repair, check_qcow2, create_qcow2,
+    create_qcow2_beside,
 };
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
 pub use inherited::OpenImage;
+pub use own_mounts::{OwnMount, OwnMounts};
 pub use registry::{Child, NodeInfo, NodeRegistry};
 pub use services::DriverServices;
 pub use submit::submit;

@@ -8,12 +8,14 @@ use event_loop::ThreadBirth;
 use event_loop::sync::lock;
 
 use crate::error::OpenError;
+use crate::own_mounts::OwnMounts;
 
 /// Services of a daemon for the block drivers of all nodes.
 #[derive(Default)]
 pub struct DriverServices {
     library_birth: ThreadBirth,
     is_sealed: bool,
+    own_mounts: OwnMounts,
     /// What nodes of one driver share, by type.
     shared: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
@@ -25,7 +27,7 @@ impl DriverServices {
     /// code any more, so that drivers use only libraries that are loaded.
     #[must_use]
     pub fn new(library_birth: ThreadBirth, is_sealed: bool) -> DriverServices {
-        DriverServices { library_birth, is_sealed, shared: Mutex::default() }
+        DriverServices { library_birth, is_sealed, ..DriverServices::default() }
     }
 
     /// Returns what a foreign library's thread calls first.
@@ -38,6 +40,12 @@ impl DriverServices {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
+    }
+
+    /// Returns the mounts of the daemon's own FUSE exports, on which drivers open nothing.
+    #[must_use]
+    pub fn own_mounts(&self) -> &OwnMounts {
+        &self.own_mounts
     }
 
     /// Returns the value that the nodes of a driver share. The first caller makes it.

@@ -11,7 +11,6 @@ mod permissions;
 mod reopen;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
@@ -477,13 +476,6 @@ impl Graph {
             }
         }
         graph
-    }
-
-    /// Returns the exports over FUSE, each with its mount point.
-    pub fn mountpoints(&self) -> impl Iterator<Item = (&str, &Path)> {
-        self.exports
-            .iter()
-            .filter_map(|(id, export)| Some((id.as_str(), export.options.kind.needs().mountpoint?)))
     }
 
     /// Whether writes to this node would reach a read-only node below.

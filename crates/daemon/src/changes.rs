@@ -21,7 +21,7 @@ use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
 use super::state::{Moving, not_recorded};
 use super::upgrade;
-use super::{Daemon, DaemonError, Message, metrics, open_files, own_mounts};
+use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
 /// the lock.
@@ -48,7 +48,6 @@ impl Daemon {
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
-                own_mounts::check(&self.graph, options)?;
                 self.open_node(options).await?;
                 self.take_bitmaps().await?;
             }

@@ -29,7 +29,6 @@ mod monitor;
 mod nodes;
 mod objects;
 mod open_files;
-mod own_mounts;
 pub mod pidfile;
 mod service_manager;
 mod serving;

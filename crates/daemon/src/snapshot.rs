@@ -9,7 +9,7 @@ use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
 use block::request::Op;
-use block::{CreateQcow2, create_qcow2, submit};
+use block::{CreateQcow2, OwnMounts, create_qcow2_beside, submit};
 use control::{Action, Graph, Step};
 use event_loop::IoBufs;
 
@@ -100,7 +100,8 @@ impl Daemon {
             let size = node.geometry().size;
             drop(node);
             let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
-            make(&*self.host, &snapshot_file, create).await?;
+            let mounts = self.nodes.services().own_mounts().clone();
+            make(&*self.host, &snapshot_file, create, mounts).await?;
         }
         self.put_above(&node_name, &overlay).await
     }
@@ -247,9 +248,15 @@ impl Daemon {
 }
 
 /// Makes an image.
-async fn make(host: &dyn Host, path: &Path, create: CreateQcow2) -> Result<(), DaemonError> {
+async fn make(
+    host: &dyn Host,
+    path: &Path,
+    create: CreateQcow2,
+    mounts: OwnMounts,
+) -> Result<(), DaemonError> {
     let path = path.to_owned();
-    let made = on_a_thread(host, "create", move || create_qcow2(&path, &create)).await;
+    let work = move || create_qcow2_beside(&path, &create, &mounts);
+    let made = on_a_thread(host, "create", work).await;
     Ok(made.map_err(DaemonError::new)??)
 }
 

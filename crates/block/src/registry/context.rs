@@ -16,6 +16,7 @@ use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
+use crate::own_mounts::OwnMounts;
 use crate::track::DirtyBitmap;
 
 /// A node that is being opened, with the registry's services.
@@ -220,6 +221,11 @@ impl<'a> OpenContext<'a> {
     /// `None` if that node is no longer open.
     pub fn kept<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.registry.kept.get(self.name)?.upgrade()?.downcast().ok()
+    }
+
+    /// The mounts of the daemon's own FUSE exports.
+    pub(crate) fn own_mounts(&self) -> OwnMounts {
+        self.registry.services.own_mounts().clone()
     }
 
     /// Images that another process has handed over.

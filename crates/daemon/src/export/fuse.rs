@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::OwnMount;
 use block::node::ResizeError;
 use control::{AllowOther, ExportOptions, FuseOptions};
 use event_loop::EventLoop;
@@ -31,6 +32,8 @@ struct Fuse {
     mountpoint: PathBuf,
     helper: Option<Rc<Spawner>>,
     event_loop: EventLoop,
+    /// Keeps nodes from opening files on the mount.
+    own: OwnMount,
 }
 
 impl Running for Fuse {
@@ -114,11 +117,13 @@ impl Running for Fuse {
     }
 
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
-        let Fuse { export, mountpoint, helper, event_loop } = *self;
+        let Fuse { export, mountpoint, helper, event_loop, own } = *self;
         Box::pin(async move {
             // Unmount while the export still serves: umount programs may access the file.
             unmount(helper.as_deref(), &event_loop, &mountpoint).await;
-            export.stop_telling(on_quiet).await
+            let stopped = export.stop_telling(on_quiet).await;
+            drop(own);
+            stopped
         })
     }
 }
@@ -146,6 +151,7 @@ impl Daemon {
         let helper = self.spawner.clone();
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
         let is_taken = taken.is_some();
+        let own_mount = self.nodes.services().own_mounts().add(&options.id, &mountpoint);
         let mounted = match (taken, &helper) {
             (Some(TakenExport::Mount { devices, allow_other }), _) => {
                 Mounted { devices, allow_other }
@@ -195,7 +201,7 @@ impl Daemon {
         match FuseExport::start(&self.control, config).await {
             Ok(export) => {
                 let event_loop = self.control.clone();
-                Ok(Box::new(Fuse { export, mountpoint, helper, event_loop }))
+                Ok(Box::new(Fuse { export, mountpoint, helper, event_loop, own: own_mount }))
             }
             Err(error) => {
                 if !is_taken {

@@ -31,7 +31,11 @@ impl NewImage for NewFile {
 
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
         let NewFile { filename, size, preallocation } = *self;
-        (context.on_thread)(Box::new(move || create(&filename, size, preallocation)))
+        let mounts = context.nodes.services().own_mounts().clone();
+        (context.on_thread)(Box::new(move || {
+            mounts.check(&filename)?;
+            create(&filename, size, preallocation)
+        }))
     }
 }
 

@@ -95,7 +95,9 @@ impl BlockDriver for Image {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let (name, common) = (node.name().to_owned(), node.options());
-        let file = FileNode::open(name, self.kind, common, &self.options, node.inherited())?;
+        let mounts = node.own_mounts();
+        let inherited = node.inherited();
+        let file = FileNode::open(name, self.kind, common, &self.options, &mounts, inherited)?;
         node.remember_image(&self.options.filename, &file);
         Ok(Arc::new(file))
     }
@@ -118,7 +120,9 @@ impl BlockDriver for Image {
             Box::new(move || drop(lock.change(claims))) as Box<dyn FnOnce()>
         });
         let (name, common) = (node.name().to_owned(), node.options());
-        let file = FileNode::reopen(name, self.kind, common, &self.options, lock, flush_failed)?;
+        let mounts = node.own_mounts();
+        let file =
+            FileNode::reopen(name, self.kind, common, &self.options, &mounts, lock, flush_failed)?;
         node.remember_image(&self.options.filename, &file);
         Ok(Reopened { restore, ..Reopened::anew(Arc::new(file)) })
     }

@@ -39,6 +39,7 @@ use crate::format::Format;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
+use crate::own_mounts::OwnMounts;
 use crate::request::Op;
 
 /// What kind of file the image is.
@@ -93,15 +94,16 @@ pub(crate) struct FileNode {
 }
 
 impl FileNode {
-    /// Opens and locks the image, or takes it from `inherited`.
+    /// Opens and locks the image, or takes it from `inherited`. The image is on none of `mounts`.
     pub(crate) fn open(
         name: String,
         kind: Kind,
         common: &BlockdevOptions,
         options: &FileOptions,
+        mounts: &OwnMounts,
         inherited: &mut Inherited,
     ) -> Result<FileNode, OpenError> {
-        open::open(name, kind, common, options, None, inherited)
+        open::open(name, kind, common, options, None, mounts, inherited)
     }
 
     /// Opens again the image that an earlier node has `locked`. Takes over the lock and the state of
@@ -111,10 +113,12 @@ impl FileNode {
         kind: Kind,
         common: &BlockdevOptions,
         options: &FileOptions,
+        mounts: &OwnMounts,
         locked: Option<Arc<ImageLock>>,
         flush_failed: Option<Arc<AtomicBool>>,
     ) -> Result<FileNode, OpenError> {
-        let mut node = open::open(name, kind, common, options, locked, &mut Inherited::default())?;
+        let inherited = &mut Inherited::default();
+        let mut node = open::open(name, kind, common, options, locked, mounts, inherited)?;
         if let Some(flush_failed) = flush_failed {
             node.flush_failed = flush_failed;
         }

@@ -20,6 +20,7 @@ use crate::error::{LockedBy, OpenError};
 use crate::inherited::{Inherited, path_of};
 use crate::node::{Geometry, Watchers};
 use crate::options::{Aio, BlockdevOptions, Cache, Discard, FileOptions, Locking};
+use crate::own_mounts::OwnMounts;
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -30,6 +31,7 @@ pub(super) fn open(
     common: &BlockdevOptions,
     options: &FileOptions,
     locked: Option<Arc<ImageLock>>,
+    mounts: &OwnMounts,
     inherited: &mut Inherited,
 ) -> Result<FileNode, OpenError> {
     let path = &options.filename;
@@ -46,7 +48,7 @@ pub(super) fn open(
         None => {
             let claims = kind == Kind::HostDevice && options.locking != Locking::Off;
             let OpenFile { file, is_claimed, why_read_only } =
-                open_file(path, kind, common, claims)?;
+                open_file(path, kind, common, claims, mounts)?;
             (file, is_claimed, why_read_only, None)
         }
     };
@@ -181,8 +183,11 @@ fn open_file(
     kind: Kind,
     common: &BlockdevOptions,
     claims: bool,
+    mounts: &OwnMounts,
 ) -> Result<OpenFile, OpenError> {
     let Cache { direct, .. } = common.cache;
+    // Before any call that needs an answer of the file system.
+    mounts.check(path)?;
     // Opening has side effects for some file types (a tape rewinds, a FIFO waits), so the type is
     // checked first. O_NONBLOCK does not help: the ring would answer EAGAIN instead of waiting.
     let metadata = std::fs::metadata(path)

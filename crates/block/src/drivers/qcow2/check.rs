@@ -23,6 +23,7 @@ use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
+use crate::own_mounts::OwnMounts;
 
 /// Most bytes per write.
 const AT_ONCE: usize = 1 << 20;
@@ -81,7 +82,9 @@ pub fn check_qcow2(
         read_only: repair == Repair::None,
         ..BlockdevOptions::new(None, driver(file.clone()))
     };
-    let node = FileNode::open(NODE.into(), kind, &common, &file, &mut Inherited::default())
+    // This process exports nothing.
+    let (mounts, inherited) = (OwnMounts::default(), &mut Inherited::default());
+    let node = FileNode::open(NODE.into(), kind, &common, &file, &mounts, inherited)
         .map_err(CheckFailure::Open)?;
     let node: Arc<dyn BlockNode> = Arc::new(node);
     if !super::probe(&node).map_err(CheckFailure::Open)? {

@@ -21,6 +21,7 @@ use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
+use crate::own_mounts::OwnMounts;
 
 /// Most bytes per write.
 const AT_ONCE: usize = 1 << 20;
@@ -73,14 +74,28 @@ impl CreateQcow2 {
 ///
 /// The file cannot be created, locked or written, or the options contradict each other.
 pub fn create_qcow2(path: &Path, create: &CreateQcow2) -> Result<(), OpenError> {
+    create_qcow2_beside(path, create, &OwnMounts::default())
+}
+
+/// Creates an image as [`create_qcow2`] does, in a process with FUSE exports.
+///
+/// # Errors
+///
+/// As of [`create_qcow2`], or the file is on one of `mounts`.
+pub fn create_qcow2_beside(
+    path: &Path,
+    create: &CreateQcow2,
+    mounts: &OwnMounts,
+) -> Result<(), OpenError> {
     let parts = checked(create, 0)?;
+    mounts.check(path)?;
     let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
     made.map_err(|error| failed(path, &error))?;
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
     let common = BlockdevOptions::new(None, Driver::file(file.clone()));
     // Locked from here on, so that no image in use is emptied.
-    let node =
-        FileNode::open("#create".into(), Kind::File, &common, &file, &mut Inherited::default())?;
+    let (name, inherited) = ("#create".into(), &mut Inherited::default());
+    let node = FileNode::open(name, Kind::File, &common, &file, mounts, inherited)?;
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map_err(|error| failed(path, &error))?;
     put(Arc::new(node), parts.into()).map_err(|error| failed(path, &error))
