@@ -2,13 +2,13 @@
 
 mod common;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::process::Command;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Command, Stdio};
 
 use common::peers::Peers;
-use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
     Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool,
 };
@@ -237,5 +237,88 @@ fn addresses_are_free_at_the_end_of_the_daemon() {
             .args(["--nbd-server", &nbd, "--metrics", &metrics])
             .args(["--chardev", &chardev, "--monitor", "chardev=tcp"]);
         server.start().stop();
+    }
+}
+
+/// A connection that the daemon inherits, and the server at its other end.
+fn connections(scratch: &Scratch, image: &Image) -> Vec<(UnixStream, Peer)> {
+    let connected = |command: &mut Command, name: &str| {
+        let peer = Peer(command.spawn().expect("it starts"));
+        let path = scratch.path(name);
+        (eventually("the server", || UnixStream::connect(&path).ok()), peer)
+    };
+    let socket = scratch.path("qemu").display().to_string();
+    let disk = image.path().display().to_string();
+    let mut qemu: Command = tied_command(&tool("qemu-nbd"));
+    qemu.args(["-t", "-x", "disk", "-f", "raw", "-k", &socket, &disk]);
+    let (ours, theirs) = UnixStream::pair().expect("two sockets");
+    let mut nbdkit: Command = tied_command(&tool("nbdkit"));
+    let output: OwnedFd = theirs.try_clone().expect("another descriptor").into();
+    nbdkit.args(["-s", "memory", "4M"]).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(output);
+    let nbdkit = Peer(nbdkit.spawn().expect("it starts"));
+    vec![connected(&mut qemu, "qemu"), (ours, nbdkit)]
+}
+
+/// A daemon whose node has the socket at fd 0.
+fn front_over(scratch: &Scratch, stream: UnixStream) -> Server {
+    let command = ServerCommand::new(scratch).monitor("qmp").stdin(stream);
+    let command = command.iothread("io0").iothread("io1").arg("--blockdev");
+    let node =
+        "driver=nbd,node-name=disk,server.type=fd,server.str=0,export=disk,reconnect-delay=600";
+    let command = nbd_server(command.arg(node), scratch, "");
+    nbd_export(command, "disk", ",writable=on,iothread.0=io0,iothread.1=io1").start()
+}
+
+#[test]
+fn a_node_uses_an_inherited_connection() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 4);
+    let far = nbd_server(ServerCommand::new(&scratch).named("far"), &scratch, "");
+    let far = nbd_export(far.file("disk", &image, ""), "disk", ",name=disk,writable=on").start();
+    let stream = UnixStream::connect(scratch.path("nbd.sock")).expect("the server listens");
+    let use_it = |stream: UnixStream, end: &mut dyn FnMut()| {
+        let scratch = Scratch::new();
+        let server = front_over(&scratch, stream);
+        let uri = nbd_uri(&scratch, "disk");
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 1M 1M", &uri]);
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "read -P 7 1M 1M", &uri]);
+        let why = qmp.refused("x-upgrade", json!({}));
+        assert!(why.contains("node 'disk' uses a socket that this process inherited"), "{why}");
+        let node = json!({"driver": "nbd", "node-name": "n", "server": {"type": "fd", "str": "0"}});
+        let why = qmp.refused("blockdev-add", node);
+        assert!(why.contains("is used already"), "{why}");
+        end();
+        // Whatever reconnect-delay says.
+        let failed = client(&scratch, "qemu-io", &["-fraw", "-c", "read 0 4k", &uri]);
+        assert!(!failed.status.success(), "{failed:?}");
+        let log = server.log();
+        assert!(log.contains("an inherited socket cannot be connected again"), "{log}");
+    };
+    let mut far = Some(far);
+    use_it(stream, &mut || far.take().into_iter().for_each(Server::kill));
+    for (stream, peer) in connections(&scratch, &image) {
+        let mut peer = Some(peer);
+        use_it(stream, &mut || drop(peer.take()));
+    }
+}
+
+/// The first messages are QSD's.
+#[test]
+fn other_descriptors_are_refused() {
+    let scratch = Scratch::new();
+    let listener = UnixListener::bind(scratch.path("listener")).expect("a socket");
+    for (fd, why) in [
+        ("77", "File descriptor '77' is not a socket"),
+        ("1", "File descriptor '1' is not a socket"),
+        ("-1", "File descriptor '-1' is not a socket"),
+        ("abc", "Unable to parse FD number abc"),
+        ("0", "file descriptor 0 is not a connected stream socket"),
+    ] {
+        let node = format!("driver=nbd,node-name=disk,server.type=fd,server.str={fd}");
+        let stdin = listener.try_clone().expect("another descriptor");
+        let command = ServerCommand::new(&scratch).named("refused").stdin(stdin);
+        let (status, said) = command.arg("--blockdev").arg(node).run();
+        assert!(!status.success() && said.contains(why), "{fd}: {said}");
     }
 }

@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ::options::FdName;
 use crypto::Secret;
 use event_loop::{EventLoop, LoopConfig};
 use tls::X509;
@@ -73,6 +75,8 @@ pub struct ConnectContext<'a> {
     pub credentials: &'a Credentials,
     /// The nodes that options refer to.
     pub nodes: &'a NodeRegistry,
+    /// Takes a connected socket that the process has inherited, once.
+    pub inherited: &'a dyn Fn(&FdName) -> Result<Arc<OwnedFd>, OpenError>,
 }
 
 /// Connections to the servers of nodes that are to be opened.
@@ -123,6 +127,11 @@ impl Connections {
             event_loop: &event_loop,
             credentials: nodes.known_credentials(),
             nodes,
+            // The options may come from an image.
+            inherited: &|fd| {
+                let why = format!("file descriptor {fd} is not for a node that an image names");
+                Err(OpenError::new(why))
+            },
         };
         let Some(connecting) = driver.connect(&context) else {
             return Err(OpenError::new("connecting failed: the driver makes no connections"));

@@ -289,6 +289,8 @@ pub enum HandOver {
     Journal,
     /// Only a flush of this process makes what it has written durable: waited for.
     Flush,
+    /// Not at all: no other process can open the node.
+    Never,
 }
 
 /// The purpose of a look at an inactive node's image.

@@ -9,7 +9,7 @@ use block::options::BlockdevOptions;
 use block::track::{DirtyBitmap, Storage};
 use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{Action, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
+use control::{Action, FdName, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
@@ -88,10 +88,16 @@ impl Daemon {
     pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
+            let given = RefCell::new(&mut self.given);
+            let inherited = |fd: &FdName| {
+                let socket = given.borrow_mut().connected(fd);
+                socket.map_err(|error| OpenError::new(error.to_string()))
+            };
             let context = ConnectContext {
                 event_loop: &self.control,
                 credentials: self.nodes.known_credentials(),
                 nodes: &self.nodes,
+                inherited: &inherited,
             };
             let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {

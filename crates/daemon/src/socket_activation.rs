@@ -15,8 +15,11 @@ use std::{env, fs, io, iter};
 
 use control::FdName;
 use exports::vhost_user::Listen;
-use nix::sys::socket::{SockType, SockaddrStorage, UnixAddr, getsockname, getsockopt, sockopt};
+use nix::sys::socket::{
+    SockType, SockaddrStorage, UnixAddr, getpeername, getsockname, getsockopt, sockopt,
+};
 use nix::unistd::{Pid, close};
+use rustix::io::ioctl_fionbio;
 
 use crate::DaemonError;
 
@@ -163,6 +166,44 @@ impl ActivationSockets {
             Some(given) => given.take(),
             None => inherited(fd),
         }
+    }
+
+    /// Takes the connected stream socket with this name or number, which is not given again.
+    ///
+    /// # Errors
+    ///
+    /// The process was not started with such a socket, or it is in use already.
+    pub fn connected(&mut self, fd: &FdName) -> Result<Arc<OwnedFd>, DaemonError> {
+        let socket = match self.find(fd) {
+            Some(given) if given.asked_for => {
+                return Err(DaemonError::new(format!("{given} is used already")));
+            }
+            Some(given) => given.take()?,
+            None => inherited(fd).map_err(|error| match fd {
+                // In QSD's words.
+                FdName::Number(number) => {
+                    DaemonError::new(format!("File descriptor '{number}' is not a socket"))
+                }
+                FdName::Name(_) => error,
+            })?,
+        };
+        let Ok(kind) = getsockopt(&socket, sockopt::SockType) else {
+            return Err(DaemonError::new(format!("File descriptor '{fd}' is not a socket")));
+        };
+        if kind != SockType::Stream || getpeername::<SockaddrStorage>(socket.as_raw_fd()).is_err() {
+            let message = format!("file descriptor {fd} is not a connected stream socket");
+            return Err(DaemonError::new(message));
+        }
+        ioctl_fionbio(&socket, true).map_err(|error| {
+            DaemonError::new(format!("file descriptor {fd}: FIONBIO failed: {error}"))
+        })?;
+        if let (None, FdName::Number(number)) = (self.find(fd), fd) {
+            self.add(*number, None, socket.clone());
+        }
+        if let Some(given) = self.find(fd) {
+            given.asked_for = true;
+        }
+        Ok(socket)
     }
 
     fn find(&mut self, fd: &FdName) -> Option<&mut Given> {

@@ -85,6 +85,12 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         node("nbd", json!({"export": "disk", "server": vsock})).below("blockdev-add/nbd/server");
     vsock.after.clear();
     vsock.refused = Some("Failed to connect".into());
+    // The inherited socket listens.
+    let fd = json!({"type": "fd", "str": "0"});
+    let mut fd =
+        node("nbd", json!({"export": "disk", "server": fd})).below("blockdev-add/nbd/server/fd");
+    fd.after.clear();
+    fd.refused = Some("is not a connected stream socket".into());
     let mut device = node("host_device", json!({"filename": path("disk.img")}));
     device.after.clear();
     // The options are accepted, and the file is refused: the machine need not have a device.
@@ -137,6 +143,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         .after("blockdev-del", json!({"node-name": "encrypted"}))
         .after("blockdev-del", json!({"node-name": "header"})),
         vsock,
+        fd,
         node("nbd", unix),
         node("nbd", json!({"export": "disk", "server": tcp})).below("blockdev-add/nbd/server"),
         node("qcow2", encrypted).below("blockdev-add/qcow2/encrypt"),

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
 use block::driver::HandOver;
+use block::options::BlockdevOptions;
 use block::{Child, OpenImage};
 use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -45,6 +46,14 @@ pub(crate) struct HandedOver {
     pub(crate) pid: u32,
     /// The longest time that requests had to wait, nanoseconds.
     pub(crate) pause_ns: u64,
+}
+
+/// Whether no other process can open a node.
+fn is_bound(node: &BlockdevOptions) -> bool {
+    match node.driver.hand_over() {
+        HandOver::Never => true,
+        HandOver::AtOnce | HandOver::HoldsBack | HandOver::Journal | HandOver::Flush => false,
+    }
 }
 
 /// The state once all queues have stopped.
@@ -122,6 +131,12 @@ impl Daemon {
         if let Some(export) = self.exports.all(&self.graph).find(|export| export.shutting_down) {
             return Err(format!("export '{}' is shutting down", export.id));
         }
+        if let Some(node) = self.nodes.all().find(|node| is_bound(node.options)) {
+            return Err(format!(
+                "node '{}' uses a socket that this process inherited, and no other process can connect again",
+                node.name
+            ));
+        }
         self.check_flushes()?;
         if let Some(arguments) = &self.command_line {
             return Ok(arguments.clone());
@@ -160,7 +175,7 @@ impl Daemon {
     fn holds_back(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::HoldsBack => true,
-            HandOver::AtOnce | HandOver::Journal | HandOver::Flush => false,
+            HandOver::AtOnce | HandOver::Journal | HandOver::Flush | HandOver::Never => false,
         })
     }
 
@@ -287,7 +302,7 @@ impl Daemon {
     fn keeps_back(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::Journal | HandOver::Flush => true,
-            HandOver::AtOnce | HandOver::HoldsBack => false,
+            HandOver::AtOnce | HandOver::HoldsBack | HandOver::Never => false,
         })
     }
 
@@ -295,7 +310,7 @@ impl Daemon {
     fn is_elsewhere(&self, name: &str) -> bool {
         self.is_any(name, |how| match how {
             HandOver::Flush => true,
-            HandOver::AtOnce | HandOver::HoldsBack | HandOver::Journal => false,
+            HandOver::AtOnce | HandOver::HoldsBack | HandOver::Journal | HandOver::Never => false,
         })
     }
 

@@ -345,7 +345,7 @@ fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
     let on_late = parts.fold(false, |any, late| any | late);
     let is_late = match node.driver.hand_over() {
         HandOver::Journal => true,
-        HandOver::AtOnce | HandOver::HoldsBack | HandOver::Flush => false,
+        HandOver::AtOnce | HandOver::HoldsBack | HandOver::Flush | HandOver::Never => false,
     };
     on_late || is_late
 }

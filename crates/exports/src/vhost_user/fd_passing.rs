@@ -6,6 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Most descriptors that the kernel passes at once (SCM_MAX_FD).
@@ -76,11 +77,15 @@ pub(crate) fn accepted(fd: RawFd) -> OwnedFd {
 ///
 /// # Errors
 ///
-/// `EBADF` when no such descriptor is open.
+/// `EBADF` when no such descriptor is open, or this process has opened it: those are close-on-exec.
 pub(crate) fn inherited(fd: RawFd) -> std::io::Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::EBADF.into());
     }
     // SAFETY: used only for fcntl(2), which fails if it is not open; it is not -1.
-    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+    let inherited = unsafe { BorrowedFd::borrow_raw(fd) };
+    if FdFlag::from_bits_retain(fcntl(inherited, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC) {
+        return Err(Errno::EBADF.into());
+    }
+    inherited.try_clone_to_owned()
 }

@@ -8,8 +8,7 @@
 //! reads, writes, zeroes and trims may be carried out twice. As in QEMU, requests wait for
 //! `reconnect-delay`, and fail after that until there is a connection. A connection that ends before the
 //! server has answered anything does not count: the next attempt comes after a growing pause, and it does not
-//! prolong the wait of requests.
-//! attempt comes after a pause that grows, and no request waits longer for it.
+//! prolong the wait of requests. A connection over an inherited socket is the last one: requests fail at once.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,6 +16,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId};
+use log::{Level, log};
 use nbd_wire::reply::ReplyMode;
 use nbd_wire::request::{CommandType, RequestHeader};
 use nix::errno::Errno;
@@ -378,7 +378,8 @@ impl Inner {
         let mut link = self.link.borrow_mut();
         let Link::Breaking(_, why) = *link else { return };
         let gone = self.closed.get() || self.event_loop.is_stopping();
-        let dead = gone || matches!(why, Broken::Rules(_) | Broken::Closed);
+        let is_last = self.shared.target.is_inherited();
+        let dead = gone || is_last || matches!(why, Broken::Rules(_) | Broken::Closed);
         *link = if dead { Link::Dead } else { Link::Down };
         drop(link);
         match self.secure.take() {
@@ -409,18 +410,26 @@ impl Inner {
     /// Logs one line per event that needs attention; requests do not wait for it.
     fn tell(&self, why: Broken) {
         let (name, server) = (&self.shared.name, &self.shared.target.options.server);
+        let (level, next) = match self.shared.target.is_inherited() {
+            true => {
+                let next =
+                    "an inherited socket cannot be connected again: all requests fail from now on";
+                (Level::Error, next)
+            }
+            false => (Level::Warn, "connecting again"),
+        };
         match why {
-            Broken::Left => log::warn!("{name}: the NBD server at {server} left; connecting again"),
+            Broken::Left => log!(level, "{name}: the NBD server at {server} left; {next}"),
             Broken::Socket(errno) => {
                 let why = errno.desc();
-                log::warn!("{name}: the connection to {server} broke: {why}; connecting again");
+                log!(level, "{name}: the connection to {server} broke: {why}; {next}");
             }
             Broken::Rules(Violation(rule)) => log::error!(
                 "{name}: the NBD server at {server} does not keep to the protocol: {rule}; all \
                  requests fail from now on"
             ),
             Broken::Tls(why) => {
-                log::warn!("{name}: TLS with the NBD server at {server}: {why}; connecting again");
+                log!(level, "{name}: TLS with the NBD server at {server}: {why}; {next}");
             }
             Broken::Closed => {}
         }
@@ -468,6 +477,10 @@ impl Inner {
     /// Starts the task that makes a new connection.
     fn reconnect(&self) {
         let (me, shared) = (self.me.clone(), self.shared.clone());
+        let Some(connector) = shared.connector.clone() else {
+            self.link.replace(Link::Dead);
+            return self.fail_all();
+        };
         let event_loop = self.event_loop.clone();
         let mut pause = self.pause.get();
         self.event_loop.spawn(async move {
@@ -477,7 +490,7 @@ impl Inner {
                     event_loop.sleep_until(event_loop.now_ns() + pause.next_ns()).await;
                 }
                 pause.get_or_insert_default();
-                let tried = connect_on(shared.connector.handle(), &shared.target).await;
+                let tried = connect_on(connector.handle(), &shared.target).await;
                 let Some(me) = me.upgrade().filter(|me| !me.closed.get()) else { return };
                 let why = match tried {
                     Err(error) => error.to_string(),

@@ -65,6 +65,8 @@ pub(crate) enum ConnectError {
     Unusable(String),
     /// TLS failed.
     Tls(String),
+    /// The only connection there can be was inherited, and has been used.
+    Used,
 }
 
 impl fmt::Display for ConnectError {
@@ -84,6 +86,7 @@ impl fmt::Display for ConnectError {
             ),
             ConnectError::Refused(why) | ConnectError::Unusable(why) => f.write_str(why),
             ConnectError::Tls(why) => write!(f, "TLS handshake failed: {why}"),
+            ConnectError::Used => f.write_str("an inherited socket cannot be connected again"),
         }
     }
 }
@@ -113,6 +116,15 @@ pub(crate) struct Secured {
 pub(crate) struct Target {
     pub(super) options: NbdOptions,
     pub(super) tls: Option<Connector>,
+    /// With `server.type=fd`, the socket, until the first connection has used it.
+    pub(super) inherited: Option<Arc<OwnedFd>>,
+}
+
+impl Target {
+    /// Whether there can be one connection only, over a socket that the process inherited.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.options.inherited().is_some()
+    }
 }
 
 /// Connects and negotiates within a time limit.
@@ -120,9 +132,12 @@ pub(crate) async fn connect_to(
     event_loop: &EventLoop,
     target: &Target,
 ) -> Result<Connected, ConnectError> {
-    let Target { options, tls } = target;
+    let Target { options, tls, inherited } = target;
     let connecting = async {
-        let fd = open_socket(event_loop, &options.server).await?;
+        let fd = match inherited {
+            Some(socket) => socket.clone(),
+            None => open_socket(event_loop, &options.server).await?,
+        };
         let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
         let ready = Readiness::new(event_loop, fd.clone(), events);
         let mut server = Server { ready, secured: None };
@@ -169,7 +184,7 @@ pub(crate) async fn open(
         match tried {
             // A server that refuses will refuse again.
             Err(ConnectError::Connect(..) | ConnectError::Left | ConnectError::Socket(_))
-                if again < deadline =>
+                if again < deadline && !target.is_inherited() =>
             {
                 event_loop.sleep_until(again).await;
             }
@@ -241,6 +256,7 @@ async fn open_socket(
             }
             Err(last)
         }
+        NbdServerAddr::Fd { .. } => Err(ConnectError::Used),
     }
 }
 

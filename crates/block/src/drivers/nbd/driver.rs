@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::options::Object;
+use ::options::{FdName, Object};
 use tls::Connector;
 
 use super::connect::Target;
@@ -52,11 +52,15 @@ impl BlockDriver for NbdOptions {
             NbdServerAddr::Inet { host, port, .. } => {
                 Needs { servers: vec![(host, *port)], ..Needs::NONE }
             }
+            NbdServerAddr::Fd { .. } => Needs::NONE,
         }
     }
 
     fn hand_over(&self) -> HandOver {
-        HandOver::Flush
+        match self.inherited() {
+            Some(_) => HandOver::Never,
+            None => HandOver::Flush,
+        }
     }
 
     fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
@@ -103,8 +107,10 @@ impl BlockDriver for NbdOptions {
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let (options, event_loop) = (self.clone(), context.event_loop.clone());
         let tls = self.connector(context);
+        let inherited = self.inherited().map(context.inherited).transpose();
         Some(Box::pin(async move {
-            let opened = super::connect(&event_loop, Target { options, tls: tls? }).await?;
+            let target = Target { options, tls: tls?, inherited: inherited? };
+            let opened = super::connect(&event_loop, target).await?;
             Ok(Box::new(opened) as Box<dyn Any + Send>)
         }))
     }
@@ -118,7 +124,8 @@ impl NbdOptions {
         let host = match &self.server {
             NbdServerAddr::Unix { .. }
             | NbdServerAddr::Abstract { .. }
-            | NbdServerAddr::Vsock { .. } => None,
+            | NbdServerAddr::Vsock { .. }
+            | NbdServerAddr::Fd { .. } => None,
             NbdServerAddr::Inet { host, .. } => Some(host.as_str()),
         };
         let name = self.tls_hostname.as_deref().or(host);
@@ -126,7 +133,19 @@ impl NbdOptions {
         connector.map(Some).map_err(|error| OpenError::new(error.to_string()))
     }
 
-    /// Returns the export's URI. `None`: a URI has no place for credentials, abstract sockets and vsock.
+    /// Returns the inherited socket that `server` names.
+    pub(super) fn inherited(&self) -> Option<&FdName> {
+        match &self.server {
+            NbdServerAddr::Fd { fd } => Some(fd),
+            NbdServerAddr::Unix { .. }
+            | NbdServerAddr::Abstract { .. }
+            | NbdServerAddr::Vsock { .. }
+            | NbdServerAddr::Inet { .. } => None,
+        }
+    }
+
+    /// Returns the export's URI. `None`: a URI has no place for credentials, and names unix sockets with a path and
+    /// TCP servers only.
     fn uri(&self) -> Option<String> {
         let NbdOptions { server, export, tls_creds: None, .. } = self else { return None };
         match server {
@@ -135,7 +154,9 @@ impl NbdOptions {
             }
             NbdServerAddr::Inet { .. } if export.is_empty() => Some(format!("nbd://{server}")),
             NbdServerAddr::Inet { .. } => Some(format!("nbd://{server}/{export}")),
-            NbdServerAddr::Abstract { .. } | NbdServerAddr::Vsock { .. } => None,
+            NbdServerAddr::Abstract { .. }
+            | NbdServerAddr::Vsock { .. }
+            | NbdServerAddr::Fd { .. } => None,
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::request::Request;
 use agreed::Agreed;
 use channel::Connection;
 use connect::{Connected, Target};
-use remote::{Job, Remote, keep};
+use remote::{Job, Remote, keep, refuse};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -60,7 +60,8 @@ struct Keeper {
 struct Shared {
     name: String,
     target: Target,
-    connector: Arc<IoThread>,
+    /// Makes further connections. `None`: there are none.
+    connector: Option<Arc<IoThread>>,
     agreed: Agreed,
     options: Live,
     range_lock: RangeLock,
@@ -73,8 +74,9 @@ pub(crate) struct Opened {
 }
 
 /// Connects to the server for a new node, in a task.
-async fn connect(event_loop: &EventLoop, target: Target) -> Result<Opened, OpenError> {
+async fn connect(event_loop: &EventLoop, mut target: Target) -> Result<Opened, OpenError> {
     let connected = connect::open(event_loop, &target).await;
+    target.inherited = None;
     let connected = connected.map_err(|error| OpenError::new(error.to_string()))?;
     Ok(Opened { connected, target })
 }
@@ -95,21 +97,51 @@ impl NbdNode {
             return Err(OpenError::os("Could not open image", Errno::EACCES)
                 .with_hint("The server offers the export read-only: open it with read-only=on"));
         }
+        let is_inherited = target.is_inherited();
         let shared = Shared {
             name,
             target,
-            connector,
+            connector: (!is_inherited).then(|| connector.clone()),
             agreed,
             options: Live::new(common),
             range_lock: RangeLock::new(agreed.minimum as usize),
         };
         let shared = Arc::new(shared);
+        let (first, keeper) = match is_inherited {
+            true => (None, Some(Keeper::start(&connector, shared.clone(), connected)?)),
+            false => (Some(connected), None),
+        };
         Ok(NbdNode {
             changeable: Arc::new(Changeable(shared.clone())),
             shared,
-            first: Mutex::new(Some(connected)),
-            keeper: Mutex::default(),
+            first: Mutex::new(first),
+            keeper: Mutex::new(keeper),
         })
+    }
+}
+
+impl Keeper {
+    /// Keeps a connection that cannot be made again on the connector's loop, which outlasts all I/O threads.
+    fn start(
+        connector: &IoThread,
+        shared: Arc<Shared>,
+        connected: Connected,
+    ) -> Result<Keeper, OpenError> {
+        let (sender, receiver) = mailbox::channel();
+        let handle = connector.handle().clone();
+        let start = move |event_loop: &EventLoop| {
+            let channel = shared.channel(event_loop, Some(connected));
+            let on_loop = event_loop.clone();
+            event_loop.spawn(async move {
+                match channel {
+                    Ok(channel) => keep(on_loop, channel, receiver).await,
+                    Err(_) => refuse(receiver).await,
+                }
+            });
+        };
+        let started = handle.spawn(start);
+        started.map_err(|gone| OpenError::new(format!("I/O thread nbd-connect: {gone}")))?;
+        Ok(Keeper { handle, jobs: Arc::new(sender) })
     }
 }
 
@@ -152,18 +184,14 @@ impl BlockNode for NbdNode {
         let kept = keeper.as_ref().filter(|keeper| keeper.handle.spawn(|_| {}).is_ok());
         let agreed = &self.shared.agreed;
         // A read-only export is the same on all connections.
-        let several = agreed.has(flag::CAN_MULTI_CONN) || agreed.has(flag::READ_ONLY);
+        let several = (agreed.has(flag::CAN_MULTI_CONN) || agreed.has(flag::READ_ONLY))
+            && !self.shared.target.is_inherited();
         if let Some(keeper) = kept.filter(|_| !several) {
             return Ok(Remote::new(event_loop, self.clone(), keeper.jobs.clone()));
         }
         let is_first = kept.is_none();
         let first = lock(&self.first).take();
-        let connection = Connection::new(event_loop, &self.shared, first);
-        let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let channel: Rc<dyn Channel> = match agreed.minimum {
-            1 => connection,
-            _ => Aligned::new(event_loop, &self.shared, connection),
-        };
+        let channel = self.shared.channel(event_loop, first)?;
         if is_first {
             let (sender, receiver) = mailbox::channel();
             event_loop.spawn(keep(event_loop.clone(), channel.clone(), receiver));
@@ -174,6 +202,20 @@ impl BlockNode for NbdNode {
 }
 
 impl Shared {
+    /// Takes a connection, or makes one.
+    fn channel(
+        self: &Arc<Self>,
+        event_loop: &EventLoop,
+        connected: Option<Connected>,
+    ) -> io::Result<Rc<dyn Channel>> {
+        let connection = Connection::new(event_loop, self, connected);
+        let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(match self.agreed.minimum {
+            1 => connection,
+            _ => Aligned::new(event_loop, self, connection),
+        })
+    }
+
     /// How long requests wait without a connection, nanoseconds.
     fn delay_ns(&self) -> u64 {
         u64::from(self.target.options.reconnect_delay) * 1_000_000_000

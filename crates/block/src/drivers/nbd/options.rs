@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::Draft;
+use ::options::FdName;
 use ::options::address::{InetDraft, addresses, check_socket_path};
 use ::options::place::{Checked, Custom, Of, Place, Text, write_tagged};
 use ::options::shape::Shape;
@@ -75,6 +76,11 @@ pub enum NbdServerAddr {
         /// `server.ipv6`: whether IPv6 addresses are used.
         ipv6: bool,
     },
+    /// `server.type=fd`: a connected socket that the process inherited.
+    Fd {
+        /// `server.str`.
+        fd: FdName,
+    },
 }
 
 /// No server. A draft has it until its required row is read.
@@ -95,6 +101,7 @@ impl fmt::Display for NbdServerAddr {
                 write!(f, "[{host}]:{port}")
             }
             NbdServerAddr::Inet { host, port, .. } => write!(f, "{host}:{port}"),
+            NbdServerAddr::Fd { fd } => write!(f, "file descriptor {fd}"),
         }
     }
 }
@@ -244,13 +251,45 @@ static INET: &[Field<InetDraft>] = &[
     Field::unoffered("keep-alive", only_off),
 ];
 
-const TYPES: [&str; 3] = ["inet", "unix", "vsock"];
+/// `server.*` of type `fd` while it is read.
+#[derive(Default)]
+struct FdDraft {
+    fd: Option<FdName>,
+}
+
+static FD: &[Field<FdDraft>] = &[Field {
+    name: "str",
+    kind: Kind::At(&Fd),
+    need: Need::Required,
+    help: "number of an inherited socket that is connected to the server, or its name in LISTEN_FDNAMES",
+}];
+
+/// The place of an inherited socket's number or name.
+struct Fd;
+
+impl Place<FdDraft> for Fd {
+    fn shape(&self) -> Shape {
+        Shape::Text("<fd>")
+    }
+
+    fn read(&self, into: &mut FdDraft, value: Value, name: &str, at: &Context) -> table::Set {
+        let text = table::text(value, &at.full(name), at)?;
+        put(&mut into.fd, Some(FdName::read(&text)?))
+    }
+
+    fn write(&self, from: &mut FdDraft) -> Option<Value> {
+        Some(from.fd.as_ref()?.to_string().into())
+    }
+}
+
+const TYPES: [&str; 4] = ["inet", "unix", "vsock", "fd"];
 
 fn server_shape() -> Shape {
     let inet = ("inet", "TCP", table::members(INET));
     let unix = ("unix", "a unix socket", table::members(UNIX));
     let vsock = ("vsock", "a host or guest of this machine", table::members(VSOCK));
-    addresses("kind of address", [inet, unix, vsock])
+    let fd = ("fd", "a connected socket that was inherited", table::members(FD));
+    addresses("kind of address", [inet, unix, vsock, fd])
 }
 
 fn server(node: &mut Node, value: Value, at: &Context) -> table::Set {
@@ -274,7 +313,9 @@ fn server(node: &mut Node, value: Value, at: &Context) -> table::Set {
             NbdServerAddr::Vsock { cid, port }
         }
         "fd" => {
-            return Err(OptionError::not_yet("Parameter 'server.type' with value 'fd'"));
+            let draft: FdDraft = table::read_typed(FD, object, at, &kind)?;
+            let fd = draft.fd.ok_or_else(|| table::missing(&at.full("str")))?;
+            NbdServerAddr::Fd { fd }
         }
         _ => return Err(table::not_accepted("type", at, &kind, TYPES.into_iter())),
     };
@@ -297,5 +338,6 @@ pub(super) fn write_server(server: &NbdServerAddr) -> Value {
         NbdServerAddr::Inet { host, port, ipv4, ipv6 } => {
             write_tagged("type", "inet", INET, InetDraft::of(host, port, ipv4, ipv6))
         }
+        NbdServerAddr::Fd { fd } => write_tagged("type", "fd", FD, FdDraft { fd: Some(fd) }),
     }
 }

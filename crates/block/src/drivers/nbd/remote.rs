@@ -49,6 +49,13 @@ pub(super) async fn keep(
     }
 }
 
+/// Fails the requests of other loops, for want of memory.
+pub(super) async fn refuse(mut jobs: mailbox::Receiver<Job>) {
+    while let Some(Job { answer, .. }) = jobs.receive().await {
+        answer.send((Err(Errno::ENOMEM), Vec::new()));
+    }
+}
+
 /// A channel to a connection on another loop.
 pub(super) struct Remote {
     me: Weak<Remote>,
