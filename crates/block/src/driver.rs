@@ -17,6 +17,7 @@ use crate::connections::ConnectContext;
 pub use crate::create::CreateKind;
 use ::options::shape::Member;
 use ::options::table::{self, Context, Field};
+use ::options::value::scalars;
 use ::options::{Object, OptionError, Value};
 
 use crate::error::OpenError;
@@ -373,31 +374,9 @@ fn told(driver: &dyn BlockDriver) -> Vec<(String, Value)> {
     let children: Vec<_> = driver.children().into_iter().map(|child| child.role).collect();
     let mut options = driver.write();
     options.retain(|(name, _)| !children.contains(&name.as_str()));
-    let mut told = Vec::new();
-    flatten(Value::Object(options), "", &mut told);
+    let mut told = scalars(options);
+    told.retain(|(_, value)| *value != Value::Text(String::new()));
     told
-}
-
-fn flatten(value: Value, name: &str, told: &mut Vec<(String, Value)>) {
-    let full = |member: &str| match name {
-        "" => member.to_owned(),
-        above => format!("{above}.{member}"),
-    };
-    match value {
-        Value::Object(members) => {
-            members.into_iter().for_each(|(member, value)| flatten(value, &full(&member), told));
-        }
-        Value::List(values) => {
-            let values = values.into_iter().enumerate();
-            values.for_each(|(nth, value)| flatten(value, &full(&nth.to_string()), told));
-        }
-        Value::Text(text) if text.is_empty() => {}
-        value @ (Value::Null
-        | Value::Bool(_)
-        | Value::Integer(_)
-        | Value::Number(_)
-        | Value::Text(_)) => told.push((name.to_owned(), value)),
-    }
 }
 
 /// A node's description in QMP.

@@ -1,7 +1,7 @@
 //! Replaces values of a command line option.
 
 use crate::error::OptionError;
-use crate::value::{Object, Value};
+use crate::value::{Object, Value, scalars};
 use crate::{json, keyval};
 
 /// Returns an option with `change` applied to its value.
@@ -28,9 +28,9 @@ pub fn amend(
     }
     let mut object = keyval::parse(text, Some(implied))?.object;
     change(&mut object);
-    let mut pairs = Vec::new();
-    flatten("", Value::Object(object), &mut pairs);
-    Ok(format!("{name}{}", pairs.join(",")))
+    let pairs =
+        scalars(object).into_iter().map(|(key, value)| format!("{key}={}", scalar_text(value)));
+    Ok(format!("{name}{}", pairs.collect::<Vec<_>>().join(",")))
 }
 
 /// Sets a member of an object.
@@ -46,26 +46,16 @@ pub fn put_member(object: &mut Object, name: &str, value: Value) {
     }
 }
 
-fn flatten(path: &str, value: Value, pairs: &mut Vec<String>) {
-    let mut within = |name: &str, value| match path {
-        "" => flatten(name, value, pairs),
-        path => flatten(&format!("{path}.{name}"), value, pairs),
-    };
-    let text = match value {
-        Value::Object(members) => {
-            return members.into_iter().for_each(|(name, value)| within(&name, value));
-        }
-        Value::List(list) => {
-            let numbered = list.into_iter().enumerate();
-            return numbered.for_each(|(number, value)| within(&number.to_string(), value));
-        }
-        Value::Null => String::new(),
+/// Writes a scalar, as in `key=value` text.
+fn scalar_text(value: Value) -> String {
+    match value {
         Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
         Value::Integer(number) => number.to_string(),
         Value::Number(number) => number.to_string(),
         Value::Text(text) => text.replace(',', ",,"),
-    };
-    pairs.push(format!("{path}={text}"));
+        // Lists and objects were split.
+        Value::Null | Value::List(_) | Value::Object(_) => String::new(),
+    }
 }
 
 #[cfg(test)]

@@ -164,6 +164,11 @@ impl Graph {
         self.export(export).map_or(&[], |(_, nodes)| nodes)
     }
 
+    /// Returns whether `is` holds for a node that an export offers now.
+    pub fn any_node(&self, export: &str, is: impl Fn(&str) -> bool) -> bool {
+        self.nodes_of(export).iter().any(|node| is(node))
+    }
+
     /// Returns all objects: their names, and of which type they are.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
         self.objects.iter().map(|(id, object)| (id.as_str(), object.kind))

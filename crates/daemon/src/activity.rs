@@ -18,9 +18,8 @@ impl Daemon {
                 self.graph.free_of_jobs(name)?;
             }
             let graph = &self.graph;
-            let changes =
-                |export: &str| graph.nodes_of(export).iter().any(|node| names.contains(node));
-            self.exports.pause(changes).await;
+            let changes = |node: &str| names.iter().any(|name| name == node);
+            self.exports.pause(|export| graph.any_node(export, changes)).await;
         }
         let mut changed = Vec::new();
         let mut result = Ok(());
@@ -42,9 +41,8 @@ impl Daemon {
             }
         }
         let (graph, nodes) = (&self.graph, &self.nodes);
-        let is_inactive =
-            |export: &str| graph.nodes_of(export).iter().any(|node| !nodes.is_active(node));
-        self.exports.pause(is_inactive).await;
+        let is_inactive = |node: &str| !nodes.is_active(node);
+        self.exports.pause(|export| graph.any_node(export, is_inactive)).await;
         result
     }
 

@@ -232,10 +232,10 @@ impl Exports {
             let (id, are_quiet) = (export.id.clone(), are_quiet.clone());
             export.stop(&self.event_loop, move || are_quiet.push(id), Rc::new(|_| {}));
         }
-        let mut busy = self.exports.iter().map(|export| export.id.clone()).collect();
+        let mut busy: BTreeSet<_> = self.exports.iter().map(|export| export.id.clone()).collect();
         let watching = async {
             loop {
-                BTreeSet::remove(&mut busy, &are_quiet.next().await);
+                busy.remove(&are_quiet.next().await);
                 quiet(&busy);
             }
         };

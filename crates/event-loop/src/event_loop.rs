@@ -572,8 +572,8 @@ impl EventLoop {
 
     /// Makes `call` once at the end of the outermost section: see [`DeferredCall`].
     ///
-    /// Each handler's callback runs in a section. So do all completions of an iteration together, all
-    /// messages, all timers, and all tasks.
+    /// Each handler's callback runs in a section. All completions of an iteration share a section. All messages, all
+    /// timers and all tasks do, too.
     pub fn defer(&self, call: &Rc<dyn DeferredCall>) {
         self.0.deferred.defer(call);
     }

@@ -13,7 +13,7 @@ pub const LATENCY_BUCKETS: usize = ((END_OCTAVE - FIRST_OCTAVE) * PER_OCTAVE) as
 
 /// Counts of latencies, by buckets from 512 ns to 69 s.
 ///
-/// There are four buckets of equal width per power of two. What is shorter or longer is in one bucket each.
+/// There are four buckets of equal width per power of two. All shorter latencies are in one bucket, and all longer ones in another.
 ///
 /// Written by one thread, with plain stores; a reader may see one bucket a little older than
 /// another.

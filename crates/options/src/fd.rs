@@ -7,7 +7,7 @@ use crate::error::OptionError;
 
 /// A descriptor that was inherited, by number or by name.
 ///
-/// This is `addr.str` of an address of type `fd`, and `fd` of a character device.
+/// Options: `addr.str` of an address of type `fd`, and `fd` of a character device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FdName {
     /// Its number, not negative.

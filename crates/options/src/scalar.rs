@@ -86,7 +86,7 @@ fn unsigned(digits: &str, radix: u32) -> Option<u64> {
 
 /// Returns whether `id` is an identifier.
 ///
-/// That is a letter, then letters, digits, `-`, `.`, `_`.
+/// An identifier is a letter, then letters, digits, `-`, `.`, `_`.
 pub fn is_identifier(id: &str) -> bool {
     id.starts_with(|c: char| c.is_ascii_alphabetic())
         && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'))

@@ -28,6 +28,31 @@ pub enum Value {
     Object(Object),
 }
 
+/// Splits an object into scalars, each under its dotted key, as in `key=value` text.
+///
+/// Empty objects and lists have none.
+pub fn scalars(object: Object) -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    object.into_iter().for_each(|(name, value)| flatten(name, value, &mut found));
+    found
+}
+
+fn flatten(key: String, value: Value, found: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(members) => members
+            .into_iter()
+            .for_each(|(name, value)| flatten(format!("{key}.{name}"), value, found)),
+        Value::List(values) => (0..).zip(values).for_each(|(number, value): (usize, _)| {
+            flatten(format!("{key}.{number}"), value, found)
+        }),
+        scalar @ (Value::Null
+        | Value::Bool(_)
+        | Value::Integer(_)
+        | Value::Number(_)
+        | Value::Text(_)) => found.push((key, scalar)),
+    }
+}
+
 /// How a value was written.
 ///
 /// This decides how far text may stand for numbers and booleans.

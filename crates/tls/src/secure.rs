@@ -20,7 +20,7 @@ const MAX_WORDS: usize = 4096;
 pub trait Sink {
     /// Sets `place` to the memory for the next bytes.
     ///
-    /// That is at least one byte, or none if no bytes are wanted.
+    /// The memory has at least one byte, or none if no bytes are wanted.
     fn input_memory(&mut self, place: &mut IoBufs);
 
     /// Reports that `bytes` bytes are in that memory.

@@ -157,11 +157,6 @@ impl Daemon {
         }
     }
 
-    /// Whether `is` holds for a node of an export.
-    fn any_node(&self, export: &str, is: impl Fn(&str) -> bool) -> bool {
-        self.graph.nodes_of(export).iter().any(|node| is(node))
-    }
-
     /// Whether `is` holds for the driver of a node or of one below it. Inactive nodes do not count: they have written
     /// everything.
     fn is_any(&self, name: &str, is: fn(HandOver) -> bool) -> bool {
@@ -187,7 +182,7 @@ impl Daemon {
     /// The oldest request is older than [`OLDEST_NS`], or an I/O thread does not answer.
     async fn oldest(&self) -> Result<Option<u64>, String> {
         let oldest =
-            self.exports.oldest(|export| self.any_node(export, |node| self.holds_back(node)));
+            self.exports.oldest(|export| self.graph.any_node(export, |node| self.holds_back(node)));
         let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
         let oldest = until(oldest, limit).await;
         let oldest = oldest.map_err(|()| "an I/O thread does not answer".to_owned())?;
@@ -214,7 +209,7 @@ impl Daemon {
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         // Leaves little to write while the queues are stopped.
         let flushed = until(
-            self.exports.flush(|export| self.any_node(export, |node| self.keeps_back(node))),
+            self.exports.flush(|export| self.graph.any_node(export, |node| self.keeps_back(node))),
             limit(OLDEST_NS),
         )
         .await;
@@ -347,7 +342,7 @@ impl Daemon {
         let mut all = Vec::new();
         // A flush under way is awaited: the kernel reports lost writes only to the first flush.
         let is = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
-        let flushes = |export: &str| self.any_node(export, is);
+        let flushes = |export: &str| self.graph.any_node(export, is);
         for (id, stopped) in self.exports.stop_queues(flushes) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             all.push((id, stopped));

@@ -93,8 +93,9 @@ impl Ahci {
 
     /// Returns a controller with `ports` ports that also sends messages.
     ///
-    /// `message` is called for each message-signalled interrupt: when a bit of IS becomes set, when bits of IS remain
-    /// set after others were cleared, and when GHC.IE becomes set while a bit of IS is (AHCI 1.3.1, section 10.6).
+    /// `message` is called for each message-signalled interrupt (AHCI 1.3.1, section 10.6). There is one when a bit of
+    /// IS becomes set, and when bits of IS remain set after others were cleared. There is also one when GHC.IE becomes
+    /// set while a bit of IS is set.
     /// Otherwise like [`new`](Self::new).
     ///
     /// `message` is called without a lock, by any thread, perhaps by several at a time.

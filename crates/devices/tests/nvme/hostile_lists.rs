@@ -1,5 +1,7 @@
-//! A guest that rewrites PRP lists while the controller reads them: a command is carried out or refused, pages that no list
-//! names stay as they are, and commands of another queue have their data.
+//! A guest that rewrites PRP lists while the controller reads them.
+//!
+//! Each command is carried out or refused. Pages that no list names stay as they are. Commands of another queue have
+//! their data.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

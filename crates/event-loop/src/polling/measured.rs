@@ -169,7 +169,7 @@ fn worth_of(late_ns: u64, price: Price, goal: PollGoal) -> u64 {
 
 /// Returns the longest time that is ever polled, in nanoseconds.
 ///
-/// This is the value of a sleep, plus the wake-up of the other side, which may sleep too.
+/// The time is the value of a sleep, plus the wake-up of the other side, which may sleep too.
 pub fn look_ns(price: Price, goal: PollGoal) -> u64 {
     let Price { late_ns: late, cpu_ns: cpu, .. } = price;
     (2 * cpu + worth_of(late, price, goal) + shared(late, price)).min(LONGEST_NS)

@@ -38,7 +38,7 @@ impl FileAttributes {
     /// Returns the attributes of a new file.
     ///
     /// The file has `size` bytes, and requests of `block_size` bytes are preferred. The file
-    /// belongs to this process's user, who alone has access.
+    /// belongs to the user of this process. Other users have no access.
     pub fn new(size: u64, block_size: u32, writable: bool, growable: bool, others: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         FileAttributes {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -121,6 +121,16 @@ enum Kind {
     Vsock(OwnedFd),
 }
 
+impl AsFd for Kind {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Kind::Tcp(listener) => listener.as_fd(),
+            Kind::Unix(listener) => listener.as_fd(),
+            Kind::Vsock(fd) => fd.as_fd(),
+        }
+    }
+}
+
 impl Listener {
     /// Begins to listen.
     ///
@@ -175,22 +185,9 @@ impl Listener {
         };
         let mut sockets = Vec::new();
         for (kind, held) in kinds {
-            let copy = match &kind {
-                Kind::Tcp(listener) => {
-                    listener.set_nonblocking(true).map_err(fail("fcntl"))?;
-                    listener.try_clone().map(OwnedFd::from)
-                }
-                Kind::Unix(listener) => {
-                    listener.set_nonblocking(true).map_err(fail("fcntl"))?;
-                    listener.try_clone().map(OwnedFd::from)
-                }
-                Kind::Vsock(fd) => {
-                    let set = listener::set_nonblocking(fd);
-                    set.map_err(|errno| fail("fcntl")(errno.into()))?;
-                    fd.try_clone()
-                }
-            };
-            let copy = copy.map_err(fail("fcntl"))?;
+            let set = listener::set_nonblocking(&kind);
+            set.map_err(|errno| fail("fcntl")(errno.into()))?;
+            let copy = kind.as_fd().try_clone_to_owned().map_err(fail("fcntl"))?;
             let fd = held.unwrap_or_else(|| Arc::new(copy));
             let events = PollFlags::POLLIN.bits().cast_unsigned().into();
             sockets.push(Socket { kind, readable: Readiness::new(event_loop, fd, events) });
@@ -208,11 +205,7 @@ impl Listener {
             Listener::Path(listener) => Ok(vec![listener.hand_over()?]),
             Listener::Sockets(_, sockets) => sockets
                 .iter()
-                .map(|socket| match &socket.kind {
-                    Kind::Tcp(listener) => Ok((listener.try_clone()?.into(), None)),
-                    Kind::Unix(listener) => Ok((listener.try_clone()?.into(), None)),
-                    Kind::Vsock(fd) => Ok((fd.try_clone()?, None)),
-                })
+                .map(|socket| Ok((socket.kind.as_fd().try_clone_to_owned()?, None)))
                 .collect(),
         }
     }

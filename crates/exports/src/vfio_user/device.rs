@@ -29,7 +29,7 @@ pub struct MappedArea {
 
 /// A PCI device, as the control plane knows it.
 pub trait Device {
-    /// Returns what it is.
+    /// Returns the description of the device.
     fn description(&self) -> &Description;
 
     /// Reads registers of BAR number `bar` from byte `offset` on.
@@ -53,7 +53,7 @@ pub trait Device {
     /// Its descriptor cannot be duplicated.
     fn mapped_area(&self) -> io::Result<Option<MappedArea>>;
 
-    /// Gives a new client a mapped area of its own: earlier ones may still have theirs.
+    /// Makes another mapped area for a new client. Earlier clients may still have the previous area mapped.
     ///
     /// Called after a reset.
     ///
@@ -113,7 +113,7 @@ pub trait HandsOver {
     /// What is wrong.
     fn check(&self, state: &[u8]) -> Result<Restore, String>;
 
-    /// Uses the mapped area of another process' device in place of its own.
+    /// Replaces the device's mapped area by that of the device in another process.
     ///
     /// A client has mapped that area.
     ///

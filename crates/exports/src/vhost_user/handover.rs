@@ -23,7 +23,7 @@ pub struct Saved {
     pub fds: Vec<OwnedFd>,
 }
 
-/// A session whose rings still run: what stays until the next message.
+/// The state of a session with running rings, until the next message.
 ///
 /// The state changes only when a message of the front end is received.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -226,9 +226,9 @@ impl Listener {
     }
 }
 
-pub(crate) fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {
-    let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?) | OFlag::O_NONBLOCK;
-    fcntl(socket, FcntlArg::F_SETFL(flags)).map(drop)
+pub(crate) fn set_nonblocking(socket: impl AsFd) -> Result<(), Errno> {
+    let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL)?) | OFlag::O_NONBLOCK;
+    fcntl(&socket, FcntlArg::F_SETFL(flags)).map(drop)
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {

@@ -12,7 +12,6 @@ use super::slots::KeySlots;
 use super::unlock::password;
 use super::volume::Volume;
 use crate::amend::{AmendContext, Amending};
-use crate::connections::Credentials;
 use crate::error::OpenError;
 use crate::node::BlockNode;
 
@@ -106,7 +105,7 @@ impl AmendLuks {
         let secrets = Secrets {
             new: find(&self.new_secret),
             old: find(&self.old_secret),
-            known: known(credentials, self.secret.as_deref(), key_secret, name),
+            known: password(credentials, self.secret.as_deref().or(key_secret), name),
         };
         let (force, on_thread) = (context.force, context.on_thread.clone());
         Box::pin(async move {
@@ -254,15 +253,6 @@ struct Secrets {
     new: Option<Result<Arc<Secret>, OpenError>>,
     old: Option<Result<Arc<Secret>, OpenError>>,
     known: Result<Arc<Secret>, OpenError>,
-}
-
-fn known(
-    credentials: &Credentials,
-    secret: Option<&str>,
-    key_secret: Option<&str>,
-    name: &str,
-) -> Result<Arc<Secret>, OpenError> {
-    password(credentials, secret.or(key_secret), name)
 }
 
 fn refuse<T>(why: impl Into<String>) -> Result<T, OpenError> {

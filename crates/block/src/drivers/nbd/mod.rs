@@ -225,9 +225,13 @@ impl Shared {
         self.agreed.size.next_multiple_of(SECTOR)
     }
 
+    fn is_read_only(&self, options: live::Options) -> bool {
+        options.read_only() || self.agreed.has(flag::READ_ONLY)
+    }
+
     fn geometry(&self) -> Geometry {
         let (agreed, options) = (&self.agreed, self.options.get());
-        let read_only = agreed.has(flag::READ_ONLY) || options.read_only();
+        let read_only = self.is_read_only(options);
         let has = |bit| agreed.has(bit) && !read_only;
         Geometry {
             size: self.size(),
@@ -244,8 +248,7 @@ impl Shared {
     /// Applies the node's options to a request. `Some`: its answer.
     fn prepare(&self, request: &mut Request) -> Option<Result<(), Errno>> {
         let options = self.options.get();
-        let read_only = options.read_only() || self.agreed.has(flag::READ_ONLY);
-        if read_only && !request.op.only_reads() {
+        if self.is_read_only(options) && !request.op.only_reads() {
             return Some(Err(Errno::EROFS));
         }
         match request.offset.checked_add(request.len) {

@@ -164,7 +164,7 @@ impl RbdChannel {
             Op::Read | Op::Write { .. } => self.cut(&mut request),
             Op::Flush | Op::Discard | Op::WriteZeroes { .. } => None,
         };
-        let (op, fua) = match request.op {
+        let (op, flushes) = match request.op {
             Op::Read | Op::BlockStatus => (LaneOp::Read { offset }, false),
             Op::Write { fua } => (LaneOp::Write { offset }, fua),
             Op::Flush => (LaneOp::Flush, false),
@@ -174,7 +174,6 @@ impl RbdChannel {
             }
         };
         let is_read = request.op == Op::Read;
-        let flushes = fua;
         let (request, bufs) = request.detach();
         let pending = Pending { request, is_read, flushes, whole };
         let tag = self.requests.borrow_mut().insert(pending);

@@ -1,14 +1,15 @@
 //! `blockdev-create`.
 
+use block::driver::DriverKind;
 use block::{CreateKind, NewImage, drivers};
 use control::qmp::Returns;
 use options::OptionError;
-use options::shape::{Shape, Union, Variant};
 use options::table::{self, Context, Field, Kind, Need, put};
-use options::value::Value;
+use options::value::{Object, Value};
 use serde_json::json;
 
 use super::super::Command;
+use super::by_driver::{self, OfDriver};
 use crate::DaemonError;
 use crate::jobs::JobOptions;
 
@@ -45,14 +46,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
     Field {
         name: "options",
         kind: Kind::Nested {
-            shape: || {
-                Shape::Union(Union {
-                    tag: "driver",
-                    help: "the kind of image",
-                    common: Vec::new(),
-                    variants: kinds().map(variant).collect(),
-                })
-            },
+            shape: || by_driver::shape("the kind of image", &kinds()),
             read: |to, value, at| put(&mut to.options, Some(read_create(value, at)?)),
         },
         need: Need::Required,
@@ -61,34 +55,21 @@ static ARGUMENTS: &[Field<Arguments>] = &[
 ];
 
 fn read_create(value: Value, at: &Context) -> Result<Box<dyn NewImage>, OptionError> {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let driver = match table::take(&mut object, "driver") {
-        Some(value) => table::text(value, &at.full("driver"), at)?,
-        None => return Err(table::missing(&at.full("driver"))),
-    };
-    if let Some((_, create)) = kinds().find(|(name, _)| *name == driver) {
-        return create.options.read(object, at, &["driver"], &format!("driver '{driver}'"));
-    }
     // QSD can open images of other drivers, but cannot create images, and has no options for creation.
-    let known = drivers::all().any(|row| row.name == driver);
-    match (known, object.first()) {
-        (true, Some((name, _))) => Err(unexpected(at, name)),
-        (true, None) => Err(OptionError::new("Driver does not support blockdev-create")),
-        (false, _) => {
-            Err(table::not_accepted("driver", at, &driver, kinds().map(|(name, _)| name)))
-        }
-    }
+    let unsupported = |options: &Object| match options.first() {
+        Some((name, _)) => unexpected(at, name),
+        None => OptionError::new("Driver does not support blockdev-create"),
+    };
+    Ok(by_driver::read(value, at, &kinds(), unsupported)?.1)
 }
 
-/// The drivers that create images, with their names.
-fn kinds() -> impl Iterator<Item = (&'static str, &'static CreateKind)> {
-    drivers::all().filter_map(|driver| Some((driver.name, driver.create?)))
-}
-
-fn variant((name, create): (&'static str, &'static CreateKind)) -> Variant {
-    Variant { name, help: create.help, example: "", members: create.options.members() }
+/// The drivers that create images.
+fn kinds() -> Vec<OfDriver<Box<dyn NewImage>>> {
+    let of = |driver: &DriverKind| {
+        let CreateKind { help, options } = driver.create?;
+        Some(OfDriver { name: driver.name, help, options: *options })
+    };
+    drivers::all().filter_map(of).collect()
 }
 
 fn unexpected(at: &Context, name: &str) -> OptionError {

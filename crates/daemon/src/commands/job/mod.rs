@@ -14,6 +14,7 @@ mod block_stream;
 pub(super) mod blockdev_backup;
 mod blockdev_create;
 mod blockdev_mirror;
+mod by_driver;
 mod job_cancel;
 mod job_complete;
 mod job_dismiss;

@@ -1,14 +1,15 @@
 //! `x-blockdev-amend`.
 
+use block::driver::DriverKind;
 use block::{AmendKind, Amendment, drivers};
 use control::qmp::Returns;
 use options::OptionError;
-use options::shape::{Shape, Union, Variant};
 use options::table::{self, Context, Field, Kind, Need, put};
-use options::value::Value;
+use options::value::{Object, Value};
 use serde_json::json;
 
 use super::super::Command;
+use super::by_driver::{self, OfDriver};
 use crate::DaemonError;
 use crate::jobs::JobOptions;
 
@@ -59,14 +60,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
     Field {
         name: "options",
         kind: Kind::Nested {
-            shape: || {
-                Shape::Union(Union {
-                    tag: "driver",
-                    help: "the node's driver",
-                    common: Vec::new(),
-                    variants: kinds().map(variant).collect(),
-                })
-            },
+            shape: || by_driver::shape("the node's driver", &kinds()),
             read: |to, value, at| put(&mut to.options, Some(read_amend(value, at)?)),
         },
         need: Need::Required,
@@ -81,29 +75,16 @@ static ARGUMENTS: &[Field<Arguments>] = &[
 ];
 
 fn read_amend(value: Value, at: &Context) -> Result<Options, OptionError> {
-    let Value::Object(mut object) = value else {
-        return Err(table::wrong_type(at.whole(), "object"));
-    };
-    let driver = match table::take(&mut object, "driver") {
-        Some(value) => table::text(value, &at.full("driver"), at)?,
-        None => return Err(table::missing(&at.full("driver"))),
-    };
-    if let Some((name, amend)) = kinds().find(|(name, _)| *name == driver) {
-        let amendment =
-            amend.options.read(object, at, &["driver"], &format!("driver '{driver}'"))?;
-        return Ok(Options { driver: name, amendment });
-    }
-    match drivers::all().any(|row| row.name == driver) {
-        true => Err(OptionError::new("Driver does not support x-blockdev-amend")),
-        false => Err(table::not_accepted("driver", at, &driver, kinds().map(|(name, _)| name))),
-    }
+    let unsupported = |_: &Object| OptionError::new("Driver does not support x-blockdev-amend");
+    let (driver, amendment) = by_driver::read(value, at, &kinds(), unsupported)?;
+    Ok(Options { driver, amendment })
 }
 
-/// The drivers that amend images, with their names.
-fn kinds() -> impl Iterator<Item = (&'static str, &'static AmendKind)> {
-    drivers::all().filter_map(|driver| Some((driver.name, driver.amend?)))
-}
-
-fn variant((name, amend): (&'static str, &'static AmendKind)) -> Variant {
-    Variant { name, help: amend.help, example: "", members: amend.options.members() }
+/// The drivers that amend images.
+fn kinds() -> Vec<OfDriver<Box<dyn Amendment>>> {
+    let of = |driver: &DriverKind| {
+        let AmendKind { help, options } = driver.amend?;
+        Some(OfDriver { name: driver.name, help, options: *options })
+    };
+    drivers::all().filter_map(of).collect()
 }

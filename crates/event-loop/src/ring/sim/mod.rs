@@ -228,7 +228,7 @@ impl Sim {
 
     /// Returns what a kill of the process now leaves of a file.
     ///
-    /// This is all completed changes, and of each operation in flight all, nothing or a part. The simulation
+    /// The file has all completed changes, and of each operation in flight all, nothing or a part. The simulation
     /// continues unchanged. `None` if the file is not tracked. Equal seeds give equal results.
     pub fn killed(&self, fd: &OwnedFd, seed: u64) -> Option<Vec<u8>> {
         let world = self.0.borrow();

@@ -36,7 +36,7 @@ pub struct ExportInfo {
     /// Whether clients may use several connections at a time.
     pub multi_conn: bool,
     /// Smallest block in bytes: a power of two, at most 65536, that `size` is a multiple of.
-    /// Requests that are no multiple of it are slow, or refused where the client was told so.
+    /// Other requests are slow. They are refused if the client has asked for this size.
     pub minimum_block: u32,
     /// There is a context `qemu:allocation-depth`.
     pub allocation_depth: bool,

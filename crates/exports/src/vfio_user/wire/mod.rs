@@ -31,7 +31,7 @@ pub const MAX_DATA: usize = 4096;
 
 /// Bytes of the longest payload taken.
 ///
-/// That is a write of [`MAX_DATA`] with its place, and then some. A longer message with an unknown
+/// A write of [`MAX_DATA`] bytes with its place is shorter. A longer message with an unknown
 /// command is read to its end, to be refused by a reply.
 pub const MAX_PAYLOAD: usize = 8192;
 

@@ -69,7 +69,7 @@ pub struct InflightDescription {
     pub queue_size: u16,
 }
 
-/// A message, valid as far as that can be checked without the session.
+/// A message that has passed all checks that need no session.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum Message {
