@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use daemon::OperatingSystem;
-use daemon::fuzzing::document::{Collected, DESCRIPTORS, GRAPH};
+use daemon::fuzzing::document::{Collected, DESCRIPTORS, INVENTORY};
 use daemon::fuzzing::packets;
 use event_loop::EventLoop;
 use exports::vhost_user::handover::SavedSession;
@@ -100,7 +100,7 @@ impl World {
         let (ours, theirs) = socket_pair();
         send(&theirs, &text, &self.fds, how);
         drop(theirs);
-        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, GRAPH) else {
+        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, INVENTORY) else {
             return false;
         };
         let json = received.json.take();
@@ -150,7 +150,7 @@ fn send(socket: &OwnedFd, text: &[u8], fds: &[OwnedFd], how: u8) {
         0x20 => 0,
         _ => fds.len() as u32,
     };
-    let kind = if how & 0x70 == 0x30 { DESCRIPTORS } else { GRAPH };
+    let kind = if how & 0x70 == 0x30 { DESCRIPTORS } else { INVENTORY };
     let packet = |kind: u8, bytes: &[u8], fds: &[RawFd]| {
         let bytes = [IoSlice::new(std::slice::from_ref(&kind)), IoSlice::new(bytes)];
         let _ = fd_passing::send(socket.as_fd(), &bytes, fds, MsgFlags::MSG_DONTWAIT);

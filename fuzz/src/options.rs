@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 
-use control::{Action, Command, Graph, ImageKind, ServeFormat, keyval, parse_args};
+use control::{Action, Command, ImageKind, Inventory, ServeFormat, keyval, parse_args};
 
 /// The program of the command line, by the first letter of the first line.
 const PROGRAMS: &[(char, &[&str])] = &[
@@ -82,7 +82,7 @@ pub fn run(data: &[u8]) {
             for kind in [ImageKind::File, ImageKind::BlockDevice] {
                 for format in [ServeFormat::Raw, ServeFormat::ProbedRaw, ServeFormat::Qcow2] {
                     let steps = options.steps(kind, format);
-                    Graph::check(&steps).expect("what serve makes fits together");
+                    Inventory::check(&steps).expect("what serve makes fits together");
                 }
             }
         }
@@ -102,7 +102,7 @@ pub fn run(data: &[u8]) {
 /// Its order: chardevs, monitors and metrics, which refer to nothing else; objects and the NBD server; nodes;
 /// exports.
 fn handed_over(options: &control::StorageDaemonOptions) {
-    let mut inventory = Graph::default();
+    let mut inventory = Inventory::default();
     for step in &options.steps {
         inventory = inventory.with(step).expect("the command line was checked");
     }

@@ -1,4 +1,4 @@
-//! Injected faults at different places of the graph, as QEMU's client sees them.
+//! Injected faults at different places of the inventory, as QEMU's client sees them.
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand};

@@ -7,8 +7,8 @@ use crate::check::{self, CheckOptions};
 use crate::complete;
 use crate::ctl::{self, CtlOptions};
 use crate::error::{OptionError, UsageError};
-use crate::graph::Graph;
 use crate::help;
+use crate::inventory::Inventory;
 use crate::json;
 use crate::keyval;
 use crate::probe::{self, ProbeOptions};
@@ -373,7 +373,7 @@ fn storage_daemon(
             return Ok(Command::Print(help::trace()));
         }
     }
-    Graph::check(&draft.options.steps)?;
+    Inventory::check(&draft.options.steps)?;
     Ok(Command::StorageDaemon(draft.options))
 }
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! argv ── cli ──┬─ storage_daemon ── keyval | json ── table ──┬─ blockdev ─┐
-//!               │                                             ├─ object   ─┼─ graph ── Step, Step, …
+//!               │                                             ├─ object   ─┼─ inventory ── Step, Step, …
 //!               │                                             └─ export   ─┘
 //!               ├─ serve ── Step, Step, …
 //!               ├─ ctl
@@ -28,8 +28,8 @@ mod complete;
 mod ctl;
 mod error;
 mod export;
-mod graph;
 mod help;
+mod inventory;
 mod logging;
 mod metrics;
 mod nbd_server;
@@ -69,7 +69,7 @@ pub use export::{
     ScsiOptions, SizeUse, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
-pub use graph::Graph;
+pub use inventory::Inventory;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NBD_SERVER_START, NbdAddr, NbdServerOptions};

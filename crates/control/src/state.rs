@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::cli::read_options;
 use crate::error::OptionError;
 use crate::export::ExportNeeds;
-use crate::graph::Graph;
+use crate::inventory::Inventory;
 use crate::json;
 use crate::nbd_server::NbdAddr;
 use crate::storage_daemon::{Action, Step};
@@ -232,14 +232,14 @@ fn in_order(
     kept: &[Step],
     mut result: BTreeMap<Key, &Step>,
 ) -> Result<(Vec<Step>, Vec<Step>), OptionError> {
-    let (mut graph, mut first) = (Graph::default(), Vec::new());
+    let (mut inventory, mut first) = (Inventory::default(), Vec::new());
     for step in given {
         let key = Key::of(&step.action);
         let is_wanted = |key: &Key| result.get(key).is_some_and(|is| is.action == step.action);
         if key.as_ref().is_none_or(is_wanted)
-            && let Ok(with) = graph.with(step)
+            && let Ok(with) = inventory.with(step)
         {
-            graph = with;
+            inventory = with;
             first.push(step.clone());
             key.map(|key| result.remove(&key));
         }
@@ -252,9 +252,9 @@ fn in_order(
     while !rest.is_empty() {
         let before = rest.len();
         let mut wrong = None;
-        rest.retain(|(_, step)| match graph.with(step) {
+        rest.retain(|(_, step)| match inventory.with(step) {
             Ok(with) => {
-                graph = with;
+                inventory = with;
                 then.push((*step).clone());
                 false
             }

@@ -1,26 +1,30 @@
 //! Which nodes are activated or inactivated with others, and which cannot be.
 
-use control::{Command, Graph, parse_args};
+use control::{Command, Inventory, parse_args};
 
-/// The graph of a command line.
-fn graph(options: &[&str]) -> Graph {
+/// The inventory of a command line.
+fn inventory(options: &[&str]) -> Inventory {
     let arguments = ["ringmill", "storage-daemon"].iter().chain(options).map(|word| word.into());
     match parse_args(arguments) {
         Ok(Command::StorageDaemon(options)) => {
-            options.steps.iter().fold(Graph::default(), |graph, step| {
-                graph.with(step).unwrap_or_else(|error| panic!("{error}"))
+            options.steps.iter().fold(Inventory::default(), |inventory, step| {
+                inventory.with(step).unwrap_or_else(|error| panic!("{error}"))
             })
         }
         other => panic!("{other:?}"),
     }
 }
 
-fn change(graph: &mut Graph, name: Option<&str>, active: bool) -> Result<Vec<String>, String> {
-    let (after, order) = graph.with_active(name, active).map_err(|error| {
+fn change(
+    inventory: &mut Inventory,
+    name: Option<&str>,
+    active: bool,
+) -> Result<Vec<String>, String> {
+    let (after, order) = inventory.with_active(name, active).map_err(|error| {
         // Without the hint.
         error.to_string().lines().next().unwrap_or_default().to_owned()
     })?;
-    *graph = after;
+    *inventory = after;
     Ok(order)
 }
 
@@ -36,39 +40,42 @@ const NODES: [&str; 6] = [
 
 #[test]
 fn nodes_below_go_along_unless_others_need_them() {
-    let mut graph = graph(&[&["--object", "throttle-group,id=g"], NODES.as_slice()].concat());
-    assert_eq!(change(&mut graph, Some("top"), false), Ok(vec!["top".to_owned()]));
-    assert!(graph.is_active("inner").is_err() && graph.is_active("base").is_ok());
-    let order = change(&mut graph, Some("side"), false);
+    let mut inventory =
+        inventory(&[&["--object", "throttle-group,id=g"], NODES.as_slice()].concat());
+    assert_eq!(change(&mut inventory, Some("top"), false), Ok(vec!["top".to_owned()]));
+    assert!(inventory.is_active("inner").is_err() && inventory.is_active("base").is_ok());
+    let order = change(&mut inventory, Some("side"), false);
     assert_eq!(order, Ok(vec!["side".to_owned(), "base".to_owned()]));
-    assert_eq!(change(&mut graph, Some("side"), false), Ok(vec![]));
+    assert_eq!(change(&mut inventory, Some("side"), false), Ok(vec![]));
     // Children come first.
-    let order = change(&mut graph, Some("top"), true);
+    let order = change(&mut inventory, Some("top"), true);
     assert_eq!(order, Ok(vec!["base".to_owned(), "top".to_owned()]));
-    assert!(graph.is_active("inner").is_ok() && graph.is_active("side").is_err());
+    assert!(inventory.is_active("inner").is_ok() && inventory.is_active("side").is_err());
     let parent = "Node has active parent node";
     for below in ["base", "inner"] {
-        assert_eq!(change(&mut graph, Some(below), false), Err(parent.to_owned()));
+        assert_eq!(change(&mut inventory, Some(below), false), Err(parent.to_owned()));
     }
-    assert_eq!(change(&mut graph, None, true), Ok(vec!["side".to_owned()]));
-    let all = change(&mut graph, None, false).expect("nothing keeps them");
+    assert_eq!(change(&mut inventory, None, true), Ok(vec!["side".to_owned()]));
+    let all = change(&mut inventory, None, false).expect("nothing keeps them");
     assert_eq!(all.len(), 3, "{all:?}");
     assert_eq!(all.last().map(String::as_str), Some("base"));
     let missing = "Failed to find node with node-name='frob'";
-    assert_eq!(change(&mut graph, Some("frob"), true), Err(missing.to_owned()));
+    assert_eq!(change(&mut inventory, Some("frob"), true), Err(missing.to_owned()));
 }
 
 #[test]
 fn exports_keep_their_nodes_active_unless_they_allow_it() {
     let server = ["--nbd-server", "addr.type=unix,addr.path=n"];
     let with = |export: &str| {
-        graph(
+        inventory(
             &[server, ["--blockdev", "null-co,node-name=n,active=off"], ["--export", export]]
                 .concat(),
         )
     };
     let with_more = |export: &str, more: [&str; 2]| {
-        graph(&[server, ["--blockdev", "null-co,node-name=n"], more, ["--export", export]].concat())
+        inventory(
+            &[server, ["--blockdev", "null-co,node-name=n"], more, ["--export", export]].concat(),
+        )
     };
     let refused = "Failed to inactivate node: Operation not permitted";
     for (export, active, kept) in [
@@ -82,16 +89,16 @@ fn exports_keep_their_nodes_active_unless_they_allow_it() {
             false,
         ),
     ] {
-        let mut graph = with(export);
-        assert_eq!(graph.is_active("n").is_ok(), active, "{export}");
-        change(&mut graph, Some("n"), true).expect("it can be");
-        let off = change(&mut graph, Some("n"), false);
+        let mut inventory = with(export);
+        assert_eq!(inventory.is_active("n").is_ok(), active, "{export}");
+        change(&mut inventory, Some("n"), true).expect("it can be");
+        let off = change(&mut inventory, Some("n"), false);
         let wanted = if kept { Err(refused.to_owned()) } else { Ok(vec!["n".to_owned()]) };
         assert_eq!(off, wanted, "{export}");
         // A node above it does not inactivate it either.
         let above = ["--blockdev", "raw,node-name=above,file=n,read-only=on"];
-        let mut graph = with_more(export, above);
-        let off = change(&mut graph, Some("above"), false);
+        let mut inventory = with_more(export, above);
+        let off = change(&mut inventory, Some("above"), false);
         assert_eq!(off.is_err(), kept, "{export}");
     }
 }

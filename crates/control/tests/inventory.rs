@@ -1,7 +1,7 @@
 //! The options that the inventory gives another process: as they were given, with what has changed since.
 
 use block::options::BlockdevOptions;
-use control::{Action, Command, Graph, Step, Value, parse_args};
+use control::{Action, Command, Inventory, Step, Value, parse_args};
 
 fn steps(options: &[&str]) -> Vec<Step> {
     let words = ["ringmill", "storage-daemon"].iter().chain(options);
@@ -11,8 +11,10 @@ fn steps(options: &[&str]) -> Vec<Step> {
     }
 }
 
-fn inventory(steps: &[Step]) -> Graph {
-    steps.iter().fold(Graph::default(), |graph, step| graph.with(step).expect("it fits"))
+fn inventory(steps: &[Step]) -> Inventory {
+    steps
+        .iter()
+        .fold(Inventory::default(), |inventory, step| inventory.with(step).expect("it fits"))
 }
 
 /// Describes nodes as they were given.
@@ -65,9 +67,9 @@ fn exports_are_described_with_their_present_nodes() {
         ])
         .pop(),
     );
-    let graph = inventory(&given).with_overlay("f", "above").expect("it fits");
-    assert_eq!(graph.nodes_of("s"), ["above", "q"]);
-    let options = graph.configuration(describe(&given), |export| export != "v");
+    let inventory = inventory(&given).with_overlay("f", "above").expect("it fits");
+    assert_eq!(inventory.nodes_of("s"), ["above", "q"]);
+    let options = inventory.configuration(describe(&given), |export| export != "v");
     let options = options.expect("options");
     let exports: Vec<_> = options.iter().filter(|option| option.starts_with("--export")).collect();
     let nbd = "--export=type=nbd,id=n,node-name=above,name=f";
@@ -80,12 +82,12 @@ fn exports_are_described_with_their_present_nodes() {
 #[test]
 fn objects_are_described_with_their_present_properties() {
     let given = steps(LINE);
-    let mut graph = inventory(&given);
-    graph.set_property("io", "poll-max-ns", Value::Integer(1));
-    graph.set_property("io", "poll-max-ns", Value::Integer(5000));
-    let options = graph.configuration(describe(&given), |_| true).expect("options");
+    let mut inventory = inventory(&given);
+    inventory.set_property("io", "poll-max-ns", Value::Integer(1));
+    inventory.set_property("io", "poll-max-ns", Value::Integer(5000));
+    let options = inventory.configuration(describe(&given), |_| true).expect("options");
     let object = options.iter().find(|option| option.starts_with("--object"));
     assert_eq!(object.expect("an object"), "--object=qom-type=iothread,id=io,poll-max-ns=5000");
-    let gone = graph.without_object("io").expect_err("an export uses it").to_string();
+    let gone = inventory.without_object("io").expect_err("an export uses it").to_string();
     assert!(gone.contains("in use"), "{gone}");
 }

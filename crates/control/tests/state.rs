@@ -237,7 +237,7 @@ proptest! {
                 now.iter().chain(&state.options).any(|step| step.action == *action)
             };
             prop_assert!(all.iter().all(known));
-            control::Graph::check(&[merged.given, merged.kept].concat()).expect("it fits");
+            control::Inventory::check(&[merged.given, merged.kept].concat()).expect("it fits");
         }
     }
 

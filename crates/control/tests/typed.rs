@@ -353,7 +353,7 @@ fn serve_is_steps_too() {
     assert_eq!(serve.socket, PathBuf::from("disk.img.sock"));
     assert_eq!(serve.cache, CacheMode::Directsync);
     let steps = serve.steps(ImageKind::BlockDevice, ServeFormat::Raw);
-    control::Graph::check(&steps).expect("the steps fit together");
+    control::Inventory::check(&steps).expect("the steps fit together");
     let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
     let iothread = |id: &str| {
         let iothread = IothreadOptions {
@@ -404,7 +404,7 @@ fn serve_modes() {
         match parse(&arguments) {
             Command::Serve(serve) => {
                 let steps = serve.steps(ImageKind::File, ServeFormat::Raw);
-                control::Graph::check(&steps).expect("the steps fit together");
+                control::Inventory::check(&steps).expect("the steps fit together");
                 let mut node = None;
                 let mut export = None;
                 for step in steps {

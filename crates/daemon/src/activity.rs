@@ -12,14 +12,14 @@ impl Daemon {
         name: Option<&str>,
         active: bool,
     ) -> Result<(), DaemonError> {
-        let (graph, names) = self.graph.with_active(name, active)?;
+        let (inventory, names) = self.inventory.with_active(name, active)?;
         if !active {
             for name in &names {
-                self.graph.free_of_jobs(name)?;
+                self.inventory.free_of_jobs(name)?;
             }
-            let graph = &self.graph;
+            let inventory = &self.inventory;
             let changes = |node: &str| names.iter().any(|name| name == node);
-            self.exports.pause(|export| graph.any_node(export, changes)).await;
+            self.exports.pause(|export| inventory.any_node(export, changes)).await;
         }
         let mut changed = Vec::new();
         let mut result = Ok(());
@@ -31,7 +31,7 @@ impl Daemon {
             changed.push(name);
         }
         match &result {
-            Ok(()) => self.graph = graph,
+            Ok(()) => self.inventory = inventory,
             Err(_) => {
                 for name in changed.into_iter().rev() {
                     if let Err(error) = self.change_activity(name, !active).await {
@@ -40,9 +40,9 @@ impl Daemon {
                 }
             }
         }
-        let (graph, nodes) = (&self.graph, &self.nodes);
+        let (inventory, nodes) = (&self.inventory, &self.nodes);
         let is_inactive = |node: &str| !nodes.is_active(node);
-        self.exports.pause(|export| graph.any_node(export, is_inactive)).await;
+        self.exports.pause(|export| inventory.any_node(export, is_inactive)).await;
         result
     }
 
@@ -65,7 +65,7 @@ impl Daemon {
         export: &ExportOptions,
     ) -> Result<(), DaemonError> {
         for node in export.nodes().filter(|_| !export.allow_inactive) {
-            if self.graph.is_active(node).is_err() {
+            if self.inventory.is_active(node).is_err() {
                 self.set_active(Some(node), true).await?;
             }
         }

@@ -44,7 +44,7 @@ impl Daemon {
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
-        let graph = self.graph.with(step)?;
+        let inventory = self.inventory.with(step)?;
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
@@ -78,7 +78,7 @@ impl Daemon {
             Action::NbdServer(options) => self.start_nbd_server(options)?,
             Action::Metrics(options) => self.start_metrics(options)?,
         }
-        self.graph = graph;
+        self.inventory = inventory;
         Ok(())
     }
 
@@ -140,26 +140,26 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         // A node that writes becomes read-only before the nodes below it, and writable after them.
         let height = |options: &BlockdevOptions| {
-            self.graph.height(options.node_name.as_deref().unwrap_or_default())
+            self.inventory.height(options.node_name.as_deref().unwrap_or_default())
         };
         nodes.sort_by_key(|options| match options.read_only {
             true => (false, usize::MAX - height(options)),
             false => (true, height(options)),
         });
-        let mut graph = self.graph.clone();
+        let mut inventory = self.inventory.clone();
         for options in &nodes {
-            graph = graph.with_reopened(options)?;
+            inventory = inventory.with_reopened(options)?;
         }
         for options in &nodes {
             let name = options.node_name.as_deref().unwrap_or_default();
             self.check_paths(&Action::Blockdev(options.clone()))?;
             let _moving = Moving::new(&self.moving);
-            let before = (self.nodes.current_options(name), self.graph.clone());
+            let before = (self.nodes.current_options(name), self.inventory.clone());
             // The reopened node may accept writes from now on: until the state file has it, requests are held.
             let held = self.nodes.reopen(name, options).await?;
-            self.graph = self.graph.with_reopened(options)?;
+            self.inventory = self.inventory.with_reopened(options)?;
             if let Err(error) = self.record().await {
-                let (Some(options), graph) = before else { return Err(not_recorded(error)) };
+                let (Some(options), inventory) = before else { return Err(not_recorded(error)) };
                 if let Err(why) = self.nodes.undo_reopen(name, &options, held).await {
                     log::error!(
                         "node '{name}': restoring its previous options failed: {why}; a restart opens it \
@@ -167,7 +167,7 @@ impl Daemon {
                     );
                     return Err(not_recorded(error));
                 }
-                self.graph = graph;
+                self.inventory = inventory;
                 // The new file may be in place, if only the fsync of its folder failed.
                 let _ = self.record().await;
                 return Err(error);
@@ -178,9 +178,9 @@ impl Daemon {
 
     /// `blockdev-del`.
     pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
-        let graph = self.graph.without_node(name)?;
+        let inventory = self.inventory.without_node(name)?;
         self.nodes.remove(name)?;
-        self.graph = graph;
+        self.inventory = inventory;
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl Daemon {
         let Ok(size) = u64::try_from(size) else {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
-        self.graph.check_resize(name)?;
+        self.inventory.check_resize(name)?;
         let before = self.nodes.node(name)?.geometry().size;
         let tracking = self.nodes.tracking_of_size(name);
         let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
@@ -254,12 +254,12 @@ impl Daemon {
     pub(super) async fn stop_nbd_server(
         &mut self,
     ) -> Result<Vec<oneshot::Receiver<()>>, DaemonError> {
-        let graph = self.graph.without_nbd_server()?;
+        let inventory = self.inventory.without_nbd_server()?;
         if let Some(server) = self.nbd_server.take() {
             server.stop().await;
         }
-        let exports: Vec<String> = graph.nbd_exports().cloned().collect();
-        self.graph = graph;
+        let exports: Vec<String> = inventory.nbd_exports().cloned().collect();
+        self.inventory = inventory;
         let serving = |id: &&String| self.exports.state(id) != Some(ExportState::ShuttingDown);
         let ids: Vec<&String> = exports.iter().filter(serving).collect();
         Ok(ids.into_iter().map(|id| self.exports.stop(id)).collect())
@@ -267,7 +267,7 @@ impl Daemon {
 
     /// An export has ended: what it used may go from now on.
     pub(super) fn export_ended(&mut self, id: &str) {
-        self.graph = self.graph.without_export(id);
+        self.inventory = self.inventory.without_export(id);
         tell_export_deleted(&self.clients, id);
         self.exports.forget(id);
     }
@@ -325,7 +325,7 @@ impl Daemon {
 
     fn start_monitor(&mut self, options: &MonitorOptions) {
         let id = options.chardev.clone();
-        // The graph has it.
+        // The inventory has it.
         let Some(chardev) = self.chardevs.remove(&id) else { return };
         let mailbox = self.mailbox.clone();
         let monitor = Monitor {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
-use control::{ExportOptions, Graph};
+use control::{ExportOptions, Inventory};
 use event_loop::{EventLoop, JoinHandle, oneshot};
 use stats::QueueStats;
 
@@ -159,9 +159,12 @@ impl Exports {
         self.exports.len()
     }
 
-    pub(super) fn all<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = ExportInfo<'a>> {
+    pub(super) fn all<'a>(
+        &'a self,
+        inventory: &'a Inventory,
+    ) -> impl Iterator<Item = ExportInfo<'a>> {
         self.exports.iter().filter_map(|export| {
-            let (options, nodes) = graph.export(&export.id)?;
+            let (options, nodes) = inventory.export(&export.id)?;
             Some(ExportInfo {
                 id: &export.id,
                 node_name: nodes.first().map_or("", String::as_str),
@@ -368,10 +371,10 @@ impl Exports {
     }
 
     /// The statistics of all exports that are not being stopped.
-    pub(super) fn statistics(&self, graph: &Graph) -> Vec<ExportStatistics> {
+    pub(super) fn statistics(&self, inventory: &Inventory) -> Vec<ExportStatistics> {
         let of = |export: &Export| {
             let serving = export.serving.as_ref()?;
-            let (options, nodes) = graph.export(&export.id)?;
+            let (options, nodes) = inventory.export(&export.id)?;
             Some(ExportStatistics {
                 id: export.id.clone(),
                 kind: options.kind.type_name(),

@@ -67,7 +67,7 @@ use std::sync::Arc;
 use ::exports::nbd::NbdServer;
 use block::node::BlockNode;
 use block::{DriverServices, NodeRegistry};
-use control::{Graph, Step};
+use control::{Inventory, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot};
 use nix::sys::signal::SigSet;
 use sandbox::{InForce, Sandbox};
@@ -113,7 +113,7 @@ pub struct Daemon {
     threads: IoThreads,
     objects: Objects,
     /// The inventory: all items by name, with their options and users. Checks whether a change is possible.
-    graph: Graph,
+    inventory: Inventory,
     /// Character devices without a monitor.
     chardevs: BTreeMap<String, Chardev>,
     jobs: Jobs,
@@ -367,7 +367,7 @@ impl Daemon {
                 },
             ),
             objects: Objects::default(),
-            graph: Graph::default(),
+            inventory: Inventory::default(),
             chardevs: BTreeMap::new(),
             jobs: Jobs::default(),
             clients: Clients::new(host.clone()),
@@ -492,7 +492,7 @@ impl Daemon {
     fn statistics(&self) -> Statistics {
         Statistics {
             process: ProcessStatistics::now(),
-            exports: self.exports.statistics(&self.graph),
+            exports: self.exports.statistics(&self.inventory),
             threads: self.threads.statistics(),
             throttle_groups: self.throttle_statistics(),
             now_ns: self.control.now_ns(),
@@ -569,7 +569,7 @@ impl Daemon {
         let ended = |id: &str| changes::tell_export_deleted(&clients, id);
         // As in QSD, locks are released before the flush, which may take long.
         let quiet = |busy: &BTreeSet<String>| {
-            let nodes = busy.iter().flat_map(|export| self.graph.nodes_of(export));
+            let nodes = busy.iter().flat_map(|export| self.inventory.nodes_of(export));
             self.nodes.give_up_locks(&nodes.cloned().collect::<Vec<_>>());
         };
         let clean = self.exports.stop_all(ended, quiet).await;

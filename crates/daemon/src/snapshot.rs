@@ -10,7 +10,7 @@ use block::options::{
 };
 use block::request::Op;
 use block::{CreateQcow2, OwnMounts, create_qcow2_beside, submit};
-use control::{Action, Graph, Step};
+use control::{Action, Inventory, Step};
 use event_loop::IoBufs;
 
 use super::host::{Host, on_a_thread};
@@ -60,9 +60,9 @@ impl Daemon {
         if self.nodes.names().any(|other| other == name) {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
-        self.graph.free_of_jobs(&node_name)?;
-        self.graph.is_no_backing(&node_name)?;
-        self.graph.is_active(&node_name)?;
+        self.inventory.free_of_jobs(&node_name)?;
+        self.inventory.is_no_backing(&node_name)?;
+        self.inventory.is_active(&node_name)?;
         let Some(below) = self.nodes.options(&node_name).cloned() else {
             return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
         };
@@ -110,9 +110,9 @@ impl Daemon {
     pub(super) async fn snapshot(&mut self, node: &str, overlay: &str) -> Result<(), DaemonError> {
         for name in [node, overlay] {
             self.nodes.node(name)?;
-            self.graph.free_of_jobs(name)?;
+            self.inventory.free_of_jobs(name)?;
         }
-        self.graph.is_no_backing(node)?;
+        self.inventory.is_no_backing(node)?;
         let no_overlay = || DaemonError::new("The overlay does not support backing images");
         let before = self.nodes.options(overlay).cloned().ok_or_else(no_overlay)?;
         let mut after = before.clone();
@@ -144,12 +144,12 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let name = overlay.node_name.as_deref().unwrap_or_default();
         let step = Step::of_node(overlay.clone());
-        let graph = self.graph.with(&step)?.with_overlay(node, name)?;
+        let inventory = self.inventory.with(&step)?.with_overlay(node, name)?;
         // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
         self.open_node(overlay).await?;
         let moved = match self.sync_folder(name).await {
-            Ok(()) => self.move_users(users, node, name, graph).await,
+            Ok(()) => self.move_users(users, node, name, inventory).await,
             Err(error) => Err(error),
         };
         if let Err(error) = moved {
@@ -173,12 +173,12 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let before = self.nodes.options(overlay).cloned();
         self.nodes.make_writable(node).await?;
-        let graph = self.graph.without_overlay(node, overlay)?;
+        let inventory = self.inventory.without_overlay(node, overlay)?;
         let below = self.nodes.node(node)?;
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;
         drop(users);
-        self.graph = graph;
+        self.inventory = inventory;
         self.nodes.remove(overlay)?;
         if let Some(mut options) = before.filter(|_| !is_new) {
             options.driver.remove_child("backing");
@@ -207,14 +207,14 @@ impl Daemon {
         Err(DaemonError::new(why))
     }
 
-    /// Moves the users of `from` to `to`, as in the new `graph`. Writes are held until the users have moved and the state
+    /// Moves the users of `from` to `to`, as in the new `inventory`. Writes are held until the users have moved and the state
     /// file names `to`.
     async fn move_users(
         &mut self,
         users: Vec<std::sync::Arc<block::graph::Edge>>,
         from: &str,
         to: &str,
-        graph: Graph,
+        inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
         let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
@@ -234,10 +234,10 @@ impl Daemon {
         }
         let _moving = Moving::new(&self.moving);
         users.point_to(&target).await.map_err(DaemonError::new)?;
-        let before = std::mem::replace(&mut self.graph, graph);
+        let before = std::mem::replace(&mut self.inventory, inventory);
         let recorded = self.record().await;
         if recorded.is_err() {
-            self.graph = before;
+            self.inventory = before;
             let node = self.nodes.node(from)?;
             users.point_to(&node).await.map_err(DaemonError::new)?;
             // The new file may be in place, if only the fsync of its folder failed.

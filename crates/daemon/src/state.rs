@@ -111,10 +111,10 @@ impl Daemon {
         // left out, too: a kill leaves bitmaps inconsistent, and the restart would fail.
         let stays = |id: &str| {
             let is_ending = self.exports.state(id) == Some(ExportState::ShuttingDown);
-            !is_ending && !self.graph.shows_bitmaps(id)
+            !is_ending && !self.inventory.shows_bitmaps(id)
         };
         let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
-        let options = self.graph.configuration(describe, stays);
+        let options = self.inventory.configuration(describe, stays);
         let options = options.map_err(|error| error.to_string())?;
         Ok(SavedState::text(&keeping.command_line, &options))
     }

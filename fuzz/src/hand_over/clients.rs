@@ -18,7 +18,7 @@ use crate::input::Input;
 use crate::nbd_server::{self, Client, serve};
 use crate::world;
 use daemon::OperatingSystem;
-use daemon::fuzzing::document::{Collected, Document, GRAPH, list, memory};
+use daemon::fuzzing::document::{Collected, Document, INVENTORY, list, memory};
 use daemon::fuzzing::packets;
 
 /// Of the first byte: the document is handed over as it was made;
@@ -117,7 +117,7 @@ impl Clients {
         let how_sent = if is_unchanged { 0 } else { how };
         send(&theirs, json.to_string().as_bytes(), &fds, how_sent);
         drop((theirs, fds));
-        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, GRAPH) else {
+        let Ok(mut received) = packets::receive_document(&OperatingSystem, &ours, INVENTORY) else {
             return false;
         };
         let json = received.json.take();

@@ -214,7 +214,7 @@ impl Daemon {
 
     /// Resizes the node of an export at the export's request.
     pub(crate) fn resize_for(&self, export: &str, Resize { size, answer }: Resize) {
-        let nodes = self.graph.nodes_of(export);
+        let nodes = self.inventory.nodes_of(export);
         let Some(Ok(resized)) =
             nodes.first().map(|node| self.nodes.resize(node, size, &self.control))
         else {

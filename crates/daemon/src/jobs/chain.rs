@@ -113,9 +113,9 @@ impl Daemon {
         self.check_chain_job(&copy)?;
         let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
         steady.extend_from_slice(&dropped);
-        let graph =
-            self.graph.with_chain_job(&copy.job.id, "stream", &device, &used, &steady, true);
-        let mut graph = graph.map_err(DaemonError::from)?;
+        let inventory =
+            self.inventory.with_chain_job(&copy.job.id, "stream", &device, &used, &steady, true);
+        let mut inventory = inventory.map_err(DaemonError::from)?;
         let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
@@ -127,7 +127,7 @@ impl Daemon {
             read_only_again: self.make_writable(&device).await?,
         };
         if end.read_only_again.is_some() {
-            graph = graph.with_writable(&device);
+            inventory = inventory.with_writable(&device);
         }
         copy.device.clone_from(&device);
         copy.target.clone_from(&device);
@@ -138,7 +138,7 @@ impl Daemon {
         let filter: Arc<dyn BlockNode> = Arc::new(backup.filter(name, below, ends.target.clone()));
         let task = worker::Task::Backup(backup.clone(), false);
         let how = How::Parts(Parts::Stream(end), backup, size);
-        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
+        self.start_copy(copy, ends, inventory, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 
     /// `block-commit`.
@@ -209,8 +209,9 @@ impl Daemon {
         // As in QEMU, other users may write to the base during an active commit.
         let steady = if top == 0 { &[] } else { std::slice::from_ref(&base_name) };
         let id = &copy.job.id;
-        let graph = self.graph.with_chain_job(id, "commit", &top_name, &whole, steady, top == 0);
-        let mut graph = graph.map_err(DaemonError::from)?;
+        let inventory =
+            self.inventory.with_chain_job(id, "commit", &top_name, &whole, steady, top == 0);
+        let mut inventory = inventory.map_err(DaemonError::from)?;
         let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
         let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
         check_parts(size, CLUSTER)?;
@@ -244,9 +245,9 @@ impl Daemon {
             let backup = Backup::commit(size, CLUSTER, base_depth);
             let task = worker::Task::Backup(backup.clone(), false);
             let how = How::Parts(Parts::Commit(end), backup, size);
-            return self.start_copy(copy, ends, graph, None, how, task, BACKUP_BUF_SIZE).await;
+            return self.start_copy(copy, ends, inventory, None, how, task, BACKUP_BUF_SIZE).await;
         }
-        graph = graph.with_writable(&base_name);
+        inventory = inventory.with_writable(&base_name);
         let name = self.filter_name(&copy)?;
         let dirty = Arc::new(Bitmap::new(size, CLUSTER, false));
         let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
@@ -254,7 +255,7 @@ impl Daemon {
         let task = worker::Task::Commit(dirty.clone(), base_depth);
         let how =
             How::Mirror { dirty, turns: Arc::default(), kind: "commit", replaces: Some(device) };
-        self.start_copy(copy, ends, graph, Some(filter), how, task, BACKUP_BUF_SIZE).await
+        self.start_copy(copy, ends, inventory, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 
     fn check_chain_job(&mut self, copy: &CopyOptions) -> Result<(), QmpError> {
@@ -317,7 +318,7 @@ impl Daemon {
                 DaemonError::new(why)
             })?;
             self.nodes.set_backing(overlay, base.as_deref()).await?;
-            self.graph = self.graph.with_backing(overlay, dropped, base.as_deref());
+            self.inventory = self.inventory.with_backing(overlay, dropped, base.as_deref());
             if let Some(name) = made_writable {
                 self.make_read_only(&name).await;
             }
@@ -336,7 +337,7 @@ impl Daemon {
     }
 
     async fn make_read_only(&mut self, name: &str) {
-        self.graph = self.graph.with_read_only(name, true);
+        self.inventory = self.inventory.with_read_only(name, true);
         if let Err(error) = self.nodes.make_read_only(name).await {
             // The node may stay open for writing: its users do not write.
             log::warn!("node {name}: stays open for writing: {error}");

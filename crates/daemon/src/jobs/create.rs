@@ -6,7 +6,7 @@ use block::{
     AmendContext, Amending, Amendment, CreateContext, Creating, NewImage, NodeRegistry, OnThread,
     OpenError,
 };
-use control::Graph;
+use control::Inventory;
 use control::qmp::QmpError;
 use event_loop::EventLoop;
 
@@ -16,13 +16,13 @@ use crate::host::{Host, on_a_thread};
 pub(super) fn begin(
     host: &Rc<dyn Host>,
     event_loop: &EventLoop,
-    graph: &Graph,
+    inventory: &Inventory,
     nodes: &NodeRegistry,
     image: Box<dyn NewImage>,
 ) -> Result<Creating, OpenError> {
     for name in image.nodes() {
         nodes.node(name)?;
-        graph.check_create(name).map_err(|error| OpenError::new(error.to_string()))?;
+        inventory.check_create(name).map_err(|error| OpenError::new(error.to_string()))?;
     }
     let on_thread = on_thread(host, "create");
     Ok(image.create(&CreateContext { event_loop, nodes, on_thread: &on_thread }))

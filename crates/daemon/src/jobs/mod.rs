@@ -1,4 +1,4 @@
-//! Jobs: commands start them, workers run them, and their end changes the graph.
+//! Jobs: commands start them, workers run them, and their end changes the inventory.
 
 mod chain;
 mod create;
@@ -247,7 +247,7 @@ impl Daemon {
         }
     }
 
-    /// Applies the job's changes to the graph and ends the job.
+    /// Applies the job's changes to the inventory and ends the job.
     async fn finalize(&mut self, job: &mut Job) {
         let Some(copying) = job.copying() else { return self.conclude(job, None).await };
         let changed = match &copying.how {
@@ -299,11 +299,11 @@ impl Daemon {
         }
         self.nodes.set_filter(&copying.source, None);
         let Some(replaced) = replaces else { return Ok(()) };
-        let graph = self.graph.with_replaced(replaced, &copying.target);
-        let before = std::mem::replace(&mut self.graph, graph);
+        let inventory = self.inventory.with_replaced(replaced, &copying.target);
+        let before = std::mem::replace(&mut self.inventory, inventory);
         // The state file must name the target before the target gets writes that the source lacks.
         if let Err(error) = self.record().await {
-            self.graph = before;
+            self.inventory = before;
             if let Some(elsewhere) = elsewhere {
                 elsewhere.point_to(&self.nodes.node(replaced)?).await.map_err(failed)?;
             }
@@ -363,7 +363,7 @@ impl Daemon {
             // The wait fails only if the loop has stopped: then no node is left to close.
             let _ = closed.await;
         }
-        self.graph = self.graph.without_job(&job.options.id);
+        self.inventory = self.inventory.without_job(&job.options.id);
         if let Some(event) = event {
             job.tell(event, &self.clients);
         }

@@ -7,7 +7,7 @@ use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
 use block::{Amendment, NewImage, OpenError};
-use control::Graph;
+use control::Inventory;
 use control::qmp::QmpError;
 use event_loop::mailbox;
 
@@ -84,7 +84,7 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         self.check_id(&job.id)?;
         let serial = self.begin(job, Work::Image { kind: "create", done: false });
-        let made = create::begin(&self.host, &self.control, &self.graph, &self.nodes, image);
+        let made = create::begin(&self.host, &self.control, &self.inventory, &self.nodes, image);
         self.await_image(serial, async move { made?.await });
         Ok(())
     }
@@ -104,12 +104,12 @@ impl Daemon {
             return Err(QmpError::generic(why));
         }
         self.check_id(&job.id)?;
-        let graph = self
-            .graph
+        let inventory = self
+            .inventory
             .with_chain_job(&job.id, "amend", node, &[node.to_owned()], &[], false)
             .map_err(DaemonError::from)?;
         let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
-        self.graph = graph;
+        self.inventory = inventory;
         let serial = self.begin(job, Work::Image { kind: "amend", done: false });
         self.await_image(serial, amending);
         Ok(())
@@ -177,9 +177,9 @@ impl Daemon {
         let filter = backup.filter(name, below, ends.target.clone());
         let task = worker::Task::Backup(backup.clone(), copy.sync == Sync::None);
         let how = How::Parts(Parts::Backup(used), backup, ends.size);
-        let graph = self.graph_with_copy(&copy, "backup")?;
+        let inventory = self.inventory_with_copy(&copy, "backup")?;
         let filter: Arc<dyn BlockNode> = Arc::new(filter);
-        self.start_copy(copy, ends, graph, Some(filter), how, task, buf_size).await
+        self.start_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
     }
 
     /// `blockdev-mirror`.
@@ -218,8 +218,8 @@ impl Daemon {
             Arc::new(filter.copying_to(ends.target.clone(), turns.clone()));
         let task = worker::Task::Mirror(dirty.clone(), turns.clone());
         let how = How::Mirror { dirty, turns, kind: "mirror", replaces: Some(replaces) };
-        let graph = self.graph_with_copy(&copy, "mirror")?;
-        self.start_copy(copy, ends, graph, Some(filter), how, task, buf_size).await
+        let inventory = self.inventory_with_copy(&copy, "mirror")?;
+        self.start_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
     }
 
     /// Reports different sizes by a failed job. The command succeeds, as in QSD.
@@ -235,9 +235,13 @@ impl Daemon {
         }
     }
 
-    fn graph_with_copy(&self, copy: &CopyOptions, kind: &'static str) -> Result<Graph, QmpError> {
-        let graph = self.graph.with_job(&copy.job.id, kind, &copy.device, &copy.target);
-        Ok(graph.map_err(DaemonError::from)?)
+    fn inventory_with_copy(
+        &self,
+        copy: &CopyOptions,
+        kind: &'static str,
+    ) -> Result<Inventory, QmpError> {
+        let inventory = self.inventory.with_job(&copy.job.id, kind, &copy.device, &copy.target);
+        Ok(inventory.map_err(DaemonError::from)?)
     }
 
     pub(super) fn check_id(&mut self, id: &str) -> Result<(), QmpError> {
@@ -272,7 +276,7 @@ impl Daemon {
         if copy.speed < 0 {
             return Err(negative_speed());
         }
-        self.graph
+        self.inventory
             .with_job(&copy.job.id, kind, &copy.device, &copy.target)
             .map_err(DaemonError::from)?;
         let children = self.nodes.info(&copy.device).map(|node| node.children).unwrap_or_default();
@@ -315,13 +319,13 @@ impl Daemon {
         serial
     }
 
-    /// Starts a job that copies. `graph` contains the job. `filter` is inserted above the source.
+    /// Starts a job that copies. `inventory` contains the job. `filter` is inserted above the source.
     #[expect(clippy::too_many_arguments, reason = "what jobs differ in")]
     pub(super) async fn start_copy(
         &mut self,
         copy: CopyOptions,
         ends: Ends,
-        graph: Graph,
+        inventory: Inventory,
         filter: Option<Arc<dyn BlockNode>>,
         mut how: How,
         task: worker::Task,
@@ -337,7 +341,7 @@ impl Daemon {
             }
             self.nodes.set_filter(&copy.device, Some(filter.clone()));
         }
-        self.graph = graph;
+        self.inventory = inventory;
         let (reports, from_worker) = mailbox::channel();
         let config = WorkerConfig {
             source: ends.source,
@@ -373,7 +377,7 @@ impl Daemon {
                 if let How::Parts(Parts::Backup(Some(used)), backup, _) = &mut copying.how {
                     used.end(backup, false);
                 }
-                self.graph = self.graph.without_job(&id);
+                self.inventory = self.inventory.without_job(&id);
                 Err(error.into())
             }
         }

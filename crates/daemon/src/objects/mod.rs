@@ -78,11 +78,11 @@ impl Daemon {
 
     /// `object-del`.
     pub(super) fn delete_object(&mut self, id: &str) -> Result<(), DaemonError> {
-        let graph = self.graph.without_object(id)?;
+        let inventory = self.inventory.without_object(id)?;
         if let Some(object) = self.objects.0.remove(id) {
             object.made.remove(self);
         }
-        self.graph = graph;
+        self.inventory = inventory;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The messages between the two processes of an upgrade, and their format.
 //!
-//! A packet begins with a letter. `Graph` and `Queues` are documents in JSON, in a memfd; descriptors
+//! A packet begins with a letter. `Inventory` and `Queues` are documents in JSON, in a memfd; descriptors
 //! that a document speaks of, by numbers from 0, follow in packets of their own. What a document has to
 //! say of nodes and exports are options of the command line, and of front ends messages of vhost-user or vfio-user:
 //! both stay what they are from version to version.
@@ -24,7 +24,7 @@ use serde_json::{Value as Json, json};
 pub(super) const VERSION: u64 = 1;
 
 /// Old to new: the current configuration.
-pub const GRAPH: u8 = b'G';
+pub const INVENTORY: u8 = b'G';
 /// New to old: the configuration is reconstructed.
 pub(super) const READY: u8 = b'R';
 /// New to old: the take-over failed; the text gives the reason.

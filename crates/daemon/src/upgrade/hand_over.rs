@@ -18,7 +18,7 @@ use super::super::export::{Described, Stopped};
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps;
-use super::document::{Collected, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION};
+use super::document::{Collected, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
 
@@ -128,7 +128,8 @@ impl Daemon {
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
         }
-        if let Some(export) = self.exports.all(&self.graph).find(|export| export.shutting_down) {
+        if let Some(export) = self.exports.all(&self.inventory).find(|export| export.shutting_down)
+        {
             return Err(format!("export '{}' is shutting down", export.id));
         }
         if let Some(node) = self.nodes.all().find(|node| is_bound(node.options)) {
@@ -142,7 +143,7 @@ impl Daemon {
             return Ok(arguments.clone());
         }
         let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
-        self.graph.command_line(describe).map_err(|error| error.to_string())
+        self.inventory.command_line(describe).map_err(|error| error.to_string())
     }
 
     /// Fails if a flush of an image has failed. The kernel reports lost writes only once: a flush by the new
@@ -181,8 +182,9 @@ impl Daemon {
     ///
     /// The oldest request is older than [`OLDEST_NS`], or an I/O thread does not answer.
     async fn oldest(&self) -> Result<Option<u64>, String> {
-        let oldest =
-            self.exports.oldest(|export| self.graph.any_node(export, |node| self.holds_back(node)));
+        let oldest = self
+            .exports
+            .oldest(|export| self.inventory.any_node(export, |node| self.holds_back(node)));
         let limit = self.control.sleep_until(self.control.now_ns() + DESCRIBE_NS);
         let oldest = until(oldest, limit).await;
         let oldest = oldest.map_err(|()| "an I/O thread does not answer".to_owned())?;
@@ -201,15 +203,16 @@ impl Daemon {
     async fn hand_over(&self, packets: &Packets, arguments: Vec<String>) -> Result<u64, String> {
         let limit = |ns| self.control.sleep_until(self.control.now_ns() + ns);
         let awaited = RefCell::default();
-        let graph = until(self.describe(arguments, &awaited), limit(DESCRIBE_NS)).await;
+        let inventory = until(self.describe(arguments, &awaited), limit(DESCRIBE_NS)).await;
         let within =
             |()| format!("the front end of export '{}' is within a message", awaited.take());
-        let (graph, fds) = graph.map_err(within)??;
-        let prepared = until(prepare(packets, &graph, fds), limit(READY_NS)).await;
+        let (inventory, fds) = inventory.map_err(within)??;
+        let prepared = until(prepare(packets, &inventory, fds), limit(READY_NS)).await;
         prepared.map_err(|()| late("the new program has not been ready", READY_NS))??;
         // Leaves little to write while the queues are stopped.
         let flushed = until(
-            self.exports.flush(|export| self.graph.any_node(export, |node| self.keeps_back(node))),
+            self.exports
+                .flush(|export| self.inventory.any_node(export, |node| self.keeps_back(node))),
             limit(OLDEST_NS),
         )
         .await;
@@ -267,7 +270,7 @@ impl Daemon {
             }
             None => Json::Null,
         };
-        let graph = json!({
+        let inventory = json!({
             "version": VERSION,
             "program": concat!("ringmill ", env!("CARGO_PKG_VERSION")),
             "pid": std::process::id(),
@@ -282,7 +285,7 @@ impl Daemon {
             "exports": exports,
             "bitmaps": bitmaps::describe(&self.nodes),
         });
-        Ok((graph, fds.0))
+        Ok((inventory, fds.0))
     }
 
     /// The NBD server's sockets, by name. The server accepts no more connections.
@@ -342,7 +345,7 @@ impl Daemon {
         let mut all = Vec::new();
         // A flush under way is awaited: the kernel reports lost writes only to the first flush.
         let is = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
-        let flushes = |export: &str| self.graph.any_node(export, is);
+        let flushes = |export: &str| self.inventory.any_node(export, is);
         for (id, stopped) in self.exports.stop_queues(flushes) {
             let stopped = stopped.await.map_err(|why| format!("export '{id}': {why}"))?;
             all.push((id, stopped));
@@ -383,8 +386,8 @@ impl Daemon {
 }
 
 /// Sends the configuration, and waits until the new process is ready.
-async fn prepare(packets: &Packets, graph: &Json, fds: Vec<OwnedFd>) -> Result<(), String> {
-    let sent = packets.send_document(GRAPH, graph, &fds).await;
+async fn prepare(packets: &Packets, inventory: &Json, fds: Vec<OwnedFd>) -> Result<(), String> {
+    let sent = packets.send_document(INVENTORY, inventory, &fds).await;
     drop(fds);
     // A new process that refuses or dies may make sending fail. Its own reason then counts.
     match (sent, expect(packets, READY).await) {

@@ -4,7 +4,7 @@
 //!   the old process                          the new process
 //!   starts it          ── by the spawner ──▶
 //!   pauses front ends
-//!   sends the graph    ── Graph ──────────▶  makes everything but rings and queues
+//!   sends the inventory    ── Inventory ──────────▶  makes everything but rings and queues
 //!                      ◀────────── Ready ──
 //!   stops all queues
 //!   sends their state  ── Queues ─────────▶

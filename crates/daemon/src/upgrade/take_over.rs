@@ -21,7 +21,7 @@ use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps::{self, TakenBitmap, TakenBits};
 use super::document::{
-    Document, GO, GRAPH, HAVE, QUEUES, READY, REFUSED, VERSION, list, number, text,
+    Document, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, VERSION, list, number, text,
 };
 use super::packets::{receive_blocking, receive_document, send};
 use crate::host::{Host, OperatingSystem};
@@ -93,7 +93,7 @@ pub fn receive() -> Result<TakenOver, DaemonError> {
 ///
 /// As of [`receive`].
 pub fn receive_from(host: &dyn Host, socket: OwnedFd) -> Result<TakenOver, DaemonError> {
-    let document = receive_document(host, &socket, GRAPH).map_err(|error| {
+    let document = receive_document(host, &socket, INVENTORY).map_err(|error| {
         refuse(&socket, &format!("what is handed over cannot be received: {error}"));
         DaemonError::new(format!("standard input is not what is handed over: {error}"))
     })?;
@@ -367,13 +367,13 @@ mod tests {
     use super::super::packets::Packets;
     use super::*;
 
-    fn refusal_of(graph: Json) -> String {
+    fn refusal_of(inventory: Json) -> String {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let control = EventLoop::new(LoopConfig::default()).unwrap();
         let packets = Packets::new(&control, old);
         let answered = control.block_on(async move {
-            packets.send_document(GRAPH, &graph, &[]).await.unwrap();
+            packets.send_document(INVENTORY, &inventory, &[]).await.unwrap();
             assert!(receive_from(&OperatingSystem, new).is_err());
             packets.receive().await.unwrap()
         });
@@ -393,7 +393,7 @@ mod tests {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (old, new) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         // Its descriptors are missing.
-        send(&old, GRAPH, &[0; 4]).unwrap();
+        send(&old, INVENTORY, &[0; 4]).unwrap();
         assert!(receive_from(&OperatingSystem, new).is_err());
         let (kind, why, _) = receive_blocking(&OperatingSystem, &old).unwrap();
         let why = String::from_utf8(why).unwrap();

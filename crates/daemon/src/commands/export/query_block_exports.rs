@@ -16,7 +16,7 @@ pub(super) static COMMAND: Command<()> = Command {
     returns: Returns::Data("one for each export", Reply::List(&Reply::Object(EXPORT_INFO))),
     records: false,
     run: |daemon, ()| {
-        Box::pin(async { Ok(daemon.exports.all(&daemon.graph).map(export_info).collect()) })
+        Box::pin(async { Ok(daemon.exports.all(&daemon.inventory).map(export_info).collect()) })
     },
 };
 

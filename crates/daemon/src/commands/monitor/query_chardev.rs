@@ -14,7 +14,7 @@ pub(super) static COMMAND: Command<()> = Command {
     records: false,
     run: |daemon, ()| {
         Box::pin(async {
-            let all = daemon.graph.chardevs().map(|(label, filename, used)| {
+            let all = daemon.inventory.chardevs().map(|(label, filename, used)| {
                 json!({"label": label, "filename": filename, "frontend-open": used})
             });
             Ok(all.collect())

@@ -20,7 +20,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             let name = name.unwrap_or_else(|| device.clone());
             let bitmap_name = bitmap.as_deref();
             let export =
-                daemon.graph.nbd_export(&device, &name, &description, bitmap_name, writable);
+                daemon.inventory.nbd_export(&device, &name, &description, bitmap_name, writable);
             let export = export.map_err(DaemonError::from)?;
             let options = json!({
                 "type": "nbd", "id": export.id, "node-name": device, "name": name,

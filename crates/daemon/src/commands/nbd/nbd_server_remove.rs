@@ -15,7 +15,7 @@ pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     records: true,
     run: |daemon, Arguments { name, mode }| {
         Box::pin(async move {
-            if daemon.graph.is_nbd_export(&name) == Some(false) {
+            if daemon.inventory.is_nbd_export(&name) == Some(false) {
                 let desc = format!("Block export '{name}' is not an NBD export");
                 return Err(QmpError::generic(desc));
             }

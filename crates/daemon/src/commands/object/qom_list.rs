@@ -30,7 +30,7 @@ fn list(daemon: &Daemon, place: &Place) -> Json {
     match place {
         Place::Root => list.push(property("objects", "child<container>")),
         Place::Objects => {
-            let objects = daemon.graph.objects();
+            let objects = daemon.inventory.objects();
             list.extend(objects.map(|(id, kind)| property(id, &format!("child<{kind}>"))));
         }
         Place::Object(_) => {}

@@ -39,7 +39,7 @@ fn set(daemon: &mut Daemon, path: &str, name: &str, value: Value) -> Result<(), 
     object.made.set(daemon, name, value)?;
     let now = object.made.properties(daemon).into_iter().find(|own| own.name == name);
     if let Some(now) = now {
-        daemon.graph.set_property(&object.id, name, now.value);
+        daemon.inventory.set_property(&object.id, name, now.value);
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ pub(super) static COMMAND: Command<()> = Command {
     records: false,
     run: |daemon, ()| {
         Box::pin(async {
-            Ok(daemon.exports.statistics(&daemon.graph).iter().map(export).collect())
+            Ok(daemon.exports.statistics(&daemon.inventory).iter().map(export).collect())
         })
     },
 };

@@ -1,10 +1,10 @@
-//! Describes the graph's users for [`block::permissions`].
+//! Describes the inventory's users for [`block::permissions`].
 
 use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, NodeUse, Permissions, UserUse, check};
 
-use super::{Export, Graph, Job};
+use super::{Export, Inventory, Job};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -52,7 +52,7 @@ fn above_source<'a>(filters: &'a Filters<'_>, name: &'a str) -> &'a str {
     filters.get(name).map_or(name, |(filter, _)| filter)
 }
 
-impl Graph {
+impl Inventory {
     /// Checks that a node may be resized.
     ///
     /// # Errors

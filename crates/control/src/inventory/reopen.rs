@@ -4,22 +4,22 @@ use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 use block::permissions::ChildUse;
 
-use super::{Child, Graph, writes_to};
+use super::{Child, Inventory, writes_to};
 use crate::error::OptionError;
 
-impl Graph {
-    /// Returns the graph with a node's other options, and those of the nodes defined inside it.
+impl Inventory {
+    /// Returns the inventory with a node's other options, and those of the nodes defined inside it.
     ///
     /// # Errors
     ///
     /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
     /// two users of a node exclude each other.
-    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Graph, OptionError> {
+    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Inventory, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
-        let mut graph = self.clone();
-        graph.reopen(name, options)?;
-        graph.check_permissions()?;
-        Ok(graph)
+        let mut inventory = self.clone();
+        inventory.reopen(name, options)?;
+        inventory.check_permissions()?;
+        Ok(inventory)
     }
 
     fn reopen(&mut self, name: &str, options: &BlockdevOptions) -> Result<(), OptionError> {
@@ -52,7 +52,7 @@ impl Graph {
                     children.push(Child { role, used_as, name: below.clone(), owned });
                 }
                 BlockdevRef::Inline(options) => {
-                    // The registry refuses one that is new. Files that an image names are not in the graph.
+                    // The registry refuses one that is new. Files that an image names are not in the inventory.
                     if let Some(old) = old {
                         children.push(old.clone());
                         inside.push((old.name.clone(), &**options));

@@ -26,7 +26,7 @@ use crate::value::Value;
 ///
 /// Each change returns a new value, so a caller that cannot carry the change out keeps the previous one.
 #[derive(Debug, Clone, Default)]
-pub struct Graph {
+pub struct Inventory {
     nodes: BTreeMap<String, Node>,
     objects: BTreeMap<String, Object>,
     exports: BTreeMap<String, Export>,
@@ -130,7 +130,7 @@ struct Chardev {
     used: bool,
 }
 
-impl Graph {
+impl Inventory {
     /// Checks that names are defined once and before they are used.
     ///
     /// Also checks that what is writable can be.
@@ -139,8 +139,10 @@ impl Graph {
     ///
     /// The first step that does not fit, in the order of the command line, with its option in front.
     pub fn check(steps: &[Step]) -> Result<(), OptionError> {
-        let mut graph = Graph::default();
-        steps.iter().try_for_each(|step| graph.add(step).map_err(|error| error.of(&step.origin)))
+        let mut inventory = Inventory::default();
+        steps
+            .iter()
+            .try_for_each(|step| inventory.add(step).map_err(|error| error.of(&step.origin)))
     }
 
     /// Returns the inventory with one item more.
@@ -148,10 +150,10 @@ impl Graph {
     /// # Errors
     ///
     /// Why it does not fit in, in QSD's words where QSD has the case.
-    pub fn with(&self, step: &Step) -> Result<Graph, OptionError> {
-        let mut graph = self.clone();
-        graph.add(step)?;
-        Ok(graph)
+    pub fn with(&self, step: &Step) -> Result<Inventory, OptionError> {
+        let mut inventory = self.clone();
+        inventory.add(step)?;
+        Ok(inventory)
     }
 
     /// Returns the options of an export, and the nodes that it offers now.
@@ -183,17 +185,17 @@ impl Graph {
             .map(|(id, device)| (id.as_str(), device.filename.as_str(), device.used))
     }
 
-    /// Returns the graph without an object.
+    /// Returns the inventory without an object.
     ///
     /// # Errors
     ///
     /// There is none of that name, or something uses it.
-    pub fn without_object(&self, id: &str) -> Result<Graph, OptionError> {
-        let mut graph = self.clone();
-        if graph.objects.remove(id).is_none() {
+    pub fn without_object(&self, id: &str) -> Result<Inventory, OptionError> {
+        let mut inventory = self.clone();
+        if inventory.objects.remove(id).is_none() {
             return Err(OptionError::new(format!("object '{id}' not found")));
         }
-        if graph.uses_object(id) {
+        if inventory.uses_object(id) {
             let message = match self.kind_of_object(id) {
                 Some("throttle-group") => {
                     format!("Cannot delete throttle group '{id}' with active references")
@@ -202,15 +204,15 @@ impl Graph {
             };
             return Err(OptionError::new(message));
         }
-        Ok(graph)
+        Ok(inventory)
     }
 
-    /// Returns the graph without a node and the nodes defined inside it.
+    /// Returns the inventory without a node and the nodes defined inside it.
     ///
     /// # Errors
     ///
     /// There is no such node, it was defined inside another one, or one of the nodes to be removed is in use.
-    pub fn without_node(&self, name: &str) -> Result<Graph, OptionError> {
+    pub fn without_node(&self, name: &str) -> Result<Inventory, OptionError> {
         let Some(node) = self.nodes.get(name) else {
             let message = format!("Failed to find node with node-name='{name}'");
             return Err(OptionError::new(message));
@@ -218,33 +220,33 @@ impl Graph {
         if node.nested {
             return Err(OptionError::new(format!("Node {name} is not owned by the monitor")));
         }
-        let mut graph = self.clone();
+        let mut inventory = self.clone();
         let mut going = vec![name.to_owned()];
         while let Some(next) = going.pop() {
-            graph.free_of_jobs(&next)?;
-            if graph.exports.values().any(|export| export.nodes.contains(&next)) {
+            inventory.free_of_jobs(&next)?;
+            if inventory.exports.values().any(|export| export.nodes.contains(&next)) {
                 return Err(OptionError::new(format!("Node {next} is in use")));
             }
-            if let Some(node) = graph.nodes.remove(&next) {
+            if let Some(node) = inventory.nodes.remove(&next) {
                 let owned = node.children.into_iter().filter(|child| child.owned);
                 going.extend(owned.map(|child| child.name));
             }
-            if graph.nodes.values().any(|node| node.lies_on(&next)) {
+            if inventory.nodes.values().any(|node| node.lies_on(&next)) {
                 return Err(OptionError::new(format!("Block device {next} is in use")));
             }
         }
-        Ok(graph)
+        Ok(inventory)
     }
 
-    /// Returns the graph without an export, if there is one of that name.
+    /// Returns the inventory without an export, if there is one of that name.
     #[must_use]
-    pub fn without_export(&self, id: &str) -> Graph {
-        let mut graph = self.clone();
-        graph.exports.remove(id);
-        graph
+    pub fn without_export(&self, id: &str) -> Inventory {
+        let mut inventory = self.clone();
+        inventory.exports.remove(id);
+        inventory
     }
 
-    /// Returns the graph with a job that copies `source` to `target`.
+    /// Returns the inventory with a job that copies `source` to `target`.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ impl Graph {
         kind: &'static str,
         source: &str,
         target: &str,
-    ) -> Result<Graph, OptionError> {
+    ) -> Result<Inventory, OptionError> {
         for name in [source, target] {
             self.find(name, name)?;
             self.is_active(name)?;
@@ -267,8 +269,8 @@ impl Graph {
             return Err(OptionError::new(message));
         }
         self.is_no_backing(target)?;
-        let mut graph = self.clone();
-        let serial = graph.serial();
+        let mut inventory = self.clone();
+        let serial = inventory.serial();
         let job = Job {
             serial,
             kind,
@@ -277,12 +279,12 @@ impl Graph {
             chain: Vec::new(),
             filters: true,
         };
-        graph.jobs.insert(id.to_owned(), job);
-        graph.check_permissions()?;
-        Ok(graph)
+        inventory.jobs.insert(id.to_owned(), job);
+        inventory.check_permissions()?;
+        Ok(inventory)
     }
 
-    /// Returns the graph with a job that works on a chain of images.
+    /// Returns the inventory with a job that works on a chain of images.
     ///
     /// `chain` are the nodes that are to stay as they are, the source among them; to the `steady` ones nothing else may
     /// write. `filters`: a filter lies above the source.
@@ -298,68 +300,70 @@ impl Graph {
         chain: &[String],
         steady: &[String],
         filters: bool,
-    ) -> Result<Graph, OptionError> {
+    ) -> Result<Inventory, OptionError> {
         for name in chain {
             self.is_active(name)?;
             self.free_of_jobs(name)?;
         }
         self.check_chain(source, steady)?;
-        let mut graph = self.clone();
-        let serial = graph.serial();
+        let mut inventory = self.clone();
+        let serial = inventory.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
         let job = Job { serial, kind, source, target: None, chain, filters };
-        graph.jobs.insert(id.to_owned(), job);
-        Ok(graph)
+        inventory.jobs.insert(id.to_owned(), job);
+        Ok(inventory)
     }
 
-    /// Returns the graph with another image behind `overlay`, or none.
+    /// Returns the inventory with another image behind `overlay`, or none.
     ///
     /// Of the images between, `dropped`, those that were defined inside a node above them are gone.
     #[must_use]
-    pub fn with_backing(&self, overlay: &str, dropped: &[String], base: Option<&str>) -> Graph {
-        let mut graph = self.clone();
+    pub fn with_backing(&self, overlay: &str, dropped: &[String], base: Option<&str>) -> Inventory {
+        let mut inventory = self.clone();
         let mut owns = false;
-        if let Some(node) = graph.nodes.get_mut(overlay) {
+        if let Some(node) = inventory.nodes.get_mut(overlay) {
             owns = node.children.iter().any(|child| child.role == "backing" && child.owned);
             let place = node.children.iter().position(|child| child.role == "backing");
             match (place.and_then(|place| node.children.get_mut(place)), base) {
                 (Some(child), Some(base)) => base.clone_into(&mut child.name),
                 (Some(_), None) => node.children.retain(|child| child.role != "backing"),
-                (None, _) => return graph,
+                (None, _) => return inventory,
             }
         }
         // What the overlay owned goes, with all that it owned, until a node that was defined by itself.
         let mut going: Vec<String> = dropped.iter().take_while(|_| owns).cloned().collect();
         while let Some(name) = going.pop() {
-            if Some(name.as_str()) != base && graph.nodes.get(&name).is_some_and(|node| node.nested)
+            if Some(name.as_str()) != base
+                && inventory.nodes.get(&name).is_some_and(|node| node.nested)
             {
-                let gone = graph.nodes.remove(&name);
+                let gone = inventory.nodes.remove(&name);
                 let children = gone.into_iter().flat_map(|node| node.children);
                 going.extend(children.filter(|child| child.owned).map(|child| child.name));
             }
         }
-        let nested = base.and_then(|base| graph.nodes.get(base)).is_some_and(|node| node.nested);
-        if let Some(node) = graph.nodes.get_mut(overlay) {
+        let nested =
+            base.and_then(|base| inventory.nodes.get(base)).is_some_and(|node| node.nested);
+        if let Some(node) = inventory.nodes.get_mut(overlay) {
             let children = node.children.iter_mut().filter(|child| child.role == "backing");
             children.for_each(|child| child.owned = nested);
         }
-        graph
+        inventory
     }
 
-    /// Returns the graph with a node that can be written to.
+    /// Returns the inventory with a node that can be written to.
     #[must_use]
-    pub fn with_writable(&self, name: &str) -> Graph {
+    pub fn with_writable(&self, name: &str) -> Inventory {
         self.with_read_only(name, false)
     }
 
-    /// Returns the graph with a node that is read-only, or no longer is.
+    /// Returns the inventory with a node that is read-only, or no longer is.
     #[must_use]
-    pub fn with_read_only(&self, name: &str, read_only: bool) -> Graph {
-        let mut graph = self.clone();
-        if let Some(node) = graph.nodes.get_mut(name) {
+    pub fn with_read_only(&self, name: &str, read_only: bool) -> Inventory {
+        let mut inventory = self.clone();
+        if let Some(node) = inventory.nodes.get_mut(name) {
             node.read_only = read_only;
         }
-        graph
+        inventory
     }
 
     /// Whether what is written to `above` may come to `below`, or what is read from it from there.
@@ -386,12 +390,12 @@ impl Graph {
         }
     }
 
-    /// Returns the graph without a job, if there is one of that name.
+    /// Returns the inventory without a job, if there is one of that name.
     #[must_use]
-    pub fn without_job(&self, id: &str) -> Graph {
-        let mut graph = self.clone();
-        graph.jobs.remove(id);
-        graph
+    pub fn without_job(&self, id: &str) -> Inventory {
+        let mut inventory = self.clone();
+        inventory.jobs.remove(id);
+        inventory
     }
 
     /// Checks that no job uses a node.
@@ -409,7 +413,7 @@ impl Graph {
         }
     }
 
-    /// Returns the graph with an image put above a node.
+    /// Returns the inventory with an image put above a node.
     ///
     /// All users of `node` use `overlay` instead. `overlay` reads from `node`, which is read-only from then
     /// on.
@@ -417,35 +421,35 @@ impl Graph {
     /// # Errors
     ///
     /// Two users of a node exclude each other.
-    pub fn with_overlay(&self, node: &str, overlay: &str) -> Result<Graph, OptionError> {
-        let mut graph = self.with_replaced(node, overlay);
-        if let Some(below) = graph.nodes.get_mut(node) {
+    pub fn with_overlay(&self, node: &str, overlay: &str) -> Result<Inventory, OptionError> {
+        let mut inventory = self.with_replaced(node, overlay);
+        if let Some(below) = inventory.nodes.get_mut(node) {
             below.read_only = true;
         }
-        graph.check_permissions()?;
-        Ok(graph)
+        inventory.check_permissions()?;
+        Ok(inventory)
     }
 
-    /// Returns the graph without an image above a node.
+    /// Returns the inventory without an image above a node.
     ///
     /// What used the image uses `node`, which can be written to again.
     ///
     /// # Errors
     ///
     /// Two users of a node exclude each other.
-    pub fn without_overlay(&self, node: &str, overlay: &str) -> Result<Graph, OptionError> {
-        let mut graph = self.clone();
-        graph.nodes.remove(overlay);
-        let mut graph = graph.with_replaced(overlay, node).with_writable(node);
-        let nested: Vec<String> = graph
+    pub fn without_overlay(&self, node: &str, overlay: &str) -> Result<Inventory, OptionError> {
+        let mut inventory = self.clone();
+        inventory.nodes.remove(overlay);
+        let mut inventory = inventory.with_replaced(overlay, node).with_writable(node);
+        let nested: Vec<String> = inventory
             .nodes
             .iter()
-            .filter(|(name, n)| n.nested && !graph.is_owned(name))
+            .filter(|(name, n)| n.nested && !inventory.is_owned(name))
             .map(|(name, _)| name.clone())
             .collect();
-        nested.iter().for_each(|name| drop(graph.nodes.remove(name)));
-        graph.check_permissions()?;
-        Ok(graph)
+        nested.iter().for_each(|name| drop(inventory.nodes.remove(name)));
+        inventory.check_permissions()?;
+        Ok(inventory)
     }
 
     /// Whether a node is defined inside another one that is there.
@@ -454,33 +458,34 @@ impl Graph {
         children.any(|child| child.owned && child.name == name)
     }
 
-    /// Returns the graph in which users of node `old` use `new` instead.
+    /// Returns the inventory in which users of node `old` use `new` instead.
     ///
     /// Only `new` itself may still use `old`. A node that was defined inside another one is gone then, if `new` does
     /// not lie on it.
     #[must_use]
-    pub fn with_replaced(&self, old: &str, new: &str) -> Graph {
-        let mut graph = self.clone();
-        for name in graph.exports.values_mut().flat_map(|export| &mut export.nodes) {
+    pub fn with_replaced(&self, old: &str, new: &str) -> Inventory {
+        let mut inventory = self.clone();
+        for name in inventory.exports.values_mut().flat_map(|export| &mut export.nodes) {
             if name == old {
                 new.clone_into(name);
             }
         }
-        let above = graph.nodes.iter_mut().filter(|(name, _)| *name != new);
+        let above = inventory.nodes.iter_mut().filter(|(name, _)| *name != new);
         for child in above.flat_map(|(_, node)| &mut node.children) {
             if child.name == old {
                 *child = Child { name: new.to_owned(), owned: false, ..child.clone() };
             }
         }
-        if graph.nodes.get(old).is_some_and(|node| node.nested) {
+        if inventory.nodes.get(old).is_some_and(|node| node.nested) {
             // It goes with the new one, if that lies on it, else now.
-            let above = graph.nodes.get_mut(new).into_iter().flat_map(|node| &mut node.children);
+            let above =
+                inventory.nodes.get_mut(new).into_iter().flat_map(|node| &mut node.children);
             match above.filter(|child| child.name == old).last() {
                 Some(child) => child.owned = true,
-                None => drop(graph.nodes.remove(old)),
+                None => drop(inventory.nodes.remove(old)),
             }
         }
-        graph
+        inventory
     }
 
     /// Whether writes to this node would reach a read-only node below.
@@ -540,7 +545,7 @@ impl Graph {
                 self.fixed.push(option);
                 Ok(())
             }
-            // The metrics server refers to nothing in the graph.
+            // The metrics server refers to nothing in the inventory.
             Action::Metrics(_) => {
                 self.fixed.push(option);
                 Ok(())

@@ -2,13 +2,13 @@
 
 use block::options::{BlockdevOptions, blockdev_option};
 
-use super::{Export, Graph, Object};
+use super::{Export, Inventory, Object};
 use crate::amend::{amend, put_member};
 use crate::cli::{option_words, parse_args};
 use crate::error::OptionError;
 use crate::value::{self, Value};
 
-impl Graph {
+impl Inventory {
     /// Records the new value of an object's property.
     pub fn set_property(&mut self, id: &str, name: &str, value: Value) {
         let Some(object) = self.objects.get_mut(id) else { return };

@@ -1,6 +1,6 @@
 //! The NBD server and its exports.
 
-use super::{Export, Graph, NbdServer, known};
+use super::{Export, Inventory, NbdServer, known};
 use crate::error::OptionError;
 use crate::export::{self, ExportKind, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
@@ -11,16 +11,16 @@ impl Export {
     }
 }
 
-impl Graph {
-    /// Returns the graph without the NBD server. Its exports go with it.
+impl Inventory {
+    /// Returns the inventory without the NBD server. Its exports go with it.
     ///
     /// # Errors
     ///
     /// There is none.
-    pub fn without_nbd_server(&self) -> Result<Graph, OptionError> {
-        let mut graph = self.clone();
-        match graph.nbd_server.take() {
-            Some(_) => Ok(graph),
+    pub fn without_nbd_server(&self) -> Result<Inventory, OptionError> {
+        let mut inventory = self.clone();
+        match inventory.nbd_server.take() {
+            Some(_) => Ok(inventory),
             None => Err(OptionError::new("NBD server not running")),
         }
     }

@@ -3,12 +3,12 @@
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 
-use super::Graph;
+use super::Inventory;
 use crate::error::OptionError;
 use crate::export::{ExportKind, ExportOptions};
 
-impl Graph {
-    /// Returns the graph with a node, or all nodes, active or inactive.
+impl Inventory {
+    /// Returns the inventory with a node, or all nodes, active or inactive.
     ///
     /// Also returns which explicitly opened nodes change, in an order in which each node lies on nodes that have the
     /// new state.
@@ -23,8 +23,8 @@ impl Graph {
         &self,
         name: Option<&str>,
         active: bool,
-    ) -> Result<(Graph, Vec<String>), OptionError> {
-        let (mut graph, mut order) = (self.clone(), Vec::new());
+    ) -> Result<(Inventory, Vec<String>), OptionError> {
+        let (mut inventory, mut order) = (self.clone(), Vec::new());
         let names: Vec<String> = match name {
             Some(name) if !self.nodes.contains_key(name) => {
                 let message = format!("Failed to find node with node-name='{name}'");
@@ -38,14 +38,14 @@ impl Graph {
         };
         for top in names {
             if active {
-                graph.activate(&top, &mut order);
+                inventory.activate(&top, &mut order);
                 continue;
             }
-            let node = graph.nodes.get(&top);
-            if node.is_some_and(|node| !node.inactive) && graph.has_active_above(&top) {
+            let node = inventory.nodes.get(&top);
+            if node.is_some_and(|node| !node.inactive) && inventory.has_active_above(&top) {
                 return Err(OptionError::new("Node has active parent node"));
             }
-            if !graph.inactivate(&top, &mut order) {
+            if !inventory.inactivate(&top, &mut order) {
                 let what = if name.is_some() { "node" } else { "all nodes" };
                 let message = format!("Failed to inactivate {what}: Operation not permitted");
                 return Err(
@@ -53,8 +53,8 @@ impl Graph {
                 );
             }
         }
-        graph.check_permissions()?;
-        Ok((graph, order))
+        inventory.check_permissions()?;
+        Ok((inventory, order))
     }
 
     /// Checks that a node is active, as inactive nodes permit no other operation.
