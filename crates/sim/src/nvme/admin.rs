@@ -239,7 +239,7 @@ impl Admin {
         let Shared { plan, model, sectors, .. } = &*self.shared;
         self.carry_out(IDENTIFY, 1, [ADMIN_DATA, 0], [0; 3])?;
         let blocks = u64::from_le_bytes(self.data(0));
-        if blocks < plan.sectors.into() || blocks > u64::from(model.borrow().sectors() + 8) {
+        if blocks < u64::from(plan.sectors) || blocks > u64::from(model.borrow().sectors() + 8) {
             self.shared.fail(&format!("the namespace has {blocks} blocks, it says"));
         }
         sectors.set(blocks as u32);
