@@ -105,6 +105,13 @@ pub trait BlockNode: Send + Sync {
         self.child().and_then(|below| below.inode())
     }
 
+    /// Returns the device that has a regular file.
+    ///
+    /// The file's inode number is one of this device.
+    fn device(&self) -> Option<u64> {
+        self.child().and_then(|below| below.device())
+    }
+
     /// Returns the format by the signature in the node's file or block device.
     ///
     /// Only if this node passes the bytes on unchanged. Reads from the disk.

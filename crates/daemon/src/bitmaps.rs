@@ -128,6 +128,12 @@ impl Daemon {
         found.map_err(|error| DaemonError::new(error.desc))
     }
 
+    /// A client sends a command that may take bits of bitmaps: it knows what has become of those that were taken.
+    pub(super) fn settle_bitmaps(&self) {
+        let all = self.nodes.names().filter_map(|name| self.nodes.tracking(name));
+        all.for_each(|tracking| tracking.settle_bitmaps());
+    }
+
     /// A bitmap of a node, or of one below its filters or behind it.
     fn bitmap_behind(&self, node: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
         let mut node = node.to_owned();
@@ -159,7 +165,7 @@ impl Daemon {
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }
-        let store = opened.bitmap_store();
+        let store = opened.bitmap_store().filter(|_| persistent);
         if persistent && store.is_none() {
             let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
             return Err(refused(why));
@@ -181,7 +187,7 @@ impl Daemon {
                 opened.details().and_then(|image| image.cluster_size).unwrap_or(*GRANULARITY.end());
             cluster.clamp(*GRANULARITY.start(), *GRANULARITY.end())
         });
-        if let Some(store) = store.filter(|_| persistent) {
+        if let Some(store) = &store {
             store.check_new(&name, granularity).map_err(refused)?;
         }
         let size = opened.geometry().size;
@@ -193,9 +199,17 @@ impl Daemon {
         }
         drop(opened);
         let tracking = self.nodes.track(&node).await.map_err(DaemonError::from)?;
-        let storage = if persistent { Storage::Image } else { Storage::Memory };
-        let bitmap = DirtyBitmap::new(name, size, granularity, !disabled, storage);
+        let bitmap = match &store {
+            Some(store) => store.new_bitmap(&name, size, granularity, !disabled),
+            None => DirtyBitmap::new(name, size, granularity, !disabled, Storage::Memory),
+        };
         tracking.add_bitmap(Arc::new(bitmap));
+        if let Some(store) = store
+            && let Err(errno) = store.secure(&self.control).await
+        {
+            let why = errno.desc();
+            log::warn!("node '{node}': a kill may leave its new dirty bitmap inconsistent: {why}");
+        }
         Ok(())
     }
 

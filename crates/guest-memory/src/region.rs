@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use crate::bus_error::Watched;
 use crate::error::Error;
@@ -180,6 +180,19 @@ impl MappedRegion {
         // SAFETY: inside the region, so mapped as long as `self` is borrowed. A byte needs no alignment. All other
         // accesses to this memory are volatile or atomic (see `Sync`).
         Some(unsafe { AtomicU8::from_ptr(self.host.add(offset).as_ptr()) })
+    }
+
+    /// Returns the region as words of 64 bits.
+    ///
+    /// A rest of less than a word is left out. A region that begins within a word has none. For memory shared with
+    /// other processes rather than with a guest.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        let words = self.host.cast::<AtomicU64>();
+        let len = if words.is_aligned() { self.size as usize / size_of::<AtomicU64>() } else { 0 };
+        // SAFETY: inside the region, so mapped as long as `self` is borrowed, and aligned. All other accesses to this
+        // memory are volatile or atomic (see `Sync`).
+        unsafe { std::slice::from_raw_parts(words.as_ptr(), len) }
     }
 }
 

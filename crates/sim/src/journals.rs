@@ -20,7 +20,12 @@ impl Journals {
     /// The number of journals with changes that are missing in the image.
     pub(crate) fn filled(&self) -> usize {
         let Ok(files) = fs::read_dir(&self.0) else { return 0 };
-        let journals = files.filter_map(|entry| fs::read(entry.ok()?.path()).ok());
+        let journals = files.filter_map(|entry| {
+            let entry = entry.ok()?;
+            // Others are files of dirty bitmaps.
+            let is_journal = entry.file_name().to_string_lossy().starts_with("qcow2-");
+            is_journal.then(|| fs::read(entry.path()).ok())?
+        });
         // The last commit, and the last one that is in the image.
         journals.filter(|bytes| bytes.get(64..72) != bytes.get(72..80)).count()
     }

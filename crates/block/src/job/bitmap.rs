@@ -1,14 +1,36 @@
 //! Which parts of a disk are still to be copied.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::track::KeptBits;
 
 /// A bit for each part of a disk; for all threads, without a lock.
 pub struct Bitmap {
     size: u64,
     /// A part has two to the power of this many bytes. A shift is ten times as fast as a division.
     shift: u32,
-    words: Box<[AtomicU64]>,
+    words: Words,
+}
+
+/// 64 bits each, the lowest first.
+enum Words {
+    Memory(Box<[AtomicU64]>),
+    /// They survive a kill of the process.
+    Kept(Arc<KeptBits>),
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        match self {
+            Words::Memory(words) => words,
+            Words::Kept(kept) => kept.words(),
+        }
+    }
 }
 
 impl Bitmap {
@@ -19,11 +41,25 @@ impl Bitmap {
         let shift = granularity.next_power_of_two().trailing_zeros();
         let parts = size.div_ceil(1 << shift);
         let words = (0..parts.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let bitmap = Bitmap { size, shift, words };
+        let bitmap = Bitmap { size, shift, words: Words::Memory(words) };
         if set {
             bitmap.set(0, size);
         }
         bitmap
+    }
+
+    /// Returns the bitmap of such a disk with these bits.
+    pub(crate) fn of_kept(size: u64, granularity: u64, kept: Arc<KeptBits>) -> Bitmap {
+        let shift = granularity.next_power_of_two().trailing_zeros();
+        Bitmap { size, shift, words: Words::Kept(kept) }
+    }
+
+    /// Returns the bits that survive a kill of the process. `None`: they do not.
+    pub(crate) fn kept(&self) -> Option<&Arc<KeptBits>> {
+        match &self.words {
+            Words::Memory(_) => None,
+            Words::Kept(kept) => Some(kept),
+        }
     }
 
     /// Returns the bytes of the disk.
@@ -64,6 +100,7 @@ impl Bitmap {
     }
 
     pub(crate) fn clear(&self, parts: Range<u64>) {
+        self.kept().into_iter().for_each(|kept| kept.give_up());
         self.for_words(parts, |word, mask| {
             word.fetch_and(!mask, Ordering::AcqRel);
         });
@@ -72,7 +109,7 @@ impl Bitmap {
     /// Sets the bits of all parts that a bit of the other bitmap touches.
     pub fn merge(&self, other: &Bitmap) {
         if (self.shift, self.size) == (other.shift, other.size) {
-            for (word, theirs) in self.words.iter().zip(&other.words) {
+            for (word, theirs) in self.words.iter().zip(&*other.words) {
                 let theirs = theirs.load(Ordering::Acquire);
                 if theirs != 0 {
                     word.fetch_or(theirs, Ordering::Release);
@@ -89,9 +126,30 @@ impl Bitmap {
     }
 
     /// Clears all bits. Returns the bits that were set.
+    ///
+    /// Bits that are set meanwhile may stay. After a kill of the process, a bitmap in an image has the returned bits
+    /// as well: what they are taken for may not have been done.
     pub fn take(&self) -> Bitmap {
-        let words = self.words.iter().map(|word| AtomicU64::new(word.swap(0, Ordering::AcqRel)));
-        Bitmap { size: self.size, shift: self.shift, words: words.collect() }
+        let words = self.words().map(AtomicU64::new).collect();
+        let taken = Bitmap { size: self.size, shift: self.shift, words: Words::Memory(words) };
+        if let Some(kept) = self.kept() {
+            kept.retain(&taken.words);
+        }
+        for (word, taken) in self.words.iter().zip(&*taken.words) {
+            let taken = taken.load(Ordering::Relaxed);
+            if taken != 0 {
+                word.fetch_and(!taken, Ordering::AcqRel);
+            }
+        }
+        taken
+    }
+
+    /// Gives the bits back that it had, as [`take`](Self::take) has returned them. Nothing is written meanwhile.
+    pub fn restore(&self, before: &Bitmap) {
+        self.merge(before);
+        for (word, before) in self.words.iter().zip(&*before.words) {
+            word.fetch_and(before.load(Ordering::Relaxed), Ordering::AcqRel);
+        }
     }
 
     /// Returns the bits as bytes, lowest bit first: the form of qcow2.
@@ -168,6 +226,7 @@ impl Bitmap {
 
     /// Sets all bits, 64 at a time.
     pub(crate) fn set_words(&self, words: impl Iterator<Item = u64>) {
+        self.kept().into_iter().for_each(|kept| kept.give_up());
         for (own, word) in self.words.iter().zip(words) {
             own.store(word, Ordering::Release);
         }

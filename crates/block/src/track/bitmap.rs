@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::KeptBits;
 use crate::job::Bitmap;
 
 /// Where a bitmap is when its node is closed.
@@ -48,6 +49,40 @@ impl DirtyBitmap {
         DirtyBitmap { name, bits, storage, recording, busy }
     }
 
+    /// Returns a bitmap in the image with bits that survive a kill of the process once it [is
+    /// kept](Self::begin_keeping).
+    pub(crate) fn of_kept(
+        name: String,
+        size: u64,
+        granularity: u64,
+        recording: bool,
+        kept: Arc<KeptBits>,
+    ) -> DirtyBitmap {
+        let bits = Bitmap::of_kept(size, granularity, kept);
+        let (recording, busy) = (AtomicBool::new(recording), AtomicBool::new(false));
+        DirtyBitmap { name, bits, storage: Storage::Image, recording, busy }
+    }
+
+    /// Returns whether its bits can survive a kill of the process.
+    pub(crate) fn can_be_kept(&self) -> bool {
+        self.bits.kept().is_some()
+    }
+
+    /// The next process has the bits after a kill. From now on, all writes set them.
+    pub(crate) fn begin_keeping(&self) {
+        self.bits.kept().into_iter().for_each(|kept| kept.begin());
+    }
+
+    /// A kill leaves the bitmap inconsistent from now on.
+    pub(crate) fn give_up_keeping(&self) {
+        self.bits.kept().into_iter().for_each(|kept| kept.give_up());
+    }
+
+    /// The bits that were taken are not needed any more: a client of the daemon knows what has become of them.
+    pub fn settle(&self) {
+        self.bits.kept().into_iter().for_each(|kept| kept.settle());
+    }
+
     /// Returns a copy for a node of `size` bytes. Parts that are new are not set.
     pub fn resized(&self, size: u64) -> DirtyBitmap {
         let (name, granularity) = (self.name.clone(), self.bits.granularity());
@@ -78,7 +113,14 @@ impl DirtyBitmap {
 
     /// Has writes set bits, or not.
     pub fn set_recording(&self, recording: bool) {
-        self.recording.store(recording, Ordering::Relaxed);
+        // After a kill, a bitmap that records has recorded all the time.
+        if !recording {
+            self.bits.kept().into_iter().for_each(|kept| kept.set_recording(false));
+        }
+        self.recording.store(recording, Ordering::Release);
+        if recording {
+            self.bits.kept().into_iter().for_each(|kept| kept.set_recording(true));
+        }
     }
 
     /// Returns whether a job or an export uses it, so that no command changes it.

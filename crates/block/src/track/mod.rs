@@ -4,6 +4,7 @@
 
 mod bitmap;
 mod channel;
+mod kept;
 mod store;
 mod threshold;
 
@@ -19,6 +20,7 @@ use event_loop::sync::lock;
 use self::bitmap::Bitmaps;
 pub use self::bitmap::{DirtyBitmap, Storage};
 use self::channel::TrackedChannel;
+pub(crate) use self::kept::{Described, KeptBits, Owner};
 pub use self::store::{BitmapStore, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
@@ -58,13 +60,17 @@ impl Tracking {
 
     /// Adds a bitmap. Writes that begin from now on set its bits.
     pub fn add_bitmap(&self, bitmap: Arc<DirtyBitmap>) {
-        lock(&self.bitmaps).push(bitmap);
+        lock(&self.bitmaps).push(bitmap.clone());
         self.generation.fetch_add(1, Ordering::Release);
+        bitmap.begin_keeping();
     }
 
     /// Replaces all bitmaps.
     pub fn set_bitmaps(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
-        *lock(&self.bitmaps) = bitmaps;
+        let mut own = lock(&self.bitmaps);
+        own.iter().for_each(|bitmap| bitmap.give_up_keeping());
+        *own = bitmaps;
+        drop(own);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -72,6 +78,7 @@ impl Tracking {
     pub fn resize_bitmaps(&self, size: u64) {
         let mut bitmaps = lock(&self.bitmaps);
         for bitmap in bitmaps.iter_mut().filter(|bitmap| bitmap.bits().size() != size) {
+            bitmap.give_up_keeping();
             *bitmap = Arc::new(bitmap.resized(size));
         }
         drop(bitmaps);
@@ -88,17 +95,25 @@ impl Tracking {
     pub(crate) fn set_stored(&self, stored: Vec<Arc<DirtyBitmap>>) {
         {
             let mut bitmaps = lock(&self.bitmaps);
+            let stays = |own: &Arc<DirtyBitmap>| stored.iter().any(|other| Arc::ptr_eq(own, other));
+            bitmaps.iter().filter(|own| !stays(own)).for_each(|gone| gone.give_up_keeping());
             bitmaps.retain(|bitmap| bitmap.storage() == Storage::Memory);
-            bitmaps.extend(stored);
+            bitmaps.extend(stored.iter().cloned());
         }
         self.generation.fetch_add(1, Ordering::Release);
+        stored.iter().for_each(|bitmap| bitmap.begin_keeping());
+    }
+
+    /// [Settles](DirtyBitmap::settle) all bitmaps.
+    pub fn settle_bitmaps(&self) {
+        lock(&self.bitmaps).iter().for_each(|bitmap| bitmap.settle());
     }
 
     /// Forgets a bitmap. Returns its place in the list, from 0.
     pub fn remove_bitmap(&self, name: &str) -> usize {
         let mut bitmaps = lock(&self.bitmaps);
         let place = bitmaps.iter().position(|bitmap| bitmap.name() == name);
-        let place = place.inspect(|place| drop(bitmaps.remove(*place)));
+        let place = place.inspect(|place| bitmaps.remove(*place).give_up_keeping());
         let place = place.unwrap_or(bitmaps.len());
         drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);

@@ -33,6 +33,20 @@ pub trait BitmapStore: Send + Sync {
     /// In QEMU's words.
     fn check_new(&self, name: &str, granularity: u64) -> Result<(), String>;
 
+    /// Returns a new bitmap, for [`add_bitmap`](Tracking::add_bitmap).
+    ///
+    /// If possible, its bits survive a kill of the process. `size`: bytes of the disk.
+    fn new_bitmap(&self, name: &str, size: u64, granularity: u64, recording: bool) -> DirtyBitmap;
+
+    /// Has bitmaps that were added survive a kill of the process from now on.
+    ///
+    /// Completes at once if they cannot.
+    ///
+    /// # Errors
+    ///
+    /// Those of the image's file. A kill may leave the bitmaps inconsistent.
+    fn secure(self: Arc<Self>, event_loop: &EventLoop) -> Forgotten;
+
     /// Removes a bitmap from the image.
     ///
     /// Completes when the image does not name the bitmap.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use block::request::Op;
-use block::track::{DirtyBitmap, Storage, Tracking};
+use block::track::{BitmapStore, Tracking};
 use event_loop::LoopConfig;
 use event_loop::ring::sim::{Faults, Sim};
 
@@ -64,12 +64,17 @@ pub(crate) struct Bitmaps(Vec<Added>);
 
 impl Bitmaps {
     /// Adds a bitmap to an opened image, with these contents.
-    pub(crate) fn add(&mut self, tracking: &Tracking, contents: &[u8], random: &mut Random) {
+    pub(crate) fn add(
+        &mut self,
+        tracking: &Tracking,
+        store: &dyn BitmapStore,
+        contents: &[u8],
+        random: &mut Random,
+    ) {
         let name = format!("b{}", self.0.len());
         let granularity = [512, 4096, 65536][random.below(3)];
         let size = contents.len() as u64;
-        let bitmap = DirtyBitmap::new(name.clone(), size, granularity, true, Storage::Image);
-        tracking.add_bitmap(Arc::new(bitmap));
+        tracking.add_bitmap(Arc::new(store.new_bitmap(&name, size, granularity, true)));
         let (base, kept) = (Arc::new(contents.to_vec()), contents.len());
         let written = Vec::new();
         self.0.push(Added { name, base, kept, written, stored: false, lost: false });
@@ -78,6 +83,19 @@ impl Bitmaps {
     /// Whether a bitmap records.
     pub(crate) fn any_right(&self) -> bool {
         self.0.iter().any(|added| !added.lost)
+    }
+
+    /// Begins a bitmap anew, as of now, when the disk has these contents: for a backup that is made of them.
+    pub(crate) fn take(&mut self, tracking: &Tracking, contents: &[u8], random: &mut Random) {
+        let number = random.below(self.0.len().max(1));
+        let Some(added) = self.0.get_mut(number).filter(|added| !added.lost) else { return };
+        let Some(bitmap) = tracking.bitmap(&added.name) else { return };
+        if random.one_in(2) {
+            bitmap.settle();
+        }
+        bitmap.bits().take();
+        (added.base, added.kept) = (Arc::new(contents.to_vec()), contents.len());
+        added.written.clear();
     }
 
     /// Notes that a write to some sectors begins.
@@ -156,7 +174,9 @@ fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     write(&mut rig, 1);
     let mut bitmaps = Bitmaps::default();
     let base = rig.read(0, kind.size, 0).unwrap();
-    bitmaps.add(first.tracking.as_ref().unwrap(), &base, &mut Random(1));
+    let store = first.registry.node("disk").unwrap().bitmap_store().unwrap();
+    bitmaps.add(first.tracking.as_ref().unwrap(), &*store, &base, &mut Random(1));
+    drop(store);
     let Reopened { fd, node, registry, .. } = first;
     drop((rig, node, registry));
     let closed = std::fs::read(path_of(&fd)).unwrap();

@@ -75,6 +75,8 @@ pub(crate) struct Seen {
     pub(crate) encrypted: usize,
     /// Bitmaps in what was left that claimed to be right.
     pub(crate) right: usize,
+    /// Bitmaps whose bits have survived a kill.
+    pub(crate) kept: usize,
     /// Compressed clusters in what was left.
     pub(crate) compressed: usize,
 }
@@ -90,6 +92,7 @@ impl Seen {
         self.closings += other.closings;
         self.encrypted += other.encrypted;
         self.right += other.right;
+        self.kept += other.kept;
         self.compressed += other.compressed;
     }
 }
@@ -133,6 +136,8 @@ struct Life<'a> {
     moments: Arc<Moments>,
     /// Decides about closing the image. `None`: nothing looks at what that leaves.
     closing: Option<Random>,
+    /// Decides when bitmaps begin anew.
+    takes: Random,
     is_released: bool,
     rig: Rig,
     disk: Disk,
@@ -224,7 +229,13 @@ impl<'a> Life<'a> {
         if let (Some(tracking), Some(random)) = (&tracking, &mut closing)
             && (!disk.bitmaps.any_right() || random.one_in(3))
         {
-            disk.bitmaps.add(tracking, &left.contents, random);
+            let store = registry.node("disk").unwrap().bitmap_store().unwrap();
+            disk.bitmaps.add(tracking, &*store, &left.contents, random);
+            if random.one_in(2) {
+                let secured = store.secure(&rig.event_loop);
+                // Without success, as without this.
+                let _ = rig.event_loop.block_on(secured).unwrap();
+            }
         }
         let (asked, seen) = (BTreeMap::new(), Seen::default());
         Life {
@@ -242,6 +253,7 @@ impl<'a> Life<'a> {
             tracking,
             moments,
             closing,
+            takes: Random(!seed ^ 0x7a4e),
             is_released: false,
             rig,
             disk,
@@ -330,12 +342,25 @@ impl<'a> Life<'a> {
                 self.ask(&habits);
             }
             self.turn()?;
+            self.take_bits();
             if self.random.one_in(every) {
                 let left = self.end_now()?;
                 self.recover(left)?;
             }
         }
         Ok(())
+    }
+
+    /// Sometimes begins a bitmap anew while no request is in flight.
+    fn take_bits(&mut self) {
+        let is_idle = self.asked.is_empty() && self.resizing.is_none();
+        let Some(tracking) = self.tracking.clone().filter(|_| is_idle) else { return };
+        if !self.takes.one_in(4) {
+            return;
+        }
+        if let Ok(contents) = self.rig.read(0, self.size * SECTOR, 0) {
+            self.disk.bitmaps.take(&tracking, &contents, &mut self.takes);
+        }
     }
 
     fn ask(&mut self, habits: &Habits) {
@@ -522,6 +547,7 @@ impl<'a> Life<'a> {
         })?;
         self.seen.replayed += usize::from(left.replayed);
         self.seen.right += left.right;
+        self.seen.kept += left.kept;
         self.seen.compressed += left.compressed;
         Ok(Left { image, ..left })
     }
@@ -683,7 +709,7 @@ impl<'a> Life<'a> {
         let what = if unflushed.is_some() { "killed" } else { "cut" };
         let left = left.inspect_err(|_| keep(&image));
         let left = left.map_err(|error| format!("{error} ({what} while it was closed)"))?;
-        seen.right += left.right;
+        (seen.right, seen.kept) = (seen.right + left.right, seen.kept + left.kept);
         if random.one_in(3) {
             return Ok(Some(closed));
         }

@@ -11,6 +11,7 @@ use block::{NodeRegistry, OpenImage};
 
 use crate::common::tmpfs;
 use crate::guest::SECTOR;
+use crate::oracle::Stored;
 
 /// Of a journal: the numbers of the last commit, and of the last one of which all is in the image.
 const COMMITTED: usize = 64;
@@ -22,6 +23,15 @@ const SLOTS: usize = 4096;
 const SLOT: usize = 16 + SECTOR;
 /// In the number of a sector: it is not metadata any more.
 const FORGOTTEN: u64 = 1 << 63;
+/// Of a journal: both numbers once more, by a version that knows files of bitmaps.
+const AGAIN: usize = 96;
+/// Of a file of a bitmap: its state, the size of the disk, the bytes of a part, the name. Bits begin behind the header.
+const STATE: usize = 48;
+const SIZE: usize = 64;
+const GRANULARITY: usize = 72;
+const NAME_LEN: usize = 96;
+const NAME: usize = 104;
+const BITS: usize = 4096;
 
 /// A folder for journals, removed on drop.
 pub(crate) struct Folder(PathBuf);
@@ -58,6 +68,9 @@ impl Folder {
             let entry = entry.unwrap();
             let copy = left.0.join(entry.file_name());
             std::fs::copy(entry.path(), &copy).unwrap();
+            if !entry.file_name().to_string_lossy().starts_with("qcow2-") {
+                continue;
+            }
             // A copy of the image is in another file, so the inode is removed from the journal.
             let copy = File::options().write(true).open(copy).unwrap();
             copy.write_all_at(&[0; 8], INODE).unwrap();
@@ -93,6 +106,56 @@ impl Folder {
             }
         }
         Ok(!newest.is_empty())
+    }
+}
+
+impl Folder {
+    /// The bitmaps that a killed process has left beside the journal of an image, with a disk of `size` bytes. Those of
+    /// the image are `stored`. Returns also how many are right that are not so in the image.
+    pub(crate) fn with_kept(
+        &self,
+        image: &[u8],
+        stored: Vec<Stored>,
+        size: usize,
+    ) -> (Vec<Stored>, usize) {
+        let (mut all, mut right) = (stored, 0);
+        let Some(Mark { name, as_of, .. }) = Mark::of(image) else { return (all, 0) };
+        let Ok(journal) = std::fs::read(self.0.join(&name)) else { return (all, 0) };
+        let (committed, written) = (word(&journal, COMMITTED), word(&journal, WRITTEN));
+        let is_known = journal.get(AGAIN..AGAIN + 16) == journal.get(COMMITTED..COMMITTED + 16);
+        if !is_known || !(written..=committed + 1).contains(&as_of) {
+            return (all, 0);
+        }
+        let prefix = name.replace("qcow2-", "bitmap-");
+        for entry in std::fs::read_dir(&self.0).unwrap() {
+            let entry = entry.unwrap();
+            if !entry.file_name().to_string_lossy().starts_with(&prefix) {
+                continue;
+            }
+            let file = std::fs::read(entry.path()).unwrap();
+            let granularity = word(&file, GRANULARITY) as usize;
+            let name_len = word(&file, NAME_LEN) as usize;
+            let name = String::from_utf8(file[NAME..NAME + name_len].to_vec()).unwrap();
+            if word(&file, STATE) == 0 || word(&file, SIZE) != size as u64 {
+                continue;
+            }
+            let len = size.div_ceil(granularity).div_ceil(64) * 8;
+            let mut bits = file[BITS..BITS + len].to_vec();
+            if word(&file, STATE) == 2 {
+                // Those that were taken.
+                bits.iter_mut().zip(&file[BITS + len..]).for_each(|(bit, taken)| *bit |= taken);
+            }
+            let kept = Stored { name, in_use: false, granularity, bits };
+            match all.iter_mut().find(|stored| stored.name == kept.name) {
+                Some(stored) if stored.in_use && stored.granularity == granularity => {
+                    *stored = kept
+                }
+                Some(_) => continue,
+                None => all.push(kept),
+            }
+            right += 1;
+        }
+        (all, right)
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Left {
     pub(crate) bitmaps: Bitmaps,
     /// Bitmaps that claim to be right.
     pub(crate) right: usize,
+    /// Bitmaps that are right only because their bits have survived a kill.
+    pub(crate) kept: usize,
     /// Compressed clusters.
     pub(crate) compressed: usize,
 }
@@ -74,14 +76,14 @@ impl Left {
         let checked = disk.check_cut(&found);
         checked.map_err(|error| format!("without a journal: {error}"))?;
         let checked = disk.bitmaps.check(&without.bitmaps, &found, false);
-        let (mut bitmaps, mut right) =
-            checked.map_err(|error| format!("without a journal: {error}"))?;
+        checked.map_err(|error| format!("without a journal: {error}"))?;
+        let mut stored = without.bitmaps;
         let mut whole = image.to_vec();
         let replayed =
             journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut whole))?;
         if replayed {
             let with = read(kind, start, &whole)?;
-            (bitmaps, right) = disk.bitmaps.check(&with.bitmaps, &with.contents, false)?;
+            stored = with.bitmaps;
             let before = std::mem::replace(&mut found, with.contents);
             if found.len() < before.len() {
                 // L2 tables go to the image before the header, which has the size: in between, the disk is as large as
@@ -92,10 +94,15 @@ impl Left {
             bare = Some(before);
         }
         disk.check_kill(&found)?;
+        let mut kept = 0;
+        if let Some(journals) = &journals {
+            (stored, kept) = journals.with_kept(image, stored, found.len());
+        }
+        let (bitmaps, right) = disk.bitmaps.check(&stored, &found, false)?;
         let journals = journals.map(Arc::new);
         let left = Left::with(found, journals);
         let luks = start.luks.is_some();
-        Ok(Left { is_killed: true, replayed, bare, cut_off, luks, bitmaps, right, ..left })
+        Ok(Left { is_killed: true, replayed, bare, cut_off, luks, bitmaps, right, kept, ..left })
     }
 
     /// Stable remains, with the caller's image.
@@ -116,6 +123,7 @@ impl Left {
             luks: false,
             bitmaps: Bitmaps::default(),
             right: 0,
+            kept: 0,
             compressed: 0,
         }
     }

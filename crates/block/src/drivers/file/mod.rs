@@ -197,6 +197,11 @@ impl BlockNode for FileNode {
         SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
     }
 
+    fn device(&self) -> Option<u64> {
+        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
+        SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_dev)
+    }
+
     fn end(&self) -> Option<u64> {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
         let is_file = SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG);

@@ -145,6 +145,7 @@ impl Inner {
         let mut owed = Owed { request: Some(request), inner: me };
         self.event_loop.spawn(async move {
             let result = owed.carry_out().await;
+            let result = owed.survives(result).await;
             if result.is_err() {
                 owed.tell_damage().await;
             }
@@ -217,6 +218,20 @@ impl Owed {
         }
     }
 
+    /// Has changes without data, and those of a request that has failed, survive a kill, if bitmaps do: their bits may be
+    /// taken.
+    async fn survives(&self, result: Result<(), Errno>) -> Result<(), Errno> {
+        let Inner { node, channels, .. } = &*self.inner;
+        let op = self.request.as_ref().map(|request| request.op);
+        let changes = op.filter(|op| !op.only_reads());
+        match changes {
+            Some(op) if node.image.kept.any() && (op == Op::Discard || result.is_err()) => {
+                result.and(node.image.commit(channels).await)
+            }
+            Some(_) | None => result,
+        }
+    }
+
     /// Reports damage, if the request failed because of damage.
     async fn tell_damage(&self) {
         let Inner { node, channels, .. } = &*self.inner;
@@ -234,6 +249,10 @@ impl Owed {
 impl Drop for Owed {
     fn drop(&mut self) {
         if let Some(mut request) = self.request.take() {
+            if !request.op.only_reads() {
+                // A kill may undo a part that it has done.
+                self.inner.node.image.kept.give_up();
+            }
             // Parts of the memory may be with the nodes below still, which keep it.
             request.bufs = IoBufs::new();
             request.complete(Err(Errno::ECANCELED));

@@ -10,6 +10,7 @@ use event_loop::take_turns;
 use nix::errno::Errno;
 use tokio::sync::Mutex;
 
+use super::bitmaps::KeptBitmaps;
 use super::compression::Compression;
 use super::context::Channels;
 use super::core::Core;
@@ -67,6 +68,8 @@ pub(super) struct Image {
     pub(super) ahead: AtomicU64,
     /// Damage found in the metadata.
     pub(super) damage: Found,
+    /// Dirty bitmaps that survive a kill of this process.
+    pub(super) kept: KeptBitmaps,
 }
 
 impl Image {
@@ -92,6 +95,7 @@ impl Image {
             is_raw: header.data_file_raw && header.luks.is_none(),
             read_only,
             damage: Found::default(),
+            kept: KeptBitmaps::default(),
             allocating: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
@@ -248,6 +252,7 @@ impl Image {
             lock(&self.core).engine.settle(age);
         }
         if !self.has_journal() {
+            self.kept.give_up();
             self.unmark(channels).await?;
         }
         Ok(changes)
@@ -259,6 +264,13 @@ impl Image {
         self.make_marked(channels, metadata).await;
         let changes = self.changes.load(Ordering::Acquire);
         self.note_commit(metadata, metadata.commit(), changes)
+    }
+
+    /// Marks the image, so that the next process finds the journal and the bitmaps beside it.
+    pub(super) async fn mark_now(&self, channels: &Channels) {
+        let Some(metadata) = &self.shared.metadata else { return };
+        let _turn = self.committing.lock().await;
+        self.make_marked(channels, metadata).await;
     }
 
     /// Marks the image before the first commit. The caller holds `committing`.
@@ -282,6 +294,7 @@ impl Image {
                      From now on, writes to new clusters wait for the disk"
                 );
                 metadata.give_up_journal();
+                self.kept.give_up();
                 false
             }
         }
@@ -315,7 +328,7 @@ impl Image {
     }
 
     /// Whether there is a working journal.
-    fn has_journal(&self) -> bool {
+    pub(super) fn has_journal(&self) -> bool {
         self.shared.metadata.as_ref().is_some_and(Metadata::has_journal)
     }
 

@@ -237,7 +237,7 @@ impl Metadata {
 
     /// Whether the image names the journal, from now on.
     pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
-        lock(&self.state).journal.as_ref().map_or(Ok(()), |journal| journal.set_named(named))
+        lock(&self.state).journal.as_mut().map_or(Ok(()), |journal| journal.set_named(named))
     }
 
     /// Whether there is one, and it has not failed.

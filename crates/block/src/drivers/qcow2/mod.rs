@@ -237,6 +237,8 @@ impl BlockNode for Qcow2Node {
         if self.read_only {
             return Box::pin(ready(Ok(())));
         }
+        // Writes of the other process set no bits here.
+        self.image.kept.give_up();
         let begun = self.letting_go.begin(&self.below, &self.image);
         Box::pin(async move { self.end_apart(begun).await })
     }
@@ -245,6 +247,7 @@ impl BlockNode for Qcow2Node {
         if self.read_only {
             return Box::pin(ready(Ok(())));
         }
+        self.image.kept.give_up();
         let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
         let begun = self.begin_apart(|channels| async move {
             bitmaps.store(&channels).await?;
@@ -272,6 +275,8 @@ impl BlockNode for Qcow2Node {
         let event_loop = event_loop.clone();
         Box::pin(async move {
             ResizeError::check(size, self.read_only)?;
+            // It changes data at the end of the disk, of which they do not tell.
+            self.image.kept.give_up();
             let before = self.image.size();
             let failed = |error| resize::failed(errno_of(error));
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
@@ -302,5 +307,6 @@ impl Drop for Qcow2Node {
         } else if is_ours {
             open::close(&self.name, &self.below, &self.image, &self.bitmaps);
         }
+        self.image.kept.remove_all();
     }
 }

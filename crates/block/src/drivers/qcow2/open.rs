@@ -12,7 +12,7 @@ use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
 
 use super::Qcow2Node;
-use super::bitmaps::{self, ImageBitmaps, Loaded};
+use super::bitmaps::{self, ImageBitmaps, KeptBitmaps, Loaded};
 use super::caches::CacheSizes;
 use super::channel::Clean;
 use super::check::{CheckFailure, check_node};
@@ -277,6 +277,11 @@ impl Opening {
                 header = with_left;
             }
         }
+        let writes_now = !read_only && !goes_on && !is_shared;
+        let device = below.file.device();
+        // Before the journal is made void.
+        let found = journal.as_ref().filter(|_| writes_now);
+        let left_bitmaps = found.map_or_else(Vec::new, |journal| journal.find_kept(device));
         if !read_only && !goes_on && header.mark.is_some() {
             if is_shared {
                 let error = io::Error::other("the process that hands it over has marked it since");
@@ -286,7 +291,6 @@ impl Opening {
             cleared.map_err(|error| failed(&name, "recover", &error))?;
             header = Header::parse(&read_start(&below.file)?, Purpose::Write)?;
         }
-        let writes_now = !read_only && !goes_on && !is_shared;
         if writes_now && (header.loses_autoclear || header.has_stale_bitmaps) {
             end_autoclear(&name, &below, &header).map_err(|error| failed(&name, "open", &error))?;
         }
@@ -299,15 +303,18 @@ impl Opening {
             }
             None => Ok(Loaded::default()),
         };
-        let bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
+        let mut bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
+        if !read_only && journal.is_none() && header.has_room {
+            journal = create(&name, journals, inode);
+        }
+        let keeper = journal.as_ref().filter(|_| writes_now);
+        let kept = KeptBitmaps::new(keeper.and_then(|journal| journal.keeper(device)));
+        kept.take(&name, &mut bitmaps, left_bitmaps, header.size);
         if writes_now && let Some(names) = bitmaps.inconsistent() {
             log::warn!(
                 "qcow2 image of node '{name}' was not closed, and its dirty bitmaps are inconsistent: {names}; remove \
                  them, and begin with a full backup"
             );
-        }
-        if !read_only && journal.is_none() && header.has_room {
-            journal = create(&name, journals, inode);
         }
         let opened = {
             let caches = options.caches;
@@ -349,7 +356,17 @@ impl Opening {
             // The process that hands the image over leaves flushes to this one.
             image.shared.ended_write();
         }
+        image.kept = kept;
         let image = Arc::new(image);
+        if image.kept.any() {
+            let marked = image.clone();
+            let marked = run_apart(&below, move |channels| async move {
+                marked.mark_now(&channels).await;
+                Ok(())
+            });
+            marked.map_err(|error| failed(&name, "open", &error))?;
+        }
+        image.kept.seize();
         let bitmaps =
             ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps, unowned);
         Ok(Qcow2Node {

@@ -16,6 +16,7 @@ pub(super) static COMMAND: Command<BitmapName> = Command {
     records: false,
     run: |daemon, bitmap| {
         Box::pin(async move {
+            daemon.settle_bitmaps();
             daemon.clear_bitmap(&bitmap)?;
             Ok(json!({}))
         })

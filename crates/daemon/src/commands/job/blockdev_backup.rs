@@ -22,6 +22,7 @@ pub(in super::super) static COMMAND: Command<BackupOptions> = Command {
     run: |daemon, options| {
         Box::pin(async move {
             check(&options)?;
+            daemon.settle_bitmaps();
             daemon.start_backup(options).await?;
             Ok(json!({}))
         })

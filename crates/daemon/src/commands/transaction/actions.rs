@@ -198,8 +198,7 @@ impl Daemon {
                 }
             }
             Undo::SetBits(bitmap, bits) => {
-                drop(bitmap.bits().take());
-                bitmap.bits().merge(&bits);
+                bitmap.bits().restore(&bits);
             }
             Undo::SetRecording(bitmap, before) => bitmap.set_recording(before),
             Undo::CancelJob(id) => self.cancel_job(&id).await,

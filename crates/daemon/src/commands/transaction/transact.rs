@@ -110,6 +110,7 @@ impl Daemon {
     ///
     /// If an action fails, the earlier actions are undone.
     async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
+        self.settle_bitmaps();
         // Held requests continue at the end, on the users' nodes at that time.
         let held = self.nodes.hold_all().await;
         let mut done = Vec::new();

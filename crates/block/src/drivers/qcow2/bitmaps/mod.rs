@@ -1,11 +1,12 @@
 //! Persistent dirty bitmaps of an image.
 //!
 //! An image that is opened for writing marks its bitmaps as in use, on stable storage before anything else
-//! changes. A kill leaves them so: after the next open they are inconsistent. Closing the image
+//! changes. A kill leaves them so: after the next open they are inconsistent, unless their bits are [kept](kept). Closing the image
 //! stores them. The new bitmaps lie in clusters that nothing refers to, until one sector of the header leads to the
 //! new directory.
 
 mod directory;
+mod kept;
 mod load;
 mod store;
 
@@ -19,12 +20,13 @@ use nix::errno::Errno;
 
 use self::directory::Entry;
 pub(super) use self::directory::Extension;
+pub(super) use self::kept::KeptBitmaps;
 pub(super) use self::load::{Loaded, list, load};
 use super::context::Channels;
 use super::image::{Image, errno_of};
 use super::open::Below;
 use super::steps::{ENTRY, read};
-use crate::track::{BitmapStore, DirtyBitmap, Forgotten, Storage, Tracking};
+use crate::track::{BitmapStore, Described, DirtyBitmap, Forgotten, Storage, Tracking};
 
 /// What the file has.
 #[derive(Debug, Default, Clone)]
@@ -42,7 +44,8 @@ pub(super) struct ImageBitmaps {
     directory: Mutex<Directory>,
     /// Held by what changes the directory.
     changing: tokio::sync::Mutex<()>,
-    loaded: Vec<Arc<DirtyBitmap>>,
+    /// Those of the image as it was opened, until others take their place.
+    loaded: Mutex<Vec<Arc<DirtyBitmap>>>,
     /// Of an image that another process hands over: whether it is this process' alone. Before, nothing is written.
     owned: Option<Arc<AtomicBool>>,
     /// Has the bitmaps that are to be stored, instead of those above.
@@ -76,7 +79,7 @@ impl ImageBitmaps {
             image,
             directory: Mutex::new(loaded.directory),
             changing: tokio::sync::Mutex::default(),
-            loaded: loaded.bitmaps,
+            loaded: Mutex::new(loaded.bitmaps),
             owned,
             tracking: Mutex::default(),
         }
@@ -98,7 +101,7 @@ impl ImageBitmaps {
     fn stored(&self) -> Vec<Arc<DirtyBitmap>> {
         match &*lock(&self.tracking) {
             Some(tracking) => tracking.stored(),
-            None => self.loaded.clone(),
+            None => lock(&self.loaded).clone(),
         }
     }
 
@@ -128,11 +131,44 @@ impl ImageBitmaps {
 
 impl BitmapStore for ImageBitmaps {
     fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
-        self.loaded.clone()
+        lock(&self.loaded).clone()
     }
 
     fn keep(&self, tracking: Arc<Tracking>) {
+        let now = tracking.stored();
         *lock(&self.tracking) = Some(tracking);
+        let loaded = std::mem::take(&mut *lock(&self.loaded));
+        for bitmap in loaded.iter().filter(|one| !now.iter().any(|other| Arc::ptr_eq(one, other))) {
+            // Writes do not set its bits.
+            bitmap.give_up_keeping();
+        }
+        self.image.kept.remove_given_up();
+    }
+
+    fn new_bitmap(&self, name: &str, size: u64, granularity: u64, recording: bool) -> DirtyBitmap {
+        let of = Described { name: name.to_owned(), size, granularity, recording };
+        let kept = match self.image.has_journal() {
+            true => self.image.kept.create(&self.node_name, &of),
+            false => None,
+        };
+        let Described { name, .. } = of;
+        match kept {
+            Some(bits) => DirtyBitmap::of_kept(name, size, granularity, recording, bits),
+            None => DirtyBitmap::new(name, size, granularity, recording, Storage::Image),
+        }
+    }
+
+    fn secure(self: Arc<Self>, event_loop: &EventLoop) -> Forgotten {
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            if !self.image.kept.any() {
+                return Ok(());
+            }
+            let channels = self.below.open_channels(&event_loop).map_err(errno_of)?;
+            self.image.mark_now(&channels).await;
+            // Discards from before, which a kill would undo.
+            self.image.commit(&channels).await
+        })
     }
 
     fn check_new(&self, name: &str, granularity: u64) -> Result<(), String> {

@@ -10,20 +10,22 @@ use std::sync::Arc;
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Uid, chownat, fchown, flock, fstat,
-    mkdir, open, openat, unlinkat,
+    mkdir, open, openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::slots::Slots;
-use super::{COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid, number};
+use super::{
+    AGAIN, COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid, kept, number,
+};
 use crate::drivers::qcow2::marker::Mark;
 use crate::drivers::qcow2::steps::Sectors;
 
 /// Flags to open the folder, and a file in it.
 const FOLDER: OFlags =
     OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
-const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+pub(super) const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// The folder of journals.
 #[derive(Debug, Clone)]
@@ -75,6 +77,12 @@ impl Journals {
         let turn = self.turn()?;
         for entry in Dir::new(turn.try_clone()?)? {
             let entry = entry?;
+            if let Some(journal) = kept::journal_of(entry.file_name()) {
+                if !self.0.has(&journal)? {
+                    self.0.remove(entry.file_name())?;
+                }
+                continue;
+            }
             // Other processes may remove files too.
             let opened = self.0.open(entry.file_name(), OFlags::RDONLY | FILE);
             let Ok(file) = opened else { continue };
@@ -93,10 +101,7 @@ impl Journals {
     pub(in crate::drivers::qcow2) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
         let _turn = self.turn()?;
         let mark = Mark::new()?;
-        let file = self.0.open(name(&mark), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE)?;
-        if fstat(&file)?.st_uid != self.0.user {
-            fchown(&file, Some(Uid::from_raw(self.0.user)), None)?;
-        }
+        let file = self.0.create(&name(&mark))?.ok_or(Errno::EXIST)?;
         let journal = Journal {
             file,
             folder: self.0.clone(),
@@ -104,6 +109,9 @@ impl Journals {
             slots: Slots::default(),
             committed: 0,
             written: 0,
+            named: false,
+            inode: inode.unwrap_or(0),
+            knows_bitmaps: true,
         };
         if !lock(&journal.file)? {
             return Err(io::Error::other("another process has the new journal"));
@@ -111,8 +119,6 @@ impl Journals {
         journal.file.write_all_at(MAGIC, 0)?;
         journal.file.write_all_at(&journal.mark.bytes(), MAGIC.len() as u64)?;
         journal.write_commits()?;
-        journal.set_named(false)?;
-        journal.file.write_all_at(&inode.unwrap_or(0).to_ne_bytes(), INODE)?;
         Ok(journal)
     }
 
@@ -163,27 +169,78 @@ impl Journals {
         if !(written..=committed.saturating_add(1)).contains(&as_of) {
             return Ok(Found::Nothing);
         }
-        if let (Some(of), Some(inode)) = (number(&bytes, INODE as usize), inode)
-            && ![0, inode].contains(&of)
-        {
+        let of = number(&bytes, INODE as usize).unwrap_or(0);
+        if inode.is_some_and(|inode| ![0, inode].contains(&of)) {
             return Ok(Found::OfAnother);
         }
+        let again = (number(&bytes, AGAIN as usize), number(&bytes, AGAIN as usize + 8));
         let slots = bytes.get(SLOTS..).unwrap_or_default();
         let (slots, sectors) = Slots::read(slots, written, committed)?;
         let (folder, mark) = (self.0.clone(), mark.clone());
         // A mere look holds the lock only within this turn, so that no other process finds the journal in use.
-        let journal =
-            (!for_a_look).then_some(Journal { file, folder, mark, slots, committed, written });
+        let journal = Journal {
+            file,
+            folder,
+            mark,
+            slots,
+            committed,
+            written,
+            named: number(&bytes, NAMED as usize) != Some(0),
+            inode: inode.unwrap_or(of),
+            knows_bitmaps: again == commits,
+        };
+        let journal = (!for_a_look).then_some(journal);
         Ok(Found::Left(journal, sectors))
     }
 }
 
 impl Folder {
     /// Opens a file in the folder. A special file, which could block a reader, is refused: `EINVAL`.
-    fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
+    pub(super) fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
         let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?.into();
         check_is_file(&file)?;
         Ok(file)
+    }
+
+    /// Creates a file that no other process has open. `None`: there is one of that name.
+    pub(super) fn create(&self, name: &str) -> io::Result<Option<File>> {
+        match self.open(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE) {
+            Err(Errno::EXIST) => Ok(None),
+            file => {
+                let file = file?;
+                self.own(&file)?;
+                Ok(Some(file))
+            }
+        }
+    }
+
+    /// Gives a new file to the folder's user.
+    fn own(&self, file: &File) -> rustix::io::Result<()> {
+        match fstat(file)?.st_uid == self.user {
+            true => Ok(()),
+            false => fchown(file, Some(Uid::from_raw(self.user)), None),
+        }
+    }
+
+    /// Whether there is a file of that name.
+    fn has(&self, name: &str) -> rustix::io::Result<bool> {
+        match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(false),
+            found => found.map(|_| true),
+        }
+    }
+
+    /// The names of files that begin like this.
+    pub(super) fn named(&self, prefix: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::new(openat(&self.fd, ".", FOLDER, Mode::empty())?)? {
+            let entry = entry?;
+            let name = entry.file_name().to_str().ok().filter(|name| name.starts_with(prefix));
+            names.extend(name.map(str::to_owned));
+        }
+        // The oldest first, so that bitmaps keep their order.
+        names.sort_unstable_by_key(|name| (name.len(), name.clone()));
+        Ok(names)
     }
 
     pub(super) fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {

@@ -11,6 +11,7 @@
 //! commit is one write of its number after the slots, and the end of a flush is one write too.
 
 mod folder;
+mod kept;
 mod slots;
 
 use std::fs::File;
@@ -25,6 +26,7 @@ use self::folder::Folder;
 pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
 pub(super) use self::folder::name;
+pub(super) use self::kept::{Keeper, KeptFile};
 use self::slots::{JournalSlot, Run, Slots};
 use super::marker::Mark;
 use super::steps::SECTOR;
@@ -33,10 +35,12 @@ use crate::inherited::OpenImage;
 /// First bytes of a journal; the mark follows.
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
 /// Place in the header of: the last finished commit, the last commit that is completely in the image, whether an
-/// image may have its mark, and the inode of the image's file or 0.
+/// image may have its mark, the inode of the image's file or 0, and the two commits again. Versions that do not know
+/// [files of bitmaps](kept) write the first two numbers only.
 const COMMITS: u64 = 64;
 const NAMED: u64 = COMMITS + 16;
 const INODE: u64 = NAMED + 8;
+const AGAIN: u64 = INODE + 8;
 /// More commits never occur: such a number means corruption. As many again can be counted.
 const MOST_COMMITS: u64 = u64::MAX / 2;
 /// Offset of the slots.
@@ -61,6 +65,12 @@ pub(super) struct Journal {
     slots: Slots,
     committed: u64,
     written: u64,
+    /// An image may have its mark.
+    named: bool,
+    /// That of the image's file, or 0.
+    inode: u64,
+    /// Found as a version left it that knows files of bitmaps.
+    knows_bitmaps: bool,
 }
 
 impl Journal {
@@ -136,7 +146,8 @@ impl Journal {
     }
 
     /// Sets whether an image may have its mark from now on.
-    pub(super) fn set_named(&self, named: bool) -> io::Result<()> {
+    pub(super) fn set_named(&mut self, named: bool) -> io::Result<()> {
+        self.named = named;
         self.file.write_all_at(&u64::from(named).to_ne_bytes(), NAMED)
     }
 
@@ -147,9 +158,12 @@ impl Journal {
     }
 
     fn write_commits(&self) -> io::Result<()> {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.committed.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.written.to_ne_bytes());
+        let (committed, written) = (self.committed, self.written);
+        let words = [committed, written, u64::from(self.named), self.inode, committed, written];
+        let mut bytes = [0; 48];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
         self.file.write_all_at(&bytes, COMMITS)
     }
 
@@ -308,7 +322,7 @@ mod tests {
         let journals = folder.journals();
         let made = [(); 3].map(|()| journals.create(None).unwrap());
         let marks = made.each_ref().map(|journal| journal.mark().clone());
-        let [named, unnamed, used] = made;
+        let [mut named, unnamed, used] = made;
         named.set_named(true).unwrap();
         drop((named, unnamed));
         folder.journals();

@@ -1,0 +1,319 @@
+//! Persistent dirty bitmaps after a kill of the daemon: they are right, unless something came in between that they do not
+//! tell of.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::{Qmp, Scratch, Server, ServerCommand, daemon, eventually};
+use serde_json::{Value, json};
+
+const KIB: u64 = 1024;
+/// The number of a journal's last commit.
+const COMMITTED: u64 = 64;
+
+/// A daemon with the disk, and journals in `run`.
+fn start(scratch: &Scratch, name: &'static str, more: &str) -> Server {
+    let disk = scratch.path("disk.qcow2");
+    let disk =
+        format!("qcow2,node-name=disk,file.driver=file,file.filename={}{more}", disk.display());
+    let runtime = scratch.path("run").display().to_string();
+    let command = ServerCommand::new(scratch).named(name).monitor("qmp");
+    let command = command.env("RUNTIME_DIRECTORY", runtime).arg("--blockdev").arg(disk);
+    let writable = if more.is_empty() { ",writable=on" } else { "" };
+    nbd_export(nbd_server(command, scratch, ""), "disk", writable).start()
+}
+
+/// An image with the bitmaps "stored" and "off", of which the second does not record.
+fn image(scratch: &Scratch) {
+    fs::create_dir(scratch.path("run")).expect("a folder");
+    for arguments in [
+        &["create", "-q", "-f", "qcow2", "disk.qcow2", "8M"][..],
+        &["bitmap", "--add", "disk.qcow2", "stored"],
+        &["bitmap", "--add", "--disable", "disk.qcow2", "off"],
+    ] {
+        client_output(scratch, "qemu-img", arguments);
+    }
+}
+
+fn write(scratch: &Scratch, what: &str) {
+    client_output(scratch, "qemu-io", &["-f", "raw", &nbd_uri(scratch, "disk"), "-c", what]);
+}
+
+/// The bitmaps that a daemon tells of: names, bytes, and whether they record. `None` instead of bytes: inconsistent.
+fn bitmaps(server: &Server) -> Vec<(String, Option<u64>, bool)> {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let nodes = nodes.as_array().expect("a list");
+    let disk = nodes.iter().find(|node| node["node-name"] == "disk").expect("the disk");
+    let all = disk["dirty-bitmaps"].as_array().cloned().unwrap_or_default();
+    let tell = |bitmap: &Value| {
+        let count = bitmap["count"].as_u64().filter(|_| bitmap.get("inconsistent").is_none());
+        let name = bitmap["name"].as_str().expect("a name").to_owned();
+        (name, count, bitmap["recording"] == true)
+    };
+    let mut all: Vec<_> = all.iter().map(tell).collect();
+    all.sort();
+    all
+}
+
+fn in_folder(scratch: &Scratch, prefix: &str) -> Vec<PathBuf> {
+    let folder = fs::read_dir(scratch.path("run/journals")).expect("the folder of journals");
+    let paths = folder.map(|entry| entry.expect("a file").path());
+    let is_it = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+    };
+    paths.filter(is_it).collect()
+}
+
+/// Kills a daemon. The kernel releases the locks of its image a little later.
+fn kill(scratch: &Scratch, server: Server) {
+    server.kill();
+    eventually("the image without locks", || {
+        let info = client(scratch, "qemu-img", &["info", "disk.qcow2"]);
+        info.status.success().then_some(())
+    });
+}
+
+/// Kills a daemon that has the image open, has `between` happen, and starts another one.
+fn after_a_kill(
+    scratch: &Scratch,
+    use_it: impl FnOnce(&Server),
+    between: impl FnOnce(),
+) -> Vec<(String, Option<u64>, bool)> {
+    image(scratch);
+    let server = start(scratch, "first", "");
+    use_it(&server);
+    kill(scratch, server);
+    between();
+    let server = start(scratch, "second", "");
+    let found = bitmaps(&server);
+    server.stop();
+    client_output(scratch, "qemu-img", &["check", "-q", "disk.qcow2"]);
+    found
+}
+
+fn add(server: &Server, name: &str, more: Value) {
+    let mut bitmap = json!({"node": "disk", "name": name, "persistent": true});
+    more.as_object().expect("members").iter().for_each(|(key, value)| bitmap[key] = value.clone());
+    Qmp::connect(&server.socket("qmp")).execute("block-dirty-bitmap-add", bitmap);
+}
+
+fn of(name: &str, kib: u64, records: bool) -> (String, Option<u64>, bool) {
+    (name.to_owned(), Some(kib * KIB), records)
+}
+
+#[test]
+fn bitmaps_are_right_after_a_kill() {
+    // Nothing was written. The image says so to other programs as well: its bitmaps are in use.
+    let scratch = Scratch::new();
+    let found = after_a_kill(
+        &scratch,
+        |_| {},
+        || {
+            let told = client_output(&scratch, "qemu-img", &["info", "disk.qcow2"]);
+            assert_eq!(told.matches("in-use").count(), 2, "{told}");
+        },
+    );
+    assert_eq!(found, [of("off", 0, false), of("stored", 0, true)]);
+    // All commands, and a bitmap that the image has never had.
+    let scratch = Scratch::new();
+    let command = |server: &Server, command: &str, arguments: Value| {
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        qmp.execute(&format!("block-dirty-bitmap-{command}"), arguments);
+    };
+    let named = |name: &str| json!({"node": "disk", "name": name});
+    let used = |server: &Server| {
+        write(&scratch, "write 0 64k");
+        add(server, "new", json!({"granularity": 4096}));
+        add(server, "gone", json!({}));
+        add(server, "paused", json!({}));
+        write(&scratch, "write 1M 100k");
+        command(server, "merge", json!({"node": "disk", "target": "off", "bitmaps": ["stored"]}));
+        command(server, "remove", named("gone"));
+        command(server, "disable", named("paused"));
+        // What was taken stays after a kill, until bits are taken again.
+        (0..2).for_each(|_| command(server, "clear", named("stored")));
+    };
+    let looked_at = || {
+        let server = start(&scratch, "reads", ",read-only=on");
+        assert!(bitmaps(&server).iter().all(|(_, count, _)| count.is_none()));
+        server.stop();
+        client_output(&scratch, "qemu-io", &["-r", "disk.qcow2", "-c", "read 0 64k"]);
+    };
+    let found = after_a_kill(&scratch, used, looked_at);
+    let expected = [
+        of("new", 100, true),
+        of("off", 192, false),
+        of("paused", 128, false),
+        of("stored", 0, true),
+    ];
+    assert_eq!(found, expected);
+    let scratch = Scratch::new();
+    let found = after_a_kill(
+        &scratch,
+        |_| write(&scratch, "write 0 64k"),
+        || {
+            let server = start(&scratch, "killed", "");
+            write(&scratch, "write 7M 4k");
+            kill(&scratch, server);
+        },
+    );
+    assert_eq!(found, [of("off", 0, false), of("stored", 128, true)]);
+    assert!(in_folder(&scratch, "").is_empty(), "a closed image needs no files");
+}
+
+/// What another program writes sets no bits here. A missing file, or a copy of the image, may be of another time.
+#[test]
+fn bitmaps_that_may_lack_a_write_are_inconsistent() {
+    type Between = fn(&Scratch);
+    let cases: [(&str, Between); 5] = [
+        ("QEMU wrote", |scratch| {
+            client_output(scratch, "qemu-io", &["disk.qcow2", "-c", "write 0 64k"]);
+        }),
+        ("qemu-img opened it for writing", |scratch| {
+            client_output(scratch, "qemu-img", &["bitmap", "--add", "disk.qcow2", "other"]);
+            client_output(scratch, "qemu-img", &["bitmap", "--remove", "disk.qcow2", "other"]);
+        }),
+        ("the files of the bitmaps are gone", |scratch| {
+            in_folder(scratch, "bitmap-")
+                .iter()
+                .for_each(|path| fs::remove_file(path).expect("it"));
+        }),
+        ("the journal is gone", |scratch| {
+            in_folder(scratch, "qcow2-").iter().for_each(|path| fs::remove_file(path).expect("it"));
+        }),
+        ("a version that does not know the files had the journal", |scratch| {
+            let [journal] = &in_folder(scratch, "qcow2-")[..] else { panic!("one journal") };
+            let journal = fs::File::options().read(true).write(true).open(journal).expect("it");
+            let mut commit = [0; 8];
+            journal.read_exact_at(&mut commit, COMMITTED).expect("a number");
+            let next = u64::from_ne_bytes(commit) + 1;
+            journal.write_all_at(&next.to_ne_bytes(), COMMITTED).expect("it is ours");
+        }),
+    ];
+    for (name, between) in cases {
+        let scratch = Scratch::new();
+        let found =
+            after_a_kill(&scratch, |_| write(&scratch, "write 0 64k"), || between(&scratch));
+        let inconsistent = ["off", "stored"].map(|name| (name.to_owned(), None, false));
+        assert_eq!(found, inconsistent, "{name}");
+    }
+}
+
+/// The disk changes at its end, a repair may drop data, and a copy may be of another time.
+#[test]
+fn bitmaps_of_a_resized_repaired_or_copied_image_are_inconsistent() {
+    let inconsistent = ["off", "stored"].map(|name| (name.to_owned(), None, false));
+    let scratch = Scratch::new();
+    let resize = |server: &Server| {
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let exports = qmp.execute("query-block-exports", json!({}));
+        qmp.execute("block-export-del", json!({"id": exports[0]["id"], "mode": "hard"}));
+        qmp.wait_for("BLOCK_EXPORT_DELETED");
+        qmp.execute("block_resize", json!({"node-name": "disk", "size": 16 << 20}));
+    };
+    assert_eq!(after_a_kill(&scratch, resize, || {}), inconsistent);
+    let scratch = Scratch::new();
+    let check = || {
+        let mut check = Command::new(daemon());
+        check.args(["check", "--repair", "all"]).arg(scratch.path("disk.qcow2"));
+        check.env("RUNTIME_DIRECTORY", scratch.path("run"));
+        assert!(check.output().expect("it runs").status.success());
+    };
+    assert_eq!(after_a_kill(&scratch, |_| write(&scratch, "write 0 64k"), check), inconsistent);
+    let scratch = Scratch::new();
+    image(&scratch);
+    let server = start(&scratch, "first", "");
+    write(&scratch, "write 0 64k");
+    kill(&scratch, server);
+    let [disk, copy] = ["disk.qcow2", "copy.qcow2"].map(|name| scratch.path(name));
+    fs::copy(&disk, &copy).expect("a copy");
+    let nodes = ServerCommand::new(&scratch).named("other").monitor("qmp");
+    let nodes = nodes.env("RUNTIME_DIRECTORY", scratch.path("run").display().to_string()).start();
+    let mut qmp = Qmp::connect(&nodes.socket("qmp"));
+    let of_copy = json!({"driver": "qcow2", "node-name": "copy",
+        "file": {"driver": "file", "filename": copy}});
+    let refused = qmp.refused("blockdev-add", of_copy);
+    assert!(refused.contains("this is a copy"), "{refused}");
+    nodes.stop();
+    // The image itself is as it was.
+    let server = start(&scratch, "second", "");
+    assert_eq!(bitmaps(&server), [of("off", 0, false), of("stored", 64, true)]);
+    server.stop();
+}
+
+/// A backup by a bitmap that the kill interrupts: the next one has all parts of both.
+#[test]
+fn a_backup_that_a_kill_interrupts_keeps_its_bits() {
+    let scratch = Scratch::new();
+    let used = |server: &Server| {
+        write(&scratch, "write 0 1M");
+        client_output(&scratch, "qemu-img", &["create", "-q", "-f", "raw", "backup.img", "8M"]);
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let path = scratch.path("backup.img");
+        let target = json!({"driver": "file", "node-name": "target", "filename": path});
+        qmp.execute("blockdev-add", target);
+        let slow = json!({"job-id": "j", "device": "disk", "target": "target",
+            "sync": "incremental", "bitmap": "stored", "speed": 65536});
+        qmp.execute("blockdev-backup", slow);
+        write(&scratch, "write 4M 64k");
+        let job = qmp.execute("query-jobs", json!({}));
+        assert_eq!(job[0]["status"], "running", "{job}");
+    };
+    let found = after_a_kill(&scratch, used, || {});
+    assert_eq!(found, [of("off", 0, false), of("stored", 1024 + 64, true)]);
+}
+
+/// A folder without room: bitmaps work as without the folder, and the log says so once.
+#[test]
+fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {
+    let scratch = Scratch::new();
+    let folder = scratch.path("small");
+    fs::create_dir(&folder).expect("a folder");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"])
+        .arg(&folder)
+        .output()
+        .expect("mount(8)");
+    if !mounted.status.success() {
+        return test_requirements::untested("a mount", "only root can mount");
+    }
+    let _unmounts = Unmounts(folder.clone());
+    client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "8G"]);
+    let start = |name: &'static str| {
+        let disk = scratch.path("disk.qcow2").display().to_string();
+        let disk = format!("qcow2,node-name=disk,file.driver=file,file.filename={disk}");
+        let command = ServerCommand::new(&scratch).named(name).monitor("qmp");
+        let command = command.env("RUNTIME_DIRECTORY", folder.display().to_string());
+        let command = command.arg("--blockdev").arg(disk);
+        nbd_export(nbd_server(command, &scratch, ""), "disk", ",writable=on").start()
+    };
+    let server = start("first");
+    add(&server, "coarse", json!({}));
+    // 2 MiB of bits.
+    add(&server, "fine", json!({"granularity": 512}));
+    add(&server, "fine-too", json!({"granularity": 512}));
+    write(&scratch, "write 0 64k");
+    assert_eq!(server.log().matches("cannot be kept in memory").count(), 1, "{}", server.log());
+    let all = [of("coarse", 64, true), of("fine", 64, true), of("fine-too", 64, true)];
+    assert_eq!(bitmaps(&server), all);
+    kill(&scratch, server);
+    let server = start("second");
+    assert_eq!(bitmaps(&server), all[..1]);
+    server.stop();
+    assert!(client(&scratch, "qemu-img", &["check", "-q", "disk.qcow2"]).status.success());
+}
+
+struct Unmounts(PathBuf);
+
+impl Drop for Unmounts {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()), "the folder is unmounted");
+    }
+}
