@@ -1,8 +1,8 @@
 //! Persistent dirty bitmaps of an image.
 //!
 //! An image that is opened for writing marks its bitmaps as in use, on stable storage before anything else
-//! changes. A kill leaves them so: after the next open they are inconsistent, unless their bits are [kept](kept). Closing the image
-//! stores them. The new bitmaps lie in clusters that nothing refers to, until one sector of the header leads to the
+//! changes. A kill leaves them so: after the next open they are inconsistent, unless their bits are [kept]. Closing the
+//! image stores them. The new bitmaps lie in clusters that nothing refers to, until one sector of the header leads to the
 //! new directory.
 
 mod directory;
