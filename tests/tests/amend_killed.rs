@@ -1,5 +1,5 @@
 //! The daemon is killed with SIGKILL while `x-blockdev-amend` changes passwords. Afterwards QEMU opens each image with
-//! the old password or the new one, with its data, and the next daemon goes on.
+//! the old password or the new one, with its data, and the next daemon serves it.
 //!
 //! `RINGMILL_KILLS` sets the number of kills, 20 by default: each of three images counts. `RINGMILL_SEED` determines their
 //! instants; a failing test prints its seed.
@@ -175,7 +175,7 @@ impl Image {
 }
 
 impl Change {
-    /// Checks which passwords an image has. `before`: those before the change. `is_done`: a client was told.
+    /// Checks which passwords an image has. `before`: those before the change. `is_done`: a client has seen the job's end.
     fn check(self, image: Image, before: &[&str], after: &[&str], is_done: bool) {
         let what = format!("{image:?}, {self:?}, done: {is_done}: {before:?}, then {after:?}");
         let (stays, comes, goes) = match self {
@@ -243,7 +243,7 @@ impl Client {
         Client(stream)
     }
 
-    /// What it has been told, up to the daemon's end.
+    /// What it has received, up to the daemon's end.
     fn told(mut self) -> Vec<Value> {
         let mut told = Vec::new();
         // A reset ends it, too.

@@ -1,5 +1,4 @@
-//! Persistent dirty bitmaps after a kill of the daemon: they are right, unless something came in between that they do not
-//! tell of.
+//! Persistent dirty bitmaps after a kill of the daemon: they are right, unless something that sets no bits came in between.
 
 mod common;
 
@@ -44,7 +43,7 @@ fn write(scratch: &Scratch, what: &str) {
     client_output(scratch, "qemu-io", &["-f", "raw", &nbd_uri(scratch, "disk"), "-c", what]);
 }
 
-/// The bitmaps that a daemon tells of: names, bytes, and whether they record. `None` instead of bytes: inconsistent.
+/// The bitmaps that a daemon lists: names, bytes, and whether they record. `None` instead of bytes: inconsistent.
 fn bitmaps(server: &Server) -> Vec<(String, Option<u64>, bool)> {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));

@@ -259,7 +259,7 @@ fn connections(scratch: &Scratch, image: &Image) -> Vec<(UnixStream, Peer)> {
     vec![connected(&mut qemu, "qemu"), (ours, nbdkit)]
 }
 
-/// A daemon whose node has the socket at fd 0.
+/// A daemon with a node over the socket at fd 0.
 fn front_over(scratch: &Scratch, stream: UnixStream) -> Server {
     let command = ServerCommand::new(scratch).monitor("qmp").stdin(stream);
     let command = command.iothread("io0").iothread("io1").arg("--blockdev");

@@ -6,6 +6,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 /// The descriptors that do not belong to the daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Fds(RefCell<BTreeSet<RawFd>>);
@@ -59,6 +61,12 @@ impl Kept {
     pub(crate) fn new(fds: &Rc<Fds>, fd: OwnedFd) -> Rc<Self> {
         fds.keep(fd.as_raw_fd());
         Rc::new(Kept { fd, fds: fds.clone() })
+    }
+
+    /// An eventfd of a guest, which does not block.
+    pub(crate) fn eventfd(fds: &Rc<Fds>) -> Rc<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Kept::new(fds, EventFd::from_flags(flags).expect("an eventfd").into())
     }
 }
 

@@ -34,6 +34,18 @@ impl Random {
         n > 0 && self.below(n) == 0
     }
 
+    /// Some of the sectors of a disk: all, or a hot area, so that requests overlap.
+    pub(crate) fn area(&self, sectors: u32) -> u32 {
+        if self.one_in(4) { sectors.min(64) } else { sectors }
+    }
+
+    /// The first sector and the number of sectors of a request for at most `count` of them.
+    pub(crate) fn range(&self, sectors: u32, count: u32) -> (u32, u32) {
+        let area = self.area(sectors);
+        let count = count.min(area);
+        (self.below(u64::from(area - count + 1)) as u32, count)
+    }
+
     /// One of these.
     pub(crate) fn pick<T: Copy>(&self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]

@@ -529,7 +529,7 @@ impl World {
             let loops = daemon.loops();
             sockets |= actor == Some(loops[0].actor);
             if actor == Some(loops[0].actor) && self.has_nvme {
-                // The control loop may have signalled the thread of a queue, whose doorbell was rung.
+                // The control loop may have passed a doorbell on to a queue's thread.
                 self.poke_all_of(&loops[1..]);
             }
             for l in &loops {

@@ -1,5 +1,7 @@
 //! A vfio-user client, as a VMM has it: guest memory by descriptor, interrupts by eventfd, registers by message.
 
+pub mod wire;
+
 use std::io::{IoSlice, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -11,40 +13,20 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-/// Commands of the protocol.
-const VERSION: u16 = 1;
-const DMA_MAP: u16 = 2;
-const DMA_UNMAP: u16 = 3;
-const GET_REGION_INFO: u16 = 5;
-const SET_IRQS: u16 = 8;
-const REGION_READ: u16 = 9;
-const REGION_WRITE: u16 = 10;
-const RESET: u16 = 13;
+pub use wire::{BAR0, CONFIG};
+use wire::{
+    DEVICE_RESET, DMA_MAP, DMA_UNMAP, GET_REGION_INFO, HEADER, REGION_READ, REGION_WRITE, SET_IRQS,
+    VERSION,
+};
+
 /// Bytes of a region's description with a list of one area that may be mapped.
 const REGION_INFO: u32 = 64;
 /// The flag of a region that may be mapped.
 const REGION_MMAP: u32 = 4;
-/// Flags of SET_IRQS: eventfds that interrupts trigger.
-const EVENTFD_TRIGGER: u32 = 4 | 32;
-/// The index of the MSI-X interrupts.
-const MSIX: u32 = 2;
-/// Flags of DMA_MAP: readable and writable.
-const READ_WRITE: u32 = 3;
 /// A reply without an error.
 const REPLY: u32 = 1;
-const HEADER: usize = 16;
 /// The longest reply that is accepted, bytes.
 const MAX_REPLY: usize = 1 << 16;
-
-/// The region of BAR 0.
-pub const BAR0: u32 = 0;
-/// The region of PCI configuration space.
-pub const CONFIG: u32 = 7;
-
-/// Encodes 32-bit words in the byte order of the host, as the protocol does.
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-}
 
 /// A part of a region that may be mapped.
 pub struct MappedArea {
@@ -71,7 +53,7 @@ impl Client {
         let socket = UnixStream::connect(path)
             .with_context(|| format!("connecting to {}", path.display()))?;
         let mut client = Client { socket };
-        client.ask(VERSION, &words(&[0]), None).context("agreeing on a version")?;
+        client.ask(VERSION, &wire::words(&[0]), None).context("agreeing on a version")?;
         Ok(client)
     }
 
@@ -81,8 +63,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn map(&mut self, addr: u64, size: u64, file: BorrowedFd<'_>) -> Result<()> {
-        let map = [words(&[32, READ_WRITE, 0, 0]), [addr, size].map(u64::to_ne_bytes).concat()];
-        self.ask(DMA_MAP, &map.concat(), Some(file.as_raw_fd())).map(drop)
+        self.ask(DMA_MAP, &wire::map(0, addr, size), Some(file.as_raw_fd())).map(drop)
     }
 
     /// Takes back the memory of `size` bytes at guest address `addr`. Nothing uses it after the reply.
@@ -91,8 +72,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn unmap(&mut self, addr: u64, size: u64) -> Result<()> {
-        let unmap = [words(&[24, 0]), [addr, size].map(u64::to_ne_bytes).concat()];
-        self.ask(DMA_UNMAP, &unmap.concat(), None).map(drop)
+        self.ask(DMA_UNMAP, &wire::unmap(addr, size), None).map(drop)
     }
 
     /// Resets the device.
@@ -101,7 +81,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn reset(&mut self) -> Result<()> {
-        self.ask(RESET, &[], None).map(drop)
+        self.ask(DEVICE_RESET, &[], None).map(drop)
     }
 
     /// Waits for the server to end the connection.
@@ -121,7 +101,7 @@ impl Client {
     ///
     /// The server refuses, or describes more than one part.
     pub fn mapped_area(&mut self, region: u32) -> Result<Option<MappedArea>> {
-        let info = words(&[REGION_INFO, 0, region, 0, 0, 0, 0, 0]);
+        let info = wire::region_info(region, REGION_INFO);
         let (reply, fd) = self.ask_for_fd(GET_REGION_INFO, &info, None)?;
         let word = |at: usize| reply.as_chunks().0.get(at).map(|w| u32::from_ne_bytes(*w));
         let long = |at: usize| reply.as_chunks().0.get(at).map(|w| u64::from_ne_bytes(*w));
@@ -143,7 +123,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn set_interrupt(&mut self, vector: u32, eventfd: BorrowedFd<'_>) -> Result<()> {
-        let set = words(&[20, EVENTFD_TRIGGER, MSIX, vector, 1]);
+        let set = wire::eventfds(vector, 1);
         self.ask(SET_IRQS, &set, Some(eventfd.as_raw_fd())).map(drop)
     }
 
@@ -153,8 +133,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn read(&mut self, region: u32, register: u64) -> Result<u32> {
-        let read = [&register.to_ne_bytes()[..], &words(&[region, 4])].concat();
-        let reply = self.ask(REGION_READ, &read, None)?;
+        let reply = self.ask(REGION_READ, &wire::region(region, register, 4), None)?;
         let value = reply.get(16..).and_then(|value| value.try_into().ok());
         Ok(u32::from_ne_bytes(value.context("a reply has no register")?))
     }
@@ -165,7 +144,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn write(&mut self, region: u32, register: u64, value: u32) -> Result<()> {
-        let write = [&register.to_ne_bytes()[..], &words(&[region, 4, value])].concat();
+        let write = wire::write(region, register, &value.to_ne_bytes());
         self.ask(REGION_WRITE, &write, None).map(drop)
     }
 
@@ -180,9 +159,7 @@ impl Client {
         payload: &[u8],
         fd: Option<RawFd>,
     ) -> Result<(Vec<u8>, Option<OwnedFd>)> {
-        let size = (HEADER + payload.len()) as u32;
-        let header = words(&[u32::from(command) << 16, size, 0, 0]);
-        let message = [&header[..], payload].concat();
+        let message = wire::message(0, command, true, payload);
         let fds: Vec<RawFd> = fd.into_iter().collect();
         let fds = (!fds.is_empty()).then_some(ControlMessage::ScmRights(&fds));
         let iov = [IoSlice::new(&message)];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::KeptBits;
+use super::{Described, KeptBits};
 use crate::job::Bitmap;
 
 /// Where a bitmap is when its node is closed.
@@ -51,13 +51,8 @@ impl DirtyBitmap {
 
     /// Returns a bitmap in the image with bits that survive a kill of the process once it [is
     /// kept](Self::begin_keeping).
-    pub(crate) fn of_kept(
-        name: String,
-        size: u64,
-        granularity: u64,
-        recording: bool,
-        kept: Arc<KeptBits>,
-    ) -> DirtyBitmap {
+    pub(crate) fn of_kept(of: Described, kept: Arc<KeptBits>) -> DirtyBitmap {
+        let Described { name, size, granularity, recording } = of;
         let bits = Bitmap::of_kept(size, granularity, kept);
         let (recording, busy) = (AtomicBool::new(recording), AtomicBool::new(false));
         DirtyBitmap { name, bits, storage: Storage::Image, recording, busy }

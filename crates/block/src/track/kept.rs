@@ -4,9 +4,9 @@
 //! bitmap. The file is allocated as a whole beforehand: a full file system cannot fail a store.
 //!
 //! A word of the header says whether the bits are complete. It changes with a store, too, so a kill leaves the bits from
-//! before or from after. Bits that were taken from the bitmap, for a backup or by a command, are first copied behind the
-//! words: a kill may come before the backup is complete, or before a client knows that it is. They stay there until bits
-//! are taken again by a client that knows what has become of the first ones.
+//! before or from after. A backup or a command that takes bits from the bitmap first copies them behind the words: a kill
+//! may come before the backup is complete, or before a client knows that it is. They stay there until a client that knows
+//! the result of the first command has bits taken again.
 
 use std::fs::File;
 use std::io;
@@ -212,7 +212,7 @@ impl KeptBits {
         }
     }
 
-    /// The file says no more that the bits are complete. Before anything changes that they do not tell of.
+    /// The file says no more that the bits are complete. To be called before a change that sets no bits.
     pub(crate) fn give_up(&self) {
         self.end(&mut lock(&self.phase));
     }

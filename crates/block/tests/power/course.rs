@@ -75,7 +75,7 @@ pub(crate) struct Seen {
     pub(crate) encrypted: usize,
     /// Bitmaps in what was left that claimed to be right.
     pub(crate) right: usize,
-    /// Bitmaps whose bits have survived a kill.
+    /// Bitmaps with bits that have survived a kill.
     pub(crate) kept: usize,
     /// Compressed clusters in what was left.
     pub(crate) compressed: usize,

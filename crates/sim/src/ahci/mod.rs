@@ -234,10 +234,7 @@ impl AhciGuest {
             1..16 => 8,
             _ => random.between(1, 2) as u32,
         };
-        // A hot area, so that commands overlap.
-        let area = if random.one_in(4) { sectors.min(64) } else { sectors };
-        let count = count.min(area);
-        let first = random.below(u64::from(area - count + 1)) as u32;
+        let (first, count) = random.range(sectors, count);
         let ticket = match kind {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write { .. } => Some(model.begin_write(first, count, false)),

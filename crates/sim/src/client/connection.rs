@@ -237,8 +237,7 @@ impl Connection {
         let (random, model) = (world.random(), &self.shared.model);
         let kind = Kind::any(random, self.allocation.get());
         let sectors = self.sectors.get().min(model.borrow().sectors());
-        // A hot area, so that requests overlap.
-        let area = if random.one_in(4) { sectors.min(64) } else { sectors };
+        let area = random.area(sectors);
         let count = any_count(random, self.shared.plan.large).min(area);
         let first = random.below(u64::from(area - count + 1)) as u32;
         let mut model = model.borrow_mut();

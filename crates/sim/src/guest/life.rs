@@ -1,13 +1,12 @@
 //! A VMM: connects, sets up queues, and at random stops, resets or changes them.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use exports::vhost_user::session::{
     VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX,
     VIRTIO_F_RING_INDIRECT_DESC, protocol_features,
 };
 use exports::vhost_user::wire::Request;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::queue::Queue;
@@ -203,7 +202,7 @@ impl Guest {
     fn start_queue(&self, connection: &Connection, queue: &Queue, base: u16) -> Result<(), Gone> {
         let config = queue.driver.borrow().config();
         let index = u32::from(queue.index);
-        let (kick, call) = (self.eventfd(), self.eventfd());
+        let (kick, call) = (Kept::eventfd(&self.world().fds), Kept::eventfd(&self.world().fds));
         connection.tell(Request::SetVringNum, &u32s(&[index, config.size.into()]), &[])?;
         connection.tell(Request::SetVringBase, &u32s(&[index, base.into()]), &[])?;
         let mut addr = u32s(&[index, 0]);
@@ -221,12 +220,6 @@ impl Guest {
             queue.wake();
         }
         Ok(())
-    }
-
-    fn eventfd(&self) -> std::rc::Rc<Kept> {
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-        let fd: OwnedFd = EventFd::from_flags(flags).expect("an eventfd").into();
-        Kept::new(&self.world().fds, fd)
     }
 
     /// Stops a queue. Returns its base: the index of the first available entry not yet taken.
@@ -324,7 +317,7 @@ impl Guest {
             }
             Disturbance::Call => {
                 coverage.calls.one();
-                let call = self.eventfd();
+                let call = Kept::eventfd(&self.world().fds);
                 queue.call.replace(Some(call.clone()));
                 // Until the device receives the new eventfd, its signals to the old one are lost.
                 world.machine.sleep(pause);
@@ -333,7 +326,7 @@ impl Guest {
             Disturbance::Tasks => self.manage_tasks(connection)?,
             Disturbance::Kick => {
                 coverage.kick_fds.one();
-                let kick = self.eventfd();
+                let kick = Kept::eventfd(&self.world().fds);
                 // Until the device receives the new eventfd, the driver kicks the old one, the new one or none.
                 // Each of these kicks may be lost: the device checks the queue when it receives the eventfd.
                 match random.below(3) {

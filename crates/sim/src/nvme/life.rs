@@ -1,13 +1,13 @@
 //! The VMM and the driver's part that is of no I/O queue: connects, enables the controller, and disturbs it at random.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::rc::Rc;
+use std::os::fd::{AsRawFd, RawFd};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use vcpu::vfio_user::wire;
 
 use super::line::{Gone, Line};
 use super::memory::{ADMIN, Part};
-use super::{NvmeGuest, admin, wire};
+use super::reply::u32_at;
+use super::{NvmeGuest, admin};
 use crate::fds::Kept;
 use crate::user::{PATIENCE_NS, User};
 
@@ -182,20 +182,21 @@ impl NvmeGuest {
     fn attach(&self, line: &Line) -> Result<(), Gone> {
         let info = line.ask(wire::DEVICE_GET_INFO, &wire::device_info(), &[])?;
         for (index, size) in REGIONS {
-            let info = line.ask(wire::GET_REGION_INFO, &wire::region_info(*index), &[])?;
-            if u64::from(wire::u32_at(&info, 16)) != *size {
+            let info = line.ask(wire::GET_REGION_INFO, &wire::region_info(*index, 32), &[])?;
+            if u64::from(u32_at(&info, 16)) != *size {
                 self.shared.fail(&format!("region {index} is {info:?}"));
             }
         }
         let irqs = line.ask(wire::GET_IRQ_INFO, &wire::irq_info(), &[])?;
-        if wire::u32_at(&info, 4) & 3 != 3 || wire::u32_at(&irqs, 12) != self.vectors() {
+        if u32_at(&info, 4) & 3 != 3 || u32_at(&irqs, 12) != self.vectors() {
             self.shared.fail(&format!("the device is {info:?}, its interrupts are {irqs:?}"));
         }
         let memory = &self.shared.memory;
         self.map(line, &memory.queues)?;
         self.map(line, &memory.data)?;
         self.shared.is_unplugged.set(false);
-        let calls: Vec<_> = (0..self.vectors()).map(|_| self.eventfd()).collect();
+        let calls: Vec<_> =
+            (0..self.vectors()).map(|_| Kept::eventfd(&self.shared.world.fds)).collect();
         let fds: Vec<RawFd> = calls.iter().map(|call| call.as_raw_fd()).collect();
         line.ask(wire::SET_IRQS, &wire::eventfds(0, self.vectors()), &fds)?;
         let places = std::iter::once(&self.admin.call).chain(self.queues.iter().map(|it| &it.call));
@@ -208,12 +209,6 @@ impl NvmeGuest {
     /// Number of interrupts: of the admin queue, and of each I/O queue.
     fn vectors(&self) -> u32 {
         self.queues.len() as u32 + 1
-    }
-
-    fn eventfd(&self) -> Rc<Kept> {
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-        let fd: OwnedFd = EventFd::from_flags(flags).expect("an eventfd").into();
-        Kept::new(&self.shared.world.fds, fd)
     }
 
     /// Shares a part of the memory.
@@ -250,7 +245,7 @@ impl NvmeGuest {
         }
     }
 
-    /// Enables the controller, creates the queues, and lets their drivers go on.
+    /// Enables the controller, creates the queues, and resumes their drivers.
     fn enable(&self, line: &Line) -> Result<(), Gone> {
         let Self { shared, admin, queues, .. } = self;
         let plan = &shared.plan;
@@ -373,7 +368,7 @@ impl NvmeGuest {
             }
             Disturbance::Interrupt => {
                 coverage.calls.one();
-                let call = self.eventfd();
+                let call = Kept::eventfd(&world.fds);
                 let before = queue.call.replace(Some(call.clone()));
                 let set = wire::eventfds(queue.qid.into(), 1);
                 line.ask(wire::SET_IRQS, &set, &[call.as_raw_fd()])?;

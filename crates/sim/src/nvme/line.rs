@@ -10,8 +10,9 @@ use std::rc::Rc;
 use exports::vhost_user::fd_passing;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
+use vcpu::vfio_user::wire;
 
-use super::wire::{self, Reply};
+use super::reply::{Reply, take_reply, u32_at};
 use crate::user::PATIENCE_NS;
 use crate::world::World;
 
@@ -39,9 +40,9 @@ pub(super) struct Line {
     next: Cell<u16>,
     output: RefCell<Vec<u8>>,
     input: RefCell<Vec<u8>>,
-    /// Numbers of messages whose replies are missing.
+    /// Numbers of messages without a reply yet.
     awaited: RefCell<BTreeSet<u16>>,
-    /// Replies that nobody has taken yet, with their commands, by number of the message.
+    /// Replies that were not taken yet, with their commands, by number of the message.
     replies: RefCell<BTreeMap<u16, (u16, Reply)>>,
 }
 
@@ -221,7 +222,7 @@ impl Line {
             self.world.poke_control();
         }
         let mut input = self.input.borrow_mut();
-        while let Some((id, command, reply)) = wire::take_reply(&mut input) {
+        while let Some((id, command, reply)) = take_reply(&mut input) {
             if !self.awaited.borrow_mut().remove(&id) {
                 self.fail(&format!("message {id} of command {command} is replied to"));
             }
@@ -253,7 +254,7 @@ impl Line {
         if payload.len() != 20 || payload[..16] != place {
             self.fail(&format!("a register is read as {payload:?}"));
         }
-        Ok(wire::u32_at(&payload, 16))
+        Ok(u32_at(&payload, 16))
     }
 
     /// Writes registers. `is_answered`: waits for the reply.

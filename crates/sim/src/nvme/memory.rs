@@ -50,7 +50,7 @@ pub(super) struct Memory {
     pub(super) data: Part,
 }
 
-/// A region of the memory, in a file of its own: the system would show adjacent mappings of one file as one.
+/// A region of the memory. Each has another file: the system would show adjacent mappings of one file as one.
 pub(super) struct Part {
     pub(super) file: Rc<Kept>,
     pub(super) offset: u64,

@@ -9,8 +9,8 @@ mod line;
 mod memory;
 mod plan;
 mod queue;
+mod reply;
 mod rings;
-mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

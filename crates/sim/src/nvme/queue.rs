@@ -272,10 +272,7 @@ impl Queue {
             1..4 => 8,
             _ => random.between(1, 2) as u32,
         };
-        // A hot area, so that commands overlap.
-        let area = if random.one_in(4) { sectors.min(64) } else { sectors };
-        let count = count.min(area);
-        let first = random.below(u64::from(area - count + 1)) as u32;
+        let (first, count) = random.range(sectors, count);
         let ticket = match kind {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write { .. } => Some(model.begin_write(first, count, false)),
@@ -459,7 +456,7 @@ impl Queue {
         self.rings.replace(new_rings(&self.shared, self.qid));
     }
 
-    /// Lets the driver go on.
+    /// Resumes the driver.
     pub(super) fn resume(&self) {
         self.is_paused.set(false);
         self.wake();

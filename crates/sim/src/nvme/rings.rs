@@ -31,7 +31,7 @@ pub(super) struct Rings {
     size: u16,
     submissions: u64,
     completions: u64,
-    /// The place of the next entry, and the tail that the device was told of.
+    /// The place of the next entry, and the last tail that the doorbell had.
     tail: u16,
     told: u16,
     head: u16,
@@ -85,8 +85,8 @@ impl Rings {
         self.tail = (self.tail + 1) % self.size;
     }
 
-    /// The tail, which the device is told of now. With shadows, the tail is in memory from now on, and the event index is
-    /// to be [looked at](Self::needs_register).
+    /// Returns the new value of the tail's doorbell. With shadows, it is in memory when this returns, and the event index
+    /// is to be [checked](Self::needs_register).
     pub(super) fn tell_tail(&mut self) -> Told {
         let told = Told { doorbell: 0, old: self.told, new: self.tail };
         self.told = self.tail;

@@ -16,7 +16,7 @@ fn described() -> Described {
 fn kept() -> (Arc<DirtyBitmap>, Tracking, File) {
     let file = File::from(memfd_create("kept", MFdFlags::MFD_CLOEXEC).unwrap());
     let bits = KeptBits::create(file.try_clone().unwrap(), OWNER, &described()).unwrap();
-    let bitmap = DirtyBitmap::of_kept("b0".into(), SIZE, 65536, true, Arc::new(bits));
+    let bitmap = DirtyBitmap::of_kept(described(), Arc::new(bits));
     let (bitmap, tracking) = (Arc::new(bitmap), Tracking::new("disk", None));
     assert!(left(&file).is_none(), "nothing sets its bits yet");
     tracking.add_bitmap(bitmap.clone());

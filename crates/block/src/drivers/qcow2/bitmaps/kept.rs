@@ -1,8 +1,8 @@
 //! Bitmaps that survive a kill of the process: their bits are in files beside the [journal](super::super::journal).
 //!
-//! The image is marked while such a bitmap is there, also if nothing was written yet: the mark leads the next process to
-//! the files, and another program, which does not know it, removes it before it writes. What the bits do not tell of gives
-//! them up first: a resize, a handover, a failure of the journal, and closing the image.
+//! The image is marked while it has such a bitmap, also if nothing was written yet. The mark leads the next process to the
+//! files. Another program does not know the mark, and removes it before it writes. The files are given up before changes
+//! that set no bits: a resize, a handover, a failure of the journal, and closing the image.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -77,10 +77,7 @@ impl KeptBitmaps {
                 file.remove();
                 continue;
             }
-            let bits = self.add(file);
-            let Described { name, size, granularity, recording } = of;
-            let bitmap = DirtyBitmap::of_kept(name, size, granularity, recording, bits);
-            let bitmap = Arc::new(bitmap);
+            let bitmap = Arc::new(DirtyBitmap::of_kept(of, self.add(file)));
             match place.and_then(|place| loaded.bitmaps.get_mut(place)) {
                 Some(inconsistent) => *inconsistent = bitmap,
                 None => loaded.bitmaps.push(bitmap),
@@ -94,8 +91,7 @@ impl KeptBitmaps {
             let (name, granularity) = (bitmap.name().to_owned(), bits.granularity());
             let of = Described { name, size, granularity, recording };
             if let Some(kept) = self.create(node, &of) {
-                let Described { name, .. } = of;
-                let with = DirtyBitmap::of_kept(name, size, granularity, recording, kept);
+                let with = DirtyBitmap::of_kept(of, kept);
                 with.bits().merge(bits);
                 *bitmap = Arc::new(with);
             }

@@ -151,10 +151,9 @@ impl BitmapStore for ImageBitmaps {
             true => self.image.kept.create(&self.node_name, &of),
             false => None,
         };
-        let Described { name, .. } = of;
         match kept {
-            Some(bits) => DirtyBitmap::of_kept(name, size, granularity, recording, bits),
-            None => DirtyBitmap::new(name, size, granularity, recording, Storage::Image),
+            Some(bits) => DirtyBitmap::of_kept(of, bits),
+            None => DirtyBitmap::new(of.name, size, granularity, recording, Storage::Image),
         }
     }
 

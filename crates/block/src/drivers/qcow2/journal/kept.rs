@@ -89,8 +89,8 @@ impl Keeper {
 }
 
 impl Journal {
-    /// Makes files of bitmaps for the image, in a file on that device. `None`: a copy of the image could not be told from
-    /// it.
+    /// Makes files of bitmaps for the image, in a file on that device. `None`: the image and a copy of it could be
+    /// confused.
     pub(in crate::drivers::qcow2) fn keeper(&self, device: Option<u64>) -> Option<Keeper> {
         let owner = Owner { mark: self.mark.bytes(), device: device.filter(|_| self.inode != 0)? };
         let (folder, mark) = (self.folder.clone(), self.mark.clone());
@@ -123,7 +123,7 @@ impl Journal {
                 None => remove(&self.folder, &name),
             }
         }
-        // Which of two it is cannot be told.
+        // With two of one name, it is unknown which is the newer.
         let names: Vec<String> = all.iter().map(|(of, _)| of.name.clone()).collect();
         let is_one = |(of, file): &(Described, KeptFile)| {
             let is_one = names.iter().filter(|name| **name == of.name).count() == 1;
