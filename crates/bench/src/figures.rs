@@ -12,6 +12,13 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
+/// The lower quartile: what a quarter of the values do not exceed; NaN of none.
+pub(crate) fn lower_quartile(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 4).copied().unwrap_or(f64::NAN)
+}
+
 /// The least and the most of several values.
 pub(crate) fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
@@ -28,5 +35,12 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
         assert!(median(std::iter::empty()).is_nan());
+    }
+
+    #[test]
+    fn lower_quartiles() {
+        assert_eq!(lower_quartile([4.0, 1.0, 2.0, 3.0].into_iter()), 2.0);
+        assert_eq!(lower_quartile([2.0, 1.0, 3.0].into_iter()), 1.0);
+        assert!(lower_quartile(std::iter::empty()).is_nan());
     }
 }
