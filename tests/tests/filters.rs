@@ -136,15 +136,26 @@ fn what_is_read_is_copied_down_to_the_bottom() {
 
 #[test]
 fn a_snapshot_stays_what_the_disk_was_while_it_is_written_and_across_an_upgrade() {
+    snapshot_stays(&[]);
+}
+
+#[test]
+fn what_was_overwritten_may_be_kept_in_an_overlay_of_the_disk() {
+    snapshot_stays(&["-F", "qcow2", "-b", "top.qcow2"]);
+}
+
+/// `behind`: what `qemu-img create` is told of the image behind the one that gets what is overwritten.
+fn snapshot_stays(behind: &[&str]) {
     let scratch = Scratch::new();
     chain(&scratch);
     let (was, kept) = (path(&scratch, "was.img"), path(&scratch, "kept.qcow2"));
     image(&scratch, &["convert", "-O", "raw", &path(&scratch, "top.qcow2"), &was]);
-    image(&scratch, &["create", "-q", "-f", "qcow2", &kept, "8M"]);
+    image(&scratch, &[&["create", "-q", "-f", "qcow2"], behind, &[&kept, "8M"]].concat());
     let (mut server, mut qmp) = daemon(&scratch);
-    for name in ["top", "kept"] {
-        qmp.execute("blockdev-add", qcow2(&scratch, name));
-    }
+    qmp.execute("blockdev-add", qcow2(&scratch, "top"));
+    let mut target = qcow2(&scratch, "kept");
+    target["backing"] = if behind.is_empty() { Value::Null } else { "top".into() };
+    qmp.execute("blockdev-add", target);
     let cbw =
         json!({"driver": "copy-before-write", "node-name": "cbw", "file": "top", "target": "kept"});
     qmp.execute("blockdev-add", cbw);
@@ -167,6 +178,81 @@ fn a_snapshot_stays_what_the_disk_was_while_it_is_written_and_across_an_upgrade(
     io(&scratch, "raw", &disk, &["write -P 8 512k 64k", "write -P 8 2M 6M", "read -P 8 2M 6M"]);
     compare();
     server.stop();
+}
+
+/// The classic fleecing: the overlay shows the disk as it was when the job began.
+#[test]
+fn a_backup_into_an_overlay_of_its_source_shows_what_the_source_was() {
+    for (format, export_first) in [("raw", false), ("qcow2", true)] {
+        let scratch = Scratch::new();
+        let [source, overlay, was] =
+            ["source", "overlay.qcow2", "was"].map(|name| path(&scratch, name));
+        image(&scratch, &["create", "-q", "-f", format, &source, "8M"]);
+        io(
+            &scratch,
+            format,
+            &source,
+            &["write -P 1 0 1M", "write -P 2 2M 100k", "write -P 3 6M 2M"],
+        );
+        image(&scratch, &["convert", "-f", format, "-O", "raw", &source, &was]);
+        image(&scratch, &["create", "-q", "-f", "qcow2", "-F", format, "-b", &source, &overlay]);
+
+        let (server, mut qmp) = daemon(&scratch);
+        let node = json!({"driver": format, "node-name": "disk", "file": file(&scratch, "source")});
+        qmp.execute("blockdev-add", node);
+        serve(&scratch, &mut qmp, &[("disk", true)]);
+        let mut node = qcow2(&scratch, "overlay");
+        node["backing"] = "disk".into();
+        qmp.execute("blockdev-add", node);
+        let export = |qmp: &mut Qmp| {
+            let export = json!({"type": "nbd", "id": "overlay", "node-name": "overlay"});
+            qmp.execute("block-export-add", export);
+        };
+        if export_first {
+            export(&mut qmp);
+        }
+        let mirror = json!({"job-id": "j", "device": "disk", "target": "overlay", "sync": "none"});
+        let why = qmp.refused("blockdev-mirror", mirror.clone());
+        assert_eq!(why, "Node 'overlay' lies on 'disk', which is to be copied to it");
+        qmp.execute("blockdev-backup", mirror);
+        if !export_first {
+            export(&mut qmp);
+        }
+
+        let (disk, moment) = (uri(&scratch, "disk"), uri(&scratch, "overlay"));
+        let compare =
+            || image(&scratch, &["compare", "-q", "-f", "raw", "-F", "raw", &moment, &was]);
+        // Data, zeroes and holes are overwritten by each other.
+        let changes = [
+            "write -P 7 0 5k",
+            "write -P 7 1M 5k",
+            "write -z 2M 4k",
+            "discard 64k 64k",
+            "write -P 7 3M 1M",
+        ];
+        io(&scratch, "raw", &disk, &changes);
+        compare();
+        let writes: Vec<String> =
+            (0..128).map(|n| format!("aio_write -P 9 {}k 5k", n * 61)).collect();
+        let writes: Vec<&str> = writes.iter().map(String::as_str).chain(["aio_flush"]).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| io(&scratch, "raw", &disk, &writes));
+            (0..3).for_each(|_| compare());
+        });
+        compare();
+
+        // As in QSD, after the job the overlay shows what the disk is where it has nothing.
+        let reads = ["read -P 7 3M 1k", "read -P 9 61k 5k"];
+        io(&scratch, "raw", &disk, &reads);
+        qmp.execute("job-cancel", json!({"id": "j"}));
+        assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["device"], "j");
+        io(&scratch, "raw", &disk, &["write -P 8 3M 64k", "read -P 8 3M 64k"]);
+        qmp.execute("block-export-del", json!({"id": "overlay", "mode": "hard"}));
+        qmp.wait_for("BLOCK_EXPORT_DELETED");
+        qmp.execute("blockdev-del", json!({"node-name": "overlay"}));
+        server.stop();
+        image(&scratch, &["check", "-q", &overlay]);
+    }
 }
 
 /// A disk of random bytes, and the password.

@@ -263,7 +263,8 @@ impl Inventory {
             self.is_active(name)?;
             self.free_of_jobs(name)?;
         }
-        if self.lies_on(target, source) {
+        let fleeces = kind == "backup" && self.is_behind(source, target);
+        if self.lies_on(target, source) && !fleeces {
             let message =
                 format!("Node '{target}' lies on '{source}', which is to be copied to it");
             return Err(OptionError::new(message));
@@ -364,6 +365,13 @@ impl Inventory {
             node.read_only = read_only;
         }
         inventory
+    }
+
+    /// Whether `image` is one of the images behind `overlay`.
+    fn is_behind(&self, image: &str, overlay: &str) -> bool {
+        let Some(node) = self.nodes.get(overlay) else { return false };
+        let mut backing = node.children.iter().filter(|child| child.role == "backing");
+        backing.any(|child| child.name == image || self.is_behind(image, &child.name))
     }
 
     /// Whether what is written to `above` may come to `below`, or what is read from it from there.

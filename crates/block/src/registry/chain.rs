@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Child, Entry, Kept, NodeRegistry, OpenContext, not_found};
 use crate::driver::Layer;
 use crate::error::OpenError;
-use crate::graph::{Behind, drain};
+use crate::graph::{Behind, Edge, drain};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 
@@ -26,6 +26,12 @@ impl NodeRegistry {
             names.push(at.clone());
         }
         names
+    }
+
+    /// Returns the edges from an image and from those behind it to the image behind each.
+    pub fn backing_edges(&self, name: &str) -> Vec<Arc<Edge>> {
+        let images = std::iter::once(name.to_owned()).chain(self.chain(name));
+        images.filter_map(|image| Some(self.backing(&image)?.edge.clone())).collect()
     }
 
     /// Returns the nodes below a filter, down to the first one that is no filter.

@@ -104,7 +104,7 @@ impl Inventory {
 
     /// Does the same with one more user.
     fn check_with(&self, user: Option<UserUse<'_>>) -> Result<(), OptionError> {
-        // A job's filter lies between the source and all its users.
+        // A job's filter lies between the source and its users.
         let filters: Filters<'_> = self
             .jobs
             .iter()
@@ -124,11 +124,20 @@ impl Inventory {
             active: true,
             serial: job.serial,
         });
+        // The target of a backup may lie on its source, and reads there what is not overwritten yet.
+        let passes_by = |parent: &str, source: &str| {
+            let target = filters.get(source).and_then(|(_, job)| job.target.as_deref());
+            target.is_some_and(|target| target == parent || self.is_behind(parent, target))
+                && self.is_behind(source, parent)
+        };
         let edges = self.nodes.iter().flat_map(|(parent, node)| {
             node.children.iter().map(move |child| EdgeUse {
                 parent,
                 role: child.role,
-                child: through_filter(&child.name),
+                child: match passes_by(parent, &child.name) {
+                    true => &child.name,
+                    false => through_filter(&child.name),
+                },
                 used_as: child.used_as,
             })
         });

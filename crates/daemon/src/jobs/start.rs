@@ -70,7 +70,7 @@ fn check_compress(target: &dyn BlockNode) -> Result<u64, QmpError> {
 pub(super) struct Ends {
     pub(super) source: Arc<Edge>,
     pub(super) target: Arc<Edge>,
-    /// All users of the source except the job.
+    /// All users of the source except the job, and the target if that is an overlay of the source.
     pub(super) users: Vec<Arc<Edge>>,
     pub(super) size: u64,
 }
@@ -291,13 +291,16 @@ impl Daemon {
         if kind == "backup" && matches!(&sizes, [Ok(source), Ok(target)] if source != target) {
             return Err(QmpError::generic("Source and target image have different sizes"));
         }
-        if !self.nodes.edges(&copy.target).is_empty() {
+        // The permissions decide on other users of a backup's target. A mirror's replaces the source at the end.
+        if kind == "mirror" && !self.nodes.edges(&copy.target).is_empty() {
             return Err(QmpError::generic(format!(
                 "Node '{}' is busy: it is used by an export or by another node",
                 copy.target
             )));
         }
-        let users = self.nodes.edges(&copy.device);
+        let mut users = self.nodes.edges(&copy.device);
+        let below_target = self.nodes.backing_edges(&copy.target);
+        users.retain(|user| !below_target.iter().any(|edge| Arc::ptr_eq(edge, user)));
         let target = self.nodes.edge_below_filter(&copy.target).map_err(DaemonError::from)?;
         if target.geometry().read_only {
             return Err(QmpError::generic(format!("Block node '{}' is read-only", copy.target)));
