@@ -8,7 +8,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Member, Union, Variant};
-use crate::table::{self, Choice, Context, Field, Kind, Need, only_off, put};
+use crate::table::{self, Choice, Context, Field, Kind, Need, Row, only_off, put};
 use crate::value::{Object, Value};
 
 /// `--chardev`: a byte stream to a client.
@@ -91,65 +91,34 @@ struct Draft {
 
 /// Options common to all character devices.
 static COMMON: &[Field<Draft>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |draft, id| {
-                if !is_identifier(&id) {
-                    return Err(OptionError::new("Parameter 'id' expects an identifier")
-                        .hint(IDENTIFIER_HINT));
-                }
-                put(&mut draft.id, Some(id))
-            },
-        },
-        need: Need::Optional("required"),
-        help: "name of the character device, for --monitor to refer to",
-    },
+    Row::optional("id", "required", "name of the character device, for --monitor to refer to")
+        .text("<id>", |draft, id| {
+            if !is_identifier(&id) {
+                return Err(
+                    OptionError::new("Parameter 'id' expects an identifier").hint(IDENTIFIER_HINT)
+                );
+            }
+            put(&mut draft.id, Some(id))
+        }),
     Field::unoffered("mux", only_off),
 ];
 
 /// Options of `socket`.
 static SOCKET: &[Field<Draft>] = &[
-    Field {
-        name: "path",
-        kind: Kind::Path(|draft, path| {
-            check_socket_path("path", &path)?;
-            put(&mut draft.path, Some(path))
-        }),
-        need: Need::Optional("none"),
-        help: "path of a unix socket",
-    },
-    Field {
-        name: "host",
-        kind: Kind::Text { meta: "<host>", set: |draft, host| put(&mut draft.host, Some(host)) },
-        need: Need::Optional("none"),
-        help: "name or address for TCP; empty: all addresses of this machine",
-    },
-    Field {
-        name: "port",
-        kind: Kind::Text { meta: "<port>", set: |draft, port| put(&mut draft.port, Some(port)) },
-        need: Need::Optional("none"),
-        help: "TCP port, with host",
-    },
-    Field {
-        name: "fd",
-        kind: Kind::Text { meta: "<fd>", set: |draft, fd| put(&mut draft.fd, Some(fd)) },
-        need: Need::Optional("none"),
-        help: "number of an inherited socket, or its name in LISTEN_FDNAMES",
-    },
-    Field {
-        name: "server",
-        kind: Kind::Bool(|draft, on| put(&mut draft.server, on)),
-        need: Need::Default("off"),
-        help: "listen for clients, instead of connecting to one",
-    },
-    Field {
-        name: "wait",
-        kind: Kind::Bool(|draft, on| put(&mut draft.wait, Some(on))),
-        need: Need::Optional("on, with server=on"),
-        help: "wait until a client has connected",
-    },
+    Row::optional("path", "none", "path of a unix socket").path(|draft, path| {
+        check_socket_path("path", &path)?;
+        put(&mut draft.path, Some(path))
+    }),
+    Row::optional("host", "none", "name or address for TCP; empty: all addresses of this machine")
+        .text("<host>", |draft, host| put(&mut draft.host, Some(host))),
+    Row::optional("port", "none", "TCP port, with host")
+        .text("<port>", |draft, port| put(&mut draft.port, Some(port))),
+    Row::optional("fd", "none", "number of an inherited socket, or its name in LISTEN_FDNAMES")
+        .text("<fd>", |draft, fd| put(&mut draft.fd, Some(fd))),
+    Row::default("server", "off", "listen for clients, instead of connecting to one")
+        .bool(|draft, on| put(&mut draft.server, on)),
+    Row::optional("wait", "on, with server=on", "wait until a client has connected")
+        .bool(|draft, on| put(&mut draft.wait, Some(on))),
     Field {
         name: "nodelay",
         // Accepted without effect: output is sent at once, a line at a time.
@@ -164,12 +133,12 @@ static SOCKET: &[Field<Draft>] = &[
 ];
 
 /// Options of `stdio`.
-static STDIO: &[Field<Draft>] = &[Field {
-    name: "signal",
-    kind: Kind::Bool(|_, _| Ok(())),
-    need: Need::Default("on"),
-    help: "let the terminal's keys send signals; without effect, as they always do",
-}];
+static STDIO: &[Field<Draft>] = &[Row::default(
+    "signal",
+    "on",
+    "let the terminal's keys send signals; without effect, as they always do",
+)
+.bool(|_, _| Ok(()))];
 
 /// A kind of character device.
 struct Type {
@@ -279,37 +248,18 @@ fn socket(draft: Draft) -> Result<ChardevBackend, OptionError> {
 }
 
 static MONITOR: &[Field<MonitorOptions>] = &[
-    Field {
-        name: "chardev",
-        kind: Kind::Text { meta: "<id>", set: |monitor, id| put(&mut monitor.chardev, id) },
-        need: Need::Required,
-        help: "character device that the client is on",
-    },
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |_, _| Ok(()) },
-        need: Need::Optional("none"),
-        help: "name of the monitor; nothing refers to it",
-    },
-    Field {
-        name: "mode",
-        kind: Kind::Choice(&[
-            Choice { name: "control", help: "QMP", set: |_| Ok(()) },
-            Choice {
-                name: "readline",
-                help: "QEMU's monitor for people",
-                set: |_| Err(OptionError::new("Only QMP is supported")),
-            },
-        ]),
-        need: Need::Default("control"),
-        help: "the protocol; only control",
-    },
-    Field {
-        name: "pretty",
-        kind: Kind::Bool(|monitor, on| put(&mut monitor.pretty, on)),
-        need: Need::Default("off"),
-        help: "indent what is sent",
-    },
+    Row::required("chardev", "character device that the client is on")
+        .text("<id>", |monitor, id| put(&mut monitor.chardev, id)),
+    Row::optional("id", "none", "name of the monitor; nothing refers to it")
+        .text("<id>", |_, _| Ok(())),
+    Row::default("mode", "control", "the protocol; only control").choice(&[
+        Choice::new("control", "QMP", |_| Ok(())),
+        Choice::new("readline", "QEMU's monitor for people", |_| {
+            Err(OptionError::new("Only QMP is supported"))
+        }),
+    ]),
+    Row::default("pretty", "off", "indent what is sent")
+        .bool(|monitor, on| put(&mut monitor.pretty, on)),
 ];
 
 /// The options of `--monitor`.

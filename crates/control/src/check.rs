@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use block::Repair;
 
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::place::OneOf;
+use crate::table::{Field, Row};
 
 /// Options of `check`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,32 +22,17 @@ pub struct CheckOptions {
 
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<CheckOptions>] = &[
-    Field {
-        name: "repair",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "leaks",
-                help: "clusters that are counted and not used",
-                set: |check| put(&mut check.repair, Repair::Leaks),
-            },
-            Choice {
-                name: "all",
-                help: "all that can be repaired",
-                set: |check| put(&mut check.repair, Repair::All),
-            },
-        ]),
-        need: Need::Optional("only checks"),
-        help: "what is repaired",
-    },
-    Field {
-        name: "output",
-        kind: Kind::Choice(&[
-            Choice { name: "human", help: "for people", set: |check| put(&mut check.json, false) },
-            Choice { name: "json", help: "for programs", set: |check| put(&mut check.json, true) },
-        ]),
-        need: Need::Default("human"),
-        help: "form of the result",
-    },
+    Row::optional("repair", "only checks", "what is repaired").at(&OneOf {
+        at: |check: &mut CheckOptions| &mut check.repair,
+        words: &[
+            ("leaks", Repair::Leaks, "clusters that are counted and not used"),
+            ("all", Repair::All, "all that can be repaired"),
+        ],
+    }),
+    Row::default("output", "human", "form of the result").at(&OneOf {
+        at: |check: &mut CheckOptions| &mut check.json,
+        words: &[("human", false, "for people"), ("json", true, "for programs")],
+    }),
 ];
 
 /// Takes the image from the positional arguments.

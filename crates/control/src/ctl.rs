@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use crate::error::OptionError;
 use crate::qmp::command as qmp;
 use crate::shape::{Member, Shape, Union};
-use crate::table::{Field, Kind, Need};
+use crate::table::{Field, Row};
 use crate::value::{Object, Value};
 use crate::{help, json, keyval, scalar};
 
@@ -102,12 +102,9 @@ pub(crate) struct Draft {
 }
 
 /// The options of the command line.
-pub(crate) static OPTIONS: &[Field<Draft>] = &[Field {
-    name: "json",
-    kind: Kind::Flag(|draft| draft.json = true),
-    need: Need::Optional("tables"),
-    help: "print what comes as JSON, for programs",
-}];
+pub(crate) static OPTIONS: &[Field<Draft>] =
+    &[Row::optional("json", "tables", "print what comes as JSON, for programs")
+        .flag(|draft| draft.json = true)];
 
 /// Takes the socket, the command and its arguments.
 pub(crate) fn start(arguments: Vec<OsString>) -> Draft {

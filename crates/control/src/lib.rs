@@ -50,7 +50,7 @@ mod upgrade;
 
 pub use options::{FdName, Object, Value, is_identifier, keyval};
 
-use options::{address, fd, json, scalar, shape, table, value};
+use options::{address, fd, json, place, scalar, shape, table, value};
 
 /// The release of QSD that ringmill's interface follows.
 pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];

@@ -1,6 +1,7 @@
 //! `--log-level` and `--log-format`: verbosity and form of the log.
+use crate::place::OneOf;
 
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::table::{Field, Row};
 
 /// `--log-level` and `--log-format`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,52 +64,42 @@ impl LogLevel {
 pub(crate) trait LogDraft: Sized + 'static {
     fn log(&mut self) -> &mut LogOptions;
 
-    const LOG_LEVEL: Field<Self> = Field {
-        name: "log-level",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "error",
-                help: "what has failed",
-                set: |draft| put(&mut draft.log().level, Some(LogLevel::Error)),
-            },
-            Choice {
-                name: "warn",
-                help: "and what needs attention",
-                set: |draft| put(&mut draft.log().level, Some(LogLevel::Warn)),
-            },
-            Choice {
-                name: "info",
-                help: "and front ends and clients that come and go, the sandbox, upgrades",
-                set: |draft| put(&mut draft.log().level, Some(LogLevel::Info)),
-            },
-            Choice {
-                name: "debug",
-                help: "and clients of monitors, the flags of rings, connections that came to nothing",
-                set: |draft| put(&mut draft.log().level, Some(LogLevel::Debug)),
-            },
-        ]),
-        need: Need::Optional("the value of RINGMILL_LOG, else warn"),
-        help: "level of the log on standard error; if given, or if RINGMILL_LOG is set, lines begin with \
-               the time",
-    };
+    const LOG_LEVEL: Field<Self> = Row::optional(
+        "log-level",
+        "the value of RINGMILL_LOG, else warn",
+        "level of the log on standard error; if given, or if RINGMILL_LOG is set, lines \
+         begin with the time",
+    )
+    .at(&OneOf {
+        at: |draft: &mut Self| &mut draft.log().level,
+        words: &[
+            ("error", LogLevel::Error, "what has failed"),
+            ("warn", LogLevel::Warn, "and what needs attention"),
+            (
+                "info",
+                LogLevel::Info,
+                "and front ends and clients that come and go, the sandbox, upgrades",
+            ),
+            (
+                "debug",
+                LogLevel::Debug,
+                "and clients of monitors, the flags of rings, connections that came to nothing",
+            ),
+        ],
+    });
 
-    const LOG_FORMAT: Field<Self> = Field {
-        name: "log-format",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "text",
-                help: "for people",
-                set: |draft| put(&mut draft.log().format, Some(LogFormat::Text)),
-            },
-            Choice {
-                name: "json",
-                help: "a JSON object per line: time, level, program, pid, message",
-                set: |draft| put(&mut draft.log().format, Some(LogFormat::Json)),
-            },
-        ]),
-        need: Need::Optional("text"),
-        help: "the form of log lines",
-    };
+    const LOG_FORMAT: Field<Self> = Row::optional("log-format", "text", "the form of log lines")
+        .at(&OneOf {
+            at: |draft: &mut Self| &mut draft.log().format,
+            words: &[
+                ("text", LogFormat::Text, "for people"),
+                (
+                    "json",
+                    LogFormat::Json,
+                    "a JSON object per line: time, level, program, pid, message",
+                ),
+            ],
+        });
 }
 
 #[cfg(test)]

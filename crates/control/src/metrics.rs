@@ -4,7 +4,7 @@ use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::chardev::SocketAddr;
 use crate::error::OptionError;
 use crate::shape::{Member, Shape};
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Row};
 use crate::value::{Object, Value};
 
 /// One `--metrics`.
@@ -19,12 +19,8 @@ struct Draft {
     addr: Option<SocketAddr>,
 }
 
-static FIELDS: &[Field<Draft>] = &[Field {
-    name: "addr",
-    kind: Kind::Nested { shape: addr_shape, read: addr },
-    need: Need::Required,
-    help: "where the numbers are asked for",
-}];
+static FIELDS: &[Field<Draft>] =
+    &[Row::required("addr", "where the numbers are asked for").nested(addr_shape, addr)];
 
 /// `addr.*` of type `inet` while it is read.
 #[derive(Default)]
@@ -34,34 +30,19 @@ struct InetDraft {
 }
 
 static INET: &[Field<InetDraft>] = &[
-    Field {
-        name: "host",
-        kind: Kind::Text {
-            meta: "<host>",
-            set: |addr, host| {
-                addr.host = host;
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "name or address to listen on; empty: all addresses of this machine",
-    },
-    Field {
-        name: "port",
-        kind: Kind::Text {
-            meta: "<port>",
-            set: |addr, port| {
-                let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-                addr.port = number.ok_or_else(|| {
-                    OptionError::new(format!("Parameter 'addr.port' cannot be '{port}'"))
-                        .hint("A port is a number from 1 to 65535.")
-                })?;
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "TCP port",
-    },
+    Row::required("host", "name or address to listen on; empty: all addresses of this machine")
+        .text("<host>", |addr, host| {
+            addr.host = host;
+            Ok(())
+        }),
+    Row::required("port", "TCP port").text("<port>", |addr, port| {
+        let number = port.parse::<u16>().ok().filter(|port| *port > 0);
+        addr.port = number.ok_or_else(|| {
+            OptionError::new(format!("Parameter 'addr.port' cannot be '{port}'"))
+                .hint("A port is a number from 1 to 65535.")
+        })?;
+        Ok(())
+    }),
 ];
 
 const TYPES: [&str; 3] = ["inet", "unix", "fd"];

@@ -9,7 +9,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::shape::{Member, Shape};
 use crate::storage_daemon::{Action, Step};
-use crate::table::{self, Context, Field, Kind, Need, only_off, put};
+use crate::table::{self, Context, Field, Need, Row, only_off, put};
 use crate::value::{Object, Value};
 
 /// One `--nbd-server`.
@@ -114,12 +114,7 @@ impl From<NbdServerOptions> for Step {
 }
 
 static FIELDS: &[Field<NbdServerOptions>] = &[
-    Field {
-        name: "addr",
-        kind: Kind::Nested { shape: addr_shape, read: addr },
-        need: Need::Required,
-        help: "where clients connect",
-    },
+    Row::required("addr", "where clients connect").nested(addr_shape, addr),
     HANDSHAKE_MAX_SECONDS,
     MAX_CONNECTIONS,
     TLS_CREDS,
@@ -130,76 +125,57 @@ static FIELDS: &[Field<NbdServerOptions>] = &[
 ///
 /// Its address has another structure than the option's.
 pub static NBD_SERVER_START: &[Field<NbdServerOptions>] = &[
-    Field {
-        name: "addr",
-        kind: Kind::Nested { shape: legacy_addr_shape, read: legacy_addr },
-        need: Need::Required,
-        help: "where clients connect",
-    },
+    Row::required("addr", "where clients connect").nested(legacy_addr_shape, legacy_addr),
     HANDSHAKE_MAX_SECONDS,
     MAX_CONNECTIONS,
     TLS_CREDS,
     TLS_AUTHZ,
 ];
 
-const HANDSHAKE_MAX_SECONDS: Field<NbdServerOptions> = Field {
-    name: "handshake-max-seconds",
-    kind: Kind::Int {
-        range: i64::MIN..=i64::MAX,
-        set: |server, seconds| {
-            server.handshake_max_seconds = table::uint32("handshake-max-seconds", seconds)?;
-            Ok(())
-        },
-    },
-    need: Need::Default("10"),
-    help: "send away clients that have not chosen an export by then; 0 for never",
-};
+const HANDSHAKE_MAX_SECONDS: Field<NbdServerOptions> = Row::default(
+    "handshake-max-seconds",
+    "10",
+    "send away clients that have not chosen an export by then; 0 for never",
+)
+.int(i64::MIN..=i64::MAX, |server, seconds| {
+    server.handshake_max_seconds = table::uint32("handshake-max-seconds", seconds)?;
+    Ok(())
+});
 
-const MAX_CONNECTIONS: Field<NbdServerOptions> = Field {
-    name: "max-connections",
-    kind: Kind::Int {
-        range: i64::MIN..=i64::MAX,
-        set: |server, connections| {
-            server.max_connections = table::uint32("max-connections", connections)?;
-            Ok(())
-        },
-    },
-    need: Need::Default("100"),
-    help: "connections at the same time, further ones wait; 0 for any number",
-};
+const MAX_CONNECTIONS: Field<NbdServerOptions> = Row::default(
+    "max-connections",
+    "100",
+    "connections at the same time, further ones wait; 0 for any number",
+)
+.int(i64::MIN..=i64::MAX, |server, connections| {
+    server.max_connections = table::uint32("max-connections", connections)?;
+    Ok(())
+});
 
-const TLS_CREDS: Field<NbdServerOptions> = Field {
-    name: "tls-creds",
-    kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_creds, Some(id)) },
-    need: Need::Optional("no TLS"),
-    help: "serve clients with TLS only, by these credentials",
-};
+const TLS_CREDS: Field<NbdServerOptions> =
+    Row::optional("tls-creds", "no TLS", "serve clients with TLS only, by these credentials")
+        .text("<id>", |server, id| put(&mut server.tls_creds, Some(id)));
 
-const TLS_AUTHZ: Field<NbdServerOptions> = Field {
-    name: "tls-authz",
-    kind: Kind::Text { meta: "<id>", set: |server, id| put(&mut server.tls_authz, Some(id)) },
-    need: Need::Optional("all with a certificate of the CA"),
-    help: "object that says which clients are let in",
-};
+const TLS_AUTHZ: Field<NbdServerOptions> = Row::optional(
+    "tls-authz",
+    "all with a certificate of the CA",
+    "object that says which clients are let in",
+)
+.text("<id>", |server, id| put(&mut server.tls_authz, Some(id)));
 
 static INET: &[Field<InetDraft>] = &[
     InetDraft::host("name or address to listen on"),
     InetDraft::PORT,
-    Field {
-        name: "to",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |addr, to| match u16::try_from(to) {
-                Ok(to) => {
-                    addr.to = Some(to);
-                    Ok(())
-                }
-                Err(_) => Err(OptionError::new("Parameter 'to' expects uint16_t")),
-            },
+    Row::optional("to", "port alone", "last port to try when those before are taken").int(
+        i64::MIN..=i64::MAX,
+        |addr, to| match u16::try_from(to) {
+            Ok(to) => {
+                addr.to = Some(to);
+                Ok(())
+            }
+            Err(_) => Err(OptionError::new("Parameter 'to' expects uint16_t")),
         },
-        need: Need::Optional("port alone"),
-        help: "last port to try when those before are taken",
-    },
+    ),
     InetDraft::IPV4,
     InetDraft::IPV6,
     Field::unoffered("numeric", only_off),
@@ -215,27 +191,18 @@ struct UnixDraft {
 }
 
 static UNIX: &[Field<UnixDraft>] = &[
-    Field {
-        name: "path",
-        kind: Kind::Path(|addr, path| {
-            check_socket_path("addr.path", &path)?;
-            put(&mut addr.path, path)
-        }),
-        need: Need::Required,
-        help: "path of the socket to create and listen on",
-    },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|addr, on| put(&mut addr.is_abstract, on)),
-        need: Need::Default("off"),
-        help: "whether the path is the name of an abstract socket",
-    },
-    Field {
-        name: "tight",
-        kind: Kind::Bool(|addr, on| put(&mut addr.tight, Some(on))),
-        need: Need::Default("on"),
-        help: "whether an abstract address ends with the name; off fills it up with zero bytes",
-    },
+    Row::required("path", "path of the socket to create and listen on").path(|addr, path| {
+        check_socket_path("addr.path", &path)?;
+        put(&mut addr.path, path)
+    }),
+    Row::default("abstract", "off", "whether the path is the name of an abstract socket")
+        .bool(|addr, on| put(&mut addr.is_abstract, on)),
+    Row::default(
+        "tight",
+        "on",
+        "whether an abstract address ends with the name; off fills it up with zero bytes",
+    )
+    .bool(|addr, on| put(&mut addr.tight, Some(on))),
 ];
 
 /// `addr.*` of type `vsock` while it is read.
@@ -246,24 +213,10 @@ struct VsockDraft {
 }
 
 static VSOCK: &[Field<VsockDraft>] = &[
-    Field {
-        name: "cid",
-        kind: Kind::Text {
-            meta: "<cid>",
-            set: |addr, text| put(&mut addr.cid, vsock_number("cid", &text)?),
-        },
-        need: Need::Required,
-        help: "number of this machine; 4294967295 for any",
-    },
-    Field {
-        name: "port",
-        kind: Kind::Text {
-            meta: "<port>",
-            set: |addr, text| put(&mut addr.port, vsock_number("port", &text)?),
-        },
-        need: Need::Required,
-        help: "port of vsock",
-    },
+    Row::required("cid", "number of this machine; 4294967295 for any")
+        .text("<cid>", |addr, text| put(&mut addr.cid, vsock_number("cid", &text)?)),
+    Row::required("port", "port of vsock")
+        .text("<port>", |addr, text| put(&mut addr.port, vsock_number("port", &text)?)),
 ];
 
 fn vsock_number(name: &str, text: &str) -> Result<u32, OptionError> {

@@ -1,24 +1,19 @@
 //! Rows that more than one table has.
 
 use crate::error::OptionError;
-use crate::table::{Field, Kind, Need, put};
+use crate::table::{Field, Row, put};
 
 /// What the options of a thread are read into.
 pub(crate) trait ThreadDraft: Sized + 'static {
     /// Where `poll-max-ns` goes.
     fn poll_max_ns(&mut self) -> &mut Option<u64>;
 
-    const POLL_MAX_NS: Field<Self> = Field {
-        name: "poll-max-ns",
-        kind: Kind::Int {
-            range: 0..=i64::MAX,
-            set: |thread, ns| put(thread.poll_max_ns(), Some(ns.unsigned_abs())),
-        },
-        need: Need::Optional(
-            "no longer than a sleep costs, as measured; 32768 if weighted or stepped",
-        ),
-        help: "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
-    };
+    const POLL_MAX_NS: Field<Self> = Row::optional(
+        "poll-max-ns",
+        "no longer than a sleep costs, as measured; 32768 if weighted or stepped",
+        "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
+    )
+    .int(0..=i64::MAX, |thread, ns| put(thread.poll_max_ns(), Some(ns.unsigned_abs())));
 }
 
 /// What each word of a policy on errors means.
@@ -33,25 +28,18 @@ pub(crate) struct OnErrorHelp {
 /// A policy on errors: an `OnError` of the draft's. What `auto` stands for is what QEMU's devices do.
 macro_rules! on_error {
     ($name:literal, $($field:ident).+, auto: $auto:ident, $then:expr, $help:literal) => {
-        $crate::table::Field {
-            name: $name,
-            kind: $crate::table::Kind::Choice(&[
-                $crate::rows::on_error!(@ "report", report, Report, $($field).+, $then),
-                $crate::rows::on_error!(@ "ignore", ignore, Ignore, $($field).+, $then),
-                $crate::rows::on_error!(@ "enospc", enospc, Enospc, $($field).+, $then),
-                $crate::rows::on_error!(@ "stop", stop, Stop, $($field).+, $then),
-                $crate::rows::on_error!(@ "auto", auto, $auto, $($field).+, $then),
-            ]),
-            need: $crate::table::Need::Default("report"),
-            help: $help,
-        }
+        $crate::table::Row::default($name, "report", $help).choice(&[
+            $crate::rows::on_error!(@ "report", report, Report, $($field).+, $then),
+            $crate::rows::on_error!(@ "ignore", ignore, Ignore, $($field).+, $then),
+            $crate::rows::on_error!(@ "enospc", enospc, Enospc, $($field).+, $then),
+            $crate::rows::on_error!(@ "stop", stop, Stop, $($field).+, $then),
+            $crate::rows::on_error!(@ "auto", auto, $auto, $($field).+, $then),
+        ])
     };
     (@ $word:literal, $text:ident, $policy:ident, $($field:ident).+, $then:expr) => {
-        $crate::table::Choice {
-            name: $word,
-            help: $then.$text,
-            set: |draft| $crate::table::put(&mut draft.$($field).+, ::block::job::OnError::$policy),
-        }
+        $crate::table::Choice::new($word, $then.$text, |draft| {
+            $crate::table::put(&mut draft.$($field).+, ::block::job::OnError::$policy)
+        })
     };
 }
 pub(crate) use on_error;

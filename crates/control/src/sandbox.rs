@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use crate::error::OptionError;
+use crate::place::OneOf;
 use crate::shape::{Member, Shape};
-use crate::table::{self, Choice, Context, Field, Kind, Need, Syntax, put};
+use crate::table::{self, Context, Field, Kind, Row, Syntax, put};
 use crate::value::Object;
 
 /// `--sandbox` and `--user`.
@@ -45,102 +46,82 @@ pub struct UserOptions {
 }
 
 static FIELDS: &[Field<SandboxOptions>] = &[
-    Field {
-        name: "mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "on",
-                help: "what is not needed is refused",
-                set: |sandbox| put(&mut sandbox.mode, SandboxMode::On),
-            },
-            Choice {
-                name: "off",
-                help: "there is no sandbox",
-                set: |sandbox| put(&mut sandbox.mode, SandboxMode::Off),
-            },
-            Choice {
-                name: "log",
-                help: "system calls that would be refused are carried out and logged by the kernel",
-                set: |sandbox| put(&mut sandbox.mode, SandboxMode::Log),
-            },
-        ]),
-        need: Need::Default("on"),
-        help: "how strict",
-    },
-    Field {
-        name: "paths",
-        kind: Kind::Text {
-            meta: "<path>[:<path>...]",
-            set: |sandbox, text| {
-                let paths: Vec<_> = text.split(':').map(PathBuf::from).collect();
-                if paths.iter().any(|path| !path.is_absolute()) {
-                    return Err(OptionError::new(
-                        "expected absolute paths, with colons between them",
-                    ));
-                }
-                put(&mut sandbox.paths, Some(paths))
-            },
-        },
-        need: Need::Optional("with a monitor any, without one none"),
-        help: "folders and files that commands of monitors can use, beside what the command line names",
-    },
-    Field {
-        name: "drivers",
-        kind: Kind::Text {
-            meta: "<name>[:<name>...]",
-            set: |sandbox, text| {
-                put(&mut sandbox.drivers, text.split(':').map(str::to_owned).collect())
-            },
-        },
-        need: Need::Optional("those of the command line's nodes"),
-        help: "drivers whose libraries are loaded at the start, for nodes that a monitor adds: rbd",
-    },
-    Field {
-        name: "upgrade",
-        kind: Kind::Bool(|sandbox, on| put(&mut sandbox.no_upgrade, !on)),
-        need: Need::Default("on"),
-        help: "keep a process outside of the sandbox, which starts the program that takes over in a live \
-               upgrade",
-    },
+    Row::default("mode", "on", "how strict").at(&OneOf {
+        at: |sandbox: &mut SandboxOptions| &mut sandbox.mode,
+        words: &[
+            ("on", SandboxMode::On, "what is not needed is refused"),
+            ("off", SandboxMode::Off, "there is no sandbox"),
+            (
+                "log",
+                SandboxMode::Log,
+                "system calls that would be refused are carried out and logged by the kernel",
+            ),
+        ],
+    }),
+    Row::optional(
+        "paths",
+        "with a monitor any, without one none",
+        "folders and files that commands of monitors can use, beside what the command line \
+         names",
+    )
+    .text("<path>[:<path>...]", |sandbox, text| {
+        let paths: Vec<_> = text.split(':').map(PathBuf::from).collect();
+        if paths.iter().any(|path| !path.is_absolute()) {
+            return Err(OptionError::new("expected absolute paths, with colons between them"));
+        }
+        put(&mut sandbox.paths, Some(paths))
+    }),
+    Row::optional(
+        "drivers",
+        "those of the command line's nodes",
+        "drivers whose libraries are loaded at the start, for nodes that a monitor adds: rbd",
+    )
+    .text("<name>[:<name>...]", |sandbox, text| {
+        put(&mut sandbox.drivers, text.split(':').map(str::to_owned).collect())
+    }),
+    Row::default(
+        "upgrade",
+        "on",
+        "keep a process outside of the sandbox, which starts the program that takes over in \
+         a live upgrade",
+    )
+    .bool(|sandbox, on| put(&mut sandbox.no_upgrade, !on)),
 ];
 
 /// The target of parsing `--sandbox` and `--user`.
 pub(crate) trait SandboxDraft: Sized + 'static {
     fn sandbox(&mut self) -> &mut SandboxOptions;
 
-    const SANDBOX: Field<Self> = Field {
-        name: "sandbox",
-        kind: Kind::Structure {
-            meta: "[mode=]on|off|log[,paths=<paths>][,drivers=<names>][,upgrade=on|off]",
-            syntax: Syntax::KeyvalOrJson,
-            implied: Some("mode"),
-            shape: || Shape::Object(members()),
-            read: |draft, given, at| read(draft.sandbox(), given, at),
-        },
-        need: Need::Optional("on, as far as the kernel allows it"),
-        help: "limit what the daemon's threads can do, against attackers that take over a thread",
-    };
+    const SANDBOX: Field<Self> = Row::optional(
+        "sandbox",
+        "on, as far as the kernel allows it",
+        "limit what the daemon's threads can do, against attackers that take over a thread",
+    )
+    .of(Kind::Structure {
+        meta: "[mode=]on|off|log[,paths=<paths>][,drivers=<names>][,upgrade=on|off]",
+        syntax: Syntax::KeyvalOrJson,
+        implied: Some("mode"),
+        shape: || Shape::Object(members()),
+        read: |draft, given, at| read(draft.sandbox(), given, at),
+    });
 
-    const USER: Field<Self> = Field {
-        name: "user",
-        kind: Kind::Text {
-            meta: "<user>[:<group>]",
-            set: |draft, text| {
-                let (user, group) = match text.split_once(':') {
-                    Some((user, group)) => (user, Some(group)),
-                    None => (text.as_str(), None),
-                };
-                if user.is_empty() || group == Some("") {
-                    return Err(OptionError::new("expected a user, or a user:group"));
-                }
-                let (user, group) = (user.to_owned(), group.map(str::to_owned));
-                put(&mut draft.sandbox().user, Some(UserOptions { user, group }))
-            },
-        },
-        need: Need::Optional("the user that starts the daemon"),
-        help: "become this user, by name or number, once everything is ready: what the command line \
-               names is opened before",
-    };
+    const USER: Field<Self> = Row::optional(
+        "user",
+        "the user that starts the daemon",
+        "become this user, by name or number, once everything is ready: what the command \
+         line names is opened before",
+    )
+    .text("<user>[:<group>]", |draft, text| {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text.as_str(), None),
+        };
+        if user.is_empty() || group == Some("") {
+            return Err(OptionError::new("expected a user, or a user:group"));
+        }
+        let (user, group) = (user.to_owned(), group.map(str::to_owned));
+        put(&mut draft.sandbox().user, Some(UserOptions { user, group }))
+    });
 }
 
 /// The members of `--sandbox`.

@@ -16,10 +16,11 @@ use crate::export::{
 };
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
+use crate::place::OneOf;
 use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, ThreadDraft, block_size};
 use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::storage_daemon::{Action, PIDFILE_HELP, Step};
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::table::{Field, Need, Row, put};
 use crate::trace::{self, TraceOptions};
 
 /// The `node-name` of the served image.
@@ -295,49 +296,36 @@ impl LogDraft for ServeOptions {
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
-    Field {
-        name: "as",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "virtio-blk",
-                help: "a virtio-blk device, over vhost-user",
-                set: |serve| put(&mut serve.device, ServeDevice::VirtioBlk),
-            },
-            Choice {
-                name: "nvme",
-                help: "an NVMe controller, over vfio-user: for guests without virtio drivers",
-                set: |serve| put(&mut serve.device, ServeDevice::Nvme),
-            },
-            Choice {
-                name: "ahci",
-                help: "an AHCI controller with a SATA drive, over vfio-user: for old guests",
-                set: |serve| put(&mut serve.device, ServeDevice::Ahci),
-            },
-        ]),
-        need: Need::Default("virtio-blk"),
-        help: "device that the guest sees",
-    },
-    Field {
-        name: "socket",
-        kind: Kind::Path(|serve, path| {
-            check_socket_path("socket", &path)?;
-            put(&mut serve.socket, path)
+    Row::default("as", "virtio-blk", "device that the guest sees").at(&OneOf {
+        at: |serve: &mut ServeOptions| &mut serve.device,
+        words: &[
+            ("virtio-blk", ServeDevice::VirtioBlk, "a virtio-blk device, over vhost-user"),
+            (
+                "nvme",
+                ServeDevice::Nvme,
+                "an NVMe controller, over vfio-user: for guests without virtio drivers",
+            ),
+            (
+                "ahci",
+                ServeDevice::Ahci,
+                "an AHCI controller with a SATA drive, over vfio-user: for old guests",
+            ),
+        ],
+    }),
+    Row::optional(
+        "socket",
+        "the image's name and .sock, in the current directory",
+        "socket the virtual machine connects to",
+    )
+    .path(|serve, path| {
+        check_socket_path("socket", &path)?;
+        put(&mut serve.socket, path)
+    }),
+    Row::default("queues", "8", "request queues the guest may use; QEMU asks for one per vCPU")
+        .int(1..=MAX_QUEUES as i64, |serve, queues| match u16::try_from(queues) {
+            Ok(queues) => put(&mut serve.queues, queues),
+            Err(_) => Err(OptionError::new("number out of range")),
         }),
-        need: Need::Optional("the image's name and .sock, in the current directory"),
-        help: "socket the virtual machine connects to",
-    },
-    Field {
-        name: "queues",
-        kind: Kind::Int {
-            range: 1..=MAX_QUEUES as i64,
-            set: |serve, queues| match u16::try_from(queues) {
-                Ok(queues) => put(&mut serve.queues, queues),
-                Err(_) => Err(OptionError::new("number out of range")),
-            },
-        },
-        need: Need::Default("8"),
-        help: "request queues the guest may use; QEMU asks for one per vCPU",
-    },
     IOTHREADS,
     READ_ONLY,
     CACHE,
@@ -349,20 +337,9 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
         ..ServeOptions::DISCARD
     },
     ServeOptions::LOCKING,
-    Field {
-        name: "block-size",
-        kind: Kind::Bytes(|serve, bytes| {
-            put(&mut serve.block_size, block_size("block-size", bytes)?)
-        }),
-        need: Need::Default("512"),
-        help: BLOCK_SIZE_HELP,
-    },
-    Field {
-        name: "pin-memory",
-        kind: Kind::Flag(|serve| serve.pin_memory = true),
-        need: Need::Optional("off"),
-        help: PIN_MEMORY_HELP,
-    },
+    Row::default("block-size", "512", BLOCK_SIZE_HELP)
+        .bytes(|serve, bytes| put(&mut serve.block_size, block_size("block-size", bytes)?)),
+    Row::optional("pin-memory", "off", PIN_MEMORY_HELP).flag(|serve| serve.pin_memory = true),
     ServeOptions::POLL_MAX_NS,
     PIDFILE,
     TRACE,
@@ -376,34 +353,20 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
 pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
-    Field {
-        name: "growable",
-        kind: Kind::Flag(|serve| of_mount(serve).growable = true),
-        need: Need::Optional("a write past the end fails"),
-        help: "let writes past the end make the disk longer",
-    },
-    Field {
-        name: "allow-other",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "off",
-                help: "the user that mounts it alone",
-                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::Off),
-            },
-            Choice {
-                name: "on",
-                help: "all users, as the file's owner and mode say",
-                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::On),
-            },
-            Choice {
-                name: "auto",
-                help: "as on if the system allows it, else as off",
-                set: |serve| put(&mut of_mount(serve).allow_other, AllowOther::Auto),
-            },
-        ]),
-        need: Need::Default("auto"),
-        help: "users that reach the file",
-    },
+    Row::optional(
+        "growable",
+        "a write past the end fails",
+        "let writes past the end make the disk longer",
+    )
+    .flag(|serve| of_mount(serve).growable = true),
+    Row::default("allow-other", "auto", "users that reach the file").at(&OneOf {
+        at: |serve: &mut ServeOptions| &mut of_mount(serve).allow_other,
+        words: &[
+            ("off", AllowOther::Off, "the user that mounts it alone"),
+            ("on", AllowOther::On, "all users, as the file's owner and mode say"),
+            ("auto", AllowOther::Auto, "as on if the system allows it, else as off"),
+        ],
+    }),
     Field { name: "iothreads", help: "threads that serve the file", ..IOTHREADS },
     READ_ONLY,
     CACHE,
@@ -427,109 +390,69 @@ fn of_mount(serve: &mut ServeOptions) -> &mut FuseOptions {
     serve.mount.get_or_insert_default()
 }
 
-const FORMAT: Field<ServeOptions> = Field {
-    name: "format",
-    kind: Kind::Choice(&[
-        Choice {
-            name: "raw",
-            help: "the image's bytes are the disk's, whatever they are",
-            set: |serve| put(&mut serve.format, Some(ServeFormat::Raw)),
-        },
-        Choice {
-            name: "probed-raw",
-            help: "the same, but the guest cannot write a qcow2 header: what an image without \
-                   a header is served as",
-            set: |serve| put(&mut serve.format, Some(ServeFormat::ProbedRaw)),
-        },
-        Choice {
-            name: "qcow2",
-            help: "a qcow2 image",
-            set: |serve| put(&mut serve.format, Some(ServeFormat::Qcow2)),
-        },
-    ]),
-    need: Need::Optional("by the image's header; of an image that is made, by its name"),
-    help: "format of the image; one in another format than these is refused",
-};
+const FORMAT: Field<ServeOptions> = Row::optional(
+    "format",
+    "by the image's header; of an image that is made, by its name",
+    "format of the image; one in another format than these is refused",
+)
+.at(&OneOf {
+    at: |serve: &mut ServeOptions| &mut serve.format,
+    words: &[
+        ("raw", ServeFormat::Raw, "the image's bytes are the disk's, whatever they are"),
+        (
+            "probed-raw",
+            ServeFormat::ProbedRaw,
+            "the same, but the guest cannot write a qcow2 header: what an image without a \
+         header is served as",
+        ),
+        ("qcow2", ServeFormat::Qcow2, "a qcow2 image"),
+    ],
+});
 
-const SIZE: Field<ServeOptions> = Field {
-    name: "size",
-    kind: Kind::Bytes(|serve, bytes| {
-        if bytes == 0 || bytes % 512 != 0 {
-            return Err(OptionError::new("Specified size is not a positive multiple of 512"));
-        }
-        put(&mut serve.size, Some(bytes))
-    }),
-    need: Need::Optional("the image must exist"),
-    help: "make the image, with this size, when it is missing; an image that exists is never \
-           resized",
-};
+const SIZE: Field<ServeOptions> = Row::optional(
+    "size",
+    "the image must exist",
+    "make the image, with this size, when it is missing; an image that exists is never \
+         resized",
+)
+.bytes(|serve, bytes| {
+    if bytes == 0 || bytes % 512 != 0 {
+        return Err(OptionError::new("Specified size is not a positive multiple of 512"));
+    }
+    put(&mut serve.size, Some(bytes))
+});
 
-const IOTHREADS: Field<ServeOptions> = Field {
-    name: "iothreads",
-    kind: Kind::Int {
-        range: 1..=MAX_IOTHREADS,
-        set: |serve, threads| match u16::try_from(threads) {
-            Ok(threads) => put(&mut serve.iothreads, threads),
-            Err(_) => Err(OptionError::new("number out of range")),
-        },
-    },
-    need: Need::Default("1"),
-    help: "threads that serve the queues, dealt out in turn; at most one per queue",
-};
+const IOTHREADS: Field<ServeOptions> = Row::default(
+    "iothreads",
+    "1",
+    "threads that serve the queues, dealt out in turn; at most one per queue",
+)
+.int(1..=MAX_IOTHREADS, |serve, threads| match u16::try_from(threads) {
+    Ok(threads) => put(&mut serve.iothreads, threads),
+    Err(_) => Err(OptionError::new("number out of range")),
+});
 
-const READ_ONLY: Field<ServeOptions> = Field {
-    name: "read-only",
-    kind: Kind::Flag(|serve| serve.read_only = true),
-    need: Need::Optional("the guest may write"),
-    help: "open the image read-only, and offer it so",
-};
+const READ_ONLY: Field<ServeOptions> =
+    Row::optional("read-only", "the guest may write", "open the image read-only, and offer it so")
+        .flag(|serve| serve.read_only = true);
 
-const CACHE: Field<ServeOptions> = Field {
-    name: "cache",
-    kind: Kind::Choice(&[
-        Choice {
-            name: "none",
-            help: "bypass the host's page cache",
-            set: |serve| put(&mut serve.cache, CacheMode::None),
-        },
-        Choice {
-            name: "writeback",
-            help: "use the host's page cache",
-            set: |serve| put(&mut serve.cache, CacheMode::Writeback),
-        },
-        Choice {
-            name: "writethrough",
-            help: "use the page cache, flush after each write",
-            set: |serve| put(&mut serve.cache, CacheMode::Writethrough),
-        },
-        Choice {
-            name: "directsync",
-            help: "bypass the page cache, flush after each write",
-            set: |serve| put(&mut serve.cache, CacheMode::Directsync),
-        },
-        Choice {
-            name: "unsafe",
-            help: "use the page cache, ignore flushes",
-            set: |serve| put(&mut serve.cache, CacheMode::Unsafe),
-        },
-    ]),
-    need: Need::Default("none"),
-    help: "cache mode, by QEMU's names",
-};
+const CACHE: Field<ServeOptions> =
+    Row::default("cache", "none", "cache mode, by QEMU's names").at(&OneOf {
+        at: |serve: &mut ServeOptions| &mut serve.cache,
+        words: &[
+            ("none", CacheMode::None, "bypass the host's page cache"),
+            ("writeback", CacheMode::Writeback, "use the host's page cache"),
+            ("writethrough", CacheMode::Writethrough, "use the page cache, flush after each write"),
+            ("directsync", CacheMode::Directsync, "bypass the page cache, flush after each write"),
+            ("unsafe", CacheMode::Unsafe, "use the page cache, ignore flushes"),
+        ],
+    });
 
-const PIDFILE: Field<ServeOptions> = Field {
-    name: "pidfile",
-    kind: Kind::Path(|serve, path| put(&mut serve.pidfile, Some(path))),
-    need: Need::Optional(""),
-    help: PIDFILE_HELP,
-};
+const PIDFILE: Field<ServeOptions> = Row::optional("pidfile", "", PIDFILE_HELP)
+    .path(|serve, path| put(&mut serve.pidfile, Some(path)));
 
-const TRACE: Field<ServeOptions> = Field {
-    name: "trace",
-    kind: Kind::Text { meta: trace::META, set: |serve, text| trace::read(&text, &mut serve.trace) },
-    need: Need::Optional("none"),
-    help: trace::HELP,
-};
+const TRACE: Field<ServeOptions> = Row::optional("trace", "none", trace::HELP)
+    .text(trace::META, |serve, text| trace::read(&text, &mut serve.trace));
 
 /// What takes no options to decide: the image from the positional arguments.
 pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionError> {

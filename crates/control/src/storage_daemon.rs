@@ -12,7 +12,7 @@ use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
 use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::shape::Shape;
-use crate::table::{self, Field, Kind, Need, Syntax, put};
+use crate::table::{self, Field, Kind, Row, Syntax, put};
 use crate::trace::{self, TraceOptions};
 use crate::{export, metrics, nbd_server, object};
 
@@ -85,121 +85,79 @@ pub(crate) struct Draft {
 
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<Draft>] = &[
-    Field {
-        name: "blockdev",
-        kind: Kind::Structure {
-            meta: "[driver=]<driver>,node-name=<node-name>[,<option>=<value>...]",
-            syntax: Syntax::KeyvalOrJson,
-            implied: Some("driver"),
-            shape: || Shape::Union(node_options()),
-            read: |draft, given, at| draft.step(Action::Blockdev(read_blockdev(given, at)?)),
-        },
-        need: Need::Optional(""),
-        help: "open a block node",
-    },
-    Field {
-        name: "chardev",
-        kind: Kind::Structure {
+    Row::optional("blockdev", "", "open a block node").of(Kind::Structure {
+        meta: "[driver=]<driver>,node-name=<node-name>[,<option>=<value>...]",
+        syntax: Syntax::KeyvalOrJson,
+        implied: Some("driver"),
+        shape: || Shape::Union(node_options()),
+        read: |draft, given, at| draft.step(Action::Blockdev(read_blockdev(given, at)?)),
+    }),
+    Row::optional("chardev", "", "make a character device, for a monitor to be on").of(
+        Kind::Structure {
             meta: "[backend=]<backend>,id=<id>[,<option>=<value>...]",
             syntax: Syntax::Opts,
             implied: Some("backend"),
             shape: || Shape::Union(chardev::options()),
             read: |draft, given, at| draft.step(Action::Chardev(chardev::read(given, at)?)),
         },
-        need: Need::Optional(""),
-        help: "make a character device, for a monitor to be on",
-    },
-    Field {
-        name: "daemonize",
-        kind: Kind::Flag(|draft| draft.options.daemonize = true),
-        need: Need::Optional(""),
-        help: "go to the background once everything is ready",
-    },
-    Field {
-        name: "export",
-        kind: Kind::Structure {
-            meta: "[type=]<type>,id=<id>,node-name=<node-name>[,<option>=<value>...]",
-            syntax: Syntax::KeyvalOrJson,
-            implied: Some("type"),
-            shape: || Shape::Union(export::options()),
-            read: |draft, given, at| draft.step(Action::Export(export::read(given, at)?)),
-        },
-        need: Need::Optional(""),
-        help: "offer a block node to another program",
-    },
+    ),
+    Row::optional("daemonize", "", "go to the background once everything is ready")
+        .flag(|draft| draft.options.daemonize = true),
+    Row::optional("export", "", "offer a block node to another program").of(Kind::Structure {
+        meta: "[type=]<type>,id=<id>,node-name=<node-name>[,<option>=<value>...]",
+        syntax: Syntax::KeyvalOrJson,
+        implied: Some("type"),
+        shape: || Shape::Union(export::options()),
+        read: |draft, given, at| draft.step(Action::Export(export::read(given, at)?)),
+    }),
     Draft::LOG_FORMAT,
     Draft::LOG_LEVEL,
-    Field {
-        name: "metrics",
-        kind: Kind::Structure {
+    Row::optional("metrics", "", "serve metrics for Prometheus over HTTP at the path /metrics").of(
+        Kind::Structure {
             meta: "addr.type=inet|unix|fd[,<option>=<value>...]",
             syntax: Syntax::KeyvalOrJson,
             implied: None,
             shape: || Shape::Object(metrics::members()),
             read: |draft, given, at| draft.step(Action::Metrics(metrics::read(given, at)?)),
         },
-        need: Need::Optional(""),
-        help: "serve metrics for Prometheus over HTTP at the path /metrics",
-    },
-    Field {
-        name: "monitor",
-        kind: Kind::Structure {
-            meta: "[chardev=]<id>[,<option>=<value>...]",
-            syntax: Syntax::KeyvalOrJson,
-            implied: Some("chardev"),
-            shape: || Shape::Object(chardev::monitor_members()),
-            read: |draft, given, at| draft.step(Action::Monitor(chardev::read_monitor(given, at)?)),
-        },
-        need: Need::Optional(""),
-        help: "accept QMP commands on a character device",
-    },
-    Field {
-        name: "nbd-server",
-        kind: Kind::Structure {
+    ),
+    Row::optional("monitor", "", "accept QMP commands on a character device").of(Kind::Structure {
+        meta: "[chardev=]<id>[,<option>=<value>...]",
+        syntax: Syntax::KeyvalOrJson,
+        implied: Some("chardev"),
+        shape: || Shape::Object(chardev::monitor_members()),
+        read: |draft, given, at| draft.step(Action::Monitor(chardev::read_monitor(given, at)?)),
+    }),
+    Row::optional("nbd-server", "", "start the NBD server, for exports of type nbd").of(
+        Kind::Structure {
             meta: "addr.type=inet|unix|fd[,<option>=<value>...]",
             syntax: Syntax::KeyvalOrJson,
             implied: None,
             shape: || Shape::Object(nbd_server::members()),
             read: |draft, given, at| draft.step(Action::NbdServer(nbd_server::read(given, at)?)),
         },
-        need: Need::Optional(""),
-        help: "start the NBD server, for exports of type nbd",
-    },
-    Field {
-        name: "object",
-        kind: Kind::Structure {
+    ),
+    Row::optional("object", "", "create an object; exports refer to it by its id").of(
+        Kind::Structure {
             meta: "[qom-type=]<type>,id=<id>[,<property>=<value>...]",
             syntax: Syntax::KeyvalOrJson,
             implied: Some("qom-type"),
             shape: || Shape::Union(object::options()),
             read: |draft, given, at| draft.step(Action::Object(object::read(given, at)?)),
         },
-        need: Need::Optional(""),
-        help: "create an object; exports refer to it by its id",
-    },
-    Field {
-        name: "pidfile",
-        kind: Kind::Path(|draft, path| put(&mut draft.options.pidfile, Some(path))),
-        need: Need::Optional(""),
-        help: PIDFILE_HELP,
-    },
+    ),
+    Row::optional("pidfile", "", PIDFILE_HELP)
+        .path(|draft, path| put(&mut draft.options.pidfile, Some(path))),
     Draft::SANDBOX,
-    Field {
-        name: "state",
-        kind: Kind::Path(|draft, path| put(&mut draft.options.state, Some(path))),
-        need: Need::Optional(""),
-        help: "keep nodes, exports, objects and the NBD server in this file as commands of monitors leave them, and \
-               start with them next time",
-    },
-    Field {
-        name: "trace",
-        kind: Kind::Text {
-            meta: trace::META,
-            set: |draft, text| trace::read(&text, &mut draft.options.trace),
-        },
-        need: Need::Optional(""),
-        help: trace::HELP,
-    },
+    Row::optional(
+        "state",
+        "",
+        "keep nodes, exports, objects and the NBD server in this file as commands of \
+         monitors leave them, and start with them next time",
+    )
+    .path(|draft, path| put(&mut draft.options.state, Some(path))),
+    Row::optional("trace", "", trace::HELP)
+        .text(trace::META, |draft, text| trace::read(&text, &mut draft.options.trace)),
     Draft::USER,
 ];
 

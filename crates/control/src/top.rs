@@ -4,7 +4,8 @@ use std::ffi::OsString;
 
 use crate::ctl::{self, CtlSocket};
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::place::OneOf;
+use crate::table::{Field, Row, put};
 
 /// Options of `top`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,62 +49,26 @@ pub(crate) struct Draft {
 
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<Draft>] = &[
-    Field {
-        name: "interval-ms",
-        kind: Kind::Int {
-            range: 10..=3_600_000,
-            set: |top, ms| put(&mut top.interval_ms, ms.unsigned_abs()),
-        },
-        need: Need::Default("1000"),
-        help: "time from one look to the next, in milliseconds",
-    },
-    Field {
-        name: "count",
-        kind: Kind::Int {
-            range: 1..=i64::MAX,
-            set: |top, count| put(&mut top.count, Some(count.unsigned_abs())),
-        },
-        need: Need::Optional("runs until q is pressed"),
-        help: "end after so many views",
-    },
-    Field {
-        name: "batch",
-        kind: Kind::Flag(|top| top.batch = true),
-        need: Need::Optional("a view that is kept up to date, on a terminal"),
-        help: "print views one after the other, for programs and files",
-    },
-    Field {
-        name: "sort",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "order",
-                help: "in the daemon's order",
-                set: |top| put(&mut top.sort, TopSort::Order),
-            },
-            Choice {
-                name: "requests",
-                help: "by requests per second",
-                set: |top| put(&mut top.sort, TopSort::Requests),
-            },
-            Choice {
-                name: "bytes",
-                help: "by bytes per second",
-                set: |top| put(&mut top.sort, TopSort::Bytes),
-            },
-            Choice {
-                name: "latency",
-                help: "by the 99th percentile of latency",
-                set: |top| put(&mut top.sort, TopSort::Latency),
-            },
-            Choice {
-                name: "depth",
-                help: "by requests in flight",
-                set: |top| put(&mut top.sort, TopSort::Depth),
-            },
-        ]),
-        need: Need::Default("order"),
-        help: "which exports come first",
-    },
+    Row::default("interval-ms", "1000", "time from one look to the next, in milliseconds")
+        .int(10..=3_600_000, |top, ms| put(&mut top.interval_ms, ms.unsigned_abs())),
+    Row::optional("count", "runs until q is pressed", "end after so many views")
+        .int(1..=i64::MAX, |top, count| put(&mut top.count, Some(count.unsigned_abs()))),
+    Row::optional(
+        "batch",
+        "a view that is kept up to date, on a terminal",
+        "print views one after the other, for programs and files",
+    )
+    .flag(|top| top.batch = true),
+    Row::default("sort", "order", "which exports come first").at(&OneOf {
+        at: |top: &mut Draft| &mut top.sort,
+        words: &[
+            ("order", TopSort::Order, "in the daemon's order"),
+            ("requests", TopSort::Requests, "by requests per second"),
+            ("bytes", TopSort::Bytes, "by bytes per second"),
+            ("latency", TopSort::Latency, "by the 99th percentile of latency"),
+            ("depth", TopSort::Depth, "by requests in flight"),
+        ],
+    }),
 ];
 
 /// Takes the socket.

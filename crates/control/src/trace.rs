@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::error::OptionError;
 use crate::keyval;
 use crate::shape::Member;
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Row};
 use crate::value::Dialect;
 
 /// All `--trace` of a command line.
@@ -39,37 +39,23 @@ pub(crate) const HELP: &str = "log trace events: names, with * for any text; -<p
 
 /// Members of the option's value, read in this order as QSD does.
 static OPTIONS: &[Field<TraceOptions>] = &[
-    Field {
-        name: "enable",
-        kind: Kind::Text {
-            meta: "<pattern>",
-            set: |trace, pattern| {
-                trace.help |= keyval::is_help(&pattern);
-                trace.events.push(TraceEvents::Pattern(pattern));
-                Ok(())
-            },
+    Row::optional("enable", "none", "log the events of this name").text(
+        "<pattern>",
+        |trace, pattern| {
+            trace.help |= keyval::is_help(&pattern);
+            trace.events.push(TraceEvents::Pattern(pattern));
+            Ok(())
         },
-        need: Need::Optional("none"),
-        help: "log the events of this name",
-    },
-    Field {
-        name: "events",
-        kind: Kind::Path(|trace, path| {
+    ),
+    Row::optional("events", "none", "log the events that this file names, one pattern per line")
+        .path(|trace, path| {
             trace.events.push(TraceEvents::File(path));
             Ok(())
         }),
-        need: Need::Optional("none"),
-        help: "log the events that this file names, one pattern per line",
-    },
-    Field {
-        name: "file",
-        kind: Kind::Path(|trace, path| {
-            trace.file = Some(path);
-            Ok(())
-        }),
-        need: Need::Optional("standard error"),
-        help: "where the log goes",
-    },
+    Row::optional("file", "standard error", "where the log goes").path(|trace, path| {
+        trace.file = Some(path);
+        Ok(())
+    }),
 ];
 
 /// What `--trace` may have.

@@ -6,7 +6,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::place::{Of, Text};
 use crate::shape::{Member, Shape, Union, Variant};
-use crate::table::{self, Field, Kind, Need, only_off, put};
+use crate::table::{self, Field, Kind, Need, Row, only_off, put};
 
 /// Returns the shape of an address that has one of these types.
 ///
@@ -64,27 +64,21 @@ pub const fn tight<Draft>() -> Field<Draft> {
 
 /// `addr.*` of type `unix`.
 pub static UNIX_ADDR: &[Field<SocketDraft>] = &[
-    Field {
-        name: "path",
-        kind: Kind::Path(|addr, path| {
-            check_socket_path("addr.path", &path)?;
-            addr.path = path;
-            Ok(())
-        }),
-        need: Need::Required,
-        help: "path of the socket to create and listen on",
-    },
+    Row::required("path", "path of the socket to create and listen on").path(|addr, path| {
+        check_socket_path("addr.path", &path)?;
+        addr.path = path;
+        Ok(())
+    }),
     Field::unoffered("abstract", only_off),
     tight(),
 ];
 
 /// `addr.*` of type `fd`.
-pub static FD_ADDR: &[Field<SocketDraft>] = &[Field {
-    name: "str",
-    kind: Kind::Text { meta: "<fd>", set: |addr, text| put(&mut addr.fd, FdName::read(&text)?) },
-    need: Need::Required,
-    help: "number of an inherited listening socket, or its name in LISTEN_FDNAMES",
-}];
+pub static FD_ADDR: &[Field<SocketDraft>] = &[Row::required(
+    "str",
+    "number of an inherited listening socket, or its name in LISTEN_FDNAMES",
+)
+.text("<fd>", |addr, text| put(&mut addr.fd, FdName::read(&text)?))];
 
 /// An address of type `inet` while it is read.
 #[derive(Default)]
@@ -108,37 +102,22 @@ impl InetDraft {
 
     /// Returns the row `host`, with this help text.
     pub const fn host(help: &'static str) -> Field<InetDraft> {
-        Field {
-            name: "host",
-            kind: Kind::At(&Text("<host>", |addr: &mut InetDraft| &mut addr.host)),
-            need: Need::Required,
-            help,
-        }
+        Row::required("host", help).at(&Text("<host>", |addr: &mut InetDraft| &mut addr.host))
     }
 
     /// `port`.
-    pub const PORT: Field<InetDraft> = Field {
-        name: "port",
-        kind: Kind::At(&Text("<port>", |addr: &mut InetDraft| &mut addr.port)),
-        need: Need::Required,
-        help: "TCP port",
-    };
+    pub const PORT: Field<InetDraft> = Row::required("port", "TCP port")
+        .at(&Text("<port>", |addr: &mut InetDraft| &mut addr.port));
 
     /// `ipv4`.
-    pub const IPV4: Field<InetDraft> = Field {
-        name: "ipv4",
-        kind: Kind::At(&Of(|addr: &mut InetDraft| &mut addr.ipv4)),
-        need: Need::Optional("what host has"),
-        help: "whether IPv4 addresses are used",
-    };
+    pub const IPV4: Field<InetDraft> =
+        Row::optional("ipv4", "what host has", "whether IPv4 addresses are used")
+            .at(&Of(|addr: &mut InetDraft| &mut addr.ipv4));
 
     /// `ipv6`.
-    pub const IPV6: Field<InetDraft> = Field {
-        name: "ipv6",
-        kind: Kind::At(&Of(|addr: &mut InetDraft| &mut addr.ipv6)),
-        need: Need::Optional("what host has"),
-        help: "whether IPv6 addresses are used",
-    };
+    pub const IPV6: Field<InetDraft> =
+        Row::optional("ipv6", "what host has", "whether IPv6 addresses are used")
+            .at(&Of(|addr: &mut InetDraft| &mut addr.ipv6));
 
     /// Returns the port's number.
     ///

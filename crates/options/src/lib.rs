@@ -14,6 +14,7 @@ pub mod fd;
 pub mod json;
 pub mod keyval;
 pub mod place;
+mod row;
 pub mod scalar;
 pub mod shape;
 pub mod table;

@@ -1,6 +1,6 @@
 //! Tables that describe options, and the reader that uses them.
 //!
-//! A [`Field`] is one row: everything about one option, stated once. The reader takes values
+//! A [`Field`] is one row, made by [`Row`]: everything about one option, stated once. The reader takes values
 //! out of an object row by row, converts each according to its [`Kind`], and gives it to the row's
 //! setter. The kind decides the type of the setter's argument. Values that are left over are unknown options. A
 //! [`Member`] is the same row without Rust types.
@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use crate::error::OptionError;
 use crate::place::Place;
+pub use crate::row::Row;
 use crate::scalar;
 use crate::shape::{Member, Shape, Word};
 use crate::value::{Dialect, Object, Value};
@@ -117,6 +118,11 @@ pub struct Choice<T: 'static> {
 }
 
 impl<T> Choice<T> {
+    /// Creates a word.
+    pub const fn new(name: &'static str, help: &'static str, set: fn(&mut T) -> Set) -> Self {
+        Choice { name, help, set }
+    }
+
     /// Creates a word that QSD accepts, and ringmill refuses at least in some cases.
     ///
     /// It is in no schema, help text or list, as with [`Kind::Unoffered`].

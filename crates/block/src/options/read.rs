@@ -3,7 +3,7 @@
 use ::options::place::{Checked, Of, OneOf};
 use ::options::scalar::{IDENTIFIER_HINT, is_identifier};
 use ::options::shape::{Shape, Union, Variant};
-use ::options::table::{self, Context, Field, Kind, Need, only_off};
+use ::options::table::{self, Context, Field, Row, only_off};
 use ::options::{Object, OptionError, Value};
 
 use super::elsewhere;
@@ -113,71 +113,59 @@ impl Common {
 
 /// Options that every driver has.
 pub(super) static COMMON: &[Field<Common>] = &[
-    Field {
-        name: "node-name",
-        kind: Kind::At(&Checked {
-            meta: "<node-name>",
-            check: check_name,
-            at: |node: &mut Common| &mut node.node_name,
-        }),
-        need: Need::Optional("none, which only nested nodes may have"),
-        help: "name of the node, for exports and other nodes to refer to",
-    },
+    Row::optional(
+        "node-name",
+        "none, which only nested nodes may have",
+        "name of the node, for exports and other nodes to refer to",
+    )
+    .at(&Checked {
+        meta: "<node-name>",
+        check: check_name,
+        at: |node: &mut Common| &mut node.node_name,
+    }),
     Common::DISCARD,
-    Field {
-        name: "cache",
-        kind: Kind::Group(&[
-            Field {
-                name: "direct",
-                kind: Kind::At(&Of(|node: &mut Common| &mut node.direct)),
-                need: Need::Default("off"),
-                help: "bypass the host's page cache (O_DIRECT); nested nodes inherit it",
-            },
-            Field {
-                name: "no-flush",
-                kind: Kind::At(&Of(|node: &mut Common| &mut node.no_flush)),
-                need: Need::Default("off"),
-                help: "ignore flushes: fast, and unsafe when the host dies; nested nodes inherit it",
-            },
-        ]),
-        need: Need::Default(""),
-        help: "",
-    },
-    Field {
-        name: "active",
-        kind: Kind::At(&Of(|node: &mut Common| &mut node.active)),
-        need: Need::Default("on"),
-        help: "open and lock the image; off: leave it to others, until blockdev-set-active",
-    },
-    Field {
-        name: "read-only",
-        kind: Kind::At(&Of(|node: &mut Common| &mut node.read_only)),
-        need: Need::Default("off"),
-        help: "forbid writing; nested nodes inherit it",
-    },
-    Field {
-        name: "auto-read-only",
-        kind: Kind::At(&Of(|node: &mut Common| &mut node.auto_read_only)),
-        need: Need::Default("off"),
-        help: "open the image read-only when it cannot be opened for writing; nested nodes inherit it",
-    },
-    Field {
-        name: "detect-zeroes",
-        kind: Kind::At(&OneOf {
-            at: |node: &mut Common| &mut node.detect_zeroes,
-            words: &[
-                ("off", DetectZeroes::Off, "writes are writes"),
-                ("on", DetectZeroes::On, "zeroes become write-zeroes requests"),
-                (
-                    "unmap",
-                    DetectZeroes::Unmap,
-                    "zeroes become write-zeroes requests that may unmap",
-                ),
-            ],
-        }),
-        need: Need::Default("off"),
-        help: "turn writes of zeroes into write-zeroes requests; unmap needs discard=unmap",
-    },
+    Row::default("cache", "", "").group(&[
+        Row::default(
+            "direct",
+            "off",
+            "bypass the host's page cache (O_DIRECT); nested nodes inherit it",
+        )
+        .at(&Of(|node: &mut Common| &mut node.direct)),
+        Row::default(
+            "no-flush",
+            "off",
+            "ignore flushes: fast, and unsafe when the host dies; nested nodes inherit it",
+        )
+        .at(&Of(|node: &mut Common| &mut node.no_flush)),
+    ]),
+    Row::default(
+        "active",
+        "on",
+        "open and lock the image; off: leave it to others, until blockdev-set-active",
+    )
+    .at(&Of(|node: &mut Common| &mut node.active)),
+    Row::default("read-only", "off", "forbid writing; nested nodes inherit it")
+        .at(&Of(|node: &mut Common| &mut node.read_only)),
+    Row::default(
+        "auto-read-only",
+        "off",
+        "open the image read-only when it cannot be opened for writing; nested nodes \
+         inherit it",
+    )
+    .at(&Of(|node: &mut Common| &mut node.auto_read_only)),
+    Row::default(
+        "detect-zeroes",
+        "off",
+        "turn writes of zeroes into write-zeroes requests; unmap needs discard=unmap",
+    )
+    .at(&OneOf {
+        at: |node: &mut Common| &mut node.detect_zeroes,
+        words: &[
+            ("off", DetectZeroes::Off, "writes are writes"),
+            ("on", DetectZeroes::On, "zeroes become write-zeroes requests"),
+            ("unmap", DetectZeroes::Unmap, "zeroes become write-zeroes requests that may unmap"),
+        ],
+    }),
     Field::unoffered("force-share", |node, value, name, at| {
         only_off(node, value, name, at).map_err(|error| {
             error.hint("locking=off opens an image that another program has locked.")

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use ::options::place::{OneOf, Place};
 use ::options::shape::Shape;
-use ::options::table::{self, Context, Field, Kind, Need, Set};
+use ::options::table::{self, Context, Field, Row, Set};
 use ::options::{Object, OptionError, Value};
 
 use super::{
@@ -111,12 +111,7 @@ impl<O, V: ChildValue> Place<Draft<O>> for Child<O, V> {
 
 /// Returns the row of `file`: the node below.
 pub const fn file_row<O>(place: &'static dyn Place<Draft<O>>) -> Field<Draft<O>> {
-    Field {
-        name: "file",
-        kind: Kind::At(place),
-        need: Need::Required,
-        help: "the node below: by name, or defined in place",
-    }
+    Row::required("file", "the node below: by name, or defined in place").at(place)
 }
 
 /// The type that an image's options are read into.
@@ -127,34 +122,32 @@ pub trait ImageDraft: Sized + 'static {
     fn locking(&mut self) -> &mut Locking;
 
     /// `aio`.
-    const AIO: Field<Self> = Field {
-        name: "aio",
-        kind: Kind::At(&OneOf {
-            at: |image: &mut Self| image.aio(),
-            words: &[
-                ("io_uring", Aio::IoUring, "the event loop's ring"),
-                ("threads", Aio::Threads, "a pool of threads with blocking system calls"),
-                ("native", Aio::Native, "Linux AIO; not through the host's page cache"),
-            ],
-        }),
-        need: Need::Optional("io_uring where the kernel offers it, else threads"),
-        help: "engine of reads and writes",
-    };
+    const AIO: Field<Self> = Row::optional(
+        "aio",
+        "io_uring where the kernel offers it, else threads",
+        "engine of reads and writes",
+    )
+    .at(&OneOf {
+        at: |image: &mut Self| image.aio(),
+        words: &[
+            ("io_uring", Aio::IoUring, "the event loop's ring"),
+            ("threads", Aio::Threads, "a pool of threads with blocking system calls"),
+            ("native", Aio::Native, "Linux AIO; not through the host's page cache"),
+        ],
+    });
 
     /// `locking`.
-    const LOCKING: Field<Self> = Field {
-        name: "locking",
-        kind: Kind::At(&OneOf {
-            at: |image: &mut Self| image.locking(),
-            words: &[
-                ("auto", Locking::Auto, "lock where the file system can"),
-                ("on", Locking::On, "lock, or fail"),
-                ("off", Locking::Off, "do not lock"),
-            ],
-        }),
-        need: Need::Default("auto"),
-        help: "lock the image against other programs, as QEMU does",
-    };
+    const LOCKING: Field<Self> =
+        Row::default("locking", "auto", "lock the image against other programs, as QEMU does").at(
+            &OneOf {
+                at: |image: &mut Self| image.locking(),
+                words: &[
+                    ("auto", Locking::Auto, "lock where the file system can"),
+                    ("on", Locking::On, "lock, or fail"),
+                    ("off", Locking::Off, "do not lock"),
+                ],
+            },
+        );
 }
 
 /// The type that a node's options are read into.
@@ -166,16 +159,16 @@ pub trait NodeDraft: Sized + 'static {
     fn discard(&mut self) -> &mut Self::Discard;
 
     /// `discard`.
-    const DISCARD: Field<Self> = Field {
-        name: "discard",
-        kind: Kind::At(&OneOf {
-            at: |node: &mut Self| node.discard(),
-            words: &[
-                ("ignore", Discard::Ignore, "answer discards, do nothing"),
-                ("unmap", Discard::Unmap, "give the space back"),
-            ],
-        }),
-        need: Need::Default("ignore"),
-        help: "what happens to discard requests; nested nodes pass them on by default",
-    };
+    const DISCARD: Field<Self> = Row::default(
+        "discard",
+        "ignore",
+        "what happens to discard requests; nested nodes pass them on by default",
+    )
+    .at(&OneOf {
+        at: |node: &mut Self| node.discard(),
+        words: &[
+            ("ignore", Discard::Ignore, "answer discards, do nothing"),
+            ("unmap", Discard::Unmap, "give the space back"),
+        ],
+    });
 }

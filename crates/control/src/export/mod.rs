@@ -22,7 +22,7 @@ use std::ops::Deref;
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
 use crate::shape::{Shape, Union, Variant};
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Row};
 use crate::value::{Dialect, Object, Value};
 
 /// One `--export`.
@@ -180,99 +180,76 @@ static TYPES: &[Type] = &[
 
 /// What all exports have.
 static COMMON: &[Field<Draft>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |export, id| {
-                if !is_identifier(&id) {
-                    return Err(OptionError::new("Invalid block export id").hint(IDENTIFIER_HINT));
-                }
-                export.id = id;
-                Ok(())
-            },
-        },
-        need: Need::Required,
-        help: "name of the export",
-    },
-    Field {
-        name: "node-name",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |export, name| {
-                export.node_name = Some(name);
-                Ok(())
-            },
-        },
-        need: Need::Optional("none; only exports that take a list of nodes may do without"),
-        help: "block node to export",
-    },
-    Field {
-        name: "fixed-iothread",
-        kind: Kind::Bool(|export, on| {
-            export.fixed_iothread = on;
-            Ok(())
-        }),
-        need: Need::Default("off"),
-        help: "refuse to move the node to another thread; queues never move, so this only \
-               rules out a list in iothread",
-    },
-    Field {
-        name: "iothread",
-        kind: Kind::Nested {
-            shape: || {
-                let list = Shape::List(
-                    Box::new(Shape::Text("<id>")),
-                    "I/O thread number <n>, from 0; queues, or connections, are dealt out to them \
+    Row::required("id", "name of the export").text("<id>", |export, id| {
+        if !is_identifier(&id) {
+            return Err(OptionError::new("Invalid block export id").hint(IDENTIFIER_HINT));
+        }
+        export.id = id;
+        Ok(())
+    }),
+    Row::optional(
+        "node-name",
+        "none; only exports that take a list of nodes may do without",
+        "block node to export",
+    )
+    .text("<node-name>", |export, name| {
+        export.node_name = Some(name);
+        Ok(())
+    }),
+    Row::default(
+        "fixed-iothread",
+        "off",
+        "refuse to move the node to another thread; queues never move, so this only rules \
+         out a list in iothread",
+    )
+    .bool(|export, on| {
+        export.fixed_iothread = on;
+        Ok(())
+    }),
+    Row::optional(
+        "iothread",
+        "a thread of the daemon's choice",
+        "I/O thread that serves the export",
+    )
+    .nested(
+        || {
+            let list = Shape::List(
+                Box::new(Shape::Text("<id>")),
+                "I/O thread number <n>, from 0; queues, or connections, are dealt out to them \
                      in turn",
-                );
-                Shape::Either(vec![Shape::Text("<id>"), list])
-            },
-            read: iothreads,
+            );
+            Shape::Either(vec![Shape::Text("<id>"), list])
         },
-        need: Need::Optional("a thread of the daemon's choice"),
-        help: "I/O thread that serves the export",
-    },
-    Field {
-        name: "stall-timeout-ms",
-        kind: Kind::Int {
-            range: 0..=86_400_000,
-            set: |export, ms| {
-                export.stall_timeout_ms = Some(ms.unsigned_abs());
-                Ok(())
-            },
-        },
-        need: Need::Default("0"),
-        help: "log requests that take longer, in milliseconds; 0 for none",
-    },
-    Field {
-        name: "writable",
-        kind: Kind::Bool(|export, on| {
-            export.writable = on;
-            Ok(())
-        }),
-        need: Need::Default("off"),
-        help: "let the other side write",
-    },
-    Field {
-        name: "writethrough",
-        kind: Kind::Bool(|export, on| {
+        iothreads,
+    ),
+    Row::default(
+        "stall-timeout-ms",
+        "0",
+        "log requests that take longer, in milliseconds; 0 for none",
+    )
+    .int(0..=86_400_000, |export, ms| {
+        export.stall_timeout_ms = Some(ms.unsigned_abs());
+        Ok(())
+    }),
+    Row::default("writable", "off", "let the other side write").bool(|export, on| {
+        export.writable = on;
+        Ok(())
+    }),
+    Row::default("writethrough", "off", "flush after every write, before the write is answered")
+        .bool(|export, on| {
             export.writethrough = on;
             Ok(())
         }),
-        need: Need::Default("off"),
-        help: "flush after every write, before the write is answered",
-    },
-    Field {
-        name: "allow-inactive",
-        kind: Kind::Bool(|export, on| {
-            export.allow_inactive = on;
-            Ok(())
-        }),
-        need: Need::Default("off"),
-        help: "let its node be inactive: requests wait in the guest's queues, or fail over NBD but for reads, until \
-               blockdev-set-active",
-    },
+    Row::default(
+        "allow-inactive",
+        "off",
+        "let its node be inactive: requests wait in the guest's queues, or fail over NBD \
+         but for reads, until blockdev-set-active",
+    )
+    .bool(|export, on| {
+        export.allow_inactive = on;
+        Ok(())
+    }),
 ];
 
 /// `iothread=io0`, or a list.

@@ -6,7 +6,7 @@ use super::on_error::{RERROR_NBD, WERROR_NBD};
 use super::{Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need, put};
+use crate::table::{self, Context, Field, Row, put};
 use crate::value::{Dialect, Value};
 
 /// What an export over NBD has.
@@ -77,64 +77,45 @@ const MAX_STRING: usize = 4096;
 pub(super) static NBD: &[Field<Draft>] = &[
     RERROR_NBD,
     WERROR_NBD,
-    Field {
-        name: "name",
-        kind: Kind::Text {
-            meta: "<name>",
-            set: |export, name| {
-                check("export name", &name)?;
-                export.nbd.name = Some(name);
-                Ok(())
-            },
-        },
-        need: Need::Optional("the node's name"),
-        help: "the export's name for clients",
-    },
-    Field {
-        name: "description",
-        kind: Kind::Text {
-            meta: "<text>",
-            set: |export, text| {
-                check("description", &text)?;
-                export.nbd.description = text;
-                Ok(())
-            },
-        },
-        need: Need::Optional("none"),
-        help: "text for people, shown with the export's name",
-    },
-    Field {
-        name: "bitmaps",
-        kind: Kind::Nested { shape: bitmaps_shape, read: bitmaps },
-        need: Need::Optional("none"),
-        help: "dirty bitmaps that clients can ask for, as metadata contexts qemu:dirty-bitmap:NAME",
-    },
-    Field {
-        name: "allocation-depth",
-        kind: Kind::Bool(|export, on| {
-            export.nbd.allocation_depth = on;
+    Row::optional("name", "the node's name", "the export's name for clients").text(
+        "<name>",
+        |export, name| {
+            check("export name", &name)?;
+            export.nbd.name = Some(name);
             Ok(())
-        }),
-        need: Need::Default("off"),
-        help: "let clients ask which image of the backing chain data comes from, by the metadata context \
-               qemu:allocation-depth",
-    },
+        },
+    ),
+    Row::optional("description", "none", "text for people, shown with the export's name").text(
+        "<text>",
+        |export, text| {
+            check("description", &text)?;
+            export.nbd.description = text;
+            Ok(())
+        },
+    ),
+    Row::optional(
+        "bitmaps",
+        "none",
+        "dirty bitmaps that clients can ask for, as metadata contexts qemu:dirty-bitmap:NAME",
+    )
+    .nested(bitmaps_shape, bitmaps),
+    Row::default(
+        "allocation-depth",
+        "off",
+        "let clients ask which image of the backing chain data comes from, by the metadata \
+         context qemu:allocation-depth",
+    )
+    .bool(|export, on| {
+        export.nbd.allocation_depth = on;
+        Ok(())
+    }),
 ];
 
 /// A bitmap of a node.
 static BITMAP: &[Field<BitmapRef>] = &[
-    Field {
-        name: "node",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node, Some(name)) },
-        need: Need::Required,
-        help: "the bitmap's node",
-    },
-    Field {
-        name: "name",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, name) },
-        need: Need::Required,
-        help: "the bitmap's name",
-    },
+    Row::required("node", "the bitmap's node")
+        .text("<node-name>", |to, name| put(&mut to.node, Some(name))),
+    Row::required("name", "the bitmap's name").text("<name>", |to, name| put(&mut to.name, name)),
 ];
 
 fn bitmaps_shape() -> Shape {

@@ -3,7 +3,7 @@
 use super::Draft;
 use crate::error::OptionError;
 use crate::rows::{OnErrorHelp, on_error};
-use crate::table::{Choice, Field, Kind, Need};
+use crate::table::{Choice, Field, Row};
 
 /// Descriptions of the policies.
 const THEN: OnErrorHelp = OnErrorHelp {
@@ -35,18 +35,13 @@ pub(super) const WERROR: Field<Draft> = on_error!(
 /// The same for clients that handle errors themselves.
 macro_rules! only_report {
     ($name:literal, $help:literal) => {
-        Field {
-            name: $name,
-            kind: Kind::Choice(&[
-                Choice { name: "report", help: "the client gets the error", set: |_| Ok(()) },
-                Choice { name: "auto", help: "as report", set: |_| Ok(()) },
-                Choice::unoffered("ignore", |_| refused($name)),
-                Choice::unoffered("enospc", |_| refused($name)),
-                Choice::unoffered("stop", |_| refused($name)),
-            ]),
-            need: Need::Default("report"),
-            help: $help,
-        }
+        Row::default($name, "report", $help).choice(&[
+            Choice::new("report", "the client gets the error", |_| Ok(())),
+            Choice::new("auto", "as report", |_| Ok(())),
+            Choice::unoffered("ignore", |_| refused($name)),
+            Choice::unoffered("enospc", |_| refused($name)),
+            Choice::unoffered("stop", |_| refused($name)),
+        ])
     };
 }
 

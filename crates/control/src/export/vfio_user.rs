@@ -8,7 +8,7 @@ use super::vhost_user::addr_shape;
 use super::{Addr, Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::shape::Shape;
-use crate::table::{Choice, Field, Kind, Need, put};
+use crate::table::{Choice, Field, Row, put};
 
 /// What an AHCI controller over vfio-user has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,76 +129,64 @@ const MAX_SERIAL: usize = 20;
 /// Options of `vfio-user-ahci`.
 pub(super) static AHCI: &[Field<Draft>] = &[
     ADDR,
-    Field {
-        name: "drives",
-        kind: Kind::Nested {
-            shape: || {
-                let name = Box::new(Shape::Text("<node-name>"));
-                Shape::List(name, "block node of the drive at port <n>, from 0")
-            },
-            read: |export, value, at| {
-                export.nodes = super::names(value, at, "list of strings")?;
-                Ok(())
-            },
+    Row::optional(
+        "drives",
+        "node-name is the drive at port 0, the only one",
+        "block nodes of the drives, instead of node-name; up to 32",
+    )
+    .nested(
+        || {
+            let name = Box::new(Shape::Text("<node-name>"));
+            Shape::List(name, "block node of the drive at port <n>, from 0")
         },
-        need: Need::Optional("node-name is the drive at port 0, the only one"),
-        help: "block nodes of the drives, instead of node-name; up to 32",
-    },
+        |export, value, at| {
+            export.nodes = super::names(value, at, "list of strings")?;
+            Ok(())
+        },
+    ),
     SERIAL,
 ];
 
 /// Options of `vfio-user-nvme`.
 pub(super) static NVME: &[Field<Draft>] = &[
     ADDR,
-    Field {
-        name: "namespaces",
-        kind: Kind::Nested {
-            shape: || {
-                let name = Box::new(Shape::Text("<node-name>"));
-                Shape::List(name, "block node of namespace <n> + 1, from 0")
-            },
-            read: |export, value, at| {
-                export.nodes = super::names(value, at, "list of strings")?;
-                Ok(())
-            },
+    Row::optional(
+        "namespaces",
+        "node-name is namespace 1, the only one",
+        "block nodes of the namespaces, instead of node-name",
+    )
+    .nested(
+        || {
+            let name = Box::new(Shape::Text("<node-name>"));
+            Shape::List(name, "block node of namespace <n> + 1, from 0")
         },
-        need: Need::Optional("node-name is namespace 1, the only one"),
-        help: "block nodes of the namespaces, instead of node-name",
-    },
-    Field {
-        name: "num-queues",
-        kind: Kind::Int {
-            range: 1..=MAX_NVME_QUEUES as i64,
-            set: |export, queues| {
-                export.vhost_user.num_queues = u16::try_from(queues).ok();
-                Ok(())
-            },
+        |export, value, at| {
+            export.nodes = super::names(value, at, "list of strings")?;
+            Ok(())
         },
-        need: Need::Default("4"),
-        help: "I/O queues the guest may use, 1 to 64",
-    },
-    Field {
-        name: "doorbells",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "auto",
-                help: "in the guest's memory if its driver has shadow doorbells, else by message",
-                set: |export| set_doorbells(export, Doorbells::Auto),
-            },
-            Choice {
-                name: "trapped",
-                help: "by message: shadow doorbells are not offered",
-                set: |export| set_doorbells(export, Doorbells::Trapped),
-            },
-            Choice {
-                name: "mapped",
-                help: "in a page that the client maps; the I/O threads poll it and do not sleep",
-                set: |export| set_doorbells(export, Doorbells::Mapped),
-            },
-        ]),
-        need: Need::Default("auto"),
-        help: "how the guest announces commands",
-    },
+    ),
+    Row::default("num-queues", "4", "I/O queues the guest may use, 1 to 64").int(
+        1..=MAX_NVME_QUEUES as i64,
+        |export, queues| {
+            export.vhost_user.num_queues = u16::try_from(queues).ok();
+            Ok(())
+        },
+    ),
+    Row::default("doorbells", "auto", "how the guest announces commands").choice(&[
+        Choice::new(
+            "auto",
+            "in the guest's memory if its driver has shadow doorbells, else by message",
+            |export| set_doorbells(export, Doorbells::Auto),
+        ),
+        Choice::new("trapped", "by message: shadow doorbells are not offered", |export| {
+            set_doorbells(export, Doorbells::Trapped)
+        }),
+        Choice::new(
+            "mapped",
+            "in a page that the client maps; the I/O threads poll it and do not sleep",
+            |export| set_doorbells(export, Doorbells::Mapped),
+        ),
+    ]),
     SERIAL,
 ];
 
@@ -216,30 +204,23 @@ const MAX_DRIVES: usize = 32;
 /// The most namespaces.
 const MAX_NAMESPACES: usize = 256;
 
-const ADDR: Field<Draft> = Field {
-    name: "addr",
-    kind: Kind::Nested { shape: addr_shape, read: super::vhost_user::addr },
-    need: Need::Required,
-    help: "where the virtual machine monitor connects",
-};
+const ADDR: Field<Draft> = Row::required("addr", "where the virtual machine monitor connects")
+    .nested(addr_shape, super::vhost_user::addr);
 
-const SERIAL: Field<Draft> = Field {
-    name: "serial",
-    kind: Kind::Text {
-        meta: "<text>",
-        set: |export, serial| {
-            let is_printable = serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-            if serial.is_empty() || serial.len() > MAX_SERIAL || !is_printable {
-                return Err(OptionError::new(format!(
-                    "serial must be 1 to {MAX_SERIAL} printable ASCII characters"
-                )));
-            }
-            put(&mut export.serial, Some(serial))
-        },
-    },
-    need: Need::Optional("the export's id, its first 20 characters"),
-    help: "serial number of the drive or controller, up to 20 characters",
-};
+const SERIAL: Field<Draft> = Row::optional(
+    "serial",
+    "the export's id, its first 20 characters",
+    "serial number of the drive or controller, up to 20 characters",
+)
+.text("<text>", |export, serial| {
+    let is_printable = serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    if serial.is_empty() || serial.len() > MAX_SERIAL || !is_printable {
+        return Err(OptionError::new(format!(
+            "serial must be 1 to {MAX_SERIAL} printable ASCII characters"
+        )));
+    }
+    put(&mut export.serial, Some(serial))
+});
 
 /// The rest of `vfio-user-ahci`.
 pub(super) fn ahci(draft: &mut Draft) -> Result<AhciOptions, OptionError> {

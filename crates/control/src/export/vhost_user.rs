@@ -11,7 +11,7 @@ use crate::error::OptionError;
 use crate::fd::FdName;
 use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, block_size};
 use crate::shape::Shape;
-use crate::table::{self, Context, Field, Kind, Need, put};
+use crate::table::{self, Context, Field, Need, Row, put};
 use crate::value::Value;
 
 /// What all exports over vhost-user have.
@@ -148,21 +148,21 @@ pub(super) static BLK: &[Field<Draft>] =
 
 /// Options of `vhost-user-scsi`.
 pub(super) static SCSI: &[Field<Draft>] = &[
-    Field {
-        name: "luns",
-        kind: Kind::Nested {
-            shape: || {
-                let name = Box::new(Shape::Text("<node-name>"));
-                Shape::List(name, "block node of logical unit <n>, from 0")
-            },
-            read: |export, value, at| {
-                export.nodes = super::names(value, at, "list of strings")?;
-                Ok(())
-            },
+    Row::optional(
+        "luns",
+        "node-name is LUN 0, the only one",
+        "block nodes of the logical units, instead of node-name",
+    )
+    .nested(
+        || {
+            let name = Box::new(Shape::Text("<node-name>"));
+            Shape::List(name, "block node of logical unit <n>, from 0")
         },
-        need: Need::Optional("node-name is LUN 0, the only one"),
-        help: "block nodes of the logical units, instead of node-name",
-    },
+        |export, value, at| {
+            export.nodes = super::names(value, at, "list of strings")?;
+            Ok(())
+        },
+    ),
     ADDR,
     LOGICAL_BLOCK_SIZE,
     Field {
@@ -197,29 +197,20 @@ pub(super) fn scsi(draft: &mut Draft) -> Result<ScsiOptions, OptionError> {
     Ok(ScsiOptions { options, more_luns })
 }
 
-const ADDR: Field<Draft> = Field {
-    name: "addr",
-    kind: Kind::Nested { shape: addr_shape, read: addr },
-    need: Need::Required,
-    help: "where the front end connects",
-};
+const ADDR: Field<Draft> =
+    Row::required("addr", "where the front end connects").nested(addr_shape, addr);
 
-const LOGICAL_BLOCK_SIZE: Field<Draft> = Field {
-    name: "logical-block-size",
-    kind: Kind::Bytes(|export, bytes| {
+const LOGICAL_BLOCK_SIZE: Field<Draft> = Row::default("logical-block-size", "512", BLOCK_SIZE_HELP)
+    .bytes(|export, bytes| {
         // 0 stands for the default, as in QSD.
         let bytes = if bytes == 0 { 512 } else { bytes };
         put(&mut export.vhost_user.logical_block_size, block_size("logical-block-size", bytes)?)
-    }),
-    need: Need::Default("512"),
-    help: BLOCK_SIZE_HELP,
-};
+    });
 
-const NUM_QUEUES: Field<Draft> = Field {
-    name: "num-queues",
-    kind: Kind::Int {
-        range: i64::MIN..=i64::MAX,
-        set: |export, queues| match u16::try_from(queues) {
+const NUM_QUEUES: Field<Draft> =
+    Row::default("num-queues", "1", "request queues the guest may use, 1 to 256").int(
+        i64::MIN..=i64::MAX,
+        |export, queues| match u16::try_from(queues) {
             Ok(0) => Err(OptionError::new("num-queues must be greater than 0")),
             Ok(queues) if queues <= MAX_QUEUES => {
                 export.vhost_user.num_queues = Some(queues);
@@ -229,20 +220,13 @@ const NUM_QUEUES: Field<Draft> = Field {
                 .hint("The vhost-user protocol names a queue in 8 bits.")),
             Err(_) => Err(OptionError::new("Parameter 'num-queues' expects uint16_t")),
         },
-    },
-    need: Need::Default("1"),
-    help: "request queues the guest may use, 1 to 256",
-};
+    );
 
-const PIN_MEMORY: Field<Draft> = Field {
-    name: "pin-memory",
-    kind: Kind::Bool(|export, on| {
+const PIN_MEMORY: Field<Draft> =
+    Row::default("pin-memory", "off", PIN_MEMORY_HELP).bool(|export, on| {
         export.vhost_user.pin_memory = on;
         Ok(())
-    }),
-    need: Need::Default("off"),
-    help: PIN_MEMORY_HELP,
-};
+    });
 
 const TYPES: [&str; 2] = ["unix", "fd"];
 

@@ -5,8 +5,9 @@ use std::path::Path;
 use tls::{Authorization, Format, Policy, Rule};
 
 use super::{ObjectOptions, ObjectType, TypeRow, check_id};
+use crate::place::OneOf;
 use crate::shape::Shape;
-use crate::table::{self, Choice, Field, Kind, Need, Table, put};
+use crate::table::{self, Field, Row, Table, put};
 
 /// `authz-simple`, `authz-list`: the authorization of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,18 +70,13 @@ struct Simple {
 }
 
 static SIMPLE: &[Field<Simple>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |authz, id| put(&mut authz.id, check_id(id)?) },
-        need: Need::Required,
-        help: "name of the object, for tls-authz to refer to",
-    },
-    Field {
-        name: "identity",
-        kind: Kind::Text { meta: "<name>", set: |authz, name| put(&mut authz.identity, name) },
-        need: Need::Required,
-        help: "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
-    },
+    Row::required("id", "name of the object, for tls-authz to refer to")
+        .text("<id>", |authz, id| put(&mut authz.id, check_id(id)?)),
+    Row::required(
+        "identity",
+        "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
+    )
+    .text("<name>", |authz, name| put(&mut authz.identity, name)),
 ];
 
 #[derive(Default)]
@@ -91,86 +87,46 @@ struct List {
 }
 
 static LIST: &[Field<List>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |authz, id| put(&mut authz.id, check_id(id)?) },
-        need: Need::Required,
-        help: "name of the object, for tls-authz to refer to",
-    },
-    Field {
-        name: "policy",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "deny",
-                help: "they are refused",
-                set: |authz| put(&mut authz.policy, Policy::Deny),
-            },
-            Choice {
-                name: "allow",
-                help: "they are admitted",
-                set: |authz| put(&mut authz.policy, Policy::Allow),
-            },
-        ]),
-        need: Need::Default("deny"),
-        help: "what happens to clients that match no rule",
-    },
-    Field {
-        name: "rules",
-        kind: Kind::Nested {
-            shape: || {
-                let rule = Shape::Object(table::members(RULE));
-                Shape::List(Box::new(rule), "rule number <n>, from 0; the first that fits decides")
-            },
-            read: |list, value, at| {
-                let start =
-                    || Rule { pattern: String::new(), policy: Policy::Deny, format: Format::Exact };
-                put(&mut list.rules, table::read_list(RULE, value, at, start)?)
-            },
+    Row::required("id", "name of the object, for tls-authz to refer to")
+        .text("<id>", |authz, id| put(&mut authz.id, check_id(id)?)),
+    Row::default("policy", "deny", "what happens to clients that match no rule").at(&OneOf {
+        at: |authz: &mut List| &mut authz.policy,
+        words: &[
+            ("deny", Policy::Deny, "they are refused"),
+            ("allow", Policy::Allow, "they are admitted"),
+        ],
+    }),
+    Row::optional("rules", "none", "").nested(
+        || {
+            let rule = Shape::Object(table::members(RULE));
+            Shape::List(Box::new(rule), "rule number <n>, from 0; the first that fits decides")
         },
-        need: Need::Optional("none"),
-        help: "",
-    },
+        |list, value, at| {
+            let start =
+                || Rule { pattern: String::new(), policy: Policy::Deny, format: Format::Exact };
+            put(&mut list.rules, table::read_list(RULE, value, at, start)?)
+        },
+    ),
 ];
 
 static RULE: &[Field<Rule>] = &[
-    Field {
-        name: "match",
-        kind: Kind::Text { meta: "<name>", set: |rule, name| put(&mut rule.pattern, name) },
-        need: Need::Required,
-        help: "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
-    },
-    Field {
-        name: "policy",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "deny",
-                help: "clients of that name are refused",
-                set: |rule| put(&mut rule.policy, Policy::Deny),
-            },
-            Choice {
-                name: "allow",
-                help: "clients of that name are admitted",
-                set: |rule| put(&mut rule.policy, Policy::Allow),
-            },
-        ]),
-        need: Need::Required,
-        help: "what happens to clients of that name",
-    },
-    Field {
-        name: "format",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "exact",
-                help: "the name as it is",
-                set: |rule| put(&mut rule.format, Format::Exact),
-            },
-            Choice {
-                name: "glob",
-                help: "* is any text, ? any character",
-                set: |rule| put(&mut rule.format, Format::Glob),
-            },
-        ]),
-        need: Need::Default("exact"),
-        help: "how names are compared",
-    },
+    Row::required(
+        "match",
+        "distinguished name, in the certificate's order, such as C=GB,O=Example,CN=host1",
+    )
+    .text("<name>", |rule, name| put(&mut rule.pattern, name)),
+    Row::required("policy", "what happens to clients of that name").at(&OneOf {
+        at: |rule: &mut Rule| &mut rule.policy,
+        words: &[
+            ("deny", Policy::Deny, "clients of that name are refused"),
+            ("allow", Policy::Allow, "clients of that name are admitted"),
+        ],
+    }),
+    Row::default("format", "exact", "how names are compared").at(&OneOf {
+        at: |rule: &mut Rule| &mut rule.format,
+        words: &[
+            ("exact", Format::Exact, "the name as it is"),
+            ("glob", Format::Glob, "* is any text, ? any character"),
+        ],
+    }),
 ];

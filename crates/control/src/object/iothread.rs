@@ -6,9 +6,10 @@ use event_loop::{PollGoal, PollPolicy};
 
 use super::{ObjectOptions, ObjectType, Property, TypeRow, check_id};
 use crate::error::OptionError;
+use crate::place::OneOf;
 use crate::rows::ThreadDraft;
 use crate::shape::Shape;
-use crate::table::{self, Choice, Context, Field, Kind, Need, Table, put};
+use crate::table::{self, Context, Field, Kind, Need, Row, Table, put};
 use crate::value::{Dialect, Value};
 
 /// `iothread`: a thread that runs an event loop.
@@ -157,75 +158,61 @@ pub(super) static IOTHREAD: TypeRow = TypeRow {
 };
 
 static FIELDS: &[Field<IothreadOptions>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |iothread, id| put(&mut iothread.id, check_id(id)?) },
-        need: Need::Required,
-        help: "name of the I/O thread, for exports to refer to",
-    },
-    Field {
-        name: "poll-policy",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "measured",
-                help: "poll where it was measured to cost less than a sleep",
-                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Measured),
-            },
-            Choice {
-                name: "weighted",
-                help: "follow a weighted mean of the intervals between events",
-                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Weighted),
-            },
-            Choice {
-                name: "stepped",
-                help: "double while too short, reset when too long",
-                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Stepped),
-            },
-            Choice {
-                name: "fixed",
-                help: "always poll-max-ns",
-                set: |iothread| put(&mut iothread.poll_policy, PollPolicy::Fixed),
-            },
-        ]),
-        need: Need::Default("measured"),
-        help: "how the time to busy-poll is chosen (ringmill's own option); poll-grow and \
-               poll-shrink are for weighted and stepped",
-    },
-    Field {
-        name: "poll-goal",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "latency",
-                help: "a microsecond of latency is worth four of CPU time",
-                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Latency),
-            },
-            Choice {
-                name: "balanced",
-                help: "a microsecond of latency is worth half of one of CPU time",
-                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Balanced),
-            },
-            Choice {
-                name: "cpu",
-                help: "poll only where that saves CPU time",
-                set: |iothread| put(&mut iothread.poll_goal, PollGoal::Cpu),
-            },
-        ]),
-        need: Need::Default("balanced"),
-        help: "what the measured policy weighs (ringmill's own option)",
-    },
+    Row::required("id", "name of the I/O thread, for exports to refer to")
+        .text("<id>", |iothread, id| put(&mut iothread.id, check_id(id)?)),
+    Row::default(
+        "poll-policy",
+        "measured",
+        "how the time to busy-poll is chosen (ringmill's own option); poll-grow and \
+         poll-shrink are for weighted and stepped",
+    )
+    .at(&OneOf {
+        at: |iothread: &mut IothreadOptions| &mut iothread.poll_policy,
+        words: &[
+            (
+                "measured",
+                PollPolicy::Measured,
+                "poll where it was measured to cost less than a sleep",
+            ),
+            (
+                "weighted",
+                PollPolicy::Weighted,
+                "follow a weighted mean of the intervals between events",
+            ),
+            ("stepped", PollPolicy::Stepped, "double while too short, reset when too long"),
+            ("fixed", PollPolicy::Fixed, "always poll-max-ns"),
+        ],
+    }),
+    Row::default(
+        "poll-goal",
+        "balanced",
+        "what the measured policy weighs (ringmill's own option)",
+    )
+    .at(&OneOf {
+        at: |iothread: &mut IothreadOptions| &mut iothread.poll_goal,
+        words: &[
+            ("latency", PollGoal::Latency, "a microsecond of latency is worth four of CPU time"),
+            (
+                "balanced",
+                PollGoal::Balanced,
+                "a microsecond of latency is worth half of one of CPU time",
+            ),
+            ("cpu", PollGoal::Cpu, "poll only where that saves CPU time"),
+        ],
+    }),
     IothreadOptions::POLL_MAX_NS,
-    Field {
-        name: "poll-grow",
-        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_grow) },
-        need: Need::Default("0"),
-        help: "factor by which a poll window that was too short grows; 0 means 2",
-    },
-    Field {
-        name: "poll-shrink",
-        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.poll_shrink) },
-        need: Need::Default("0"),
-        help: "divisor by which a poll window that was too long shrinks; 0 means 2",
-    },
+    Row::default(
+        "poll-grow",
+        "0",
+        "factor by which a poll window that was too short grows; 0 means 2",
+    )
+    .int(ANY, |o, n| unsigned(n, &mut o.poll_grow)),
+    Row::default(
+        "poll-shrink",
+        "0",
+        "divisor by which a poll window that was too long shrinks; 0 means 2",
+    )
+    .int(ANY, |o, n| unsigned(n, &mut o.poll_shrink)),
     Field {
         name: "poll-weight",
         // The weight is a shift of a 64-bit number.
@@ -233,38 +220,34 @@ static FIELDS: &[Field<IothreadOptions>] = &[
         need: Need::Default("0"),
         help: "how slowly the poll window follows the latest interval (1 fast, 4 slow); 0 means 3",
     },
-    Field {
-        name: "aio-max-batch",
-        kind: Kind::Int { range: ANY, set: |o, n| unsigned(n, &mut o.aio_max_batch) },
-        need: Need::Default("0"),
-        help: "most requests handed to the kernel at once; 0 lets the loop decide",
-    },
-    Field {
-        name: "thread-pool-min",
-        kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_min) },
-        need: Need::Default("0"),
-        help: "threads kept ready for blocking work; at most 1024",
-    },
-    Field {
-        name: "thread-pool-max",
-        kind: Kind::Int { range: ANY, set: |o, n| pool(n, &mut o.thread_pool_max) },
-        need: Need::Default("64"),
-        help: "most threads for blocking work; there are never more than 1024",
-    },
-    Field {
-        name: "cpu-affinity",
-        kind: Kind::Nested {
-            shape: || {
-                let cpus =
-                    || Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>")]);
-                let list = Shape::List(Box::new(cpus()), "range number <n> of CPUs, from 0");
-                Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>"), list])
-            },
-            read: cpu_affinity,
+    Row::default(
+        "aio-max-batch",
+        "0",
+        "most requests handed to the kernel at once; 0 lets the loop decide",
+    )
+    .int(ANY, |o, n| unsigned(n, &mut o.aio_max_batch)),
+    Row::default("thread-pool-min", "0", "threads kept ready for blocking work; at most 1024")
+        .int(ANY, |o, n| pool(n, &mut o.thread_pool_min)),
+    Row::default(
+        "thread-pool-max",
+        "64",
+        "most threads for blocking work; there are never more than 1024",
+    )
+    .int(ANY, |o, n| pool(n, &mut o.thread_pool_max)),
+    Row::optional(
+        "cpu-affinity",
+        "all that the daemon may run on",
+        "CPUs the thread and its pool may run on: a number, or a range such as 0-3",
+    )
+    .nested(
+        || {
+            let cpus =
+                || Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>")]);
+            let list = Shape::List(Box::new(cpus()), "range number <n> of CPUs, from 0");
+            Shape::Either(vec![Shape::Int(0..=MAX_CPU as i64), Shape::Text("<cpus>"), list])
         },
-        need: Need::Optional("all that the daemon may run on"),
-        help: "CPUs the thread and its pool may run on: a number, or a range such as 0-3",
-    },
+        cpu_affinity,
+    ),
 ];
 
 /// The highest CPU number in the usual set of sched_setaffinity(2).

@@ -7,7 +7,8 @@ use crypto::Zeroizing;
 
 use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, Table, only_off, put};
+use crate::place::OneOf;
+use crate::table::{Field, Row, Table, only_off, put};
 
 /// `secret`: a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,55 +128,33 @@ struct Draft {
 }
 
 static FIELDS: &[Field<Draft>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |secret, id| put(&mut secret.id, check_id(id)?) },
-        need: Need::Required,
-        help: "name of the secret, for key-secret and keyid to refer to",
-    },
-    Field {
-        name: "data",
-        kind: Kind::Text {
-            meta: "<secret>",
-            set: |secret, data| put(&mut secret.data, Some(Zeroizing::new(data))),
+    Row::required("id", "name of the secret, for key-secret and keyid to refer to")
+        .text("<id>", |secret, id| put(&mut secret.id, check_id(id)?)),
+    Row::optional(
+        "data",
+        "that of file",
+        "the secret itself; other users of the machine see it on a command line",
+    )
+    .text("<secret>", |secret, data| put(&mut secret.data, Some(Zeroizing::new(data)))),
+    Row::optional("file", "none", "a file with the secret, all bytes of which count")
+        .path(|secret, path| put(&mut secret.file, Some(path))),
+    Row::default("format", "raw", "how the secret, or the encrypted secret, is written").at(
+        &OneOf {
+            at: |secret: &mut Draft| &mut secret.format,
+            words: &[
+                ("raw", SecretFormat::Raw, "as it is"),
+                ("base64", SecretFormat::Base64, "in base64"),
+            ],
         },
-        need: Need::Optional("that of file"),
-        help: "the secret itself; other users of the machine see it on a command line",
-    },
-    Field {
-        name: "file",
-        kind: Kind::Path(|secret, path| put(&mut secret.file, Some(path))),
-        need: Need::Optional("none"),
-        help: "a file with the secret, all bytes of which count",
-    },
-    Field {
-        name: "format",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "raw",
-                help: "as it is",
-                set: |secret| put(&mut secret.format, SecretFormat::Raw),
-            },
-            Choice {
-                name: "base64",
-                help: "in base64",
-                set: |secret| put(&mut secret.format, SecretFormat::Base64),
-            },
-        ]),
-        need: Need::Default("raw"),
-        help: "how the secret, or the encrypted secret, is written",
-    },
-    Field {
-        name: "keyid",
-        kind: Kind::Text { meta: "<id>", set: |secret, id| put(&mut secret.keyid, Some(id)) },
-        need: Need::Optional("it is not encrypted"),
-        help: "the secret object with the key, of 32 bytes, that the secret is encrypted with: AES-256-CBC",
-    },
-    Field {
-        name: "iv",
-        kind: Kind::Text { meta: "<base64>", set: |secret, iv| put(&mut secret.iv, Some(iv)) },
-        need: Need::Optional("none"),
-        help: "the initialisation vector of 16 bytes in base64; keyid needs it",
-    },
+    ),
+    Row::optional(
+        "keyid",
+        "it is not encrypted",
+        "the secret object with the key, of 32 bytes, that the secret is encrypted with: \
+         AES-256-CBC",
+    )
+    .text("<id>", |secret, id| put(&mut secret.keyid, Some(id))),
+    Row::optional("iv", "none", "the initialisation vector of 16 bytes in base64; keyid needs it")
+        .text("<base64>", |secret, iv| put(&mut secret.iv, Some(iv))),
     Field::unoffered("loaded", only_off),
 ];

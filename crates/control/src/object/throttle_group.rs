@@ -6,7 +6,7 @@ use block::throttle::ThrottleLimits;
 
 use super::{ObjectOptions, ObjectType, Property, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::table::{self, Context, Field, Kind, Need, Table, put};
+use crate::table::{self, Context, Field, Row, Table, put};
 use crate::value::{Dialect, Value};
 
 /// `throttle-group`: limits that nodes refer to.
@@ -112,7 +112,7 @@ const fn number(
     default: &'static str,
     help: &'static str,
 ) -> Field<ThrottleGroupOptions> {
-    Field { name, kind: Kind::Int { range: ANY, set }, need: Need::Default(default), help }
+    Row::default(name, default, help).int(ANY, set)
 }
 
 fn rate(value: i64, into: &mut u64) -> table::Set {
@@ -171,15 +171,8 @@ macro_rules! limits {
         ];
 
         static FIELDS: &[Field<ThrottleGroupOptions>] = &[
-            Field {
-                name: "id",
-                kind: Kind::Text {
-                    meta: "<id>",
-                    set: |group, id| put(&mut group.id, check_id(id)?),
-                },
-                need: Need::Required,
-                help: "name of the group, for nodes to refer to",
-            },
+            Row::required("id", "name of the group, for nodes to refer to")
+                .text("<id>", |group, id| put(&mut group.id, check_id(id)?)),
             $(
                 number(
                     concat!("x-", $name),
@@ -209,13 +202,13 @@ macro_rules! limits {
                 "0",
                 "as limits.iops-size",
             ),
-            Field {
-                name: "limits",
-                kind: Kind::Group(LIMIT_FIELDS),
-                need: Need::Default(""),
-                help: "what the group's nodes may do together; those of all requests exclude those \
-                       of reads and of writes",
-            },
+            Row::default(
+                "limits",
+                "",
+                "what the group's nodes may do together; those of all requests exclude those of \
+                 reads and of writes",
+            )
+            .group(LIMIT_FIELDS),
         ];
 
         limits!(@show LIMITS "" $($name $limit),*);

@@ -6,7 +6,8 @@ use tls::{Endpoint, X509Files};
 
 use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::error::OptionError;
-use crate::table::{Choice, Field, Kind, Need, Table, not_yet, put};
+use crate::place::OneOf;
+use crate::table::{Field, Row, Table, not_yet, put};
 
 /// `tls-creds-x509`: certificates and keys for TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,48 +61,29 @@ pub(super) static TLS_CREDS_X509: TypeRow = TypeRow {
 };
 
 static FIELDS: &[Field<TlsCredsOptions>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |creds, id| put(&mut creds.id, check_id(id)?) },
-        need: Need::Required,
-        help: "name of the credentials, for tls-creds to refer to",
-    },
-    Field {
-        name: "dir",
-        kind: Kind::Path(|creds, dir| put(&mut creds.files.dir, dir)),
-        need: Need::Required,
-        help: "folder with ca-cert.pem, server-cert.pem and server-key.pem (or client-…), and where \
-               certificates are revoked, ca-crl.pem",
-    },
-    Field {
-        name: "endpoint",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "client",
-                help: "for a client",
-                set: |creds| put(&mut creds.files.endpoint, Endpoint::Client),
-            },
-            Choice {
-                name: "server",
-                help: "for a server",
-                set: |creds| put(&mut creds.files.endpoint, Endpoint::Server),
-            },
-        ]),
-        need: Need::Default("client"),
-        help: "the side that uses them",
-    },
-    Field {
-        name: "verify-peer",
-        kind: Kind::Bool(|creds, on| put(&mut creds.files.verify_peer, on)),
-        need: Need::Default("on"),
-        help: "refuse clients without a certificate of the CA",
-    },
-    Field {
-        name: "sanity-check",
-        kind: Kind::Bool(|creds, on| put(&mut creds.files.sanity_check, on)),
-        need: Need::Default("on"),
-        help: "when reading the files, refuse certificates that all peers would refuse",
-    },
+    Row::required("id", "name of the credentials, for tls-creds to refer to")
+        .text("<id>", |creds, id| put(&mut creds.id, check_id(id)?)),
+    Row::required(
+        "dir",
+        "folder with ca-cert.pem, server-cert.pem and server-key.pem (or client-…), and \
+         where certificates are revoked, ca-crl.pem",
+    )
+    .path(|creds, dir| put(&mut creds.files.dir, dir)),
+    Row::default("endpoint", "client", "the side that uses them").at(&OneOf {
+        at: |creds: &mut TlsCredsOptions| &mut creds.files.endpoint,
+        words: &[
+            ("client", Endpoint::Client, "for a client"),
+            ("server", Endpoint::Server, "for a server"),
+        ],
+    }),
+    Row::default("verify-peer", "on", "refuse clients without a certificate of the CA")
+        .bool(|creds, on| put(&mut creds.files.verify_peer, on)),
+    Row::default(
+        "sanity-check",
+        "on",
+        "when reading the files, refuse certificates that all peers would refuse",
+    )
+    .bool(|creds, on| put(&mut creds.files.sanity_check, on)),
     Field::unoffered("priority", |creds, value, name, at| {
         not_yet(creds, value, name, at).map_err(|error| {
             error.hint(

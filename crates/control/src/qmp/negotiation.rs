@@ -4,7 +4,7 @@ use super::command::QmpCommand;
 use super::reply::Returns;
 use crate::error::OptionError;
 use crate::shape::{Shape, Word};
-use crate::table::{self, Context, Field, Kind, Need};
+use crate::table::{self, Context, Field, Row};
 use crate::value::{Dialect, Object, Value};
 
 /// What a client has enabled.
@@ -63,18 +63,14 @@ impl QmpCommand for Negotiation {
     }
 }
 
-static ARGUMENTS: &[Field<Capabilities>] = &[Field {
-    name: "enable",
-    kind: Kind::Nested {
-        shape: || {
+static ARGUMENTS: &[Field<Capabilities>] =
+    &[Row::optional("enable", "none", "capabilities to enable").nested(
+        || {
             let oob = Word { name: "oob", help: "commands with exec-oob" };
             Shape::List(Box::new(Shape::Words(vec![oob])), "")
         },
-        read: enable,
-    },
-    need: Need::Optional("none"),
-    help: "capabilities to enable",
-}];
+        enable,
+    )];
 
 /// `enable`: a list of capabilities.
 fn enable(capabilities: &mut Capabilities, value: Value, at: &Context) -> table::Set {

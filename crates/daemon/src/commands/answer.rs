@@ -34,6 +34,12 @@ pub(crate) enum Leave {
     Upgrade,
 }
 
+impl From<()> for Answer {
+    fn from((): ()) -> Self {
+        Answer::Now(json!({}))
+    }
+}
+
 impl From<Json> for Answer {
     fn from(value: Json) -> Self {
         Answer::Now(value)

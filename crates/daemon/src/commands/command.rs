@@ -6,16 +6,14 @@ use options::OptionError;
 use options::shape::Shape;
 use options::table::{self, Context, Field};
 use options::value::Dialect;
-use serde_json::Value as Json;
 
 use super::{Accepted, Answer, Call, DaemonCommand, Running};
 use crate::Daemon;
 
 /// A command that parses its arguments into an `A`.
 ///
-/// `R` determines when the answer is sent. `Json`: when `run` has ended. [`Answer`]: as `run`
-/// decides.
-pub(crate) struct Command<A: 'static, R: 'static = Json> {
+/// `R` is the answer: nothing or a value, sent when `run` has ended, or an [`Answer`], sent as `run` decides.
+pub(crate) struct Command<A: 'static, R: 'static = ()> {
     pub(super) name: &'static str,
     /// The command's effect, in one sentence without a full stop.
     pub(super) help: &'static str,

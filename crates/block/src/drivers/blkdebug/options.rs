@@ -8,7 +8,7 @@ use crate::options::{
 use crate::driver::{DriverKind, OptionTable};
 use ::options::place::{Custom, Int, Of, OneOf, Place, write_list};
 use ::options::shape::Shape;
-use ::options::table::{self, Field, Kind, Need, put};
+use ::options::table::{self, Field, Row, put};
 use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static BLKDEBUG: DriverKind = DriverKind {
@@ -26,13 +26,13 @@ type Node = Draft<BlkdebugOptions>;
 
 pub(super) static FIELDS: &[Field<Node>] = &[
     Field { name: "image", ..file_row(&Child(|node: &mut BlkdebugOptions| &mut node.image)) },
-    Field {
-        name: "config",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.config)),
-        need: Need::Optional("none"),
-        help: "file with more rules, in sections [inject-error] and [set-state] of lines \
-               key = \"value\"",
-    },
+    Row::optional(
+        "config",
+        "none",
+        "file with more rules, in sections [inject-error] and [set-state] of lines key = \
+         \"value\"",
+    )
+    .at(&Of(|node: &mut Node| &mut node.config)),
     number(
         "align",
         &Of(|node: &mut Node| &mut node.align),
@@ -63,44 +63,33 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         &Of(|node: &mut Node| &mut node.max_discard),
         "longest discard of the node below; 0 for no limit",
     ),
-    Field {
-        name: "inject-error",
-        kind: Kind::At(&Custom {
-            shape: || {
-                let rule = Shape::Object(table::members(INJECT_ERROR));
-                Shape::List(
-                    Box::new(rule),
-                    "rule number <n>, from 0; the first that fits a request decides",
-                )
-            },
-            read: |node: &mut Node, value, at| {
-                let rules = table::read_list(INJECT_ERROR, value, at, Rule::default)?;
-                node.inject_error =
-                    rules.into_iter().map(Rule::finish).collect::<Result<_, _>>()?;
-                Ok(())
-            },
-            write: |node| Some(write_list(INJECT_ERROR, node.inject_error.iter().map(Rule::of))),
-        }),
-        need: Need::Optional("none"),
-        help: "",
-    },
-    Field {
-        name: "set-state",
-        kind: Kind::At(&Custom {
-            shape: || {
-                let rule = Shape::Object(table::members(SET_STATE));
-                Shape::List(Box::new(rule), "change number <n> of the state, from 0")
-            },
-            read: |node: &mut Node, value, at| {
-                let start = || SetState { event: Event::None, state: 0, new_state: 0 };
-                node.set_state = table::read_list(SET_STATE, value, at, start)?;
-                Ok(())
-            },
-            write: |node| Some(write_list(SET_STATE, node.set_state.iter().copied())),
-        }),
-        need: Need::Optional("none"),
-        help: "",
-    },
+    Row::optional("inject-error", "none", "").at(&Custom {
+        shape: || {
+            let rule = Shape::Object(table::members(INJECT_ERROR));
+            Shape::List(
+                Box::new(rule),
+                "rule number <n>, from 0; the first that fits a request decides",
+            )
+        },
+        read: |node: &mut Node, value, at| {
+            let rules = table::read_list(INJECT_ERROR, value, at, Rule::default)?;
+            node.inject_error = rules.into_iter().map(Rule::finish).collect::<Result<_, _>>()?;
+            Ok(())
+        },
+        write: |node| Some(write_list(INJECT_ERROR, node.inject_error.iter().map(Rule::of))),
+    }),
+    Row::optional("set-state", "none", "").at(&Custom {
+        shape: || {
+            let rule = Shape::Object(table::members(SET_STATE));
+            Shape::List(Box::new(rule), "change number <n> of the state, from 0")
+        },
+        read: |node: &mut Node, value, at| {
+            let start = || SetState { event: Event::None, state: 0, new_state: 0 };
+            node.set_state = table::read_list(SET_STATE, value, at, start)?;
+            Ok(())
+        },
+        write: |node| Some(write_list(SET_STATE, node.set_state.iter().copied())),
+    }),
     number(
         "seed",
         &Of(|node: &mut Node| &mut node.seed),
@@ -116,7 +105,7 @@ const fn number<T>(
     place: &'static dyn Place<T>,
     help: &'static str,
 ) -> Field<T> {
-    Field { name, kind: Kind::At(place), need: Need::Default("0"), help }
+    Row::default(name, "0", help).at(place)
 }
 
 /// QEMU's permissions of nodes, which there are none of here.
@@ -185,7 +174,7 @@ const EVENTS: &[(&str, Event, &str)] = &[
 
 const fn event<T>(place: &'static dyn Place<T>) -> Field<T> {
     let help = "what the rule takes effect with";
-    Field { name: "event", kind: Kind::At(place), need: Need::Required, help }
+    Row::required("event", help).at(place)
 }
 
 /// The largest state.
@@ -200,76 +189,61 @@ static INJECT_ERROR: &[Field<Rule>] = &[
         &Int { min: 0, max: STATE, at: |rule: &mut Rule| &mut rule.rule.state },
         IN_STATE,
     ),
-    Field {
-        name: "iotype",
-        kind: Kind::At(&OneOf {
-            at: |rule: &mut Rule| &mut rule.rule.iotype,
-            words: &[
-                ("read", IoType::Read, "reads"),
-                ("write", IoType::Write, "writes"),
-                ("write-zeroes", IoType::WriteZeroes, "writes of zeroes"),
-                ("discard", IoType::Discard, "discards"),
-                ("flush", IoType::Flush, "flushes"),
-                ("block-status", IoType::BlockStatus, "questions for what is stored where"),
-            ],
-        }),
-        need: Need::Optional("all but block-status"),
-        help: "requests that the rule concerns",
-    },
-    Field {
-        name: "errno",
-        kind: Kind::At(&Custom {
-            shape: || Shape::Int(i32::MIN.into()..=i32::MAX.into()),
-            read: |rule: &mut Rule, value, at| {
-                let range = i32::MIN.into()..=i32::MAX.into();
-                put(&mut rule.errno, Some(table::integer(value, at.whole(), at, &range)?))
-            },
-            write: |rule| rule.errno.map(Value::Integer),
-        }),
-        need: Need::Optional("5, EIO; with effect lost, 0"),
-        help: "number of the error that the request is answered with; 0 for success",
-    },
+    Row::optional("iotype", "all but block-status", "requests that the rule concerns").at(&OneOf {
+        at: |rule: &mut Rule| &mut rule.rule.iotype,
+        words: &[
+            ("read", IoType::Read, "reads"),
+            ("write", IoType::Write, "writes"),
+            ("write-zeroes", IoType::WriteZeroes, "writes of zeroes"),
+            ("discard", IoType::Discard, "discards"),
+            ("flush", IoType::Flush, "flushes"),
+            ("block-status", IoType::BlockStatus, "questions for what is stored where"),
+        ],
+    }),
+    Row::optional(
+        "errno",
+        "5, EIO; with effect lost, 0",
+        "number of the error that the request is answered with; 0 for success",
+    )
+    .at(&Custom {
+        shape: || Shape::Int(i32::MIN.into()..=i32::MAX.into()),
+        read: |rule: &mut Rule, value, at| {
+            let range = i32::MIN.into()..=i32::MAX.into();
+            put(&mut rule.errno, Some(table::integer(value, at.whole(), at, &range)?))
+        },
+        write: |rule| rule.errno.map(Value::Integer),
+    }),
     number(
         "delay-ns",
         &Of(|rule: &mut Rule| &mut rule.rule.delay_ns),
         "how long the request takes before that, in nanoseconds",
     ),
-    Field {
-        name: "sector",
-        kind: Kind::At(&Int { min: -1, max: SECTOR, at: |rule: &mut Rule| &mut rule.sector }),
-        need: Need::Default("-1"),
-        help: "sector of 512 bytes that a request has to touch; -1 for any",
-    },
-    Field {
-        name: "sectors",
-        kind: Kind::At(&Int { min: 1, max: SECTOR, at: |rule: &mut Rule| &mut rule.sectors }),
-        need: Need::Default("1"),
-        help: "how many sectors there are from sector on",
-    },
-    Field {
-        name: "once",
-        kind: Kind::At(&Of(|rule: &mut Rule| &mut rule.rule.once)),
-        need: Need::Default("off"),
-        help: "the rule is over when it has struck",
-    },
+    Row::default("sector", "-1", "sector of 512 bytes that a request has to touch; -1 for any")
+        .at(&Int { min: -1, max: SECTOR, at: |rule: &mut Rule| &mut rule.sector }),
+    Row::default("sectors", "1", "how many sectors there are from sector on").at(&Int {
+        min: 1,
+        max: SECTOR,
+        at: |rule: &mut Rule| &mut rule.sectors,
+    }),
+    Row::default("once", "off", "the rule is over when it has struck")
+        .at(&Of(|rule: &mut Rule| &mut rule.rule.once)),
     number(
         "count",
         &Of(|rule: &mut Rule| &mut rule.rule.count),
         "the rule is over when it has struck so often; 0 for never",
     ),
-    Field {
-        name: "probability-ppm",
-        kind: Kind::At(&Int {
-            min: 0,
-            max: MILLION as i64,
-            at: |rule: &mut Rule| &mut rule.rule.probability_ppm,
-        }),
-        need: Need::Default("1000000"),
-        help: "of a million requests that the rule fits, those that it strikes",
-    },
-    Field {
-        name: "effect",
-        kind: Kind::At(&OneOf {
+    Row::default(
+        "probability-ppm",
+        "1000000",
+        "of a million requests that the rule fits, those that it strikes",
+    )
+    .at(&Int {
+        min: 0,
+        max: MILLION as i64,
+        at: |rule: &mut Rule| &mut rule.rule.probability_ppm,
+    }),
+    Row::default("effect", "error", "what happens to the request before it is answered").at(
+        &OneOf {
             at: |rule: &mut Rule| &mut rule.rule.effect,
             words: &[
                 ("error", Effect::Error, "it fails and is not carried out, unless errno is 0"),
@@ -277,16 +251,14 @@ static INJECT_ERROR: &[Field<Rule>] = &[
                 ("short", Effect::Short, "only its first sectors are carried out"),
                 ("torn", Effect::Torn, "only some of its sectors are carried out, anywhere in it"),
             ],
-        }),
-        need: Need::Default("error"),
-        help: "what happens to the request before it is answered",
-    },
-    Field {
-        name: "immediately",
-        kind: Kind::At(&Of(|rule: &mut Rule| &mut rule.rule.immediately)),
-        need: Need::Default("off"),
-        help: "answer from within the submission, if nothing is to be done, instead of later",
-    },
+        },
+    ),
+    Row::default(
+        "immediately",
+        "off",
+        "answer from within the submission, if nothing is to be done, instead of later",
+    )
+    .at(&Of(|rule: &mut Rule| &mut rule.rule.immediately)),
 ];
 
 static SET_STATE: &[Field<SetState>] = &[
@@ -296,10 +268,9 @@ static SET_STATE: &[Field<SetState>] = &[
         &Int { min: 0, max: STATE, at: |rule: &mut SetState| &mut rule.state },
         IN_STATE,
     ),
-    Field {
-        name: "new_state",
-        kind: Kind::At(&Int { min: 0, max: STATE, at: |rule: &mut SetState| &mut rule.new_state }),
-        need: Need::Required,
-        help: "state from then on; the first is 1",
-    },
+    Row::required("new_state", "state from then on; the first is 1").at(&Int {
+        min: 0,
+        max: STATE,
+        at: |rule: &mut SetState| &mut rule.new_state,
+    }),
 ];

@@ -1,7 +1,7 @@
 //! Options of `copy-before-write`.
 
 use ::options::place::{Members, Of, OneOf, Size, Text};
-use ::options::table::{Field, Kind, Need};
+use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::job::OnCbwError;
@@ -50,64 +50,51 @@ type Node = Draft<CopyBeforeWriteOptions>;
 
 pub(super) static FIELDS: &[Field<Node>] = &[
     file_row(&Child(|node: &mut CopyBeforeWriteOptions| &mut node.file)),
-    Field {
-        name: "target",
-        kind: Kind::At(&Child(|node: &mut CopyBeforeWriteOptions| &mut node.target)),
-        need: Need::Required,
-        help: "the node that gets what is about to be overwritten: by name, or defined in place",
-    },
-    Field {
-        name: "bitmap",
-        kind: Kind::At(&Members {
-            at: |node: &mut Node| &mut node.bitmap,
-            fields: BITMAP,
-            whom: "a bitmap",
-        }),
-        need: Need::Optional("all of the disk"),
-        help: "a dirty bitmap: only the parts that are set in it now are kept",
-    },
-    Field {
-        name: "on-cbw-error",
-        kind: Kind::At(&OneOf {
-            at: |node: &mut Node| &mut node.on_cbw_error,
-            words: &[
-                ("break-guest-write", OnCbwError::BreakGuestWrite, "the write fails"),
-                (
-                    "break-snapshot",
-                    OnCbwError::BreakSnapshot,
-                    "the write goes on, and what the disk was before cannot be read any more",
-                ),
-            ],
-        }),
-        need: Need::Default("break-guest-write"),
-        help: "what happens to a write when what it overwrites cannot be copied",
-    },
-    Field {
-        name: "cbw-timeout",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.cbw_timeout)),
-        need: Need::Default("0"),
-        help: "seconds after which copying before a write has failed; 0: no limit",
-    },
-    Field {
-        name: "min-cluster-size",
-        kind: Kind::At(&Size(|node: &mut Node| &mut node.min_cluster_size)),
-        need: Need::Default("0"),
-        help: "the smallest number of bytes that are copied at once, a power of two; at least 65536, and \
-               a cluster of the target, are",
-    },
+    Row::required(
+        "target",
+        "the node that gets what is about to be overwritten: by name, or defined in place",
+    )
+    .at(&Child(|node: &mut CopyBeforeWriteOptions| &mut node.target)),
+    Row::optional(
+        "bitmap",
+        "all of the disk",
+        "a dirty bitmap: only the parts that are set in it now are kept",
+    )
+    .at(&Members { at: |node: &mut Node| &mut node.bitmap, fields: BITMAP, whom: "a bitmap" }),
+    Row::default(
+        "on-cbw-error",
+        "break-guest-write",
+        "what happens to a write when what it overwrites cannot be copied",
+    )
+    .at(&OneOf {
+        at: |node: &mut Node| &mut node.on_cbw_error,
+        words: &[
+            ("break-guest-write", OnCbwError::BreakGuestWrite, "the write fails"),
+            (
+                "break-snapshot",
+                OnCbwError::BreakSnapshot,
+                "the write goes on, and what the disk was before cannot be read any more",
+            ),
+        ],
+    }),
+    Row::default(
+        "cbw-timeout",
+        "0",
+        "seconds after which copying before a write has failed; 0: no limit",
+    )
+    .at(&Of(|node: &mut Node| &mut node.cbw_timeout)),
+    Row::default(
+        "min-cluster-size",
+        "0",
+        "the smallest number of bytes that are copied at once, a power of two; at least \
+         65536, and a cluster of the target, are",
+    )
+    .at(&Size(|node: &mut Node| &mut node.min_cluster_size)),
 ];
 
 static BITMAP: &[Field<BitmapName>] = &[
-    Field {
-        name: "node",
-        kind: Kind::At(&Text("<node-name>", |bitmap: &mut BitmapName| &mut bitmap.node)),
-        need: Need::Required,
-        help: "the node that has the bitmap",
-    },
-    Field {
-        name: "name",
-        kind: Kind::At(&Text("<name>", |bitmap: &mut BitmapName| &mut bitmap.name)),
-        need: Need::Required,
-        help: "the bitmap's name",
-    },
+    Row::required("node", "the node that has the bitmap")
+        .at(&Text("<node-name>", |bitmap: &mut BitmapName| &mut bitmap.node)),
+    Row::required("name", "the bitmap's name")
+        .at(&Text("<name>", |bitmap: &mut BitmapName| &mut bitmap.name)),
 ];

@@ -1,7 +1,7 @@
 //! Options of `copy-on-read`.
 
 use ::options::place::Text;
-use ::options::table::{Field, Kind, Need};
+use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::{BlockdevRef, Child, Draft, file_row};
@@ -27,12 +27,10 @@ pub(super) struct CopyOnReadOptions {
 
 pub(super) static FIELDS: &[Field<Draft<CopyOnReadOptions>>] = &[
     file_row(&Child(|node: &mut CopyOnReadOptions| &mut node.file)),
-    Field {
-        name: "bottom",
-        kind: Kind::At(&Text("<node-name>", |node: &mut Draft<CopyOnReadOptions>| {
-            &mut node.bottom
-        })),
-        need: Need::Optional("the last image of the chain"),
-        help: "the last image of the chain from which data is copied",
-    },
+    Row::optional(
+        "bottom",
+        "the last image of the chain",
+        "the last image of the chain from which data is copied",
+    )
+    .at(&Text("<node-name>", |node: &mut Draft<CopyOnReadOptions>| &mut node.bottom)),
 ];

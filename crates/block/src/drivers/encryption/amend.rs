@@ -1,9 +1,10 @@
 //! Changes of the passwords of an open image.
 
+use ::options::place::OneOf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::options::table::{Choice, Field, Kind, Need, put};
+use ::options::table::{Field, Row, put};
 use crypto::Secret;
 use crypto::luks::{AddError, Header, SLOTS, iterations_for};
 
@@ -37,56 +38,43 @@ pub(crate) struct AmendLuks {
 impl AmendLuks {
     /// The options.
     pub(crate) const FIELDS: &'static [Field<AmendLuks>] = &[
-        Field {
-            name: "state",
-            kind: Kind::Choice(&[
-                Choice {
-                    name: "active",
-                    help: "a password is added",
-                    set: |to| put(&mut to.state, Some(State::Active)),
-                },
-                Choice {
-                    name: "inactive",
-                    help: "passwords are erased",
-                    set: |to| put(&mut to.state, Some(State::Inactive)),
-                },
-            ]),
-            need: Need::Required,
-            help: "what becomes of key slots",
-        },
-        Field {
-            name: "new-secret",
-            kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.new_secret, Some(id)) },
-            need: Need::Optional("with state=active required, else not allowed"),
-            help: "the secret object with the password to add",
-        },
-        Field {
-            name: "old-secret",
-            kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.old_secret, Some(id)) },
-            need: Need::Optional("the slot is erased whatever its password"),
-            help: "the secret object with the password to erase",
-        },
-        Field {
-            name: "keyslot",
-            kind: Kind::Int {
-                range: i64::MIN..=i64::MAX,
-                set: |to, slot| put(&mut to.keyslot, Some(slot)),
-            },
-            need: Need::Optional("the first free one, or all with old-secret"),
-            help: "the slot, from 0 to 7",
-        },
-        Field {
-            name: "iter-time",
-            kind: Kind::Int { range: 0..=MOST_TIME, set: |to, time| put(&mut to.time, Some(time)) },
-            need: Need::Optional("2000 with state=active, else not allowed"),
-            help: "milliseconds that deriving a key takes on this machine",
-        },
-        Field {
-            name: "secret",
-            kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.secret, Some(id)) },
-            need: Need::Optional("the node's key-secret"),
-            help: "the secret object with a password that the image has",
-        },
+        Row::required("state", "what becomes of key slots").at(&OneOf {
+            at: |to: &mut AmendLuks| &mut to.state,
+            words: &[
+                ("active", State::Active, "a password is added"),
+                ("inactive", State::Inactive, "passwords are erased"),
+            ],
+        }),
+        Row::optional(
+            "new-secret",
+            "with state=active required, else not allowed",
+            "the secret object with the password to add",
+        )
+        .text("<id>", |to, id| put(&mut to.new_secret, Some(id))),
+        Row::optional(
+            "old-secret",
+            "the slot is erased whatever its password",
+            "the secret object with the password to erase",
+        )
+        .text("<id>", |to, id| put(&mut to.old_secret, Some(id))),
+        Row::optional(
+            "keyslot",
+            "the first free one, or all with old-secret",
+            "the slot, from 0 to 7",
+        )
+        .int(i64::MIN..=i64::MAX, |to, slot| put(&mut to.keyslot, Some(slot))),
+        Row::optional(
+            "iter-time",
+            "2000 with state=active, else not allowed",
+            "milliseconds that deriving a key takes on this machine",
+        )
+        .int(0..=MOST_TIME, |to, time| put(&mut to.time, Some(time))),
+        Row::optional(
+            "secret",
+            "the node's key-secret",
+            "the secret object with a password that the image has",
+        )
+        .text("<id>", |to, id| put(&mut to.secret, Some(id))),
     ];
 
     /// Changes the passwords of the context's node. `place`: the node with the header. `key_secret`: the secret that the

@@ -1,8 +1,9 @@
 //! New LUKS volumes: their options, and their header.
 
+use ::options::place::OneOf;
 use std::time::Duration;
 
-use ::options::table::{Choice, Field, Kind, Need, put};
+use ::options::table::{Choice, Field, Row, put};
 use crypto::Secret;
 use crypto::cipher::{Algorithm, CipherSpec, IvGenerator, Mode};
 use crypto::luks::{Hash, NewVolume};
@@ -59,124 +60,74 @@ pub(crate) trait LuksDraft: Sized + 'static {
     fn luks(&mut self) -> &mut NewLuks;
 
     /// `key-secret`.
-    const KEY_SECRET: Field<Self> = Field {
-        name: "key-secret",
-        kind: Kind::Text {
-            meta: "<id>",
-            set: |draft, id| put(&mut draft.luks().key_secret, Some(id)),
-        },
-        need: Need::Optional("none, and nothing is made"),
-        help: "the secret object with the password",
-    };
+    const KEY_SECRET: Field<Self> = Row::optional(
+        "key-secret",
+        "none, and nothing is made",
+        "the secret object with the password",
+    )
+    .text("<id>", |draft, id| put(&mut draft.luks().key_secret, Some(id)));
     /// `cipher-alg`.
-    const CIPHER_ALG: Field<Self> = Field {
-        name: "cipher-alg",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "aes-128",
-                help: "a key of 128 bits",
-                set: |draft| put(&mut draft.luks().algorithm, Some(Algorithm::Aes128)),
-            },
-            Choice {
-                name: "aes-192",
-                help: "a key of 192 bits",
-                set: |draft| put(&mut draft.luks().algorithm, Some(Algorithm::Aes192)),
-            },
-            Choice {
-                name: "aes-256",
-                help: "a key of 256 bits",
-                set: |draft| put(&mut draft.luks().algorithm, Some(Algorithm::Aes256)),
-            },
-        ]),
-        need: Need::Default("aes-256"),
-        help: "the cipher",
-    };
+    const CIPHER_ALG: Field<Self> =
+        Row::default("cipher-alg", "aes-256", "the cipher").at(&OneOf {
+            at: |draft: &mut Self| &mut draft.luks().algorithm,
+            words: &[
+                ("aes-128", Algorithm::Aes128, "a key of 128 bits"),
+                ("aes-192", Algorithm::Aes192, "a key of 192 bits"),
+                ("aes-256", Algorithm::Aes256, "a key of 256 bits"),
+            ],
+        });
     /// `cipher-mode`.
-    const CIPHER_MODE: Field<Self> = Field {
-        name: "cipher-mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "cbc",
-                help: "cipher block chaining",
-                set: |draft| put(&mut draft.luks().mode, Some(Mode::Cbc)),
+    const CIPHER_MODE: Field<Self> =
+        Row::default("cipher-mode", "xts", "how a sector's blocks depend on each other").at(
+            &OneOf {
+                at: |draft: &mut Self| &mut draft.luks().mode,
+                words: &[
+                    ("cbc", Mode::Cbc, "cipher block chaining"),
+                    ("xts", Mode::Xts, "XTS, with two keys"),
+                ],
             },
-            Choice {
-                name: "xts",
-                help: "XTS, with two keys",
-                set: |draft| put(&mut draft.luks().mode, Some(Mode::Xts)),
-            },
-        ]),
-        need: Need::Default("xts"),
-        help: "how a sector's blocks depend on each other",
-    };
+        );
     /// `ivgen-alg`.
-    const IVGEN_ALG: Field<Self> = Field {
-        name: "ivgen-alg",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "plain",
-                help: "the sector's number, 32 bits",
-                set: |draft| put(&mut draft.luks().iv, Some(IvGenerator::Plain)),
+    const IVGEN_ALG: Field<Self> =
+        Row::default("ivgen-alg", "plain64", "how sectors get their initialisation vectors").at(
+            &OneOf {
+                at: |draft: &mut Self| &mut draft.luks().iv,
+                words: &[
+                    ("plain", IvGenerator::Plain, "the sector's number, 32 bits"),
+                    ("plain64", IvGenerator::Plain64, "the sector's number, 64 bits"),
+                    ("essiv", IvGenerator::EssivSha256, "the sector's number, encrypted"),
+                ],
             },
-            Choice {
-                name: "plain64",
-                help: "the sector's number, 64 bits",
-                set: |draft| put(&mut draft.luks().iv, Some(IvGenerator::Plain64)),
-            },
-            Choice {
-                name: "essiv",
-                help: "the sector's number, encrypted",
-                set: |draft| put(&mut draft.luks().iv, Some(IvGenerator::EssivSha256)),
-            },
-        ]),
-        need: Need::Default("plain64"),
-        help: "how sectors get their initialisation vectors",
-    };
+        );
     /// `ivgen-hash-alg`.
-    const IVGEN_HASH_ALG: Field<Self> = Field {
-        name: "ivgen-hash-alg",
-        kind: Kind::Choice(&[Choice {
-            name: "sha256",
-            help: "SHA-256",
-            // The only one: without `essiv` it has no effect, as in QEMU.
-            set: |_| Ok(()),
-        }]),
-        need: Need::Optional("sha256 with ivgen-alg=essiv"),
-        help: "the digest of ivgen-alg=essiv",
-    };
+    const IVGEN_HASH_ALG: Field<Self> = Row::optional(
+        "ivgen-hash-alg",
+        "sha256 with ivgen-alg=essiv",
+        "the digest of ivgen-alg=essiv",
+    )
+    .choice(&[Choice {
+        name: "sha256",
+        help: "SHA-256",
+        // The only one: without `essiv` it has no effect, as in QEMU.
+        set: |_| Ok(()),
+    }]);
     /// `hash-alg`.
-    const HASH_ALG: Field<Self> = Field {
-        name: "hash-alg",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "sha1",
-                help: "SHA-1",
-                set: |draft| put(&mut draft.luks().hash, Some(Hash::Sha1)),
-            },
-            Choice {
-                name: "sha256",
-                help: "SHA-256",
-                set: |draft| put(&mut draft.luks().hash, Some(Hash::Sha256)),
-            },
-            Choice {
-                name: "sha512",
-                help: "SHA-512",
-                set: |draft| put(&mut draft.luks().hash, Some(Hash::Sha512)),
-            },
-        ]),
-        need: Need::Default("sha256"),
-        help: "the digest that keys are derived with",
-    };
+    const HASH_ALG: Field<Self> =
+        Row::default("hash-alg", "sha256", "the digest that keys are derived with").at(&OneOf {
+            at: |draft: &mut Self| &mut draft.luks().hash,
+            words: &[
+                ("sha1", Hash::Sha1, "SHA-1"),
+                ("sha256", Hash::Sha256, "SHA-256"),
+                ("sha512", Hash::Sha512, "SHA-512"),
+            ],
+        });
     /// `iter-time`.
-    const ITER_TIME: Field<Self> = Field {
-        name: "iter-time",
-        kind: Kind::Int {
-            range: 0..=MOST_TIME,
-            set: |draft, time| put(&mut draft.luks().time, Some(time)),
-        },
-        need: Need::Default("2000"),
-        help: "milliseconds that deriving a key takes on this machine; 0 for the default",
-    };
+    const ITER_TIME: Field<Self> = Row::default(
+        "iter-time",
+        "2000",
+        "milliseconds that deriving a key takes on this machine; 0 for the default",
+    )
+    .int(0..=MOST_TIME, |draft, time| put(&mut draft.luks().time, Some(time)));
 }
 
 impl LuksDraft for NewLuks {

@@ -1,12 +1,13 @@
 //! Creates regular files.
 
+use ::options::place::OneOf;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ::options::table::{Choice, Field, Kind, Need, Table, put};
+use ::options::table::{Row, Table, put};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -41,40 +42,17 @@ impl NewImage for NewFile {
 
 static OPTIONS: Table<NewFile, Box<dyn NewImage>> = Table {
     fields: &[
-        Field {
-            name: "filename",
-            kind: Kind::Path(|file, path| put(&mut file.filename, path)),
-            need: Need::Required,
-            help: "where it is made; a file that is there is emptied",
-        },
-        Field {
-            name: "size",
-            kind: Kind::Bytes(|file, size| put(&mut file.size, size)),
-            need: Need::Required,
-            help: "size of the disk",
-        },
-        Field {
-            name: "preallocation",
-            kind: Kind::Choice(&[
-                Choice {
-                    name: "off",
-                    help: "sparse",
-                    set: |file| put(&mut file.preallocation, Preallocation::Off),
-                },
-                Choice {
-                    name: "falloc",
-                    help: "its space is reserved",
-                    set: |file| put(&mut file.preallocation, Preallocation::Falloc),
-                },
-                Choice {
-                    name: "full",
-                    help: "its space is written with zeroes",
-                    set: |file| put(&mut file.preallocation, Preallocation::Full),
-                },
-            ]),
-            need: Need::Default("off"),
-            help: "how its space is allocated beforehand",
-        },
+        Row::required("filename", "where it is made; a file that is there is emptied")
+            .path(|file, path| put(&mut file.filename, path)),
+        Row::required("size", "size of the disk").bytes(|file, size| put(&mut file.size, size)),
+        Row::default("preallocation", "off", "how its space is allocated beforehand").at(&OneOf {
+            at: |file: &mut NewFile| &mut file.preallocation,
+            words: &[
+                ("off", Preallocation::Off, "sparse"),
+                ("falloc", Preallocation::Falloc, "its space is reserved"),
+                ("full", Preallocation::Full, "its space is written with zeroes"),
+            ],
+        }),
     ],
     build: |file| Ok(Box::new(file)),
 };

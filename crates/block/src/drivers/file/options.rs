@@ -7,7 +7,7 @@ use crate::options::{Draft, Driver, ImageDraft};
 use crate::driver::{DriverKind, OptionTable};
 use ::options::OptionError;
 use ::options::place::Checked;
-use ::options::table::{self, Field, Kind, Need, only_off};
+use ::options::table::{self, Field, Kind, Need, Row, only_off};
 
 pub(in crate::drivers) static FILE: DriverKind = DriverKind {
     name: "file",
@@ -92,19 +92,14 @@ fn build(draft: Draft<FileOptions>, driver: &str) -> Result<FileOptions, OptionE
 }
 
 pub(super) static FIELDS: &[Field<Draft<FileOptions>>] = &[
-    Field {
-        name: "filename",
-        kind: Kind::At(&Checked {
-            meta: "",
-            check: |path: &PathBuf| match path.as_os_str().as_encoded_bytes().contains(&0) {
-                true => Err(OptionError::new("Parameter 'filename' contains a NUL byte")),
-                false => Ok(()),
-            },
-            at: |node: &mut Draft<FileOptions>| &mut node.filename,
-        }),
-        need: Need::Required,
-        help: "path of the image",
-    },
+    Row::required("filename", "path of the image").at(&Checked {
+        meta: "",
+        check: |path: &PathBuf| match path.as_os_str().as_encoded_bytes().contains(&0) {
+            true => Err(OptionError::new("Parameter 'filename' contains a NUL byte")),
+            false => Ok(()),
+        },
+        at: |node: &mut Draft<FileOptions>| &mut node.filename,
+    }),
     Field::unoffered("pr-manager", |_, id, name, at| {
         let id = table::text(id, name, at)?;
         Err(OptionError::new(format!("No persistent reservation manager with id '{id}'"))

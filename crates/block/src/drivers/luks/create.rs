@@ -1,10 +1,11 @@
 //! `blockdev-create`: creates an encrypted disk in a node.
 
+use ::options::place::OneOf;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ::options::table::{Choice, Field, Kind, Need, Table, only_off, put};
+use ::options::table::{Field, Row, Table, only_off, put};
 use crypto::Secret;
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
@@ -161,27 +162,19 @@ impl LuksDraft for Draft {
 
 static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
     fields: &[
-        Field {
-            name: "file",
-            kind: Kind::Text { meta: "<node>", set: |disk, node| put(&mut disk.file, Some(node)) },
-            need: Need::Optional("only a header is made, in the node header"),
-            help: "the node that it is made in, over the node's contents",
-        },
-        Field {
-            name: "header",
-            kind: Kind::Text {
-                meta: "<node>",
-                set: |disk, node| put(&mut disk.header, Some(node)),
-            },
-            need: Need::Optional("the header lies before the encrypted data"),
-            help: "the node that the header is made in, over the node's contents",
-        },
-        Field {
-            name: "size",
-            kind: Kind::Bytes(|disk, size| put(&mut disk.size, size)),
-            need: Need::Required,
-            help: "size of the disk",
-        },
+        Row::optional(
+            "file",
+            "only a header is made, in the node header",
+            "the node that it is made in, over the node's contents",
+        )
+        .text("<node>", |disk, node| put(&mut disk.file, Some(node))),
+        Row::optional(
+            "header",
+            "the header lies before the encrypted data",
+            "the node that the header is made in, over the node's contents",
+        )
+        .text("<node>", |disk, node| put(&mut disk.header, Some(node))),
+        Row::required("size", "size of the disk").bytes(|disk, size| put(&mut disk.size, size)),
         Draft::KEY_SECRET,
         Draft::CIPHER_ALG,
         Draft::CIPHER_MODE,
@@ -189,33 +182,15 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
         Draft::IVGEN_HASH_ALG,
         Draft::HASH_ALG,
         Draft::ITER_TIME,
-        Field {
-            name: "preallocation",
-            kind: Kind::Choice(&[
-                Choice {
-                    name: "off",
-                    help: "nothing is allocated",
-                    set: |disk| put(&mut disk.preallocation, Preallocation::Off),
-                },
-                Choice {
-                    name: "metadata",
-                    help: "as off",
-                    set: |disk| put(&mut disk.preallocation, Preallocation::Off),
-                },
-                Choice {
-                    name: "falloc",
-                    help: "its space is reserved",
-                    set: |disk| put(&mut disk.preallocation, Preallocation::Falloc),
-                },
-                Choice {
-                    name: "full",
-                    help: "its space is written",
-                    set: |disk| put(&mut disk.preallocation, Preallocation::Full),
-                },
-            ]),
-            need: Need::Default("off"),
-            help: "how its space is allocated beforehand",
-        },
+        Row::default("preallocation", "off", "how its space is allocated beforehand").at(&OneOf {
+            at: |disk: &mut Draft| &mut disk.preallocation,
+            words: &[
+                ("off", Preallocation::Off, "nothing is allocated"),
+                ("metadata", Preallocation::Off, "as off"),
+                ("falloc", Preallocation::Falloc, "its space is reserved"),
+                ("full", Preallocation::Full, "its space is written"),
+            ],
+        }),
         Field::unoffered("detached-header", only_off),
     ],
     build: |draft| {

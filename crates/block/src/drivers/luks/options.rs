@@ -1,7 +1,7 @@
 //! Options of `luks`.
 
 use ::options::place::Text;
-use ::options::table::{Field, Kind, Need};
+use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::{BlockdevRef, Child, Draft, file_row};
@@ -29,16 +29,17 @@ pub(super) struct LuksOptions {
 
 pub(super) static FIELDS: &[Field<Draft<LuksOptions>>] = &[
     file_row(&Child(|node: &mut LuksOptions| &mut node.file)),
-    Field {
-        name: "header",
-        kind: Kind::At(&Child(|node: &mut LuksOptions| &mut node.header)),
-        need: Need::Optional("it lies before the encrypted data"),
-        help: "the node with the header, of a disk whose header lies elsewhere: by name, or defined in place",
-    },
-    Field {
-        name: "key-secret",
-        kind: Kind::At(&Text("<id>", |node: &mut Draft<LuksOptions>| &mut node.key_secret)),
-        need: Need::Optional("none, and the disk cannot be opened"),
-        help: "the secret object with the password",
-    },
+    Row::optional(
+        "header",
+        "it lies before the encrypted data",
+        "the node with the header, of a disk whose header lies elsewhere: by name, or \
+         defined in place",
+    )
+    .at(&Child(|node: &mut LuksOptions| &mut node.header)),
+    Row::optional(
+        "key-secret",
+        "none, and the disk cannot be opened",
+        "the secret object with the password",
+    )
+    .at(&Text("<id>", |node: &mut Draft<LuksOptions>| &mut node.key_secret)),
 ];

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ::options::Object;
 use ::options::place::Of;
-use ::options::table::{self, Field, Kind, Need};
+use ::options::table::{self, Field, Row};
 
 use self::node::{Answer, NullNode};
 use crate::driver::{
@@ -59,24 +59,12 @@ fn new(_: Inherited) -> NullOptions {
 }
 
 static FIELDS: &[Field<NullOptions>] = &[
-    Field {
-        name: "size",
-        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.size)),
-        need: Need::Default("1073741824"),
-        help: "size of the disk, in bytes",
-    },
-    Field {
-        name: "latency-ns",
-        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.latency_ns)),
-        need: Need::Default("0"),
-        help: "how long each request takes, in nanoseconds",
-    },
-    Field {
-        name: "read-zeroes",
-        kind: Kind::At(&Of(|node: &mut NullOptions| &mut node.read_zeroes)),
-        need: Need::Default("off"),
-        help: "clear the buffers of reads; off leaves them as they are",
-    },
+    Row::default("size", "1073741824", "size of the disk, in bytes")
+        .at(&Of(|node: &mut NullOptions| &mut node.size)),
+    Row::default("latency-ns", "0", "how long each request takes, in nanoseconds")
+        .at(&Of(|node: &mut NullOptions| &mut node.latency_ns)),
+    Row::default("read-zeroes", "off", "clear the buffers of reads; off leaves them as they are")
+        .at(&Of(|node: &mut NullOptions| &mut node.read_zeroes)),
 ];
 
 impl Driver {

@@ -2,7 +2,7 @@
 
 use ::options::OptionError;
 use ::options::place::{Checked, Of};
-use ::options::table::{Field, Kind, Need};
+use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::{BlockdevRef, Child, Draft, file_row};
@@ -44,25 +44,25 @@ type Node = Draft<PreallocateOptions>;
 
 pub(super) static FIELDS: &[Field<Node>] = &[
     file_row(&Child(|node: &mut PreallocateOptions| &mut node.file)),
-    Field {
-        name: "prealloc-align",
-        kind: Kind::At(&Checked {
-            meta: "",
-            check: |bytes: &u64| match bytes % 512 {
-                0 => Ok(()),
-                _ => Err(OptionError::new(
-                    "prealloc-align parameter of preallocate filter is not aligned to 512",
-                )),
-            },
-            at: |node: &mut Node| &mut node.ahead.align,
-        }),
-        need: Need::Default("1048576"),
-        help: "the file ends at a multiple of so many bytes, itself a multiple of 512",
-    },
-    Field {
-        name: "prealloc-size",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.ahead.size)),
-        need: Need::Default("134217728"),
-        help: "bytes past the end of a write by which the file is made longer, at least",
-    },
+    Row::default(
+        "prealloc-align",
+        "1048576",
+        "the file ends at a multiple of so many bytes, itself a multiple of 512",
+    )
+    .at(&Checked {
+        meta: "",
+        check: |bytes: &u64| match bytes % 512 {
+            0 => Ok(()),
+            _ => Err(OptionError::new(
+                "prealloc-align parameter of preallocate filter is not aligned to 512",
+            )),
+        },
+        at: |node: &mut Node| &mut node.ahead.align,
+    }),
+    Row::default(
+        "prealloc-size",
+        "134217728",
+        "bytes past the end of a write by which the file is made longer, at least",
+    )
+    .at(&Of(|node: &mut Node| &mut node.ahead.size)),
 ];

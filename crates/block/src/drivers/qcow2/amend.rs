@@ -1,7 +1,7 @@
 //! `x-blockdev-amend`: changes the passwords of an encrypted image.
 
 use ::options::shape::Shape;
-use ::options::table::{Field, Kind, Need, Table, put};
+use ::options::table::{Row, Table, put};
 
 use super::encrypt;
 use super::options::Qcow2Options;
@@ -32,16 +32,16 @@ impl Amendment for AmendQcow2 {
 }
 
 static OPTIONS: Table<AmendQcow2, Box<dyn Amendment>> = Table {
-    fields: &[Field {
-        name: "encrypt",
-        kind: Kind::Nested {
-            shape: || Shape::Union(encrypt::amend_union()),
-            read: |image: &mut AmendQcow2, value, at| {
-                put(&mut image.encrypt, Some(encrypt::read_amend(value, at)?))
-            },
+    fields: &[Row::optional(
+        "encrypt",
+        "the passwords stay as they are",
+        "which passwords the image gets or loses",
+    )
+    .nested(
+        || Shape::Union(encrypt::amend_union()),
+        |image: &mut AmendQcow2, value, at| {
+            put(&mut image.encrypt, Some(encrypt::read_amend(value, at)?))
         },
-        need: Need::Optional("the passwords stay as they are"),
-        help: "which passwords the image gets or loses",
-    }],
+    )],
     build: |amend| Ok(Box::new(amend)),
 };

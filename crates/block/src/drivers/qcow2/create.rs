@@ -1,8 +1,9 @@
 //! `blockdev-create`: creates an image in a node.
 
 use ::options::OptionError;
+use ::options::place::OneOf;
 use ::options::shape::Shape;
-use ::options::table::{self, Choice, Field, Kind, Need, Table, not_yet, only_off, put};
+use ::options::table::{self, Choice, Field, Row, Table, not_yet, only_off, put};
 
 use super::encrypt;
 use super::layout::{CreateQcow2, create_qcow2_in};
@@ -74,107 +75,49 @@ fn small(size: u64) -> u32 {
 
 static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
     fields: &[
-        Field {
-            name: "file",
-            kind: Kind::Text {
-                meta: "<node>",
-                set: |image, node| put(&mut image.file, Some(node)),
-            },
-            need: Need::Required,
-            help: "the node that it is made in, over the node's contents",
-        },
-        Field {
-            name: "size",
-            kind: Kind::Bytes(|image, size| put(&mut image.create.size, size)),
-            need: Need::Required,
-            help: "size of the disk",
-        },
-        Field {
-            name: "version",
-            kind: Kind::Choice(&[Choice { name: "v3", help: "version 3", set: |_| Ok(()) }]),
-            need: Need::Default("v3"),
-            help: "version of the format",
-        },
-        Field {
-            name: "backing-file",
-            kind: Kind::Text {
-                meta: "<name>",
-                set: |image, name| put(&mut image.backing_file, Some(name)),
-            },
-            need: Need::Optional("none"),
-            help: "what the header names as backing file, relative to the image",
-        },
-        Field {
-            name: "backing-fmt",
-            kind: Kind::Choice(&[
-                Choice {
-                    name: "raw",
-                    help: "bytes",
-                    set: |image| put(&mut image.backing_format, Some("raw")),
-                },
-                Choice {
-                    name: "qcow2",
-                    help: "an image of this format",
-                    set: |image| put(&mut image.backing_format, Some("qcow2")),
-                },
-                Choice {
-                    name: "luks",
-                    help: "an encrypted image",
-                    set: |image| put(&mut image.backing_format, Some("luks")),
-                },
-            ]),
-            need: Need::Optional("not named"),
-            help: "format of the backing file",
-        },
-        Field {
-            name: "cluster-size",
-            kind: Kind::Bytes(|image, size| put(&mut image.create.cluster_size, small(size))),
-            need: Need::Default("65536"),
-            help: "bytes of a cluster: a power of two, 512 to 2 MiB",
-        },
-        Field {
-            name: "refcount-bits",
-            kind: Kind::Int {
-                range: 0..=i64::MAX,
-                set: |image, bits| {
-                    put(&mut image.create.refcount_bits, small(bits.cast_unsigned()))
-                },
-            },
-            need: Need::Default("16"),
-            help: "bits of a reference count: a power of two, 1 to 64",
-        },
-        Field {
-            name: "preallocation",
-            kind: Kind::Choice(&[Choice { name: "off", help: "none", set: |_| Ok(()) }]),
-            need: Need::Default("off"),
-            help: "what is allocated beforehand",
-        },
-        Field {
-            name: "compression-type",
-            kind: Kind::Choice(&[Choice { name: "zlib", help: "deflate", set: |_| Ok(()) }]),
-            need: Need::Default("zlib"),
-            help: "compression of clusters that are compressed",
-        },
+        Row::required("file", "the node that it is made in, over the node's contents")
+            .text("<node>", |image, node| put(&mut image.file, Some(node))),
+        Row::required("size", "size of the disk")
+            .bytes(|image, size| put(&mut image.create.size, size)),
+        Row::default("version", "v3", "version of the format").choice(&[Choice::new(
+            "v3",
+            "version 3",
+            |_| Ok(()),
+        )]),
+        Row::optional(
+            "backing-file",
+            "none",
+            "what the header names as backing file, relative to the image",
+        )
+        .text("<name>", |image, name| put(&mut image.backing_file, Some(name))),
+        Row::optional("backing-fmt", "not named", "format of the backing file").at(&OneOf {
+            at: |image: &mut Draft| &mut image.backing_format,
+            words: &[
+                ("raw", "raw", "bytes"),
+                ("qcow2", "qcow2", "an image of this format"),
+                ("luks", "luks", "an encrypted image"),
+            ],
+        }),
+        Row::default("cluster-size", "65536", "bytes of a cluster: a power of two, 512 to 2 MiB")
+            .bytes(|image, size| put(&mut image.create.cluster_size, small(size))),
+        Row::default("refcount-bits", "16", "bits of a reference count: a power of two, 1 to 64")
+            .int(0..=i64::MAX, |image, bits| {
+                put(&mut image.create.refcount_bits, small(bits.cast_unsigned()))
+            }),
+        Row::default("preallocation", "off", "what is allocated beforehand")
+            .choice(&[Choice::new("off", "none", |_| Ok(()))]),
+        Row::default("compression-type", "zlib", "compression of clusters that are compressed")
+            .choice(&[Choice::new("zlib", "deflate", |_| Ok(()))]),
         Field::unoffered("lazy-refcounts", only_off),
-        Field {
-            name: "extended-l2",
-            kind: Kind::Bool(|image, on| put(&mut image.create.extended_l2, on)),
-            need: Need::Default("off"),
-            help: "allocate in parts of clusters: 32 subclusters each",
-        },
+        Row::default("extended-l2", "off", "allocate in parts of clusters: 32 subclusters each")
+            .bool(|image, on| put(&mut image.create.extended_l2, on)),
         Field::unoffered("data-file", not_yet),
         Field::unoffered("data-file-raw", only_off),
-        Field {
-            name: "encrypt",
-            kind: Kind::Nested {
-                shape: || Shape::Union(encrypt::new_union()),
-                read: |image, value, at| {
-                    put(&mut image.encrypt, Some(encrypt::read_new(value, at)?))
-                },
-            },
-            need: Need::Optional("the image is not encrypted"),
-            help: "how the image's data is encrypted",
-        },
+        Row::optional("encrypt", "the image is not encrypted", "how the image's data is encrypted")
+            .nested(
+                || Shape::Union(encrypt::new_union()),
+                |image, value, at| put(&mut image.encrypt, Some(encrypt::read_new(value, at)?)),
+            ),
     ],
     build: |image: Draft| {
         let Draft { file, backing_file, backing_format, create, encrypt } = image;

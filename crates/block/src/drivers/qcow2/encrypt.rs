@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ::options::place::{Text, write_tagged};
 use ::options::shape::{Member, Union, Variant};
-use ::options::table::{self, Context, Field, Kind, Need};
+use ::options::table::{self, Context, Field, Row};
 use ::options::{OptionError, Value};
 use crypto::cipher::{SECTOR, SectorCipher};
 use event_loop::EventLoop;
@@ -37,12 +37,12 @@ impl Encrypt {
     }
 }
 
-static FIELDS: &[Field<Encrypt>] = &[Field {
-    name: "key-secret",
-    kind: Kind::At(&Text("<id>", |node: &mut Encrypt| &mut node.key_secret)),
-    need: Need::Optional("none, and the image cannot be opened"),
-    help: "the secret object with the password",
-}];
+static FIELDS: &[Field<Encrypt>] = &[Row::optional(
+    "key-secret",
+    "none, and the image cannot be opened",
+    "the secret object with the password",
+)
+.at(&Text("<id>", |node: &mut Encrypt| &mut node.key_secret))];
 
 /// Returns what [`read`] reads.
 pub(super) fn union() -> Union {

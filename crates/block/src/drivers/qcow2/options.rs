@@ -12,7 +12,7 @@ use crate::options::{
 use crate::driver::{DriverKind, OptionTable};
 use ::options::place::{Checked, Custom, Of, Place};
 use ::options::shape::Shape;
-use ::options::table::{self, Context, Field, Kind, Need, only_off};
+use ::options::table::{self, Context, Field, Kind, Need, Row, only_off};
 use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
@@ -155,31 +155,31 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         help: "the node that the image lies in: by name, or defined in place",
         ..file_row(&Child(|node: &mut Qcow2Options| &mut node.file))
     },
-    Field {
-        name: "backing",
-        kind: Kind::At(&Child(|node: &mut Qcow2Options| &mut node.backing)),
-        need: Need::Optional("what the image names, if it names something"),
-        help: "name of the backing node; empty, or null in JSON, for none",
-    },
-    Field {
-        name: "data-file",
-        kind: Kind::At(&Child(|node: &mut Qcow2Options| &mut node.data_file)),
-        need: Need::Optional("what the image names, if it needs one"),
-        help: "the node that the guest's data lies in, of an image made with data_file=…",
-    },
-    Field {
-        name: "lazy-refcounts",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.unheeded.lazy_refcounts)),
-        need: Need::Default("off"),
-        help: "postpone writing reference counts; without effect: a flush writes all metadata, and the journal spares \
-               the wait before",
-    },
-    Field {
-        name: "pass-discard-request",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.pass_discard_request)),
-        need: Need::Optional("on with discard=unmap"),
-        help: "pass the guest's discards on to the node below",
-    },
+    Row::optional(
+        "backing",
+        "what the image names, if it names something",
+        "name of the backing node; empty, or null in JSON, for none",
+    )
+    .at(&Child(|node: &mut Qcow2Options| &mut node.backing)),
+    Row::optional(
+        "data-file",
+        "what the image names, if it needs one",
+        "the node that the guest's data lies in, of an image made with data_file=…",
+    )
+    .at(&Child(|node: &mut Qcow2Options| &mut node.data_file)),
+    Row::default(
+        "lazy-refcounts",
+        "off",
+        "postpone writing reference counts; without effect: a flush writes all metadata, \
+         and the journal spares the wait before",
+    )
+    .at(&Of(|node: &mut Node| &mut node.unheeded.lazy_refcounts)),
+    Row::optional(
+        "pass-discard-request",
+        "on with discard=unmap",
+        "pass the guest's discards on to the node below",
+    )
+    .at(&Of(|node: &mut Node| &mut node.pass_discard_request)),
     Field {
         name: "pass-discard-snapshot",
         // Snapshots inside images are not deleted here.
@@ -188,26 +188,26 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         help: "discard below when a snapshot inside is deleted; without effect, as none is",
     },
     Field::unoffered("pass-discard-other", only_off),
-    Field {
-        name: "discard-no-unref",
-        kind: Kind::At(&Of(|node: &mut Node| &mut node.discard_no_unref)),
-        need: Need::Default("off"),
-        help: "clusters that are discarded keep their place in the image",
-    },
-    Field {
-        name: "overlap-check",
-        kind: Kind::At(&Custom {
-            shape: overlap::shape,
-            read: |node: &mut Node, value, at| {
-                node.unheeded.overlap = Some(overlap::read(value, at)?);
-                Ok(())
-            },
-            write: |node| node.unheeded.overlap.as_ref().map(OverlapCheck::write),
-        }),
-        need: Need::Optional("`cached`"),
-        help: "refuse writes that would destroy metadata of a damaged image; without effect: all metadata but \
-               snapshots' L2 tables is always protected",
-    },
+    Row::default(
+        "discard-no-unref",
+        "off",
+        "clusters that are discarded keep their place in the image",
+    )
+    .at(&Of(|node: &mut Node| &mut node.discard_no_unref)),
+    Row::optional(
+        "overlap-check",
+        "`cached`",
+        "refuse writes that would destroy metadata of a damaged image; without effect: all \
+         metadata but snapshots' L2 tables is always protected",
+    )
+    .at(&Custom {
+        shape: overlap::shape,
+        read: |node: &mut Node, value, at| {
+            node.unheeded.overlap = Some(overlap::read(value, at)?);
+            Ok(())
+        },
+        write: |node| node.unheeded.overlap.as_ref().map(OverlapCheck::write),
+    }),
     size(
         "cache-size",
         Need::Optional("the sum of both"),
@@ -232,29 +232,27 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         "bytes of memory for refcount blocks; 8 blocks at least",
         &Of(|node: &mut Node| &mut node.caches.refcounts),
     ),
-    Field {
-        name: "cache-clean-interval",
-        kind: Kind::At(&Checked {
-            meta: "",
-            check: |seconds: &u64| {
-                table::uint32("cache-clean-interval", seconds.cast_signed()).map(|_| ())
-            },
-            at: |node: &mut Node| &mut node.caches.clean_interval,
-        }),
-        need: Need::Default("0"),
-        help: "seconds after which tables that were not used meanwhile leave the memory; 0: they stay",
-    },
-    Field {
-        name: "encrypt",
-        kind: Kind::At(&Custom {
+    Row::default(
+        "cache-clean-interval",
+        "0",
+        "seconds after which tables that were not used meanwhile leave the memory; 0: they \
+         stay",
+    )
+    .at(&Checked {
+        meta: "",
+        check: |seconds: &u64| {
+            table::uint32("cache-clean-interval", seconds.cast_signed()).map(|_| ())
+        },
+        at: |node: &mut Node| &mut node.caches.clean_interval,
+    }),
+    Row::optional("encrypt", "the image is not encrypted", "how the image's data is encrypted").at(
+        &Custom {
             shape: || Shape::Union(encrypt::union()),
             read: |node: &mut Node, value, at| {
                 node.encrypt = Some(encrypt::read(value, at)?);
                 Ok(())
             },
             write: |node| node.encrypt.as_ref().map(Encrypt::write),
-        }),
-        need: Need::Optional("the image is not encrypted"),
-        help: "how the image's data is encrypted",
-    },
+        },
+    ),
 ];

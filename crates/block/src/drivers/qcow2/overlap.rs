@@ -1,7 +1,8 @@
 //! `overlap-check`: which metadata QEMU protects from being written over. It is accepted in both of its forms.
 
+use ::options::place::OneOf;
 use ::options::shape::Shape;
-use ::options::table::{self, Choice, Context, Field, Kind, Need, put};
+use ::options::table::{self, Context, Field, Row};
 use ::options::{OptionError, Value};
 
 /// What was asked for.
@@ -40,45 +41,23 @@ struct Draft {
     flags: Vec<(&'static str, bool)>,
 }
 
-static MODE: Field<Draft> = Field {
-    name: "template",
-    kind: Kind::Choice(&[
-        Choice {
-            name: "none",
-            help: "nothing",
-            set: |draft| put(&mut draft.mode, Some(OverlapMode::None)),
-        },
-        Choice {
-            name: "constant",
-            help: "what has a constant place",
-            set: |draft| put(&mut draft.mode, Some(OverlapMode::Constant)),
-        },
-        Choice {
-            name: "cached",
-            help: "all metadata but snapshots' L2 tables",
-            set: |draft| put(&mut draft.mode, Some(OverlapMode::Cached)),
-        },
-        Choice {
-            name: "all",
-            help: "all metadata",
-            set: |draft| put(&mut draft.mode, Some(OverlapMode::All)),
-        },
-    ]),
-    need: Need::Optional("`cached`"),
-    help: "what the other members change",
-};
+static MODE: Field<Draft> = Row::optional("template", "`cached`", "what the other members change")
+    .at(&OneOf {
+        at: |draft: &mut Draft| &mut draft.mode,
+        words: &[
+            ("none", OverlapMode::None, "nothing"),
+            ("constant", OverlapMode::Constant, "what has a constant place"),
+            ("cached", OverlapMode::Cached, "all metadata but snapshots' L2 tables"),
+            ("all", OverlapMode::All, "all metadata"),
+        ],
+    });
 
 macro_rules! flag {
     ($name:literal, $help:literal) => {
-        Field {
-            name: $name,
-            kind: Kind::Bool(|draft: &mut Draft, on| {
-                draft.flags.push(($name, on));
-                Ok(())
-            }),
-            need: Need::Optional("as in the template"),
-            help: $help,
-        }
+        Row::optional($name, "as in the template", $help).bool(|draft: &mut Draft, on| {
+            draft.flags.push(($name, on));
+            Ok(())
+        })
     };
 }
 

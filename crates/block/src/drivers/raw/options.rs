@@ -2,7 +2,7 @@
 
 use ::options::OptionError;
 use ::options::place::{Checked, Of};
-use ::options::table::{self, Field, Kind, Need};
+use ::options::table::{self, Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::{BlockdevRef, Child, Draft, file_row};
@@ -33,22 +33,18 @@ pub struct RawOptions {
 
 pub(super) static FIELDS: &[Field<Draft<RawOptions>>] = &[
     file_row(&Child(|node: &mut RawOptions| &mut node.file)),
-    Field {
-        name: "offset",
-        kind: Kind::At(&Of(|node: &mut Draft<RawOptions>| &mut node.offset)),
-        need: Need::Default("0"),
-        help: "first byte of the node below that is used",
-    },
-    Field {
-        name: "size",
-        kind: Kind::At(&Checked {
-            meta: "",
-            check: check_size,
-            at: |node: &mut Draft<RawOptions>| &mut node.size,
-        }),
-        need: Need::Optional("up to the end of the node below"),
-        help: "number of bytes of the node below that are used, a multiple of 512",
-    },
+    Row::default("offset", "0", "first byte of the node below that is used")
+        .at(&Of(|node: &mut Draft<RawOptions>| &mut node.offset)),
+    Row::optional(
+        "size",
+        "up to the end of the node below",
+        "number of bytes of the node below that are used, a multiple of 512",
+    )
+    .at(&Checked {
+        meta: "",
+        check: check_size,
+        at: |node: &mut Draft<RawOptions>| &mut node.size,
+    }),
 ];
 
 fn check_size(size: &Option<u64>) -> table::Set {

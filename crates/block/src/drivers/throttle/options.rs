@@ -1,7 +1,7 @@
 //! `throttle`: another node, with the limits of a throttle group.
 
 use ::options::place::Text;
-use ::options::table::{Field, Kind, Need};
+use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
 use crate::options::{BlockdevRef, Child, Draft, file_row};
@@ -26,11 +26,7 @@ pub struct ThrottleOptions {
 }
 
 pub(super) static FIELDS: &[Field<Draft<ThrottleOptions>>] = &[
-    Field {
-        name: "throttle-group",
-        kind: Kind::At(&Text("<id>", |node: &mut Draft<ThrottleOptions>| &mut node.throttle_group)),
-        need: Need::Required,
-        help: "the throttle group whose limits the node keeps to",
-    },
+    Row::required("throttle-group", "the throttle group whose limits the node keeps to")
+        .at(&Text("<id>", |node: &mut Draft<ThrottleOptions>| &mut node.throttle_group)),
     file_row(&Child(|node: &mut ThrottleOptions| &mut node.file)),
 ];

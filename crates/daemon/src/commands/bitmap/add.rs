@@ -1,7 +1,6 @@
 //! `block-dirty-bitmap-add`.
 
 use control::qmp::Returns;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::NEW;
@@ -14,10 +13,5 @@ pub(super) static COMMAND: Command<NewBitmap> = Command {
     arguments: NEW,
     returns: Returns::Nothing,
     records: false,
-    run: |daemon, bitmap| {
-        Box::pin(async move {
-            daemon.add_bitmap(bitmap).await?;
-            Ok(json!({}))
-        })
-    },
+    run: |daemon, bitmap| Box::pin(async move { daemon.add_bitmap(bitmap).await }),
 };

@@ -2,94 +2,57 @@
 
 use options::OptionError;
 use options::shape::Shape;
-use options::table::{self, Context, Field, Kind, Need, put};
+use options::table::{self, Context, Field, Row, put};
 use options::value::Value;
 
 use crate::bitmaps::{BitmapName, Merge, NewBitmap};
 
 pub(in super::super) static NAME: &[Field<BitmapName>] = &[
-    Field {
-        name: "node",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node, name) },
-        need: Need::Required,
-        help: "the bitmap's node",
-    },
-    Field {
-        name: "name",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, name) },
-        need: Need::Required,
-        help: "the bitmap's name",
-    },
+    Row::required("node", "the bitmap's node")
+        .text("<node-name>", |to, name| put(&mut to.node, name)),
+    Row::required("name", "the bitmap's name").text("<name>", |to, name| put(&mut to.name, name)),
 ];
 
 pub(in super::super) static NEW: &[Field<NewBitmap>] = &[
-    Field {
-        name: "node",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.bitmap.node, name) },
-        need: Need::Required,
-        help: "the node whose writes it records",
-    },
-    Field {
-        name: "name",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.bitmap.name, name) },
-        need: Need::Required,
-        help: "the bitmap's name, which no other one of the node has",
-    },
-    Field {
-        name: "granularity",
-        kind: Kind::Int {
-            range: 0..=(u32::MAX as i64),
-            set: |to, bytes| put(&mut to.granularity, Some(bytes.unsigned_abs())),
-        },
-        need: Need::Optional("the cluster size, 65536 without one"),
-        help: "bytes of a part, which has one bit: a power of two, at least 512",
-    },
-    Field {
-        name: "persistent",
-        kind: Kind::Bool(|to, on| put(&mut to.persistent, on)),
-        need: Need::Default("off"),
-        help: "store the bitmap in the qcow2 image when the image is closed",
-    },
-    Field {
-        name: "disabled",
-        kind: Kind::Bool(|to, on| put(&mut to.disabled, on)),
-        need: Need::Default("off"),
-        help: "note nothing before block-dirty-bitmap-enable",
-    },
+    Row::required("node", "the node whose writes it records")
+        .text("<node-name>", |to, name| put(&mut to.bitmap.node, name)),
+    Row::required("name", "the bitmap's name, which no other one of the node has")
+        .text("<name>", |to, name| put(&mut to.bitmap.name, name)),
+    Row::optional(
+        "granularity",
+        "the cluster size, 65536 without one",
+        "bytes of a part, which has one bit: a power of two, at least 512",
+    )
+    .int(0..=(u32::MAX as i64), |to, bytes| put(&mut to.granularity, Some(bytes.unsigned_abs()))),
+    Row::default(
+        "persistent",
+        "off",
+        "store the bitmap in the qcow2 image when the image is closed",
+    )
+    .bool(|to, on| put(&mut to.persistent, on)),
+    Row::default("disabled", "off", "note nothing before block-dirty-bitmap-enable")
+        .bool(|to, on| put(&mut to.disabled, on)),
 ];
 
 pub(in super::super) static MERGE: &[Field<Merge>] = &[
-    Field {
-        name: "node",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node, name) },
-        need: Need::Required,
-        help: "the target's node",
-    },
-    Field {
-        name: "target",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.target, name) },
-        need: Need::Required,
-        help: "the bitmap that gets all bits",
-    },
-    Field {
-        name: "bitmaps",
-        kind: Kind::Nested {
-            shape: || {
-                let external = Shape::Object(table::members(NAME));
-                let one = Shape::Either(vec![Shape::Text("<name>"), external]);
-                Shape::List(Box::new(one), "bitmap <n>: a name, or a node and a name")
-            },
-            read: |to, value, at| {
-                let Value::List(list) = value else {
-                    return Err(table::wrong_type(at.whole(), "array"));
-                };
-                let bitmaps: Result<_, _> = list.into_iter().map(|one| source(one, at)).collect();
-                put(&mut to.bitmaps, bitmaps?)
-            },
+    Row::required("node", "the target's node")
+        .text("<node-name>", |to, name| put(&mut to.node, name)),
+    Row::required("target", "the bitmap that gets all bits")
+        .text("<name>", |to, name| put(&mut to.target, name)),
+    Row::required("bitmaps", "bitmaps of this node by name, or of others by node and name").nested(
+        || {
+            let external = Shape::Object(table::members(NAME));
+            let one = Shape::Either(vec![Shape::Text("<name>"), external]);
+            Shape::List(Box::new(one), "bitmap <n>: a name, or a node and a name")
         },
-        need: Need::Required,
-        help: "bitmaps of this node by name, or of others by node and name",
-    },
+        |to, value, at| {
+            let Value::List(list) = value else {
+                return Err(table::wrong_type(at.whole(), "array"));
+            };
+            let bitmaps: Result<_, _> = list.into_iter().map(|one| source(one, at)).collect();
+            put(&mut to.bitmaps, bitmaps?)
+        },
+    ),
 ];
 
 fn source(value: Value, at: &Context) -> Result<(Option<String>, String), OptionError> {

@@ -1,7 +1,6 @@
 //! `block-dirty-bitmap-clear`.
 
 use control::qmp::Returns;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::NAME;
@@ -18,7 +17,7 @@ pub(super) static COMMAND: Command<BitmapName> = Command {
         Box::pin(async move {
             daemon.settle_bitmaps();
             daemon.clear_bitmap(&bitmap)?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };

@@ -1,7 +1,6 @@
 //! `block-dirty-bitmap-disable`.
 
 use control::qmp::Returns;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::NAME;
@@ -17,7 +16,7 @@ pub(super) static COMMAND: Command<BitmapName> = Command {
     run: |daemon, bitmap| {
         Box::pin(async move {
             daemon.set_recording(&bitmap, false)?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };

@@ -1,7 +1,6 @@
 //! `block-dirty-bitmap-merge`.
 
 use control::qmp::Returns;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::MERGE;
@@ -17,7 +16,7 @@ pub(super) static COMMAND: Command<Merge> = Command {
     run: |daemon, bitmap| {
         Box::pin(async move {
             daemon.merge_bitmaps(bitmap)?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };

@@ -1,7 +1,6 @@
 //! `block-dirty-bitmap-remove`.
 
 use control::qmp::Returns;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::NAME;
@@ -17,7 +16,7 @@ pub(super) static COMMAND: Command<BitmapName> = Command {
     run: |daemon, bitmap| {
         Box::pin(async move {
             daemon.remove_bitmap(&bitmap).await?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };

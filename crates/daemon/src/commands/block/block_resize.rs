@@ -1,8 +1,7 @@
 //! `block_resize`.
 
 use control::qmp::Returns;
-use options::table::{self, Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{self, Field, Row, put};
 
 use super::super::Command;
 
@@ -14,10 +13,9 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: false,
     run: |daemon, Arguments { device, node_name, size }| {
-        Box::pin(async move {
-            daemon.resize(device.as_deref(), node_name.as_deref(), size).await?;
-            Ok(json!({}))
-        })
+        Box::pin(
+            async move { Ok(daemon.resize(device.as_deref(), node_name.as_deref(), size).await?) },
+        )
     },
 };
 
@@ -33,19 +31,8 @@ static ARGUMENTS: &[Field<Arguments>] = &[
     Field::unoffered("device", |to, device, name, at| {
         put(&mut to.device, Some(table::text(device, name, at)?))
     }),
-    Field {
-        name: "node-name",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |to, name| put(&mut to.node_name, Some(name)),
-        },
-        need: Need::Optional("none"),
-        help: "the node's name",
-    },
-    Field {
-        name: "size",
-        kind: Kind::Int { range: i64::MIN..=i64::MAX, set: |to, size| put(&mut to.size, size) },
-        need: Need::Required,
-        help: "the new size, in bytes",
-    },
+    Row::optional("node-name", "none", "the node's name")
+        .text("<node-name>", |to, name| put(&mut to.node_name, Some(name))),
+    Row::required("size", "the new size, in bytes")
+        .int(i64::MIN..=i64::MAX, |to, size| put(&mut to.size, size)),
 ];

@@ -1,8 +1,7 @@
 //! `block-set-write-threshold`.
 
 use control::qmp::{QmpError, Returns};
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::DaemonError;
@@ -21,7 +20,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             }
             let tracking = daemon.nodes.track(&node_name).await.map_err(DaemonError::from)?;
             tracking.threshold.set(threshold);
-            Ok(json!({}))
+            Ok(())
         })
     },
 };
@@ -33,16 +32,14 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "node-name",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node_name, name) },
-        need: Need::Required,
-        help: "the node, as a rule the file of an image, whose writes show how much of it is in use",
-    },
-    Field {
-        name: "write-threshold",
-        kind: Kind::Bytes(|to, bytes| put(&mut to.threshold, bytes)),
-        need: Need::Required,
-        help: "bytes from the node's beginning; 0: none. One event removes it",
-    },
+    Row::required(
+        "node-name",
+        "the node, as a rule the file of an image, whose writes show how much of it is in use",
+    )
+    .text("<node-name>", |to, name| put(&mut to.node_name, name)),
+    Row::required(
+        "write-threshold",
+        "bytes from the node's beginning; 0: none. One event removes it",
+    )
+    .bytes(|to, bytes| put(&mut to.threshold, bytes)),
 ];

@@ -1,8 +1,7 @@
 //! `blockdev-del`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -14,10 +13,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { node_name }| {
-        Box::pin(async move {
-            daemon.delete_node(&node_name)?;
-            Ok(json!({}))
-        })
+        Box::pin(async move { Ok(daemon.delete_node(&node_name)?) })
     },
 };
 
@@ -26,9 +22,5 @@ pub(super) struct Arguments {
     node_name: String,
 }
 
-static ARGUMENTS: &[Field<Arguments>] = &[Field {
-    name: "node-name",
-    kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node_name, name) },
-    need: Need::Required,
-    help: "the node's name",
-}];
+static ARGUMENTS: &[Field<Arguments>] = &[Row::required("node-name", "the node's name")
+    .text("<node-name>", |to, name| put(&mut to.node_name, name))];

@@ -3,8 +3,7 @@
 use block::options::{BlockdevOptions, node_shape, read_blockdevs};
 use control::qmp::Returns;
 use options::shape::Shape;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -15,22 +14,12 @@ pub(super) static COMMAND: Command<Vec<BlockdevOptions>> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, nodes| {
-        Box::pin(async move {
-            daemon.reopen(nodes).await?;
-            Ok(json!({}))
-        })
-    },
+    run: |daemon, nodes| Box::pin(async move { Ok(daemon.reopen(nodes).await?) }),
 };
 
-static ARGUMENTS: &[Field<Vec<BlockdevOptions>>] = &[Field {
-    name: "options",
-    kind: Kind::Nested {
-        shape: || {
-            Shape::List(Box::new(node_shape()), "options of node <n>, as blockdev-add has them")
-        },
-        read: |nodes, value, at| put(nodes, read_blockdevs(value, at)?),
-    },
-    need: Need::Required,
-    help: "all options of each node: what is left out counts as its default",
-}];
+static ARGUMENTS: &[Field<Vec<BlockdevOptions>>] =
+    &[Row::required("options", "all options of each node: what is left out counts as its default")
+        .nested(
+            || Shape::List(Box::new(node_shape()), "options of node <n>, as blockdev-add has them"),
+            |nodes, value, at| put(nodes, read_blockdevs(value, at)?),
+        )];

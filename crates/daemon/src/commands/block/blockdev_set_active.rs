@@ -1,8 +1,7 @@
 //! `blockdev-set-active`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -14,10 +13,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { node_name, active }| {
-        Box::pin(async move {
-            daemon.set_active(node_name.as_deref(), active).await?;
-            Ok(json!({}))
-        })
+        Box::pin(async move { Ok(daemon.set_active(node_name.as_deref(), active).await?) })
     },
 };
 
@@ -28,19 +24,8 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "node-name",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |to, name| put(&mut to.node_name, Some(name)),
-        },
-        need: Need::Optional("all nodes"),
-        help: "the node's name",
-    },
-    Field {
-        name: "active",
-        kind: Kind::Bool(|to, active| put(&mut to.active, active)),
-        need: Need::Required,
-        help: "on: open and lock the image; off: flush, close and unlock it",
-    },
+    Row::optional("node-name", "all nodes", "the node's name")
+        .text("<node-name>", |to, name| put(&mut to.node_name, Some(name))),
+    Row::required("active", "on: open and lock the image; off: flush, close and unlock it")
+        .bool(|to, active| put(&mut to.active, active)),
 ];

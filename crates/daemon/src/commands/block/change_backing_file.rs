@@ -3,8 +3,7 @@
 use block::node::BackingName;
 use control::qmp::{QmpError, Returns};
 use nix::errno::Errno;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::Daemon;
@@ -27,31 +26,19 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.device, name) },
-        need: Need::Required,
-        help: "the topmost node of the chain that the image is in",
-    },
-    Field {
-        name: "image-node-name",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.image, name) },
-        need: Need::Required,
-        help: "the image's node",
-    },
-    Field {
-        name: "backing-file",
-        kind: Kind::Text { meta: "<filename>", set: |to, name| put(&mut to.backing_file, name) },
-        need: Need::Required,
-        help: "the new name, absolute or relative to the image",
-    },
+    Row::required("device", "the topmost node of the chain that the image is in")
+        .text("<node-name>", |to, name| put(&mut to.device, name)),
+    Row::required("image-node-name", "the image's node")
+        .text("<node-name>", |to, name| put(&mut to.image, name)),
+    Row::required("backing-file", "the new name, absolute or relative to the image")
+        .text("<filename>", |to, name| put(&mut to.backing_file, name)),
 ];
 
 impl Daemon {
     async fn change_backing_file(
         &mut self,
         Arguments { device, image, backing_file }: Arguments,
-    ) -> Result<serde_json::Value, QmpError> {
+    ) -> Result<(), QmpError> {
         let missing = |device: &str, name: &str| {
             QmpError::generic(format!("Cannot find device='{device}' nor node-name='{name}'"))
         };
@@ -77,7 +64,7 @@ impl Daemon {
             let desc = format!("Could not change the backing file: {}", words_of(errno));
             QmpError::generic(desc)
         })?;
-        Ok(json!({}))
+        Ok(())
     }
 }
 

@@ -2,12 +2,13 @@
 
 use control::qmp::{Member, Reply, Returns};
 use options::shape::{Shape, Union, Variant};
-use options::table::{Field, Kind, Need, put};
+use options::table::{Field, Row, put};
+use serde_json::Value as Json;
 
 use super::super::Command;
 use crate::nodes;
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+pub(super) static COMMAND: Command<Arguments, Json> = Command {
     name: "query-named-block-nodes",
     help: "list the block nodes that have names",
     example: r#"{"flat": true}"#,
@@ -22,12 +23,9 @@ pub(super) struct Arguments {
     flat: bool,
 }
 
-static ARGUMENTS: &[Field<Arguments>] = &[Field {
-    name: "flat",
-    kind: Kind::Bool(|to, flat| put(&mut to.flat, flat)),
-    need: Need::Default("off"),
-    help: "leave out what lies below each node's image",
-}];
+static ARGUMENTS: &[Field<Arguments>] =
+    &[Row::default("flat", "off", "leave out what lies below each node's image")
+        .bool(|to, flat| put(&mut to.flat, flat))];
 
 static NODE: &[Member] = &[
     Member::new("node-name", Reply::Text, "the node's name"),

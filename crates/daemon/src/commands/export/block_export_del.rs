@@ -1,7 +1,8 @@
 //! `block-export-del`.
 
 use control::qmp::Returns;
-use options::table::{Choice, Field, Kind, Need, put};
+use options::place::OneOf;
+use options::table::{Field, Row, put};
 
 use super::super::{Answer, Command};
 use super::{DeleteMode, when_ended};
@@ -28,27 +29,12 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.id, id) },
-        need: Need::Required,
-        help: "the export's name",
-    },
-    Field {
-        name: "mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "safe",
-                help: "fail when a client uses it",
-                set: |to| put(&mut to.mode, DeleteMode::Safe),
-            },
-            Choice {
-                name: "hard",
-                help: "disconnect its client",
-                set: |to| put(&mut to.mode, DeleteMode::Hard),
-            },
-        ]),
-        need: Need::Default("safe"),
-        help: "whether its client may be disconnected",
-    },
+    Row::required("id", "the export's name").text("<id>", |to, id| put(&mut to.id, id)),
+    Row::default("mode", "safe", "whether its client may be disconnected").at(&OneOf {
+        at: |to: &mut Arguments| &mut to.mode,
+        words: &[
+            ("safe", DeleteMode::Safe, "fail when a client uses it"),
+            ("hard", DeleteMode::Hard, "disconnect its client"),
+        ],
+    }),
 ];

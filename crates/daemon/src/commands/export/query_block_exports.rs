@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::super::Command;
 use crate::exports::ExportInfo;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "query-block-exports",
     help: "list the exports",
     example: "",

@@ -1,8 +1,7 @@
 //! `x-block-export-resume`.
 
 use control::qmp::{QmpError, Returns};
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -17,7 +16,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
         Box::pin(async move {
             let resumed = daemon.exports.resume_after_error(&id, daemon.control.now_ns());
             resumed.ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };
@@ -27,9 +26,5 @@ pub(super) struct Arguments {
     id: String,
 }
 
-static ARGUMENTS: &[Field<Arguments>] = &[Field {
-    name: "id",
-    kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.id, id) },
-    need: Need::Required,
-    help: "the export's name",
-}];
+static ARGUMENTS: &[Field<Arguments>] =
+    &[Row::required("id", "the export's name").text("<id>", |to, id| put(&mut to.id, id))];

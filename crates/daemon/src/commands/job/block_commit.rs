@@ -1,8 +1,7 @@
 //! `block-commit`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, only_off, put};
-use serde_json::json;
+use options::table::{Field, Row, only_off, put};
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
@@ -15,9 +14,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, Arguments(options)| {
-        Box::pin(async move { daemon.start_commit(options).await.map(|()| json!({})) })
-    },
+    run: |daemon, Arguments(options)| Box::pin(async move { daemon.start_commit(options).await }),
 };
 
 #[derive(Default)]
@@ -31,57 +28,34 @@ impl Copies for Arguments {
 
 static ARGUMENTS: &[Field<Arguments>] = &[
     Rows::JOB_ID,
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<node-name>", set: |to, text| put(&mut to.0.copy.device, text) },
-        need: Need::Required,
-        help: "the topmost image of the chain",
-    },
-    Field {
-        name: "base-node",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |to, text| put(&mut to.0.base.node, Some(text)),
-        },
-        need: Need::Optional("the last image of the chain"),
-        help: "the image that is written to, by its node",
-    },
-    Field {
-        name: "base",
-        kind: Kind::Text {
-            meta: "<filename>",
-            set: |to, text| put(&mut to.0.base.file, Some(text)),
-        },
-        need: Need::Optional("the last image of the chain"),
-        help: "the image that is written to, by its file",
-    },
-    Field {
-        name: "top-node",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |to, text| put(&mut to.0.top.node, Some(text)),
-        },
-        need: Need::Optional("the topmost image"),
-        help: "the first image that is committed, by its node",
-    },
-    Field {
-        name: "top",
-        kind: Kind::Text {
-            meta: "<filename>",
-            set: |to, text| put(&mut to.0.top.file, Some(text)),
-        },
-        need: Need::Optional("the topmost image"),
-        help: "the first image that is committed, by its file",
-    },
-    Field {
-        name: "backing-file",
-        kind: Kind::Text {
-            meta: "<filename>",
-            set: |to, text| put(&mut to.0.backing_file, Some(text)),
-        },
-        need: Need::Optional("the name of the base"),
-        help: "how the image above is to name the base",
-    },
+    Row::required("device", "the topmost image of the chain")
+        .text("<node-name>", |to, text| put(&mut to.0.copy.device, text)),
+    Row::optional(
+        "base-node",
+        "the last image of the chain",
+        "the image that is written to, by its node",
+    )
+    .text("<node-name>", |to, text| put(&mut to.0.base.node, Some(text))),
+    Row::optional(
+        "base",
+        "the last image of the chain",
+        "the image that is written to, by its file",
+    )
+    .text("<filename>", |to, text| put(&mut to.0.base.file, Some(text))),
+    Row::optional(
+        "top-node",
+        "the topmost image",
+        "the first image that is committed, by its node",
+    )
+    .text("<node-name>", |to, text| put(&mut to.0.top.node, Some(text))),
+    Row::optional("top", "the topmost image", "the first image that is committed, by its file")
+        .text("<filename>", |to, text| put(&mut to.0.top.file, Some(text))),
+    Row::optional(
+        "backing-file",
+        "the name of the base",
+        "how the image above is to name the base",
+    )
+    .text("<filename>", |to, text| put(&mut to.0.backing_file, Some(text))),
     Field::unoffered("backing-mask-protocol", only_off),
     Rows::SPEED,
     Rows::ON_ERROR,

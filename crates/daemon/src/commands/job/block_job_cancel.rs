@@ -1,8 +1,7 @@
 //! `block-job-cancel`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::jobs::JobVerb;
@@ -15,10 +14,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { device, force }| {
-        Box::pin(async move {
-            daemon.tell_block_job(&device, JobVerb::Cancel { force }).await?;
-            Ok(json!({}))
-        })
+        Box::pin(async move { daemon.tell_block_job(&device, JobVerb::Cancel { force }).await })
     },
 };
 
@@ -29,16 +25,11 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.device, id) },
-        need: Need::Required,
-        help: "the job's name",
-    },
-    Field {
-        name: "force",
-        kind: Kind::Bool(|to, force| put(&mut to.force, force)),
-        need: Need::Default("off"),
-        help: "also when it is paused, and without the copy of a mirror that is ready",
-    },
+    Row::required("device", "the job's name").text("<job-id>", |to, id| put(&mut to.device, id)),
+    Row::default(
+        "force",
+        "off",
+        "also when it is paused, and without the copy of a mirror that is ready",
+    )
+    .bool(|to, force| put(&mut to.force, force)),
 ];

@@ -1,8 +1,8 @@
 //! `block-job-change`.
 
 use control::qmp::{QmpError, Returns};
-use options::table::{Choice, Field, Kind, Need, put};
-use serde_json::json;
+use options::place::OneOf;
+use options::table::{Choice, Field, Row, put};
 
 use super::super::Command;
 
@@ -33,7 +33,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
                 }
                 (Some(_) | None, _) => {}
             }
-            Ok(json!({}))
+            Ok(())
         })
     },
 };
@@ -47,44 +47,25 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.id, id) },
-        need: Need::Required,
-        help: "the job's name",
-    },
-    Field {
-        name: "type",
-        kind: Kind::Choice(&[
-            Choice { name: "mirror", help: "a mirror", set: |to| put(&mut to.mirror, true) },
-            Choice { name: "backup", help: "a backup: nothing can be changed", set: |_| Ok(()) },
-            Choice { name: "commit", help: "a commit: nothing can be changed", set: |_| Ok(()) },
-            Choice { name: "stream", help: "a stream: nothing can be changed", set: |_| Ok(()) },
-            Choice { name: "create", help: "a creation: nothing can be changed", set: |_| Ok(()) },
-            Choice {
-                name: "amend",
-                help: "new passwords: nothing can be changed",
-                set: |_| Ok(()),
-            },
-        ]),
-        need: Need::Required,
-        help: "the kind of job",
-    },
-    Field {
-        name: "copy-mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "background",
-                help: "the job copies what was written",
-                set: |to| put(&mut to.copy_mode, Some(false)),
-            },
-            Choice {
-                name: "write-blocking",
-                help: "a write is answered when the target has it, too",
-                set: |to| put(&mut to.copy_mode, Some(true)),
-            },
-        ]),
-        need: Need::Optional("none, which is an error for a mirror"),
-        help: "how what is written meanwhile comes to a mirror's target",
-    },
+    Row::required("id", "the job's name").text("<job-id>", |to, id| put(&mut to.id, id)),
+    Row::required("type", "the kind of job").choice(&[
+        Choice::new("mirror", "a mirror", |to| put(&mut to.mirror, true)),
+        Choice::new("backup", "a backup: nothing can be changed", |_| Ok(())),
+        Choice::new("commit", "a commit: nothing can be changed", |_| Ok(())),
+        Choice::new("stream", "a stream: nothing can be changed", |_| Ok(())),
+        Choice::new("create", "a creation: nothing can be changed", |_| Ok(())),
+        Choice::new("amend", "new passwords: nothing can be changed", |_| Ok(())),
+    ]),
+    Row::optional(
+        "copy-mode",
+        "none, which is an error for a mirror",
+        "how what is written meanwhile comes to a mirror's target",
+    )
+    .at(&OneOf {
+        at: |to: &mut Arguments| &mut to.copy_mode,
+        words: &[
+            ("background", false, "the job copies what was written"),
+            ("write-blocking", true, "a write is answered when the target has it, too"),
+        ],
+    }),
 ];

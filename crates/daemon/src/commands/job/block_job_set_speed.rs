@@ -1,8 +1,7 @@
 //! `block-job-set-speed`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::jobs::JobVerb;
@@ -15,10 +14,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { device, speed }| {
-        Box::pin(async move {
-            daemon.tell_block_job(&device, JobVerb::SetSpeed(speed)).await?;
-            Ok(json!({}))
-        })
+        Box::pin(async move { daemon.tell_block_job(&device, JobVerb::SetSpeed(speed)).await })
     },
 };
 
@@ -29,16 +25,7 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.device, id) },
-        need: Need::Required,
-        help: "the job's name",
-    },
-    Field {
-        name: "speed",
-        kind: Kind::Int { range: i64::MIN..=i64::MAX, set: |to, n| put(&mut to.speed, n) },
-        need: Need::Required,
-        help: "bytes a second; 0: as fast as it goes",
-    },
+    Row::required("device", "the job's name").text("<job-id>", |to, id| put(&mut to.device, id)),
+    Row::required("speed", "bytes a second; 0: as fast as it goes")
+        .int(i64::MIN..=i64::MAX, |to, n| put(&mut to.speed, n)),
 ];

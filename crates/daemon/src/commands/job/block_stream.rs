@@ -1,8 +1,7 @@
 //! `block-stream`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, only_off, put};
-use serde_json::json;
+use options::table::{Field, Row, only_off, put};
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
@@ -15,9 +14,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, Arguments(options)| {
-        Box::pin(async move { daemon.start_stream(options).await.map(|()| json!({})) })
-    },
+    run: |daemon, Arguments(options)| Box::pin(async move { daemon.start_stream(options).await }),
 };
 
 #[derive(Default)]
@@ -31,45 +28,28 @@ impl Copies for Arguments {
 
 static ARGUMENTS: &[Field<Arguments>] = &[
     Rows::JOB_ID,
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<node-name>", set: |to, text| put(&mut to.0.copy.device, text) },
-        need: Need::Required,
-        help: "the image",
-    },
-    Field {
-        name: "base",
-        kind: Kind::Text {
-            meta: "<filename>",
-            set: |to, text| put(&mut to.0.base.file, Some(text)),
-        },
-        need: Need::Optional("none: all images are copied"),
-        help: "the image that stays behind it, by its file",
-    },
-    Field {
-        name: "base-node",
-        kind: Kind::Text {
-            meta: "<node-name>",
-            set: |to, text| put(&mut to.0.base.node, Some(text)),
-        },
-        need: Need::Optional("none: all images are copied"),
-        help: "the image that stays behind it, by its node",
-    },
-    Field {
-        name: "bottom",
-        kind: Kind::Text { meta: "<node-name>", set: |to, text| put(&mut to.0.bottom, Some(text)) },
-        need: Need::Optional("none: all images are copied"),
-        help: "the last image that is copied",
-    },
-    Field {
-        name: "backing-file",
-        kind: Kind::Text {
-            meta: "<filename>",
-            set: |to, text| put(&mut to.0.backing_file, Some(text)),
-        },
-        need: Need::Optional("the name of the base"),
-        help: "how the image is to name the one that stays behind it",
-    },
+    Row::required("device", "the image")
+        .text("<node-name>", |to, text| put(&mut to.0.copy.device, text)),
+    Row::optional(
+        "base",
+        "none: all images are copied",
+        "the image that stays behind it, by its file",
+    )
+    .text("<filename>", |to, text| put(&mut to.0.base.file, Some(text))),
+    Row::optional(
+        "base-node",
+        "none: all images are copied",
+        "the image that stays behind it, by its node",
+    )
+    .text("<node-name>", |to, text| put(&mut to.0.base.node, Some(text))),
+    Row::optional("bottom", "none: all images are copied", "the last image that is copied")
+        .text("<node-name>", |to, text| put(&mut to.0.bottom, Some(text))),
+    Row::optional(
+        "backing-file",
+        "the name of the base",
+        "how the image is to name the one that stays behind it",
+    )
+    .text("<filename>", |to, text| put(&mut to.0.backing_file, Some(text))),
     Field::unoffered("backing-mask-protocol", only_off),
     Rows::SPEED,
     Rows::ON_ERROR,

@@ -3,10 +3,10 @@
 use block::job::OnCbwError;
 use control::qmp::Returns;
 use options::OptionError;
+use options::place::OneOf;
 use options::shape::Shape;
-use options::table::{self, Choice, Field, Kind, Need, put};
+use options::table::{self, Choice, Field, Row, put};
 use options::value::Value;
-use serde_json::json;
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
@@ -23,8 +23,7 @@ pub(in super::super) static COMMAND: Command<BackupOptions> = Command {
         Box::pin(async move {
             check(&options)?;
             daemon.settle_bitmaps();
-            daemon.start_backup(options).await?;
-            Ok(json!({}))
+            daemon.start_backup(options).await
         })
     },
 };
@@ -67,133 +66,86 @@ pub(in super::super) fn check(options: &BackupOptions) -> Result<(), OptionError
 static ARGUMENTS: &[Field<BackupOptions>] = &[
     Rows::JOB_ID,
     Rows::SOURCE,
-    Field {
-        name: "sync",
-        kind: Kind::Choice(&[
-            Rows::FULL,
-            Rows::NONE,
-            Rows::TOP,
-            Choice {
-                name: "incremental",
-                help: "data marked in a bitmap, which is cleared if the job succeeds",
-                set: |to| put(&mut to.copy.sync, Sync::Incremental),
-            },
-            Choice {
-                name: "bitmap",
-                help: "what a bitmap has set; bitmap-mode says what becomes of it",
-                set: |to| put(&mut to.copy.sync, Sync::Bitmap),
-            },
-        ]),
-        need: Need::Required,
-        help: "what is copied",
-    },
-    Field {
-        name: "bitmap",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.bitmap, Some(name)) },
-        need: Need::Optional("none"),
-        help: "a dirty bitmap of the source",
-    },
-    Field {
-        name: "bitmap-mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "on-success",
-                help: "cleared if the job succeeds",
-                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::OnSuccess)),
-            },
-            Choice {
-                name: "never",
-                help: "they stay",
-                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::Never)),
-            },
-            Choice {
-                name: "always",
-                help: "cleared of what was copied, also if the job fails",
-                set: |to| put(&mut to.bitmap_mode, Some(BitmapMode::Always)),
-            },
-        ]),
-        need: Need::Optional("on-success for sync=incremental; else an error with a bitmap"),
-        help: "what happens to the bitmap's bits",
-    },
+    Row::required("sync", "what is copied").choice(&[
+        Rows::FULL,
+        Rows::NONE,
+        Rows::TOP,
+        Choice::new(
+            "incremental",
+            "data marked in a bitmap, which is cleared if the job succeeds",
+            |to| put(&mut to.copy.sync, Sync::Incremental),
+        ),
+        Choice::new("bitmap", "what a bitmap has set; bitmap-mode says what becomes of it", |to| {
+            put(&mut to.copy.sync, Sync::Bitmap)
+        }),
+    ]),
+    Row::optional("bitmap", "none", "a dirty bitmap of the source")
+        .text("<name>", |to, name| put(&mut to.bitmap, Some(name))),
+    Row::optional(
+        "bitmap-mode",
+        "on-success for sync=incremental; else an error with a bitmap",
+        "what happens to the bitmap's bits",
+    )
+    .at(&OneOf {
+        at: |to: &mut BackupOptions| &mut to.bitmap_mode,
+        words: &[
+            ("on-success", BitmapMode::OnSuccess, "cleared if the job succeeds"),
+            ("never", BitmapMode::Never, "they stay"),
+            ("always", BitmapMode::Always, "cleared of what was copied, also if the job fails"),
+        ],
+    }),
     Rows::SPEED,
     Rows::ON_SOURCE_ERROR,
     Rows::ON_TARGET_ERROR,
-    Field {
-        name: "on-cbw-error",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "break-guest-write",
-                help: "the write fails",
-                set: |to| put(&mut to.on_cbw_error, OnCbwError::BreakGuestWrite),
-            },
-            Choice {
-                name: "break-snapshot",
-                help: "the write is carried out, and the job fails",
-                set: |to| put(&mut to.on_cbw_error, OnCbwError::BreakSnapshot),
-            },
-        ]),
-        need: Need::Default("break-guest-write"),
-        help: "when what a client overwrites cannot be copied first",
-    },
+    Row::default(
+        "on-cbw-error",
+        "break-guest-write",
+        "when what a client overwrites cannot be copied first",
+    )
+    .at(&OneOf {
+        at: |to: &mut BackupOptions| &mut to.on_cbw_error,
+        words: &[
+            ("break-guest-write", OnCbwError::BreakGuestWrite, "the write fails"),
+            (
+                "break-snapshot",
+                OnCbwError::BreakSnapshot,
+                "the write is carried out, and the job fails",
+            ),
+        ],
+    }),
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
     Rows::FILTER_OF_SOURCE,
-    Field {
-        name: "compress",
-        kind: Kind::Bool(|to, on| put(&mut to.compress, on)),
-        need: Need::Default("off"),
-        help: "the target, a qcow2 image, stores the data compressed",
-    },
-    Field {
-        name: "x-perf",
-        kind: Kind::Nested {
-            shape: || Shape::Object(table::members(PERF)),
-            read: |to, value, at| {
-                let Value::Object(mut object) = value else {
-                    return Err(table::wrong_type(at.whole(), "object"));
-                };
-                table::read(PERF, &mut to.perf, &mut object, at)?;
-                table::refuse_rest(&object, at, "x-perf", table::names(PERF))
-            },
+    Row::default("compress", "off", "the target, a qcow2 image, stores the data compressed")
+        .bool(|to, on| put(&mut to.compress, on)),
+    Row::optional("x-perf", "as its members say", "how the job copies").nested(
+        || Shape::Object(table::members(PERF)),
+        |to, value, at| {
+            let Value::Object(mut object) = value else {
+                return Err(table::wrong_type(at.whole(), "object"));
+            };
+            table::read(PERF, &mut to.perf, &mut object, at)?;
+            table::refuse_rest(&object, at, "x-perf", table::names(PERF))
         },
-        need: Need::Optional("as its members say"),
-        help: "how the job copies",
-    },
+    ),
     Rows::TARGET,
 ];
 
 static PERF: &[Field<Perf>] = &[
-    Field {
-        name: "use-copy-range",
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("off"),
-        help: "changes nothing: data passes through memory",
-    },
-    Field {
-        name: "max-workers",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |perf, workers| put(&mut perf.max_workers, workers),
-        },
-        need: Need::Default("64"),
-        help: "copies at the same time, which the job's memory of 16 MiB limits to 16",
-    },
-    Field {
-        name: "max-chunk",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |perf, bytes| put(&mut perf.max_chunk, bytes),
-        },
-        need: Need::Default("0"),
-        help: "most bytes of one copy, at most 1048576, which 0 stands for",
-    },
-    Field {
-        name: "min-cluster-size",
-        kind: Kind::Int {
-            range: 0..=1 << 20,
-            set: |perf, bytes| put(&mut perf.min_cluster_size, bytes.unsigned_abs()),
-        },
-        need: Need::Default("65536"),
-        help: "bytes that are copied before one of them is overwritten: a power of two",
-    },
+    Row::default("use-copy-range", "off", "changes nothing: data passes through memory")
+        .bool(|_, _| Ok(())),
+    Row::default(
+        "max-workers",
+        "64",
+        "copies at the same time, which the job's memory of 16 MiB limits to 16",
+    )
+    .int(i64::MIN..=i64::MAX, |perf, workers| put(&mut perf.max_workers, workers)),
+    Row::default("max-chunk", "0", "most bytes of one copy, at most 1048576, which 0 stands for")
+        .int(i64::MIN..=i64::MAX, |perf, bytes| put(&mut perf.max_chunk, bytes)),
+    Row::default(
+        "min-cluster-size",
+        "65536",
+        "bytes that are copied before one of them is overwritten: a power of two",
+    )
+    .int(0..=1 << 20, |perf, bytes| put(&mut perf.min_cluster_size, bytes.unsigned_abs())),
 ];

@@ -4,9 +4,8 @@ use block::driver::DriverKind;
 use block::{CreateKind, NewImage, drivers};
 use control::qmp::Returns;
 use options::OptionError;
-use options::table::{self, Context, Field, Kind, Need, put};
+use options::table::{self, Context, Field, Row, put};
 use options::value::{Object, Value};
-use serde_json::json;
 
 use super::super::Command;
 use super::by_driver::{self, OfDriver};
@@ -24,8 +23,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
         Box::pin(async move {
             let options = options.ok_or_else(|| table::missing("options"));
             let job = JobOptions { auto_dismiss: false, id, ..JobOptions::default() };
-            daemon.start_create(job, options.map_err(DaemonError::from)?)?;
-            Ok(json!({}))
+            daemon.start_create(job, options.map_err(DaemonError::from)?)
         })
     },
 };
@@ -37,21 +35,11 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "job-id",
-        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.id, id) },
-        need: Need::Required,
-        help: "the job's name",
-    },
-    Field {
-        name: "options",
-        kind: Kind::Nested {
-            shape: || by_driver::shape("the kind of image", &kinds()),
-            read: |to, value, at| put(&mut to.options, Some(read_create(value, at)?)),
-        },
-        need: Need::Required,
-        help: "what to make",
-    },
+    Row::required("job-id", "the job's name").text("<job-id>", |to, id| put(&mut to.id, id)),
+    Row::required("options", "what to make").nested(
+        || by_driver::shape("the kind of image", &kinds()),
+        |to, value, at| put(&mut to.options, Some(read_create(value, at)?)),
+    ),
 ];
 
 fn read_create(value: Value, at: &Context) -> Result<Box<dyn NewImage>, OptionError> {

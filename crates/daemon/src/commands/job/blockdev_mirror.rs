@@ -2,8 +2,8 @@
 
 use control::qmp::Returns;
 use options::OptionError;
-use options::table::{self, Choice, Field, Kind, Need, put};
-use serde_json::json;
+use options::place::OneOf;
+use options::table::{self, Choice, Field, Row, put};
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
@@ -16,12 +16,7 @@ pub(super) static COMMAND: Command<MirrorOptions> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, options| {
-        Box::pin(async move {
-            daemon.start_mirror(options).await?;
-            Ok(json!({}))
-        })
-    },
+    run: |daemon, options| Box::pin(async move { daemon.start_mirror(options).await }),
 };
 
 impl Copies for MirrorOptions {
@@ -38,64 +33,41 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
     Rows::JOB_ID,
     Rows::SOURCE,
     Rows::TARGET,
-    Field {
-        name: "replaces",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.replaces, Some(name)) },
-        need: Need::Optional("the source"),
-        help: "the node that the target replaces at the end",
-    },
-    Field {
-        name: "sync",
-        kind: Kind::Choice(&[
-            Rows::FULL,
-            Rows::NONE,
-            Rows::TOP,
-            Choice::unoffered("incremental", no_bitmaps),
-            Choice::unoffered("bitmap", no_bitmaps),
-        ]),
-        need: Need::Required,
-        help: "what is copied",
-    },
+    Row::optional("replaces", "the source", "the node that the target replaces at the end")
+        .text("<node-name>", |to, name| put(&mut to.replaces, Some(name))),
+    Row::required("sync", "what is copied").choice(&[
+        Rows::FULL,
+        Rows::NONE,
+        Rows::TOP,
+        Choice::unoffered("incremental", no_bitmaps),
+        Choice::unoffered("bitmap", no_bitmaps),
+    ]),
     Rows::SPEED,
-    Field {
-        name: "granularity",
-        kind: Kind::Int { range: 0..=(u32::MAX as i64), set: granularity },
-        need: Need::Default("65536"),
-        help: "bytes that are copied again when one of them is written: a power of two",
-    },
-    Field {
-        name: "buf-size",
-        kind: Kind::Int {
-            range: i64::MIN..=i64::MAX,
-            set: |to, size| match u64::try_from(size) {
-                Ok(0) => Ok(()),
-                Ok(size) => put(&mut to.buf_size, size),
-                Err(_) => Err(OptionError::new("Invalid parameter 'buf-size'")),
-            },
+    Row::default(
+        "granularity",
+        "65536",
+        "bytes that are copied again when one of them is written: a power of two",
+    )
+    .int(0..=(u32::MAX as i64), granularity),
+    Row::default("buf-size", "16777216", "bytes of memory for what is being copied").int(
+        i64::MIN..=i64::MAX,
+        |to, size| match u64::try_from(size) {
+            Ok(0) => Ok(()),
+            Ok(size) => put(&mut to.buf_size, size),
+            Err(_) => Err(OptionError::new("Invalid parameter 'buf-size'")),
         },
-        need: Need::Default("16777216"),
-        help: "bytes of memory for what is being copied",
-    },
+    ),
     Rows::ON_SOURCE_ERROR,
     Rows::ON_TARGET_ERROR,
     Rows::FILTER_OF_SOURCE,
-    Field {
-        name: "copy-mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "background",
-                help: "the job copies what was written",
-                set: |to| put(&mut to.blocking, false),
-            },
-            Choice {
-                name: "write-blocking",
-                help: "a write is answered when the target has it, too",
-                set: |to| put(&mut to.blocking, true),
-            },
-        ]),
-        need: Need::Default("background"),
-        help: "how what is written meanwhile comes to the target",
-    },
+    Row::default("copy-mode", "background", "how what is written meanwhile comes to the target")
+        .at(&OneOf {
+            at: |to: &mut MirrorOptions| &mut to.blocking,
+            words: &[
+                ("background", false, "the job copies what was written"),
+                ("write-blocking", true, "a write is answered when the target has it, too"),
+            ],
+        }),
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
 ];

@@ -2,10 +2,11 @@
 
 use control::qmp::events::{JOB_STATUS, JOB_TYPE};
 use control::qmp::{Member, Reply, Returns};
+use serde_json::Value as Json;
 
 use super::super::Command;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "query-block-jobs",
     help: "list copying jobs",
     example: "",

@@ -4,9 +4,8 @@ use block::driver::DriverKind;
 use block::{AmendKind, Amendment, drivers};
 use control::qmp::Returns;
 use options::OptionError;
-use options::table::{self, Context, Field, Kind, Need, put};
+use options::table::{self, Context, Field, Row, put};
 use options::value::{Object, Value};
-use serde_json::json;
 
 use super::super::Command;
 use super::by_driver::{self, OfDriver};
@@ -25,8 +24,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             let options = options.ok_or_else(|| table::missing("options"));
             let Options { driver, amendment } = options.map_err(DaemonError::from)?;
             let job = JobOptions { auto_dismiss: false, id, ..JobOptions::default() };
-            daemon.start_amend(job, &node, driver, amendment, force)?;
-            Ok(json!({}))
+            daemon.start_amend(job, &node, driver, amendment, force)
         })
     },
 };
@@ -45,33 +43,19 @@ struct Options {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "job-id",
-        kind: Kind::Text { meta: "<job-id>", set: |to, id| put(&mut to.id, id) },
-        need: Need::Required,
-        help: "the job's name",
-    },
-    Field {
-        name: "node-name",
-        kind: Kind::Text { meta: "<node>", set: |to, node| put(&mut to.node, node) },
-        need: Need::Required,
-        help: "the image's node",
-    },
-    Field {
-        name: "options",
-        kind: Kind::Nested {
-            shape: || by_driver::shape("the node's driver", &kinds()),
-            read: |to, value, at| put(&mut to.options, Some(read_amend(value, at)?)),
-        },
-        need: Need::Required,
-        help: "what to change",
-    },
-    Field {
-        name: "force",
-        kind: Kind::Bool(|to, force| put(&mut to.force, force)),
-        need: Need::Default("off"),
-        help: "erase the last password too, which loses all data, and replace passwords",
-    },
+    Row::required("job-id", "the job's name").text("<job-id>", |to, id| put(&mut to.id, id)),
+    Row::required("node-name", "the image's node")
+        .text("<node>", |to, node| put(&mut to.node, node)),
+    Row::required("options", "what to change").nested(
+        || by_driver::shape("the node's driver", &kinds()),
+        |to, value, at| put(&mut to.options, Some(read_amend(value, at)?)),
+    ),
+    Row::default(
+        "force",
+        "off",
+        "erase the last password too, which loses all data, and replace passwords",
+    )
+    .bool(|to, force| put(&mut to.force, force)),
 ];
 
 fn read_amend(value: Value, at: &Context) -> Result<Options, OptionError> {

@@ -1,11 +1,11 @@
 //! `query-chardev`.
 
 use control::qmp::{Member, Reply, Returns};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::super::Command;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "query-chardev",
     help: "list the character devices",
     example: "",

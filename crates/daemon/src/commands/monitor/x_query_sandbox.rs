@@ -1,11 +1,12 @@
 //! `x-query-sandbox`.
 
 use control::qmp::{Member, Reply, Returns};
+use serde_json::Value as Json;
 
 use super::super::Command;
 use crate::confinement;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "x-query-sandbox",
     help: "return the sandbox's limits: capabilities, system calls, paths",
     example: "",

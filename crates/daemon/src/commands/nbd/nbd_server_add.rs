@@ -2,7 +2,7 @@
 
 use control::qmp::Returns;
 use control::{Action, Step};
-use options::table::{Field, Kind, Need, put};
+use options::table::{Field, Row, put};
 use serde_json::json;
 
 use super::super::Command;
@@ -28,8 +28,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
                 "bitmaps": bitmap.into_iter().collect::<Vec<_>>(),
             });
             let origin = format!("--export {options}");
-            daemon.add(&Step { origin, action: Action::Export(export) }).await?;
-            Ok(json!({}))
+            Ok(daemon.add(&Step { origin, action: Action::Export(export) }).await?)
         })
     },
 };
@@ -44,34 +43,14 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "device",
-        kind: Kind::Text { meta: "<node-name>", set: |to, node| put(&mut to.device, node) },
-        need: Need::Required,
-        help: "the block node",
-    },
-    Field {
-        name: "name",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, Some(name)) },
-        need: Need::Optional("the node's name"),
-        help: "the export's name for clients, and its id",
-    },
-    Field {
-        name: "description",
-        kind: Kind::Text { meta: "<text>", set: |to, text| put(&mut to.description, text) },
-        need: Need::Optional("none"),
-        help: "text for people, shown with the export's name",
-    },
-    Field {
-        name: "writable",
-        kind: Kind::Bool(|to, on| put(&mut to.writable, on)),
-        need: Need::Default("off"),
-        help: "whether clients may write, if the node can be written to",
-    },
-    Field {
-        name: "bitmap",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.bitmap, Some(name)) },
-        need: Need::Optional("none"),
-        help: "a dirty bitmap that clients can ask for",
-    },
+    Row::required("device", "the block node")
+        .text("<node-name>", |to, node| put(&mut to.device, node)),
+    Row::optional("name", "the node's name", "the export's name for clients, and its id")
+        .text("<name>", |to, name| put(&mut to.name, Some(name))),
+    Row::optional("description", "none", "text for people, shown with the export's name")
+        .text("<text>", |to, text| put(&mut to.description, text)),
+    Row::default("writable", "off", "whether clients may write, if the node can be written to")
+        .bool(|to, on| put(&mut to.writable, on)),
+    Row::optional("bitmap", "none", "a dirty bitmap that clients can ask for")
+        .text("<name>", |to, name| put(&mut to.bitmap, Some(name))),
 ];

@@ -1,7 +1,8 @@
 //! `nbd-server-remove`.
 
 use control::qmp::{QmpError, Returns};
-use options::table::{Choice, Field, Kind, Need, put};
+use options::place::OneOf;
+use options::table::{Field, Row, put};
 
 use super::super::export::{DeleteMode, when_ended};
 use super::super::{Answer, Command};
@@ -32,27 +33,12 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "name",
-        kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.name, name) },
-        need: Need::Required,
-        help: "the export's id",
-    },
-    Field {
-        name: "mode",
-        kind: Kind::Choice(&[
-            Choice {
-                name: "safe",
-                help: "fail when a client uses it",
-                set: |to| put(&mut to.mode, DeleteMode::Safe),
-            },
-            Choice {
-                name: "hard",
-                help: "disconnect its clients",
-                set: |to| put(&mut to.mode, DeleteMode::Hard),
-            },
-        ]),
-        need: Need::Default("safe"),
-        help: "whether its clients may be disconnected",
-    },
+    Row::required("name", "the export's id").text("<name>", |to, name| put(&mut to.name, name)),
+    Row::default("mode", "safe", "whether its clients may be disconnected").at(&OneOf {
+        at: |to: &mut Arguments| &mut to.mode,
+        words: &[
+            ("safe", DeleteMode::Safe, "fail when a client uses it"),
+            ("hard", DeleteMode::Hard, "disconnect its clients"),
+        ],
+    }),
 ];

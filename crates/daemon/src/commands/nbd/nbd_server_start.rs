@@ -2,7 +2,6 @@
 
 use control::qmp::Returns;
 use control::{NBD_SERVER_START, NbdServerOptions, Step};
-use serde_json::json;
 
 use super::super::Command;
 
@@ -13,10 +12,5 @@ pub(super) static COMMAND: Command<NbdServerOptions> = Command {
     arguments: NBD_SERVER_START,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, server| {
-        Box::pin(async move {
-            daemon.add(&Step::from(server)).await?;
-            Ok(json!({}))
-        })
-    },
+    run: |daemon, server| Box::pin(async move { Ok(daemon.add(&Step::from(server)).await?) }),
 };

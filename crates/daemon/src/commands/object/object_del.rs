@@ -1,8 +1,7 @@
 //! `object-del`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -13,12 +12,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     arguments: ARGUMENTS,
     returns: Returns::Nothing,
     records: true,
-    run: |daemon, Arguments { id }| {
-        Box::pin(async move {
-            daemon.delete_object(&id)?;
-            Ok(json!({}))
-        })
-    },
+    run: |daemon, Arguments { id }| Box::pin(async move { Ok(daemon.delete_object(&id)?) }),
 };
 
 #[derive(Default)]
@@ -26,9 +20,5 @@ pub(super) struct Arguments {
     id: String,
 }
 
-static ARGUMENTS: &[Field<Arguments>] = &[Field {
-    name: "id",
-    kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.id, id) },
-    need: Need::Required,
-    help: "the object's name",
-}];
+static ARGUMENTS: &[Field<Arguments>] =
+    &[Row::required("id", "the object's name").text("<id>", |to, id| put(&mut to.id, id))];

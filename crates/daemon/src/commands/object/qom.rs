@@ -5,7 +5,7 @@ use std::rc::Rc;
 use control::qmp::QmpError;
 use control::{Property, Value};
 use options::shape::Shape;
-use options::table::{Field, Kind, Need, put};
+use options::table::{Field, Row, put};
 
 use crate::Daemon;
 use crate::monitor::Outcome;
@@ -24,26 +24,15 @@ impl Default for QomArguments {
     }
 }
 
-pub(super) const PATH: Field<QomArguments> = Field {
-    name: "path",
-    kind: Kind::Text { meta: "<path>", set: |to, path| put(&mut to.path, path) },
-    need: Need::Required,
-    help: "the object: /objects/<id>, or <id> alone",
-};
+pub(super) const PATH: Field<QomArguments> =
+    Row::required("path", "the object: /objects/<id>, or <id> alone")
+        .text("<path>", |to, path| put(&mut to.path, path));
 
-pub(super) const PROPERTY: Field<QomArguments> = Field {
-    name: "property",
-    kind: Kind::Text { meta: "<name>", set: |to, name| put(&mut to.property, name) },
-    need: Need::Required,
-    help: "the property's name",
-};
+pub(super) const PROPERTY: Field<QomArguments> = Row::required("property", "the property's name")
+    .text("<name>", |to, name| put(&mut to.property, name));
 
-pub(super) const VALUE: Field<QomArguments> = Field {
-    name: "value",
-    kind: Kind::Nested { shape: || Shape::Any, read: |to, value, _| put(&mut to.value, value) },
-    need: Need::Required,
-    help: "what the property is set to",
-};
+pub(super) const VALUE: Field<QomArguments> = Row::required("value", "what the property is set to")
+    .nested(|| Shape::Any, |to, value, _| put(&mut to.value, value));
 
 /// The target of a path.
 pub(super) enum Place {

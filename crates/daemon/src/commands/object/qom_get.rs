@@ -1,11 +1,12 @@
 //! `qom-get`.
 
 use control::qmp::{Reply, Returns};
+use serde_json::Value as Json;
 
 use super::super::Command;
 use super::qom::{PATH, PROPERTY, Place, QomArguments};
 
-pub(super) static COMMAND: Command<QomArguments> = Command {
+pub(super) static COMMAND: Command<QomArguments, Json> = Command {
     name: "qom-get",
     help: "return a property of an object",
     example: r#"{"path": "/objects/io0", "property": "poll-max-ns"}"#,

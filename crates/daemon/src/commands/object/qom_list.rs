@@ -7,7 +7,7 @@ use super::super::Command;
 use super::qom::{PATH, Place, QomArguments};
 use crate::Daemon;
 
-pub(super) static COMMAND: Command<QomArguments> = Command {
+pub(super) static COMMAND: Command<QomArguments, Json> = Command {
     name: "qom-list",
     help: "list the properties of an object, or the objects below /objects",
     example: r#"{"path": "/objects"}"#,

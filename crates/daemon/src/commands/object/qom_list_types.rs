@@ -1,12 +1,12 @@
 //! `qom-list-types`.
 
 use control::qmp::{Member, Reply, Returns};
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
+use serde_json::{Value as Json, json};
 
 use super::super::Command;
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+pub(super) static COMMAND: Command<Arguments, Json> = Command {
     name: "qom-list-types",
     help: "list the types of objects",
     example: r#"{"implements": "user-creatable"}"#,
@@ -41,18 +41,14 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "implements",
-        kind: Kind::Text { meta: "<type>", set: |to, name| put(&mut to.implements, Some(name)) },
-        need: Need::Optional("all types"),
-        help: "only types that are this type, or are derived from it",
-    },
-    Field {
-        name: "abstract",
-        kind: Kind::Bool(|to, on| put(&mut to.with_abstract, on)),
-        need: Need::Default("off"),
-        help: "also list types of which there are no objects",
-    },
+    Row::optional(
+        "implements",
+        "all types",
+        "only types that are this type, or are derived from it",
+    )
+    .text("<type>", |to, name| put(&mut to.implements, Some(name))),
+    Row::default("abstract", "off", "also list types of which there are no objects")
+        .bool(|to, on| put(&mut to.with_abstract, on)),
 ];
 
 static TYPE_INFO: &[Member] = &[

@@ -2,7 +2,6 @@
 
 use control::Value;
 use control::qmp::{QmpError, Returns};
-use serde_json::json;
 
 use super::super::Command;
 use super::qom::{PATH, PROPERTY, Place, QomArguments, VALUE};
@@ -18,7 +17,7 @@ pub(super) static COMMAND: Command<QomArguments> = Command {
     run: |daemon, QomArguments { path, property, value }| {
         Box::pin(async move {
             set(daemon, &path, &property, value)?;
-            Ok(json!({}))
+            Ok(())
         })
     },
 };

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use super::super::Command;
 use crate::threads::Thread;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "query-iothreads",
     help: "list the I/O threads that --object and object-add have created",
     example: "",

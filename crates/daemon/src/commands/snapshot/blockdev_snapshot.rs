@@ -1,8 +1,7 @@
 //! `blockdev-snapshot`.
 
 use control::qmp::Returns;
-use options::table::{Field, Kind, Need, put};
-use serde_json::json;
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 
@@ -14,10 +13,7 @@ pub(in super::super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { node, overlay }| {
-        Box::pin(async move {
-            daemon.snapshot(&node, &overlay).await?;
-            Ok(json!({}))
-        })
+        Box::pin(async move { Ok(daemon.snapshot(&node, &overlay).await?) })
     },
 };
 
@@ -28,16 +24,11 @@ pub(in super::super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "node",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.node, name) },
-        need: Need::Required,
-        help: "the node that stays as it is from now on",
-    },
-    Field {
-        name: "overlay",
-        kind: Kind::Text { meta: "<node-name>", set: |to, name| put(&mut to.overlay, name) },
-        need: Need::Required,
-        help: "the image that takes what is written; it has no backing image, and no users",
-    },
+    Row::required("node", "the node that stays as it is from now on")
+        .text("<node-name>", |to, name| put(&mut to.node, name)),
+    Row::required(
+        "overlay",
+        "the image that takes what is written; it has no backing image, and no users",
+    )
+    .text("<node-name>", |to, name| put(&mut to.overlay, name)),
 ];

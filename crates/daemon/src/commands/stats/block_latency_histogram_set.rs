@@ -3,9 +3,8 @@
 use control::qmp::{QmpError, Returns};
 use options::OptionError;
 use options::shape::Shape;
-use options::table::{self, Context, Field, Kind, Need, put};
+use options::table::{self, Context, Field, Row, put};
 use options::value::Value;
-use serde_json::json;
 use stats::Kind as Operation;
 
 use super::super::Command;
@@ -27,7 +26,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
                     queue.count_in_bins(operation, boundaries.clone());
                 }
             }
-            Ok(json!({}))
+            Ok(())
         })
     },
 };
@@ -75,60 +74,24 @@ impl Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "id",
-        kind: Kind::Text { meta: "<id>", set: |to, id| put(&mut to.id, id) },
-        need: Need::Required,
-        help: "the export's name",
-    },
-    Field {
-        name: "boundaries",
-        kind: Kind::Nested {
-            shape: list,
-            read: |to, value, at| put(&mut to.all, Some(numbers(value, at)?)),
-        },
-        need: Need::Optional("none"),
-        help: "boundaries of kinds that have none of their own, in nanoseconds, rising",
-    },
-    Field {
-        name: "boundaries-read",
-        kind: Kind::Nested {
-            shape: list,
-            read: |to, value, at| put(&mut to.read, Some(numbers(value, at)?)),
-        },
-        need: Need::Optional("none"),
-        help: "boundaries of reads",
-    },
-    Field {
-        name: "boundaries-write",
-        kind: Kind::Nested {
-            shape: list,
-            read: |to, value, at| put(&mut to.write, Some(numbers(value, at)?)),
-        },
-        need: Need::Optional("none"),
-        help: "boundaries of writes",
-    },
-    Field {
-        name: "boundaries-zap",
-        kind: Kind::Nested {
-            shape: list,
-            read: |to, value, at| {
-                numbers(value, at)?;
-                put(&mut to.zone_append, true)
-            },
-        },
-        need: Need::Optional("none"),
-        help: "boundaries of zone appends, which there are none of",
-    },
-    Field {
-        name: "boundaries-flush",
-        kind: Kind::Nested {
-            shape: list,
-            read: |to, value, at| put(&mut to.flush, Some(numbers(value, at)?)),
-        },
-        need: Need::Optional("none"),
-        help: "boundaries of flushes",
-    },
+    Row::required("id", "the export's name").text("<id>", |to, id| put(&mut to.id, id)),
+    Row::optional(
+        "boundaries",
+        "none",
+        "boundaries of kinds that have none of their own, in nanoseconds, rising",
+    )
+    .nested(list, |to, value, at| put(&mut to.all, Some(numbers(value, at)?))),
+    Row::optional("boundaries-read", "none", "boundaries of reads")
+        .nested(list, |to, value, at| put(&mut to.read, Some(numbers(value, at)?))),
+    Row::optional("boundaries-write", "none", "boundaries of writes")
+        .nested(list, |to, value, at| put(&mut to.write, Some(numbers(value, at)?))),
+    Row::optional("boundaries-zap", "none", "boundaries of zone appends, which there are none of")
+        .nested(list, |to, value, at| {
+            numbers(value, at)?;
+            put(&mut to.zone_append, true)
+        }),
+    Row::optional("boundaries-flush", "none", "boundaries of flushes")
+        .nested(list, |to, value, at| put(&mut to.flush, Some(numbers(value, at)?))),
 ];
 
 fn list() -> Shape {

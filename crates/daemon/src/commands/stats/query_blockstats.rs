@@ -1,14 +1,14 @@
 //! `query-blockstats`.
 
 use control::qmp::{Member, Reply, Returns};
-use options::table::{Field, Kind, Need, put};
+use options::table::{Field, Row, put};
 use serde_json::{Value as Json, json};
 use stats::{Bins, Kind as Operation, KindNumbers, QueueNumbers};
 
 use super::super::Command;
 use crate::statistics::{ExportStatistics, Statistics};
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+pub(super) static COMMAND: Command<Arguments, Json> = Command {
     name: "query-blockstats",
     help: "return statistics of each export, or of each node",
     example: r#"{"query-nodes": true}"#,
@@ -31,12 +31,9 @@ pub(super) struct Arguments {
     query_nodes: bool,
 }
 
-static ARGUMENTS: &[Field<Arguments>] = &[Field {
-    name: "query-nodes",
-    kind: Kind::Bool(|to, on| put(&mut to.query_nodes, on)),
-    need: Need::Default("off"),
-    help: "statistics of nodes instead of exports",
-}];
+static ARGUMENTS: &[Field<Arguments>] =
+    &[Row::default("query-nodes", "off", "statistics of nodes instead of exports")
+        .bool(|to, on| put(&mut to.query_nodes, on))];
 
 static BLOCK_STATS: &[Member] = &[
     Member::optional("device", Reply::Text, "always empty; of exports only"),

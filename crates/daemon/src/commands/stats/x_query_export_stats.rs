@@ -8,7 +8,7 @@ use stats::{Kind, KindNumbers};
 use super::super::Command;
 use crate::statistics::{ExportStatistics, QueueStatistics};
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "x-query-export-stats",
     help: "return statistics of each queue of each export",
     example: "",

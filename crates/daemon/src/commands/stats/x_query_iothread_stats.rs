@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use super::super::Command;
 use crate::statistics::ThreadStatistics;
 
-pub(super) static COMMAND: Command<()> = Command {
+pub(super) static COMMAND: Command<(), Json> = Command {
     name: "x-query-iothread-stats",
     help: "return statistics of each I/O thread",
     example: "",

@@ -3,9 +3,8 @@
 use control::qmp::Returns;
 use options::OptionError;
 use options::shape::{Shape, Variant};
-use options::table::{self, Choice, Context, Field, Kind, Need, put};
+use options::table::{self, Choice, Context, Field, Need, Row, put};
 use options::value::Value;
-use serde_json::json;
 
 use super::super::Command;
 use super::actions::{self, Action};
@@ -26,7 +25,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
                 let desc = "Parameter 'completion-mode' with value 'grouped' is not supported yet";
                 return Err(QmpError::generic(desc));
             }
-            daemon.transact(actions).await.map(|()| json!({}))
+            daemon.transact(actions).await
         })
     },
 };
@@ -38,56 +37,46 @@ pub(super) struct Arguments {
 }
 
 static ARGUMENTS: &[Field<Arguments>] = &[
-    Field {
-        name: "actions",
-        kind: Kind::Nested {
-            shape: || {
-                let variants = actions::KINDS.iter().map(|kind| Variant {
-                    name: kind.name,
-                    help: kind.help,
-                    example: "",
-                    members: vec![options::shape::Member {
-                        name: "data",
-                        shape: (kind.arguments)(),
-                        need: Need::Required,
-                        help: "as of the command of that name",
-                    }],
-                });
-                Shape::List(
-                    Box::new(Shape::Union(options::shape::Union {
-                        tag: "type",
-                        help: "what is done",
-                        common: Vec::new(),
-                        variants: variants.collect(),
-                    })),
-                    "action <n>",
-                )
-            },
-            read: |to, value, at| {
-                let Value::List(list) = value else {
-                    return Err(table::wrong_type(at.whole(), "array"));
-                };
-                let all: Result<_, _> = list.into_iter().map(|one| action(one, at)).collect();
-                put(&mut to.actions, all?)
-            },
+    Row::required("actions", "the actions, in the order in which they are carried out").nested(
+        || {
+            let variants = actions::KINDS.iter().map(|kind| Variant {
+                name: kind.name,
+                help: kind.help,
+                example: "",
+                members: vec![options::shape::Member {
+                    name: "data",
+                    shape: (kind.arguments)(),
+                    need: Need::Required,
+                    help: "as of the command of that name",
+                }],
+            });
+            Shape::List(
+                Box::new(Shape::Union(options::shape::Union {
+                    tag: "type",
+                    help: "what is done",
+                    common: Vec::new(),
+                    variants: variants.collect(),
+                })),
+                "action <n>",
+            )
         },
-        need: Need::Required,
-        help: "the actions, in the order in which they are carried out",
-    },
-    Field {
-        name: "properties",
-        kind: Kind::Group(&[Field {
-            name: "completion-mode",
-            kind: Kind::Choice(&[
-                Choice { name: "individual", help: "jobs end by themselves", set: |_| Ok(()) },
-                Choice::unoffered("grouped", |to| put(&mut to.grouped, true)),
-            ]),
-            need: Need::Default("individual"),
-            help: "whether the jobs of the actions end together",
-        }]),
-        need: Need::Optional("none"),
-        help: "of the transaction",
-    },
+        |to, value, at| {
+            let Value::List(list) = value else {
+                return Err(table::wrong_type(at.whole(), "array"));
+            };
+            let all: Result<_, _> = list.into_iter().map(|one| action(one, at)).collect();
+            put(&mut to.actions, all?)
+        },
+    ),
+    Row::optional("properties", "none", "of the transaction").group(&[Row::default(
+        "completion-mode",
+        "individual",
+        "whether the jobs of the actions end together",
+    )
+    .choice(&[
+        Choice::new("individual", "jobs end by themselves", |_| Ok(())),
+        Choice::unoffered("grouped", |to| put(&mut to.grouped, true)),
+    ])]),
 ];
 
 fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
