@@ -1,7 +1,5 @@
 //! Secrets as `--object secret` has them: raw or base64, in the clear or encrypted with another secret.
 
-use std::fmt;
-
 use aes::Aes256;
 use aes::cipher::BlockDecryptMut;
 use aes::cipher::KeyIvInit;
@@ -16,35 +14,24 @@ const KEY: usize = 32;
 const IV: usize = 16;
 
 /// Why a secret cannot be read, in QEMU's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     /// The data are not base64.
+    #[error("Base64 data contains invalid characters")]
     Base64,
     /// The initialisation vector is not base64.
+    #[error("Base64 data of 'iv' contains invalid characters")]
     IvBase64,
     /// The initialisation vector has another length.
+    #[error("IV should be {IV} bytes in length not {0}")]
     IvLength(usize),
     /// The master key has another length.
+    #[error("Key should be {KEY} bytes in length")]
     KeyLength,
     /// The data are not what the master key has encrypted.
+    #[error("Incorrect number of padding bytes found on decrypted data")]
     Padding,
 }
-
-impl fmt::Display for SecretError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SecretError::Base64 => f.write_str("Base64 data contains invalid characters"),
-            SecretError::IvBase64 => f.write_str("Base64 data of 'iv' contains invalid characters"),
-            SecretError::IvLength(len) => write!(f, "IV should be {IV} bytes in length not {len}"),
-            SecretError::KeyLength => write!(f, "Key should be {KEY} bytes in length"),
-            SecretError::Padding => {
-                f.write_str("Incorrect number of padding bytes found on decrypted data")
-            }
-        }
-    }
-}
-
-impl std::error::Error for SecretError {}
 
 /// Encodes bytes as base64.
 #[must_use]

@@ -4,16 +4,9 @@
 //! own that is valid: another process wrote them.
 
 /// Why bytes are no state of a controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the state of the controller is invalid: {0}")]
 pub struct Invalid(pub(crate) &'static str);
-
-impl std::fmt::Display for Invalid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the state of the controller is invalid: {}", self.0)
-    }
-}
-
-impl std::error::Error for Invalid {}
 
 /// Writes words.
 pub(crate) struct Words(Vec<u8>);

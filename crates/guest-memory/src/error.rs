@@ -1,19 +1,22 @@
 //! Errors of the set-up of memory ([`Error`]) and of accesses ([`AccessError`]).
 
-use std::fmt;
 use std::io;
 
 /// Why a memory region or a set of them was refused.
 ///
 /// Addresses and sizes are in bytes.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The region has no bytes.
+    #[error("memory region at guest address {guest_addr:#x} is empty")]
     Empty {
         /// Its guest-physical address.
         guest_addr: u64,
     },
     /// The region's end does not fit the address space.
+    #[error(
+        "memory region at guest address {guest_addr:#x}, {size:#x} bytes: its {what} overflows"
+    )]
     Overflow {
         /// Its guest-physical address.
         guest_addr: u64,
@@ -23,6 +26,10 @@ pub enum Error {
         what: &'static str,
     },
     /// The region reaches past the end of its file: touching it there would raise SIGBUS.
+    #[error(
+        "memory region at guest address {guest_addr:#x} ends at {end:#x} of a file of \
+                 {file_size:#x} bytes"
+    )]
     BeyondFile {
         /// Its guest-physical address.
         guest_addr: u64,
@@ -32,11 +39,16 @@ pub enum Error {
         file_size: u64,
     },
     /// Another process or machine supplies the pages of the region's file. An access could block an I/O thread.
+    #[error(
+        "memory region at guest address {guest_addr:#x} is in a file on FUSE, overlayfs or a network: give \
+                 the guest memory of a memfd, hugetlbfs or tmpfs"
+    )]
     Elsewhere {
         /// Its guest-physical address.
         guest_addr: u64,
     },
     /// A system call on the region's file failed.
+    #[error("memory region at guest address {guest_addr:#x}, {size:#x} bytes: {call}: {source}")]
     Os {
         /// Its guest-physical address.
         guest_addr: u64,
@@ -48,6 +60,10 @@ pub enum Error {
         source: io::Error,
     },
     /// Two regions claim the same addresses.
+    #[error(
+        "memory regions at guest addresses {first:#x} and {second:#x} overlap in {what} \
+                 addresses"
+    )]
     Overlap {
         /// Guest-physical address of one region.
         first: u64,
@@ -57,6 +73,10 @@ pub enum Error {
         what: &'static str,
     },
     /// The region to remove does not exist.
+    #[error(
+        "no memory region at guest address {guest_addr:#x}, user address {user_addr:#x}, \
+                 of {size:#x} bytes"
+    )]
     NoSuchRegion {
         /// Its guest-physical address.
         guest_addr: u64,
@@ -66,6 +86,10 @@ pub enum Error {
         size: u64,
     },
     /// A ring is not inside one region.
+    #[error(
+        "ring at user address {user_addr:#x}, {len:#x} bytes, is not inside one memory \
+                 region"
+    )]
     RingOutside {
         /// Its address in the front end's address space.
         user_addr: u64,
@@ -73,6 +97,7 @@ pub enum Error {
         len: u64,
     },
     /// A ring is not aligned as virtio requires.
+    #[error("ring at user address {user_addr:#x} is not aligned to {align} bytes")]
     RingMisaligned {
         /// Its address in the front end's address space.
         user_addr: u64,
@@ -81,74 +106,12 @@ pub enum Error {
     },
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Empty { guest_addr } => {
-                write!(f, "memory region at guest address {guest_addr:#x} is empty")
-            }
-            Error::Overflow { guest_addr, size, what } => write!(
-                f,
-                "memory region at guest address {guest_addr:#x}, {size:#x} bytes: its {what} overflows"
-            ),
-            Error::Elsewhere { guest_addr } => write!(
-                f,
-                "memory region at guest address {guest_addr:#x} is in a file on FUSE, overlayfs or a network: give \
-                 the guest memory of a memfd, hugetlbfs or tmpfs"
-            ),
-            Error::BeyondFile { guest_addr, end, file_size } => write!(
-                f,
-                "memory region at guest address {guest_addr:#x} ends at {end:#x} of a file of \
-                 {file_size:#x} bytes"
-            ),
-            Error::Os { guest_addr, size, call, source } => write!(
-                f,
-                "memory region at guest address {guest_addr:#x}, {size:#x} bytes: {call}: {source}"
-            ),
-            Error::Overlap { first, second, what } => write!(
-                f,
-                "memory regions at guest addresses {first:#x} and {second:#x} overlap in {what} \
-                 addresses"
-            ),
-            Error::NoSuchRegion { guest_addr, user_addr, size } => write!(
-                f,
-                "no memory region at guest address {guest_addr:#x}, user address {user_addr:#x}, \
-                 of {size:#x} bytes"
-            ),
-            Error::RingOutside { user_addr, len } => write!(
-                f,
-                "ring at user address {user_addr:#x}, {len:#x} bytes, is not inside one memory \
-                 region"
-            ),
-            Error::RingMisaligned { user_addr, align } => {
-                write!(f, "ring at user address {user_addr:#x} is not aligned to {align} bytes")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Os { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
-
 /// A range of guest addresses that is not entirely memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("guest address {addr:#x}, {len:#x} bytes, is not memory")]
 pub struct AccessError {
     /// The first address that is not memory.
     pub addr: u64,
     /// Bytes of the range from there on.
     pub len: u64,
 }
-
-impl fmt::Display for AccessError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "guest address {:#x}, {:#x} bytes, is not memory", self.addr, self.len)
-    }
-}
-
-impl std::error::Error for AccessError {}

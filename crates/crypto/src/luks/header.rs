@@ -1,7 +1,5 @@
 //! The header of a LUKS1 volume, as bytes and as a value that is valid.
 
-use std::fmt;
-
 use super::hash::Hash;
 use super::stripes::STRIPES;
 use crate::cipher::{Algorithm, CipherSpec, IvGenerator, Mode, SECTOR};
@@ -56,32 +54,21 @@ pub struct Slot {
 }
 
 /// Why bytes are no header.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// They are something else.
+    #[error("Volume is not in LUKS format")]
     NotLuks,
     /// The header has another version.
+    #[error("LUKS version {0} is not supported")]
     Version(u16),
     /// A name is not known: what it names, and itself.
+    #[error("LUKS {0} '{1}' is not supported")]
     Unknown(&'static str, String),
     /// A number is wrong.
+    #[error("LUKS header is not valid: {0}")]
     Wrong(String),
 }
-
-impl fmt::Display for HeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HeaderError::NotLuks => f.write_str("Volume is not in LUKS format"),
-            HeaderError::Version(version) => {
-                write!(f, "LUKS version {version} is not supported")
-            }
-            HeaderError::Unknown(what, name) => write!(f, "LUKS {what} '{name}' is not supported"),
-            HeaderError::Wrong(why) => write!(f, "LUKS header is not valid: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for HeaderError {}
 
 fn wrong<T>(why: impl Into<String>) -> Result<T, HeaderError> {
     Err(HeaderError::Wrong(why.into()))

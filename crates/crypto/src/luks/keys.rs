@@ -1,6 +1,5 @@
 //! The volume's key: found with a password, or made, and put into a slot.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use subtle::ConstantTimeEq;
@@ -20,21 +19,12 @@ const MEASURED: u32 = 1 << 13;
 pub struct VolumeKey(Secret);
 
 /// Why a password was not added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// The system gives no random numbers.
+    #[error("the system gives no random numbers")]
     Random,
 }
-
-impl fmt::Display for AddError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            AddError::Random => "the system gives no random numbers",
-        })
-    }
-}
-
-impl std::error::Error for AddError {}
 
 pub(super) fn random(bytes: &mut [u8]) -> Result<(), AddError> {
     getrandom::fill(bytes).map_err(|_| AddError::Random)

@@ -449,25 +449,15 @@ impl<S> fmt::Debug for VirtQueueWorker<S> {
 }
 
 /// Why a queue breaks.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     /// Its rings or descriptors are wrong.
+    #[error("{}", .0.in_full())]
     Queue(QueueError),
     /// The named part of a request is too short, or not in memory.
+    #[error("{0}: {1}")]
     Part(&'static str, SegmentsError),
     /// A buffer is not in memory.
+    #[error("a request's buffer: {0}")]
     Buffer(AccessError),
-}
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Broken::Queue(error) => match std::error::Error::source(error) {
-                Some(source) => write!(f, "{error}: {source}"),
-                None => error.fmt(f),
-            },
-            Broken::Part(part, error) => write!(f, "{part}: {error}"),
-            Broken::Buffer(error) => write!(f, "a request's buffer: {error}"),
-        }
-    }
 }

@@ -1,7 +1,6 @@
 //! State shared by the device's queues: features, configuration space, write cache mode.
 
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -252,46 +251,25 @@ fn capacity(bytes: u64, block: u32) -> u64 {
 }
 
 /// Why a configuration is not valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The logical block size is not a power of two from 512 to 2 MiB.
+    #[error("logical-block-size {0} must be a power of 2 between 512 and {MAX_BLOCK} (bytes)")]
     LogicalBlockSize(u32),
     /// A device without queues.
+    #[error("num-queues must be at least 1")]
     NoQueues,
 }
 
-impl fmt::Display for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceError::LogicalBlockSize(size) => write!(
-                f,
-                "logical-block-size {size} must be a power of 2 between 512 and {MAX_BLOCK} (bytes)"
-            ),
-            DeviceError::NoQueues => f.write_str("num-queues must be at least 1"),
-        }
-    }
-}
-
-impl std::error::Error for DeviceError {}
-
 /// A refused write to the configuration space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{len} bytes at offset {offset} of the configuration space are not writable; only the writeback \
+     toggle, 1 byte at {CONFIG_WRITEBACK}, is"
+)]
 pub struct ConfigError {
     /// First byte of the write, in the configuration space.
     pub offset: u32,
     /// Length, bytes.
     pub len: usize,
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes at offset {} of the configuration space are not writable; only the writeback \
-             toggle, 1 byte at {CONFIG_WRITEBACK}, is",
-            self.len, self.offset
-        )
-    }
-}
-
-impl std::error::Error for ConfigError {}

@@ -264,51 +264,28 @@ impl fmt::Debug for Device {
 }
 
 /// Why a configuration is not valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The logical block size is not a power of two from 512 to 2 MiB.
+    #[error("logical-block-size {0} must be a power of 2 between 512 and {MAX_BLOCK} (bytes)")]
     LogicalBlockSize(u32),
     /// A device without request queues.
+    #[error("num-queues must be at least 1")]
     NoQueues,
     /// Too many logical units, or none.
+    #[error("a target has from 1 to {MAX_LUNS} logical units, not {0}")]
     Luns(usize),
 }
 
-impl fmt::Display for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceError::LogicalBlockSize(size) => write!(
-                f,
-                "logical-block-size {size} must be a power of 2 between 512 and {MAX_BLOCK} (bytes)"
-            ),
-            DeviceError::NoQueues => f.write_str("num-queues must be at least 1"),
-            DeviceError::Luns(luns) => {
-                write!(f, "a target has from 1 to {MAX_LUNS} logical units, not {luns}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DeviceError {}
-
 /// A refused write to the configuration space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{len} bytes at offset {offset} of the configuration space cannot be written; sense_size and \
+     cdb_size take {SENSE_SIZE} and {CDB_SIZE}"
+)]
 pub struct ConfigError {
     /// First byte of the write, in the configuration space.
     pub offset: u32,
     /// Length, bytes.
     pub len: usize,
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes at offset {} of the configuration space cannot be written; sense_size and \
-             cdb_size take {SENSE_SIZE} and {CDB_SIZE}",
-            self.len, self.offset
-        )
-    }
-}
-
-impl std::error::Error for ConfigError {}

@@ -4,7 +4,6 @@
 //! This module makes no calls outwards; [`Connection`](super::connection::Connection) does.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -35,38 +34,29 @@ const MAX_HOLES: usize = (1024 - 2 * SLOTS) / 3;
 const UNKNOWN_FLAG: u16 = 1 << 15;
 
 /// Why a client is served no longer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum End {
     /// It said so, or closed the connection.
+    #[error("the client left")]
     Left,
     /// It closed the connection within a message.
+    #[error("the client left in the middle of a message")]
     CutShort,
     /// Its socket failed.
+    #[error("its socket failed: {}", .0.desc())]
     Socket(Errno),
     /// TLS failed.
+    #[error("TLS failed: {0}")]
     Tls(&'static str),
     /// What it sent is no request.
+    #[error("{0:#x} is not the beginning of a request")]
     BadMagic(u32),
     /// It announced a payload longer than any may be.
+    #[error("a payload of {0} bytes is announced; {MAX_PAYLOAD} are the most")]
     TooLong(u64),
     /// The export is being stopped.
+    #[error("the export is being stopped")]
     Stopped,
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            End::Left => f.write_str("the client left"),
-            End::CutShort => f.write_str("the client left in the middle of a message"),
-            End::Socket(errno) => write!(f, "its socket failed: {}", errno.desc()),
-            End::Tls(why) => write!(f, "TLS failed: {why}"),
-            End::BadMagic(magic) => write!(f, "{magic:#x} is not the beginning of a request"),
-            End::TooLong(len) => {
-                write!(f, "a payload of {len} bytes is announced; {MAX_PAYLOAD} are the most")
-            }
-            End::Stopped => f.write_str("the export is being stopped"),
-        }
-    }
 }
 
 /// What the next bytes are.

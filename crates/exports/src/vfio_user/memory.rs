@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -20,15 +19,19 @@ use crate::vhost_user::handover::Saved;
 pub const MAX_DMA_MAPS: usize = 1024;
 
 /// Why memory cannot be mapped or unmapped.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A part of it is mapped already.
+    #[error("{0:?} is mapped already, in parts or wholly")]
     Overlaps(DmaRange),
     /// The limit of regions is reached.
+    #[error("more than {MAX_DMA_MAPS} regions")]
     TooMany,
     /// It cannot be mapped.
+    #[error("{0}")]
     Map(guest_memory::Error),
     /// Not the bounds of mapped regions.
+    #[error("no regions were mapped that are {0:?}")]
     NotMapped(DmaRange),
 }
 
@@ -43,21 +46,6 @@ impl MemoryError {
         }
     }
 }
-
-impl fmt::Display for MemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MemoryError::Overlaps(range) => {
-                write!(f, "{range:?} is mapped already, in parts or wholly")
-            }
-            MemoryError::TooMany => write!(f, "more than {MAX_DMA_MAPS} regions"),
-            MemoryError::Map(error) => error.fmt(f),
-            MemoryError::NotMapped(range) => write!(f, "no regions were mapped that are {range:?}"),
-        }
-    }
-}
-
-impl std::error::Error for MemoryError {}
 
 /// The mapped regions.
 #[derive(Default)]

@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -13,14 +12,9 @@ use super::descriptors::is_eventfd;
 pub struct EventFd(Arc<OwnedFd>);
 
 /// A descriptor that is no eventfd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the file descriptor is no eventfd")]
 pub struct NotEventfd;
-
-impl fmt::Display for NotEventfd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the file descriptor is no eventfd")
-    }
-}
 
 impl EventFd {
     /// Checks a descriptor of unknown kind.

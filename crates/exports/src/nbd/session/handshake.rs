@@ -1,6 +1,5 @@
 //! The handshake, from the greeting to the choice of an export: fixed newstyle.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::transmission::{Agreed, Context, Contexts};
@@ -111,13 +110,16 @@ impl ExportInfo {
 }
 
 /// Why a handshake ends without an export, other than by the client's leave.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// Flags that were not offered.
+    #[error("client flags {0:#x} were not offered")]
     Flags(u32),
     /// An option that does not begin with its magic number.
+    #[error("it does not speak the NBD protocol")]
     BadMagic,
     /// An option with more data than any has.
+    #[error("option {option} has {len} bytes of data, which is too long")]
     TooLong {
         /// The option.
         option: u32,
@@ -125,28 +127,12 @@ pub enum HandshakeError {
         len: u32,
     },
     /// `NBD_OPT_EXPORT_NAME` cannot be refused in words.
+    #[error("{0}")]
     Refused(String),
     /// A client that does not know fixed newstyle sent this option.
+    #[error("option {0} without fixed newstyle negotiation")]
     NotFixed(u32),
 }
-
-impl fmt::Display for HandshakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HandshakeError::Flags(flags) => write!(f, "client flags {flags:#x} were not offered"),
-            HandshakeError::BadMagic => f.write_str("it does not speak the NBD protocol"),
-            HandshakeError::TooLong { option, len } => {
-                write!(f, "option {option} has {len} bytes of data, which is too long")
-            }
-            HandshakeError::Refused(why) => f.write_str(why),
-            HandshakeError::NotFixed(option) => {
-                write!(f, "option {option} without fixed newstyle negotiation")
-            }
-        }
-    }
-}
-
-impl std::error::Error for HandshakeError {}
 
 /// The state of TLS in a handshake.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

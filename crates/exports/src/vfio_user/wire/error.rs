@@ -1,27 +1,38 @@
 //! Errors in the bytes of a message.
 
-use std::fmt;
-
 use nix::errno::Errno;
 
+use super::{HEADER_LEN, MAX_DATA, MAX_PAYLOAD};
+
 /// A malformed message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// The header's flags are not those of a command.
+    #[error("header flags {0:#x} are not those of a command")]
     NotCommand(u32),
     /// The header's size is less than a header, or more than any message has.
+    #[error(
+        "message size {0} is not from {HEADER_LEN} to {most}",
+        most = HEADER_LEN + MAX_PAYLOAD
+    )]
     Size(u32),
     /// The payload is shorter or longer than its command's.
+    #[error("a payload of {0} bytes is too short or too long")]
     Length(usize),
     /// More or fewer descriptors than the command has.
+    #[error("{0} file descriptors are too few or too many")]
     Descriptors(usize),
     /// More descriptors than any message has.
+    #[error("more than {} file descriptors", super::MAX_FDS)]
     TooManyDescriptors,
     /// A descriptor that is neither an eventfd nor memory.
+    #[error("file descriptor {0} of the message is neither an eventfd nor memory")]
     WrongDescriptor(usize),
     /// Unknown flags, or flags that exclude each other.
+    #[error("flags {0:#x} are unknown or exclude each other")]
     Flags(u32),
     /// An empty range, or one whose end does not fit the address space.
+    #[error("{size:#x} bytes at {address:#x} are not a range of addresses")]
     Range {
         /// First address.
         address: u64,
@@ -29,8 +40,10 @@ pub enum WireError {
         size: u64,
     },
     /// More bytes of a region than one message may read or write.
+    #[error("{0} bytes are more than the {MAX_DATA} that were agreed on (max_data_xfer_size)")]
     Data(u32),
     /// The version's capabilities are not text that ends with a zero byte.
+    #[error("the version's capabilities are not text that ends with a zero byte")]
     Capabilities,
 }
 
@@ -51,47 +64,3 @@ impl WireError {
         }
     }
 }
-
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WireError::NotCommand(flags) => {
-                write!(f, "header flags {flags:#x} are not those of a command")
-            }
-            WireError::Size(size) => write!(
-                f,
-                "message size {size} is not from {} to {}",
-                super::HEADER_LEN,
-                super::HEADER_LEN + super::MAX_PAYLOAD
-            ),
-            WireError::Length(len) => {
-                write!(f, "a payload of {len} bytes is too short or too long")
-            }
-            WireError::Descriptors(fds) => {
-                write!(f, "{fds} file descriptors are too few or too many")
-            }
-            WireError::TooManyDescriptors => {
-                write!(f, "more than {} file descriptors", super::MAX_FDS)
-            }
-            WireError::WrongDescriptor(fd) => {
-                write!(f, "file descriptor {fd} of the message is neither an eventfd nor memory")
-            }
-            WireError::Flags(flags) => {
-                write!(f, "flags {flags:#x} are unknown or exclude each other")
-            }
-            WireError::Range { address, size } => {
-                write!(f, "{size:#x} bytes at {address:#x} are not a range of addresses")
-            }
-            WireError::Data(count) => write!(
-                f,
-                "{count} bytes are more than the {} that were agreed on (max_data_xfer_size)",
-                super::MAX_DATA
-            ),
-            WireError::Capabilities => {
-                f.write_str("the version's capabilities are not text that ends with a zero byte")
-            }
-        }
-    }
-}
-
-impl std::error::Error for WireError {}

@@ -1,22 +1,24 @@
 //! Why bytes are not a message.
 
-use std::fmt;
-
 use super::{MAX_FDS, MAX_PAYLOAD};
 
 /// Why bytes are not a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// Another version than 1, a reply, or a flag that means nothing.
+    #[error("header flags {0:#x} are not those of a request of version 1")]
     Flags(u32),
     /// The header announces more than [`MAX_PAYLOAD`] bytes.
+    #[error("payload of {len} bytes, at most {MAX_PAYLOAD} are taken")]
     PayloadTooLong {
         /// How many.
         len: usize,
     },
     /// No request that this back end understands.
+    #[error("not a request that is supported here")]
     UnknownRequest,
     /// The payload is shorter or longer than the request's can be.
+    #[error("payload of {len} bytes instead of {}", one_or_range(.allowed))]
     PayloadLength {
         /// What came, bytes.
         len: usize,
@@ -24,6 +26,7 @@ pub enum WireError {
         allowed: (usize, usize),
     },
     /// Other descriptors than the request wants.
+    #[error("came with {got} file descriptors instead of {wanted}")]
     Descriptors {
         /// How many came.
         got: usize,
@@ -31,10 +34,16 @@ pub enum WireError {
         wanted: usize,
     },
     /// More descriptors than any request wants; the surplus is lost.
+    #[error("came with more than {MAX_FDS} file descriptors")]
     TooManyDescriptors,
     /// This one of the descriptors, counted from 0, is nothing that a request wants.
+    #[error(
+        "its file descriptor {0} is no eventfd, no unix socket, and no memory: that is a memfd, \
+                 a device, or a file that is not on FUSE, overlayfs or a network's file system"
+    )]
     WrongDescriptor(usize),
     /// A field holds what it cannot.
+    #[error("{name} is {value:#x}, allowed is {allowed}")]
     Field {
         /// Which.
         name: &'static str,
@@ -45,38 +54,6 @@ pub enum WireError {
     },
 }
 
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WireError::Flags(flags) => {
-                write!(f, "header flags {flags:#x} are not those of a request of version 1")
-            }
-            WireError::PayloadTooLong { len } => {
-                write!(f, "payload of {len} bytes, at most {MAX_PAYLOAD} are taken")
-            }
-            WireError::UnknownRequest => f.write_str("not a request that is supported here"),
-            WireError::PayloadLength { len, allowed: (least, most) } if least == most => {
-                write!(f, "payload of {len} bytes instead of {least}")
-            }
-            WireError::PayloadLength { len, allowed: (least, most) } => {
-                write!(f, "payload of {len} bytes instead of {least} to {most}")
-            }
-            WireError::Descriptors { got, wanted } => {
-                write!(f, "came with {got} file descriptors instead of {wanted}")
-            }
-            WireError::TooManyDescriptors => {
-                write!(f, "came with more than {MAX_FDS} file descriptors")
-            }
-            WireError::WrongDescriptor(nth) => write!(
-                f,
-                "its file descriptor {nth} is no eventfd, no unix socket, and no memory: that is a memfd, \
-                 a device, or a file that is not on FUSE, overlayfs or a network's file system"
-            ),
-            WireError::Field { name, value, allowed } => {
-                write!(f, "{name} is {value:#x}, allowed is {allowed}")
-            }
-        }
-    }
+fn one_or_range(&(least, most): &(usize, usize)) -> String {
+    if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
-
-impl std::error::Error for WireError {}
