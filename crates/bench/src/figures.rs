@@ -26,6 +26,20 @@ pub(crate) fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     })
 }
 
+/// Each contender with its state. Every other round begins with the last one, as conditions such as the clock speed drift
+/// during a round.
+pub(crate) fn turns<'a, C, S>(
+    contenders: &'a [C],
+    states: &'a mut [S],
+    round: usize,
+) -> Vec<(&'a C, &'a mut S)> {
+    let mut turns: Vec<_> = contenders.iter().zip(states).collect();
+    if round % 2 == 1 {
+        turns.reverse();
+    }
+    turns
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

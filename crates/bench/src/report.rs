@@ -6,6 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 
+/// Ends the description of a method.
+pub(crate) const DEBUG: &str =
+    if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+
 /// Words and figures in columns.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
@@ -64,6 +68,21 @@ pub(crate) struct Section {
     pub(crate) text: Vec<String>,
     /// The figures.
     pub(crate) tables: Vec<Table>,
+}
+
+impl Section {
+    /// Aligned text.
+    pub(crate) fn text(&self) -> String {
+        let heading = Some(&self.heading).filter(|heading| !heading.is_empty());
+        let lines = heading.into_iter().chain(&self.text).map(|line| format!("{line}\n"));
+        self.tables.iter().fold(lines.collect(), |text: String, table| text + "\n" + &table.text())
+    }
+
+    /// Prints the report, and writes it into a file if one is given.
+    pub(crate) fn publish(self, json: Option<&Path>) -> Result<()> {
+        print!("{}", self.text());
+        json.map_or(Ok(()), |file| write_json(file, &[self]))
+    }
 }
 
 /// Writes a report into `file`.

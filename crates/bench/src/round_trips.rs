@@ -12,7 +12,7 @@ use vcpu::machine::null_co;
 use crate::figures::median;
 use crate::host::{affinity, machine};
 use crate::options::RunOptions;
-use crate::report::{Section, Table, write_json};
+use crate::report::{Section, Table};
 
 /// How long the idle device is watched.
 const IDLE: Duration = Duration::from_secs(2);
@@ -52,12 +52,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         SIZE >> 10,
         IDLE.as_secs()
     ));
-    let table = table(&results, config.requests);
-    print!("{}\n\n{}", text.join("\n"), table.text());
-    if let Some(file) = &options.json {
-        write_json(file, &[Section { heading: String::new(), text, tables: vec![table] }])?;
-    }
-    Ok(())
+    let tables = vec![table(&results, config.requests)];
+    Section { heading: String::new(), text, tables }.publish(options.json.as_deref())
 }
 
 fn table(results: &[(Device, Vec<RoundTrips>)], requests: u64) -> Table {

@@ -8,22 +8,23 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 use nix::mount::{MntFlags, umount2};
 
-use crate::figures::median;
 use crate::host::{affinity, machine, syscalls};
 use crate::load::Load;
 use crate::load::queue::Op;
 use crate::options::RunOptions;
+use crate::peers::compare::{self, Comparison, Measured};
 use crate::peers::contender::Contender;
 use crate::peers::fio::{Fio, Target, Terms};
 use crate::peers::measure::{LoadSample, fio_sample, make_directory};
+use crate::peers::method;
 use crate::peers::result::{Figure, spread};
 use crate::peers::rows::load;
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::{Section, Table, write_json};
+use crate::report::{DEBUG, Section, Table};
 
 /// Bytes of the file.
 const SIZE: u64 = 1 << 30;
@@ -31,15 +32,6 @@ const SIZE: u64 = 1 << 30;
 struct Row {
     name: String,
     load: Load,
-}
-
-/// One contender's results on one row.
-#[derive(Default)]
-struct Measured {
-    rounds: Vec<LoadSample>,
-    /// System calls per request.
-    calls: Option<f64>,
-    failed: Option<String>,
 }
 
 struct Bench {
@@ -64,11 +56,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     }
     let contenders: Vec<Contender<PathBuf>> =
         names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
-    let mut rows = rows(options.quick);
-    if !options.only.is_empty() {
-        rows.retain(|row| options.only.iter().any(|part| row.name.contains(part)));
-        ensure!(!rows.is_empty(), "--rows matches none");
-    }
+    let rows = compare::choose::<Bench>(rows(options.quick), &options.only)?;
     let directory = make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let bench = Bench {
@@ -84,36 +72,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     if let Some(cpu) = client_cpu {
         affinity::bind_this_thread(cpu)?;
     }
-    let mut failures = 0;
-    let mut results = Vec::new();
-    for row in rows {
-        eprintln!("{}", row.name);
-        let mut measured: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
-        for round in 0..rounds {
-            let mut turns: Vec<_> = contenders.iter().zip(&mut measured).collect();
-            // Conditions such as the clock speed drift during a round.
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for (contender, measured) in turns.into_iter().filter(|(_, m)| m.failed.is_none()) {
-                let done = bench.sample(contender, &row).and_then(|sample| {
-                    measured.rounds.push(sample);
-                    if round == 0 && bench.count_syscalls {
-                        measured.calls = Some(bench.syscalls(contender, &row)?);
-                    }
-                    Ok(())
-                });
-                measured.failed = done.err().map(|error| format!("{error:#}"));
-            }
-        }
-        for (contender, measured) in contenders.iter().zip(&measured) {
-            if let Some(reason) = &measured.failed {
-                failures += 1;
-                eprintln!("{}, {}: {reason}", row.name, contender.name);
-            }
-        }
-        results.push((row, measured));
-    }
+    let results = bench.measure(rows, &contenders, rounds);
     let mut text = machine::describe(&bench.directory);
     text.push(bench.method(rounds));
     for contender in &contenders {
@@ -122,17 +81,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         text.push(format!("{}: {}: `{}`", contender.name, contender.version, command.join(" ")));
     }
     let tables = vec![table(&contenders, &results)];
-    print!("{}\n\n{}", text.join("\n"), tables[0].text());
-    if let Some(file) = &options.json {
-        write_json(file, &[Section { heading: String::new(), text, tables }])?;
-    }
-    if failures > 0 {
-        bail!(
-            "{failures} measurements failed; the servers' output is in {}",
-            options.directory.display()
-        );
-    }
-    Ok(())
+    Section { heading: String::new(), text, tables }.publish(options.json.as_deref())?;
+    compare::check(&results, &options.directory)
 }
 
 fn rows(quick: bool) -> Vec<Row> {
@@ -153,7 +103,14 @@ fn rows(quick: bool) -> Vec<Row> {
     rows
 }
 
-impl Bench {
+impl Comparison for Bench {
+    type Row = Row;
+    type Setup = PathBuf;
+
+    fn name(row: &Row) -> &str {
+        &row.name
+    }
+
     fn sample(&self, contender: &Contender<PathBuf>, row: &Row) -> Result<LoadSample> {
         let server = self.start(contender)?;
         let target = Target::Mounted(&self.mountpoint);
@@ -162,7 +119,10 @@ impl Bench {
         sample
     }
 
-    fn syscalls(&self, contender: &Contender<PathBuf>, row: &Row) -> Result<f64> {
+    fn calls(&self, contender: &Contender<PathBuf>, row: &Row) -> Result<Option<f64>> {
+        if !self.count_syscalls {
+            return Ok(None);
+        }
         let mut server = self.start(contender)?;
         let counter = syscalls::Counter::attach(server.pid(), &self.directory)?;
         let target = Target::Mounted(&self.mountpoint);
@@ -170,9 +130,11 @@ impl Bench {
         let calls = counter.detach()?;
         server.stop()?;
         self.unmount();
-        Ok(calls as f64 / counted.requests)
+        Ok(Some(calls as f64 / counted.requests))
     }
+}
 
+impl Bench {
     fn terms(&self) -> Terms<'_> {
         let (run_time, cpu, directory) = (self.run_time, self.client_cpu, &*self.directory);
         // fio does not count requests of a ramp, but the server spends CPU time on them.
@@ -196,18 +158,12 @@ impl Bench {
     }
 
     fn method(&self, rounds: usize) -> String {
-        let cpus = match (self.client_cpu, self.server_cpu) {
-            (Some(client), Some(server)) if client != server => {
-                format!("client on CPU {client}, server on CPU {server}")
-            }
-            _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
-        };
-        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
+        let cpus = method::cpus([self.client_cpu, self.server_cpu]);
         format!(
             "Method: {rounds} round(s) of {:?} per server and row; {cpus}; a file of 1 GiB that answers at once; polling off \
              in `unpolled` and qsd; CPU time is that of all of the server's processes. `bare` loops answer the same \
              messages and do nothing else: read and write of /dev/fuse, and FUSE over io_uring where the kernel has it \
-             switched on. Client: {}: `{}`{debug}",
+             switched on. Client: {}: `{}`{DEBUG}",
             self.run_time,
             self.fio.version,
             Fio::command_to_show(Target::Mounted("fuse.img".as_ref()))
@@ -236,17 +192,6 @@ fn table(contenders: &[Contender<PathBuf>], results: &[(Row, Vec<Measured>)]) ->
         "p50 us",
         "p99 us",
     ]);
-    let figures = |measured: &Measured, figure: Figure| -> Vec<f64> {
-        let of = |sample: &LoadSample| match figure {
-            Figure::Iops => sample.iops,
-            Figure::Cpu => sample.cpu,
-            Figure::Switches => sample.switches,
-            Figure::P50 => sample.latency[0],
-            Figure::P99 => sample.latency[1],
-            Figure::P999 | Figure::IdleCpu | Figure::WakeUps => f64::NAN,
-        };
-        measured.rounds.iter().map(of).collect()
-    };
     for (row, all) in results {
         let qsd = contenders.iter().zip(all).find(|(contender, _)| contender.name == "qsd");
         for (contender, measured) in contenders.iter().zip(all) {
@@ -255,15 +200,12 @@ fn table(contenders: &[Contender<PathBuf>], results: &[(Row, Vec<Measured>)]) ->
                 table.row(words.into_iter().chain(["failed".into()]));
                 continue;
             }
-            let middle = |figure| median(figures(measured, figure).into_iter());
             let ratio = |figure| match qsd {
-                Some((_, qsd)) => {
-                    format!("{:.2}", middle(figure) / median(figures(qsd, figure).into_iter()))
-                }
+                Some((_, qsd)) => format!("{:.2}", measured.median(figure) / qsd.median(figure)),
                 None => "-".into(),
             };
-            let range = |figure| spread(figure, &figures(measured, figure));
-            let show = |figure: Figure| figure.show(middle(figure));
+            let range = |figure| spread(figure, &measured.figures(figure));
+            let show = |figure: Figure| figure.show(measured.median(figure));
             table.row(words.into_iter().chain([
                 show(Figure::Iops),
                 range(Figure::Iops),

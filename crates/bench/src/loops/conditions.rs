@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::report::DEBUG;
+
 /// The same for every contender of a row.
 #[derive(Debug, Clone)]
 pub(crate) struct Conditions {
@@ -24,10 +26,9 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// For the report.
     pub(crate) fn describe(&self, rounds: usize) -> String {
-        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
         format!(
             "Method: {rounds} round(s) of {:?} per contender and row, each in a fresh process; loop \
-             on CPU {}, its counterpart on CPU {}{debug}",
+             on CPU {}, its counterpart on CPU {}{DEBUG}",
             self.run_time, self.cpu, self.other_cpu
         )
     }

@@ -27,10 +27,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::figures::turns;
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file, machine};
 use crate::options::RunOptions;
-use crate::report::write_json;
 pub(crate) use conditions::Conditions;
 use contenders::CONTENDERS;
 use report::{Figure, Outcome, Report};
@@ -92,12 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         eprintln!("[{}/{}] {}", i + 1, rows.len(), row.name());
         let mut figures = vec![Figure::default(); contenders.len()];
         for round in 0..rounds {
-            let mut turns: Vec<_> = contenders.iter().zip(&mut figures).collect();
-            // Contenders alternate their order, as conditions such as the clock speed drift during a round.
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for (contender, figure) in turns {
+            for (contender, figure) in turns(&contenders, &mut figures, round) {
                 if figure.goes_on() {
                     figure.note(measure_in_child(contender.name, row, &conditions));
                 }
@@ -107,10 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         failures += figures.iter().filter(|figure| matches!(figure, Figure::Failed(_))).count();
         report.add(row, figures);
     }
-    print!("{}", report.text());
-    if let Some(file) = &options.run.json {
-        write_json(file, &[report.section()])?;
-    }
+    report.section().publish(options.run.json.as_deref())?;
     ensure!(failures == 0, "{failures} measurements failed");
     Ok(())
 }

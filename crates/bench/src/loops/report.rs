@@ -111,37 +111,18 @@ impl Report {
         self.rows.push((row, figures));
     }
 
-    /// Aligned text.
-    pub(crate) fn text(&self) -> String {
-        let mut text: String = self.conditions.iter().map(|line| format!("{line}\n")).collect();
-        for contender in &self.contenders {
-            text += &format!("{}: {}\n", contender.name, contender.settings);
-        }
-        text + "\n" + &self.table().text() + &self.failures()
-    }
-
-    /// To record.
+    /// With the settings of the contenders, and what failed.
     pub(crate) fn section(&self) -> Section {
-        let settings = self.contenders.iter();
-        let settings =
-            settings.map(|contender| format!("{}: {}", contender.name, contender.settings));
-        let failures = self.failures();
-        let failures = failures.lines().filter(|line| !line.is_empty()).map(str::to_owned);
-        let text = self.conditions.iter().cloned().chain(settings).chain(failures).collect();
-        Section { heading: String::new(), text, tables: vec![self.table()] }
-    }
-
-    /// What failed and why, a line each.
-    fn failures(&self) -> String {
-        let mut text = String::new();
+        let mut text = self.conditions.clone();
+        text.extend(self.contenders.iter().map(|c| format!("{}: {}", c.name, c.settings)));
         for (row, figures) in &self.rows {
             for (contender, figure) in self.contenders.iter().zip(figures) {
                 if let Figure::Failed(why) = figure {
-                    text += &format!("\n{}, {} failed: {why}\n", row.name(), contender.name);
+                    text.push(format!("{}, {} failed: {why}", row.name(), contender.name));
                 }
             }
         }
-        text
+        Section { heading: String::new(), text, tables: vec![self.table()] }
     }
 
     fn table(&self) -> Table {

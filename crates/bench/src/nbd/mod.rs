@@ -8,12 +8,13 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 
 use crate::host::{affinity, data_file, machine, syscalls};
 use crate::load::nbd::Address;
 use crate::load::{Client, Load};
 use crate::options::RunOptions;
+use crate::peers::compare::{self, Comparison};
 use crate::peers::contender::Contender;
 use crate::peers::fio::{Fio, Target, Terms};
 use crate::peers::measure::{
@@ -21,8 +22,6 @@ use crate::peers::measure::{
 };
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::write_json;
-use report::{Measured, Report};
 use rows::{Disk, Row, Sender};
 use servers::Serving;
 
@@ -54,11 +53,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     }
     let contenders: Vec<Contender<Serving>> =
         names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
-    let mut rows = rows::rows(quick);
-    if !options.only.is_empty() {
-        rows.retain(|row| options.only.iter().any(|part| row.name.contains(part)));
-        ensure!(!rows.is_empty(), "--rows matches none");
-    }
+    let rows = compare::choose::<Bench>(rows::rows(quick), &options.only)?;
     let directory = make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let conditions = machine::describe(&directory);
@@ -80,57 +75,18 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     if let Some(cpu) = client_cpu {
         affinity::bind_this_thread(cpu)?;
     }
-    let mut results: Vec<(Row, Vec<Measured>)> = Vec::new();
-    let mut failures = 0;
-    let count = rows.len();
-    for (i, row) in rows.into_iter().enumerate() {
-        eprintln!("[{}/{count}] {}", i + 1, row.name);
-        let measured = bench.row(&row, &contenders, rounds);
-        for (contender, measured) in contenders.iter().zip(&measured) {
-            if let Some(reason) = &measured.failed {
-                failures += 1;
-                eprintln!("{}, {}: {reason}", row.name, contender.name);
-            }
-        }
-        results.push((row, measured));
-    }
-    let report = Report::new(conditions, &bench, rounds, &contenders, results)?;
-    print!("{}", report.text());
-    if let Some(file) = &options.json {
-        write_json(file, &[report.section()])?;
-    }
-    if failures > 0 {
-        let directory = bench.directory.display();
-        bail!("{failures} measurements failed; the servers' output is in {directory}");
-    }
-    Ok(())
+    let results = bench.measure(rows, &contenders, rounds);
+    let report = report::section(conditions, &bench, rounds, &contenders, &results)?;
+    report.publish(options.json.as_deref())?;
+    compare::check(&results, &bench.directory)
 }
 
-impl Bench {
-    /// Runs all rounds of one row. A contender that fails is omitted from later rounds.
-    fn row(&self, row: &Row, contenders: &[Contender<Serving>], rounds: usize) -> Vec<Measured> {
-        let mut measured: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
-        for round in 0..rounds {
-            let mut turns: Vec<_> = contenders.iter().zip(&mut measured).collect();
-            // Contenders alternate their order, as conditions such as the clock speed drift during a round.
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for (contender, measured) in turns {
-                if measured.failed.is_some() {
-                    continue;
-                }
-                let done = self.sample(contender, row).and_then(|sample| {
-                    measured.rounds.push(sample);
-                    if round == 0 && self.count_syscalls {
-                        measured.syscalls = Some(self.syscalls(contender, row)?);
-                    }
-                    Ok(())
-                });
-                measured.failed = done.err().map(|error| format!("{error:#}"));
-            }
-        }
-        measured
+impl Comparison for Bench {
+    type Row = Row;
+    type Setup = Serving;
+
+    fn name(row: &Row) -> &str {
+        &row.name
     }
 
     fn sample(&self, contender: &Contender<Serving>, row: &Row) -> Result<LoadSample> {
@@ -153,12 +109,17 @@ impl Bench {
         }
     }
 
-    fn syscalls(&self, contender: &Contender<Serving>, row: &Row) -> Result<f64> {
+    fn calls(&self, contender: &Contender<Serving>, row: &Row) -> Result<Option<f64>> {
+        if !self.count_syscalls {
+            return Ok(None);
+        }
         let (server, address) = self.start(contender, row)?;
         let client = Client::connect_nbd(&address, &self.bound(row))?;
-        count_syscalls(server, client, &self.directory, Duration::from_millis(200))
+        count_syscalls(server, client, &self.directory, Duration::from_millis(200)).map(Some)
     }
+}
 
+impl Bench {
     fn start(&self, contender: &Contender<Serving>, row: &Row) -> Result<(Server, Address)> {
         let mut serving = self.serving(row.disk);
         if row.tcp {

@@ -21,7 +21,7 @@ use crate::peers::contender::ringmill_program;
 use crate::peers::measure::{SocketDirectory, make_directory};
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::{Section, Table, write_json};
+use crate::report::{Section, Table};
 
 /// Requests per second of the victim, which leave both CPUs partly idle.
 const RATE: f64 = 20_000.0;
@@ -118,11 +118,9 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
     bench.server.stop()?;
     let table = table(&rows);
     let method = method(rounds, run_time, [client_cpu, server_cpu]);
-    print!("{}\n{method}\n\n{}", conditions.join("\n"), table.text());
-    if let Some(file) = &options.json {
-        let text = conditions.into_iter().chain([method]).collect();
-        write_json(file, &[Section { heading: String::new(), text, tables: vec![table] }])?;
-    }
+    let text = conditions.into_iter().chain([method]).collect();
+    let report = Section { heading: String::new(), text, tables: vec![table] };
+    report.publish(options.json.as_deref())?;
     let lost = rows.iter().find(|row| row.lost() > MOST_LOST);
     lost.map_or(Ok(()), |row| bail!("too much is lost under {}", row.name))
 }

@@ -12,28 +12,33 @@ use super::fio::{self, Fio, Target};
 use super::measure::{Bench, SETTLE};
 use super::report::Described;
 use super::rows::{Disk, Row, Work};
+use crate::report::DEBUG;
 
 /// Rounds, CPUs, the file.
 pub(crate) fn describe(bench: &Bench, rounds: usize, size: u64) -> String {
-    let bound = match (bench.client_cpu, bench.server_cpu) {
-        (Some(client), Some(server)) if client != server => {
-            format!("client on CPU {client}, server on CPU {server}")
-        }
-        _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
-    };
+    let bound = cpus([bench.client_cpu, bench.server_cpu]);
     let calls = match bench.count_syscalls {
         true => "system calls counted by perf",
         false => {
             "system calls not counted, since perf does not work here (Debian: linux-perf, as root)"
         }
     };
-    let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
     format!(
         "Method: {rounds} round(s) of {:?} per server and row; {bound}; file of {} MiB, written with \
-         random data; {calls}{debug}",
+         random data; {calls}{DEBUG}",
         bench.run_time,
         size >> 20
     )
+}
+
+/// The CPUs of client and server.
+pub(crate) fn cpus(cpus: [Option<usize>; 2]) -> String {
+    match cpus {
+        [Some(client), Some(server)] if client != server => {
+            format!("client on CPU {client}, server on CPU {server}")
+        }
+        _ => "client and server share the CPUs, so that figures of both are mixed up".into(),
+    }
 }
 
 /// The client of the load.

@@ -2,6 +2,7 @@
 
 mod bars;
 pub(crate) mod client;
+pub(crate) mod compare;
 pub(crate) mod contender;
 pub(crate) mod fio;
 mod limit;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::figures::turns;
 use crate::host::{affinity, data_file, machine, syscalls};
 use crate::options::RunOptions;
 use crate::report::write_json;
@@ -129,13 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(file) = &options.run.json {
         write_json(file, &[report.section()])?;
     }
-    if failures > 0 {
-        bail!(
-            "{failures} measurements failed; the servers' output is in {}",
-            bench.directory.display()
-        );
-    }
-    Ok(())
+    compare::no_failures(failures, &bench.directory)
 }
 
 fn contender_names(options: &Options) -> Vec<String> {
@@ -174,13 +170,7 @@ fn measure_row(
         .collect();
     let mut limits = Limits::default();
     for round in 0..rounds {
-        let mut turns: Vec<(&Contender, &mut Outcome)> =
-            contenders.iter().zip(&mut outcomes).collect();
-        // What drifts during a round (clock speed, the host's other guests) hits each in turn.
-        if round % 2 == 1 {
-            turns.reverse();
-        }
-        for (contender, outcome) in turns {
+        for (contender, outcome) in turns(contenders, &mut outcomes, round) {
             if let Err(error) = measure_round(bench, row, contender, round, outcome) {
                 *outcome = Outcome::Failed(format!("{error:#}"));
             }

@@ -1,6 +1,5 @@
 //! Plots, as SVG.
 
-mod bars;
 pub(crate) mod lines;
 
 use anyhow::{Result, anyhow};
@@ -8,7 +7,6 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::figures::{median, range};
-pub(crate) use bars::Bars;
 
 /// A bar: the median of several rounds, with their minimum and maximum.
 #[derive(Debug, Clone, Copy)]

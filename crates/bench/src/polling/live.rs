@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Contender;
 use super::loads::{Disk, LiveLoad};
+use crate::figures::turns;
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file};
 use crate::load::{Client, Load};
@@ -56,11 +57,7 @@ impl Live {
     ) -> Result<Vec<Vec<LoadSample>>> {
         let mut samples = vec![Vec::new(); contenders.len()];
         for round in 0..rounds {
-            let mut turns: Vec<_> = contenders.iter().zip(&mut samples).collect();
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for (contender, samples) in turns {
+            for (contender, samples) in turns(contenders, &mut samples, round) {
                 let sample = self.sample(load, contender);
                 let of = || format!("{}, {}", load.name, contender.name);
                 samples.push(sample.with_context(of)?);

@@ -17,26 +17,11 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// For the terminal.
-    pub(crate) fn text(&self) -> String {
-        let mut text = format!("{}\n", self.heading);
-        for paragraph in &self.method {
-            text += &format!("{paragraph}\n");
-        }
-        for table in self.all_tables() {
-            text += &format!("\n{}", table.text());
-        }
-        text
-    }
-
-    /// To record.
-    pub(crate) fn section(&self) -> Section {
-        let (heading, text) = (self.heading.clone(), self.method.clone());
-        Section { heading, text, tables: self.all_tables().collect() }
-    }
-
-    fn all_tables(&self) -> impl Iterator<Item = Table> {
+    /// The report.
+    pub(crate) fn section(self) -> Section {
         let goals = goal::table("to reach", &self.goals);
-        self.tables.iter().cloned().chain((!goals.body.is_empty()).then_some(goals))
+        let mut tables = self.tables;
+        tables.extend((!goals.body.is_empty()).then_some(goals));
+        Section { heading: self.heading, text: self.method, tables }
     }
 }

@@ -35,8 +35,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         eprintln!("{which} …");
         match measure(which, options) {
             Ok(finding) => {
-                println!("\n{}", finding.text());
-                sections.push(finding.section());
+                let section = finding.section();
+                println!("\n{}", section.text());
+                sections.push(section);
             }
             Err(error) => failures.push(format!("{which}: {error:#}")),
         }

@@ -12,6 +12,7 @@ use vcpu::machine::{Machine, MachineConfig, direct, null_co};
 use vcpu::virtio_blk::Op;
 
 use super::options::Options;
+use crate::figures::turns;
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file};
 
@@ -123,11 +124,7 @@ impl Rig {
     pub(crate) fn compare(&self, row: &Row, variants: &[Variant]) -> Result<Vec<Figures>> {
         let mut all = vec![Figures::default(); variants.len()];
         for round in 0..self.rounds {
-            let mut turns: Vec<_> = variants.iter().zip(&mut all).collect();
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for (variant, figures) in turns {
+            for (variant, figures) in turns(variants, &mut all, round) {
                 let polling = self.run(row, variant, PollParams::default())?;
                 let off = PollParams::OFF;
                 let sleeping = self.run(row, variant, off)?;

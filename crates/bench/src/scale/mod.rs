@@ -15,7 +15,6 @@ use crate::options::RunOptions;
 use crate::peers::contender::{self, Contender};
 use crate::peers::cpus;
 use crate::peers::measure::{SocketDirectory, make_directory};
-use crate::report::write_json;
 use figures::{DEPTHS, Figures, Rounds, SECOND_THREAD};
 use measure::{Bench, Files};
 
@@ -62,13 +61,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let figures = measure(&bench, options, &contenders, rounds)?;
     drop(files);
-    let report = report::Report::new(conditions, &bench, rounds, &contenders, &figures);
-    print!("{}", report.text());
+    let report = report::section(conditions, &bench, rounds, &contenders, &figures);
+    report.publish(options.run.json.as_deref())?;
     if let Some(plots) = &options.run.plots {
-        report.draw(plots)?;
-    }
-    if let Some(file) = &options.run.json {
-        write_json(file, &[report.section()])?;
+        std::fs::create_dir_all(plots).with_context(|| format!("making {}", plots.display()))?;
+        report::plot(&figures, &contenders).draw(&plots.join("scale-memory.svg"))?;
     }
     // A peer that fails is a line of the report.
     match figures.failures("ringmill").next() {

@@ -1,80 +1,45 @@
-//! The report: tables, bars, plots.
-
-use std::path::Path;
-
-use anyhow::{Context, Result};
+//! The report: tables, goals, a plot.
 
 use super::figures::{DEPTHS, Figures, Rounds, SECOND_THREAD, middle};
 use super::measure::{Bench, Busy, Idle};
 use crate::figures::range;
 use crate::goal::{self, Bound, Goal};
 use crate::peers::contender::Contender;
-use crate::plot::{Bar, Bars};
-use crate::report::{Section, Table};
+use crate::plot::Bar;
+use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
+use crate::report::{DEBUG, Section, Table};
 
-/// The report, printed and recorded.
-pub(crate) struct Report {
-    conditions: Vec<String>,
-    tables: Vec<Table>,
-    plots: Vec<(&'static str, Bars)>,
-}
-
-impl Report {
-    /// Of these figures.
-    pub(crate) fn new(
-        mut conditions: Vec<String>,
-        bench: &Bench,
-        rounds: usize,
-        contenders: &[Contender],
-        figures: &Figures,
-    ) -> Self {
-        for contender in contenders {
-            conditions.push(format!("{}: {}", contender.name, contender.version));
+/// The report of a run.
+pub(crate) fn section(
+    mut text: Vec<String>,
+    bench: &Bench,
+    rounds: usize,
+    contenders: &[Contender],
+    figures: &Figures,
+) -> Section {
+    for contender in contenders {
+        text.push(format!("{}: {}", contender.name, contender.version));
+    }
+    let bound = match (bench.client_cpu, bench.server_cpu) {
+        (Some(client), Some(server)) if client != server => {
+            format!("clients on CPU {client}, server, with all its threads, on CPU {server}")
         }
-        let bound = match (bench.client_cpu, bench.server_cpu) {
-            (Some(client), Some(server)) if client != server => {
-                format!("clients on CPU {client}, server, with all its threads, on CPU {server}")
-            }
-            _ => "clients and server share the CPUs, so that figures of both are mixed up".into(),
-        };
-        let debug = if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
-        conditions.push(format!(
-            "Method: {rounds} round(s) of {:?} each; {bound}{debug}",
-            bench.run_time
-        ));
-        for contender in contenders {
-            for (exports, why) in figures.failures(&contender.name) {
-                conditions.push(format!("{} FAILED with {exports} exports: {why}", contender.name));
-            }
+        _ => "clients and server share the CPUs, so that figures of both are mixed up".into(),
+    };
+    text.push(format!("Method: {rounds} round(s) of {:?} each; {bound}{DEBUG}", bench.run_time));
+    for contender in contenders {
+        for (exports, why) in figures.failures(&contender.name) {
+            text.push(format!("{} FAILED with {exports} exports: {why}", contender.name));
         }
-        let servers: Vec<&str> = contenders.iter().map(|c| c.name.as_str()).collect();
-        let mut tables = vec![idle_table(figures, &servers), busy_table(figures, &servers)];
-        if servers.contains(&"ringmill") {
-            tables.push(threads_table(figures));
-            tables.push(goal::table("to reach", &goals(figures)));
-        }
-        tables.retain(|table| !table.body.is_empty());
-        Report { conditions, tables, plots: plots(figures, &servers) }
     }
-
-    /// For the terminal.
-    pub(crate) fn text(&self) -> String {
-        let conditions: String = self.conditions.iter().map(|line| format!("{line}\n")).collect();
-        self.tables.iter().fold(conditions, |text, table| text + "\n" + &table.text())
+    let servers: Vec<&str> = contenders.iter().map(|c| c.name.as_str()).collect();
+    let mut tables = vec![idle_table(figures, &servers), busy_table(figures, &servers)];
+    if servers.contains(&"ringmill") {
+        tables.push(threads_table(figures));
+        tables.push(goal::table("to reach", &goals(figures)));
     }
-
-    /// To record.
-    pub(crate) fn section(&self) -> Section {
-        let (text, tables) = (self.conditions.clone(), self.tables.clone());
-        Section { heading: String::new(), text, tables }
-    }
-
-    /// Draws the plots into `directory`.
-    pub(crate) fn draw(&self, directory: &Path) -> Result<()> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("making {}", directory.display()))?;
-        self.plots.iter().try_for_each(|(name, bars)| bars.draw(&directory.join(name)))
-    }
+    tables.retain(|table| !table.body.is_empty());
+    Section { heading: String::new(), text, tables }
 }
 
 fn anonymous(idle: &Idle) -> f64 {
@@ -255,23 +220,28 @@ fn goals(figures: &Figures) -> Vec<Goal> {
     goals
 }
 
-fn plots(figures: &Figures, servers: &[&str]) -> Vec<(&'static str, Bars)> {
-    let groups = |bar: &dyn Fn(usize, &str) -> Option<Bar>| {
-        let group = |exports: usize| {
-            let bars = servers.iter().map(|server| bar(exports, server)).collect();
-            (format!("{exports} export{}", if exports == 1 { "" } else { "s" }), bars)
+/// Memory per export.
+pub(crate) fn plot(figures: &Figures, contenders: &[Contender]) -> Lines {
+    let each = |exports, contender: &Contender| figures.each(exports, &contender.name, anonymous);
+    let all = figures.exports();
+    let values =
+        all.iter().flat_map(|&exports| contenders.iter().filter_map(move |c| each(exports, c)));
+    let (_, most) = range(values);
+    // Of the fewest exports there is no figure per export.
+    let groups = all.iter().skip(1).map(|&exports| {
+        let line = |contender| {
+            let kib = each(exports, contender)?;
+            let bar = Bar { median: kib, least: kib, most: kib };
+            Some(Line { mark: Mark::Bar(bar), label: format!("{kib:.1}") })
         };
-        figures.exports().into_iter().map(group).collect()
-    };
-    let series: Vec<String> = servers.iter().map(|&server| server.to_owned()).collect();
-    let memory = Bars {
+        let lines = contenders.iter().map(line).collect();
+        Group { name: format!("{exports} exports"), lines, goal: None }
+    });
+    Lines {
         title: "Resident memory of an idle export with a client".into(),
         unit: "KiB".into(),
-        series,
-        groups: groups(&|exports, server| {
-            let each = figures.each(exports, server, anonymous)?;
-            Some(Bar { median: each, least: each, most: each })
-        }),
-    };
-    vec![("scale-memory.svg", memory)]
+        scale: Scale::Linear(most),
+        series: contenders.iter().map(|contender| contender.name.clone()).collect(),
+        groups: groups.collect(),
+    }
 }
