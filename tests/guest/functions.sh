@@ -1,11 +1,11 @@
 # What jobs of guests with fio have in common. It stands before each job, which may name another disk.
 disk=vda
 
-# verify [OPTION...]: random writes with checksums to the first 8 MiB, which are verified now (--do_verify=1), or
+# verify [OPTION...]: random writes with checksums to the first 4 MiB, which are verified now (--do_verify=1), or
 # verification of what an earlier call has written (--verify_only=1), also in another guest.
 verify() {
     fio --minimal --name=job --filename=/dev/$disk --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=16k \
-        --size=8m --verify=crc32c --verify_fatal=1 --randseed=7 "$@" >/tmp/verify 2>&1 || {
+        --size=4m --verify=crc32c --verify_fatal=1 --randseed=7 "$@" >/tmp/verify 2>&1 || {
         cat /tmp/verify
         exit 1
     }

@@ -40,7 +40,7 @@ pub use port::Port;
 pub use program::{
     client, daemon, install, preloaded, python, release_daemon, repository, tied_command, tool,
 };
-pub use qmp::Qmp;
+pub use qmp::{Qmp, merged};
 pub use qsd::start_qsd;
 pub use scratch::Scratch;
 pub use server::{Server, ServerCommand};

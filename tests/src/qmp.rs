@@ -10,6 +10,14 @@ use serde_json::{Value, json};
 use crate::schema::Schema;
 use crate::{PATIENCE, eventually};
 
+/// An object with the members of `base` and of `more`, which wins.
+pub fn merged(mut base: Value, more: &Value) -> Value {
+    for (name, value) in more.as_object().expect("an object") {
+        base[name] = value.clone();
+    }
+    base
+}
+
 /// A connection to a QMP server, past the greeting.
 #[derive(Debug)]
 pub struct Qmp {

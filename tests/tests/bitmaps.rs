@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use common::peers::{Peers, run};
-use common::{Load, MIB, check, create, daemon, wait_for_end};
+use common::{MIB, check, create, under_load, wait_for_end};
 use integration::nbd::{nbd_export, nbd_server, nbd_uri};
-use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
 /// The bitmaps that both daemons report, by node, regardless of their order.
@@ -152,11 +152,7 @@ fn a_transaction_is_carried_out_as_a_whole() {
 #[test]
 fn snapshots_of_a_transaction_are_undone() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let server = daemon(&scratch, &image, "");
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-    let load = Load::start(blk, 1);
+    let (_image, server, mut qmp, load) = under_load(&scratch, 1);
     create(&mut qmp, "target", &scratch.path("target.img"), MIB << 20);
     let snapshot = |name: &str| {
         let file = scratch.path(&format!("{name}.qcow2"));
@@ -194,20 +190,14 @@ fn snapshots_of_a_transaction_are_undone() {
 fn incremental_backups_add_up_to_the_disk() {
     for granularity in [512, 4096, 1 << 20] {
         let scratch = Scratch::new();
-        let image = Image::filled(&scratch, "disk0.img", MIB);
-        let server = daemon(&scratch, &image, "");
-        let mut qmp = Qmp::connect(&server.socket("qmp"));
-        let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-        let load = Load::start(blk, granularity);
+        let (_image, server, mut qmp, load) = under_load(&scratch, granularity);
         load.go_on();
         create(&mut qmp, "target", &scratch.path("target.img"), MIB << 20);
         let backup = |sync: &str, more: Value| {
-            let mut arguments =
-                json!({"job-id": "j", "device": "disk", "target": "target", "sync": sync});
-            for (name, value) in more.as_object().expect("members") {
-                arguments[name] = value.clone();
-            }
-            arguments
+            merged(
+                json!({"job-id": "j", "device": "disk", "target": "target", "sync": sync}),
+                &more,
+            )
         };
         let added = json!({"node": "disk", "name": "b", "granularity": granularity});
         let actions = json!([
@@ -250,12 +240,9 @@ fn stored(folder: &Path) -> Value {
 }
 
 fn add_image(peers: &mut Peers, options: Value) {
-    let mut node = json!({"driver": "qcow2", "node-name": "disk",
+    let node = json!({"driver": "qcow2", "node-name": "disk",
         "file": {"driver": "file", "filename": "DIR/disk.qcow2"}});
-    for (name, value) in options.as_object().expect("members") {
-        node[name] = value.clone();
-    }
-    peers.execute("blockdev-add", node);
+    peers.execute("blockdev-add", merged(node, &options));
 }
 
 /// Each of the two opens what the other one has stored.
@@ -487,10 +474,7 @@ fn bitmaps_are_handed_over_in_an_upgrade() {
         ("disk", "memory", json!({})),
         ("raw", "of-raw", json!({"disabled": true})),
     ] {
-        let mut bitmap = json!({"node": node, "name": name});
-        for (name, value) in more.as_object().expect("members") {
-            bitmap[name] = value.clone();
-        }
+        let bitmap = merged(json!({"node": node, "name": name}), &more);
         qmp.execute("block-dirty-bitmap-add", bitmap);
     }
     drop(qmp);

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use integration::nbd::client_output;
-use integration::{Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{Qmp, Scratch, Server, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
 /// The image's options for `qemu-img create`.
@@ -254,12 +254,7 @@ fn images_that_are_made_here_are_read_by_qemu() {
                 json!({"driver": "file", "node-name": name, "filename": path(&scratch, name)});
             qmp.execute("blockdev-add", file);
         }
-        let with = |base: &Value, more: &Value| {
-            let mut all = base.clone();
-            let members = more.as_object().into_iter().flatten();
-            members.for_each(|(name, value)| all[name] = value.clone());
-            all
-        };
+        let with = |base: &Value, more: &Value| merged(base.clone(), more);
         let luks = json!({"driver": "luks", "file": "disk.luks", "size": 4 << 20, "iter-time": 10});
         let refused = create(&mut qmp, luks.clone());
         assert_eq!(refused.as_deref(), Some("Parameter 'key-secret' is required for cipher"));

@@ -3,7 +3,7 @@
 use std::fs;
 
 use integration::nbd::client_output;
-use integration::{Qmp, Scratch, Server, ServerCommand};
+use integration::{Qmp, Scratch, Server, ServerCommand, merged};
 use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
@@ -336,9 +336,7 @@ fn a_secret_is_encrypted_with_another_one_and_kept_out_of_the_state_file() {
     let server = server.arg("--state").arg(path(&scratch, "state")).start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let mut secret = |rest: Value| {
-        let mut arguments = json!({"qom-type": "secret", "id": "s"});
-        let members = rest.as_object().into_iter().flatten();
-        members.for_each(|(name, value)| arguments[name] = value.clone());
+        let arguments = merged(json!({"qom-type": "secret", "id": "s"}), &rest);
         let answer = qmp.ask("object-add", arguments);
         answer["error"]["desc"].as_str().unwrap_or_default().to_owned()
     };

@@ -12,8 +12,8 @@ fn job(disk: &str) -> String {
     format!(
         "[ -e /dev/vda ] || ln -s /dev/{disk} /dev/vda
         echo begin
-        verify --do_verify=1
-        verify --verify_only=1
+        verify --size=8m --do_verify=1
+        verify --size=8m --verify_only=1
         md5sum </dev/{disk}
         dmesg | grep -E 'I/O error|{disk}.*(timeout|reset)' || true"
     )

@@ -6,7 +6,7 @@ mod common;
 use common::peers::run;
 use common::wait_for_end;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Qmp, Scratch, Server, ServerCommand};
+use integration::{Qmp, Scratch, Server, ServerCommand, merged};
 use serde_json::{Value, json};
 
 const SIZE: u64 = 32 << 20;
@@ -159,25 +159,21 @@ impl Backup for Pull {
     }
 
     fn incremental(&self, scratch: &Scratch, qmp: &mut Qmp) {
-        let data = |more: Value| {
-            let mut data = json!({"node": "disk", "name": "copied"});
-            more.as_object().expect("members").iter().for_each(|(k, v)| data[k] = v.clone());
-            data
-        };
+        let copied = json!({"node": "disk", "name": "copied"});
         let merge = json!({"node": "disk", "target": "copied", "bitmaps": [BITMAP]});
         let clear = json!({"node": "disk", "name": BITMAP});
         let actions = json!([
-            {"type": "block-dirty-bitmap-add", "data": data(json!({"disabled": true}))},
+            {"type": "block-dirty-bitmap-add", "data": merged(copied.clone(), &json!({"disabled": true}))},
             {"type": "block-dirty-bitmap-merge", "data": merge},
             {"type": "block-dirty-bitmap-clear", "data": clear},
         ]);
         qmp.execute("transaction", json!({"actions": actions}));
         Pull::copy(scratch, qmp, Some("copied"));
-        qmp.execute("block-dirty-bitmap-remove", data(json!({})));
+        qmp.execute("block-dirty-bitmap-remove", copied);
     }
 }
 
-/// Makes a full backup and three incremental ones. Before the step of that number, the daemon is killed, or closed.
+/// Makes a full backup and two incremental ones. Before the step of that number, the daemon is killed, or closed.
 /// Returns how many full backups it took.
 fn back_up(how: &dyn Backup, interrupted: usize, kill: bool) -> usize {
     let scratch = Scratch::new();
@@ -186,7 +182,7 @@ fn back_up(how: &dyn Backup, interrupted: usize, kill: bool) -> usize {
     client_output(&scratch, "qemu-img", &["create", "-q", "-f", "raw", "backup.img", &size]);
     let mut server = start(&scratch, "first");
     let mut full = 0;
-    for step in 0..8 {
+    for step in 0..6 {
         if step == interrupted {
             match kill {
                 true => server.kill(),
@@ -225,7 +221,7 @@ fn back_up(how: &dyn Backup, interrupted: usize, kill: bool) -> usize {
 /// The bitmap survives the kill, so no further backup is a full one.
 #[test]
 fn backups_are_right_whenever_the_daemon_is_killed() {
-    for interrupted in 0..8 {
+    for interrupted in 1..6 {
         for how in [&Jobs as &dyn Backup, &Pull] {
             let full = back_up(how, interrupted, true);
             assert_eq!(full, 1, "killed before {interrupted}");
@@ -235,7 +231,7 @@ fn backups_are_right_whenever_the_daemon_is_killed() {
 
 #[test]
 fn a_daemon_that_is_restarted_goes_on_with_incremental_backups() {
-    for interrupted in [2, 3, 7] {
+    for interrupted in [2, 5] {
         for how in [&Jobs as &dyn Backup, &Pull] {
             assert_eq!(back_up(how, interrupted, false), 1, "stopped before {interrupted}");
         }

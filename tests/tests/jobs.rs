@@ -5,9 +5,11 @@ mod common;
 use std::fs;
 use std::sync::atomic::Ordering;
 
-use common::{Load, MIB, check, check_moment, create, daemon, wait_for_end, wait_for_status};
+use common::{
+    Load, MIB, check, check_moment, create, daemon, under_load, wait_for_end, wait_for_status,
+};
 use integration::nbd::client_output;
-use integration::{BlkClient, Guest, Image, Qmp, Scratch, ServerCommand, eventually};
+use integration::{BlkClient, Guest, Image, Qmp, Scratch, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
 #[test]
@@ -57,11 +59,7 @@ fn a_disk_moves_while_it_is_in_use() {
 #[test]
 fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let server = daemon(&scratch, &image, "");
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-    let load = Load::start(blk, 2);
+    let (image, server, mut qmp, load) = under_load(&scratch, 2);
     create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
     let mirror = |speed: u64| json!({"job-id": "m", "device": "disk", "target": "copy", "sync": "full", "speed": speed});
     // While it copies.
@@ -93,11 +91,7 @@ fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
 fn blocked_writes_are_in_the_target_when_they_are_answered() {
     for change in [false, true] {
         let scratch = Scratch::new();
-        let image = Image::filled(&scratch, "disk0.img", MIB);
-        let server = daemon(&scratch, &image, "");
-        let mut qmp = Qmp::connect(&server.socket("qmp"));
-        let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-        let load = Load::start(blk, 4);
+        let (image, server, mut qmp, load) = under_load(&scratch, 4);
         let path = scratch.path("copy.img");
         create(&mut qmp, "copy", &path, MIB << 20);
         let mode = if change { "background" } else { "write-blocking" };
@@ -128,11 +122,7 @@ fn blocked_writes_are_in_the_target_when_they_are_answered() {
 #[test]
 fn a_backup_is_the_disk_at_one_moment() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let server = daemon(&scratch, &image, "");
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-    let load = Load::start(blk, 3);
+    let (image, server, mut qmp, load) = under_load(&scratch, 3);
     let mut backups = Vec::new();
     for round in 0..3 {
         let path = scratch.path(&format!("backup{round}.img"));
@@ -217,12 +207,7 @@ fn refused_jobs() {
     create(&mut qmp, "small", &scratch.path("small.img"), 1 << 20);
     create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
     let arguments = |more: Value| {
-        let mut arguments =
-            json!({"job-id": "j", "device": "disk", "target": "copy", "sync": "full"});
-        for (name, value) in more.as_object().expect("an object") {
-            arguments[name] = value.clone();
-        }
-        arguments
+        merged(json!({"job-id": "j", "device": "disk", "target": "copy", "sync": "full"}), &more)
     };
     for (command, more, words) in [
         ("blockdev-backup", json!({"target": "disk"}), "Source and target cannot be the same"),
@@ -292,11 +277,7 @@ fn a_qcow2_image_is_made_in_a_node() {
     let path = scratch.path("new.qcow2");
     create(&mut qmp, "new", &path, 0);
     let mut make = |options: Value| {
-        let mut whole = json!({"driver": "qcow2", "file": "new"});
-        whole
-            .as_object_mut()
-            .expect("an object")
-            .append(options.clone().as_object_mut().expect("too"));
+        let whole = merged(json!({"driver": "qcow2", "file": "new"}), &options);
         qmp.execute("blockdev-create", json!({"job-id": "make", "options": whole}));
         wait_for_status(&mut qmp, "make", "concluded");
         let jobs = qmp.execute("query-jobs", json!({}));

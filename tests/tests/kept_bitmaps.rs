@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Qmp, Scratch, Server, ServerCommand, daemon, eventually};
+use integration::{Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged};
 use serde_json::{Value, json};
 
 const KIB: u64 = 1024;
@@ -97,8 +97,7 @@ fn after_a_kill(
 }
 
 fn add(server: &Server, name: &str, more: Value) {
-    let mut bitmap = json!({"node": "disk", "name": name, "persistent": true});
-    more.as_object().expect("members").iter().for_each(|(key, value)| bitmap[key] = value.clone());
+    let bitmap = merged(json!({"node": "disk", "name": name, "persistent": true}), &more);
     Qmp::connect(&server.socket("qmp")).execute("block-dirty-bitmap-add", bitmap);
 }
 

@@ -5,7 +5,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use integration::{
-    BlkClient, Image, PATIENCE, Port, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
+    BlkClient, Image, PATIENCE, Port, Qmp, Scratch, Server, ServerCommand, eventually, merged,
+    pattern,
 };
 use serde_json::{Value, json};
 
@@ -25,17 +26,11 @@ fn socket(server: &Server) -> UnixStream {
 }
 
 fn vhost_user_blk(server: &Server, id: &str, node: &str, more: Value) -> Value {
-    let mut options = json!({
-        "type": "vhost-user-blk",
-        "id": id,
-        "node-name": node,
-        "writable": true,
-        "addr": {"type": "unix", "path": server.socket(id)},
+    let addr = json!({"type": "unix", "path": server.socket(id)});
+    let options = json!({
+        "type": "vhost-user-blk", "id": id, "node-name": node, "writable": true, "addr": addr,
     });
-    for (name, value) in more.as_object().expect("an object") {
-        options[name] = value.clone();
-    }
-    options
+    merged(options, &more)
 }
 
 #[test]

@@ -4,16 +4,13 @@ mod common;
 
 use std::process::Command;
 
-use common::{Load, MIB, check, daemon};
-use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, tool};
+use common::{MIB, check, under_load};
+use integration::{BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, merged, tool};
 use serde_json::{Value, json};
 
 fn file(image: &Image, more: Value) -> Value {
-    let mut options = json!({"driver": "file", "node-name": "disk", "filename": image.path()});
-    for (name, value) in more.as_object().expect("an object") {
-        options[name] = value.clone();
-    }
-    json!({"options": [options]})
+    let options = json!({"driver": "file", "node-name": "disk", "filename": image.path()});
+    json!({"options": [merged(options, &more)]})
 }
 
 /// Whether other programs are kept from writing to the image.
@@ -26,11 +23,7 @@ fn is_locked(image: &Image) -> bool {
 #[test]
 fn options_change_under_a_load() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let server = daemon(&scratch, &image, "");
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-    let load = Load::start(blk, 5);
+    let (image, server, mut qmp, load) = under_load(&scratch, 5);
     let files = server.open_files();
     for round in 0..10 {
         let direct = round % 2 == 0;

@@ -5,16 +5,14 @@ mod common;
 use common::peers::Peers;
 use common::{BLOCKS, Load, MIB, check};
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern};
+use integration::{
+    BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged, pattern,
+};
 use serde_json::{Value, json};
 
 /// Adds members to an object.
 fn with(base: &Value, more: Value) -> Value {
-    let mut all = base.clone();
-    for (name, value) in more.as_object().expect("an object") {
-        all[name] = value.clone();
-    }
-    all
+    merged(base.clone(), &more)
 }
 
 fn reopen(qmp: &mut Qmp, options: Value) {

@@ -5,18 +5,14 @@ mod common;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use common::{BLOCKS, Load, MIB, check, check_moment, create, daemon, wait_for_end};
-use integration::{BlkClient, Image, Qmp, Scratch, pattern, tool};
+use common::{BLOCKS, MIB, check, check_moment, create, daemon, under_load, wait_for_end};
+use integration::{Image, Qmp, Scratch, pattern, tool};
 use serde_json::json;
 
 #[test]
 fn backing_images_are_not_changed() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let server = daemon(&scratch, &image, "");
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
-    let load = Load::start(blk, 4);
+    let (image, server, mut qmp, load) = under_load(&scratch, 4);
     load.go_on();
 
     // By an image that the daemon makes.

@@ -32,6 +32,15 @@ pub fn daemon(scratch: &Scratch, image: &Image, options: &str) -> Server {
         .start()
 }
 
+/// A daemon with the disk `disk0.img`, a client of its monitor, and a load on the disk.
+pub fn under_load(scratch: &Scratch, seed: u64) -> (Image, Server, Qmp, Load) {
+    let image = Image::filled(scratch, "disk0.img", MIB);
+    let server = daemon(scratch, &image, "");
+    let qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    (image, server, qmp, Load::start(blk, seed))
+}
+
 pub fn connect(server: &Server, queues: usize) -> BlkClient {
     BlkClient::connect(&server.socket("disk"), queues, 128).expect("the export serves")
 }
