@@ -78,7 +78,6 @@ impl Process {
 pub(crate) struct Loop {
     pub(crate) actor: ActorId,
     pub(crate) ring: MachineRing,
-    pub(crate) event_loop: EventLoop,
     pub(crate) handle: LoopHandle,
     wakes: Cell<u64>,
     pub(crate) ended: Rc<Cell<bool>>,
@@ -107,12 +106,12 @@ impl Loop {
         let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock)?;
         let handle = event_loop.handle();
         let ended = Rc::new(Cell::new(false));
-        let (running, end) = (event_loop.clone(), ended.clone());
+        let end = ended.clone();
         let actor = machine.spawn(name.into(), move || {
-            run(&running);
+            run(&event_loop);
             end.set(true);
         });
-        Ok(Rc::new(Loop { actor, ring, event_loop, handle, wakes: Cell::new(0), ended }))
+        Ok(Rc::new(Loop { actor, ring, handle, wakes: Cell::new(0), ended }))
     }
 
     /// Wakes the loop, which checks its descriptors.
