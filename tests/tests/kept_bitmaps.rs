@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged};
@@ -72,28 +73,55 @@ fn in_folder(scratch: &Scratch, prefix: &str) -> Vec<PathBuf> {
 /// Kills a daemon. The kernel releases the locks of its image a little later.
 fn kill(scratch: &Scratch, server: Server) {
     server.kill();
+    until_unlocked(scratch);
+}
+
+fn until_unlocked(scratch: &Scratch) {
     eventually("the image without locks", || {
         let info = client(scratch, "qemu-img", &["info", "disk.qcow2"]);
         info.status.success().then_some(())
     });
 }
 
-/// Kills a daemon that has the image open, has `between` happen, and starts another one.
-fn after_a_kill(
+/// Has a daemon go through that, kills the last one, has `between` happen, and starts another one.
+fn after_a_kill_of(
     scratch: &Scratch,
-    use_it: impl FnOnce(&Server),
+    use_it: impl FnOnce(Server) -> Server,
     between: impl FnOnce(),
 ) -> Vec<(String, Option<u64>, bool)> {
     image(scratch);
-    let server = start(scratch, "first", "");
-    use_it(&server);
+    let server = use_it(start(scratch, "first", ""));
     kill(scratch, server);
     between();
     let server = start(scratch, "second", "");
     let found = bitmaps(&server);
     server.stop();
     client_output(scratch, "qemu-img", &["check", "-q", "disk.qcow2"]);
+    let all_right = found.iter().all(|(_, count, _)| count.is_some());
+    assert!(!all_right || in_folder(scratch, "").is_empty(), "a closed image needs no files");
     found
+}
+
+/// The same for one daemon.
+fn after_a_kill(
+    scratch: &Scratch,
+    use_it: impl FnOnce(&Server),
+    between: impl FnOnce(),
+) -> Vec<(String, Option<u64>, bool)> {
+    let use_it = |server| {
+        use_it(&server);
+        server
+    };
+    after_a_kill_of(scratch, use_it, between)
+}
+
+fn named(name: &str) -> Value {
+    json!({"node": "disk", "name": name})
+}
+
+fn command(server: &Server, command: &str, arguments: Value) {
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute(&format!("block-dirty-bitmap-{command}"), arguments);
 }
 
 fn add(server: &Server, name: &str, more: Value) {
@@ -101,6 +129,7 @@ fn add(server: &Server, name: &str, more: Value) {
     Qmp::connect(&server.socket("qmp")).execute("block-dirty-bitmap-add", bitmap);
 }
 
+/// A bitmap that is right.
 fn of(name: &str, kib: u64, records: bool) -> (String, Option<u64>, bool) {
     (name.to_owned(), Some(kib * KIB), records)
 }
@@ -120,11 +149,6 @@ fn bitmaps_are_right_after_a_kill() {
     assert_eq!(found, [of("off", 0, false), of("stored", 0, true)]);
     // All commands, and a bitmap that the image has never had.
     let scratch = Scratch::new();
-    let command = |server: &Server, command: &str, arguments: Value| {
-        let mut qmp = Qmp::connect(&server.socket("qmp"));
-        qmp.execute(&format!("block-dirty-bitmap-{command}"), arguments);
-    };
-    let named = |name: &str| json!({"node": "disk", "name": name});
     let used = |server: &Server| {
         write(&scratch, "write 0 64k");
         add(server, "new", json!({"granularity": 4096}));
@@ -162,7 +186,149 @@ fn bitmaps_are_right_after_a_kill() {
         },
     );
     assert_eq!(found, [of("off", 0, false), of("stored", 128, true)]);
-    assert!(in_folder(&scratch, "").is_empty(), "a closed image needs no files");
+}
+
+/// The new process goes on with the files of the old one.
+#[test]
+fn bitmaps_are_right_after_upgrades_and_a_kill() {
+    let scratch = Scratch::new();
+    let used = |mut server: Server| {
+        add(&server, "new", json!({"granularity": 4096}));
+        write(&scratch, "write 0 64k");
+        // What was taken is there after a kill of the next process as well.
+        command(&server, "clear", named("stored"));
+        server.upgrade();
+        write(&scratch, "write 1M 4k");
+        add(&server, "later", json!({"disabled": true}));
+        command(&server, "enable", named("off"));
+        server.upgrade();
+        command(&server, "enable", named("later"));
+        write(&scratch, "write 2M 4k");
+        server
+    };
+    let found = after_a_kill_of(&scratch, used, || {});
+    let expected = [
+        of("later", 64, true),
+        of("new", 64 + 4 + 4, true),
+        of("off", 64, true),
+        of("stored", 64 + 64 + 64, true),
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Whichever process is killed, and whenever: no bitmap claims to be right and lacks a write.
+#[test]
+fn a_kill_within_an_upgrade_leaves_bitmaps_right_or_inconsistent() {
+    for delay_ms in [0, 30, 60, 90, 120, 200] {
+        let scratch = Scratch::new();
+        image(&scratch);
+        let server = start(&scratch, "first", "");
+        write(&scratch, "write 0 64k");
+        let successor = server.kill_in_upgrade(Duration::from_millis(delay_ms));
+        let goes_on = successor.is_some();
+        if let Some(successor) = successor {
+            write(&scratch, "write 4M 64k");
+            successor.kill();
+        }
+        until_unlocked(&scratch);
+        let server = start(&scratch, "second", "");
+        let right = [of("off", 0, false), of("stored", if goes_on { 128 } else { 64 }, true)];
+        let inconsistent = ["off", "stored"].map(|name| (name.to_owned(), None, false));
+        let found = bitmaps(&server);
+        assert!(found == right || !goes_on && found == inconsistent, "{delay_ms} ms: {found:?}");
+        server.stop();
+    }
+}
+
+/// Another node takes the place of the one that has the image open, or could not.
+#[test]
+fn bitmaps_are_right_after_a_reopening_and_a_kill() {
+    for fails in [false, true] {
+        let scratch = Scratch::new();
+        let path = scratch.path("disk.qcow2");
+        let file = json!({"driver": "file", "filename": path});
+        let options = json!({"driver": "qcow2", "node-name": "disk", "discard": "unmap",
+            "file": file});
+        let used = |server: &Server| {
+            add(server, "new", json!({}));
+            write(&scratch, "write 0 64k");
+            command(server, "clear", named("stored"));
+            let mut qmp = Qmp::connect(&server.socket("qmp"));
+            match fails {
+                false => drop(qmp.execute("blockdev-reopen", json!({"options": [options]}))),
+                true => {
+                    let mut options = options.clone();
+                    options["file"]["filename"] =
+                        scratch.path("other").display().to_string().into();
+                    qmp.refused("blockdev-reopen", json!({"options": [options]}));
+                }
+            }
+            write(&scratch, "write 1M 64k");
+            add(server, "later", json!({}));
+            write(&scratch, "discard 2M 64k");
+        };
+        let found = after_a_kill(&scratch, used, || {});
+        let discarded = if fails { 0 } else { 64 };
+        let expected = [
+            of("later", discarded, true),
+            of("new", 128 + discarded, true),
+            of("off", 0, false),
+            of("stored", 128 + discarded, true),
+        ];
+        assert_eq!(found, expected, "{fails}");
+    }
+}
+
+/// A transaction that is undone leaves bitmaps as they were, also those that it removes from the image.
+#[test]
+fn bitmaps_are_right_after_a_transaction_that_fails_and_a_kill() {
+    let scratch = Scratch::new();
+    let used = |server: &Server| {
+        write(&scratch, "write 0 64k");
+        let action = |kind: &str, data: Value| json!({"type": kind, "data": data});
+        let merge = json!({"node": "disk", "target": "off", "bitmaps": ["stored"]});
+        let mut added = named("added");
+        added["persistent"] = true.into();
+        let actions = json!({"actions": [
+            action("block-dirty-bitmap-merge", merge),
+            action("block-dirty-bitmap-enable", named("off")),
+            action("block-dirty-bitmap-clear", named("stored")),
+            action("block-dirty-bitmap-remove", named("stored")),
+            action("block-dirty-bitmap-add", added),
+            action("abort", json!({})),
+        ]});
+        Qmp::connect(&server.socket("qmp")).refused("transaction", actions);
+        write(&scratch, "write 1M 64k");
+    };
+    let found = after_a_kill(&scratch, used, || {});
+    assert_eq!(found, [of("off", 0, false), of("stored", 128, true)]);
+}
+
+/// The bitmaps of a larger or smaller disk are others, also what was taken from them.
+#[test]
+fn bitmaps_are_right_after_resizes_and_a_kill() {
+    let scratch = Scratch::new();
+    let used = |server: &Server| {
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        add(server, "new", json!({"granularity": 4096}));
+        write(&scratch, "write 0 64k");
+        command(server, "clear", named("stored"));
+        for (size, offset) in [(16, 12), (32, 20), (24, 8)] {
+            let exports = qmp.execute("query-block-exports", json!({}));
+            qmp.execute("block-export-del", json!({"id": exports[0]["id"], "mode": "hard"}));
+            qmp.wait_for("BLOCK_EXPORT_DELETED");
+            qmp.execute("block_resize", json!({"node-name": "disk", "size": size << 20}));
+            let export = json!({"type": "nbd", "id": format!("of-{size}"), "node-name": "disk",
+                "name": "disk", "writable": true});
+            qmp.execute("block-export-add", export);
+            write(&scratch, &format!("write {offset}M 4k"));
+        }
+        write(&scratch, "write 24572k 4k");
+    };
+    let found = after_a_kill(&scratch, used, || {});
+    let expected =
+        [of("new", 64 + 4 * 4, true), of("off", 0, false), of("stored", 64 + 4 * 64, true)];
+    assert_eq!(found, expected);
 }
 
 /// What another program writes sets no bits here. A missing file, or a copy of the image, may be of another time.
@@ -203,19 +369,39 @@ fn bitmaps_that_may_lack_a_write_are_inconsistent() {
     }
 }
 
-/// The disk changes at its end, a repair may drop data, and a copy may be of another time.
+/// A commit makes its base longer. What it writes there is noted, also after a kill.
 #[test]
-fn bitmaps_of_a_resized_repaired_or_copied_image_are_inconsistent() {
-    let inconsistent = ["off", "stored"].map(|name| (name.to_owned(), None, false));
+fn a_commit_into_a_shorter_base_is_noted() {
     let scratch = Scratch::new();
-    let resize = |server: &Server| {
+    let size = 1u64 << 30;
+    let used = |server: &Server| {
+        let top = scratch.path("top.qcow2").display().to_string();
+        client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &top, "1G"]);
+        client_output(&scratch, "qemu-io", &["-c", "write 512M 64k", &top]);
         let mut qmp = Qmp::connect(&server.socket("qmp"));
         let exports = qmp.execute("query-block-exports", json!({}));
         qmp.execute("block-export-del", json!({"id": exports[0]["id"], "mode": "hard"}));
         qmp.wait_for("BLOCK_EXPORT_DELETED");
-        qmp.execute("block_resize", json!({"node-name": "disk", "size": 16 << 20}));
+        let file = json!({"driver": "file", "filename": top});
+        let top = json!({"driver": "qcow2", "node-name": "top", "backing": "disk", "file": file});
+        qmp.execute("blockdev-add", top);
+        qmp.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+        qmp.wait_for("BLOCK_JOB_READY");
+        qmp.execute("job-complete", json!({"id": "j"}));
+        qmp.wait_for("BLOCK_JOB_COMPLETED");
+        let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let mut nodes = nodes.as_array().expect("a list").iter();
+        let disk = nodes.find(|node| node["node-name"] == "disk").expect("it is there");
+        assert_eq!(disk["image"]["virtual-size"], size, "{disk}");
     };
-    assert_eq!(after_a_kill(&scratch, resize, || {}), inconsistent);
+    let found = after_a_kill(&scratch, used, || {});
+    assert_eq!(found, [of("off", 0, false), of("stored", 64, true)]);
+}
+
+/// A repair may drop data, and a copy may be of another time.
+#[test]
+fn bitmaps_of_a_repaired_or_copied_image_are_inconsistent() {
+    let inconsistent = ["off", "stored"].map(|name| (name.to_owned(), None, false));
     let scratch = Scratch::new();
     let check = || {
         let mut check = Command::new(daemon());

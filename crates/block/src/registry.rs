@@ -317,7 +317,11 @@ impl NodeRegistry {
 
     /// Holds the requests of all users that [got](Self::get) a node.
     pub fn hold_all(&self) -> impl Future<Output = HeldEdges> + use<> {
-        hold(self.users.borrow().iter().filter_map(Weak::upgrade).collect())
+        hold(self.all_users())
+    }
+
+    fn all_users(&self) -> Vec<Arc<Edge>> {
+        self.users.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
     fn get_edge(&self, name: &str) -> Result<Arc<Edge>, OpenError> {

@@ -204,11 +204,8 @@ impl Daemon {
             None => DirtyBitmap::new(name, size, granularity, !disabled, Storage::Memory),
         };
         tracking.add_bitmap(Arc::new(bitmap));
-        if let Some(store) = store
-            && let Err(errno) = store.secure(&self.control).await
-        {
-            let why = errno.desc();
-            log::warn!("node '{node}': a kill may leave its new dirty bitmap inconsistent: {why}");
+        if store.is_some() {
+            tracking.secure(&node, &self.control).await;
         }
         Ok(())
     }

@@ -3,10 +3,8 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use block::options::BlockdevOptions;
-use block::track::{DirtyBitmap, Storage};
 use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{Action, FdName, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
@@ -157,6 +155,9 @@ impl Daemon {
             let before = (self.nodes.current_options(name), self.inventory.clone());
             // The reopened node may accept writes from now on: until the state file has it, requests are held.
             let held = self.nodes.reopen(name, options).await?;
+            if let Some(tracking) = self.nodes.tracking(name) {
+                tracking.secure(name, &self.control).await;
+            }
             self.inventory = self.inventory.with_reopened(options)?;
             if let Err(error) = self.record().await {
                 let (Some(options), inventory) = before else { return Err(not_recorded(error)) };
@@ -201,31 +202,7 @@ impl Daemon {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
         self.inventory.check_resize(name)?;
-        let before = self.nodes.node(name)?.geometry().size;
-        let tracking = self.nodes.tracking_of_size(name);
-        let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
-        let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
-        if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {
-            let message = format!("Bitmap '{}' is inconsistent and cannot be used", bitmap.name());
-            return Err(DaemonError::new(message));
-        }
-        if let Some(busy) = bitmaps.iter().find(|bitmap| bitmap.is_busy()) {
-            let message = format!("Bitmap '{}' of '{name}' is in use", busy.name());
-            return Err(DaemonError::new(message));
-        }
-        let has_bitmaps = !bitmaps.is_empty();
-        if has_bitmaps && size > before {
-            // The bitmaps grow before the new range can be written.
-            let _held = self.nodes.hold_all().await;
-            tracking.iter().for_each(|tracking| tracking.resize_bitmaps(size));
-        }
-        let resized = self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new);
-        let now = self.nodes.node(name)?.geometry().size;
-        if has_bitmaps && now != size.max(before) {
-            let _held = self.nodes.hold_all().await;
-            tracking.iter().for_each(|tracking| tracking.resize_bitmaps(now));
-        }
-        resized
+        self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

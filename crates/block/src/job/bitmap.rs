@@ -144,6 +144,25 @@ impl Bitmap {
         taken
     }
 
+    /// After a kill of the process, has the bits that were taken from the other bitmap, too.
+    pub(crate) fn retain_taken_of(&self, other: &Bitmap) {
+        let (Some(own), Some(theirs)) = (self.kept(), other.kept()) else { return };
+        match theirs.taken() {
+            Ok(None) => {}
+            Ok(Some(words)) => {
+                let [all, taken] = [other.size, self.size]
+                    .map(|size| Bitmap::new(size, self.granularity(), false));
+                all.set_words(words.into_iter());
+                taken.merge(&all);
+                own.retain(&taken.words);
+            }
+            Err(error) => {
+                log::warn!("a dirty bitmap does not survive a kill from now on: {error}");
+                own.give_up();
+            }
+        }
+    }
+
     /// Gives the bits back that it had, as [`take`](Self::take) has returned them. Nothing is written meanwhile.
     pub fn restore(&self, before: &Bitmap) {
         self.merge(before);

@@ -26,6 +26,13 @@ impl NodeRegistry {
     /// Before this call nothing is written to them or unlocked.
     pub fn own_images(&mut self) {
         self.inherited.own();
+        self.begin_keeping();
+    }
+
+    /// The next process has the bits of bitmaps after a kill. Nothing was written since they were handed over.
+    fn begin_keeping(&self) {
+        let all = self.nodes.values().filter_map(|entry| entry.tracking.as_ref());
+        all.for_each(|tracking| tracking.begin_keeping());
     }
 
     /// Returns the path of an image with a failed flush.
@@ -35,11 +42,12 @@ impl NodeRegistry {
         self.images.with_failed_flush()
     }
 
-    /// Locks the images again after a failed hand-over.
+    /// Goes on with the images after a failed hand-over. The other process has ended.
     ///
-    /// The other process may have unlocked them.
-    pub fn retake_locks(&self) {
+    /// It may have unlocked the images.
+    pub fn retake_images(&self) {
         self.locks.values().filter_map(Weak::upgrade).for_each(|lock| lock.retake());
+        self.begin_keeping();
     }
 
     /// Prepares a hand-over of the images of all nodes to another process.

@@ -217,7 +217,7 @@ impl NodeRegistry {
             true => self.with_stored_bitmaps(name, node),
             false => {
                 if let (Some(tracking), Some(store)) = (&tracking, node.bitmap_store()) {
-                    store.keep(tracking.clone());
+                    tracking.keep_in(&store, before.bitmap_store().as_deref());
                 }
                 (self.as_tracked(name, node), tracking.clone())
             }

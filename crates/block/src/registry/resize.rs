@@ -1,6 +1,7 @@
 //! `block_resize`.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
@@ -8,19 +9,21 @@ use nix::errno::Errno;
 use super::NodeRegistry;
 use crate::driver::Layer;
 use crate::error::OpenError;
-use crate::graph::drain;
+use crate::graph::{drain, hold};
 use crate::node::ResizeError;
+use crate::track::{DirtyBitmap, Storage, Tracking};
 
 impl NodeRegistry {
     /// Resizes a node's image, as `block_resize` does.
     ///
-    /// A node that shrinks is drained meanwhile, because a write in flight would extend the image again.
+    /// A node that shrinks is drained meanwhile, because a write in flight would extend the image again. Dirty bitmaps
+    /// of the node and of nodes below it are resized as well.
     /// Await the future on `event_loop`. If it is dropped, a resize that has begun
     /// [continues](Self::resized).
     ///
     /// # Errors
     ///
-    /// There is no such node, or its size is fixed.
+    /// There is no such node, its size is fixed, or a bitmap is in use or inconsistent.
     pub fn resize(
         &self,
         name: &str,
@@ -28,9 +31,11 @@ impl NodeRegistry {
         event_loop: &EventLoop,
     ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
         let node = self.node(name)?;
+        let tracking = self.tracking_of_size(name);
+        let has_bitmaps = check_bitmaps(name, &tracking)?;
         let users = self.edges(self.whose_size(name));
-        let event_loop = event_loop.clone();
-        let resizing = self.resizing.clone();
+        let (event_loop, all) = (event_loop.clone(), self.all_users());
+        let (name, resizing) = (name.to_owned(), self.resizing.clone());
         Ok(async move {
             let drained = match size < node.geometry().size {
                 true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
@@ -38,10 +43,25 @@ impl NodeRegistry {
             };
             let turn = resizing.lock_owned().await;
             let (done, resized) = oneshot::channel();
-            let resize = node.resize(size, &event_loop);
+            let on = event_loop.clone();
             event_loop.spawn(async move {
-                let outcome = resize.await;
+                let before = node.geometry().size;
+                let resize = |size| tracking.iter().for_each(|of| of.resize_bitmaps(size));
+                if has_bitmaps && size > before {
+                    // The bitmaps grow before the new range can be written.
+                    let _held = hold(all.clone()).await;
+                    resize(size);
+                }
+                let outcome = node.clone().resize(size, &on).await;
+                let now = node.geometry().size;
+                if has_bitmaps && now != size.max(before) {
+                    let _held = if drained.is_none() { Some(hold(all).await) } else { None };
+                    resize(now);
+                }
                 drop((drained, turn));
+                for tracking in &tracking {
+                    tracking.secure(&name, &on).await;
+                }
                 done.send(outcome);
             });
             let what = "Could not resize image";
@@ -68,5 +88,23 @@ impl NodeRegistry {
             name = below;
         }
         name
+    }
+}
+
+/// Checks that all bitmaps can be resized. Returns whether there are any. The messages are QEMU's.
+fn check_bitmaps(name: &str, tracking: &[Arc<Tracking>]) -> Result<bool, OpenError> {
+    let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
+    let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
+    if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {
+        let bitmap = bitmap.name();
+        return Err(OpenError::new(format!(
+            "Bitmap '{bitmap}' is inconsistent and cannot be used"
+        )));
+    }
+    match bitmaps.iter().find(|bitmap| bitmap.is_busy()) {
+        Some(busy) => {
+            Err(OpenError::new(format!("Bitmap '{}' of '{name}' is in use", busy.name())))
+        }
+        None => Ok(!bitmaps.is_empty()),
     }
 }

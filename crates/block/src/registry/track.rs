@@ -65,7 +65,7 @@ impl NodeRegistry {
         };
         entry.tracking = Some(tracking.clone());
         if let Some(store) = node.bitmap_store() {
-            store.keep(tracking.clone());
+            tracking.keep_in(&store, None);
         }
         Ok(tracking)
     }
@@ -86,7 +86,7 @@ impl NodeRegistry {
         };
         if let Some(store) = store {
             tracking.set_stored(stored);
-            store.keep(tracking.clone());
+            tracking.keep_in(&store, None);
         }
         (Arc::new(Tracked::new(node, tracking.clone())), Some(tracking))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Described, KeptBits};
+use super::{BitmapStore, Described, KeptBits};
 use crate::job::Bitmap;
 
 /// Where a bitmap is when its node is closed.
@@ -73,16 +73,29 @@ impl DirtyBitmap {
         self.bits.kept().into_iter().for_each(|kept| kept.give_up());
     }
 
+    /// A kill leaves the bitmap inconsistent until it is kept again, by this process or by another one.
+    pub(crate) fn lend_keeping(&self) {
+        self.bits.kept().into_iter().for_each(|kept| kept.lend());
+    }
+
     /// The bits that were taken are not needed any more: a client of the daemon knows what has become of them.
     pub fn settle(&self) {
         self.bits.kept().into_iter().for_each(|kept| kept.settle());
     }
 
-    /// Returns a copy for a node of `size` bytes. Parts that are new are not set.
-    pub fn resized(&self, size: u64) -> DirtyBitmap {
-        let (name, granularity) = (self.name.clone(), self.bits.granularity());
-        let resized = DirtyBitmap::new(name, size, granularity, self.is_recording(), self.storage);
+    /// Returns a copy for a node of `size` bytes, and gives up to keep this one. Parts that are new are not set.
+    ///
+    /// `store` makes the copy of a bitmap in an image, so that the copy survives a kill as well.
+    pub(crate) fn resized(&self, size: u64, store: Option<&dyn BitmapStore>) -> DirtyBitmap {
+        self.give_up_keeping();
+        let (name, granularity, recording) =
+            (self.name(), self.bits.granularity(), self.is_recording());
+        let resized = match store.filter(|_| self.storage == Storage::Image) {
+            Some(store) => store.new_bitmap(name, size, granularity, recording),
+            None => DirtyBitmap::new(name.into(), size, granularity, recording, self.storage),
+        };
         resized.bits.merge(&self.bits);
+        resized.bits.retain_taken_of(&self.bits);
         resized
     }
 
@@ -152,9 +165,9 @@ mod tests {
         bitmap.bits().set(0, 1);
         bitmap.bits().set((10 << 20) - 1, 1);
         for (size, bytes) in [(20 << 20, 2 * 65536), (5 << 20, 65536), (10 << 20, 2 * 65536)] {
-            let resized = bitmap.resized(size);
+            let resized = bitmap.resized(size, None);
             assert_eq!((resized.bits().size(), resized.bits().count()), (size, bytes));
-            note(&[Arc::new(bitmap.resized(size))], 0, u64::MAX);
+            note(&[Arc::new(bitmap.resized(size, None))], 0, u64::MAX);
         }
     }
 
@@ -162,6 +175,6 @@ mod tests {
     fn an_inconsistent_bitmap_has_no_bits_and_records_nothing() {
         let bitmap = DirtyBitmap::new("b".into(), 1 << 40, 512, true, Storage::Inconsistent);
         assert!(!bitmap.is_recording());
-        assert_eq!((bitmap.bits().size(), bitmap.resized(1 << 20).bits().size()), (0, 0));
+        assert_eq!((bitmap.bits().size(), bitmap.resized(1 << 20, None).bits().size()), (0, 0));
     }
 }

@@ -7,9 +7,14 @@
 //! before or from after. A backup or a command that takes bits from the bitmap first copies them behind the words: a kill
 //! may come before the backup is complete, or before a client knows that it is. They stay there until a client that knows
 //! the result of the first command has bits taken again.
+//!
+//! While an image goes to the next process of an upgrade, or to another node, the file says so: a version that does not
+//! know such a file would write without setting bits. The process or node that goes on has the file say again that the
+//! bits are complete.
 
 use std::fs::File;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
@@ -41,9 +46,15 @@ const HEADER_WORDS: usize = HEADER / 8;
 const UNKNOWN: u64 = 0;
 const COMPLETE: u64 = 1;
 const TAKEN: u64 = 2;
+/// Added to the last two while the image goes to another process or node.
+const LENT: u64 = 2;
 
 /// Longest name, bytes.
 const MAX_NAME: usize = 1023;
+/// Bytes of a part. The limits are those of bitmaps in images.
+const GRANULARITIES: RangeInclusive<u64> = 1 << 9..=1 << 31;
+/// Most bits: 512 MiB.
+const MAX_BITS: u64 = 1 << 32;
 /// Words that are copied at once.
 const CHUNK: usize = 512;
 
@@ -60,9 +71,24 @@ pub(crate) struct Described {
 }
 
 impl Described {
+    fn bits(&self) -> u64 {
+        self.size.div_ceil(self.granularity)
+    }
+
     /// Words of its bits.
     fn words(&self) -> usize {
-        self.size.div_ceil(self.granularity).div_ceil(64) as usize
+        self.bits().div_ceil(64) as usize
+    }
+
+    /// Whether an image can have it: a file may be damaged.
+    fn is_possible(&self) -> bool {
+        !self.name.is_empty()
+            && self.name.len() <= MAX_NAME
+            && !self.name.contains('\0')
+            && self.granularity.is_power_of_two()
+            && GRANULARITIES.contains(&self.granularity)
+            && i64::try_from(self.size).is_ok()
+            && self.bits() <= MAX_BITS
     }
 }
 
@@ -79,14 +105,23 @@ enum Phase {
     New,
     /// The file says that its bits are complete.
     Kept,
+    /// The image goes to another process or node, or the bitmap was removed, which may be undone.
+    Lent,
     /// It never does so again.
     GivenUp,
+}
+
+/// What the file says.
+struct Said {
+    phase: Phase,
+    /// Bits that were taken are behind the words.
+    taken: bool,
 }
 
 /// The bits of a bitmap; for all threads.
 pub(crate) struct KeptBits {
     region: MappedRegion,
-    phase: Mutex<Phase>,
+    said: Mutex<Said>,
     /// Bits that were taken are not needed any more.
     settled: AtomicBool,
 }
@@ -102,8 +137,8 @@ impl KeptBits {
     ///
     /// There is no room for the bits, or they cannot be mapped.
     pub(crate) fn create(file: File, owner: Owner, of: &Described) -> io::Result<KeptBits> {
-        if of.name.len() > MAX_NAME {
-            return Err(invalid("the name is too long"));
+        if !of.is_possible() {
+            return Err(invalid("no image can have it"));
         }
         let len = HEADER + of.words() * 8;
         fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
@@ -123,17 +158,22 @@ impl KeptBits {
         }
         header[NAME_AT..][..of.name.len()].copy_from_slice(of.name.as_bytes());
         file.write_all_at(&header, 0)?;
-        KeptBits::map(file, len)
+        KeptBits::map(file, len, false)
     }
 
-    /// Finds the bits that a killed process has left. `None`: they may lack writes, or are those of another owner.
+    /// Finds the bits that a killed process has left, or, with `lent`, one that hands the image over. `None`: they may lack
+    /// writes, or are those of another owner.
     ///
-    /// The file stays as it is until [`seize`](Self::seize).
+    /// The file says the same until [`seize`](Self::seize) or [`begin`](Self::begin).
     ///
     /// # Errors
     ///
     /// The file cannot be read or mapped.
-    pub(crate) fn find(file: File, owner: Owner) -> io::Result<Option<(Described, KeptBits)>> {
+    pub(crate) fn find(
+        file: File,
+        owner: Owner,
+        lent: bool,
+    ) -> io::Result<Option<(Described, KeptBits)>> {
         let mut header = [0; HEADER];
         file.read_exact_at(&mut header, 0)?;
         let word = |word: usize| {
@@ -147,14 +187,12 @@ impl KeptBits {
             granularity: word(GRANULARITY),
             recording: word(RECORDING) == 1,
         };
+        let state = word(STATE).checked_sub(if lent { LENT } else { 0 });
         let is_whole = header.starts_with(MAGIC)
             && header[16..].starts_with(&owner.mark)
             && word(DEVICE) == owner.device
-            && [COMPLETE, TAKEN].contains(&word(STATE))
-            && !name.is_empty()
-            && name.len() <= MAX_NAME
-            && of.granularity.is_power_of_two()
-            && i64::try_from(of.size).is_ok();
+            && (state == Some(COMPLETE) || state == Some(TAKEN))
+            && of.is_possible();
         if !is_whole {
             return Ok(None);
         }
@@ -162,14 +200,19 @@ impl KeptBits {
         if file.metadata()?.len() < len as u64 {
             return Ok(None);
         }
-        let found = KeptBits::map(file, len)?;
-        if word(STATE) == TAKEN {
+        let taken = state == Some(TAKEN);
+        let found = KeptBits::map(file, len, lent && taken)?;
+        if taken && !lent {
             found.add_taken()?;
+        }
+        if let (Some(last), rest @ 1..) = (found.words().last(), of.bits() % 64) {
+            // Bits past the end are of no part.
+            last.fetch_and((1 << rest) - 1, Ordering::Release);
         }
         Ok(Some((of, found)))
     }
 
-    fn map(file: File, len: usize) -> io::Result<KeptBits> {
+    fn map(file: File, len: usize, taken: bool) -> io::Result<KeptBits> {
         let fd = OwnedFd::from(file);
         let (guest_addr, user_addr, mmap_offset) = (0, 0, 0);
         let region = Region { guest_addr, size: len as u64, user_addr, mmap_offset, fd };
@@ -177,8 +220,8 @@ impl KeptBits {
         if region.words().len() != len / 8 {
             return Err(invalid("the mapping has no words"));
         }
-        let (phase, settled) = (Mutex::new(Phase::New), AtomicBool::new(false));
-        Ok(KeptBits { region, phase, settled })
+        let said = Mutex::new(Said { phase: Phase::New, taken });
+        Ok(KeptBits { region, said, settled: AtomicBool::new(false) })
     }
 
     /// The bits, 64 each, the lowest first.
@@ -198,37 +241,60 @@ impl KeptBits {
 
     /// This process has the image open from now on: the bits may lack writes until they are kept.
     pub(crate) fn seize(&self) {
-        if *lock(&self.phase) == Phase::New {
-            self.header(STATE).store(UNKNOWN, Ordering::Release);
-        }
+        self.say(&lock(&self.said));
     }
 
     /// The file is to say that the bits are complete, from now on: all writes set them.
     pub(crate) fn begin(&self) {
-        let mut phase = lock(&self.phase);
-        if *phase == Phase::New {
-            *phase = Phase::Kept;
-            self.header(STATE).store(COMPLETE, Ordering::Release);
-        }
+        self.change(&[Phase::New, Phase::Lent], Phase::Kept);
+    }
+
+    /// The file does not say so until the next [`begin`](Self::begin), of this process or of the next one. No write begins
+    /// before that.
+    pub(crate) fn lend(&self) {
+        self.change(&[Phase::Kept], Phase::Lent);
     }
 
     /// The file says no more that the bits are complete. To be called before a change that sets no bits.
     pub(crate) fn give_up(&self) {
-        self.end(&mut lock(&self.phase));
+        self.change(&[Phase::New, Phase::Kept, Phase::Lent], Phase::GivenUp);
     }
 
-    fn end(&self, phase: &mut Phase) {
-        *phase = Phase::GivenUp;
-        self.header(STATE).store(UNKNOWN, Ordering::Release);
-        if self.region.is_lost() {
-            // The mapping is not that of the file any more.
-            let _ = self.write_at(&UNKNOWN.to_ne_bytes(), STATE as u64 * 8);
+    fn change(&self, from: &[Phase], to: Phase) {
+        let mut said = lock(&self.said);
+        if from.contains(&said.phase) {
+            // A mapping that is not that of the file any more sets no bits there.
+            said.phase = if self.region.is_lost() { Phase::GivenUp } else { to };
+            self.say(&said);
         }
     }
 
-    /// Whether the file says no more that the bits are complete.
+    fn say(&self, said: &Said) {
+        let complete = if said.taken { TAKEN } else { COMPLETE };
+        let state = match said.phase {
+            Phase::New | Phase::GivenUp => UNKNOWN,
+            Phase::Kept => complete,
+            Phase::Lent => complete + LENT,
+        };
+        self.header(STATE).store(state, Ordering::Release);
+        if self.region.is_lost() {
+            let _ = self.write_at(&state.to_ne_bytes(), STATE as u64 * 8);
+        }
+    }
+
+    /// Whether the file never says again that the bits are complete.
     pub(crate) fn is_given_up(&self) -> bool {
-        *lock(&self.phase) == Phase::GivenUp
+        lock(&self.said).phase == Phase::GivenUp
+    }
+
+    /// The file is another owner's from now on.
+    ///
+    /// # Errors
+    ///
+    /// As of pwrite(2).
+    pub(crate) fn set_owner(&self, owner: Owner) -> io::Result<()> {
+        self.write_at(&owner.mark, MAGIC.len() as u64)?;
+        self.write_at(&owner.device.to_ne_bytes(), DEVICE as u64 * 8)
     }
 
     /// Whether writes set bits.
@@ -243,26 +309,27 @@ impl KeptBits {
 
     /// Keeps bits that are about to be taken.
     pub(crate) fn retain(&self, bits: &[AtomicU64]) {
-        let mut phase = lock(&self.phase);
-        if *phase != Phase::Kept {
+        let mut said = lock(&self.said);
+        if said.phase == Phase::GivenUp {
             return;
         }
         let retained = match self.region.is_lost() {
             true => Err(io::Error::other("the file was made shorter")),
-            false => self.write_taken(bits),
+            false => self.write_taken(bits, &mut said),
         };
         if let Err(error) = retained {
             log::warn!("a dirty bitmap does not survive a kill from now on: {error}");
-            self.end(&mut phase);
+            said.phase = Phase::GivenUp;
+            self.say(&said);
         }
     }
 
     /// Writes bits behind the words. Those that are there stay unless they are not needed any more.
-    fn write_taken(&self, bits: &[AtomicU64]) -> io::Result<()> {
-        let state = self.header(STATE);
-        if self.settled.swap(false, Ordering::Relaxed) || state.load(Ordering::Relaxed) != TAKEN {
+    fn write_taken(&self, bits: &[AtomicU64], said: &mut Said) -> io::Result<()> {
+        if self.settled.swap(false, Ordering::Relaxed) || !said.taken {
             // The words have all bits since then.
-            state.store(COMPLETE, Ordering::Release);
+            said.taken = false;
+            self.say(said);
             ftruncate(self.region.file(), self.taken_at())?;
         }
         let mut at = self.taken_at();
@@ -282,8 +349,23 @@ impl KeptBits {
             }
             at += len as u64;
         }
-        state.store(TAKEN, Ordering::Release);
+        said.taken = true;
+        self.say(said);
         Ok(())
+    }
+
+    /// The bits that were taken and may be needed still, 64 each. `None`: there are none.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read.
+    pub(crate) fn taken(&self) -> io::Result<Option<Vec<u64>>> {
+        if !lock(&self.said).taken || self.settled.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; self.words().len() * 8];
+        self.read_at(&mut bytes, self.taken_at())?;
+        Ok(Some(bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()))
     }
 
     /// Sets the bits that are behind the words.
@@ -294,7 +376,7 @@ impl KeptBits {
             let bytes = &mut bytes[..chunk.len() * 8];
             self.read_at(bytes, at)?;
             let (taken, _) = bytes.as_chunks::<8>();
-            for (word, taken) in chunk.iter().zip(taken) {
+            for (word, taken) in chunk.iter().zip(taken).filter(|(_, taken)| **taken != [0; 8]) {
                 word.fetch_or(u64::from_ne_bytes(*taken), Ordering::Release);
             }
             at += bytes.len() as u64;

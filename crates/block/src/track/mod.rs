@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use event_loop::EventLoop;
 use event_loop::sync::lock;
@@ -36,6 +36,8 @@ pub struct Tracking {
     bitmaps: Mutex<Vec<Arc<DirtyBitmap>>>,
     /// Changes with each change of the list, which a channel then reads anew.
     generation: AtomicU64,
+    /// The image that stores bitmaps.
+    store: Mutex<Option<Weak<dyn BitmapStore>>>,
 }
 
 impl Tracking {
@@ -45,7 +47,48 @@ impl Tracking {
             threshold: Threshold::new(name, reports),
             bitmaps: Mutex::default(),
             generation: AtomicU64::new(0),
+            store: Mutex::default(),
         }
+    }
+
+    /// Has an image store the bitmaps, and keep them for the case of a kill. `before`: an image that did so until now.
+    pub(crate) fn keep_in(
+        self: &Arc<Self>,
+        store: &Arc<dyn BitmapStore>,
+        before: Option<&dyn BitmapStore>,
+    ) {
+        *lock(&self.store) = Some(Arc::downgrade(store));
+        store.keep(self.clone());
+        before.into_iter().for_each(|before| store.take_kept(before));
+        self.begin_keeping();
+    }
+
+    fn store(&self) -> Option<Arc<dyn BitmapStore>> {
+        lock(&self.store).as_ref()?.upgrade()
+    }
+
+    /// Has the persistent bitmaps of a node survive a kill from now on, if they can. A failure is logged.
+    pub fn secure(&self, node: &str, event_loop: &EventLoop) -> impl Future<Output = ()> + use<> {
+        let secured = self.store().map(|store| store.secure(event_loop));
+        let node = node.to_owned();
+        async move {
+            if let Some(secured) = secured
+                && let Err(errno) = secured.await
+            {
+                let why = errno.desc();
+                log::warn!("node '{node}': a kill may leave its dirty bitmaps inconsistent: {why}");
+            }
+        }
+    }
+
+    /// The next process has the bits of all bitmaps after a kill, if they can survive one. No write is under way.
+    pub(crate) fn begin_keeping(&self) {
+        lock(&self.bitmaps).iter().for_each(|bitmap| bitmap.begin_keeping());
+    }
+
+    /// Notes a change of the disk that no request makes.
+    pub(crate) fn note(&self, offset: u64, len: u64) {
+        bitmap::note(&self.list(), offset, len);
     }
 
     /// Returns the bitmap of that name.
@@ -76,13 +119,14 @@ impl Tracking {
 
     /// Resizes all bitmaps to a node of `size` bytes. No write is under way.
     pub fn resize_bitmaps(&self, size: u64) {
+        let store = self.store();
         let mut bitmaps = lock(&self.bitmaps);
         for bitmap in bitmaps.iter_mut().filter(|bitmap| bitmap.bits().size() != size) {
-            bitmap.give_up_keeping();
-            *bitmap = Arc::new(bitmap.resized(size));
+            *bitmap = Arc::new(bitmap.resized(size, store.as_deref()));
         }
         drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);
+        self.begin_keeping();
     }
 
     /// The bitmaps that are in the image, or are to be, the oldest first.
@@ -113,20 +157,21 @@ impl Tracking {
     pub fn remove_bitmap(&self, name: &str) -> usize {
         let mut bitmaps = lock(&self.bitmaps);
         let place = bitmaps.iter().position(|bitmap| bitmap.name() == name);
-        let place = place.inspect(|place| bitmaps.remove(*place).give_up_keeping());
+        let place = place.inspect(|place| bitmaps.remove(*place).lend_keeping());
         let place = place.unwrap_or(bitmaps.len());
         drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);
         place
     }
 
-    /// Puts a bitmap back at the place that it had.
+    /// Puts a bitmap back at the place that it had. Nothing was written meanwhile.
     pub fn restore_bitmap(&self, place: usize, bitmap: Arc<DirtyBitmap>) {
         let mut bitmaps = lock(&self.bitmaps);
         let place = place.min(bitmaps.len());
-        bitmaps.insert(place, bitmap);
+        bitmaps.insert(place, bitmap.clone());
         drop(bitmaps);
         self.generation.fetch_add(1, Ordering::Release);
+        bitmap.begin_keeping();
     }
 
     fn list(&self) -> Bitmaps {

@@ -1,5 +1,6 @@
 //! Dirty bitmaps in an image.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ pub type Forgotten = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 /// The dirty bitmaps in an image.
 ///
 /// An image that is open for writing marks its bitmaps as in use, and stores them when it is closed.
-pub trait BitmapStore: Send + Sync {
+pub trait BitmapStore: Any + Send + Sync {
     /// Returns the bitmaps that were in the image when it was opened.
     fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>>;
 
@@ -23,6 +24,9 @@ pub trait BitmapStore: Send + Sync {
     ///
     /// They take the place of those that the image was opened with.
     fn keep(&self, tracking: Arc<Tracking>);
+
+    /// Takes over the files of bitmaps that survive a kill, of the node that this image was opened with before.
+    fn take_kept(&self, before: &dyn BitmapStore);
 
     /// Checks whether the image can have one more bitmap.
     ///
@@ -35,7 +39,8 @@ pub trait BitmapStore: Send + Sync {
 
     /// Returns a new bitmap, for [`add_bitmap`](Tracking::add_bitmap).
     ///
-    /// If possible, its bits survive a kill of the process. `size`: bytes of the disk.
+    /// If possible, its bits survive a kill of the process. They are those that another process hands over, if it has
+    /// kept such a bitmap. `size`: bytes of the disk.
     fn new_bitmap(&self, name: &str, size: u64, granularity: u64, recording: bool) -> DirtyBitmap;
 
     /// Has bitmaps that were added survive a kill of the process from now on.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use block::request::Op;
-use block::track::{BitmapStore, Tracking};
+use block::track::{BitmapStore, DirtyBitmap, Storage, Tracking};
 use event_loop::LoopConfig;
 use event_loop::ring::sim::{Faults, Sim};
 
@@ -55,6 +55,49 @@ impl Added {
             let is_written = self.written.get(number).is_some_and(|written| *written);
             (is_written || !is_as_before) && !stored.has(number)
         })
+    }
+}
+
+/// A bitmap that a process hands over, as the daemon describes it.
+pub(crate) struct HandedOver {
+    name: String,
+    granularity: u64,
+    recording: bool,
+    storage: Storage,
+    bits: Vec<u8>,
+}
+
+impl HandedOver {
+    /// All of a process that has stopped its queues, the oldest first.
+    pub(crate) fn all(tracking: &Tracking) -> Vec<HandedOver> {
+        let all = tracking.bitmaps().into_iter().rev();
+        all.map(|bitmap| HandedOver {
+            name: bitmap.name().to_owned(),
+            granularity: bitmap.bits().granularity(),
+            recording: bitmap.is_recording(),
+            storage: bitmap.storage(),
+            bits: bitmap.bits().to_bytes(),
+        })
+        .collect()
+    }
+
+    /// Has the process that takes the image over go on with them.
+    pub(crate) fn take(
+        all: &[HandedOver],
+        tracking: &Tracking,
+        store: &dyn BitmapStore,
+        size: u64,
+    ) {
+        let make = |of: &HandedOver| {
+            let HandedOver { name, granularity, recording, storage, bits } = of;
+            let bitmap = match storage {
+                Storage::Image => store.new_bitmap(name, size, *granularity, *recording),
+                _ => DirtyBitmap::new(name.clone(), size, *granularity, *recording, *storage),
+            };
+            bitmap.bits().set_bytes(0, bits);
+            Arc::new(bitmap)
+        };
+        tracking.set_bitmaps(all.iter().map(make).collect());
     }
 }
 

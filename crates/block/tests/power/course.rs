@@ -17,6 +17,7 @@ use block::track::Tracking;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
 
+use crate::bitmaps::HandedOver;
 use crate::common::{Rig, bytes, filled, memory};
 use crate::compressed::Compressing;
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
@@ -77,6 +78,10 @@ pub(crate) struct Seen {
     pub(crate) right: usize,
     /// Bitmaps with bits that have survived a kill.
     pub(crate) kept: usize,
+    /// Those among them that have survived the kill of a process that had taken the image over, and of one that has
+    /// resized it.
+    pub(crate) kept_on: usize,
+    pub(crate) kept_resized: usize,
     /// Compressed clusters in what was left.
     pub(crate) compressed: usize,
 }
@@ -93,6 +98,8 @@ impl Seen {
         self.encrypted += other.encrypted;
         self.right += other.right;
         self.kept += other.kept;
+        self.kept_on += other.kept_on;
+        self.kept_resized += other.kept_resized;
         self.compressed += other.compressed;
     }
 }
@@ -139,6 +146,7 @@ struct Life<'a> {
     /// Decides when bitmaps begin anew.
     takes: Random,
     is_released: bool,
+    is_resized: bool,
     rig: Rig,
     disk: Disk,
     /// The size in sectors that the guest knows.
@@ -255,6 +263,7 @@ impl<'a> Life<'a> {
             closing,
             takes: Random(!seed ^ 0x7a4e),
             is_released: false,
+            is_resized: false,
             rig,
             disk,
             size,
@@ -448,7 +457,7 @@ impl<'a> Life<'a> {
                 return false;
             }
             Poll::Ready(Ok(Ok(()))) => {
-                self.size = size;
+                (self.size, self.is_resized) = (size, true);
                 self.disk.resized(self.kind.is_qcow2());
             }
             Poll::Ready(_) => self.disk.resize_failed(),
@@ -548,6 +557,7 @@ impl<'a> Life<'a> {
         self.seen.replayed += usize::from(left.replayed);
         self.seen.right += left.right;
         self.seen.kept += left.kept;
+        self.seen.kept_resized += left.kept * usize::from(self.is_resized);
         self.seen.compressed += left.compressed;
         Ok(Left { image, ..left })
     }
@@ -628,14 +638,29 @@ impl<'a> Life<'a> {
             .inspect_err(|_| keep(&image))
             .map_err(|error| format!("{error} (let go)"))?;
         self.seen.handed_over += usize::from(left.replayed);
+        if left.right > 0 {
+            return Err("a bitmap claims to be right while it is handed over".to_owned());
+        }
         let unflushed = self.unflushed();
-        let left = Left { image, is_handed_over: true, unflushed, ..left };
+        let bitmaps = self.disk.bitmaps.clone();
+        let handed_over = self.tracking.as_deref().map_or_else(Vec::new, HandedOver::all);
+        let left = Left { image, is_handed_over: true, unflushed, bitmaps, handed_over, ..left };
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
         let life = Life::begin(kind, start, self.extras(), seed, None, left);
         let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("handed over, {error}"))?;
-        self.seen.add(Seen { requests: 0, ..seen });
-        Ok(())
+        let kept_on = seen.kept;
+        self.seen.add(Seen { requests: 0, kept_on, ..seen });
+        // As if the other process had refused: this one goes on.
+        self.registry.retake_images();
+        let image = self.sim.killed(&self.fd, seed).unwrap();
+        let journals = self.journals.as_deref().map(Folder::left);
+        let left = Left::by_kill(kind, start, &image, &self.disk, journals)
+            .map_err(|error| format!("{error} (refused)"))?;
+        match left.right {
+            right if right == self.disk.bitmaps.expected() => Ok(()),
+            right => Err(format!("{right} bitmaps are right after a refusal")),
+        }
     }
 
     fn answer_all(&mut self) -> Result<(), String> {

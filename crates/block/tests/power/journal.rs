@@ -136,7 +136,8 @@ impl Folder {
             let granularity = word(&file, GRANULARITY) as usize;
             let name_len = word(&file, NAME_LEN) as usize;
             let name = String::from_utf8(file[NAME..NAME + name_len].to_vec()).unwrap();
-            if word(&file, STATE) == 0 || word(&file, SIZE) != size as u64 {
+            // Others may lack writes, or are lent to another process.
+            if ![1, 2].contains(&word(&file, STATE)) || word(&file, SIZE) != size as u64 {
                 continue;
             }
             let len = size.div_ceil(granularity).div_ceil(64) * 8;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use event_loop::ring::sim::Unflushed;
 
-use crate::bitmaps::Bitmaps;
+use crate::bitmaps::{Bitmaps, HandedOver};
 use crate::guest::Disk;
 use crate::journal::Folder;
 use crate::kinds::{Kind, Start};
@@ -36,6 +36,8 @@ pub(crate) struct Left {
     /// The image is encrypted.
     pub(crate) luks: bool,
     pub(crate) bitmaps: Bitmaps,
+    /// The bitmaps that a process hands over.
+    pub(crate) handed_over: Vec<HandedOver>,
     /// Bitmaps that claim to be right.
     pub(crate) right: usize,
     /// Bitmaps that are right only because their bits have survived a kill.
@@ -122,6 +124,7 @@ impl Left {
             unflushed,
             luks: false,
             bitmaps: Bitmaps::default(),
+            handed_over: Vec::new(),
             right: 0,
             kept: 0,
             compressed: 0,

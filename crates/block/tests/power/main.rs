@@ -116,12 +116,12 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     });
     let all = *lock(&all);
     let Seen { cuts, kills, replayed, interrupted, handed_over, requests, .. } = all;
-    let Seen { closings, encrypted, right, kept, compressed, .. } = all;
+    let Seen { closings, encrypted, right, kept, kept_on, kept_resized, compressed, .. } = all;
     println!(
         "{cuts} power cuts and {kills} kills, {replayed} with a journal that was needed, in {requests} \
          requests; {interrupted} while an image was recovered; {handed_over} that others went on with; {closings} while an image was \
          closed; {encrypted} lives of encrypted images; {right} bitmaps that claimed to be right, {kept} of them only because they \
-         survived a kill; {compressed} compressed clusters; {:?}",
+         survived a kill, {kept_on} after a handover, {kept_resized} after a resize; {compressed} compressed clusters; {:?}",
         started.elapsed()
     );
     let failures = failures.into_inner().unwrap();
@@ -134,5 +134,7 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     assert!(is_short || all_needed, "no journal was ever needed");
     assert!(is_short || closings > 0 && encrypted > 0, "no image was closed, or none encrypted");
     assert!(is_short || right > kept && kept > 0, "no bitmap was ever right, or survived a kill");
+    let all_kept = kept_on > 0 && kept_resized > 0;
+    assert!(is_short || all_kept, "no bitmap survived a kill after a handover, or a resize");
     assert!(is_short || compressed > 0, "no cluster was ever compressed");
 }

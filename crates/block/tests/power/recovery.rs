@@ -23,6 +23,7 @@ use event_loop::ring::sim::{Faults, Sim, Storage, Unflushed, elsewhere};
 use event_loop::sync::lock;
 use event_loop::{EventLoop, LoopConfig};
 
+use crate::bitmaps::HandedOver;
 use crate::course::{NO_POLLING, Random, Seen};
 use crate::journal::Folder;
 use crate::kinds::{FILE, Kind, Start, add_secret};
@@ -94,12 +95,17 @@ impl Reopened {
         let node = registry.open(&disk).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");
         });
-        registry.own_images();
-        let ended = moments.end();
-        let (registry, tracking) = match bitmaps {
+        let (mut registry, tracking) = match bitmaps {
             true => tracked(registry),
             false => (registry, None),
         };
+        if let Some(tracking) = tracking.as_ref().filter(|_| left.is_handed_over) {
+            let image = registry.node("disk").unwrap();
+            let (store, size) = (image.bitmap_store().unwrap(), image.geometry().size);
+            HandedOver::take(&left.handed_over, tracking, &*store, size);
+        }
+        registry.own_images();
+        let ended = moments.end();
         let is_changed = || std::fs::read(path_of(&fd)).unwrap() != left.image;
         assert!(
             !left.is_handed_over || !is_changed(),

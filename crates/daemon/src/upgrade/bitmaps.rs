@@ -112,12 +112,18 @@ impl Daemon {
         let bitmaps: Vec<_> = taken.bitmaps.extract_if(.., is_there).collect();
         for group in bitmaps.chunk_by(|one, other| one.node == other.node) {
             let Some(TakenBitmap { node, .. }) = group.first() else { continue };
-            let size = self.nodes.node(node)?.geometry().size;
+            let opened = self.nodes.node(node)?;
+            let (size, store) = (opened.geometry().size, opened.bitmap_store());
+            drop(opened);
             let tracking = self.nodes.track(node).await?;
             let make = |taken: &TakenBitmap| {
                 let TakenBitmap { name, granularity, recording, storage, .. } = taken;
-                let name = name.clone();
-                Arc::new(DirtyBitmap::new(name, size, *granularity, *recording, *storage))
+                Arc::new(match store.as_ref().filter(|_| *storage == Storage::Image) {
+                    Some(store) => store.new_bitmap(name, size, *granularity, *recording),
+                    None => {
+                        DirtyBitmap::new(name.clone(), size, *granularity, *recording, *storage)
+                    }
+                })
             };
             tracking.set_bitmaps(group.iter().map(make).collect());
         }

@@ -112,7 +112,7 @@ impl Daemon {
             Ok(()) => successor.ended(&self.control).await,
             Err(error) => Err(error),
         };
-        self.nodes.retake_locks();
+        self.nodes.retake_images();
         match ended {
             Ok(status) => match (status.code(), status.signal()) {
                 (Some(code), _) => format!("it has ended with status {code}"),

@@ -297,6 +297,10 @@ impl Daemon {
         let begun = self.let_in(stopped);
         // What follows, here and in the callers, writes to files. Guests must not wait for the disk of those files.
         let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
+        let nodes = self.nodes.names().filter_map(|name| Some((name, self.nodes.tracking(name)?)));
+        nodes.for_each(|(name, tracking)| {
+            self.control.spawn(tracking.secure(name, &self.control));
+        });
         if let Some(name) = &taken.name {
             let _ = prctl::set_name(name);
         }

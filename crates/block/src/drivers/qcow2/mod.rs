@@ -154,7 +154,12 @@ impl Qcow2Node {
         let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
         let begun = self.begin_apart(|channels| async move {
             bitmaps.mark(&channels).await?;
-            image.flush(&channels).await
+            image.flush(&channels).await?;
+            if image.kept.any() {
+                image.mark_now(&channels).await;
+                image.kept.go_on();
+            }
+            Ok(())
         });
         Box::pin(async move { self.end_apart(begun).await })
     }
@@ -237,8 +242,7 @@ impl BlockNode for Qcow2Node {
         if self.read_only {
             return Box::pin(ready(Ok(())));
         }
-        // Writes of the other process set no bits here.
-        self.image.kept.give_up();
+        self.image.kept.lend();
         let begun = self.letting_go.begin(&self.below, &self.image);
         Box::pin(async move { self.end_apart(begun).await })
     }
@@ -247,7 +251,7 @@ impl BlockNode for Qcow2Node {
         if self.read_only {
             return Box::pin(ready(Ok(())));
         }
-        self.image.kept.give_up();
+        self.image.kept.lend();
         let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
         let begun = self.begin_apart(|channels| async move {
             bitmaps.store(&channels).await?;
@@ -275,9 +279,8 @@ impl BlockNode for Qcow2Node {
         let event_loop = event_loop.clone();
         Box::pin(async move {
             ResizeError::check(size, self.read_only)?;
-            // It changes data at the end of the disk, of which they do not tell.
-            self.image.kept.give_up();
             let before = self.image.size();
+            self.bitmaps.note_cut(size..before);
             let failed = |error| resize::failed(errno_of(error));
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
             let resized = self.image.resize(&channels, size, self.pass_discard).await;
@@ -307,6 +310,8 @@ impl Drop for Qcow2Node {
         } else if is_ours {
             open::close(&self.name, &self.below, &self.image, &self.bitmaps);
         }
-        self.image.kept.remove_all();
+        if is_ours {
+            self.image.kept.remove_all();
+        }
     }
 }

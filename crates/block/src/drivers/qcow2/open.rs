@@ -281,7 +281,7 @@ impl Opening {
         let device = below.file.device();
         // Before the journal is made void.
         let found = journal.as_ref().filter(|_| writes_now);
-        let left_bitmaps = found.map_or_else(Vec::new, |journal| journal.find_kept(device));
+        let left_bitmaps = found.map_or_else(Vec::new, |journal| journal.find_kept(device, false));
         if !read_only && !goes_on && header.mark.is_some() {
             if is_shared {
                 let error = io::Error::other("the process that hands it over has marked it since");
@@ -307,9 +307,13 @@ impl Opening {
         if !read_only && journal.is_none() && header.has_room {
             journal = create(&name, journals, inode);
         }
-        let keeper = journal.as_ref().filter(|_| writes_now);
-        let kept = KeptBitmaps::new(keeper.and_then(|journal| journal.keeper(device)));
-        kept.take(&name, &mut bitmaps, left_bitmaps, header.size);
+        let writes = journal.as_ref().filter(|_| !read_only);
+        let lent = writes.filter(|_| goes_on).map(|journal| journal.find_kept(device, true));
+        let keeper = writes.and_then(|journal| journal.keeper(device));
+        let kept = KeptBitmaps::new(keeper, lent.unwrap_or_default());
+        if writes_now {
+            kept.take(&name, &mut bitmaps, left_bitmaps, header.size);
+        }
         if writes_now && let Some(names) = bitmaps.inconsistent() {
             log::warn!(
                 "qcow2 image of node '{name}' was not closed, and its dirty bitmaps are inconsistent: {names}; remove \

@@ -1,8 +1,9 @@
 //! Bitmaps that survive a kill of the process: their bits are in files beside the [journal](super::super::journal).
 //!
 //! The image is marked while it has such a bitmap, also if nothing was written yet. The mark leads the next process to the
-//! files. Another program does not know the mark, and removes it before it writes. The files are given up before changes
-//! that set no bits: a resize, a handover, a failure of the journal, and closing the image.
+//! files. Another program does not know the mark, and removes it before it writes. A process that hands the image over lends
+//! the files, and so does a node that another one takes the place of: the other one goes on with them. The files are given
+//! up before changes that set no bits: a failure of the journal, and closing the image. A file is for a disk of one size.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,13 +23,18 @@ pub(in super::super) struct KeptBitmaps {
     /// `None`: a kill leaves bitmaps inconsistent.
     keeper: Option<Keeper>,
     files: Mutex<Vec<KeptFile>>,
+    /// Of a process that hands the image over: those that no bitmap has yet.
+    lent: Mutex<Vec<(Described, KeptFile)>>,
     /// A bitmap may be kept.
     any: AtomicBool,
 }
 
 impl KeptBitmaps {
-    pub(in super::super) fn new(keeper: Option<Keeper>) -> KeptBitmaps {
-        KeptBitmaps { keeper, ..KeptBitmaps::default() }
+    pub(in super::super) fn new(
+        keeper: Option<Keeper>,
+        lent: Vec<(Described, KeptFile)>,
+    ) -> KeptBitmaps {
+        KeptBitmaps { keeper, lent: Mutex::new(lent), ..KeptBitmaps::default() }
     }
 
     /// Whether a bitmap may be kept. Then discards survive a kill, too: the data that they drop does not come back without
@@ -45,14 +51,44 @@ impl KeptBitmaps {
         bits
     }
 
-    /// Bits for a new bitmap of a node. `None`: there cannot be such.
+    /// Bits for a new bitmap of a node, or for one that is handed over. `None`: there cannot be such.
     pub(super) fn create(&self, node: &str, of: &Described) -> Option<Arc<KeptBits>> {
         self.remove_given_up();
         if lock(&self.files).len() >= MOST {
             return None;
         }
-        let file = self.keeper.as_ref()?.create(node, of)?;
+        let is_it = |(lent, _): &mut (Described, KeptFile)| {
+            (&lent.name, lent.size, lent.granularity) == (&of.name, of.size, of.granularity)
+        };
+        let lent = lock(&self.lent).extract_if(.., is_it).next();
+        let file = match lent {
+            Some((_, file)) => {
+                file.bits.set_recording(of.recording);
+                file
+            }
+            None => self.keeper.as_ref()?.create(node, of)?,
+        };
         Some(self.add(file))
+    }
+
+    /// Takes over the files of a node that this one takes the place of.
+    pub(super) fn take_from(&self, before: &KeptBitmaps) {
+        let Some(keeper) = &self.keeper else { return };
+        let files = std::mem::take(&mut *lock(&before.files));
+        for file in files.into_iter().filter_map(|file| keeper.take(file)) {
+            self.add(file);
+        }
+    }
+
+    /// A kill leaves all bitmaps inconsistent until they are kept again, by this node or process or by another one.
+    pub(in super::super) fn lend(&self) {
+        self.remove_given_up();
+        lock(&self.files).iter().for_each(|file| file.bits.lend());
+    }
+
+    /// Goes on with the bitmaps that were [lent](Self::lend).
+    pub(in super::super) fn go_on(&self) {
+        lock(&self.files).iter().for_each(|file| file.bits.begin());
     }
 
     /// Has the bitmaps of an image that is opened, on a disk of `size` bytes, use the bits of `left`, which a killed
@@ -113,11 +149,12 @@ impl KeptBitmaps {
     /// Removes files that have no use any more. Not on threads that may remove no file.
     pub(super) fn remove_given_up(&self) {
         lock(&self.files).retain(|file| {
-            let is_given_up = file.bits.is_given_up();
-            if is_given_up {
+            // No bitmap has the bits of one that was removed.
+            let is_used = !file.bits.is_given_up() && Arc::strong_count(&file.bits) > 1;
+            if !is_used {
                 file.remove();
             }
-            !is_given_up
+            is_used
         });
     }
 
@@ -125,6 +162,7 @@ impl KeptBitmaps {
     pub(in super::super) fn remove_all(&self) {
         self.give_up();
         self.remove_given_up();
+        lock(&self.lent).drain(..).for_each(|(_, file)| file.remove());
     }
 }
 
@@ -142,7 +180,7 @@ mod tests {
         let journals = Journals::in_folder(&folder, geteuid().as_raw()).unwrap();
         let journal = journals.create(Some(7)).unwrap();
         assert!(journal.keeper(None).is_none(), "a copy could be on any device");
-        let kept = KeptBitmaps::new(journal.keeper(Some(1)));
+        let kept = KeptBitmaps::new(journal.keeper(Some(1)), Vec::new());
         let named = |number: usize| {
             let (size, granularity) = (1 << 20, 65536);
             Described { name: format!("b{number}"), size, granularity, recording: true }

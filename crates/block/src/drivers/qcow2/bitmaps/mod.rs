@@ -10,7 +10,9 @@ mod kept;
 mod load;
 mod store;
 
+use std::any::Any;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -105,6 +107,13 @@ impl ImageBitmaps {
         }
     }
 
+    /// Notes that a range of the disk is about to be cut off: a part of it may be gone if that fails.
+    pub(super) fn note_cut(&self, range: Range<u64>) {
+        if let Some(tracking) = &*lock(&self.tracking) {
+            tracking.note(range.start, range.end.saturating_sub(range.start));
+        }
+    }
+
     /// Logs the bitmaps that an image that is only read cannot store.
     pub(super) fn tell_lost(&self) {
         let stored = self.stored();
@@ -143,6 +152,13 @@ impl BitmapStore for ImageBitmaps {
             bitmap.give_up_keeping();
         }
         self.image.kept.remove_given_up();
+    }
+
+    fn take_kept(&self, before: &dyn BitmapStore) {
+        let before: &dyn Any = before;
+        if let Some(before) = before.downcast_ref::<ImageBitmaps>() {
+            self.image.kept.take_from(&before.image.kept);
+        }
     }
 
     fn new_bitmap(&self, name: &str, size: u64, granularity: u64, recording: bool) -> DirtyBitmap {

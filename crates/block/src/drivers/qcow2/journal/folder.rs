@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use nix::unistd::geteuid;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Uid, chownat, fchown, flock, fstat,
-    mkdir, open, openat, statat, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Uid, chownat, fchown, flock,
+    fstat, mkdir, open, openat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -241,6 +241,14 @@ impl Folder {
         // The oldest first, so that bitmaps keep their order.
         names.sort_unstable_by_key(|name| (name.len(), name.clone()));
         Ok(names)
+    }
+
+    /// Gives a file another name. `false`: there is a file of that name.
+    pub(super) fn rename(&self, name: &str, to: &str) -> rustix::io::Result<bool> {
+        match renameat_with(&self.fd, name, &self.fd, to, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => Ok(false),
+            renamed => renamed.map(|()| true),
+        }
     }
 
     pub(super) fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::Journal;
 use super::folder::{FILE, Folder};
@@ -44,8 +45,12 @@ impl KeptFile {
 }
 
 fn remove(folder: &Folder, name: &str) {
-    if let Err(errno) = folder.remove(name) {
-        log::warn!("{}: could not be removed: {errno}", folder.path.join(name).display());
+    match folder.remove(name) {
+        // The process that an image was to be handed over to removes files without use.
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => {
+            log::warn!("{}: could not be removed: {errno}", folder.path.join(name).display());
+        }
     }
 }
 
@@ -73,15 +78,38 @@ impl Keeper {
         self.try_create(of).inspect_err(warn).ok()
     }
 
-    fn try_create(&self, of: &Described) -> io::Result<KeptFile> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (name, file) = loop {
-            let name = format!("{}{}", prefix(&self.mark), NEXT.fetch_add(1, Ordering::Relaxed));
-            // A killed process may have had that number.
-            if let Some(file) = self.folder.create(&name)? {
-                break (name, file);
+    /// Makes a file another one's. `None`: it cannot be, and is removed.
+    pub(in crate::drivers::qcow2) fn take(&self, mut file: KeptFile) -> Option<KeptFile> {
+        let named = file.bits.set_owner(self.owner).and_then(|()| {
+            Ok(self.new_name(|name| Ok(self.folder.rename(&file.name, name)?.then_some(())))?.0)
+        });
+        match named {
+            Ok(name) => {
+                file.name = name;
+                Some(file)
             }
-        };
+            Err(error) => {
+                log::warn!("{}: {error}", file.name);
+                file.remove();
+                None
+            }
+        }
+    }
+
+    /// Finds a name for which `make` makes a file.
+    fn new_name<T>(&self, make: impl Fn(&str) -> io::Result<Option<T>>) -> io::Result<(String, T)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let name = format!("{}{}", prefix(&self.mark), NEXT.fetch_add(1, Ordering::Relaxed));
+            // Another process may have had that number.
+            if let Some(made) = make(&name)? {
+                return Ok((name, made));
+            }
+        }
+    }
+
+    fn try_create(&self, of: &Described) -> io::Result<KeptFile> {
+        let (name, file) = self.new_name(|name| self.folder.create(name))?;
         let made = KeptBits::create(file, self.owner, of);
         let bits = Arc::new(made.inspect_err(|_| remove(&self.folder, &name))?);
         Ok(KeptFile { folder: self.folder.clone(), name, bits })
@@ -97,13 +125,14 @@ impl Journal {
         Some(Keeper { folder, mark, owner, has_failed: AtomicBool::new(false) })
     }
 
-    /// Finds the bitmaps that a killed process has left for the image, in a file on that device, the oldest first. Removes
-    /// those that may lack writes.
+    /// Finds the bitmaps that a killed process has left for the image, in a file on that device, or, with `lent`, one that
+    /// hands the image over; the oldest first. Removes those that may lack writes.
     ///
     /// Before the journal is made void: then it looks as if a version had it that knows the files.
     pub(in crate::drivers::qcow2) fn find_kept(
         &self,
         device: Option<u64>,
+        lent: bool,
     ) -> Vec<(Described, KeptFile)> {
         let keeper = self.keeper(device).filter(|_| self.knows_bitmaps);
         let names = self.folder.named(&prefix(&self.mark));
@@ -112,7 +141,7 @@ impl Journal {
         for name in names.unwrap_or_default() {
             let found = keeper.as_ref().and_then(|keeper| {
                 let file = self.folder.open(&*name, OFlags::RDWR | FILE).map_err(io::Error::from);
-                let found = file.and_then(|file| KeptBits::find(file, keeper.owner));
+                let found = file.and_then(|file| KeptBits::find(file, keeper.owner, lent));
                 found.inspect_err(|error| log::warn!("{name}: {error}")).ok().flatten()
             });
             match found {
