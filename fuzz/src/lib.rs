@@ -15,6 +15,7 @@ pub mod hand_over;
 pub mod image;
 pub mod input;
 pub mod journal;
+pub mod kept;
 pub mod luks;
 pub mod nbd;
 pub mod nbd_client;
@@ -141,6 +142,7 @@ mod tests {
         hand_over 100
         image 1000
         journal 40
+        kept 100
         luks 1000
         nbd 2000
         nbd_client 2000
