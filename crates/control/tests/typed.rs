@@ -77,7 +77,6 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
             Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io0".to_owned(),
                 poll_policy: event_loop::PollPolicy::Weighted,
-                poll_goal: event_loop::PollGoal::Balanced,
                 poll_max_ns: Some(0),
                 poll_grow: 3,
                 poll_shrink: 4,
@@ -85,23 +84,14 @@ fn steps_keep_the_order_and_the_words_of_the_command_line() {
                 aio_max_batch: 6,
                 thread_pool_min: 7,
                 thread_pool_max: 8,
-                cpu_affinity: Vec::new(),
+                ..IothreadOptions::default()
             })),
         ),
         step(
             "--object=iothread,id=io1",
             Action::Object(ObjectOptions::Iothread(IothreadOptions {
                 id: "io1".to_owned(),
-                poll_policy: event_loop::PollPolicy::Measured,
-                poll_goal: event_loop::PollGoal::Balanced,
-                poll_max_ns: None,
-                poll_grow: 0,
-                poll_shrink: 0,
-                poll_weight: 0,
-                aio_max_batch: 0,
-                thread_pool_min: 0,
-                thread_pool_max: 64,
-                cpu_affinity: Vec::new(),
+                ..IothreadOptions::default()
             })),
         ),
         step("--blockdev null-co,node-name=n", Action::Blockdev(null_node("n"))),
@@ -328,25 +318,9 @@ fn help_and_version_win_over_values() {
 
 #[test]
 fn serve_is_steps_too() {
-    let Command::Serve(serve) = parse(&[
-        "ringmill",
-        "serve",
-        "/images/disk.img",
-        "--size",
-        "1G",
-        "--iothreads=2",
-        "--queues",
-        "4",
-        "--cache",
-        "directsync",
-        "--aio",
-        "io_uring",
-        "--pin-memory",
-        "--block-size",
-        "4k",
-        "--poll-max-ns",
-        "0",
-    ]) else {
+    let words = "ringmill serve /images/disk.img --size 1G --iothreads=2 --queues 4 --cache directsync \
+                 --aio io_uring --pin-memory --block-size 4k --poll-max-ns 0";
+    let Command::Serve(serve) = parse(&words.split_whitespace().collect::<Vec<_>>()) else {
         panic!("not serve");
     };
     assert_eq!(serve.size, Some(1 << 30));
@@ -354,46 +328,19 @@ fn serve_is_steps_too() {
     assert_eq!(serve.cache, CacheMode::Directsync);
     let steps = serve.steps(ImageKind::BlockDevice, ServeFormat::Raw);
     control::Inventory::check(&steps).expect("the steps fit together");
-    let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
-    let iothread = |id: &str| {
-        let iothread = IothreadOptions {
-            id: id.to_owned(),
-            poll_max_ns: Some(0),
-            ..IothreadOptions::default()
-        };
-        Action::Object(ObjectOptions::Iothread(iothread))
-    };
-    let expected = [
-        iothread("io0"),
-        iothread("io1"),
-        Action::Blockdev(BlockdevOptions {
-            discard: Discard::Unmap,
-            cache: Cache { direct: true, no_flush: false },
-            driver: Driver::host_device(FileOptions {
-                aio: Some(Aio::IoUring),
-                ..file("/images/disk.img")
-            }),
-            ..null_node("disk0")
-        }),
-        Action::Export(ExportOptions {
-            allow_inactive: false,
-            id: "export0".to_owned(),
-            node_name: "disk0".to_owned(),
-            writable: true,
-            writethrough: true,
-            iothreads: vec!["io0".to_owned(), "io1".to_owned()],
-            fixed_iothread: false,
-            stall_timeout_ms: 0,
-            kind: ExportKind::VhostUserBlk(VhostUserOptions {
-                addr: Addr::Unix { path: PathBuf::from("disk.img.sock") },
-                num_queues: Some(4),
-                logical_block_size: 4096,
-                pin_memory: true,
-                ..VhostUserOptions::default()
-            }),
-        }),
-    ];
-    assert_eq!(actions, expected);
+    let same = daemon(&[
+        "--object",
+        "iothread,id=io0,poll-max-ns=0",
+        "--object",
+        "iothread,id=io1,poll-max-ns=0",
+        "--blockdev",
+        "host_device,node-name=disk0,filename=/images/disk.img,aio=io_uring,discard=unmap,cache.direct=on",
+        "--export",
+        "vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,addr.path=disk.img.sock,writable=on,\
+         writethrough=on,iothread.0=io0,iothread.1=io1,num-queues=4,logical-block-size=4k,pin-memory=on",
+    ]);
+    let actions = |steps: Vec<Step>| steps.into_iter().map(|step| step.action).collect::<Vec<_>>();
+    assert_eq!(actions(steps), actions(same.steps));
 }
 
 #[test]
