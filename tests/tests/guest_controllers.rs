@@ -1,5 +1,5 @@
-//! Three exports beside each other, and beside QEMU's own NVMe controller, in one guest: vfio-user-nvme, vfio-user-ahci and
-//! vhost-user-blk. `.ci/nightly` has this. The guest is without KVM, so that only ratios of its figures mean something.
+//! Three exports beside each other, and beside QEMU's own NVMe and AHCI controllers, in one guest: vfio-user-nvme,
+//! vfio-user-ahci and vhost-user-blk. `.ci/nightly` has this. The guest is without KVM, so that only ratios of its figures mean something.
 //!
 //! `RINGMILL_CONTROLLERS_JSON=FILE` writes them to a file.
 
@@ -10,9 +10,11 @@ use integration::{Guest, Image, Scratch, ServerCommand};
 use serde_json::{Value, json};
 
 /// The disks, as the guest sees them.
-const DISKS: [&str; 4] = ["vfio-user-nvme", "vfio-user-ahci", "vhost-user-blk", "qemu-nvme"];
+const DISKS: [&str; 5] =
+    ["vfio-user-nvme", "vfio-user-ahci", "vhost-user-blk", "qemu-nvme", "qemu-ahci"];
 const AHCI: usize = 1;
 const VIRTIO_BLK: usize = 2;
+const OWN_AHCI: usize = 4;
 /// Rounds, in which the disks take turns.
 const ROUNDS: usize = 3;
 const MIB: u64 = 128;
@@ -25,6 +27,13 @@ const JOB: &str = r#"
         case $(cat $part/device/model) in
             ringmill*) nvme=$name ;;
             *) own=$name ;;
+        esac
+    done
+    for part in /sys/block/sd*; do
+        name=$(basename $part)
+        case $(cat $part/device/model) in
+            ringmill*) ahci=$name ;;
+            *) own_ahci=$name ;;
         esac
     done
     measure() {
@@ -49,12 +58,12 @@ const JOB: &str = r#"
         measure $load $disk --rw=read --bs=128k --iodepth=16 --iodepth_low=1 --iodepth_batch=16 \
             --iodepth_batch_complete_min=16 --iodepth_batch_complete_max=16 --thinktime=1000 --thinktime_blocks=$blocks
     }
-    echo names $nvme sda vda $own
+    echo names $nvme $ahci vda $own $own_ahci
     echo 'how many rounds?'
     read -r rounds
     for round in $(seq $rounds); do
-        disks="$nvme sda vda $own"
-        [ $((round % 2)) = 1 ] || disks="$own vda sda $nvme"
+        disks="$nvme $ahci vda $own $own_ahci"
+        [ $((round % 2)) = 1 ] || disks="$own_ahci $own vda $ahci $nvme"
         for name in $disks; do
             measure randread-1 $name --rw=randread --bs=4k --iodepth=1 --time_based --runtime=2
             measure randread-32 $name --rw=randread --bs=4k --iodepth=32 --time_based --runtime=2
@@ -91,17 +100,19 @@ fn controllers_beside_each_other() {
             .args(["--export", &export]);
     }
     let server = command.start();
-    let own = format!(
-        "driver=file,node-name=own,filename={},cache.direct=on,aio=io_uring",
-        images[3].path().display()
-    );
-    let [nvme, ahci, blk, _] = sockets;
+    let [own, own_ahci] = [("own", 3), ("own-ahci", 4)].map(|(node, number)| {
+        let path = images[number].path().display();
+        format!("driver=file,node-name={node},filename={path},cache.direct=on,aio=io_uring")
+    });
+    let [nvme, ahci, blk, ..] = sockets;
     let mut guest = Guest::new()
         .vfio_user(nvme)
         .vfio_user(ahci)
         .disk(blk)
-        .time_limit(ROUNDS as u32 * 240)
+        .time_limit(ROUNDS as u32 * 300)
         .with_arguments(&["-blockdev", &own, "-device", "nvme,drive=own,serial=own"])
+        // The machine has an AHCI controller of its own.
+        .with_arguments(&["-blockdev", &own_ahci, "-device", "ide-hd,drive=own-ahci,bus=ide.0"])
         .boot(JOB);
     let names = guest.line();
     let names: Vec<&str> = names.split_whitespace().skip(1).collect();
@@ -142,8 +153,9 @@ fn controllers_beside_each_other() {
     }
     for load in ["f1-batch", "f1-each"] {
         let ms = |disk| median(figures[&(load, disk)].iter().map(|round| round[3]).collect());
-        let (ahci, blk) = (ms(AHCI), ms(VIRTIO_BLK));
+        let (ahci, blk, own) = (ms(AHCI), ms(VIRTIO_BLK), ms(OWN_AHCI));
         println!("{load}: AHCI took {:.3} of the time of virtio-blk", ahci / blk);
+        println!("{load}: QEMU's own AHCI took {:.3} of it", own / blk);
         // A wake-up that is missing makes this workload 20 times as long.
         assert!(ahci < 2.0 * blk, "{load}: AHCI took {ahci} ms, virtio-blk {blk} ms");
     }
