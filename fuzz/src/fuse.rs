@@ -47,6 +47,9 @@ fn carry_out(message: Message, file: &FileAttributes, through: bool) {
         match judge(message.request, file, through, grown) {
             Todo::Answer(answer) => return check(answer, message.unique),
             Todo::Nothing => return,
+            Todo::Describe => {
+                return check(Answer::Attributes(file.get(None)), message.unique);
+            }
             Todo::Node { op, offset, len, then } => {
                 let end = offset.checked_add(len).expect("a range");
                 assert!(end <= file.size(), "{message:?}: {offset}+{len}");

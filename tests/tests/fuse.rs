@@ -8,13 +8,14 @@ use std::process::Stdio;
 
 use integration::nbd::client_output;
 use integration::{
-    Image, Qmp, Scratch, Server, ServerCommand, daemon, eventually, pattern, tied_command, tool,
+    Image, Qmp, Scratch, Server, ServerCommand, daemon, eventually, pattern, start_qsd,
+    tied_command, tool,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Whence, lseek};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
@@ -291,6 +292,126 @@ fn a_growable_file_grows_and_shrinks() {
         assert_eq!(data, [(block % 8) as u8 + 1; 4096], "block {block}");
     }
     drop(file);
+    server.stop();
+}
+
+/// The file of a monitor's export of a new node called `name`.
+fn export_by(
+    qmp: &mut Qmp,
+    scratch: &Scratch,
+    name: &str,
+    mut node: Value,
+    growable: bool,
+) -> PathBuf {
+    let file = mountpoint(scratch, name);
+    node["node-name"] = name.into();
+    qmp.execute("blockdev-add", node);
+    let export = json!({"type": "fuse", "id": name, "node-name": name, "mountpoint": file,
+        "writable": true, "growable": growable});
+    qmp.execute("block-export-add", export);
+    file
+}
+
+/// `cp`, `dd` and shells open the file with `O_TRUNC`. A disk that is not growable keeps its size then, and the rest of
+/// its data. A growable one is cut to size 0, as by QSD 11.1. QSD 10.0 keeps the size of both.
+#[test]
+fn programs_change_a_disk_as_they_change_that_of_qsd() {
+    let scratch = Scratch::new();
+    fs::write(scratch.path("small"), [7; 5000]).expect("a file");
+    let source = Image::filled(&scratch, "source", 1);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let (mut qsd, mut theirs) = start_qsd(&scratch.path("qsd"));
+    let mut ours = Qmp::connect(&server.socket("qmp"));
+    // With the sizes afterwards, of a disk that is not growable and of one that is.
+    let commands = [
+        ("cp small FILE", MIB, 5120),
+        ("cp --sparse=always small FILE", MIB, 5120),
+        ("head -c 3000 small >FILE", MIB, 3072),
+        (": >FILE", MIB, 0),
+        ("dd if=small of=FILE bs=512 count=3", MIB, 1536),
+        ("truncate -s 1M FILE", MIB, MIB),
+        ("dd if=small of=FILE bs=512 seek=9 conv=notrunc", MIB, MIB),
+        ("truncate -s 4096 FILE", 4096, 4096),
+        ("truncate -s 2M FILE", 2 * MIB, 2 * MIB),
+        ("truncate -s 5000 FILE", 5120, 5120),
+        ("dd if=/dev/zero of=FILE bs=1M seek=1 count=0", MIB, MIB),
+    ];
+    for growable in [false, true] {
+        let images = ["ours", "theirs"].map(|whose| scratch.path(&format!("{whose}-{growable}")));
+        for image in &images {
+            fs::copy(source.path(), image).expect("a copy");
+        }
+        let name = format!("disk-{growable}");
+        let node = |image: &Path| json!({"driver": "file", "filename": image});
+        let files = [
+            export_by(&mut ours, &scratch, &name, node(&images[0]), growable),
+            export_by(&mut theirs, &scratch, &format!("{name}-qsd"), node(&images[1]), growable),
+        ];
+        for (command, fixed, grown) in commands {
+            let sizes = files.each_ref().map(|file| {
+                let arguments = ["-c".to_owned(), command.replace("FILE", text(file))];
+                client_output(&scratch, "sh", &arguments.each_ref().map(String::as_str));
+                fs::metadata(file).expect("a file").len()
+            });
+            let expected = if growable { grown } else { fixed };
+            assert_eq!(sizes[0], expected, "{command}, growable: {growable}");
+            if !growable {
+                assert_eq!(sizes[1], expected, "{command}, QSD");
+                let [ours, theirs] = files.each_ref().map(|file| fs::read(file).expect("a disk"));
+                assert!(ours == theirs, "{command}");
+            }
+        }
+    }
+    theirs.execute("quit", json!({}));
+    qsd.wait().expect("QSD ends");
+    drop(ours);
+    server.stop();
+}
+
+/// `du`, `cp` and `tar -S` go by `st_blocks`, which is that of the image.
+#[test]
+fn a_sparse_disk_is_a_sparse_file_as_with_qsd() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let (mut qsd, mut theirs) = start_qsd(&scratch.path("qsd"));
+    let mut ours = Qmp::connect(&server.socket("qmp"));
+    for (whose, qmp) in [("ours", &mut ours), ("theirs", &mut theirs)] {
+        for format in ["raw", "qcow2"] {
+            let name = format!("{whose}-{format}");
+            let image = scratch.path(&format!("{name}.img"));
+            let create = ["create", "-q", "-f", format, text(&image), "16M"];
+            client_output(&scratch, "qemu-img", &create);
+            let below = json!({"driver": "file", "filename": image, "discard": "unmap"});
+            let node = json!({"driver": format, "file": below, "discard": "unmap"});
+            let path = export_by(qmp, &scratch, &name, node, false);
+            let file = open(&path);
+            let blocks = |path: &Path| fs::metadata(path).expect("a file").blocks();
+            let check = |what: &str| assert_eq!(blocks(&path), blocks(&image), "{name}, {what}");
+            check("empty");
+            file.write_all_at(&vec![7; 2 << 20], 4 * MIB).expect("a write");
+            file.sync_all().expect("fsync");
+            check("written");
+            assert!((4096..8192).contains(&blocks(&path)), "{name}: {}", blocks(&path));
+            let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            zero(&file, punch, 4 * MIB, MIB).expect("punched");
+            file.sync_all().expect("fsync");
+            check("punched");
+            // Another answer that has the number of blocks.
+            fs::set_permissions(&path, PermissionsExt::from_mode(0o400)).expect("chmod");
+            check("chmod");
+            let copy = scratch.path(&format!("{name}.copy"));
+            client_output(&scratch, "cp", &[text(&path), text(&copy)]);
+            assert!(blocks(&copy) < 4096, "{name}: {}", blocks(&copy));
+        }
+        // No file tells.
+        let null = json!({"driver": "null-co", "size": 16 * MIB, "read-zeroes": true});
+        let path = export_by(qmp, &scratch, &format!("{whose}-null"), null, false);
+        assert_eq!(fs::metadata(&path).expect("a file").blocks(), 16 * MIB / 512);
+    }
+    theirs.execute("quit", json!({}));
+    qsd.wait().expect("QSD ends");
+    drop(ours);
+    assert!(!server.log().contains("refused system call"), "{}", server.log());
     server.stop();
 }
 

@@ -48,6 +48,11 @@ pub trait BlockNode: Send + Sync {
         self.child()?.end()
     }
 
+    /// Returns the bytes that the image takes up in its file system; `None` if unknown. May block.
+    fn allocated(&self) -> Option<u64> {
+        self.child()?.allocated()
+    }
+
     /// Permits requests beyond the end.
     ///
     /// Writes there make the image longer, reads return zeroes. A format on top of the node calls this to allocate

@@ -191,10 +191,11 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(ALL, calls![SYS_fallocate, SYS_ftruncate], Any, "discard, zeroes, resize"),
     row(ALL, calls![SYS_lseek], Any, "block status; the size of a device"),
     row(ALL, calls![SYS_ioctl], OneOf(1, REQUESTS), "block devices; whether output is a terminal"),
-    row(LOOPS, calls![SYS_fstat, SYS_fstatfs], Any, "what a descriptor is; the size of its pages"),
+    row(ALL, calls![SYS_fstat], Any, "what a descriptor is"),
+    row(LOOPS, calls![SYS_fstatfs], Any, "the size of a descriptor's pages"),
     // fstat(3) of glibc 2.33 and later. With a path the call would only stat a file.
     row(
-        LOOPS,
+        ALL,
         calls![SYS_newfstatat],
         Bits(3, libc::AT_EMPTY_PATH as u64, libc::AT_EMPTY_PATH as u64),
         "what a descriptor is",

@@ -98,10 +98,14 @@ impl FileAttributes {
         before.is_ok_and(|opens| opens <= 1)
     }
 
-    pub(super) fn get(&self) -> Attributes {
-        let [mode, uid, gid] = self.owner();
+    /// Returns the attributes of a file whose node has `allocated` bytes.
+    ///
+    /// As in QSD, a node that does not know them, or has none, counts as full.
+    pub fn get(&self, allocated: Option<u64>) -> Attributes {
+        let ([mode, uid, gid], size) = (self.owner(), self.size());
         Attributes {
-            size: self.size(),
+            size,
+            allocated: allocated.filter(|bytes| *bytes > 0).unwrap_or(size),
             time_s: self.time_s,
             mode: libc::S_IFREG | mode,
             uid,

@@ -244,6 +244,10 @@ impl Connection {
                 drop(slots);
                 self.submit(tag, Op::BlockStatus, offset, end - offset, bufs);
             }
+            Todo::Describe => {
+                drop(slots);
+                self.describe(tag);
+            }
             Todo::Grow(size) => {
                 slot.at = At::Resizing;
                 slot.grown = true;
@@ -278,8 +282,24 @@ impl Connection {
                 (Ok(()), None) => me.carry_out(tag),
                 (Ok(()), Some(change)) => {
                     me.service.file.change(&change);
-                    me.answer(tag, Answer::Attributes(me.service.file.get()));
+                    me.describe(tag);
                 }
+            }
+        });
+    }
+
+    /// Answers with the file's attributes. A pool thread asks the node how much is allocated: fstat(2) blocks on some
+    /// file systems.
+    fn describe(&self, tag: u32) {
+        if let Some(slot) = self.slots.borrow_mut().get(tag) {
+            slot.at = At::Describing;
+        }
+        let (node, me) = (self.service.node.clone(), self.me.clone());
+        let allocated = self.event_loop.offload(move || node.allocated());
+        self.event_loop.spawn(async move {
+            let allocated = allocated.await.ok().flatten();
+            if let Some(me) = me.upgrade() {
+                me.answer(tag, Answer::Attributes(me.service.file.get(allocated)));
             }
         });
     }
@@ -434,7 +454,7 @@ impl RequestOwner for Connection {
                 return self.sought(tag, (hole, offset, end), bufs);
             }
             (Ok(()), At::Node(_)) | (Err(_), _) => slot.give_back(bufs),
-            (Ok(()), At::Free | At::Receiving | At::Resizing) => return,
+            (Ok(()), At::Free | At::Receiving | At::Resizing | At::Describing) => return,
         }
         drop(slots);
         let answer = match (result, at) {

@@ -45,6 +45,8 @@ pub enum Todo {
         /// The file's end.
         end: u64,
     },
+    /// Answer with the file's attributes.
+    Describe,
     /// Resize the node, then judge the request again.
     Grow(u64),
     /// Resize the node, and change the attributes.
@@ -60,10 +62,11 @@ pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool
     let flush = Todo::Node { op: Op::Flush, offset: 0, len: 0, then: Answer::Done };
     match request {
         Request::Init(kernel) if !kernel.is_served() => error(Errno::EPROTO),
+        // As QSD 11.1. QSD 10.0 keeps the size of growable disks, too.
         Request::Init(kernel) => {
             Todo::Answer(Answer::Init { kernel, keeps_size: !file.growable || !file.writable })
         }
-        Request::GetAttributes => Todo::Answer(Answer::Attributes(file.get())),
+        Request::GetAttributes => Todo::Describe,
         Request::SetAttributes(change) => match (file.check(&change), change.size) {
             (Err(errno), _) => error(errno),
             (Ok(()), Some(size)) => match size.checked_next_multiple_of(SECTOR) {
@@ -72,7 +75,7 @@ pub fn judge(request: Request, file: &FileAttributes, through: bool, grown: bool
             },
             (Ok(()), None) => {
                 file.change(&change);
-                Todo::Answer(Answer::Attributes(file.get()))
+                Todo::Describe
             }
         },
         Request::Open => {

@@ -39,6 +39,8 @@ pub(super) enum At {
     },
     /// The node is being given another size.
     Resizing,
+    /// The node is asked how many bytes are allocated.
+    Describing,
 }
 
 pub(super) struct FuseSlot {
@@ -155,7 +157,7 @@ impl Slots {
     pub(super) fn in_flight(&self) -> Vec<InFlight> {
         let of = |slot: &FuseSlot| {
             match slot.at {
-                At::Node(_) | At::Seeking { .. } | At::Resizing => {}
+                At::Node(_) | At::Seeking { .. } | At::Resizing | At::Describing => {}
                 At::Free | At::Receiving => return None,
             }
             let (kind, offset, len) = counted(&slot.request);

@@ -336,6 +336,8 @@ fn set_attributes(fields: &mut Fields<'_>) -> Option<SetAttributes> {
 pub struct Attributes {
     /// Size in bytes.
     pub size: u64,
+    /// Bytes that take up room.
+    pub allocated: u64,
     /// Access, modification and change, seconds since 1970.
     pub time_s: u64,
     /// Type and permissions, as `st_mode` has them.
@@ -485,10 +487,10 @@ fn init(out: &mut Encoded, kernel: Init, keeps_size: bool) {
 }
 
 fn put_attributes(out: &mut Encoded, attributes: Attributes) {
-    let Attributes { size, time_s, mode, uid, gid, block_size } = attributes;
+    let Attributes { size, allocated, time_s, mode, uid, gid, block_size } = attributes;
     out.u64(ATTRIBUTES_S);
     out.u64(0);
-    for number in [ROOT, size, size.div_ceil(512), time_s, time_s, time_s] {
+    for number in [ROOT, size, allocated.div_ceil(512), time_s, time_s, time_s] {
         out.u64(number);
     }
     // Nanoseconds of the times, mode, links, owner, group, device, block size, flags.
@@ -577,8 +579,15 @@ mod tests {
             assert_eq!(encoded.bytes()[8..16], 9u64.to_ne_bytes());
             (said, encoded.bytes().len())
         };
-        let attributes =
-            Attributes { size: 5, time_s: 0, mode: 0, uid: 0, gid: 0, block_size: 4096 };
+        let attributes = Attributes {
+            size: 5,
+            allocated: 5,
+            time_s: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            block_size: 4096,
+        };
         let kernel = Init { major: 7, minor: 45, max_readahead: 0, flags: u64::MAX };
         assert_eq!(len(Answer::Error(Errno::EIO)), (16, 16));
         assert_eq!(len(Answer::Init { kernel, keeps_size: true }), (80, 80));

@@ -208,6 +208,11 @@ impl BlockNode for FileNode {
         u64::try_from(stat.st_size).ok().filter(|_| is_file)
     }
 
+    fn allocated(&self) -> Option<u64> {
+        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
+        u64::try_from(stat.st_blocks).ok().map(|blocks| blocks * 512)
+    }
+
     fn foreign_format(&self) -> Option<Format> {
         const SECTOR: u64 = 512;
         let last = self.size().saturating_sub(SECTOR);

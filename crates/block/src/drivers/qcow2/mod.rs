@@ -204,6 +204,11 @@ impl BlockNode for Qcow2Node {
         Some(self.details.get(&self.bitmaps.tell()))
     }
 
+    fn allocated(&self) -> Option<u64> {
+        let data = self.below.data_file.as_ref().map_or(Some(0), |data| data.allocated());
+        Some(self.below.file.allocated()? + data?)
+    }
+
     fn key_slots(&self) -> Option<Arc<KeySlots>> {
         self.details.key_slots()
     }
