@@ -301,6 +301,14 @@ impl Server {
         eventually(&format!("the end of the daemon (pid {pid})"), || self.process.try_wait())
     }
 
+    /// Sends SIGINT until it ends. A daemon that ends already takes it as new only after a second.
+    pub fn insist(&mut self) -> ExitStatus {
+        eventually("the end of a daemon that is told again and again", || {
+            self.signal(Signal::SIGINT);
+            self.process.try_wait()
+        })
+    }
+
     /// Ends it with SIGTERM.
     ///
     /// # Panics

@@ -456,3 +456,24 @@ fn a_throttle_node_changes_its_group() {
     assert_eq!(why, "Throttle group 'none' does not exist");
     server.stop();
 }
+
+/// As in QSD: only a user that writes is refused, and a format, which may write by itself.
+#[test]
+fn a_filter_above_a_node_that_is_read_only_reads() {
+    let scratch = Scratch::new();
+    image(&scratch, &["create", "-q", "-f", "qcow2", &path(&scratch, "disk"), "1M"]);
+    let (server, mut qmp) = daemon(&scratch);
+    let mut node = file(&scratch, "disk");
+    node["node-name"] = "file".into();
+    node["read-only"] = true.into();
+    qmp.execute("blockdev-add", node);
+    let above = |driver: &str| json!({"driver": driver, "node-name": driver, "file": "file"});
+    assert_eq!(qmp.refused("blockdev-add", above("qcow2")), "Block node 'file' is read-only");
+    qmp.execute("blockdev-add", above("raw"));
+    serve(&scratch, &mut qmp, &[("raw", false)]);
+    client_output(&scratch, "nbdinfo", &[&uri(&scratch, "raw")]);
+    let export =
+        json!({"type": "nbd", "id": "w", "node-name": "raw", "name": "w", "writable": true});
+    assert_eq!(qmp.refused("block-export-add", export), "Block node is read-only");
+    server.stop();
+}

@@ -161,7 +161,5 @@ fn an_image_is_free_after_its_last_request_while_the_daemon_ends() {
             write.output().expect("qemu-io runs").status.success().then_some(())
         });
     }
-    // A second signal ends the daemon at once.
-    server.signal(Signal::SIGTERM);
-    assert_eq!(server.wait().code(), Some(1));
+    assert_eq!(server.insist().code(), Some(1));
 }

@@ -184,6 +184,13 @@ fn images_in_other_formats_are_refused() {
         for expected in [format, "qemu-img convert", "--format raw"] {
             assert!(said.contains(expected), "{expected}: {said}");
         }
+        // qemu-img would overwrite a file that is there.
+        let taken = image.with_extension("qcow2");
+        fs::write(&taken, "precious").expect("a file");
+        let again = refused(&scratch, &image, &[]);
+        let free = image.with_extension("new.qcow2").display().to_string();
+        assert!(said.contains(&taken.display().to_string()) && again.contains(&free), "{again}");
+        fs::remove_file(&taken).expect("it is there");
         // The driver `luks` reads such an image.
         let advises_driver = said.contains("--blockdev driver=luks,");
         assert_eq!(advises_driver, format == "luks", "{said}");

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use integration::nbd::client_output;
 use integration::{
     BlkClient, Image, Request, Scratch, Segment, Server, ServerCommand, pattern, request,
 };
@@ -9,11 +10,16 @@ use nix::sys::signal::Signal;
 
 /// A disk with this `latency`, with eight requests in flight.
 fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
+    slow_disk_beside(ServerCommand::new(scratch), latency)
+}
+
+/// The same, of a daemon that also has what `command` says.
+fn slow_disk_beside(command: ServerCommand<'_>, latency: Duration) -> (Server, BlkClient) {
     let node = |name: &str, latency: Duration| {
         let nanoseconds = latency.as_nanos();
         format!("driver=null-co,node-name={name},size=1048576,latency-ns={nanoseconds}")
     };
-    let server = ServerCommand::new(scratch)
+    let server = command
         .iothread("io0")
         .arg("--blockdev")
         .arg(node("slow", latency))
@@ -72,14 +78,55 @@ fn a_hang_up_is_no_second_signal() {
     assert!(!server.socket("slow").exists());
 }
 
+/// A daemon's options for a new qcow2 image.
+fn with_image(scratch: &Scratch) -> ServerCommand<'_> {
+    let path = scratch.path("disk.qcow2").display().to_string();
+    if !scratch.path("disk.qcow2").exists() {
+        client_output(scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &path, "1M"]);
+    }
+    ServerCommand::new(scratch)
+        .arg("--blockdev")
+        .arg(format!("driver=qcow2,node-name=disk,file.driver=file,file.filename={path}"))
+        .export("disk", "")
+}
+
+/// Writes a block to the image, and does not flush it.
+fn write(server: &Server) -> BlkClient {
+    let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
+    client.write(8, &pattern::block(1, 1));
+    client
+}
+
+/// Has the image what was written, for all programs?
+fn is_written(scratch: &Scratch) -> bool {
+    let [image, raw] = ["disk.qcow2", "raw"].map(|name| scratch.path(name).display().to_string());
+    client_output(scratch, "qemu-img", &["convert", "-O", "raw", &image, &raw]);
+    let block = Image::existing(&scratch.path("raw")).read(4096, pattern::BLOCK);
+    pattern::generation(1, &block) == Ok(1)
+}
+
+/// timeout(1) signals the daemon, and then its process group.
 #[test]
-fn a_second_signal_ends_at_once() {
+fn signals_at_the_same_time_are_one() {
     let scratch = Scratch::new();
-    let (mut server, _client) = slow_disk(&scratch, Duration::from_secs(300));
+    let mut server = with_image(&scratch).start();
+    let _client = write(&server);
+    server.signal(Signal::SIGTERM);
     server.signal(Signal::SIGTERM);
     server.signal(Signal::SIGINT);
-    let status = server.wait();
-    assert!(!status.success(), "work was left undone, but the exit status says success");
+    assert!(server.wait().success());
+    assert!(is_written(&scratch));
+}
+
+#[test]
+fn a_later_signal_ends_at_once_and_leaves_an_image_to_its_journal() {
+    let scratch = Scratch::new();
+    let (mut server, _slow) = slow_disk_beside(with_image(&scratch), Duration::from_secs(300));
+    let _client = write(&server);
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.insist().code(), Some(1), "work was left undone");
+    with_image(&scratch).start().stop();
+    assert!(is_written(&scratch));
 }
 
 #[test]

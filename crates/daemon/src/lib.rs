@@ -61,6 +61,7 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -190,8 +191,6 @@ const AFTER_FAILURE_NS: u64 = 5_000_000_000;
 enum Served {
     /// By a signal or a command. The value: whether all flushes succeeded.
     Stopped(bool),
-    /// By a second signal.
-    Insisted,
     /// An I/O thread has failed.
     Failed(DaemonError),
 }
@@ -199,8 +198,8 @@ enum Served {
 /// Runs the daemon until a signal or a command ends it.
 ///
 /// Carries out `start.steps`, then calls `ready`, which has to call [`Daemon::confine`]. At the end, requests in
-/// flight are finished and flushed, and sockets removed. A second signal ends the process at once. An I/O thread
-/// that fails ends the daemon with an error.
+/// flight are finished and flushed, and sockets removed. A further signal, a second or more after the first, ends
+/// the process at once. An I/O thread that fails ends the daemon with an error.
 ///
 /// # Errors
 ///
@@ -318,16 +317,23 @@ fn run_until_stopped(
             End::Quit(answer) => ("quit", Some(answer)),
         };
         daemon.is_stopping();
-        log::info!("{cause}: finishing the requests in flight; a further signal ends at once");
-        let down = daemon.take_down(quit);
-        until(down, stop.insisted(cause)).await.map_or(Served::Insisted, Served::Stopped)
+        log::info!("{cause}: finishing the requests in flight; another signal, after a second, ends at once");
+        let pidfile = daemon.pidfile.clone();
+        let mut down = pin!(daemon.take_down(quit));
+        match until(down.as_mut(), stop.insisted()).await {
+            Ok(flushed) => Served::Stopped(flushed),
+            // Nothing is dropped: an image that is dropped is closed, which may wait for what does not end.
+            Err(()) => {
+                pidfile.get().into_iter().for_each(Pidfile::remove);
+                host.exit(1)
+            }
+        }
     });
     match served {
         Ok(Served::Stopped(true)) => Ok(()),
         Ok(Served::Stopped(false)) => {
             Err(DaemonError::new("not all that was written could be flushed"))
         }
-        Ok(Served::Insisted) => host.exit(1),
         Ok(Served::Failed(error)) => Err(error),
         Err(error) => Err(control_failed(&error)),
     }

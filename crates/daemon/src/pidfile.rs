@@ -120,6 +120,13 @@ impl Pidfile {
 
 impl Drop for Pidfile {
     fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+impl Pidfile {
+    /// Removes the file, which dropping does as well.
+    pub(crate) fn remove(&self) {
         // Another program may have replaced the file.
         if is_at(&self.file, &self.path)
             && let Err(error) = fs::remove_file(&self.path)

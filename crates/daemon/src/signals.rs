@@ -12,7 +12,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 pub(crate) struct StopSignals {
     fd: SignalFd,
     ready: Readiness,
+    event_loop: EventLoop,
 }
+
+/// Signals within this time of the first one are the same request: timeout(1) signals both its child and its process
+/// group, a terminal and a service manager send SIGHUP as well.
+const SAME_REQUEST_NS: u64 = 1_000_000_000;
 
 /// Blocks the stop signals in the calling thread and its future threads.
 ///
@@ -68,7 +73,8 @@ impl StopSignals {
         let fd = SignalFd::with_flags(blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let dup: OwnedFd = fd.as_fd().try_clone_to_owned().map_err(|_| Errno::last())?;
         let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
-        Ok(StopSignals { ready: Readiness::new(event_loop, Arc::new(dup), events.into()), fd })
+        let ready = Readiness::new(event_loop, Arc::new(dup), events.into());
+        Ok(StopSignals { fd, ready, event_loop: event_loop.clone() })
     }
 
     /// Waits for the next signal.
@@ -82,15 +88,12 @@ impl StopSignals {
         }
     }
 
-    /// Waits for a second signal after `first`. SIGHUP does not count: a closed terminal or a service manager
-    /// sends it together with another signal, in any order.
-    pub(crate) async fn insisted(&mut self, first: &str) {
-        let hang_up = Signal::SIGHUP.as_str();
-        let mut wanted = if first == hang_up { 2 } else { 1 };
-        while wanted > 0 {
-            if self.next().await != hang_up {
-                wanted -= 1;
-            }
-        }
+    /// Waits for a signal that insists on an end that was asked for just now. SIGHUP does not: a terminal that
+    /// closes sends it.
+    pub(crate) async fn insisted(&mut self) {
+        let asked = self.event_loop.now_ns();
+        while self.next().await == Signal::SIGHUP.as_str()
+            || self.event_loop.now_ns().saturating_sub(asked) < SAME_REQUEST_NS
+        {}
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn unless_stopped<T>(
         Err(signal) => signal,
     };
     if moving.get() {
-        let _ = until(change, stop.insisted(signal)).await;
+        let _ = until(change, stop.insisted()).await;
     }
     Err(signal)
 }

@@ -148,7 +148,7 @@ fn format_found(options: &ServeOptions) -> Result<ServeFormat, DaemonError> {
 /// Returns the error for an image in a format that is not served.
 fn unknown_format(image: &Path, format: Format) -> DaemonError {
     let (path, name) = (image.display(), format.name());
-    let to = image.with_extension("qcow2");
+    let to = new_name(image);
     let from = match format {
         Format::Luks => format!(
             "--object secret,id=key,file=KEYFILE --image-opts \
@@ -194,6 +194,15 @@ fn unknown_format(image: &Path, format: Format) -> DaemonError {
          If it is a raw disk whose contents look like {name}: --format raw",
         to.display()
     ))
+}
+
+/// A name for the image converted to qcow2. qemu-img would overwrite a file of that name without a word.
+fn new_name(image: &Path) -> PathBuf {
+    let mut name = image.with_extension("qcow2");
+    while name.symlink_metadata().is_ok() {
+        name.set_extension("new.qcow2");
+    }
+    name
 }
 
 /// Returns the format for a new image: by `--format`, otherwise by the image's name.

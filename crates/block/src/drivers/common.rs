@@ -18,22 +18,29 @@ pub(crate) struct Common {
     detect_zeroes: DetectZeroes,
 }
 
+/// Checks that an image may write to the node below, unless its options say that it only reads. The message is
+/// QEMU's.
+pub(crate) fn check_writable(
+    options: &BlockdevOptions,
+    child: &dyn BlockNode,
+) -> Result<(), OpenError> {
+    // With a child that fell back to reading (`auto-read-only`), the error comes later, from the user that writes.
+    let is_final = child.geometry().read_only && child.why_read_only().is_none();
+    if is_final && !options.read_only && !options.auto_read_only {
+        return Err(OpenError::new(format!("Block node '{}' is read-only", child.name()))
+            .with_hint("read-only=on opens the image on top of it"));
+    }
+    Ok(())
+}
+
 impl Common {
-    /// Of a node on top of `child`. The message is QEMU's.
-    pub(crate) fn new(options: &BlockdevOptions, child: &dyn BlockNode) -> Result<Self, OpenError> {
-        let below_read_only = child.geometry().read_only;
-        // With a child that fell back to reading (`auto-read-only`), the error comes later, from
-        // the user that writes.
-        let is_final = below_read_only && child.why_read_only().is_none();
-        if is_final && !options.read_only && !options.auto_read_only {
-            return Err(OpenError::new(format!("Block node '{}' is read-only", child.name()))
-                .with_hint("read-only=on opens the node on top of it"));
-        }
-        Ok(Common {
-            read_only: below_read_only || options.read_only,
+    /// Of a node on top of `child`. As in QEMU, it is read-only if the child is; a user that writes is refused.
+    pub(crate) fn new(options: &BlockdevOptions, child: &dyn BlockNode) -> Self {
+        Common {
+            read_only: child.geometry().read_only || options.read_only,
             discard: options.discard,
             detect_zeroes: options.detect_zeroes,
-        })
+        }
     }
 
     /// Returns the geometry of the node below, restricted by the options.

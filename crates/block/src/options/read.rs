@@ -168,7 +168,7 @@ pub(super) static COMMON: &[Field<Common>] = &[
     }),
     Field::unoffered("force-share", |node, value, name, at| {
         only_off(node, value, name, at).map_err(|error| {
-            error.hint("locking=off opens an image that another program has locked.")
+            error.hint("read-only=on,locking=off reads an image that another program has locked.")
         })
     }),
 ];

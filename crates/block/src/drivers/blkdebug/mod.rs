@@ -62,7 +62,7 @@ impl BlkdebugNode {
         }
         Ok(BlkdebugNode {
             name,
-            common: Common::new(common, &*child)?,
+            common: Common::new(common, &*child),
             range_lock: RangeLock::new(limits.align as usize),
             limits,
             rules: Arc::new(Mutex::new(Rules::new(&options))),

@@ -39,7 +39,7 @@ impl CopyBeforeWriteNode {
     ) -> Result<Self, OpenError> {
         let name = node.name().to_owned();
         let (source, target) = (node.child("file")?, node.child("target")?);
-        let common = Common::new(node.options(), &*source)?;
+        let common = Common::new(node.options(), &*source);
         let size = source.geometry().size;
         check_target(&*target, size)?;
         let cluster = cluster(options, &*target)?;

@@ -42,7 +42,7 @@ impl CopyOnReadNode {
                 child.name()
             )));
         }
-        let common = Common::new(options, &*child)?;
+        let common = Common::new(options, &*child);
         let cluster = cluster_size(&*child).unwrap_or(PART).max(PART);
         let left = Bitmap::new(below.size, cluster, true);
         let snapshot = Snapshot::new(left, OnCbwError::BreakGuestWrite, What::Behind(end));

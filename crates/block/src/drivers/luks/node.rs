@@ -10,7 +10,7 @@ use event_loop::EventLoop;
 use nix::errno::Errno;
 
 use crate::drivers::align::{Aligned, WholeBlocks};
-use crate::drivers::common::Common;
+use crate::drivers::common::{Common, check_writable};
 use crate::drivers::encryption::{Encrypted, EncryptedChannel, KeySlots, Unlocked, specific};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
@@ -43,7 +43,8 @@ impl LuksNode {
         unlocked: Unlocked,
         child: Arc<dyn BlockNode>,
     ) -> Result<Self, OpenError> {
-        let common = Common::new(options, &*child)?;
+        check_writable(options, &*child)?;
+        let common = Common::new(options, &*child);
         let Unlocked { cipher, payload, slots } = unlocked;
         let size = child.geometry().size;
         if payload > size {

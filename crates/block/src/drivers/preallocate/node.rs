@@ -129,7 +129,7 @@ impl PreallocateNode {
         options: &BlockdevOptions,
         room: Arc<Room>,
     ) -> Result<Self, OpenError> {
-        let common = Common::new(options, &*room.child)?;
+        let common = Common::new(options, &*room.child);
         Ok(PreallocateNode { name, common, room })
     }
 }

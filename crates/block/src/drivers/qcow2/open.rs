@@ -31,6 +31,7 @@ use super::release_for_handover::Releasing;
 use super::snapshots;
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{Shared, sync};
+use crate::drivers::common::check_writable;
 use crate::drivers::encryption::Unlocked;
 use crate::error::OpenError;
 use crate::inherited::Inherited;
@@ -155,16 +156,11 @@ impl Opening {
         file: Arc<dyn BlockNode>,
     ) -> Result<Opening, OpenError> {
         let below = file.geometry();
-        if below.read_only && !common.read_only {
-            // No fallback to reading, as in QEMU: its driver opens the file for writing at once.
-            if let Some(why) = file.why_read_only() {
-                return Err(why.with_hint("read-only=on opens the image for reading"));
-            }
-            if !common.auto_read_only {
-                return Err(OpenError::new(format!("Block node '{}' is read-only", file.name()))
-                    .with_hint("read-only=on opens the image on top of it"));
-            }
+        // No fallback to reading, as in QEMU: its driver opens the file for writing at once.
+        if let Some(why) = file.why_read_only().filter(|_| !common.read_only) {
+            return Err(why.with_hint("read-only=on opens the image for reading"));
         }
+        check_writable(common, &*file)?;
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, Purpose::of(read_only))?;

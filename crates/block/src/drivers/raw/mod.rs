@@ -73,7 +73,7 @@ impl RawNode {
             }
             _ => {}
         }
-        let common = Common::new(common, &*child)?;
+        let common = Common::new(common, &*child);
         let told = AtomicBool::new(false);
         Ok(RawNode { name, child, offset, size, keep_raw, told, common })
     }

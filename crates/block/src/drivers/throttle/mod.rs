@@ -37,7 +37,7 @@ impl ThrottleNode {
         group: Arc<ThrottleGroup>,
         child: Arc<dyn BlockNode>,
     ) -> Result<Self, OpenError> {
-        let common = Common::new(common, &*child)?;
+        let common = Common::new(common, &*child);
         Ok(ThrottleNode { name, common, group, child })
     }
 }
