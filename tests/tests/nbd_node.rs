@@ -1,10 +1,12 @@
 //! A node that is the export of another NBD server, ringmill's own: a daemon in front of a daemon.
 
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
+use serde_json::json;
 
 /// The daemon that has the image.
 fn storage(scratch: &Scratch, name: &'static str, image: &Image) -> Server {
@@ -54,6 +56,32 @@ fn an_image_goes_through_two_daemons() {
     assert!(map.lines().any(|line| line.contains("hole,zero")), "{map}");
     server.stop();
     storage.stop();
+}
+
+/// A server takes the connection, and says nothing. Only the client that adds the node waits.
+#[test]
+fn other_clients_are_served_while_a_node_connects() {
+    let scratch = Scratch::new();
+    let silent = UnixListener::bind(scratch.path("silent")).expect("a socket");
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let [mut waiting, mut other] = [0, 1].map(|_| Qmp::connect(&server.socket("qmp")));
+    let address = json!({"type": "unix", "path": scratch.path("silent")});
+    let node = json!({"driver": "nbd", "node-name": "far", "server": address});
+    waiting.send(&json!({"execute": "blockdev-add", "arguments": node}).to_string());
+    let (far, _) = silent.accept().expect("the daemon connects");
+    let null = json!({"driver": "null-co", "node-name": "near", "size": 1 << 20});
+    other.execute("blockdev-add", null);
+    let nodes = other.execute("query-named-block-nodes", json!({}));
+    assert_eq!(nodes.as_array().map(Vec::len), Some(1), "{nodes}");
+    let why = other.refused("x-upgrade", json!({}));
+    assert!(why.contains("a command of a monitor waits"), "{why}");
+    // Another node may have the name by now.
+    let far_too = json!({"driver": "null-co", "node-name": "far", "size": 1 << 20});
+    other.execute("blockdev-add", far_too);
+    drop(far);
+    let answer = waiting.answer();
+    assert_eq!(answer["error"]["desc"], "Failed to read data: the server left");
+    server.stop();
 }
 
 #[test]

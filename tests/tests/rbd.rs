@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -552,7 +553,46 @@ fn a_daemon_that_is_killed_loses_nothing_that_was_answered() {
         server = daemon(&ceph, &scratch);
         writer.blk = connect(&server, 2);
     }
-    server.stop();
+    only_its_own_command_waits_for_the_lock(&server, kills > 1);
+    // Otherwise its end waits for the resize.
+    server.kill();
+}
+
+/// `block_resize` waits for the lock of the killed daemon. Other commands and the guest's reads go on. `to_the_end`: it
+/// is waited for.
+fn only_its_own_command_waits_for_the_lock(server: &Server, to_the_end: bool) {
+    let [mut waiting, mut other] = [0, 1].map(|_| Qmp::connect(&server.socket("qmp")));
+    let size = (MIB + 1) << 20;
+    let resize = json!({"node-name": "disk", "size": size});
+    let command = json!({"execute": "block_resize", "arguments": resize});
+    waiting.send(&command.to_string());
+    let mut is_busy = || {
+        let why = other.refused("blockdev-del", json!({"node-name": "disk"}));
+        (why == "Node 'disk' is busy: it is being resized").then_some(())
+    };
+    eventually("the resize", &mut is_busy);
+    assert_eq!(is_busy(), Some(()));
+    let null = json!({"driver": "null-co", "node-name": "null", "size": 1 << 20});
+    other.execute("blockdev-add", null);
+    other.execute("blockdev-del", json!({"node-name": "null"}));
+    assert_eq!(size_of(server), MIB << 20, "it is under way");
+    let why = other.refused("block_resize", resize);
+    assert_eq!(why, "Node 'disk' is busy: it is being resized");
+    let nbd = json!({"type": "nbd", "id": "n", "node-name": "disk"});
+    let addr = json!({"type": "unix", "data": {"path": server.socket("nbd")}});
+    other.execute("nbd-server-start", json!({"addr": addr}));
+    let why = other.refused("block-export-add", nbd);
+    assert!(why.starts_with("Permission conflict on node 'disk'"), "{why}");
+    let bitmap = json!({"node": "disk", "name": "b"});
+    let why = other.refused("block-dirty-bitmap-add", bitmap.clone());
+    assert_eq!(why, "Node 'disk' is busy: it is being resized");
+    let why = other.refused("x-upgrade", json!({}));
+    assert!(why.contains("a command of a monitor waits"), "{why}");
+    if to_the_end {
+        assert_eq!(waiting.answer()["return"], json!({}));
+        assert_eq!(size_of(server), size);
+        other.execute("block-dirty-bitmap-add", bitmap);
+    }
 }
 
 #[test]
@@ -613,6 +653,11 @@ fn what_cannot_be_opened_is_an_error_that_says_what_to_do() {
     assert!(said.contains("error reading header from none: No such file or directory"), "{said}");
     let said = refused(ceph.node("disk", "disk", "").replace("user=vm", "user=stranger"));
     assert!(said.contains("error connecting") && said.contains("key of client.stranger"), "{said}");
+    let said = refused(ceph.node("disk", "disk", ",namespace=ns"));
+    assert!(said.contains("namespace 'ns' does not exist\n"), "{said}");
+    ceph.rbd(&["namespace", "create", "rbd/ns"]);
+    let said = refused(ceph.node("disk", "disk", ",namespace=ns"));
+    assert!(said.contains("error reading header from disk: No such file or directory"), "{said}");
     let said = refused("rbd,node-name=disk,pool=rbd,image=disk,conf=/none/ceph.conf".to_owned());
     assert!(said.contains("error reading conf file /none/ceph.conf"), "{said}");
     // A daemon without such a node has not loaded the library, and cannot any more.
@@ -627,8 +672,39 @@ fn what_cannot_be_opened_is_an_error_that_says_what_to_do() {
     let command = ServerCommand::new(&scratch).monitor("qmp");
     let server = command.args(["--sandbox", "drivers=rbd"]).start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    qmp.execute("blockdev-add", node);
+    let mut wrong = node.clone();
+    wrong["user"] = "stranger".into();
+    let why = qmp.refused("blockdev-add", wrong);
+    assert!(why.contains("error connecting") && why.contains("key of client.stranger"), "{why}");
+    let mut location = node.clone();
+    let members = location.as_object_mut().expect("members");
+    members.retain(|name, _| name != "driver" && name != "node-name");
+    location["namespace"] = "none".into();
+    let options = json!({"driver": "rbd", "location": location, "size": 1 << 20});
+    qmp.execute("blockdev-create", json!({"job-id": "create", "options": options}));
+    wait_for_status(&mut qmp, "create", "concluded");
+    let error = qmp.execute("query-jobs", json!({}))[0]["error"].clone();
+    assert_eq!(error, "rbd image rbd/none/disk: namespace 'none' does not exist");
+    qmp.execute("job-dismiss", json!({"id": "create"}));
+    qmp.execute("blockdev-add", node.clone());
     assert_eq!(size_of(&server), MIB << 20);
+    only_its_own_command_waits_for_a_monitor(&server, node);
+    // Its end would wait for the library.
     drop(qmp);
-    server.stop();
+    server.kill();
+}
+
+/// A monitor of the cluster takes the connection, and says nothing. Other commands go on.
+fn only_its_own_command_waits_for_a_monitor(server: &Server, mut node: Value) {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a socket");
+    let port = silent.local_addr().expect("an address").port();
+    let [mut waiting, mut other] = [0, 1].map(|_| Qmp::connect(&server.socket("qmp")));
+    node["server"] = json!([{"host": "127.0.0.1", "port": port.to_string()}]);
+    node["node-name"] = "waits".into();
+    let command = json!({"execute": "blockdev-add", "arguments": node});
+    waiting.send(&command.to_string());
+    let _monitor = silent.accept().expect("the library connects");
+    other.execute("blockdev-del", json!({"node-name": "disk"}));
+    let why = other.refused("x-upgrade", json!({}));
+    assert!(why.contains("a command of a monitor waits"), "{why}");
 }

@@ -84,7 +84,7 @@ pub struct ConnectContext<'a> {
 pub struct Connections(Vec<(Driver, Box<dyn Any + Send>)>);
 
 impl Connections {
-    /// Connects to the servers of all nodes among these options, nested ones included.
+    /// Connects to the servers of all nodes among these options, nested ones included. `None`: there are none.
     ///
     /// Waits for the servers: for each `nbd` node at most 10 seconds, plus its `open-timeout`.
     /// The loop of `context` runs meanwhile.
@@ -92,22 +92,28 @@ impl Connections {
     /// # Errors
     ///
     /// As of [`NodeRegistry::open`](crate::NodeRegistry::open).
-    pub async fn new(
+    pub fn begin(
         context: &ConnectContext<'_>,
         options: &BlockdevOptions,
-    ) -> Result<Self, OpenError> {
-        let mut connections = Vec::new();
+    ) -> Option<impl Future<Output = Result<Self, OpenError>> + use<>> {
+        let mut begun = Vec::new();
         let mut unseen = vec![options];
         while let Some(BlockdevOptions { driver, .. }) = unseen.pop() {
             if let Some(connecting) = driver.connect(context) {
-                connections.push((driver.clone(), connecting.await?));
+                begun.push((driver.clone(), connecting));
             }
             unseen.extend(driver.children().into_iter().filter_map(|child| match child.node {
                 BlockdevRef::Inline(options) => Some(&**options),
                 BlockdevRef::Name(_) => None,
             }));
         }
-        Ok(Connections(connections))
+        (!begun.is_empty()).then_some(async move {
+            let mut connections = Vec::new();
+            for (driver, connecting) in begun {
+                connections.push((driver, connecting.await?));
+            }
+            Ok(Connections(connections))
+        })
     }
 
     /// Returns the prepared connection of a node with these options. If there is none, makes it on a

@@ -15,6 +15,8 @@ pub struct OpenError {
     message: String,
     errno: Option<Errno>,
     hint: Option<String>,
+    /// Whether QMP's description has the hint, too.
+    hint_everywhere: bool,
     locked_by: Option<LockedBy>,
 }
 
@@ -35,7 +37,13 @@ pub(crate) enum LockedBy {
 impl OpenError {
     /// Returns an error that no system call reported.
     pub fn new(message: impl Into<String>) -> Self {
-        OpenError { message: message.into(), errno: None, hint: None, locked_by: None }
+        OpenError {
+            message: message.into(),
+            errno: None,
+            hint: None,
+            hint_everywhere: false,
+            locked_by: None,
+        }
     }
 
     /// Returns the error of a failed system call.
@@ -76,6 +84,12 @@ impl OpenError {
         self
     }
 
+    /// Has monitors show the hint, too. Programs compare most descriptions with QSD's, which have none.
+    #[must_use]
+    pub fn with_hint_everywhere(self) -> Self {
+        OpenError { hint_everywhere: true, ..self }
+    }
+
     /// The same error: the image is locked, and no process is found that would hold the lock.
     pub(crate) fn locked_by(self, by: LockedBy) -> Self {
         OpenError { locked_by: Some(by), ..self }
@@ -107,6 +121,11 @@ impl OpenError {
     /// The hint has one or more lines.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
+    }
+
+    /// Returns whether monitors show the hint.
+    pub fn has_hint_everywhere(&self) -> bool {
+        self.hint_everywhere
     }
 }
 

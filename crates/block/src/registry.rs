@@ -23,6 +23,7 @@ use nix::unistd::geteuid;
 
 pub(crate) use self::activity::ToRead;
 pub use self::context::OpenContext;
+use self::resize::Resizing;
 use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
 use crate::drivers::file::ImageLock;
@@ -69,8 +70,7 @@ pub struct NodeRegistry {
     /// Set while an inactive node's image is opened: takes no locks, neither of the image nor of
     /// images that it names.
     looks: bool,
-    /// Held while a node is given another size.
-    resizing: Arc<tokio::sync::Mutex<()>>,
+    resizing: Resizing,
     /// Of qcow2 images.
     journals: Option<Journals>,
     /// Where damage of qcow2 images is reported.

@@ -26,6 +26,8 @@ pub enum ResizeError {
     Busy,
     /// Its format cannot; why, in words.
     Format(&'static str),
+    /// It takes long, and goes on: a cluster does not answer, or waits for another client.
+    Slow,
     /// A system call failed.
     Os {
         /// Of what, in words.
@@ -63,6 +65,9 @@ impl fmt::Display for ResizeError {
             ResizeError::Device => f.write_str("Cannot grow device files"),
             ResizeError::Busy => f.write_str("Node is in use by a change of the block graph"),
             ResizeError::Format(why) => f.write_str(why),
+            ResizeError::Slow => f.write_str(
+                "failed to resize: no answer from the cluster yet; the library is still at it",
+            ),
             ResizeError::Os { what, errno } => write!(f, "{what}: {}", errno.desc()),
         }
     }

@@ -4,8 +4,8 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use event_loop::ThreadBirth;
 use event_loop::sync::lock;
+use event_loop::{ThreadBirth, oneshot};
 
 use crate::error::OpenError;
 use crate::own_mounts::OwnMounts;
@@ -16,6 +16,8 @@ pub struct DriverServices {
     library_birth: ThreadBirth,
     is_sealed: bool,
     own_mounts: OwnMounts,
+    /// Images of nodes that are gone, which threads close.
+    closing: Mutex<Vec<oneshot::Receiver<()>>>,
     /// What nodes of one driver share, by type.
     shared: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
@@ -46,6 +48,17 @@ impl DriverServices {
     #[must_use]
     pub fn own_mounts(&self) -> &OwnMounts {
         &self.own_mounts
+    }
+
+    /// Makes [`closed`](Self::closed) wait for an image that another thread closes.
+    pub(crate) fn closes(&self, image: oneshot::Receiver<()>) {
+        lock(&self.closing).push(image);
+    }
+
+    /// Waits until the images of nodes that are gone are closed. `None`: all are.
+    pub fn closed(&self) -> Option<impl Future<Output = ()> + use<>> {
+        let closing = std::mem::take(&mut *lock(&self.closing));
+        (!closing.is_empty()).then_some(async move { drop(oneshot::all(closing).await) })
     }
 
     /// Returns the value that the nodes of a driver share. The first caller makes it.

@@ -113,6 +113,9 @@ struct Job {
     filters: bool,
 }
 
+/// The kind of a job that is a `block_resize`.
+const RESIZE: &str = "resize";
+
 impl Job {
     fn uses(&self, node: &str) -> bool {
         self.source == node
@@ -413,6 +416,9 @@ impl Inventory {
     /// One does.
     pub fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
         match self.jobs.values().find(|job| job.uses(node)) {
+            Some(job) if job.kind == RESIZE => {
+                Err(OptionError::new(format!("Node '{node}' is busy: it is being resized")))
+            }
             Some(job) => Err(OptionError::new(format!(
                 "Node '{node}' is busy: block device is in use by block job: {}",
                 job.kind

@@ -162,6 +162,7 @@ impl Daemon {
         }
         let missing = || format!("Cannot find device='{node}' nor node-name='{node}'");
         let opened = self.nodes.node(&node).map_err(|_| refused(missing()))?;
+        self.inventory.has_fixed_size(&node).map_err(DaemonError::from)?;
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }

@@ -13,7 +13,7 @@ use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
-use super::commands::DeleteMode;
+use super::commands::{Answer, DeleteMode, Rest};
 use super::errors::{policy_of, watch};
 use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
@@ -39,14 +39,47 @@ impl Daemon {
         Ok(())
     }
 
+    /// Adds what a command describes. Other commands are executed while a node connects to its servers, which may take
+    /// half a minute.
+    pub(super) async fn add_for_monitor(&mut self, step: Step) -> Result<Answer, DaemonError> {
+        if let Action::Blockdev(options) = &step.action {
+            self.check_paths(&step.action)?;
+            self.inventory.with(&step)?;
+            if let Some(connecting) = self.connect(options) {
+                return Ok(Answer::Continued(Box::pin(async move {
+                    let connected = connecting.await;
+                    let rest: Rest = Box::new(move |daemon| {
+                        Box::pin(async move {
+                            let connections = connected.map_err(DaemonError::from)?;
+                            daemon.add_connected(&step, Some(connections)).await?;
+                            Ok(().into())
+                        })
+                    });
+                    rest
+                })));
+            }
+        }
+        self.add(&step).await?;
+        Ok(().into())
+    }
+
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
+        self.add_connected(step, None).await
+    }
+
+    /// Does the same, for a node with connections made beforehand.
+    async fn add_connected(
+        &mut self,
+        step: &Step,
+        connections: Option<Connections>,
+    ) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
         let inventory = self.inventory.with(step)?;
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
-                self.open_node(options).await?;
+                self.open_node(options, connections).await?;
                 self.take_bitmaps().await?;
             }
             Action::Export(options) => {
@@ -83,26 +116,44 @@ impl Daemon {
     /// Opens a node. An image that a killed daemon was writing to stays locked until the kernel has
     /// finished its last requests: which is waited for, as they must not overtake those of ours. No
     /// event tells of it.
-    pub(super) async fn open_node(&mut self, options: &BlockdevOptions) -> Result<(), DaemonError> {
+    pub(super) async fn open_node(
+        &mut self,
+        options: &BlockdevOptions,
+        mut connections: Option<Connections>,
+    ) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
-            let given = RefCell::new(&mut self.given);
-            let inherited = |fd: &FdName| {
-                let socket = given.borrow_mut().connected(fd);
-                socket.map_err(|error| OpenError::new(error.to_string()))
+            let connections = match connections.take() {
+                Some(connections) => connections,
+                None => match self.connect(options) {
+                    Some(connecting) => connecting.await?,
+                    None => Connections::default(),
+                },
             };
-            let context = ConnectContext {
-                event_loop: &self.control,
-                credentials: self.nodes.known_credentials(),
-                nodes: &self.nodes,
-                inherited: &inherited,
-            };
-            let connections = Connections::new(&context, options).await?;
             match self.nodes.open_connected(options, connections) {
                 Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
                 opened => return Ok(opened.map(drop)?),
             }
         }
+    }
+
+    /// Begins the connections that a node needs, if it needs any.
+    fn connect(
+        &mut self,
+        options: &BlockdevOptions,
+    ) -> Option<impl Future<Output = Result<Connections, OpenError>> + use<>> {
+        let given = RefCell::new(&mut self.given);
+        let inherited = |fd: &FdName| {
+            let socket = given.borrow_mut().connected(fd);
+            socket.map_err(|error| OpenError::new(error.to_string()))
+        };
+        let context = ConnectContext {
+            event_loop: &self.control,
+            credentials: self.nodes.known_credentials(),
+            nodes: &self.nodes,
+            inherited: &inherited,
+        };
+        Connections::begin(&context, options)
     }
 
     /// Whether an image may soon be free that could not be opened. One that a process may have open
@@ -185,13 +236,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// `block_resize`.
+    /// Begins a `block_resize`. Other commands are executed until its end: librbd may wait for half a minute.
     pub(super) async fn resize(
         &mut self,
         device: Option<&str>,
         node_name: Option<&str>,
         size: i64,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<Answer, DaemonError> {
         // No node has a device on it.
         let Some(name) = node_name.filter(|name| self.nodes.node(name).is_ok()) else {
             let (device, name) = (device.unwrap_or_default(), node_name.unwrap_or_default());
@@ -201,8 +252,21 @@ impl Daemon {
         let Ok(size) = u64::try_from(size) else {
             return Err(DaemonError::new("Parameter 'size' expects a >0 size"));
         };
-        self.inventory.check_resize(name)?;
-        self.nodes.resize(name, size, &self.control)?.await.map_err(DaemonError::new)
+        let inventory = self.inventory.with_resize(name)?;
+        let resizing = self.nodes.resize(name, size, &self.control)?;
+        self.inventory = inventory;
+        let name = name.to_owned();
+        Ok(Answer::Continued(Box::pin(async move {
+            let resized = resizing.await.map_err(DaemonError::new);
+            let rest: Rest = Box::new(move |daemon| {
+                Box::pin(async move {
+                    daemon.inventory = daemon.inventory.resized(&name);
+                    resized?;
+                    Ok(().into())
+                })
+            });
+            rest
+        })))
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

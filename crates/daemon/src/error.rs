@@ -16,6 +16,8 @@ pub struct DaemonError {
     pub(super) message: String,
     /// What to do about it.
     hint: Option<String>,
+    /// Whether monitors show the hint.
+    hint_everywhere: bool,
 }
 
 impl fmt::Display for DaemonError {
@@ -31,12 +33,12 @@ impl fmt::Display for DaemonError {
 impl DaemonError {
     /// Returns an error of one line, without advice.
     pub fn new(error: impl fmt::Display) -> Self {
-        DaemonError { message: error.to_string(), hint: None }
+        DaemonError { message: error.to_string(), hint: None, hint_everywhere: false }
     }
 
     /// Returns an error, with advice if the limit of open files was reached.
     pub(super) fn with_advice(error: impl Error + 'static) -> Self {
-        DaemonError { message: error.to_string(), hint: open_files::advice(&error) }
+        DaemonError { hint: open_files::advice(&error), ..DaemonError::new(error) }
     }
 
     /// Adds the advice.
@@ -53,7 +55,7 @@ impl DaemonError {
             Some((what, why)) => format!("{what}: {}", advice_for_serve(why)),
             None => self.message,
         };
-        DaemonError { message, hint: self.hint.as_deref().map(advice_for_serve) }
+        DaemonError { message, hint: self.hint.as_deref().map(advice_for_serve), ..self }
     }
 
     /// Puts the object of the failure in front of the message.
@@ -64,22 +66,29 @@ impl DaemonError {
 
 impl From<OptionError> for DaemonError {
     fn from(error: OptionError) -> Self {
-        DaemonError { message: error.message, hint: error.hint }
+        DaemonError { hint: error.hint, ..DaemonError::new(error.message) }
     }
 }
 
 impl From<OpenError> for DaemonError {
     fn from(error: OpenError) -> Self {
         match error.hint() {
-            Some(hint) => DaemonError { message: error.to_string(), hint: Some(hint.to_owned()) },
+            Some(hint) => DaemonError {
+                message: error.to_string(),
+                hint: Some(hint.to_owned()),
+                hint_everywhere: error.has_hint_everywhere(),
+            },
             None => DaemonError::with_advice(error),
         }
     }
 }
 
 impl From<DaemonError> for QmpError {
-    /// Without the hint, as QSD does it: programs compare descriptions.
+    /// Without the hint, as a rule, as QSD does it: programs compare descriptions.
     fn from(error: DaemonError) -> Self {
-        QmpError::generic(error.message)
+        QmpError::generic(match error.hint.filter(|_| error.hint_everywhere) {
+            Some(hint) => format!("{}. {hint}", error.message),
+            None => error.message,
+        })
     }
 }

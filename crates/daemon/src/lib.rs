@@ -146,6 +146,8 @@ pub struct Daemon {
     kept: Vec<Step>,
     /// A change is under way that a stop signal must not interrupt: see `unless_stopped`.
     moving: Rc<Cell<bool>>,
+    /// Each command that waits has a clone.
+    waiting: Rc<()>,
 }
 
 /// The input of [`run`].
@@ -394,6 +396,7 @@ impl Daemon {
             keeping: None,
             kept: Vec::new(),
             moving: Rc::default(),
+            waiting: Rc::default(),
         }
     }
 

@@ -147,7 +147,7 @@ impl Daemon {
         let inventory = self.inventory.with(&step)?.with_overlay(node, name)?;
         // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
-        self.open_node(overlay).await?;
+        self.open_node(overlay, None).await?;
         let moved = match self.sync_folder(name).await {
             Ok(()) => self.move_users(users, node, name, inventory).await,
             Err(error) => Err(error),

@@ -176,6 +176,28 @@ impl Pool {
         Ok(Pool { cluster, handle })
     }
 
+    /// Replaces the error of an image that is not found, if what is missing is its namespace. Blocks.
+    ///
+    /// librbd says the same for both.
+    pub(crate) fn explain(&self, namespace: &str, error: Error) -> Error {
+        let Some(name) = CString::new(namespace).ok().filter(|_| !namespace.is_empty()) else {
+            return error;
+        };
+        let mut exists = true;
+        // SAFETY: the pool is open; the name is a C string, and the pointer valid for the call.
+        let asked = unsafe {
+            let exists = &raw mut exists;
+            (self.cluster.library.rbd.rbd_namespace_exists)(self.handle, name.as_ptr(), exists)
+        };
+        match asked {
+            0 if !exists => {
+                let what = format!("namespace '{namespace}' does not exist");
+                Error { what, errno: Errno::ENOENT, says_why: true }
+            }
+            _ => error,
+        }
+    }
+
     pub(crate) fn handle(&self) -> Handle {
         self.handle
     }

@@ -12,12 +12,14 @@ pub struct Error {
     pub what: String,
     /// Why.
     pub errno: Errno,
+    /// Whether `what` says why.
+    pub says_why: bool,
 }
 
 impl Error {
     /// Returns an error of a step that `what` names.
     pub(crate) fn new(what: impl Into<String>, errno: Errno) -> Error {
-        Error { what: what.into(), errno }
+        Error { what: what.into(), errno, says_why: false }
     }
 
     /// Checks the result of a call: negative numbers are errnos.
@@ -31,7 +33,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.errno.desc())
+        match self.says_why {
+            true => f.write_str(&self.what),
+            false => write!(f, "{}: {}", self.what, self.errno.desc()),
+        }
     }
 }
 

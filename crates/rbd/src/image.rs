@@ -128,11 +128,15 @@ impl Image {
             Error::check(result, || format!("error reading header from {}", name.image))?;
             Ok(handle)
         };
+        let explained = |error: Error| match error.errno {
+            Errno::ENOENT => pool.explain(&name.namespace, error),
+            _ => error,
+        };
         let (handle, is_read_only) = match open(rbd.rbd_open) {
             Err(Error { errno: Errno::EPERM | Errno::EACCES | Errno::EROFS, .. }) => {
                 (open(rbd.rbd_open_read_only)?, true)
             }
-            opened => (opened?, name.snapshot.is_some()),
+            opened => (opened.map_err(explained)?, name.snapshot.is_some()),
         };
         let mut image =
             Image { pool, handle, is_read_only, header_len: None, notice: Mutex::default() };
@@ -169,7 +173,7 @@ impl Image {
         // SAFETY: the pool is open, the name a C string; the order is read and written during the call.
         let created =
             unsafe { (rbd.rbd_create)(pool.handle(), image.as_ptr(), stored, &raw mut order) };
-        Error::check(created, what)?;
+        Error::check(created, what).map_err(|error| pool.explain(&name.namespace, error))?;
         match creation.encryption {
             Some(encryption) => {
                 Image::open(cluster, name, None)?.encrypt(&encryption, creation.size)

@@ -81,6 +81,7 @@ functions! {
 functions! {
     /// Of `rbd/librbd.h`.
     Rbd {
+        rbd_namespace_exists(Handle, *const c_char, *mut bool) -> c_int;
         rbd_create(Handle, *const c_char, u64, *mut c_int) -> c_int;
         rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
         rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;

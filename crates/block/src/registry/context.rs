@@ -17,6 +17,7 @@ use crate::inherited::Inherited;
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 use crate::own_mounts::OwnMounts;
+use crate::services::DriverServices;
 use crate::track::DirtyBitmap;
 
 /// A node that is being opened, with the registry's services.
@@ -66,6 +67,11 @@ impl<'a> OpenContext<'a> {
     fn previous_child(&self, role: &str) -> Option<Child> {
         let entry = self.registry.nodes.get(self.name)?;
         entry.children.iter().find(|child| child.role == role).cloned()
+    }
+
+    /// Returns the daemon's services for drivers.
+    pub fn services(&self) -> &Arc<DriverServices> {
+        &self.registry.services
     }
 
     /// Returns the throttle group of that name.

@@ -11,7 +11,7 @@ impl NodeRegistry {
     /// closed. Images without their lock may still be flushed.
     pub fn give_up_locks(&self, busy: &[String]) {
         // A node that is being resized is still written to.
-        if self.resizing.try_lock().is_err() {
+        if self.resizing.is_any() {
             return;
         }
         let writes = |info: &super::NodeInfo<'_>| {

@@ -1,8 +1,10 @@
 //! `block_resize`.
 
+use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use event_loop::sync::lock;
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
 
@@ -12,6 +14,25 @@ use crate::error::OpenError;
 use crate::graph::{drain, hold};
 use crate::node::ResizeError;
 use crate::track::{DirtyBitmap, Storage, Tracking};
+
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// A lock for each node that is given another size.
+#[derive(Default)]
+pub(super) struct Resizing(Mutex<BTreeMap<String, Turn>>);
+
+impl Resizing {
+    fn turn_of(&self, node: &str) -> Turn {
+        let mut turns = lock(&self.0);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(node.to_owned()).or_default().clone()
+    }
+
+    /// Whether a node is being given another size.
+    pub(super) fn is_any(&self) -> bool {
+        lock(&self.0).values().any(|turn| turn.try_lock().is_err())
+    }
+}
 
 impl NodeRegistry {
     /// Resizes a node's image, as `block_resize` does.
@@ -33,15 +54,21 @@ impl NodeRegistry {
         let node = self.node(name)?;
         let tracking = self.tracking_of_size(name);
         let has_bitmaps = check_bitmaps(name, &tracking)?;
-        let users = self.edges(self.whose_size(name));
+        let whose = self.whose_size(name);
+        let (users, turn) = (self.edges(whose), self.resizing.turn_of(whose));
         let (event_loop, all) = (event_loop.clone(), self.all_users());
-        let (name, resizing) = (name.to_owned(), self.resizing.clone());
+        let name = name.to_owned();
+        // Taken at once if possible, so that `resized` waits for this resize from now on.
+        let taken = turn.clone().try_lock_owned();
         Ok(async move {
+            let turn = match taken {
+                Ok(turn) => turn,
+                Err(_) => turn.lock_owned().await,
+            };
             let drained = match size < node.geometry().size {
                 true => Some(drain(users).await.map_err(|_| ResizeError::Busy)?),
                 false => None,
             };
-            let turn = resizing.lock_owned().await;
             let (done, resized) = oneshot::channel();
             let on = event_loop.clone();
             event_loop.spawn(async move {
@@ -73,8 +100,12 @@ impl NodeRegistry {
     ///
     /// Before the nodes go: what is cut off then leaves writes to the image under way.
     pub fn resized(&self) -> impl Future<Output = ()> + use<> {
-        let resizing = self.resizing.clone();
-        async move { drop(resizing.lock().await) }
+        let turns: Vec<_> = lock(&self.resizing.0).values().cloned().collect();
+        async move {
+            for turn in turns {
+                drop(turn.lock().await);
+            }
+        }
     }
 
     /// Returns the name of the node that determines this node's size: itself, or one below it.

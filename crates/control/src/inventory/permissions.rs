@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, NodeUse, Permissions, UserUse, check};
 
-use super::{Export, Inventory, Job};
+use super::{Export, Inventory, Job, RESIZE};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -44,6 +44,14 @@ impl Job {
     }
 }
 
+/// What `block_resize` needs of a node.
+const RESIZES: Claim = Claim { takes: Permissions::RESIZE, ..Claim::NOTHING };
+
+/// Returns the name of a resize among the jobs. No job of a user has such a name.
+fn resize_of(node: &str) -> String {
+    format!("#resize-of-{node}")
+}
+
 /// Filters of jobs, by the names of their sources.
 type Filters<'a> = BTreeMap<&'a str, (String, &'a Job)>;
 
@@ -53,12 +61,12 @@ fn above_source<'a>(filters: &'a Filters<'_>, name: &'a str) -> &'a str {
 }
 
 impl Inventory {
-    /// Checks that a node may be resized.
+    /// Returns the inventory with a node that is being resized, until [`resized`](Self::resized).
     ///
     /// # Errors
     ///
     /// In QSD's words: a job uses the node, an image lies above it, or a user does not share resizing.
-    pub fn check_resize(&self, name: &str) -> Result<(), OptionError> {
+    pub fn with_resize(&self, name: &str) -> Result<Inventory, OptionError> {
         if name.starts_with('#') {
             let message = format!("Node '{name}' is busy: it belongs to the node above it");
             return Err(OptionError::new(message).hint("Resize that one."));
@@ -66,8 +74,36 @@ impl Inventory {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         self.is_no_backing(name)?;
-        let claim = Claim { takes: Permissions::RESIZE, ..Claim::NOTHING };
-        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
+        self.check_with(Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX }))?;
+        let mut inventory = self.clone();
+        let (serial, source) = (inventory.serial(), name.to_owned());
+        let chain = Vec::new();
+        let job = Job { serial, kind: RESIZE, source, target: None, chain, filters: false };
+        inventory.jobs.insert(resize_of(name), job);
+        Ok(inventory)
+    }
+
+    /// Returns the inventory with a node that is no longer being resized.
+    #[must_use]
+    pub fn resized(&self, name: &str) -> Inventory {
+        self.without_job(&resize_of(name))
+    }
+
+    /// The nodes that are being resized.
+    fn resizing(&self) -> impl Iterator<Item = &str> {
+        self.jobs.values().filter(|job| job.kind == RESIZE).map(|job| job.source.as_str())
+    }
+
+    /// Checks that a node has a size that stays: neither it nor a node above is being resized.
+    ///
+    /// # Errors
+    ///
+    /// One is.
+    pub fn has_fixed_size(&self, node: &str) -> Result<(), OptionError> {
+        match self.resizing().find(|resized| *resized == node || self.lies_on(resized, node)) {
+            Some(resized) => self.free_of_jobs(resized),
+            None => Ok(()),
+        }
     }
 
     /// Checks that an image may be made in a node, over the node's contents.
@@ -156,13 +192,16 @@ impl Inventory {
             let (claim, serial) = (job.target_claim(), job.serial);
             job.target.as_deref().map(|node| UserUse { node, claim, serial })
         });
+        let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
+        let resizes =
+            resizes.map(|job| UserUse { node: &job.source, claim: RESIZES, serial: job.serial });
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
         let mirrored = filters.values().filter(|(_, job)| job.source_use() == ChildUse::Window);
         let sources = mirrored.map(|(node, job)| {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
             UserUse { node, claim: Claim { shares, ..Claim::NOTHING }, serial: job.serial }
         });
-        let users = exports.chain(sources).chain(targets).chain(user);
+        let users = exports.chain(sources).chain(targets).chain(resizes).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
             .map_err(|conflict| OptionError::new(conflict.to_string()))
     }

@@ -8,9 +8,10 @@ use nix::errno::Errno;
 use sandbox::Sandbox;
 use serde_json::{Value as Json, json};
 
-use super::Call;
+use super::{Call, Running};
 use crate::Daemon;
 use crate::monitor::{Outcome, Request};
+use crate::serving::Message;
 use crate::state::not_recorded;
 
 /// The answer to a successful command, and the time when the answer is sent.
@@ -19,9 +20,15 @@ pub(crate) enum Answer {
     Now(Json),
     /// An empty object, when the future completes. Other commands are executed meanwhile.
     Later(Pin<Box<dyn Future<Output = ()>>>),
+    /// That of the command's rest, which is executed when the future completes. Other commands are executed
+    /// meanwhile.
+    Continued(Pin<Box<dyn Future<Output = Rest>>>),
     /// The serving task performs the [`Leave`], then sends the answer.
     AfterServing(Leave),
 }
+
+/// What is left of a command after a wait.
+pub(crate) type Rest = Box<dyn for<'a> FnOnce(&'a mut Daemon) -> Running<'a>>;
 
 /// The way in which a command ends serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +61,7 @@ impl Daemon {
     ) -> Option<(Leave, oneshot::Sender<Outcome>)> {
         let Request { call: Call { records, run }, answer } = request;
         let mut outcome = run(self).await;
-        if records {
+        if records && !matches!(outcome, Ok(Answer::Continued(_))) {
             // A failed command may have changed part of the configuration, so record the state as
             // well.
             let recorded = self.record().await.map_err(not_recorded);
@@ -69,6 +76,17 @@ impl Daemon {
                 });
             }
             Ok(Answer::AfterServing(leave)) => return Some((leave, answer)),
+            Ok(Answer::Continued(wait)) => {
+                let (mailbox, waiting) = (self.mailbox.clone(), self.waiting.clone());
+                self.control.spawn(async move {
+                    let rest = wait.await;
+                    let run: Rest = Box::new(move |daemon| {
+                        drop(waiting);
+                        rest(daemon)
+                    });
+                    mailbox.push(Message::Request(Request { call: Call { records, run }, answer }));
+                });
+            }
             Err(error) => answer.send(Err(self.explain(error))),
         }
         None

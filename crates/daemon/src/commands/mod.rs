@@ -28,12 +28,11 @@ use control::Object;
 use control::qmp::{QmpCommand, QmpError};
 use serde_json::Value as Json;
 
-pub(super) use self::answer::{Answer, Leave};
+pub(super) use self::answer::{Answer, Leave, Rest};
 use self::command::Command;
 pub(super) use self::export::DeleteMode;
 use self::fixed_command::FixedCommand;
 use self::option_command::OptionCommand;
-use super::Daemon;
 
 /// The commands, by family.
 static FAMILIES: &[&[&dyn DaemonCommand]] = &[
@@ -57,7 +56,7 @@ pub(super) struct Call {
     /// Whether the command may change the configuration in the state file.
     records: bool,
     /// Executes the command.
-    run: Box<dyn for<'a> FnOnce(&'a mut Daemon) -> Running<'a>>,
+    run: Rest,
 }
 
 /// A command after its arguments were accepted.

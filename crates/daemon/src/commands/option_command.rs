@@ -6,7 +6,7 @@ use options::OptionError;
 use options::shape::Shape;
 use options::table::Context;
 use options::value::Dialect;
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use super::{Accepted, Call, DaemonCommand};
 
@@ -70,10 +70,7 @@ impl DaemonCommand for OptionCommand {
         Ok(Accepted::Call(Call {
             records: true,
             run: Box::new(move |daemon| {
-                Box::pin(async move {
-                    daemon.add(&step).await?;
-                    Ok(json!({}).into())
-                })
+                Box::pin(async move { Ok(daemon.add_for_monitor(step).await?) })
             }),
         }))
     }

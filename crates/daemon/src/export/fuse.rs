@@ -229,6 +229,7 @@ impl Daemon {
                     ResizeError::ReadOnly => Errno::EROFS,
                     ResizeError::TooLarge(_) => Errno::EFBIG,
                     ResizeError::Busy => Errno::EBUSY,
+                    ResizeError::Slow => Errno::ETIMEDOUT,
                     ResizeError::NotSupported
                     | ResizeError::FixedSize
                     | ResizeError::Offset

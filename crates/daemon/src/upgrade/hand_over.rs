@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::rc::Rc;
 
 use block::driver::HandOver;
 use block::options::BlockdevOptions;
@@ -127,6 +128,11 @@ impl Daemon {
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
         if !self.jobs.is_empty() {
             return Err("a job is running: wait for its end, or cancel it".into());
+        }
+        if Rc::strong_count(&self.waiting) > 1 {
+            return Err(
+                "a command of a monitor waits for an image: try again when it is answered".into()
+            );
         }
         if let Some(export) = self.exports.all(&self.inventory).find(|export| export.shutting_down)
         {

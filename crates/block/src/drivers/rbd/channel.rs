@@ -24,7 +24,6 @@ const FIRST: usize = 128;
 pub(super) struct RbdChannel {
     me: Weak<RbdChannel>,
     event_loop: EventLoop,
-    shared: Arc<Shared>,
     image: Arc<Image>,
     lane: Lane,
     answered: BottomHalf,
@@ -32,6 +31,8 @@ pub(super) struct RbdChannel {
     requests: RefCell<Slab<Pending>>,
     /// Requests that wait until the image has grown.
     growing: Cell<usize>,
+    /// Dropped last: a thread that may block then closes the image.
+    shared: Arc<Shared>,
 }
 
 struct Pending {

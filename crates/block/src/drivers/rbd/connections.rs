@@ -56,9 +56,42 @@ impl Secrets {
     }
 }
 
+/// An image that a thread closes, because closing blocks.
+pub(super) struct OpenImage {
+    image: Option<Arc<Image>>,
+    jobs: Jobs,
+    /// Sent once the image is closed.
+    closed: Option<oneshot::Sender<()>>,
+}
+
+impl OpenImage {
+    pub(super) fn get(&self) -> Option<&Arc<Image>> {
+        self.image.as_ref()
+    }
+
+    /// Returns the receiver of the end of the image.
+    pub(super) fn tell_closed(&mut self) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.closed = Some(sender);
+        receiver
+    }
+}
+
+impl Drop for OpenImage {
+    fn drop(&mut self) {
+        let (image, closed) = (self.image.take(), self.closed.take());
+        self.jobs.post(move || {
+            drop(image);
+            if let Some(closed) = closed {
+                closed.send(());
+            }
+        });
+    }
+}
+
 /// An image that was opened, for a node.
 pub(super) struct Opened {
-    pub(super) image: Image,
+    pub(super) image: OpenImage,
     pub(super) size: u64,
     /// The encryption format of the contents.
     pub(super) format: Option<Format>,
@@ -71,11 +104,12 @@ pub(super) fn load_library() -> Result<(), OpenError> {
 }
 
 fn load_failed(error: &LoadError) -> OpenError {
-    OpenError::new(error.to_string()).with_hint(match error {
+    let error = OpenError::new(error.to_string()).with_hint(match error {
         LoadError::Missing(_) => "Install the package librbd1 (Debian, Ubuntu; librbd elsewhere)",
         LoadError::TooOld(_) => "Ceph 16 (Pacific) or later is needed",
         LoadError::Forbidden => "Start the daemon with an rbd node, or with --sandbox drivers=rbd",
-    })
+    });
+    error.with_hint_everywhere()
 }
 
 impl Connections {
@@ -107,6 +141,7 @@ impl Connections {
             Ok((image, size, format))
         });
         let (image, size, format) = opened.await?;
+        let image = OpenImage { image: Some(Arc::new(image)), jobs: jobs.clone(), closed: None };
         Ok(Opened { image, size, format, jobs })
     }
 
@@ -138,7 +173,7 @@ impl Connections {
             let cluster = connect(&library, &clusters, config)?;
             call(cluster)
         });
-        match within(event_loop, called).await {
+        match within(event_loop, PATIENCE_NS, called).await {
             Some(Ok(result)) => result.map_err(|error| call_failed(options, error)),
             Some(Err(_)) => Err(OpenError::new("rbd: no thread can be started")),
             None => Err(too_slow(options, done)),
@@ -150,13 +185,15 @@ impl Connections {
 fn too_slow(options: &RbdOptions, done: &str) -> OpenError {
     let (image, seconds) = (shown(options), PATIENCE_NS / 1_000_000_000);
     let why = format!("not {done} within {seconds} seconds; the library is still at it");
-    OpenError::new(format!("rbd image {image}: {why}")).with_hint(
-        "'ceph -s' shows whether the cluster answers; a busy machine takes long for a key of encryption",
-    )
+    let hint = "'ceph -s' shows whether the cluster answers; a busy machine takes long for a key of encryption";
+    OpenError::new(format!("rbd image {image}: {why}")).with_hint(hint).with_hint_everywhere()
 }
 
 fn call_failed(options: &RbdOptions, error: rbd::Error) -> OpenError {
-    let rbd::Error { what, errno } = error;
+    let rbd::Error { what, errno, says_why } = error;
+    if says_why {
+        return OpenError::new(what);
+    }
     let hint = match errno {
         Errno::EACCES | Errno::EPERM | Errno::ENOENT if what == CONNECTING => {
             let user = options.user.as_deref().unwrap_or("admin");
@@ -170,15 +207,16 @@ fn call_failed(options: &RbdOptions, error: rbd::Error) -> OpenError {
         }
         _ => return OpenError::os(what, errno),
     };
-    OpenError::os(what, errno).with_hint(hint)
+    OpenError::os(what, errno).with_hint(hint).with_hint_everywhere()
 }
 
-/// Waits for an answer, with a limit.
-async fn within<T>(
+/// Waits for an answer, with a limit in nanoseconds.
+pub(super) async fn within<T>(
     event_loop: &EventLoop,
+    limit_ns: u64,
     answer: oneshot::Receiver<T>,
 ) -> Option<Result<T, event_loop::LoopGone>> {
-    let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
+    let deadline = event_loop.sleep_until(event_loop.now_ns() + limit_ns);
     let (mut answer, mut deadline) = (pin!(answer), pin!(deadline));
     poll_fn(|cx| match answer.as_mut().poll(cx) {
         Poll::Ready(answer) => Poll::Ready(Some(answer)),

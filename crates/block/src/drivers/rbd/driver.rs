@@ -71,7 +71,7 @@ impl BlockDriver for RbdOptions {
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let opened: Opened = node.connection()?;
         let common = node.options();
-        let is_fixed = opened.image.is_read_only();
+        let is_fixed = opened.image.get().is_some_and(|image| image.is_read_only());
         if is_fixed && !common.read_only && !common.auto_read_only {
             let error = match &self.snapshot {
                 Some(_) => OpenError::new("rbd snapshots are read-only"),
@@ -79,7 +79,8 @@ impl BlockDriver for RbdOptions {
             };
             return Err(error.with_hint("read-only=on opens it for reading"));
         }
-        let opened = RbdNode::new(node.name(), common, opened);
+        let services = node.services().clone();
+        let opened = RbdNode::new(node.name(), common, opened, services);
         node.keep(opened.shared());
         Ok(Arc::new(opened))
     }

@@ -3,17 +3,16 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use ::options::Value;
 use event_loop::sync::lock;
 use event_loop::{EventLoop, oneshot};
 use nix::errno::Errno;
-use rbd::{Format, Image};
+use rbd::Format;
 
 use super::channel::RbdChannel;
-use super::connections::Opened;
+use super::connections::{OpenImage, Opened, within};
 use super::encrypt::word;
 use super::jobs::Jobs;
 use crate::drivers::live::{self, Live};
@@ -22,6 +21,7 @@ use crate::node::{
     BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized, Watcher, Watchers,
 };
 use crate::options::BlockdevOptions;
+use crate::services::DriverServices;
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -29,8 +29,8 @@ const SECTOR: u64 = 512;
 const BLOCK: u32 = 4096;
 /// To what discards are rounded if the configuration does not say it, bytes: Ceph's default.
 const DISCARD_GRANULARITY: u64 = 64 << 10;
-/// How long the end of a node waits until the image is closed, and can be removed.
-const CLOSING: Duration = Duration::from_secs(1);
+/// How long a larger size may take, nanoseconds. A killed client's lock lasts 30 seconds.
+const GROWING_NS: u64 = 35_000_000_000;
 
 /// An image of a Ceph cluster.
 pub(super) struct RbdNode {
@@ -38,16 +38,9 @@ pub(super) struct RbdNode {
     /// The encryption format of the contents when the image was opened.
     format: Option<Format>,
     shared: Arc<Shared>,
-    /// Dropped after `shared`.
-    closed: Closed,
-}
-
-/// The end of a node's image.
-struct Closed {
-    /// Disconnected once the image is closed.
-    receiver: Mutex<mpsc::Receiver<()>>,
-    /// Whether dropping this waits.
-    is_awaited: bool,
+    services: Arc<DriverServices>,
+    /// Completes once the image is closed.
+    closed: Option<oneshot::Receiver<()>>,
 }
 
 /// What channels need of a node.
@@ -60,10 +53,9 @@ pub(super) struct Shared {
     grows: AtomicBool,
 }
 
-/// The image. Closed by a thread that may block.
+/// The image.
 pub(super) struct Disk {
-    /// `None` while the disk is dropped.
-    image: Option<Arc<Image>>,
+    image: OpenImage,
     name: String,
     /// Bytes of the image.
     size: AtomicU64,
@@ -71,25 +63,29 @@ pub(super) struct Disk {
     /// Held while the image grows: a request must not undo the growth of another.
     growing: Mutex<()>,
     jobs: Jobs,
-    closing: mpsc::Sender<()>,
 }
 
 impl RbdNode {
     /// Makes a node of an open image.
-    pub(super) fn new(name: &str, common: &BlockdevOptions, opened: Opened) -> RbdNode {
-        let Opened { image, size, format, jobs } = opened;
-        let image_read_only = image.is_read_only();
-        let granularity = image.cluster().number("rbd_discard_granularity_bytes");
+    pub(super) fn new(
+        name: &str,
+        common: &BlockdevOptions,
+        opened: Opened,
+        services: Arc<DriverServices>,
+    ) -> RbdNode {
+        let Opened { mut image, size, format, jobs } = opened;
+        let image_read_only = image.get().is_some_and(|image| image.is_read_only());
+        let granularity =
+            image.get().and_then(|image| image.cluster().number("rbd_discard_granularity_bytes"));
         let granularity = granularity.unwrap_or(DISCARD_GRANULARITY).clamp(SECTOR, 1 << 30);
-        let (closing, closed) = mpsc::channel();
+        let closed = image.tell_closed();
         let disk = Arc::new(Disk {
-            image: Some(Arc::new(image)),
+            image,
             name: name.to_owned(),
             size: AtomicU64::new(size),
             watchers: Watchers::default(),
             growing: Mutex::new(()),
             jobs,
-            closing,
         });
         disk.clone().watch();
         let geometry = Geometry {
@@ -108,7 +104,8 @@ impl RbdNode {
             name: name.to_owned(),
             format,
             shared: Arc::new(shared),
-            closed: Closed { receiver: Mutex::new(closed), is_awaited: false },
+            services,
+            closed: Some(closed),
         }
     }
 }
@@ -122,7 +119,7 @@ impl RbdNode {
 impl Disk {
     /// Follows changes of the size that others make.
     fn watch(self: Arc<Self>) {
-        let Some(image) = self.image.clone() else { return };
+        let Some(image) = self.image.get().cloned() else { return };
         let (changed, jobs) = (Arc::downgrade(&self), self.jobs.clone());
         // Asking for the size blocks, on a thread that is not the library's.
         let look = move || {
@@ -145,7 +142,7 @@ impl Disk {
 
     /// Takes the image's size over. Blocks.
     fn look(&self) {
-        match self.image.as_ref().map(|image| image.size()) {
+        match self.image.get().map(|image| image.size()) {
             Some(Ok(size)) => self.set_size(size),
             Some(Err(error)) => log::warn!("{}: {error}", self.name),
             None => {}
@@ -168,7 +165,7 @@ impl Disk {
         let disk = self.clone();
         self.jobs.run(move || {
             let _growing = lock(&disk.growing);
-            let Some(image) = &disk.image else { return Err(Errno::ENODEV) };
+            let Some(image) = disk.image.get() else { return Err(Errno::ENODEV) };
             let mut size = image.size().map_err(|error| error.errno)?;
             if size < end {
                 image.resize(end).map_err(|error| error.errno)?;
@@ -182,16 +179,6 @@ impl Disk {
     /// Returns where calls are made that block.
     pub(super) fn jobs(&self) -> &Jobs {
         &self.jobs
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let (image, closing) = (self.image.take(), self.closing.clone());
-        self.jobs.post(move || {
-            drop(image);
-            drop(closing);
-        });
     }
 }
 
@@ -237,14 +224,10 @@ impl Shared {
 impl Drop for RbdNode {
     fn drop(&mut self) {
         // Channels that are left keep the image open.
-        self.closed.is_awaited = Arc::strong_count(&self.shared) == 1;
-    }
-}
-
-impl Drop for Closed {
-    fn drop(&mut self) {
-        if self.is_awaited {
-            let _ = lock(&self.receiver).recv_timeout(CLOSING);
+        if Arc::strong_count(&self.shared) == 1
+            && let Some(closed) = self.closed.take()
+        {
+            self.services.closes(closed);
         }
     }
 }
@@ -262,20 +245,26 @@ impl BlockNode for RbdNode {
         self.shared.disk.watchers.add(watcher);
     }
 
-    fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
         let disk = self.shared.disk.clone();
-        let checked = ResizeError::check(size, self.geometry().read_only);
+        let Geometry { size: before, read_only, .. } = self.geometry();
+        let (checked, event_loop) = (ResizeError::check(size, read_only), event_loop.clone());
         Box::pin(async move {
             checked?;
             let what = "failed to resize";
             let jobs = disk.jobs.clone();
             let resized = jobs.run(move || {
-                let Some(image) = &disk.image else { return Err(Errno::ENODEV) };
+                let Some(image) = disk.image.get() else { return Err(Errno::ENODEV) };
                 image.resize(size).map_err(|error| error.errno)?;
                 disk.set_size(size);
                 Ok(())
             });
-            let resized = resized.await.unwrap_or(Err(Errno::ECANCELED));
+            let resized = match size >= before {
+                true => within(&event_loop, GROWING_NS, resized).await.ok_or(ResizeError::Slow)?,
+                // Removing objects may take longer. Requests are held until what is cut off is gone.
+                false => resized.await,
+            };
+            let resized = resized.unwrap_or(Err(Errno::ECANCELED));
             resized.map_err(|errno| ResizeError::Os { what, errno })
         })
     }
@@ -299,7 +288,7 @@ impl BlockNode for RbdNode {
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        let image = self.shared.disk.image.clone();
+        let image = self.shared.disk.image.get().cloned();
         let image = image.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         Ok(RbdChannel::new(event_loop, self.shared.clone(), image))
     }

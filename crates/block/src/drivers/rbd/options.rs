@@ -134,7 +134,7 @@ pub(super) static FIELDS: &[Field<RbdOptions>] = &[
     Field {
         name: "conf",
         kind: Kind::At(&Of(|node: &mut RbdOptions| &mut node.conf)),
-        need: Need::Optional("CEPH_CONF, /etc/ceph/ceph.conf or ~/.ceph/config"),
+        need: Need::Optional("CEPH_CONF, else /etc/ceph/ceph.conf, else ~/.ceph/ceph.conf"),
         help: "Ceph's configuration file",
     },
     text(

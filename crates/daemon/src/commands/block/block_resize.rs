@@ -3,9 +3,9 @@
 use control::qmp::Returns;
 use options::table::{self, Field, Row, put};
 
-use super::super::Command;
+use super::super::{Answer, Command};
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     name: "block_resize",
     help: "change the size of a node's image and notify guests; refused while an NBD export uses the node",
     example: r#"{"node-name": "disk0", "size": 21474836480}"#,

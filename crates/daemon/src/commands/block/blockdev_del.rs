@@ -3,9 +3,13 @@
 use control::qmp::Returns;
 use options::table::{Field, Row, put};
 
-use super::super::Command;
+use super::super::{Answer, Command};
+use crate::signal::until;
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+/// Longest wait for the end of an image, nanoseconds. Images of a cluster are closed by threads.
+const CLOSING_NS: u64 = 5_000_000_000;
+
+pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     name: "blockdev-del",
     help: "close a block node that is not in use, and the nodes defined inside it",
     example: r#"{"node-name": "disk0"}"#,
@@ -13,7 +17,16 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { node_name }| {
-        Box::pin(async move { Ok(daemon.delete_node(&node_name)?) })
+        Box::pin(async move {
+            daemon.delete_node(&node_name)?;
+            let Some(closed) = daemon.nodes.services().closed() else {
+                return Ok(().into());
+            };
+            let enough = daemon.control.sleep_until(daemon.control.now_ns() + CLOSING_NS);
+            Ok(Answer::Later(Box::pin(async move {
+                let _ = until(closed, enough).await;
+            })))
+        })
     },
 };
 
