@@ -107,6 +107,7 @@ fn an_image_goes_in_and_out_by_each_version_of_tls_of_qemu_s_server() {
     // QEMU 10.0's server takes no other.
     let (creds, alice) =
         (authority.server_with_rsa("server", 2048), authority.client("alice", NOW));
+    let nobody = authority.trusted("nobody");
     let source = Image::filled(&scratch, "source", 20);
     let old = scratch.path("old");
     std::fs::write(&old, "[overrides]\ndisabled-version = tls1.3\n").expect("a file");
@@ -128,6 +129,14 @@ fn an_image_goes_in_and_out_by_each_version_of_tls_of_qemu_s_server() {
         use_it(&scratch, &source);
         server.stop();
         assert_eq!(target.read(3 << 20, 1 << 20), source.read(3 << 20, 1 << 20));
+        if !is_old {
+            // As soon as TLS is there, without a word.
+            let (status, log) = connect(&scratch, &nobody, number, options).run();
+            assert!(
+                !status.success() && log.contains("check that it accepts the client's"),
+                "{log}"
+            );
+        }
     }
 }
 

@@ -239,7 +239,7 @@ impl Text {
 
 fn description(row: &Row) -> String {
     match row.need {
-        Need::Required => format!("{} (required)", row.help),
+        Need::Required => format!("{} ({})", row.help, row.required().replace('`', "")),
         Need::Default(value) => format!("{} (default: {value})", row.help),
         Need::Optional("") => row.help.clone(),
         Need::Optional(what) => format!("{} (default: {what})", row.help),

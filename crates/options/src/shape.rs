@@ -86,6 +86,9 @@ pub struct Variant {
     pub members: Vec<Member>,
 }
 
+/// Stands for the number of a list's item.
+const ITEM: &str = "<n>";
+
 /// A line of a help text.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -95,10 +98,22 @@ pub struct Row {
     pub value: String,
     /// Whether it is required, and the default.
     pub need: Need,
+    /// Whether it belongs to a group that may be left out as a whole. Then `need` counts if the group is given.
+    pub in_group: bool,
     /// Its meaning.
     pub help: String,
     /// Its possible values.
     pub shape: Shape,
+}
+
+impl Row {
+    /// Returns when a required option is required: `required`, or with which group.
+    pub fn required(&self) -> String {
+        match self.name.rsplit_once('.') {
+            Some((group, _)) if self.in_group => format!("required with `{group}`"),
+            _ => "required".to_owned(),
+        }
+    }
 }
 
 /// Returns the lines for members; groups and structures are expanded.
@@ -114,12 +129,15 @@ impl Member {
             name: self.name.to_owned(),
             value,
             need: self.need,
+            in_group: false,
             help: self.help.to_owned(),
             shape: self.shape.clone(),
         });
         let below = self.shape.below().into_iter();
         let below = below.map(|row| Row {
             name: format!("{}.{}", self.name, row.name),
+            in_group: row.in_group
+                || (self.need != Need::Required && self.shape.is_object() && self.name != ITEM),
             // An item of a list, without help text.
             help: if row.help.is_empty() { self.help.to_owned() } else { row.help },
             ..row
@@ -188,7 +206,7 @@ impl Shape {
             Self::List(item, help) => {
                 let shape = (**item).clone();
                 let is_named = matches!(shape, Self::Named(..));
-                let item = Member { name: "<n>", shape, need: Need::Optional(""), help };
+                let item = Member { name: ITEM, shape, need: Need::Optional(""), help };
                 let mut rows = item.rows();
                 // The list's help says which options of the item are meant.
                 if is_named && !help.is_empty() {
@@ -212,6 +230,7 @@ impl Shape {
                 name: "<option>".to_owned(),
                 value: "<value>".to_owned(),
                 need: Need::Optional(""),
+                in_group: false,
                 help: format!("options of a {name} defined in place"),
                 shape: Shape::Any,
             }],

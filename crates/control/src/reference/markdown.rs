@@ -81,7 +81,7 @@ fn table(out: &mut String, rows: &[Row], written: Written) {
 
 fn need(row: &Row) -> String {
     match row.need {
-        Need::Required => "required".to_owned(),
+        Need::Required => inline(&row.required()),
         Need::Default("") | Need::Optional("") => String::new(),
         Need::Default(value) => format!("`{value}`"),
         Need::Optional(what) => inline(what),

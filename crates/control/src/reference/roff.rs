@@ -65,7 +65,7 @@ pub(super) fn write(page: &Page, document: &Document) -> String {
                     out.text(&format!("\\fB{usage}\\fR"));
                     let mut text = help(row);
                     match row.need {
-                        Need::Required => text.push_str(" (required)"),
+                        Need::Required => text.push_str(&format!(" ({})", row.required())),
                         Need::Default("") | Need::Optional("") => {}
                         Need::Default(what) | Need::Optional(what) => {
                             text.push_str(&format!(" (default: {what})"));

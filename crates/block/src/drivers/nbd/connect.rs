@@ -53,6 +53,8 @@ pub(crate) enum ConnectError {
     Resolve(String),
     /// The server disconnected during the handshake.
     Left,
+    /// The server disconnected as soon as TLS was there, as it does with a client that it does not trust.
+    LeftTls,
     /// The socket failed.
     Socket(Errno),
     /// The server violated the protocol.
@@ -77,6 +79,10 @@ impl fmt::Display for ConnectError {
             }
             ConnectError::Resolve(why) => f.write_str(why),
             ConnectError::Left => f.write_str("Failed to read data: the server left"),
+            ConnectError::LeftTls => f.write_str(
+                "Failed to read data: the server left after the TLS handshake: check that it accepts the client's \
+                 certificate, client-cert.pem in 'dir' of tls-creds",
+            ),
             ConnectError::Socket(errno) => write!(f, "the socket failed: {}", errno.desc()),
             ConnectError::Rules(why) => f.write_str(why),
             ConnectError::Silence => write!(
@@ -497,7 +503,11 @@ async fn negotiate(
     if let Some(connector) = tls {
         server.start_tls(connector).await?;
     }
-    let mode = if server.can(code::EXTENDED_HEADERS).await? {
+    let extends = server.can(code::EXTENDED_HEADERS).await.map_err(|error| match error {
+        ConnectError::Left if tls.is_some() => ConnectError::LeftTls,
+        error => error,
+    });
+    let mode = if extends? {
         ReplyMode::Extended
     } else if server.can(code::STRUCTURED_REPLY).await? {
         ReplyMode::Structured
