@@ -211,7 +211,8 @@ fn a_backup_into_an_overlay_of_its_source_shows_what_the_source_was() {
         if export_first {
             export(&mut qmp);
         }
-        let mirror = json!({"job-id": "j", "device": "disk", "target": "overlay", "sync": "none"});
+        let mirror = json!({"job-id": "j", "device": "disk", "target": "overlay", "sync": "none",
+            "auto-dismiss": false});
         let why = qmp.refused("blockdev-mirror", mirror.clone());
         assert_eq!(why, "Node 'overlay' lies on 'disk', which is to be copied to it");
         qmp.execute("blockdev-backup", mirror);
@@ -245,7 +246,9 @@ fn a_backup_into_an_overlay_of_its_source_shows_what_the_source_was() {
         let reads = ["read -P 7 3M 1k", "read -P 9 61k 5k"];
         io(&scratch, "raw", &disk, &reads);
         qmp.execute("job-cancel", json!({"id": "j"}));
-        assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["device"], "j");
+        assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED").get("error"), None);
+        assert_eq!(qmp.execute("query-jobs", json!({}))[0]["error"], "Operation canceled");
+        qmp.execute("job-dismiss", json!({"id": "j"}));
         io(&scratch, "raw", &disk, &["write -P 8 3M 64k", "read -P 8 3M 64k"]);
         qmp.execute("block-export-del", json!({"id": "overlay", "mode": "hard"}));
         qmp.wait_for("BLOCK_EXPORT_DELETED");
@@ -476,4 +479,45 @@ fn a_filter_above_a_node_that_is_read_only_reads() {
         json!({"type": "nbd", "id": "w", "node-name": "raw", "name": "w", "writable": true});
     assert_eq!(qmp.refused("block-export-add", export), "Block node is read-only");
     server.stop();
+}
+
+/// `"backing": null`, as backup programs open the image of an increment: the image behind counts again later.
+#[test]
+fn an_image_that_is_opened_without_its_backing_image_hides_it_where_it_must() {
+    let scratch = Scratch::new();
+    let [base, disk, zeroed, increment] =
+        ["base", "disk.qcow2", "zeroed.qcow2", "increment.qcow2"].map(|name| path(&scratch, name));
+    image(&scratch, &["create", "-q", "-f", "qcow2", &base, "4M"]);
+    io(&scratch, "qcow2", &base, &["write -P 1 0 4M"]);
+    for (overlay, cluster) in [(&disk, "64k"), (&zeroed, "64k"), (&increment, "1M")] {
+        let size = format!("cluster_size={cluster}");
+        let create =
+            ["create", "-q", "-f", "qcow2", "-o", &size, "-F", "qcow2", "-b", &base, overlay];
+        image(&scratch, &create);
+    }
+    let (server, mut qmp) = daemon(&scratch);
+    qmp.execute("blockdev-add", qcow2(&scratch, "disk"));
+    for name in ["zeroed", "increment"] {
+        let mut node = qcow2(&scratch, name);
+        node["backing"] = Value::Null;
+        qmp.execute("blockdev-add", node);
+    }
+    let bitmap = json!({"node": "disk", "name": "since", "granularity": 65536});
+    qmp.execute("block-dirty-bitmap-add", bitmap);
+    serve(&scratch, &mut qmp, &[("disk", true), ("zeroed", true)]);
+    io(&scratch, "raw", &uri(&scratch, "zeroed"), &["write -z 0 128k", "write -z 1M 68k"]);
+    io(&scratch, "raw", &uri(&scratch, "disk"), &["write -P 2 1280k 64k"]);
+    let backup = json!({"job-id": "j", "device": "disk", "target": "increment", "sync": "incremental",
+        "bitmap": "since"});
+    qmp.execute("blockdev-backup", backup);
+    assert_eq!(qmp.wait_for("BLOCK_JOB_COMPLETED").get("error"), None);
+    server.stop();
+    io(
+        &scratch,
+        "qcow2",
+        &zeroed,
+        &["read -P 0 0 128k", "read -P 1 128k 896k", "read -P 0 1M 68k"],
+    );
+    let reads = ["read -P 1 0 1280k", "read -P 2 1280k 64k", "read -P 1 1344k 2752k"];
+    io(&scratch, "qcow2", &increment, &reads);
 }

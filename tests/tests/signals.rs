@@ -1,5 +1,6 @@
 //! SIGTERM and SIGINT: requests in flight are completed, then the daemon ends.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use integration::nbd::client_output;
@@ -124,7 +125,9 @@ fn a_later_signal_ends_at_once_and_leaves_an_image_to_its_journal() {
     let (mut server, _slow) = slow_disk_beside(with_image(&scratch), Duration::from_secs(300));
     let _client = write(&server);
     server.signal(Signal::SIGTERM);
+    let socket = server.socket("slow");
     assert_eq!(server.insist().code(), Some(1), "work was left undone");
+    fs::remove_file(socket).expect("it was left behind");
     with_image(&scratch).start().stop();
     assert!(is_written(&scratch));
 }

@@ -59,6 +59,7 @@ fn answer(bytes: &[u8], received: usize, file: &FileAttributes) -> Option<(Encod
     let answer = match judge(request, file, false, false) {
         Todo::Answer(answer) | Todo::Node { then: answer, .. } => answer,
         Todo::Nothing => return None,
+        Todo::Describe => Answer::Attributes(file.get(None)),
         Todo::Seek { .. } | Todo::Grow(_) | Todo::Truncate(..) => {
             Answer::Error(nix::errno::Errno::ENOTSUP)
         }

@@ -82,6 +82,8 @@ pub(in super::super) struct Job {
     pub(super) status: Status,
     /// The reason of the failure.
     pub(super) error: Option<String>,
+    /// It was cancelled, which is no failure to the events.
+    pub(super) cancelled: bool,
     pub(super) work: Work,
 }
 
@@ -284,6 +286,11 @@ impl Job {
         }
     }
 
+    /// Why its result is incomplete.
+    fn error(&self) -> Option<&str> {
+        self.error.as_deref().or(self.cancelled.then_some("Operation canceled"))
+    }
+
     /// Returns QEMU's `JobInfo`.
     pub(super) fn info(&self) -> Json {
         let (current, total) = self.progress();
@@ -294,8 +301,8 @@ impl Job {
             "current-progress": current,
             "total-progress": total,
         });
-        if let Some(error) = &self.error {
-            info["error"] = error.as_str().into();
+        if let Some(error) = self.error() {
+            info["error"] = error.into();
         }
         info
     }
@@ -323,8 +330,8 @@ impl Job {
             let is_synced = turns.is_blocking() && is_ready && dirty.bytes() == 0;
             info["actively-synced"] = is_synced.into();
         }
-        if let Some(error) = &self.error {
-            info["error"] = error.as_str().into();
+        if let Some(error) = self.error() {
+            info["error"] = error.into();
         }
         Some(info)
     }

@@ -333,7 +333,7 @@ impl Daemon {
             Some(_) => &BLOCK_JOB_COMPLETED,
             None => &BLOCK_JOB_CANCELLED,
         };
-        job.error = error;
+        (job.cancelled, job.error) = (error.is_none(), error);
         if let Some(copying) = job.copying() {
             copying.control.cancel();
             self.reset_chain(copying).await;

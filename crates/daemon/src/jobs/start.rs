@@ -57,13 +57,13 @@ fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
     Ok((cluster, max_chunk, memory.min(BACKUP_BUF_SIZE)))
 }
 
-/// Checks that a target stores data compressed. Returns the bytes of its clusters.
-fn check_compress(target: &dyn BlockNode) -> Result<u64, QmpError> {
+/// Checks that a target stores data compressed.
+fn check_compress(target: &dyn BlockNode) -> Result<(), QmpError> {
     if !target.compresses() {
         // The space is QEMU's.
         return Err(QmpError::generic("Compression is not supported for this drive "));
     }
-    Ok(cluster_size(target).unwrap_or(CLUSTER))
+    Ok(())
 }
 
 /// The source and the target of a copy.
@@ -153,8 +153,10 @@ impl Daemon {
         let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
         let (mut cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
+        // The target's clusters are copied whole: its backing image may be left out, and could not fill them.
+        cluster = cluster.max(cluster_size(&*ends.target).unwrap_or(0));
         if compress {
-            cluster = cluster.max(check_compress(&*ends.target)?);
+            check_compress(&*ends.target)?;
         }
         check_parts(ends.size, cluster)?;
         let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
@@ -205,6 +207,11 @@ impl Daemon {
                 copy.device, copy.device
             )));
         }
+        // As in a backup. A full copy fills all clusters anyway.
+        let granularity = match copy.sync {
+            Sync::None => granularity.max(cluster_size(&*ends.target).unwrap_or(0)),
+            Sync::Full | Sync::Top | Sync::Incremental | Sync::Bitmap => granularity,
+        };
         check_parts(ends.size, granularity)?;
         let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
         let name = self.filter_name(&copy)?;
@@ -315,7 +322,7 @@ impl Daemon {
         let serial = self.jobs.next;
         self.jobs.next += 1;
         let status = Status::Created;
-        let mut job = Job { serial, options, status, error: None, work };
+        let mut job = Job { serial, options, status, error: None, cancelled: false, work };
         job.enter(Status::Created, &self.clients);
         job.enter(Status::Running, &self.clients);
         self.jobs.put(job);

@@ -39,6 +39,7 @@ pub(super) struct Image {
     pub(super) version: u32,
     pub(super) compression: Compression,
     pub(super) has_snapshots: bool,
+    /// Clusters without data may show an image behind, now or once the image is opened as its header says.
     pub(super) has_backing: bool,
     /// The data file by itself has the disk's bytes, also where the image has zeroes.
     pub(super) is_raw: bool,

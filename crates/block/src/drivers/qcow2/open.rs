@@ -345,7 +345,9 @@ impl Opening {
         };
         let (engine, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
-        let mut image = Image::new(engine, shared, &header, below.backing.is_some(), read_only);
+        // The image behind may be left out now and be there later: zeroes must hide it then.
+        let has_backing = below.backing.is_some() || header.backing.is_some();
+        let mut image = Image::new(engine, shared, &header, has_backing, read_only);
         if below.data_file.is_none() && below.file.geometry().request_alignment > 1 {
             image.extend_ahead();
         }
