@@ -47,7 +47,8 @@ fn end_jobs(qmp: &mut Qmp) -> Option<Result<(), String>> {
         match job["status"].as_str() {
             Some("pending") => drop(qmp.ask("job-finalize", id)),
             Some("concluded") => {
-                let failed = job.get("error").cloned();
+                // What this has cancelled has not failed.
+                let failed = job.get("error").filter(|why| *why != "Operation canceled").cloned();
                 qmp.execute("job-dismiss", id);
                 if let Some(why) = failed {
                     return Some(Err(format!("the job: {why}")));
