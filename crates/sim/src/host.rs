@@ -78,6 +78,7 @@ impl Process {
 pub(crate) struct Loop {
     pub(crate) actor: ActorId,
     pub(crate) ring: MachineRing,
+    pub(crate) event_loop: EventLoop,
     pub(crate) handle: LoopHandle,
     wakes: Cell<u64>,
     pub(crate) ended: Rc<Cell<bool>>,
@@ -106,12 +107,12 @@ impl Loop {
         let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock)?;
         let handle = event_loop.handle();
         let ended = Rc::new(Cell::new(false));
-        let end = ended.clone();
+        let (running, end) = (event_loop.clone(), ended.clone());
         let actor = machine.spawn(name.into(), move || {
-            run(&event_loop);
+            run(&running);
             end.set(true);
         });
-        Ok(Rc::new(Loop { actor, ring, handle, wakes: Cell::new(0), ended }))
+        Ok(Rc::new(Loop { actor, ring, event_loop, handle, wakes: Cell::new(0), ended }))
     }
 
     /// Wakes the loop, which checks its descriptors.

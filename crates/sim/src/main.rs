@@ -30,7 +30,6 @@ mod random;
 mod report;
 mod ring;
 mod user;
-mod vfio;
 mod world;
 
 use std::process::{Command, ExitCode, Stdio};

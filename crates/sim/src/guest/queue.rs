@@ -194,7 +194,8 @@ impl Queue {
 
     /// Returns whether an interrupt was raised since the last call.
     fn take_call(&self) -> bool {
-        self.call.borrow().as_ref().is_some_and(|call| call.was_signalled())
+        let call = self.call.borrow();
+        call.as_ref().is_some_and(|call| nix::unistd::read(&***call, &mut [0; 8]).is_ok())
     }
 
     // ---- offering ------------------------------------------------------------------------------

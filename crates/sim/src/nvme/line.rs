@@ -12,7 +12,6 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use vcpu::vfio_user::wire;
 
-use super::memory::Part;
 use super::reply::{Reply, take_reply, u32_at};
 use crate::user::PATIENCE_NS;
 use crate::world::World;
@@ -23,14 +22,12 @@ const MOST_NS: u64 = 100_000;
 
 /// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Gone;
+pub(super) struct Gone;
 
 /// A connection to an export.
-pub(crate) struct Line {
+pub(super) struct Line {
     world: Rc<World>,
     disk: usize,
-    /// The BAR with the registers.
-    bar: u32,
     /// `None` once the VMM has closed it.
     stream: RefCell<Option<UnixStream>>,
     /// Takes no more messages.
@@ -57,14 +54,13 @@ impl Drop for Line {
 
 impl Line {
     /// Connects. The connection waits in the listener's queue if no daemon runs, or the export serves an earlier one.
-    pub(crate) fn connect(world: &Rc<World>, disk: usize, bar: u32, pieces: u64) -> Rc<Self> {
+    pub(super) fn connect(world: &Rc<World>, disk: usize, pieces: u64) -> Rc<Self> {
         let stream = world.listener(disk).connect();
         world.fds.keep(stream.as_raw_fd());
         world.poke_control();
         Rc::new(Line {
             world: world.clone(),
             disk,
-            bar,
             stream: RefCell::new(Some(stream)),
             is_over: Cell::new(false),
             cuts: world.cuts(),
@@ -78,7 +74,7 @@ impl Line {
     }
 
     /// Closes the socket without a message, as for a killed VMM.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         self.is_over.set(true);
         if let Some(stream) = self.stream.take() {
             self.world.fds.forget(stream.as_raw_fd());
@@ -88,11 +84,11 @@ impl Line {
     }
 
     fn fail(&self, what: &str) -> ! {
-        self.world.fail(&format!("VMM of disk {}: {what}", self.disk))
+        self.world.fail(&format!("NVMe guest of disk {}: {what}", self.disk))
     }
 
     /// Fails if the connection has ended.
-    pub(crate) fn check(&self) -> Result<(), Gone> {
+    pub(super) fn check(&self) -> Result<(), Gone> {
         self.receive()
     }
 
@@ -103,7 +99,7 @@ impl Line {
     }
 
     /// Sends a message that is not replied to.
-    pub(crate) fn post(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
+    pub(super) fn post(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
         if self.is_over.get() {
             return Err(Gone);
         }
@@ -113,7 +109,7 @@ impl Line {
     }
 
     /// Sends a message, and waits for the payload of its reply. Fails the run if the reply is an error.
-    pub(crate) fn ask(&self, command: u16, payload: &[u8], fds: &[RawFd]) -> Result<Vec<u8>, Gone> {
+    pub(super) fn ask(&self, command: u16, payload: &[u8], fds: &[RawFd]) -> Result<Vec<u8>, Gone> {
         let id = self.number();
         let message = wire::message(id, command, true, payload);
         self.awaited.borrow_mut().insert(id);
@@ -193,7 +189,7 @@ impl Line {
                     self.output.borrow_mut().drain(..sent);
                     self.world.poke_control();
                     if in_pieces {
-                        self.world.coverage.vfio_pieces.one();
+                        self.world.coverage.nvme_pieces.one();
                         machine.sleep(random.pick(&[0, 500, 20_000]));
                     }
                 }
@@ -236,7 +232,7 @@ impl Line {
     }
 
     /// Ends the connection within a message: the beginning of one that must not be carried out.
-    pub(crate) fn cut_short(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
+    pub(super) fn cut_short(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
         let random = self.world.random();
         let message = wire::message(self.number(), command, false, payload);
         self.flush()?;
@@ -249,17 +245,11 @@ impl Line {
         Ok(())
     }
 
-    /// Shares a part of the memory.
-    pub(crate) fn map(&self, part: &Part) -> Result<(), Gone> {
-        let map = wire::map(part.offset, part.address, part.len);
-        self.ask(wire::DMA_MAP, &map, &[part.file.as_raw_fd()]).map(drop)
-    }
-
     // ---- registers -----------------------------------------------------------------------------
 
     /// Reads a register of 4 bytes.
-    pub(crate) fn read(&self, register: u64) -> Result<u32, Gone> {
-        let place = wire::region(self.bar, register, 4);
+    pub(super) fn read(&self, register: u64) -> Result<u32, Gone> {
+        let place = wire::region(wire::BAR0, register, 4);
         let payload = self.ask(wire::REGION_READ, &place, &[])?;
         if payload.len() != 20 || payload[..16] != place {
             self.fail(&format!("a register is read as {payload:?}"));
@@ -268,8 +258,8 @@ impl Line {
     }
 
     /// Writes registers. `is_answered`: waits for the reply.
-    pub(crate) fn write(&self, offset: u64, data: &[u8], is_answered: bool) -> Result<(), Gone> {
-        let payload = wire::write(self.bar, offset, data);
+    pub(super) fn write(&self, offset: u64, data: &[u8], is_answered: bool) -> Result<(), Gone> {
+        let payload = wire::write(wire::BAR0, offset, data);
         match is_answered {
             true => self.ask(wire::REGION_WRITE, &payload, &[]).map(drop),
             false => self.post(wire::REGION_WRITE, &payload),
@@ -277,7 +267,7 @@ impl Line {
     }
 
     /// Writes registers of 4 bytes with one message.
-    pub(crate) fn write_multi(&self, writes: &[(u64, u32)]) -> Result<(), Gone> {
+    pub(super) fn write_multi(&self, writes: &[(u64, u32)]) -> Result<(), Gone> {
         self.post(wire::REGION_WRITE_MULTI, &wire::write_multi(writes))
     }
 }
