@@ -144,7 +144,7 @@ fn what_was_overwritten_may_be_kept_in_an_overlay_of_the_disk() {
     snapshot_stays(&["-F", "qcow2", "-b", "top.qcow2"]);
 }
 
-/// `behind`: what `qemu-img create` is told of the image behind the one that gets what is overwritten.
+/// `behind`: options of `qemu-img create` for the backing image of the node `kept`.
 fn snapshot_stays(behind: &[&str]) {
     let scratch = Scratch::new();
     chain(&scratch);

@@ -98,7 +98,7 @@ fn write(server: &Server) -> BlkClient {
     client
 }
 
-/// Has the image what was written, for all programs?
+/// Returns whether other programs find the written block in the image.
 fn is_written(scratch: &Scratch) -> bool {
     let [image, raw] = ["disk.qcow2", "raw"].map(|name| scratch.path(name).display().to_string());
     client_output(scratch, "qemu-img", &["convert", "-O", "raw", &image, &raw]);

@@ -26,7 +26,7 @@ pub enum ResizeError {
     Busy,
     /// Its format cannot; why, in words.
     Format(&'static str),
-    /// It takes long, and goes on: a cluster does not answer, or waits for another client.
+    /// It takes long, and is still under way: a cluster does not answer, or waits for another client.
     Slow,
     /// A system call failed.
     Os {

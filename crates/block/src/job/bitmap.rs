@@ -144,7 +144,7 @@ impl Bitmap {
         taken
     }
 
-    /// After a kill of the process, has the bits that were taken from the other bitmap, too.
+    /// Adds the bits that were taken from the other bitmap to those that this one has after a kill of the process.
     pub(crate) fn retain_taken_of(&self, other: &Bitmap) {
         let (Some(own), Some(theirs)) = (self.kept(), other.kept()) else { return };
         match theirs.taken() {

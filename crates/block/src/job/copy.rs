@@ -214,7 +214,7 @@ async fn zero(
     while offset < range.end {
         for extent in buffer.status(target, &(offset..range.end)).await {
             let end = offset.saturating_add(extent.len).min(range.end);
-            // What is not in the target itself may become data: an image behind it may be the source.
+            // Zeroes of an image behind the target may become data: that image may be the source.
             if extent.state == ExtentState::Data || extent.depth != 1 {
                 let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                 let (result, _) = submit(target, op, offset, end - offset, IoBufs::new()).await;

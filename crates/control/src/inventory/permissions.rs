@@ -160,17 +160,16 @@ impl Inventory {
             active: true,
             serial: job.serial,
         });
-        // The target of a backup may lie on its source, and reads there what is not overwritten yet.
+        // The target of a backup may be an overlay of its source, where it reads what is not overwritten yet.
         let passes_by = |parent: &str, source: &str| {
             let target = filters.get(source).and_then(|(_, job)| job.target.as_deref());
             target.is_some_and(|target| target == parent || self.is_behind(parent, target))
-                && self.is_behind(source, parent)
         };
         let edges = self.nodes.iter().flat_map(|(parent, node)| {
             node.children.iter().map(move |child| EdgeUse {
                 parent,
                 role: child.role,
-                child: match passes_by(parent, &child.name) {
+                child: match child.role == "backing" && passes_by(parent, &child.name) {
                     true => &child.name,
                     false => through_filter(&child.name),
                 },

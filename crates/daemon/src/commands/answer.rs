@@ -27,7 +27,7 @@ pub(crate) enum Answer {
     AfterServing(Leave),
 }
 
-/// What is left of a command after a wait.
+/// The rest of a command, carried out after a wait.
 pub(crate) type Rest = Box<dyn for<'a> FnOnce(&'a mut Daemon) -> Running<'a>>;
 
 /// The way in which a command ends serving.
