@@ -78,9 +78,28 @@ impl CtlCommand {
         };
         row.check(qmp::given(self.arguments.clone())).map_err(|error| match error.hint {
             Some(_) => error,
-            None => error.hint(arguments_hint(row.name())),
+            None => {
+                let size = size_hint(&self.arguments, "", &error.message);
+                let hint = size.unwrap_or_else(|| arguments_hint(row.name()));
+                error.hint(hint)
+            }
         })
     }
+}
+
+/// Returns what to write instead of a size with a suffix, if `message` is about such an argument.
+fn size_hint(arguments: &Map<String, Json>, above: &str, message: &str) -> Option<String> {
+    arguments.iter().find_map(|(name, value)| {
+        let path = format!("{above}{name}");
+        match value {
+            Json::Object(below) => size_hint(below, &format!("{path}."), message),
+            Json::String(text) if message.contains(&format!("'{path}', expected: integer")) => {
+                let bytes = scalar::size(text)?;
+                Some(format!("QMP takes numbers, sizes in bytes: {path}={bytes} is {text}."))
+            }
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) | Json::Array(_) => None,
+        }
+    })
 }
 
 fn arguments_hint(command: &str) -> String {
@@ -172,12 +191,22 @@ fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
         Some(Shape::Union(union)) => Some(union.tag),
         _ => None,
     };
-    let is_json = |word: &&String| word.starts_with('{');
-    let text: Vec<&str> = given.iter().filter(|word| !is_json(word)).map(String::as_str).collect();
+    let mut arguments = Map::new();
+    let mut text: Vec<&str> = Vec::new();
     let of = |error: OptionError| match error.hint {
         Some(_) => error.of(name),
         None => error.of(name).hint(arguments_hint(name)),
     };
+    for word in given {
+        match json_value(word).map_err(of)? {
+            Some((name, value)) => drop(arguments.insert(name.to_owned(), value)),
+            None if word.starts_with('{') => {
+                let object = json::parse(word).map_err(of)?;
+                arguments.extend(object.into_iter().map(|(name, value)| (name, value.into())));
+            }
+            None => text.push(word),
+        }
+    }
     let parsed = keyval::parse(&text.join(","), tag).map_err(of)?;
     if parsed.help {
         let (Some(row), Some(shape)) = (row, shape) else {
@@ -187,16 +216,30 @@ fn command(name: &str, given: &[String]) -> Result<Said, OptionError> {
         let tag = tag.and_then(|tag| crate::table::look(&parsed.object, tag));
         return Ok(Said::Help(help::qmp_command(row, &shape, tag.and_then(Value::as_text))));
     }
-    let mut arguments = Map::new();
-    for word in given.iter().filter(is_json) {
-        let object = json::parse(word).map_err(of)?;
-        arguments.extend(object.into_iter().map(|(name, value)| (name, value.into())));
-    }
     arguments.extend(match &shape {
         Some(shape) => members(shape, parsed.object),
         None => guessed(parsed.object),
     });
     Ok(Said::Command(CtlCommand { name: name.to_owned(), arguments }))
+}
+
+/// Returns name and value of `name={…}` and `name=[…]`, values in JSON. Text may begin with `[`, too.
+///
+/// # Errors
+///
+/// The value begins as an object, and is not valid JSON.
+fn json_value(word: &str) -> Result<Option<(&str, Json)>, OptionError> {
+    let Some((name, value)) = word.split_once('=') else { return Ok(None) };
+    if name.contains([',', '.', '{', '[']) || !value.starts_with(['{', '[']) {
+        return Ok(None);
+    }
+    match serde_json::from_str(value) {
+        Ok(json) => Ok(Some((name, json))),
+        Err(error) if value.starts_with('{') || value.starts_with("[{") => {
+            Err(OptionError::new(format!("{name}: not valid JSON: {error}")))
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 // ---- text with types ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::qmp::{Received, Session};
-use control::{CtlRequest, parse_args};
+use control::{CtlCommand, CtlRequest, parse_args};
 use serde_json::{Map, Value as Json, json};
 
 use super::*;
@@ -168,6 +168,19 @@ fn words_of_ctl_become_what_the_command_takes() {
     // A value of another type stays text, for the daemon to refuse.
     let wrong = json!({"qom-type": "iothread", "id": "x", "poll-max-ns": "many"});
     assert_eq!(ctl(&["object-add", "iothread", "id=x", "poll-max-ns=many"]), wrong);
+    // Values may be JSON, with commas.
+    let reopen = r#"options=[{"driver":"file","node-name":"a","filename":"[x"}]"#;
+    let expected = json!({"options": [{"driver": "file", "node-name": "a", "filename": "[x"}]});
+    assert_eq!(ctl(&["blockdev-reopen", reopen]), expected);
+    let file = r#"file={"driver":"null-co","size":512}"#;
+    assert_eq!(
+        ctl(&["blockdev-add", "raw", "node-name=r", file]),
+        json!({"driver": "raw", "node-name": "r", "file": {"driver": "null-co", "size": 512}})
+    );
+    let text = json!({"driver": "file", "filename": "[x"});
+    assert_eq!(ctl(&["blockdev-add", "file", "filename=[x"]), text);
+    let Json::String(wrong) = ctl(&["blockdev-add", "raw", "file={driver:file}"]) else { panic!() };
+    assert!(wrong.contains("file: not valid JSON"), "{wrong}");
     let unknown = ["of-another-daemon", "a=1", "b.c=true", "d.0=x", r#"{"e": null}"#];
     let expected = json!({"e": null, "a": 1, "b": {"c": true}, "d": ["x"]});
     assert_eq!(ctl(&unknown), expected);
@@ -176,6 +189,23 @@ fn words_of_ctl_become_what_the_command_takes() {
         "blockdev-del: Expected '=' after parameter 'disk0'\n\
          'ringmill ctl <socket> blockdev-del help' lists its arguments."
     );
+}
+
+#[test]
+fn ctl_names_the_number_for_a_size_with_a_suffix() {
+    register();
+    let hint = |name: &str, arguments: Json| {
+        let Json::Object(arguments) = arguments else { panic!("no object") };
+        let refused = CtlCommand { name: name.into(), arguments }.check().unwrap_err();
+        refused.hint.unwrap_or_default()
+    };
+    let bytes = "QMP takes numbers, sizes in bytes: size=9437184 is 9M.";
+    assert_eq!(hint("block_resize", json!({"node-name": "n", "size": "9M"})), bytes);
+    let file = json!({"driver": "null-co", "size": "1.5k"});
+    let raw = json!({"driver": "raw", "node-name": "n", "file": file});
+    assert!(hint("blockdev-add", raw).ends_with(" file.size=1536 is 1.5k."));
+    let unknown = hint("block_resize", json!({"node-name": "n", "size": 512, "more": "9M"}));
+    assert_eq!(unknown, "Known parameters of block_resize: node-name, size");
 }
 
 #[test]
