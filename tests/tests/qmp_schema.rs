@@ -133,6 +133,13 @@ impl Comparison<'_> {
             for member in list(ours, "members") {
                 let name = text(member, "name");
                 let at = format!("{at}/{name}");
+                let is_in = |theirs: &Value| list(theirs, "members").any(|m| m["name"] == *name);
+                if let [common, own] = theirs[..]
+                    && is_in(common)
+                    && !is_in(own)
+                {
+                    self.found.push(format!("{at}: not a member of this variant alone"));
+                }
                 let same = theirs
                     .iter()
                     .flat_map(|theirs| list(theirs, "members"))

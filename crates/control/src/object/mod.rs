@@ -20,8 +20,8 @@ use std::ops::Deref;
 
 use crate::error::OptionError;
 use crate::scalar::{IDENTIFIER_HINT, is_identifier};
-use crate::shape::{Union, Variant};
-use crate::table::{self, Context, Reads};
+use crate::shape::{Member, Shape, Union, Variant};
+use crate::table::{self, Context, Need, Reads};
 use crate::value::{Object, Value};
 
 /// The types there are.
@@ -110,18 +110,23 @@ pub fn object_types() -> impl Iterator<Item = (&'static str, &'static str)> {
     TYPES.iter().map(|row| (row.name, row.parent))
 }
 
-/// Returns what an object may have.
+/// Returns what an object may have. As in QSD's schema, `id` belongs to all types.
 pub fn options() -> Union {
-    let variant = |row: &&TypeRow| Variant {
-        name: row.name,
-        help: row.help,
-        example: row.example,
-        members: row.table.members(),
+    let variant = |row: &&TypeRow| {
+        let mut members = row.table.members();
+        members.retain(|member| member.name != "id");
+        Variant { name: row.name, help: row.help, example: row.example, members }
+    };
+    let id = Member {
+        name: "id",
+        shape: Shape::Text("<id>"),
+        need: Need::Required,
+        help: "name of the object, for options and commands to refer to",
     };
     Union {
         tag: "qom-type",
         help: "the kind of object",
-        common: Vec::new(),
+        common: vec![id],
         variants: TYPES.iter().map(variant).collect(),
     }
 }
