@@ -148,6 +148,23 @@ fn the_journal_gets_priorities() {
 }
 
 #[test]
+fn the_journal_gets_trace_events_as_debug_messages() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let log = scratch.path("daemon.log");
+    let file = File::create(&log).expect("a new file").metadata().expect("it is there");
+    let server = command(&scratch, &image)
+        .logging(None)
+        .args(["--trace", "add_sqe"])
+        .env("JOURNAL_STREAM", format!("{}:{}", file.st_dev(), file.st_ino()))
+        .start();
+    server.stop();
+    let lines = fs::read_to_string(log).expect("the log");
+    assert!(lines.lines().any(|line| line.contains("add_sqe")), "{lines}");
+    assert!(lines.lines().all(|line| line.starts_with("<7>")), "{lines}");
+}
+
+#[test]
 fn an_error_at_the_start_has_the_form_of_qsd() {
     let scratch = Scratch::new();
     let missing = scratch.path("missing.img");

@@ -145,8 +145,8 @@ pub fn end() {
     log::logger().flush();
 }
 
-/// Whether standard error is a stream of systemd's journal: systemd.exec(5), `$JOURNAL_STREAM`.
-fn is_journal() -> bool {
+/// Returns whether standard error is a stream of systemd's journal: systemd.exec(5), `$JOURNAL_STREAM`.
+pub fn is_journal() -> bool {
     let Ok(stat) = fstat(std::io::stderr().as_fd()) else { return false };
     env::var("JOURNAL_STREAM").is_ok_and(|id| id == format!("{}:{}", stat.st_dev, stat.st_ino))
 }

@@ -19,6 +19,9 @@ pub(crate) fn start(options: &TraceOptions) -> Result<(), DaemonError> {
         // Fails only if a file is already set, and this function is called once.
         let _ = trace::log_to(file);
     }
+    if daemon::logger::is_journal() {
+        trace::log_with_priority("<7>");
+    }
     for events in &options.events {
         match events {
             TraceEvents::Pattern(pattern) => enable(pattern, "--trace"),

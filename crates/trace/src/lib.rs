@@ -138,6 +138,12 @@ pub fn log_to(file: File) -> Result<(), File> {
     log::FILE.set(file)
 }
 
+/// Puts `priority` before each line on standard error. Takes effect once per process.
+pub fn log_with_priority(priority: &'static str) {
+    // Only the first call counts.
+    let _ = log::PRIORITY.set(priority);
+}
+
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut left) = name.strip_prefix(first) else { return false };

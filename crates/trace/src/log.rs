@@ -9,6 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The log file; unset for standard error.
 pub(crate) static FILE: OnceLock<File> = OnceLock::new();
 
+/// Put before each line of standard error: its priority, for a journal.
+pub(crate) static PRIORITY: OnceLock<&'static str> = OnceLock::new();
+
 /// Writes `TID@SECONDS.MICROSECONDS:event`.
 ///
 /// May allocate and block: only users of the log pay for it.
@@ -20,6 +23,9 @@ pub fn write(event: fmt::Arguments<'_>) {
     // If the disk is full or standard error closed, the failure cannot be reported.
     let _ = match FILE.get() {
         Some(mut file) => file.write_all(line.as_bytes()),
-        None => io::stderr().write_all(line.as_bytes()),
+        None => {
+            let line = [PRIORITY.get().copied().unwrap_or_default(), &line].concat();
+            io::stderr().write_all(line.as_bytes())
+        }
     };
 }
