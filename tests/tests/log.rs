@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use integration::{
@@ -162,6 +163,24 @@ fn the_journal_gets_trace_events_as_debug_messages() {
     let lines = fs::read_to_string(log).expect("the log");
     assert!(lines.lines().any(|line| line.contains("add_sqe")), "{lines}");
     assert!(lines.lines().all(|line| line.starts_with("<7>")), "{lines}");
+}
+
+/// A daemon without journals serves, and says why.
+#[test]
+fn a_folder_of_journals_that_others_may_open_is_a_warning() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let journals = scratch.path("run/journals");
+    fs::create_dir_all(&journals).expect("a new folder");
+    fs::set_permissions(&journals, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let run = scratch.path("run").display().to_string();
+    let server = command(&scratch, &image).logging(None).env("RUNTIME_DIRECTORY", run).start();
+    let log = server.log();
+    server.stop();
+    let owner = nix::unistd::geteuid();
+    let why = format!("other users than {owner} have access to the folder (mode 0755)");
+    assert!(log.contains(&format!("warning: {}: ", journals.display())), "{log}");
+    assert!(log.contains(&why) && log.lines().count() == 1, "{log}");
 }
 
 #[test]

@@ -195,7 +195,8 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// It cannot be made, is not that user's alone, or this process' own, or cannot be given to that user.
+    /// It cannot be made, or cannot be given to that user. `AlreadyExists`: it is not that user's alone, or this
+    /// process' own.
     pub fn with_journals_of(self, folder: &Path, user: u32) -> io::Result<Self> {
         Ok(NodeRegistry { journals: Some(Journals::in_folder(folder, user)?), ..self })
     }

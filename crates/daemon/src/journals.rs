@@ -4,6 +4,7 @@
 //! The folder is in memory, so that no request waits for a disk, and outlives the process. It is the runtime
 //! folder of the service, or a private folder where POSIX shared memory lies, shm_overview(7).
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use block::NodeRegistry;
@@ -48,7 +49,12 @@ impl Home {
         let made = NodeRegistry::new().with_journals_of(&self.folder, self.user.as_raw());
         made.unwrap_or_else(|error| {
             let folder = self.folder.display();
-            log::info!("{folder}: no folder for journals of qcow2 images: {error}. Their writes to new clusters wait for the disk");
+            let what =
+                "no journals of qcow2 images, whose writes to new clusters wait for the disk";
+            match error.kind() {
+                ErrorKind::AlreadyExists => log::warn!("{folder}: {what}: {error}"),
+                _ => log::info!("{folder}: {what}: {error}"),
+            }
             NodeRegistry::new()
         })
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use nix::unistd::geteuid;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Uid, chownat, fchown, flock,
-    fstat, mkdir, open, openat, renameat_with, statat, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fchown,
+    flock, fstat, lstat, mkdir, open, openat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -40,23 +40,39 @@ pub(super) struct Folder {
     user: u32,
 }
 
+/// Checks that a folder is one of `user` or of this process, without access for others.
+fn check_owner(found: &Stat, user: u32) -> io::Result<()> {
+    let (owner, mode) = (found.st_uid, found.st_mode & 0o7777);
+    let why = if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+        format!("user {owner} has something there that is no folder; remove it")
+    } else if ![user, geteuid().as_raw()].contains(&owner) {
+        format!("the folder belongs to user {owner}, not to user {user}; remove or rename it")
+    } else if mode & 0o77 != 0 {
+        format!(
+            "other users than {owner} have access to the folder (mode {mode:04o}); chmod 0700 ends that"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
+}
+
 impl Journals {
     /// The journals in that folder, which belongs to that user alone: the user of this process, or the one that
     /// this process, as root, will change to.
     ///
     /// # Errors
     ///
-    /// The folder does not exist and cannot be created, or belongs to another user.
+    /// The folder does not exist and cannot be created. `AlreadyExists`: it is not that user's alone.
     pub(crate) fn in_folder(path: &Path, user: u32) -> io::Result<Journals> {
         match mkdir(path, Mode::RWXU) {
-            Err(Errno::EXIST) => {}
+            // Looked at first: a stranger's folder may not even be opened.
+            Err(Errno::EXIST) => check_owner(&lstat(path)?, user)?,
             made => made?,
         }
         let folder = Folder { path: path.to_owned(), fd: open(path, FOLDER, Mode::empty())?, user };
         let found = fstat(&folder.fd)?;
-        if found.st_mode & 0o77 != 0 || ![user, geteuid().as_raw()].contains(&found.st_uid) {
-            return Err(io::Error::other(format!("it is not the folder of user {user} alone")));
-        }
+        check_owner(&found, user)?;
         if found.st_uid != user {
             folder.give()?;
         }

@@ -367,7 +367,9 @@ mod tests {
         let folder = Folder::new("journal-open");
         std::fs::create_dir(&folder.0).unwrap();
         std::fs::set_permissions(&folder.0, Permissions::from_mode(0o777)).unwrap();
-        assert!(Journals::in_folder(&folder.0, me()).is_err());
+        let refused = Journals::in_folder(&folder.0, me()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert!(refused.to_string().contains("mode 0777"), "{refused}");
         let link = Folder::new("journal-link");
         std::fs::set_permissions(&folder.0, Permissions::from_mode(0o700)).unwrap();
         std::os::unix::fs::symlink(&folder.0, &link.0).unwrap();
