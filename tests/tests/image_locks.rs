@@ -114,6 +114,58 @@ fn readers_share() {
     assert!(stderr.contains("lock"), "{stderr}");
 }
 
+/// As with qemu-storage-daemon, a node without users does not hinder others. Its first user locks the image.
+#[test]
+fn a_read_only_image_is_locked_while_it_has_users() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk.img", 1);
+    let overlay = scratch.path("over.qcow2");
+    let mut create = Command::new(tool("qemu-img"));
+    let create = create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]);
+    let made = create.arg(image.path()).arg(&overlay).status().expect("qemu-img runs");
+    assert!(made.success());
+    let nbd = scratch.path("nbd.sock");
+    let addr = format!("addr.type=unix,addr.path={}", nbd.display());
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .args(["--nbd-server", &addr])
+        .file("reader", &image, "read-only=on")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let file = |name: &str, read_only: bool| json!({"driver": "file", "node-name": name, "filename": image.path(), "read-only": read_only});
+    let export = |node: &str, writable: bool| json!({"type": "nbd", "id": node, "node-name": node, "writable": writable});
+    let is_writable_elsewhere = || {
+        let mut write = Command::new(tool("qemu-io"));
+        let write = write.args(["-f", "raw", "-c", "write 0 512"]).arg(image.path()).output();
+        write.expect("qemu-io runs").status.success()
+    };
+    assert!(is_writable_elsewhere());
+
+    // A window and an unused overlay use nothing.
+    let raw = json!({"driver": "raw", "node-name": "window", "file": "reader", "read-only": true});
+    qmp.execute("blockdev-add", raw);
+    let file_of_overlay = json!({"driver": "file", "filename": overlay});
+    let over = json!({"driver": "qcow2", "node-name": "over", "file": file_of_overlay, "backing": "window"});
+    qmp.execute("blockdev-add", over);
+    qmp.execute("blockdev-add", file("writer", false));
+    let why = qmp.refused("block-export-add", export("over", true));
+    assert!(why.contains("Failed to get shared \"write\" lock"), "{why}");
+    qmp.execute("blockdev-add", file("other", true));
+    assert!(!is_writable_elsewhere());
+    qmp.execute("blockdev-del", json!({"node-name": "writer"}));
+
+    // The overlay's guest reads the image, which nobody else writes meanwhile.
+    qmp.execute("block-export-add", export("over", true));
+    let why = qmp.refused("blockdev-add", file("writer", false));
+    assert!(why.contains("Failed to get \"write\" lock"), "{why}");
+    assert!(!is_writable_elsewhere());
+    qmp.execute("block-export-del", json!({"id": "over"}));
+    qmp.wait_for_event("BLOCK_EXPORT_DELETED");
+    qmp.execute("blockdev-add", file("writer", false));
+    drop(qmp);
+    server.stop();
+}
+
 #[test]
 fn locking_can_be_switched_off() {
     let scratch = Scratch::new();

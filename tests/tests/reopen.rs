@@ -53,7 +53,9 @@ fn a_lock_follows_the_nodes_permissions() {
     // Others may read it now.
     let elsewhere = Scratch::new();
     let reader = ServerCommand::new(&elsewhere).monitor("qmp");
-    let reader = reader.file("reader", &image, "read-only=on").start();
+    let reader = reader.file("reader", &image, "read-only=on");
+    // A node without users would not hinder.
+    let reader = reader.export("reader", "writable=off").start();
     let why = qmp.refused("blockdev-reopen", file(&image, json!({})));
     assert!(why.contains("lock"), "{why}");
     assert_eq!(qmp.execute("query-named-block-nodes", json!({}))[0]["ro"], true);

@@ -138,7 +138,7 @@ pub enum ChildUse {
 impl ChildUse {
     /// Returns what a node claims of a child with this use. `above`: the combined claims of the node's
     /// own users. `writable`: whether the node was opened for writing.
-    fn claim(self, above: Claim, writable: bool) -> Claim {
+    pub(crate) fn claim(self, above: Claim, writable: bool) -> Claim {
         const CHANGES: Permissions = Permissions::WRITE.with(Permissions::RESIZE);
         let Claim { takes, shares } = above;
         match self {

@@ -23,6 +23,7 @@ use nix::unistd::geteuid;
 
 pub(crate) use self::activity::ToRead;
 pub use self::context::OpenContext;
+use self::locks::is_used;
 use self::resize::Resizing;
 use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
@@ -34,6 +35,7 @@ use crate::graph::{Edge, HeldEdges, hold};
 use crate::inherited::{Images, Inherited};
 use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef, DetectZeroes, Discard};
+use crate::permissions::Claim;
 use crate::services::DriverServices;
 use crate::track::{ThresholdSender, Tracking};
 
@@ -140,16 +142,22 @@ struct Opened {
     name: String,
     node: Arc<dyn BlockNode>,
     options: BlockdevOptions,
+    /// Whether it is open. A node inside an inactive one is inactive, whatever its options say.
+    active: bool,
     children: Vec<Child>,
     /// Present if the image has dirty bitmaps.
     tracking: Option<Arc<Tracking>>,
 }
 
 impl Opened {
-    fn entry(self, node: Kept) -> (String, Entry) {
-        let Opened { name, options, children, tracking, .. } = self;
-        let active = options.active;
+    fn into_entry(self, node: Kept) -> (String, Entry) {
+        let Opened { name, options, active, children, tracking, .. } = self;
         (name, Entry { node, options, children, active, filter: None, tracking })
+    }
+
+    fn into_nested(self) -> (String, Entry) {
+        let held = Kept::Nested(Arc::downgrade(&self.node));
+        self.into_entry(held)
     }
 }
 
@@ -250,12 +258,13 @@ impl NodeRegistry {
     ///
     /// In QEMU's words where QEMU has the error, with what to do about it as the hint.
     pub fn open(&mut self, options: &BlockdevOptions) -> Result<Arc<dyn BlockNode>, OpenError> {
-        self.open_connected(options, Connections::default())
+        self.open_connected(options, Connections::default())?;
+        self.get(options.node_name.as_deref().unwrap_or_default())
     }
 
-    /// Opens a node as [`open`](Self::open) does, with connections made beforehand.
+    /// Opens a node without a user, with connections made beforehand.
     ///
-    /// Waits for no server.
+    /// Waits for no server. [`get`](Self::get) returns the node.
     ///
     /// # Errors
     ///
@@ -264,51 +273,36 @@ impl NodeRegistry {
         &mut self,
         options: &BlockdevOptions,
         connections: Connections,
-    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+    ) -> Result<(), OpenError> {
         self.connections = connections;
         let opened = self.open_top(options);
         self.connections = Connections::default();
         opened
     }
 
-    fn open_top(&mut self, options: &BlockdevOptions) -> Result<Arc<dyn BlockNode>, OpenError> {
+    fn open_top(&mut self, options: &BlockdevOptions) -> Result<(), OpenError> {
         let Some(name) = &options.node_name else {
             return Err(OpenError::new("'node-name' must be specified for the root node"));
         };
         let name = self.new_name(name)?;
-        if !options.active {
-            let (node, children) = self.open_inactive(&name, options)?;
-            let held = Kept::Top(node.clone());
-            let options = options.clone();
-            let entry = Entry {
-                node: held,
-                options,
-                children,
-                active: false,
-                filter: None,
-                tracking: None,
-            };
-            self.nodes.insert(name, entry);
-            return Ok(self.edge_to(node));
-        }
         let mut nested = Vec::new();
-        let top = self.open_tree(name, options, &mut nested)?;
-        let node = top.node.clone();
-        let held = Kept::Top(node.clone());
-        let nested = nested.into_iter().map(|nested| {
-            let held = Kept::Nested(Arc::downgrade(&nested.node));
-            nested.entry(held)
-        });
-        self.nodes.extend(nested.chain([top.entry(held)]));
-        Ok(self.edge_to(node))
+        let top = match options.active {
+            true => self.open_tree(name, options, &mut nested)?,
+            false => self.open_inactive(name, options, &mut nested)?,
+        };
+        self.nodes.extend(nested.into_iter().map(Opened::into_nested));
+        let held = Kept::Top(top.node.clone());
+        self.nodes.extend([top.into_entry(held)]);
+        Ok(())
     }
 
-    /// Returns the node of that name.
+    /// Returns the node of that name for a user, with its images locked.
     ///
     /// # Errors
     ///
-    /// No node has this name; the hint lists the nodes.
+    /// No node has this name, the hint lists the nodes; or an image is in use.
     pub fn get(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+        self.lock_images(name, &[])?;
         let edge = self.get_edge(name)?;
         let mut users = self.users.borrow_mut();
         users.retain(|edge| edge.strong_count() > 0);
@@ -329,16 +323,17 @@ impl NodeRegistry {
         let filter = self.nodes.get(name).and_then(|entry| entry.filter.clone());
         Ok(match filter {
             Some(filter) => self.edge_to(filter),
-            None => self.edge_below_filter(name)?,
+            None => self.edge_to(self.node(name)?),
         })
     }
 
-    /// Returns the node of that name, below the filter that a job may have put over it.
+    /// Returns the node of that name for a job, below the filter that another job may have put over it.
     ///
     /// # Errors
     ///
     /// As of [`get`](Self::get).
     pub fn edge_below_filter(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
+        self.lock_images(name, &[])?;
         Ok(self.edge_to(self.node(name)?))
     }
 
@@ -453,15 +448,18 @@ impl NodeRegistry {
             ));
         }
         let mut children = Vec::new();
-        for ChildOption { role, node, .. } in options.driver.children() {
+        for ChildOption { role, used_as, node } in options.driver.children() {
             let edge = self.open_child(&name, node, nested).map_err(|e| e.of_child(role))?;
+            if is_used(used_as, Claim::NOTHING, !options.read_only) {
+                self.lock_images(edge.node().name(), nested)?;
+            }
             children.push(Child { role, edge });
         }
         let mut context =
             OpenContext { registry: self, name: &name, options, children: &mut children, nested };
         let node = options.driver.open(&mut context)?;
         let (node, tracking) = self.with_stored_bitmaps(&name, node);
-        Ok(Opened { name, node, options: options.clone(), children, tracking })
+        Ok(Opened { name, node, options: options.clone(), active: true, children, tracking })
     }
 
     /// Returns the thread that connects to NBD servers. The first such node starts the thread, which then
@@ -492,17 +490,28 @@ impl NodeRegistry {
             BlockdevRef::Name(name) => return self.get_edge(name),
             BlockdevRef::Inline(options) => options.as_ref(),
         };
-        let name = match &options.node_name {
-            Some(name) => self.new_name(name)?,
-            None => self.generate_name(),
-        };
-        if name == parent_name || nested.iter().any(|other| other.name == name) {
-            return Err(duplicate(&name));
-        }
+        let name = self.child_name(parent_name, options, nested)?;
         let opened = self.open_tree(name, options, nested)?;
         let edge = self.edge_to(opened.node.clone());
         nested.push(opened);
         Ok(edge)
+    }
+
+    /// Returns the name of a node that is defined inside another one: its own, or a generated one.
+    fn child_name(
+        &mut self,
+        parent_name: &str,
+        options: &BlockdevOptions,
+        nested: &[Opened],
+    ) -> Result<String, OpenError> {
+        let name = match &options.node_name {
+            Some(name) => self.new_name(name)?,
+            None => self.generate_name(),
+        };
+        match name == parent_name || nested.iter().any(|other| other.name == name) {
+            true => Err(duplicate(&name)),
+            false => Ok(name),
+        }
     }
 
     /// Removes the entries of closed nested nodes. Removing one may close nodes below it, so this

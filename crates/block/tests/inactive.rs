@@ -72,6 +72,53 @@ fn an_inactive_node_can_be_read() {
     }
 }
 
+/// Nodes that are defined inside an inactive node keep their names and users.
+#[test]
+fn nodes_inside_change_with_the_node() {
+    let (_base, top) = overlay("inside");
+    let file =
+        BlockdevOptions { node_name: Some("inner".into()), ..blockdev("", file(&top.0, None)) };
+    let mut driver = qcow2(&top.0);
+    assert!(driver.set_child("file", BlockdevRef::Inline(Box::new(file))));
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let mut nodes = NodeRegistry::new();
+    nodes.open(&BlockdevOptions { active: false, ..blockdev("disk", driver) }).unwrap();
+    let listed = |nodes: &NodeRegistry| {
+        let activity = |info: block::NodeInfo<'_>| (info.name.to_owned(), info.active);
+        nodes.all().map(activity).filter(|(name, _)| !name.starts_with('#')).collect::<Vec<_>>()
+    };
+    let both = |active| [("disk".to_owned(), active), ("inner".to_owned(), active)];
+    assert_eq!(listed(&nodes), both(false));
+    let user = nodes.get("inner").unwrap();
+    let control = event_loop.clone();
+    let changed = event_loop.block_on(async move {
+        for _ in 0..2 {
+            nodes.activate("disk").await.unwrap();
+            assert_eq!(listed(&nodes), both(true));
+            nodes.inactivate(&control, "disk").await.unwrap();
+            assert_eq!(listed(&nodes), both(false));
+        }
+        nodes
+    });
+    let mut nodes = changed.unwrap();
+    let mut rig = Rig::new(user.clone());
+    assert_eq!(rig.read(0, 4, 0).unwrap(), b"QFI\xfb");
+    assert_eq!(rig.write(1 << 20, &[1; 512], 0), Err(Errno::EPERM));
+    drop(rig);
+    // Another process has the image: the nodes stay as they are.
+    let mut other = NodeRegistry::new();
+    other.open(&blockdev("other", common::file(&top.0, None))).unwrap();
+    let failed = async move { (nodes.activate("disk").await.is_err(), nodes) };
+    let (failed, mut nodes) = event_loop.block_on(failed).unwrap();
+    assert!(failed);
+    assert_eq!(listed(&nodes), both(false));
+    drop(other);
+    nodes.remove("inner").unwrap_err();
+    drop(user);
+    nodes.remove("disk").unwrap();
+    assert_eq!(listed(&nodes), []);
+}
+
 #[test]
 fn a_node_that_becomes_inactive_can_be_read_and_is_not_locked() {
     let image = TempFile::new(&disk(), "inactivated", 1 << 20);

@@ -7,7 +7,9 @@ use std::rc::Rc;
 use block::options::BlockdevOptions;
 use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
-use control::{Action, FdName, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step};
+use control::{
+    Action, ExportOptions, FdName, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step,
+};
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
@@ -84,6 +86,7 @@ impl Daemon {
             }
             Action::Export(options) => {
                 self.be_active_for(options).await?;
+                self.lock_images_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
                 watch(options, &*export, &self.control, &self.clients);
@@ -132,9 +135,26 @@ impl Daemon {
             };
             match self.nodes.open_connected(options, connections) {
                 Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
-                opened => return Ok(opened.map(drop)?),
+                opened => return Ok(opened?),
             }
         }
+    }
+
+    /// Locks the images of an export. Waits for locks that a killed process has left, as in [`open_node`](Self::open_node).
+    async fn lock_images_for(&self, export: &ExportOptions) -> Result<(), DaemonError> {
+        let patience = self.lock_patience();
+        for node in export.nodes() {
+            loop {
+                match self.nodes.get(node) {
+                    Err(error) if self.waits_for(&error) => {
+                        self.wait_for_lock(error, patience).await?
+                    }
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => break,
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Begins the connections that a node needs, if it needs any.

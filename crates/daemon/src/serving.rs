@@ -51,6 +51,8 @@ impl Daemon {
     pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
         let (mailbox, moving) = (self.mailbox.clone(), self.moving.clone());
         loop {
+            // A message may have ended the last user of an image.
+            self.nodes.release_unused_locks();
             match until(mailbox.next(), stop.next()).await {
                 Err(signal) => return End::Signal(signal),
                 Ok(Message::Failed(error)) => return End::Failed(error),

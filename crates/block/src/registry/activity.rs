@@ -4,16 +4,18 @@
 //! active, its image is open for reading only. Activation opens the image anew: no state from before is
 //! kept.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::{Child, Kept, NodeRegistry, Opened, not_found};
+use super::{Child, Entry, Kept, NodeRegistry, Opened, not_found};
 use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
 use crate::error::OpenError;
-use crate::graph::drain;
+use crate::graph::{Drained, Edge, drain};
 use crate::node::{BlockNode, Geometry};
 use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
 use crate::request::Op;
@@ -26,48 +28,66 @@ impl NodeRegistry {
         self.nodes.get(name).is_none_or(|entry| entry.active)
     }
 
-    /// Makes a node inactive. No active node may lie on it.
+    /// Makes a node and the nodes defined inside it inactive. No active node may lie on them.
     ///
-    /// Waits for the node's requests, flushes it, closes its image and the nodes defined inside it, and
-    /// releases their locks. Its users stay: reads and flushes succeed, and all other requests fail with
-    /// `EPERM`.
+    /// Waits for the nodes' requests, flushes, closes the image and releases its locks. Users stay: reads
+    /// and flushes succeed, and all other requests fail with `EPERM`.
     ///
     /// # Errors
     ///
-    /// There is no such node, its flush failed, or the graph is being changed there. The node is unchanged
+    /// There is no such node, its flush failed, or the graph is being changed there. The nodes are unchanged
     /// then.
     pub async fn inactivate(&mut self, control: &EventLoop, name: &str) -> Result<(), OpenError> {
         let node = self.node(name)?;
         let failed =
             |why: String| OpenError::new(format!("Failed to inactivate node '{name}': {why}"));
-        let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
+        let going = self.with_nested(name);
+        let inner: Vec<Child> = going
+            .iter()
+            .filter_map(|name| self.nodes.get(name))
+            .flat_map(|e| e.children.clone())
+            .collect();
+        let mut users = Vec::new();
+        for name in &going {
+            let is_inner =
+                |edge: &Arc<Edge>| inner.iter().any(|child| Arc::ptr_eq(&child.edge, edge));
+            let outer = self.edges(name).into_iter().filter(|edge| !is_inner(edge)).collect();
+            users.push(drain(outer).await.map_err(|busy| failed(busy.to_string()))?);
+        }
+        drop(inner);
         if !node.geometry().read_only {
             let channel = node.clone().open_channel(control).map_err(|e| failed(e.to_string()))?;
             let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
             flushed.map_err(|errno| failed(errno.desc().to_owned()))?;
         }
-        let options = self.options(name).ok_or_else(|| not_found(name))?.clone();
-        let reader = self.open_reader(name, &options);
-        let inactive: Arc<dyn BlockNode> =
-            Arc::new(InactiveNode::new(name.to_owned(), node.geometry(), reader));
-        users.point_to(&inactive).await.map_err(|error| failed(error.to_string()))?;
+        let mut moves = Vec::new();
+        for (name, users) in going.iter().zip(users) {
+            let options = self.options(name).ok_or_else(|| not_found(name))?.clone();
+            let (before, reader) = (self.node(name)?, self.open_reader(name, &options));
+            let inactive = InactiveNode::new(name.clone(), before.geometry(), reader);
+            moves.push(Move { users, before, after: Arc::new(inactive) });
+        }
+        move_users(&moves).await.map_err(|error| failed(error.to_string()))?;
         self.detach_stored_bitmaps(name, &node);
-        let going = self.with_nested(name);
         let locks: Vec<_> =
             going.iter().filter_map(|name| self.locks.get(name)?.upgrade()).collect();
-        let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-        let before = std::mem::replace(&mut entry.node, Kept::Top(inactive));
-        let named = entry.options.driver.children();
-        let stays = |role: &str| {
-            named
-                .iter()
-                .any(|child| child.role == role && matches!(child.node, BlockdevRef::Name(_)))
-        };
-        let (stay, go): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut entry.children).into_iter().partition(|child| stays(child.role));
-        entry.children = stay;
-        entry.active = false;
-        drop((node, before, go, users));
+        let edges: Vec<_> = moves.iter().map(|moved| self.edge_to(moved.after.clone())).collect();
+        let mut closed = Vec::new();
+        for (name, Move { after, .. }) in going.iter().zip(&moves) {
+            let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
+            let held = match entry.node {
+                Kept::Top(_) => Kept::Top(after.clone()),
+                Kept::Nested(_) => Kept::Nested(Arc::downgrade(after)),
+            };
+            closed.push(std::mem::replace(&mut entry.node, held));
+            for child in &mut entry.children {
+                let inside =
+                    edges.iter().find(|edge| edge.node().name() == child.edge.node().name());
+                child.edge = inside.unwrap_or(&child.edge).clone();
+            }
+            entry.active = false;
+        }
+        drop((node, moves, closed, edges));
         self.forget_closed();
         // A ring may keep the file open a little longer.
         for lock in locks {
@@ -105,24 +125,58 @@ impl NodeRegistry {
             return Ok(());
         }
         let options = entry.options.clone();
+        // The nodes that are opened anew take the names.
+        let inside: Vec<_> = self.with_nested(name).into_iter().skip(1).collect();
+        let mut inactive: BTreeMap<_, _> =
+            inside.into_iter().filter_map(|name| self.nodes.remove_entry(&name)).collect();
+        match self.open_over(name, &options, &inactive).await {
+            Ok(()) => {
+                inactive.clear();
+                self.forget_closed();
+                Ok(())
+            }
+            Err(error) => {
+                self.nodes.append(&mut inactive);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a node, and has the users of the inactive node of that name use it. `inactive`: the nodes
+    /// inside that one, whose users move too.
+    async fn open_over(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        inactive: &BTreeMap<String, Entry>,
+    ) -> Result<(), OpenError> {
         let mut nested = Vec::new();
-        let top = self.open_tree(name.to_owned(), &options, &mut nested)?;
+        let top = self.open_tree(name.to_owned(), options, &mut nested)?;
         if self.grows(name) {
             top.node.enable_growth();
         }
-        let users =
-            drain(self.edges(name)).await.map_err(|busy| OpenError::new(busy.to_string()))?;
-        let node = top.node;
-        let pointed = users.point_to(&node).await;
-        pointed.map_err(|error| OpenError::new(error.to_string()))?;
-        let nested = nested.into_iter().map(|nested| {
-            let held = Kept::Nested(Arc::downgrade(&nested.node));
-            nested.entry(held)
-        });
-        self.nodes.extend(nested);
+        nested.push(top);
+        let mut moves = Vec::new();
+        for new in &nested {
+            let before = match new.name == name {
+                true => Some(self.node(name)?),
+                false => inactive.get(&new.name).and_then(Entry::node),
+            };
+            let Some(before) = before else { continue };
+            let uses = |edge: &Arc<Edge>| is_same(&edge.node(), &before);
+            let users: Vec<_> = self.edges(&new.name).into_iter().filter(uses).collect();
+            if !users.is_empty() {
+                self.lock_images(&new.name, &nested)?;
+            }
+            let users = drain(users).await.map_err(|busy| OpenError::new(busy.to_string()))?;
+            moves.push(Move { users, before, after: new.node.clone() });
+        }
+        move_users(&moves).await.map_err(|error| OpenError::new(error.to_string()))?;
+        let Some(top) = nested.pop() else { return Ok(()) };
+        self.nodes.extend(nested.into_iter().map(Opened::into_nested));
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-        let size = node.geometry().size;
-        entry.node = Kept::Top(node);
+        let size = top.node.geometry().size;
+        entry.node = Kept::Top(top.node);
         entry.children = top.children;
         entry.active = true;
         entry.tracking = top.tracking;
@@ -136,21 +190,30 @@ impl NodeRegistry {
         Ok(())
     }
 
-    /// A node that is to be inactive. Its image is looked at, without a lock, for what users of a
-    /// node have to know; it may be in use by others meanwhile.
+    /// Opens a node that is to be inactive, and those defined inside it. Their images are looked at without
+    /// a lock, for what users of a node have to know: other processes may have them in use.
     pub(super) fn open_inactive(
         &mut self,
-        name: &str,
+        name: String,
         options: &BlockdevOptions,
-    ) -> Result<(Arc<dyn BlockNode>, Vec<Child>), OpenError> {
+        nested: &mut Vec<Opened>,
+    ) -> Result<Opened, OpenError> {
         let mut children = Vec::new();
         for ChildOption { role, node, .. } in options.driver.children() {
-            if let BlockdevRef::Name(below) = node {
-                children.push(Child { role, edge: self.get_edge(below)? });
-            }
+            let edge = match node {
+                BlockdevRef::Name(below) => self.get_edge(below)?,
+                BlockdevRef::Inline(options) => {
+                    let below = self.child_name(&name, options, nested)?;
+                    let below = self.open_inactive(below, options, nested)?;
+                    let edge = self.edge_to(below.node.clone());
+                    nested.push(below);
+                    edge
+                }
+            };
+            children.push(Child { role, edge });
         }
         let looking = self.for_a_look(options, Look::Geometry)?;
-        let geometry = self.look(name, &looking)?.node.geometry();
+        let geometry = self.look(&name, &looking)?.node.geometry();
         let geometry = match formats(&looking) {
             true if !options.read_only => Geometry {
                 read_only: false,
@@ -161,8 +224,9 @@ impl NodeRegistry {
             },
             _ => geometry,
         };
-        let reader = self.open_reader(name, options);
-        Ok((Arc::new(InactiveNode::new(name.to_owned(), geometry, reader)), children))
+        let reader = self.open_reader(&name, options);
+        let node = Arc::new(InactiveNode::new(name.clone(), geometry, reader));
+        Ok(Opened { name, node, options: options.clone(), active: false, children, tracking: None })
     }
 
     /// Opens an inactive node's image for reading, without locks on it and on its backing images.
@@ -229,6 +293,32 @@ impl NodeRegistry {
         }
         Ok(looking)
     }
+}
+
+/// Users that are drained, and the nodes that they leave and get.
+struct Move {
+    users: Drained,
+    before: Arc<dyn BlockNode>,
+    after: Arc<dyn BlockNode>,
+}
+
+/// Moves users to other nodes: all or none.
+async fn move_users(moves: &[Move]) -> io::Result<()> {
+    for (at, Move { users, after, .. }) in moves.iter().enumerate() {
+        if let Err(error) = users.point_to(after).await {
+            for Move { users, before, .. } in moves.iter().take(at) {
+                // The loops still have the channels to it, or can open one as before.
+                let _ = users.point_to(before).await;
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Whether two nodes are one.
+fn is_same(one: &Arc<dyn BlockNode>, other: &Arc<dyn BlockNode>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
 /// A node to be read on another thread.

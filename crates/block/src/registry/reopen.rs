@@ -4,7 +4,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Child, Entry, Kept, NodeRegistry, OpenContext, not_found};
+use super::{Child, Entry, Kept, NodeRegistry, OpenContext, Opened, not_found};
 use crate::driver::{ChildOption, Layer, NotReopened, Reopened};
 use crate::drivers::file::FileNode;
 use crate::error::OpenError;
@@ -119,10 +119,7 @@ impl NodeRegistry {
         let Reopened { node, restore } = options.driver.reopen(&mut context)?;
         let placed = self.put_in_place(name, options, node, users).await;
         let (node, tracking) = placed.inspect_err(|_| restore.into_iter().for_each(|f| f()))?;
-        self.nodes.extend(nested.into_iter().map(|nested| {
-            let held = Kept::Nested(Arc::downgrade(&nested.node));
-            nested.entry(held)
-        }));
+        self.nodes.extend(nested.into_iter().map(Opened::into_nested));
         let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
         let held = match entry.node {
             Kept::Top(_) => Kept::Top(node),
@@ -152,7 +149,11 @@ impl NodeRegistry {
                 (BlockdevRef::Name(wanted), Some(old)) if *wanted == old.edge.node().name() => {
                     old.edge.clone()
                 }
-                (BlockdevRef::Name(wanted), _) => self.get_edge(wanted)?,
+                (BlockdevRef::Name(wanted), _) => {
+                    // For the users of the node above.
+                    self.lock_images(wanted, &[])?;
+                    self.get_edge(wanted)?
+                }
                 (BlockdevRef::Inline(_), None) => {
                     return Err(OpenError::new(format!(
                         "Cannot change the option '{role}.driver'"

@@ -80,6 +80,11 @@ impl Claims {
         Claims { in_use: &[Write, Resize], not_shared: &[Write, Resize] }
     }
 
+    /// Whether there are no claims.
+    pub(crate) fn is_none(self) -> bool {
+        self.in_use.is_empty() && self.not_shared.is_empty()
+    }
+
     /// Whether the claims include writing.
     pub(crate) fn writes(self) -> bool {
         self.in_use.contains(&Permission::Write)

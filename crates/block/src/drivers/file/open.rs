@@ -106,7 +106,11 @@ pub(super) fn open(
         write_cache: !read_only,
     };
     let fd = Arc::new(OwnedFd::from(file));
-    let claims = Claims::of_disk(read_only);
+    let claims = match (read_only, &locked) {
+        // The registry locks the image for the node's first user.
+        (true, None) => Claims::none(),
+        (true, Some(_)) | (false, _) => Claims::of_disk(read_only),
+    };
     let lock = match locked {
         Some(lock) => {
             lock.check_is_of(&fd, path)?;
