@@ -149,6 +149,41 @@ fn a_transaction_is_carried_out_as_a_whole() {
     peers.stop();
 }
 
+/// The target may hold an older backup.
+#[test]
+fn a_backup_of_a_failed_transaction_never_runs() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch);
+    let old = vec![b'o'; 4 << 20];
+    let targets = peers.sides().map(|side| side.path("target.raw"));
+    targets.iter().for_each(|target| fs::write(target, &old).expect("an older backup"));
+    peers.execute(&named("add"), json!({"node": "disk", "name": "b"}));
+    peers.serve("disk");
+    peers.io(&["write 0 1M"]);
+    let before = bitmaps(&mut peers);
+    let again = json!({"type": named("add"), "data": {"node": "disk", "name": "b"}});
+    let abort = json!({"type": "abort", "data": {}});
+    for (mode, failing) in [("on-success", again), ("never", abort)] {
+        let backup = json!({"job-id": "j", "device": "disk", "target": "target", "sync": "bitmap",
+            "bitmap": "b", "bitmap-mode": mode, "auto-dismiss": false});
+        let actions = json!([{"type": "blockdev-backup", "data": backup}, failing]);
+        assert!(peers.both("transaction", json!({"actions": actions})).get("error").is_some());
+        for status in ["created", "aborting", "concluded", "null"] {
+            assert_eq!(
+                peers.wait_for("JOB_STATUS_CHANGE"),
+                json!({"id": "j", "status": status}),
+                "{mode}"
+            );
+        }
+        assert_eq!(peers.execute("query-jobs", json!({})), json!([]));
+        assert_eq!(bitmaps(&mut peers), before);
+    }
+    peers.stop();
+    for target in targets {
+        assert!(fs::read(&target).expect("the target") == old, "{}", target.display());
+    }
+}
+
 #[test]
 fn snapshots_of_a_transaction_are_undone() {
     let scratch = Scratch::new();

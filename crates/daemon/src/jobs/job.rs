@@ -193,6 +193,13 @@ impl BitmapUse {
         self.before = Some(before);
     }
 
+    /// Sets the taken bits again: the job never runs.
+    pub(super) fn undo(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.bitmap.bits().merge(&before);
+        }
+    }
+
     /// Keeps the taken bits cleared, or sets them again, by the mode and the job's result.
     pub(super) fn end(&mut self, backup: &Backup, succeeded: bool) {
         self.bitmap.set_busy(false);

@@ -327,13 +327,23 @@ impl Daemon {
     }
 
     /// Ends a job that failed (`error`) or was cancelled.
+    ///
+    /// As in QEMU, a job that never ran is dismissed and sends no `BLOCK_JOB_*` event.
     async fn abort(&mut self, job: &mut Job, error: Option<String>) {
+        let has_run = job.status != Status::Created;
+        job.options.auto_dismiss |= !has_run;
         job.enter(Status::Aborting, &self.clients);
         let event = match error {
             Some(_) => &BLOCK_JOB_COMPLETED,
             None => &BLOCK_JOB_CANCELLED,
         };
         (job.cancelled, job.error) = (error.is_none(), error);
+        if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), ..), .. }) =
+            job.copying_mut()
+            && !has_run
+        {
+            used.undo();
+        }
         if let Some(copying) = job.copying() {
             copying.control.cancel();
             self.reset_chain(copying).await;
@@ -345,7 +355,7 @@ impl Daemon {
                 log::error!("job {}: its filter stays: {error}", job.options.id);
             }
         }
-        self.conclude(job, Some(event)).await;
+        self.conclude(job, has_run.then_some(event)).await;
     }
 
     /// Ends a job and releases its nodes. Every job ends here.
@@ -374,8 +384,7 @@ impl Daemon {
     }
 
     /// Aborts a job as the undo of a transaction's action.
-    pub(super) async fn cancel_job(&mut self, id: &str) {
-        let Some(serial) = self.jobs.find(id).map(|job| job.serial) else { return };
+    pub(super) async fn cancel_job(&mut self, serial: u64) {
         let Some(mut job) = self.jobs.take(serial) else { return };
         self.abort(&mut job, None).await;
         if job.status != Status::Null {

@@ -16,6 +16,7 @@ use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
 use super::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, MirrorOptions, Perf, Sync,
 };
+use super::worker::Order;
 use super::{create, worker};
 
 /// Fewest bytes per part of a backup, stream or commit. A backup copies the whole part before a
@@ -150,6 +151,18 @@ impl Daemon {
         &mut self,
         options: BackupOptions,
     ) -> Result<(), QmpError> {
+        let serial = self.prepare_backup(options).await?;
+        self.run_job(serial);
+        Ok(())
+    }
+
+    /// Prepares a backup, which copies nothing before [`run_job`](Self::run_job). Returns its serial number.
+    ///
+    /// The backup's moment is this call, while no request of a user is in flight.
+    pub(in super::super) async fn prepare_backup(
+        &mut self,
+        options: BackupOptions,
+    ) -> Result<u64, QmpError> {
         let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
         let (mut cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
@@ -181,7 +194,7 @@ impl Daemon {
         let how = How::Parts(Parts::Backup(used), backup, ends.size);
         let inventory = self.inventory_with_copy(&copy, "backup")?;
         let filter: Arc<dyn BlockNode> = Arc::new(filter);
-        self.start_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
+        self.prepare_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
     }
 
     /// `blockdev-mirror`.
@@ -319,12 +332,28 @@ impl Daemon {
 
     /// Adds a job in status `running` and returns its serial number.
     fn begin(&mut self, options: JobOptions, work: Work) -> u64 {
+        let serial = self.create(options, work);
+        self.run_job(serial);
+        serial
+    }
+
+    /// Runs a job that was created.
+    pub(in super::super) fn run_job(&mut self, serial: u64) {
+        let Some(job) = self.jobs.jobs.iter_mut().find(|job| job.serial == serial) else { return };
+        job.enter(Status::Running, &self.clients);
+        if let Some(open) = job.copying().and_then(|copying| copying.open.as_ref()) {
+            // Fails only if the loop has stopped, as at the daemon's end.
+            let _ = open.orders.send(Order::Begin);
+        }
+    }
+
+    /// Adds a job in status `created` and returns its serial number.
+    fn create(&mut self, options: JobOptions, work: Work) -> u64 {
         let serial = self.jobs.next;
         self.jobs.next += 1;
         let status = Status::Created;
         let mut job = Job { serial, options, status, error: None, cancelled: false, work };
         job.enter(Status::Created, &self.clients);
-        job.enter(Status::Running, &self.clients);
         self.jobs.put(job);
         serial
     }
@@ -337,10 +366,29 @@ impl Daemon {
         ends: Ends,
         inventory: Inventory,
         filter: Option<Arc<dyn BlockNode>>,
-        mut how: How,
+        how: How,
         task: worker::Task,
         buf_size: u64,
     ) -> Result<(), QmpError> {
+        let prepared = self.prepare_copy(copy, ends, inventory, filter, how, task, buf_size);
+        let serial = prepared.await?;
+        self.run_job(serial);
+        Ok(())
+    }
+
+    /// As [`start_copy`](Self::start_copy), but nothing is copied before [`run_job`](Self::run_job). Returns the
+    /// job's serial number.
+    #[expect(clippy::too_many_arguments, reason = "what jobs differ in")]
+    async fn prepare_copy(
+        &mut self,
+        copy: CopyOptions,
+        ends: Ends,
+        inventory: Inventory,
+        filter: Option<Arc<dyn BlockNode>>,
+        mut how: How,
+        task: worker::Task,
+        buf_size: u64,
+    ) -> Result<u64, QmpError> {
         let control = Arc::new(Control::new(copy.speed.unsigned_abs()));
         if let Some(filter) = &filter {
             let drained = drain(ends.users).await.map_err(DaemonError::new)?;
@@ -377,8 +425,7 @@ impl Daemon {
         match started {
             Ok(orders) => {
                 copying.open = Some(Open { filter, orders, closed });
-                self.begin(job, Work::Copy(Box::new(copying)));
-                Ok(())
+                Ok(self.create(job, Work::Copy(Box::new(copying))))
             }
             Err(error) => {
                 let (orders, _) = mailbox::channel();

@@ -9,9 +9,11 @@ use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 use super::super::signal::Mailbox;
 use super::super::{DaemonError, Message};
 
-/// An order to a worker after its copying has ended. When no more orders can come, it closes both nodes.
+/// An order to a worker. When no more orders can come, it closes both nodes.
 pub(super) enum Order {
-    /// Copy the rest, which does not change any more, and flush.
+    /// Begin to copy: the first order.
+    Begin,
+    /// After the copying has ended: copy the rest, which does not change any more, and flush.
     Finish(oneshot::Sender<Result<(), Failure>>),
 }
 
@@ -23,7 +25,7 @@ pub(super) enum Task {
     Commit(Arc<Bitmap>, u32),
 }
 
-/// Starts a worker on the loop.
+/// Starts a worker on the loop. It opens both nodes and waits for [`Order::Begin`].
 pub(super) async fn start(
     on: &LoopHandle,
     config: WorkerConfig,
@@ -45,6 +47,8 @@ pub(super) async fn start(
 }
 
 async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order>) {
+    // Without the order, the job's transaction has failed.
+    let Some(Order::Begin) = orders.receive().await else { return };
     match task {
         Task::Backup(backup, only_written) => {
             backup.run(&mut worker, only_written).await;

@@ -39,8 +39,13 @@ pub(super) enum Undo {
     AddBitmap(String, Arc<DirtyBitmap>, usize),
     SetBits(Arc<DirtyBitmap>, Bitmap),
     SetRecording(Arc<DirtyBitmap>, bool),
-    CancelJob(String),
-    RemoveOverlay { node: String, overlay: String, is_new: bool },
+    /// A job that does not run yet.
+    CancelJob(u64),
+    RemoveOverlay {
+        node: String,
+        overlay: String,
+        is_new: bool,
+    },
 }
 
 /// A kind of action.
@@ -170,11 +175,7 @@ impl Daemon {
                 let (bitmap, bits) = self.merge_bitmaps(merge)?;
                 Undo::SetBits(bitmap, bits)
             }
-            Action::Backup(options) => {
-                let id = options.copy.job.id.clone();
-                self.start_backup(*options).await?;
-                Undo::CancelJob(id)
-            }
+            Action::Backup(options) => Undo::CancelJob(self.prepare_backup(*options).await?),
             Action::Snapshot(blockdev_snapshot::Arguments { node, overlay }) => {
                 self.snapshot(&node, &overlay).await?;
                 Undo::RemoveOverlay { node, overlay, is_new: false }
@@ -186,6 +187,13 @@ impl Daemon {
                 Undo::RemoveOverlay { node, overlay, is_new: true }
             }
         })
+    }
+
+    /// Runs the job of an action, after all actions have succeeded.
+    pub(super) fn commit(&mut self, undo: &Undo) {
+        if let Undo::CancelJob(serial) = undo {
+            self.run_job(*serial);
+        }
     }
 
     /// Undoes an action. Users' requests have been held since the action.
@@ -201,7 +209,7 @@ impl Daemon {
                 bitmap.bits().restore(&bits);
             }
             Undo::SetRecording(bitmap, before) => bitmap.set_recording(before),
-            Undo::CancelJob(id) => self.cancel_job(&id).await,
+            Undo::CancelJob(serial) => self.cancel_job(serial).await,
             Undo::RemoveOverlay { node, overlay, is_new } => {
                 if let Err(error) = self.remove_overlay(&node, &overlay, is_new).await {
                     let error: DaemonError = error;

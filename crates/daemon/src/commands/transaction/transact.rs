@@ -97,7 +97,7 @@ fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
 impl Daemon {
     /// Executes all actions while no request of a user is in flight.
     ///
-    /// If an action fails, the earlier actions are undone.
+    /// If an action fails, the earlier actions are undone. Jobs run only after all actions have succeeded.
     async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
         self.settle_bitmaps();
         // Held requests continue at the end, on the users' nodes at that time.
@@ -114,6 +114,7 @@ impl Daemon {
                 }
             }
         }
+        done.iter().for_each(|undo| self.commit(undo));
         drop(held);
         Ok(())
     }
