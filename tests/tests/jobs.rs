@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::sync::atomic::Ordering;
 
+use common::peers::Peers;
 use common::{
     Load, MIB, check, check_moment, create, daemon, under_load, wait_for_end, wait_for_status,
 };
@@ -155,6 +156,42 @@ fn a_backup_is_the_disk_at_one_moment() {
     for (path, moment) in backups {
         check_moment(&Image::existing(&path), &log, moment);
     }
+}
+
+/// A qcow2 image on a part of a file gets full, and the part becomes larger.
+#[test]
+fn a_backup_waits_for_space_as_in_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/target.qcow2", "4M"]);
+    for side in peers.sides() {
+        fs::write(side.path("disk.raw"), vec![7; 4 << 20]).expect("a disk");
+        let file = fs::OpenOptions::new().write(true).open(side.path("target.qcow2"));
+        file.and_then(|file| file.set_len(8 << 20)).expect("a longer file");
+    }
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let part = |mib: u64| {
+        let file = file("target.qcow2");
+        json!({"driver": "raw", "node-name": "part", "file": file, "size": mib << 20})
+    };
+    peers.execute("blockdev-add", merged(file("disk.raw"), &json!({"node-name": "disk"})));
+    peers.execute("blockdev-add", part(2));
+    let target = json!({"driver": "qcow2", "node-name": "target", "file": "part"});
+    peers.execute("blockdev-add", target);
+    let backup = json!({"job-id": "j", "device": "disk", "target": "target", "sync": "full",
+        "on-target-error": "enospc", "x-perf": {"max-workers": 1}});
+    peers.execute("blockdev-backup", backup);
+    assert_eq!(peers.wait_for("BLOCK_JOB_ERROR")["action"], "stop");
+    for side in peers.sides() {
+        let job = &side.qmp.execute("query-block-jobs", json!({}))[0];
+        assert_eq!((&job["status"], &job["io-status"]), (&json!("paused"), &json!("nospace")));
+    }
+    peers.execute("blockdev-reopen", json!({"options": [part(8)]}));
+    peers.execute("job-resume", json!({"id": "j"}));
+    assert_eq!(peers.wait_for("BLOCK_JOB_COMPLETED").get("error"), None);
+    peers.stop();
+    let compare = ["compare", "-f", "raw", "-F", "qcow2", "DIR/disk.raw", "DIR/target.qcow2"];
+    peers.run("qemu-img", &compare);
 }
 
 /// A guest's file system checks itself; fio checks what it has written, before and after the move.

@@ -163,7 +163,11 @@ impl Channel for RawChannel {
         let size = node.size.unwrap_or(u64::MAX - node.offset);
         match request.offset.checked_add(request.len) {
             Some(end) if end <= size => {}
-            _ => return request.complete(Err(Errno::EIO)),
+            // As in QEMU. A format above has no space left.
+            _ => {
+                let errno = if request.op.only_reads() { Errno::EIO } else { Errno::ENOSPC };
+                return request.complete(Err(errno));
+            }
         }
         let Some(mut request) = node.common.admit(request) else { return };
         if node.keep_raw && request.offset < SIGNATURE {
