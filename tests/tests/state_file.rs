@@ -478,7 +478,7 @@ fn folders_that_cannot_be_synced() {
 
     fs::write(tops.join("unsynced"), "").expect("a file");
     let why = qmp.refused("blockdev-snapshot-sync", snapshot.clone());
-    let expected = format!("fsync of the folder of '{}' failed: I/O error", top.display());
+    let expected = format!("fsync of the folder of '{}' failed: Input/output error", top.display());
     assert_eq!(why, expected);
     assert_eq!(node_of_export(&mut qmp), "disk");
     fs::remove_file(tops.join("unsynced")).expect("the file");
@@ -486,7 +486,7 @@ fn folders_that_cannot_be_synced() {
     let before = fs::read_to_string(scratch.path("state")).expect("the file");
     fs::write(scratch.path("unsynced"), "").expect("a file");
     let why = qmp.refused("blockdev-snapshot-sync", snapshot.clone());
-    assert!(why.ends_with("fsync of its folder failed: I/O error"), "{why}");
+    assert!(why.ends_with("fsync of its folder failed: Input/output error"), "{why}");
     qmp.refused("blockdev-reopen", json!({"options": [reopened(image.path(), true)]}));
     assert!(!is_direct(&mut qmp));
     let state = fs::read_to_string(scratch.path("state")).expect("the file");

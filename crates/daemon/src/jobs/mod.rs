@@ -24,6 +24,7 @@ pub(super) use self::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, JobVerb, MirrorOptions, Perf, Sync,
 };
 use self::worker::Order;
+use super::errno::strerror;
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 
@@ -214,7 +215,7 @@ impl Daemon {
             Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
             Report::Ended(Err(failure)) => {
                 let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
-                self.abort(&mut job, Some(errno.desc().to_owned())).await;
+                self.abort(&mut job, Some(strerror(errno))).await;
             }
         }
         if job.status != Status::Null {
@@ -286,7 +287,7 @@ impl Daemon {
         let (done, is_done) = oneshot::channel();
         open.orders.send(Order::Finish(done)).map_err(DaemonError::new)?;
         let finished = is_done.await.map_err(DaemonError::new)?;
-        finished.map_err(|failure| DaemonError::new(failure.errno.desc()))?;
+        finished.map_err(|failure| DaemonError::new(strerror(failure.errno)))?;
         let failed = |error| DaemonError::new(error).of(&copying.target);
         let _moving = Moving::new(&self.moving);
         match (&elsewhere, replaces) {
