@@ -189,6 +189,7 @@ fn a_qcow2_image_is_closed_while_it_is_read_only() {
     let why = refused(&mut qmp, with(&disk, json!({"l2-cache-entry-size": 3})));
     assert!(why.starts_with("L2 cache entry size"), "{why}");
     assert_eq!(bitmap_flags(&scratch), json!(["in-use", "auto"]));
+    assert!(!server.log().contains("is lost"), "{}", server.log());
     io("write -P 3 2M 1M");
     server.kill();
     let (server, _) = start();

@@ -215,7 +215,13 @@ impl NodeRegistry {
         let stored = tracking.as_ref().map(|tracking| tracking.stored());
         let (node, now) = match is_stored_anew {
             // A bitmap of an image that is only read is another kind of bitmap.
-            true => self.with_stored_bitmaps(name, node),
+            true => {
+                if before.geometry().read_only {
+                    // The closed node logs the bitmaps that it cannot store, which are not those of the new node.
+                    self.detach_stored_bitmaps(name, &before);
+                }
+                self.with_stored_bitmaps(name, node)
+            }
             false => {
                 if let (Some(tracking), Some(store)) = (&tracking, node.bitmap_store()) {
                     tracking.keep_in(&store, before.bitmap_store().as_deref());
