@@ -493,6 +493,30 @@ fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {
     assert!(client(&scratch, "qemu-img", &["check", "-q", "disk.qcow2"]).status.success());
 }
 
+/// The log says that a kill loses bitmaps of an image that can have no journal.
+#[test]
+fn bitmaps_in_small_clusters_do_not_survive_a_kill() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("run")).expect("a folder");
+    let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=2048", "disk.qcow2", "1M"];
+    client_output(&scratch, "qemu-img", &create);
+    let says = |server: &Server, what: &str| {
+        assert_eq!(server.log().matches(what).count(), 1, "{}", server.log());
+    };
+    let server = start(&scratch, "first", "");
+    add(&server, "b", json!({}));
+    says(&server, "bitmap 'b' of node 'disk' does not survive a kill: its image has no journal");
+    server.stop();
+    let server = start(&scratch, "second", "");
+    says(&server, "dirty bitmaps of node 'disk' do not survive a kill: its image has no room");
+    add(&server, "new", json!({}));
+    kill(&scratch, server);
+    let server = start(&scratch, "third", "");
+    assert_eq!(bitmaps(&server), [("b".to_owned(), None, false)]);
+    says(&server, "its dirty bitmaps are inconsistent");
+    server.stop();
+}
+
 struct Unmounts(PathBuf);
 
 impl Drop for Unmounts {

@@ -300,8 +300,11 @@ impl Opening {
             None => Ok(Loaded::default()),
         };
         let mut bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
-        if !read_only && journal.is_none() && header.has_room {
-            journal = create(&name, journals, inode);
+        if !read_only && journal.is_none() {
+            match header.has_room {
+                true => journal = create(&name, journals, inode),
+                false => bitmaps.tell_not_kept(&name),
+            }
         }
         let writes = journal.as_ref().filter(|_| !read_only);
         let lent = writes.filter(|_| goes_on).map(|journal| journal.find_kept(device, true));

@@ -29,6 +29,16 @@ pub(in super::super) struct Loaded {
 const TOLD: usize = 8;
 
 impl Loaded {
+    /// Logs that the bitmaps of an image without room for a journal's mark do not survive a kill.
+    pub(in super::super) fn tell_not_kept(&self, node: &str) {
+        if self.bitmaps.iter().any(|bitmap| bitmap.storage() == Storage::Image) {
+            log::warn!(
+                "dirty bitmaps of node '{node}' do not survive a kill: its image has no room for a journal's mark, \
+                 which needs clusters of 4096 bytes or more"
+            );
+        }
+    }
+
     /// The names of inconsistent bitmaps, for a log line. `None`: there are none.
     pub(in super::super) fn inconsistent(&self) -> Option<String> {
         let all = self.bitmaps.iter();

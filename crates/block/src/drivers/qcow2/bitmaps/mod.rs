@@ -165,7 +165,13 @@ impl BitmapStore for ImageBitmaps {
         let of = Described { name: name.to_owned(), size, granularity, recording };
         let kept = match self.image.has_journal() {
             true => self.image.kept.create(&self.node_name, &of),
-            false => None,
+            false => {
+                let node = &self.node_name;
+                log::warn!(
+                    "bitmap '{name}' of node '{node}' does not survive a kill: its image has no journal"
+                );
+                None
+            }
         };
         match kept {
             Some(bits) => DirtyBitmap::of_kept(of, bits),
