@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 /// QSD which this is compared with (10.0) does not have yet.
 const OURS: &[&str] = &[
     "blockdev-backup/on-cbw-error",
+    "blockdev-mirror/target-is-zero",
     "object-add/iothread/poll-goal",
     "object-add/iothread/poll-policy",
     "object-add/iothread/poll-weight",

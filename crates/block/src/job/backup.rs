@@ -12,7 +12,7 @@ use super::control::Report;
 use super::copy::{Failure, flush};
 use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
-use super::snapshot::{Snapshot, What};
+use super::snapshot::{Clusters, Snapshot, What};
 use super::worker::{CHUNK, Copies, Worker};
 use crate::drivers::compress::Compressing;
 use crate::graph::Edge;
@@ -62,9 +62,24 @@ impl Backup {
     #[must_use]
     pub fn compressed(self) -> Backup {
         let unit = self.snapshot.left.granularity();
+        let what = match self.snapshot.what {
+            What::Top(clusters) => What::Top(Clusters { unit, ..clusters }),
+            What::All(_) | What::Behind(_) | What::Above(_) => What::All(unit),
+        };
+        Backup { compress: true, ..self.copying(what) }
+    }
+
+    /// Copies only clusters that the source's topmost image stores. Call this before the job begins.
+    #[must_use]
+    pub fn of_top(self) -> Backup {
+        let len = self.snapshot.left.granularity();
+        self.copying(What::Top(Clusters { len, unit: 1 }))
+    }
+
+    fn copying(self, what: What) -> Backup {
         let left = self.snapshot.left.take();
-        let backup = Backup::of(left, self.snapshot.on_error, What::All(unit));
-        Backup { max_chunk: self.max_chunk, compress: true, ..backup }
+        let (max_chunk, compress) = (self.max_chunk, self.compress);
+        Backup { max_chunk, compress, ..Backup::of(left, self.snapshot.on_error, what) }
     }
 
     /// Adds the parts that are set in a bitmap to those that are copied.

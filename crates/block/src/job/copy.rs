@@ -7,6 +7,7 @@ use event_loop::{AlignedBuf, IoBufs};
 use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
+use super::snapshot::Clusters;
 use crate::node::Channel;
 use crate::request::Op;
 use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
@@ -80,12 +81,15 @@ impl Buffer {
 
 /// Copies a range. Holes of the source become zeroes in the target, unless it reads as zeroes already. Data is written
 /// in multiples of `unit` bytes, except at the range's end. The range starts at such a multiple.
+///
+/// Parts that are set in `zero` read as zeroes in the target, whatever its block status says. Those that get data are cleared.
 pub(super) async fn copy(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,
     range: Range<u64>,
     buffer: &mut Buffer,
     unit: u64,
+    zero: Option<&Bitmap>,
 ) -> Result<(), Failure> {
     if buffer.len < unit {
         *buffer = Buffer::new(unit).ok_or(at_target(Errno::ENOMEM))?;
@@ -103,9 +107,21 @@ pub(super) async fn copy(
                 }
             }
             let is_cut = end != at.saturating_add(extent.len);
+            let parts = zero.map(|zero| (zero, zero.parts(at, end - at)));
             match state {
-                ExtentState::Data => copy_data(source, target, at..end, buffer).await?,
-                ExtentState::Hole | ExtentState::Zeroes => zero(target, at..end, buffer).await?,
+                ExtentState::Data => {
+                    if let Some((zero, parts)) = parts {
+                        zero.clear(parts);
+                    }
+                    copy_data(source, target, at..end, buffer).await?;
+                }
+                ExtentState::Hole | ExtentState::Zeroes => {
+                    let is_zero =
+                        parts.is_some_and(|(zero, mut parts)| parts.all(|part| zero.is_set(part)));
+                    if !is_zero {
+                        write_zeroes(target, at..end, buffer).await?;
+                    }
+                }
             }
             at = end;
             if is_cut {
@@ -178,9 +194,35 @@ pub(super) async fn copy_above(
             match extent.state {
                 _ if !(1..depth).contains(&extent.depth) => {}
                 ExtentState::Data => copy_data(source, target, from..end, buffer).await?,
-                ExtentState::Hole | ExtentState::Zeroes => zero(target, from..end, buffer).await?,
+                ExtentState::Hole | ExtentState::Zeroes => {
+                    write_zeroes(target, from..end, buffer).await?;
+                }
             }
             from = end;
+        }
+    }
+    Ok(())
+}
+
+/// Copies the clusters of a range that the source's topmost image stores at least in part.
+pub(super) async fn copy_top(
+    source: &Rc<dyn Channel>,
+    target: &Rc<dyn Channel>,
+    range: Range<u64>,
+    buffer: &mut Buffer,
+    Clusters { len, unit }: Clusters,
+) -> Result<(), Failure> {
+    let (mut at, mut done) = (range.start, range.start);
+    while at < range.end {
+        for extent in buffer.status(source, &(at..range.end)).await {
+            let end = at.saturating_add(extent.len).min(range.end);
+            let from = (at - at % len).max(done);
+            let to = end.next_multiple_of(len).min(range.end);
+            if extent.depth == 1 && from < to {
+                copy(source, target, from..to, buffer, unit, None).await?;
+                done = to;
+            }
+            at = end;
         }
     }
     Ok(())
@@ -205,7 +247,7 @@ async fn copy_data(
     Ok(())
 }
 
-async fn zero(
+async fn write_zeroes(
     target: &Rc<dyn Channel>,
     range: Range<u64>,
     buffer: &mut Buffer,

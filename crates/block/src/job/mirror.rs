@@ -19,6 +19,8 @@ pub struct Mirror {
     worker: Worker,
     dirty: Arc<Bitmap>,
     turns: Arc<Turns>,
+    /// Parts of the target that read as zeroes. `None`: unknown.
+    zero: Option<Arc<Bitmap>>,
     /// The next position to search. The search is circular, so that every part is copied at some time.
     next: u64,
 }
@@ -35,12 +37,18 @@ pub enum End {
 impl Mirror {
     /// Returns a mirror that copies the ranges in `dirty`, in turn with its filter.
     pub fn new(worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
-        Mirror { worker, dirty, turns, next: 0 }
+        Mirror { worker, dirty, turns, zero: None, next: 0 }
+    }
+
+    /// Names the parts of the target that read as zeroes, whatever its block status says. The filter has the same.
+    #[must_use]
+    pub fn with_zero(self, zero: Option<Arc<Bitmap>>) -> Mirror {
+        Mirror { zero, ..self }
     }
 
     /// Marks the ranges that are stored in images above the given depth.
     ///
-    /// 1 is the source itself, 2 its backing image. With that, a commit is a mirror from here on.
+    /// 1 is the source itself, 2 its backing image. A commit and a mirror with `sync=top` begin with this.
     pub async fn find(&mut self, depth: u32) {
         let Some(mut buffer) = self.worker.buffers.pop() else { return };
         let (source, size) = (self.worker.source.clone(), self.dirty.size());
@@ -93,9 +101,10 @@ impl Mirror {
                 let range = self.dirty.bytes_of(&parts);
                 self.worker.pace(range.end - range.start);
                 let (source, target) = (source.clone(), target.clone());
-                let dirty = self.dirty.clone();
+                let (dirty, zero) = (self.dirty.clone(), self.zero.clone());
                 copies.push(async move {
-                    let result = copy(&source, &target, range.clone(), &mut buffer, 1).await;
+                    let zero = zero.as_deref();
+                    let result = copy(&source, &target, range.clone(), &mut buffer, 1, zero).await;
                     if result.is_err() {
                         dirty.set(range.start, range.end - range.start);
                     }

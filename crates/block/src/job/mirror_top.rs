@@ -23,20 +23,31 @@ pub struct MirrorTop {
     name: String,
     source: Arc<Edge>,
     dirty: Arc<Bitmap>,
-    /// Where writes are copied, and the turns of copies.
-    copies: Option<(Arc<Edge>, Arc<Turns>)>,
+    copies: Option<CopiesTo>,
+}
+
+/// Where and how a filter copies writes.
+pub struct CopiesTo {
+    /// The mirror's target.
+    pub target: Arc<Edge>,
+    /// The turns of copies.
+    pub turns: Arc<Turns>,
+    /// A write copies the whole parts that it touches: the target may not have the rest of a cluster.
+    pub whole: bool,
+    /// Parts of the target that read as zeroes. `None`: unknown.
+    pub zero: Option<Arc<Bitmap>>,
 }
 
 impl MirrorTop {
-    /// Copies writes to the target before they are answered, if `turns` says so.
+    /// Returns a filter that records writes.
     pub fn new(name: String, source: Arc<Edge>, dirty: Arc<Bitmap>) -> MirrorTop {
         MirrorTop { name, source, dirty, copies: None }
     }
 
     /// Copies writes to the target before they are answered, if `turns` says so.
     #[must_use]
-    pub fn copying_to(self, target: Arc<Edge>, turns: Arc<Turns>) -> MirrorTop {
-        MirrorTop { copies: Some((target, turns)), ..self }
+    pub fn copying_to(self, to: CopiesTo) -> MirrorTop {
+        MirrorTop { copies: Some(to), ..self }
     }
 }
 
@@ -60,10 +71,12 @@ impl BlockNode for MirrorTop {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let source = self.source.clone().open_channel(event_loop)?;
         let copies = match &self.copies {
-            Some((target, turns)) => Some(Copies {
+            Some(to) => Some(Copies {
                 event_loop: event_loop.clone(),
-                target: target.clone().open_channel(event_loop)?,
-                turns: turns.clone(),
+                target: to.target.clone().open_channel(event_loop)?,
+                turns: to.turns.clone(),
+                whole: to.whole,
+                zero: to.zero.clone(),
                 buffers: RefCell::default(),
             }),
             None => None,
@@ -94,6 +107,8 @@ struct Copies {
     event_loop: EventLoop,
     target: Rc<dyn Channel>,
     turns: Arc<Turns>,
+    whole: bool,
+    zero: Option<Arc<Bitmap>>,
     buffers: RefCell<Vec<Buffer>>,
 }
 
@@ -113,7 +128,8 @@ impl MirrorTopChannel {
             let parts = self.dirty.parts(write.offset, write.len);
             let turn = copies.turns.claim(&parts).await;
             // Of parts that differ as a whole, the worker has not read yet what others have written to them.
-            let range = match parts.clone().any(|part| self.dirty.is_set(part)) {
+            let whole = copies.whole || parts.clone().any(|part| self.dirty.is_set(part));
+            let range = match whole {
                 true => self.dirty.bytes_of(&parts),
                 false => write.offset..write.offset + write.len,
             };
@@ -121,8 +137,9 @@ impl MirrorTopChannel {
             let buffer = copies.buffers.borrow_mut().pop().or_else(|| Buffer::new(AT_ONCE));
             let copied = match buffer {
                 Some(mut buffer) => {
+                    let (target, zero) = (&copies.target, copies.zero.as_deref());
                     let copied =
-                        copy(&self.source, &copies.target, range.clone(), &mut buffer, 1).await;
+                        copy(&self.source, target, range.clone(), &mut buffer, 1, zero).await;
                     if copies.buffers.borrow().len() < KEPT {
                         copies.buffers.borrow_mut().push(buffer);
                     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
 use super::claims::Claims;
-use super::copy::{Buffer, Failure, copy, copy_above, populate};
+use super::copy::{Buffer, Failure, copy, copy_above, copy_top, populate};
 use super::worker::CHUNK;
 use crate::node::Channel;
 
@@ -16,10 +16,21 @@ use crate::node::Channel;
 pub(crate) enum What {
     /// All, written in multiples of so many bytes.
     All(u64),
+    /// Clusters that the topmost image of the source stores at least in part.
+    Top(Clusters),
     /// Data of images behind the node itself, down to but excluding the given depth. The target is the node.
     Behind(u32),
     /// Data of images above the given depth.
     Above(u32),
+}
+
+/// How clusters are written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clusters {
+    /// Bytes of a cluster.
+    pub(super) len: u64,
+    /// Data is written in multiples of so many bytes.
+    pub(super) unit: u64,
 }
 
 impl What {
@@ -31,7 +42,8 @@ impl What {
         buffer: &mut Buffer,
     ) -> Result<(), Failure> {
         match self {
-            What::All(unit) => copy(source, target, range, buffer, unit).await,
+            What::All(unit) => copy(source, target, range, buffer, unit, None).await,
+            What::Top(clusters) => copy_top(source, target, range, buffer, clusters).await,
             What::Behind(depth) => populate(target, range, depth, buffer).await,
             What::Above(depth) => copy_above(source, target, range, depth, buffer).await,
         }

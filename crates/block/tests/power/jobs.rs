@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Waker};
 use block::NodeRegistry;
 use block::graph::Edge;
 use block::job::{
-    Backup, Bitmap, Control, Mirror, MirrorTop, OnCbwError, OnError, Report, Turns, Worker,
-    WorkerConfig,
+    Backup, Bitmap, Control, CopiesTo, Mirror, MirrorTop, OnCbwError, OnError, Report, Turns,
+    Worker, WorkerConfig,
 };
 use block::node::BlockNode;
 use block::options::*;
@@ -261,7 +261,9 @@ fn begin(
                 turns.set_blocking();
             }
             let top = MirrorTop::new("filter".into(), edge(source), dirty.clone());
-            users = Arc::new(top.copying_to(edge(target), turns.clone()));
+            let turns_too = turns.clone();
+            let to = CopiesTo { target: edge(target), turns: turns_too, whole: false, zero: None };
+            users = Arc::new(top.copying_to(to));
             rig.event_loop.spawn(async move {
                 let mut mirror = Mirror::new(worker, dirty, turns);
                 mirror.run().await;

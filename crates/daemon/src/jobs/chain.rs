@@ -11,7 +11,7 @@ use super::super::{Daemon, DaemonError, nodes};
 use super::job::{ChainEnd, Copying, How, Parts};
 use super::options::{CopyOptions, JobOptions};
 use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
-use super::worker;
+use super::worker::{self, MirrorTask};
 
 /// A node of a chain, by either of the names that commands accept.
 #[derive(Default)]
@@ -252,9 +252,11 @@ impl Daemon {
         let dirty = Arc::new(Bitmap::new(size, CLUSTER, false));
         let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
         let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));
-        let task = worker::Task::Commit(dirty.clone(), base_depth);
-        let how =
-            How::Mirror { dirty, turns: Arc::default(), kind: "commit", replaces: Some(device) };
+        let turns = Arc::default();
+        let (dirty_too, above) = (dirty.clone(), Some(base_depth));
+        let task = MirrorTask { dirty: dirty_too, turns: Arc::clone(&turns), zero: None, above };
+        let task = worker::Task::Mirror(task);
+        let how = How::Mirror { dirty, turns, kind: "commit", replaces: Some(device) };
         self.start_copy(copy, ends, inventory, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 

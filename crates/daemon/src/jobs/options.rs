@@ -75,16 +75,16 @@ pub(crate) struct MirrorOptions {
     /// `replaces`: the node that the target replaces. `None`: the source.
     pub(crate) replaces: Option<String>,
     /// `granularity`: bytes per bit of the dirty bitmap. A write to one byte makes all of them
-    /// dirty.
+    /// dirty. 0: as the target's clusters.
     pub(crate) granularity: u64,
     /// `buf-size`: bytes of memory for copies in flight.
     pub(crate) buf_size: u64,
     /// `copy-mode=write-blocking`: a write is answered when the target has it.
     pub(crate) blocking: bool,
+    /// `target-is-zero`: the target reads as zeroes.
+    pub(crate) target_is_zero: bool,
 }
 
-/// Default of `granularity`: QEMU's default for a file.
-const GRANULARITY: u64 = 64 << 10;
 /// Default of `buf-size`.
 const BUF_SIZE: u64 = 16 << 20;
 
@@ -93,9 +93,10 @@ impl Default for MirrorOptions {
         MirrorOptions {
             copy: CopyOptions::default(),
             replaces: None,
-            granularity: GRANULARITY,
+            granularity: 0,
             buf_size: BUF_SIZE,
             blocking: false,
+            target_is_zero: false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use block::graph::{Edge, drain};
-use block::job::{Backup, Bitmap, CHUNK, Control, MirrorTop, Turns, WorkerConfig};
+use block::job::{Backup, Bitmap, CHUNK, Control, CopiesTo, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
 use block::{Amendment, NewImage, OpenError};
 use control::Inventory;
@@ -16,7 +16,7 @@ use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
 use super::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, MirrorOptions, Perf, Sync,
 };
-use super::worker::Order;
+use super::worker::{MirrorTask, Order};
 use super::{create, worker};
 
 /// Fewest bytes per part of a backup, stream or commit. A backup copies the whole part before a
@@ -24,6 +24,11 @@ use super::{create, worker};
 pub(super) const CLUSTER: u64 = 64 << 10;
 /// Most bytes of memory for the copies in flight of a backup, stream or commit.
 pub(super) const BACKUP_BUF_SIZE: u64 = 16 << 20;
+
+/// Smallest default of a mirror's granularity.
+const MIN_GRANULARITY: u64 = 4 << 10;
+/// The depth of a node's backing image.
+const BELOW_TOP: u32 = 2;
 
 pub(super) fn negative_speed() -> QmpError {
     QmpError::generic("Parameter 'speed' expects a non-negative value")
@@ -186,6 +191,7 @@ impl Daemon {
             false => Backup::new(ends.size, cluster, on_cbw_error),
         };
         let backup = backup.with_max_chunk(max_chunk);
+        let backup = if copy.sync == Sync::Top { backup.of_top() } else { backup };
         let backup = if compress { backup.compressed() } else { backup };
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
@@ -202,7 +208,8 @@ impl Daemon {
         &mut self,
         options: MirrorOptions,
     ) -> Result<(), QmpError> {
-        let MirrorOptions { copy, replaces, granularity, buf_size, blocking } = options;
+        let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
+            options;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if ends.size != ends.target.geometry().size {
             self.fail_mirror(copy).await;
@@ -220,13 +227,20 @@ impl Daemon {
                 copy.device, copy.device
             )));
         }
+        let target_cluster = cluster_size(&*ends.target);
+        let granularity = match (granularity, target_cluster) {
+            (0, Some(cluster)) => cluster.clamp(MIN_GRANULARITY, CLUSTER),
+            (0, None) => CLUSTER,
+            (given, _) => given,
+        };
         // As in a backup. A full copy fills all clusters anyway.
-        let granularity = match copy.sync {
-            Sync::None => granularity.max(cluster_size(&*ends.target).unwrap_or(0)),
-            Sync::Full | Sync::Top | Sync::Incremental | Sync::Bitmap => granularity,
+        let (granularity, is_full) = match copy.sync {
+            Sync::None | Sync::Top => (granularity.max(target_cluster.unwrap_or(0)), false),
+            Sync::Full | Sync::Incremental | Sync::Bitmap => (granularity, true),
         };
         check_parts(ends.size, granularity)?;
-        let dirty = Arc::new(Bitmap::new(ends.size, granularity, copy.sync != Sync::None));
+        let bits = |set| Arc::new(Bitmap::new(ends.size, granularity, set));
+        let (dirty, zero) = (bits(is_full), target_is_zero.then(|| bits(true)));
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let turns = Arc::new(Turns::default());
@@ -234,9 +248,16 @@ impl Daemon {
             turns.set_blocking();
         }
         let filter = MirrorTop::new(name, below, dirty.clone());
-        let filter: Arc<dyn BlockNode> =
-            Arc::new(filter.copying_to(ends.target.clone(), turns.clone()));
-        let task = worker::Task::Mirror(dirty.clone(), turns.clone());
+        let to = CopiesTo {
+            target: ends.target.clone(),
+            turns: turns.clone(),
+            whole: !is_full,
+            zero: zero.clone(),
+        };
+        let filter: Arc<dyn BlockNode> = Arc::new(filter.copying_to(to));
+        let above = (copy.sync == Sync::Top).then_some(BELOW_TOP);
+        let task = MirrorTask { dirty: dirty.clone(), turns: turns.clone(), zero, above };
+        let task = worker::Task::Mirror(task);
         let how = How::Mirror { dirty, turns, kind: "mirror", replaces: Some(replaces) };
         let inventory = self.inventory_with_copy(&copy, "mirror")?;
         self.start_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
@@ -299,13 +320,6 @@ impl Daemon {
         self.inventory
             .with_job(&copy.job.id, kind, &copy.device, &copy.target)
             .map_err(DaemonError::from)?;
-        let children = self.nodes.info(&copy.device).map(|node| node.children).unwrap_or_default();
-        if copy.sync == Sync::Top && children.iter().any(|child| child.role == "backing") {
-            return Err(QmpError::generic(format!(
-                "sync=top is not supported for '{}', which has a backing image: use sync=full",
-                copy.device
-            )));
-        }
         let size = |name| self.nodes.node(name).map(|node| node.geometry().size);
         let sizes = [size(&copy.device), size(&copy.target)];
         if kind == "backup" && matches!(&sizes, [Ok(source), Ok(target)] if source != target) {

@@ -20,9 +20,18 @@ pub(super) enum Order {
 /// The task of a worker.
 pub(super) enum Task {
     Backup(Backup, bool),
-    Mirror(Arc<Bitmap>, Arc<Turns>),
-    /// A mirror of the data in images above the given depth.
-    Commit(Arc<Bitmap>, u32),
+    Mirror(MirrorTask),
+}
+
+/// A mirror, or a commit of the topmost image.
+pub(super) struct MirrorTask {
+    /// The parts to copy.
+    pub(super) dirty: Arc<Bitmap>,
+    pub(super) turns: Arc<Turns>,
+    /// Parts of the target that read as zeroes. `None`: unknown.
+    pub(super) zero: Option<Arc<Bitmap>>,
+    /// Data in images above this depth is to be copied, too.
+    pub(super) above: Option<u32>,
 }
 
 /// Starts a worker on the loop. It opens both nodes and waits for [`Order::Begin`].
@@ -57,21 +66,16 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
                 done.send(Ok(()));
             }
         }
-        Task::Mirror(dirty, turns) => {
-            run_mirror(Mirror::new(worker, dirty, turns), orders).await;
+        Task::Mirror(MirrorTask { dirty, turns, zero, above }) => {
+            let mut mirror = Mirror::new(worker, dirty, turns).with_zero(zero);
+            if let Some(depth) = above {
+                mirror.find(depth).await;
+            }
+            mirror.run().await;
+            while let Some(Order::Finish(done)) = orders.receive().await {
+                done.send(mirror.finish().await);
+            }
         }
-        Task::Commit(dirty, depth) => {
-            let mut mirror = Mirror::new(worker, dirty, Arc::default());
-            mirror.find(depth).await;
-            run_mirror(mirror, orders).await;
-        }
-    }
-}
-
-async fn run_mirror(mut mirror: Mirror, mut orders: mailbox::Receiver<Order>) {
-    mirror.run().await;
-    while let Some(Order::Finish(done)) = orders.receive().await {
-        done.send(mirror.finish().await);
     }
 }
 

@@ -66,9 +66,10 @@ impl<T: Copies> Rows<T> {
     pub(super) const NONE: Choice<T> = Choice::new("none", "only data written from now on", |to| {
         put(&mut to.copy().sync, Sync::None)
     });
-    /// The same as `full` for a single image. Refused if the image has a backing image.
     pub(super) const TOP: Choice<T> =
-        Choice::unoffered("top", |to| put(&mut to.copy().sync, Sync::Top));
+        Choice::new("top", "only what the topmost image stores, not its backing images", |to| {
+            put(&mut to.copy().sync, Sync::Top)
+        });
     pub(super) const ON_SOURCE_ERROR: Field<T> =
         Row::default("on-source-error", "report", "when the source cannot be read")
             .choice(Words::<T, OfSource>::ALL);

@@ -43,9 +43,9 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
         Choice::unoffered("bitmap", no_bitmaps),
     ]),
     Rows::SPEED,
-    Row::default(
+    Row::optional(
         "granularity",
-        "65536",
+        "the target's cluster size, from 4096 to 65536; 65536 without clusters",
         "bytes that are copied again when one of them is written: a power of two",
     )
     .int(0..=(u32::MAX as i64), granularity),
@@ -68,6 +68,8 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
                 ("write-blocking", true, "a write is answered when the target has it, too"),
             ],
         }),
+    Row::default("target-is-zero", "off", "all of the target reads as zeroes: none are written")
+        .bool(|to, on| put(&mut to.target_is_zero, on)),
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
 ];
