@@ -67,7 +67,10 @@ fn a_mirror_that_is_cancelled_leaves_the_disk_where_it_is() {
     qmp.execute("blockdev-mirror", mirror(1 << 20));
     load.go_on();
     qmp.execute("job-cancel", json!({"id": "m"}));
-    assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["device"], "m");
+    let cancelled = qmp.wait_for("BLOCK_JOB_CANCELLED");
+    assert_eq!(cancelled["device"], "m");
+    let names: Vec<_> = cancelled.as_object().expect("an object").keys().collect();
+    assert_eq!(names, ["device", "len", "offset", "speed", "type"]);
     // While it is paused, and then ready: then the copy is a whole one.
     qmp.execute("blockdev-mirror", mirror(0));
     qmp.wait_for("BLOCK_JOB_READY");

@@ -347,12 +347,13 @@ impl Job {
     pub(super) fn tell(&self, event: &'static EventRow, clients: &Clients) {
         let Some(copying) = self.copying() else { return };
         let (offset, len) = self.progress();
+        // In QSD's order, in which tests of QEMU compare the text.
         let mut data = json!({
             "device": self.options.id,
-            "type": self.kind(),
             "len": len,
             "offset": offset,
             "speed": copying.speed,
+            "type": self.kind(),
         });
         if let Some(error) = &self.error {
             data["error"] = error.as_str().into();
