@@ -7,6 +7,7 @@ mod check;
 mod common;
 mod cut_off;
 mod damage;
+mod full;
 mod image;
 mod kept;
 mod killed;

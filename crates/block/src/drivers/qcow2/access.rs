@@ -282,7 +282,10 @@ impl Image {
                 false => (there.start, self.fill(channels, there.clone(), at, data).await?),
             };
             let host = reserved.room.host + first % self.cluster;
-            self.store(channels, Op::Write { fua: false }, host, data).await.0?;
+            reserved.is_writing = true;
+            let (written, _) = self.store(channels, Op::Write { fua: false }, host, data).await;
+            reserved.is_writing = false;
+            written?;
             let mut next = there.start;
             while reserved.room.clusters > 0 {
                 let host = reserved.room.host;

@@ -18,12 +18,14 @@ struct Room<'a> {
     image: &'a Image,
     packed: Packed,
     is_mapped: bool,
+    /// A write to the room is in flight.
+    is_writing: bool,
 }
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         if !self.is_mapped {
-            lock(&self.image.core).engine.give_up_packed(self.packed);
+            lock(&self.image.core).engine.give_up_packed(self.packed, self.is_writing);
         }
     }
 }
@@ -99,16 +101,24 @@ impl Image {
         let _allocating = Allocating::new(self);
         self.limit(channels).await?;
         let len = data.len() as u64;
-        let packed = self.engine(channels, |engine| engine.pack(len)).await?;
+        let packed = self.engine(channels, |engine| {
+            engine.hold_l2(guest / self.cluster)?;
+            engine.pack(len)
+        });
+        let packed = packed.await?;
         let Some(packed) = packed else { return Ok(false) };
-        let mut room = Room { image: self, packed, is_mapped: false };
+        let mut room = Room { image: self, packed, is_mapped: false, is_writing: false };
         if packed.is_fresh {
             self.extend(channels).await;
         }
         let mut bufs = AlignedBuf::io_bufs(data.len(), 4096).ok_or(Errno::ENOMEM)?;
         bufs.copy_in(0, data);
         let (op, ticket) = (Op::Write { fua: false }, self.shared.begin_write());
-        Transfer::start_write(&channels.file, op, packed.host, len, bufs, ticket).await.0?;
+        room.is_writing = true;
+        let write = Transfer::start_write(&channels.file, op, packed.host, len, bufs, ticket);
+        let (written, _) = write.await;
+        room.is_writing = false;
+        written?;
         self.engine(channels, |engine| {
             // With the engine, so that a write-out of the metadata knows.
             self.wrote_new_data();

@@ -81,11 +81,13 @@ impl Drop for Reading<'_> {
 pub(super) struct Reserved<'a> {
     image: &'a Image,
     pub(super) room: Room,
+    /// A write to the clusters is in flight: dropped now, they are free only after that.
+    pub(super) is_writing: bool,
 }
 
 impl<'a> Reserved<'a> {
     pub(super) fn new(image: &'a Image, room: Room) -> Reserved<'a> {
-        Reserved { image, room }
+        Reserved { image, room, is_writing: false }
     }
 
     /// Records that the first clusters are mapped.
@@ -99,7 +101,11 @@ impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let Room { host, clusters, is_reserved, .. } = self.room;
         if is_reserved && clusters > 0 {
-            lock(&self.image.core).engine.give_up_room(host, clusters);
+            let engine = &mut lock(&self.image.core).engine;
+            match self.is_writing {
+                true => engine.give_up_room(host, clusters),
+                false => engine.release_room(host, clusters),
+            }
         }
     }
 }

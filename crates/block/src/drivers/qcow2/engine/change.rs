@@ -56,6 +56,7 @@ impl Engine {
             }
             (Some(_), false, data, _) if data != 0 && data != ALL => {
                 // Data of other subclusters moves along.
+                self.hold_l2(guest)?;
                 let room = self.reserve(1)?;
                 let at = |subclusters: u32| first + (u64::from(subclusters) << format.unit_bits());
                 let (begin, end) =
@@ -67,6 +68,7 @@ impl Engine {
             _ => moves_whole(entry),
         };
         let most = self.alike(slot, at, most, moves);
+        self.hold_l2(guest)?;
         let room = self.reserve(most)?;
         let written = match moves {
             true => first..first + (room.clusters << bits),
@@ -229,6 +231,30 @@ impl Engine {
         self.note(Changed::L2(index, first / SECTOR));
     }
 
+    /// Holds a cluster for the L2 table that is to map this cluster of the disk, if there is none to change. Room for data
+    /// that is reserved next lies behind. So where the data could be written, there is room for the table: a file that is
+    /// full does not keep metadata from being written out.
+    pub(in super::super) fn hold_l2(&mut self, guest: u64) -> Result<(), Stop> {
+        let (index, _) = self.split(guest);
+        let raw = self.l1.get(index).copied().unwrap_or_default();
+        if let Some((_, true)) = table(raw, &self.format)? {
+            return Ok(());
+        }
+        let bits = self.format.cluster_bits;
+        match self.coming.get(&index).copied() {
+            Some(cluster) if cluster <= self.first_free => return Ok(()),
+            // Room before that has become free.
+            Some(cluster) => {
+                self.coming.remove(&index);
+                self.release_room(cluster << bits, 1);
+            }
+            None => {}
+        }
+        let room = self.reserve(1)?;
+        self.coming.insert(index, room.host >> bits);
+        Ok(())
+    }
+
     /// The L2 table of an index, to be changed: one of its own.
     pub(super) fn own_l2(&mut self, index: usize) -> Result<usize, Stop> {
         self.owners.check()?;
@@ -246,7 +272,15 @@ impl Engine {
             _ => vec![0; self.format.cluster() as usize].into_boxed_slice(),
         };
         let sectors = bytes.len() / SECTOR;
-        let offset = self.take(1)?;
+        let offset = match self.coming.get(&index).copied() {
+            Some(cluster) => {
+                self.raise(cluster)?;
+                self.coming.remove(&index);
+                self.held.remove(cluster..cluster + 1);
+                cluster << self.format.cluster_bits
+            }
+            None => self.take(1)?,
+        };
         self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
         if let Some(entry) = self.l1.get_mut(index) {

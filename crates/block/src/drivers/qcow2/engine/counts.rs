@@ -317,6 +317,14 @@ impl Engine {
         }
     }
 
+    /// Frees at once what was reserved and not mapped, `clusters` from `host` on. It may have been written to, and
+    /// no write to it is in flight.
+    pub(in super::super) fn release_room(&mut self, host: u64, clusters: u64) {
+        let first = host >> self.format.cluster_bits;
+        self.held.remove(first..first + clusters);
+        self.first_free = self.first_free.min(first);
+    }
+
     /// Gives up what was reserved and not mapped, `clusters` from `host` on. It may have been written to, and
     /// may be written to still.
     pub(in super::super) fn give_up_room(&mut self, host: u64, clusters: u64) {

@@ -20,6 +20,7 @@ mod owners;
 mod packed;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -184,6 +185,8 @@ pub(super) struct Engine {
     /// Clusters that nothing in memory refers to and that are in use all the same: reserved, or given up
     /// while the file does not say so.
     held: Intervals,
+    /// Clusters held for L2 tables that writes to come need, by the table's index.
+    coming: BTreeMap<usize, u64>,
     /// Those given up: when, and which.
     given_up: Vec<(u64, Range<u64>)>,
     /// Now, for what is given up.
@@ -268,6 +271,7 @@ impl Engine {
             refcounts,
             refcounts_at: header.refcount_table.0,
             held: Intervals::default(),
+            coming: BTreeMap::new(),
             given_up: Vec::new(),
             age: 0,
             first_free: 1,

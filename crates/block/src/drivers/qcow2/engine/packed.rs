@@ -76,7 +76,7 @@ impl Engine {
         }
         let room = self.reserve(1)?;
         if room.host + len > most_compressed(bits) {
-            self.give_up_room(room.host, 1);
+            self.release_room(room.host, 1);
             return Ok(None);
         }
         Ok(Some(self.put(room.host, len, room.is_fresh)))
@@ -157,14 +157,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives up room that is not mapped. It may have been written to, and may be written to still.
-    pub(in super::super) fn give_up_packed(&mut self, packed: Packed) {
+    /// Gives up room that is not mapped. It may have been written to. `is_writing`: a write to it may be in flight.
+    pub(in super::super) fn give_up_packed(&mut self, packed: Packed, is_writing: bool) {
         let bits = self.format.cluster_bits;
         for cluster in self.clusters_of(packed) {
             // Held: it counts as free.
             if self.packing.end(cluster) && self.held.end_of(cluster).is_some() {
                 self.packing.close(cluster, bits);
-                self.give_up(cluster..cluster + 1);
+                match is_writing {
+                    true => self.give_up(cluster..cluster + 1),
+                    false => self.release_room(cluster << bits, 1),
+                }
             }
         }
     }

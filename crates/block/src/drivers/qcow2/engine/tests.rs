@@ -222,7 +222,11 @@ fn course(seed: u64, is_extended: bool) {
             3 => reserved.extend(file.call(&mut engine, |engine| engine.reserve(most)).ok()),
             4 => {
                 let room = (!reserved.is_empty()).then(|| reserved.swap_remove(0));
-                room.iter().for_each(|room| engine.give_up_room(room.host, room.clusters));
+                let is_written = random.below(2) == 0;
+                room.iter().for_each(|room| match is_written {
+                    true => engine.give_up_room(room.host, room.clusters),
+                    false => engine.release_room(room.host, room.clusters),
+                });
             }
             5..7 => {
                 let zeroing =
@@ -241,7 +245,7 @@ fn course(seed: u64, is_extended: bool) {
             13..17 if cluster_size > 512 && !packed.is_empty() && random.below(2) == 0 => {
                 let packed = packed.swap_remove(random.below(packed.len() as u64) as usize);
                 if random.below(4) == 0 {
-                    engine.give_up_packed(packed);
+                    engine.give_up_packed(packed, random.below(2) == 0);
                 } else {
                     let done = file.call(&mut engine, |engine| engine.map_packed(guest, packed));
                     done.unwrap();
@@ -405,6 +409,23 @@ fn released_clusters_are_not_reused_before_the_release_is_settled() {
     assert_eq!(engine.given_up(), 1);
     let again = file.call(&mut engine, |engine| engine.reserve(9)).unwrap();
     assert_eq!((again.host, again.clusters, again.is_fresh), (first.host, 4, false));
+}
+
+#[test]
+fn room_of_a_failed_write_is_free_at_once() {
+    let mut file = File::new(&CreateQcow2::new(1 << 30));
+    let mut engine = file.open();
+    let room = file.call(&mut engine, |engine| engine.room(0..16 << 16)).unwrap();
+    engine.release_room(room.host, 16);
+    let again = file.call(&mut engine, |engine| engine.room(0..16 << 16)).unwrap();
+    // Something may be there by now.
+    assert_eq!((again.host, again.clusters, again.is_fresh), (room.host, 16, false));
+    file.call(&mut engine, |engine| engine.map(0..16 << 16, again.host)).unwrap();
+    // The table is before the data that it leads to, where there is room in a full file.
+    assert!(engine.l1[0] & !(1 << 63) < again.host);
+    let len = file.call(&mut engine, |engine| engine.pack(512)).unwrap().unwrap();
+    engine.give_up_packed(len, false);
+    assert_eq!(file.call(&mut engine, |engine| engine.pack(512)).unwrap().unwrap().host, len.host);
 }
 
 #[test]
