@@ -311,6 +311,11 @@ fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
     peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
     peers.wait_for("BLOCK_EXPORT_DELETED");
     peers.execute("block_resize", json!({"node-name": "disk", "size": 128 << 20}));
+    // Ours has set the bits of the new part.
+    peers.serve("disk");
+    peers.io(&["write -z 64M 64M"]);
+    peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
     peers.execute(&named("remove"), of("b0"));
     bitmaps(&mut peers);
     // A removal is undone with the rest of a transaction.

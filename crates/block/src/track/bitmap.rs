@@ -83,7 +83,8 @@ impl DirtyBitmap {
         self.bits.kept().into_iter().for_each(|kept| kept.settle());
     }
 
-    /// Returns a copy for a node of `size` bytes, and gives up to keep this one. Parts that are new are not set.
+    /// Returns a copy for a node of `size` bytes, and gives up to keep this one. A bitmap that records has the bits of a part
+    /// that is new set: the node may have been as large before, with other contents, and been shrunk.
     ///
     /// `store` makes the copy of a bitmap in an image, so that the copy survives a kill as well.
     pub(crate) fn resized(&self, size: u64, store: Option<&dyn BitmapStore>) -> DirtyBitmap {
@@ -96,6 +97,10 @@ impl DirtyBitmap {
         };
         resized.bits.merge(&self.bits);
         resized.bits.retain_taken_of(&self.bits);
+        let before = self.bits.size();
+        if recording && size > before {
+            resized.bits.set(before, size - before);
+        }
         resized
     }
 
@@ -164,11 +169,21 @@ mod tests {
         let bitmap = DirtyBitmap::new("b".into(), 10 << 20, 65536, true, Storage::Memory);
         bitmap.bits().set(0, 1);
         bitmap.bits().set((10 << 20) - 1, 1);
-        for (size, bytes) in [(20 << 20, 2 * 65536), (5 << 20, 65536), (10 << 20, 2 * 65536)] {
+        let grown = (10 << 20) + 2 * 65536;
+        for (size, bytes) in [(20 << 20, grown), (5 << 20, 65536), (10 << 20, 2 * 65536)] {
             let resized = bitmap.resized(size, None);
             assert_eq!((resized.bits().size(), resized.bits().count()), (size, bytes));
             note(&[Arc::new(bitmap.resized(size, None))], 0, u64::MAX);
         }
+        bitmap.set_recording(false);
+        assert_eq!(bitmap.resized(20 << 20, None).bits().count(), 2 * 65536);
+    }
+
+    #[test]
+    fn what_was_cut_off_and_grown_again_is_dirty() {
+        let bitmap = DirtyBitmap::new("b".into(), 10 << 20, 65536, true, Storage::Memory);
+        let again = bitmap.resized((5 << 20) + 512, None).resized(10 << 20, None);
+        assert_eq!(again.bits().run(5 << 20, 5 << 20), (true, 5 << 20));
     }
 
     #[test]
