@@ -124,6 +124,28 @@ fn a_grown_disk_hides_its_backing_image() {
     }
 }
 
+/// QEMU makes a disk larger without clearing what its last cluster has.
+#[test]
+fn what_is_cut_off_is_gone_from_the_file() {
+    let plain = &["-o", "cluster_size=64k"][..];
+    let extended = &["-o", "cluster_size=64k,extended_l2=on"][..];
+    for kind in [plain, &["-o", "cluster_size=64k", "-c"], extended] {
+        for cut in [(1 << 20) - 512, (1 << 20) - 32768 - 512] {
+            let folder = Folder::new("resize-cut-off");
+            std::fs::write(folder.path("all.raw"), vec![7; 1 << 20]).unwrap();
+            let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+            qemu_img(&folder, &[&convert[..], kind, &["all.raw", "disk.qcow2"]].concat());
+            let node = open(&options(&folder.path("disk.qcow2")));
+            assert_eq!(resize(&node, cut), Ok(()));
+            drop(node);
+            qemu_img(&folder, &["resize", "-q", "-f", "qcow2", "disk.qcow2", "1M"]);
+            let mut expected = vec![7; cut];
+            expected.resize(1 << 20, 0);
+            judge(&folder, "disk.qcow2", &expected);
+        }
+    }
+}
+
 /// The sentences are QEMU's.
 #[test]
 fn invalid_sizes_are_refused_without_a_change() {

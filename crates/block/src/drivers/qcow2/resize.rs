@@ -156,6 +156,9 @@ impl Image {
     ) -> Result<(), Errno> {
         if self.is_raw {
             self.zero_raw(channels, size..old, true, false).await?;
+        } else {
+            // QEMU shows what the last cluster has there, if it makes the disk larger.
+            self.clear_data(channels, size..size.next_multiple_of(self.cluster)).await?;
         }
         for part in self.tables(size.next_multiple_of(self.cluster)..old) {
             self.drop_data(channels, part, Discarding { unref: true, pass }).await?;

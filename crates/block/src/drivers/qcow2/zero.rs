@@ -198,6 +198,26 @@ impl Image {
         Ok(())
     }
 
+    /// Has the data read as zeroes that a range within one cluster has, whether that is in the disk or past its end.
+    pub(super) async fn clear_data(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let Range { start: mut at, end } = range;
+        while at < end {
+            let (place, found) = self.find_to_change(channels, at..end).await?;
+            match place {
+                Place::Nowhere | Place::Zeroes => {}
+                Place::Data { .. } | Place::Compressed => {
+                    self.write_zeroes_slowly(channels, at..at + found).await?;
+                }
+            }
+            at += found;
+        }
+        Ok(())
+    }
+
     pub(super) async fn write_zeroes_slowly(
         &self,
         channels: &Channels,
