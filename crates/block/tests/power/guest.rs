@@ -1,7 +1,5 @@
 //! The guest's knowledge of its disk: the possible contents of each sector, after a power cut too.
 
-use std::iter;
-
 use crate::bitmaps::Bitmaps;
 use crate::course::Random;
 
@@ -45,27 +43,26 @@ fn stamp(bytes: &[u8], number: u64) -> Option<Stamp> {
     }
 }
 
-/// Possible contents of a sector after a change. After a discard, the old contents are possible. On an encrypted disk, noise
-/// is possible after a discard, and after zeroes until they are flushed: the file may have a hole before the image says so.
+/// Possible contents of a sector after a change. After a discard, the old contents are possible. On an encrypted disk, a power
+/// cut may leave noise of a discard, and of zeroes, until they are flushed: the file may have a hole, and the image not say
+/// so. A kill does not, as the image or the journal says so before there is a hole.
 #[derive(Debug, Clone)]
 struct Version {
     stamps: Vec<Stamp>,
+    /// Noise is possible after a power cut.
+    noise: bool,
     /// When it was answered with success.
     answered: Option<u64>,
 }
 
 impl Version {
-    /// Zeroes that the image has on stable storage are no noise.
-    fn is_stable(&mut self) {
-        if self.stamps == [0, NOISE] {
-            self.stamps.pop();
-        }
+    fn new(stamps: Vec<Stamp>, answered: Option<u64>) -> Version {
+        Version { stamps, noise: false, answered }
     }
 
     /// Whether a sector may have these contents. `killed`: what was answered is not lost.
     fn allows(&self, found: Stamp, killed: bool) -> bool {
-        let is_noise = found == NOISE && killed && self.answered.is_some();
-        self.stamps.contains(&found) && !(is_noise && self.stamps == [0, NOISE])
+        self.stamps.contains(&found) || (self.noise && found == NOISE && !killed)
     }
 }
 
@@ -109,7 +106,7 @@ impl Disk {
     pub(crate) fn new(contents: &[u8], is_encrypted: bool) -> Disk {
         let sector = |(number, bytes): (usize, &[u8])| {
             let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
-            Sector(vec![Version { stamps, answered: Some(0) }])
+            Sector(vec![Version::new(stamps, Some(0))])
         };
         let sectors: Vec<_> = contents.chunks(SECTOR).enumerate().map(sector).collect();
         let sizes = vec![sectors.len()];
@@ -141,17 +138,17 @@ impl Disk {
 
     /// Begins a request that changes a range. No other request changes it.
     pub(crate) fn begin(&mut self, range: std::ops::Range<usize>, change: Change) {
-        let noise = self.is_encrypted.then_some(NOISE);
         for sector in &mut self.sectors[range] {
             let stamps = match change {
-                Change::Written(0) | Change::Zeroed => iter::once(0).chain(noise).collect(),
+                Change::Written(0) | Change::Zeroed => vec![0],
                 Change::Written(stamp) => vec![stamp],
                 Change::Discarded => {
                     let before = sector.newest().iter().flat_map(|version| &version.stamps);
-                    before.copied().chain([0]).chain(noise).collect()
+                    before.copied().chain([0]).collect()
                 }
             };
-            sector.0.push(Version { stamps, answered: None });
+            let noise = self.is_encrypted && stamps.contains(&0);
+            sector.0.push(Version { stamps, noise, answered: None });
         }
     }
 
@@ -164,7 +161,7 @@ impl Disk {
             }
             if stable {
                 versions.drain(..versions.len() - 1);
-                versions.iter_mut().for_each(Version::is_stable);
+                versions.iter_mut().for_each(|version| version.noise = false);
             }
         }
     }
@@ -178,7 +175,7 @@ impl Disk {
             let covered = |version: &Version| version.answered.is_some_and(|at| at < asked);
             if let Some(newest) = versions.iter().rposition(covered) {
                 versions.drain(..newest);
-                versions.first_mut().into_iter().for_each(Version::is_stable);
+                versions.first_mut().into_iter().for_each(|version| version.noise = false);
             }
         }
     }
@@ -193,7 +190,7 @@ impl Disk {
             true => self.begin(size..before, Change::Discarded),
             false => self.begin(before..size.min(self.sectors.len()), Change::Zeroed),
         }
-        let fresh = || Sector(vec![Version { stamps: vec![0], answered: Some(0) }]);
+        let fresh = || Sector(vec![Version::new(vec![0], Some(0))]);
         self.sectors.resize_with(self.sectors.len().max(size), fresh);
     }
 
@@ -235,13 +232,13 @@ impl Disk {
             self.sizes.push(size);
         }
         (self.is_resizing, self.resized) = (false, now);
-        let fresh = || Sector(vec![Version { stamps: vec![0], answered: Some(0) }]);
+        let fresh = || Sector(vec![Version::new(vec![0], Some(0))]);
         self.sectors.resize_with(self.sectors.len().max(size), fresh);
         let found = contents.chunks(SECTOR).chain(cut_off.chunks(SECTOR));
         for (number, (bytes, sector)) in found.zip(&mut self.sectors).enumerate() {
             let stamps = vec![stamp(bytes, number as u64).expect("contents of this disk")];
             if !matches!(&sector.0[..], [Version { stamps: only, .. }] if *only == stamps) {
-                sector.0.push(Version { stamps, answered: Some(now) });
+                sector.0.push(Version::new(stamps, Some(now)));
             }
         }
         self

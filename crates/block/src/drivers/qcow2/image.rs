@@ -267,6 +267,12 @@ impl Image {
         self.note_commit(metadata, metadata.commit(), changes)
     }
 
+    /// Makes all changes so far survive a kill of this process, unless that takes a write-out. `false`: they may not survive.
+    pub(super) async fn commit_to_journal(&self, channels: &Channels) -> bool {
+        let _turn = self.committing.lock().await;
+        self.has_journal() && self.keep_changed(channels).await
+    }
+
     /// Marks the image, so that the next process finds the journal and the bitmaps beside it.
     pub(super) async fn mark_now(&self, channels: &Channels) {
         let Some(metadata) = &self.shared.metadata else { return };

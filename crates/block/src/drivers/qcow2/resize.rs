@@ -142,7 +142,7 @@ impl Image {
     async fn hide(&self, channels: &Channels, range: Range<u64>) -> Result<(), Errno> {
         let end = range.end.next_multiple_of(self.cluster);
         for part in self.tables(range.start..end) {
-            self.change_to_zeroes(channels, part, false).await?;
+            self.change_to_zeroes(channels, part, false, &[]).await?;
         }
         Ok(())
     }

@@ -23,6 +23,13 @@ pub(super) struct Discarding {
     pub(super) pass: bool,
 }
 
+/// Bytes of the disk that are to be punched, at their place in the data's file, once they read as zeroes.
+pub(super) struct Punch {
+    range: Range<u64>,
+    /// The place of the first one.
+    host: u64,
+}
+
 impl Image {
     /// Has the range read as zeroes.
     pub(super) async fn write_zeroes(
@@ -137,33 +144,60 @@ impl Image {
                 at = whole;
                 continue;
             }
-            self.pass_discard(channels, place, wanted(at, found), discarding).await?;
+            let mut punches = Vec::new();
+            let part = at..at + wanted(at, found);
+            self.pass_discard(channels, place, part, discarding, &mut punches).await?;
             let last = end.next_multiple_of(self.cluster);
             let mut end = end;
             while end < last {
                 let (place, found) = self.find_to_change(channels, end..last).await?;
-                self.pass_discard(channels, place, wanted(end, found), discarding).await?;
+                let part = end..end + wanted(end, found);
+                self.pass_discard(channels, place, part, discarding, &mut punches).await?;
                 end += found;
             }
-            self.change_to_zeroes(channels, at..end, discarding.unref).await?;
+            self.change_to_zeroes(channels, at..end, discarding.unref, &punches).await?;
             at = end;
         }
         Ok(())
     }
 
-    /// The node below may give back what is discarded.
+    /// The node below may give back what is discarded: now, or in an encrypted image later. A hole decrypts to noise, so the
+    /// image must not lead to it after a kill.
     async fn pass_discard(
         &self,
         channels: &Channels,
         place: Place,
-        len: u64,
+        range: Range<u64>,
         discarding: Discarding,
+        later: &mut Vec<Punch>,
     ) -> Result<(), Errno> {
-        if let (Place::Data { at, own: true }, true) = (place, discarding.pass && len > 0) {
+        if let (Place::Data { at: host, own: true }, true) =
+            (place, discarding.pass && !range.is_empty())
+        {
+            if channels.is_encrypted {
+                later.push(Punch { range, host });
+                return Ok(());
+            }
             self.engine(channels, |engine| engine.check_tables()).await?;
-            self.punch(channels, at, len).await;
+            self.punch(channels, host, range.end - range.start).await;
         }
         Ok(())
+    }
+
+    /// Punches what lies in `range`, which reads as zeroes by now, if a kill does not undo that. The places are ours as long
+    /// as the caller has the ticket of a write that began before the change.
+    async fn punch_changed(&self, channels: &Channels, range: Range<u64>, punches: &[Punch]) {
+        if !self.commit_to_journal(channels).await {
+            return;
+        }
+        for punch in punches {
+            let start = punch.range.start.max(range.start);
+            let end = punch.range.end.min(range.end);
+            if start < end {
+                let host = punch.host + start - punch.range.start;
+                self.punch(channels, host, end - start).await;
+            }
+        }
     }
 
     /// The node below may give back what lies there, as long as it is ours: afterwards it may be used
@@ -176,12 +210,13 @@ impl Image {
         drop(punched);
     }
 
-    /// Has clusters read as zeroes. `unref`: what they have is given up.
+    /// Has clusters read as zeroes, then punches places of theirs. `unref`: what they have is given up.
     pub(super) async fn change_to_zeroes(
         &self,
         channels: &Channels,
         range: Range<u64>,
         unref: bool,
+        punches: &[Punch],
     ) -> Result<(), Errno> {
         let zeroing = match (unref, self.version) {
             (false, _) => Zeroing::Keep,
@@ -193,7 +228,20 @@ impl Image {
         let end = self.end(range.end) / self.cluster;
         while at < end {
             self.limit(channels).await?;
-            at += self.engine(channels, |engine| engine.zero(at, end - at, zeroing)).await?;
+            let mut ticket = None;
+            let changed = self.engine(channels, |engine| {
+                // With the engine: no write-out frees what is given up here before the ticket is returned.
+                if !punches.is_empty() && ticket.is_none() {
+                    ticket = Some(self.shared.begin_write());
+                }
+                engine.zero(at, end - at, zeroing)
+            });
+            let next = at + changed.await?;
+            if ticket.is_some() {
+                let range = at * self.cluster..next * self.cluster;
+                self.punch_changed(channels, range, punches).await;
+            }
+            at = next;
         }
         Ok(())
     }
