@@ -1,7 +1,6 @@
 //! A daemon under simulation: the daemon library with its command line, on simulated loops.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -11,13 +10,10 @@ use ::daemon::state_file::StateFile;
 use ::daemon::{Environment, Host, Keeping, Ready, Start, receive_from};
 use block::options::Discard;
 use control::{Command, Merged, Step, StorageDaemonOptions};
-use devices::ahci::{Drive, DriveConfig};
 use event_loop::EventLoop;
 use event_loop::ring::sim::{Faults, Happened, Storage};
-use guest_memory::GuestMemory;
 use nix::sys::signal::SigSet;
 use serde_json::{Value as Json, json};
-use vcpu::ahci::Controller;
 
 use crate::host::{Loop, Loops, Machines, Process};
 use crate::image::{Format, Image};
@@ -59,13 +55,6 @@ pub(crate) struct Disk {
     pub(crate) throttled: bool,
 }
 
-impl Disk {
-    /// Whether the disk is a namespace of an NVMe controller.
-    pub(crate) fn is_nvme(&self) -> bool {
-        matches!(self.offered, Offered::Nvme { .. })
-    }
-}
-
 /// The export of a disk.
 #[derive(Clone)]
 pub(crate) enum Offered {
@@ -75,15 +64,25 @@ pub(crate) enum Offered {
         queues: u16,
     },
     Nbd,
-    /// A controller in the VMM's process, with this guest memory.
+    /// AHCI over vfio-user.
     Ahci {
-        memory: Arc<GuestMemory>,
+        socket: Rc<Socket>,
     },
     /// NVMe over vfio-user.
     Nvme {
         socket: Rc<Socket>,
         queues: u16,
     },
+}
+
+impl Offered {
+    pub(crate) fn is_ahci(&self) -> bool {
+        matches!(self, Offered::Ahci { .. })
+    }
+
+    pub(crate) fn is_nvme(&self) -> bool {
+        matches!(self, Offered::Nvme { .. })
+    }
 }
 
 /// A running daemon.
@@ -94,13 +93,7 @@ pub(crate) struct Daemon {
     io_threads: usize,
     /// The result, once the daemon has ended.
     ended: Rc<RefCell<Option<Result<(), String>>>>,
-    /// By disk, once the daemon is ready.
-    controllers: Rc<RefCell<BTreeMap<usize, Controller>>>,
-    drives: Rc<RefCell<Vec<AhciDrive>>>,
 }
-
-/// The loop of an AHCI drive, and the drive, once that loop has made it.
-type AhciDrive = (EventLoop, Rc<RefCell<Option<Rc<Drive>>>>);
 
 /// The surroundings of a daemon, which outlive it.
 pub(crate) struct Surroundings<'a> {
@@ -160,39 +153,21 @@ impl Daemon {
         };
         give_all(&mut give);
         let exported = disks.iter().enumerate().filter_map(|(number, disk)| match &disk.offered {
-            Offered::VhostUser { socket, .. } | Offered::Nvme { socket, .. } => {
-                Some((disk_name(number), &**socket))
-            }
-            Offered::Nbd | Offered::Ahci { .. } => None,
+            Offered::VhostUser { socket, .. }
+            | Offered::Ahci { socket }
+            | Offered::Nvme { socket, .. } => Some((disk_name(number), &**socket)),
+            Offered::Nbd => None,
         });
         give_all(&mut (2_000..).zip(exported));
         let arguments = command_line(plan, disks);
-        let attached: Vec<_> = (disks.iter().enumerate())
-            .filter_map(|(number, disk)| match &disk.offered {
-                Offered::Ahci { memory } => Some((number, memory.clone())),
-                Offered::VhostUser { .. } | Offered::Nbd | Offered::Nvme { .. } => None,
-            })
-            .collect();
-        let (result, io_threads, of_io) =
-            (daemon.ended.clone(), plan.io_threads, daemon.loops.clone());
-        let (made, held) = (daemon.controllers.clone(), daemon.drives.clone());
-        let state = around.state.clone();
+        let (result, state) = (daemon.ended.clone(), around.state.clone());
         let run = move |control: &EventLoop| {
             let steps = parse(&arguments).steps;
             let start = match state {
                 Some(path) => keep(&path, steps),
                 None => Start { steps, ..Start::default() },
             };
-            let ready = |daemon: &::daemon::Daemon| {
-                for (number, memory) in attached {
-                    let l = of_io.borrow()[1 + number % io_threads].clone();
-                    let name = disk_name(number);
-                    let node = daemon.node(&name)?;
-                    let (controller, drive) = attach(&l.event_loop, &memory, node, &name);
-                    l.handle.spawn(|_| ()).expect("the loop is there");
-                    made.borrow_mut().insert(number, controller);
-                    held.borrow_mut().push(drive);
-                }
+            let ready = |_: &::daemon::Daemon| {
                 // After the steps of the state file.
                 let tell = Box::new(|| {
                     on_ready();
@@ -243,15 +218,8 @@ impl Daemon {
             loops: loops.clone(),
             process: process.clone(),
         });
-        let daemon = Daemon {
-            machine,
-            process,
-            loops,
-            io_threads: plan.io_threads,
-            ended: Rc::default(),
-            controllers: Rc::default(),
-            drives: Rc::default(),
-        };
+        let daemon =
+            Daemon { machine, process, loops, io_threads: plan.io_threads, ended: Rc::default() };
         (daemon, machines)
     }
 
@@ -269,11 +237,6 @@ impl Daemon {
         self.loops.borrow().iter().any(|l| l.actor == actor)
     }
 
-    /// The AHCI controller of a disk.
-    pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
-        self.controllers.borrow().get(&disk).cloned()
-    }
-
     /// The control loop, then the loops of I/O threads.
     pub(crate) fn loops(&self) -> Vec<Rc<Loop>> {
         self.loops.borrow().clone()
@@ -282,6 +245,13 @@ impl Daemon {
     /// Number of file operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.loops.borrow().iter().map(|l| l.ring.sim.in_flight()).sum()
+    }
+
+    /// Whether all loops wait for a wake-up, with nothing in flight.
+    pub(crate) fn is_asleep(&self) -> bool {
+        let is_asleep =
+            |l: &Rc<Loop>| self.machine.is_asleep(l.actor) && l.ring.sim.in_flight() == 0;
+        self.loops.borrow().iter().all(is_asleep)
     }
 
     /// The counters of the rings, summed over the loops.
@@ -295,14 +265,6 @@ impl Daemon {
     pub(crate) fn loop_of(&self, queue: u16) -> Option<Rc<Loop>> {
         let loops = self.loops.borrow();
         loops.get(1 + usize::from(queue) % self.io_threads).cloned()
-    }
-
-    /// Detaches the AHCI drives. The daemon can end once the number returned is 0: those with commands in flight.
-    pub(crate) fn detach_drives(&self) -> Rc<Cell<usize>> {
-        let drives = self.drives.take();
-        let left = Rc::new(Cell::new(drives.len()));
-        drives.into_iter().for_each(|drive| detach(drive, left.clone()));
-        left
     }
 
     /// Kills the daemon with its loops wherever they are. Operations in flight are carried out or not, and none is
@@ -374,12 +336,15 @@ fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
                 export["type"] = "nbd".into();
                 export["name"] = client::export_name(number).into();
             }
+            Offered::Ahci { .. } => {
+                export["type"] = "vfio-user-ahci".into();
+                export["addr"] = address(&name);
+            }
             Offered::Nvme { queues, .. } => {
                 export["type"] = "vfio-user-nvme".into();
                 export["addr"] = address(&name);
                 export["num-queues"] = (*queues).into();
             }
-            Offered::Ahci { .. } => continue,
         }
         add("--export", export);
     }
@@ -387,44 +352,6 @@ fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
     add("--chardev", format!("socket,id=monitor,fd={MONITOR},server=on,wait=off"));
     add("--monitor", "chardev=monitor".to_owned());
     arguments
-}
-
-/// Makes a controller for a disk, and a drive on a loop.
-fn attach(
-    event_loop: &EventLoop,
-    memory: &Arc<GuestMemory>,
-    node: Arc<dyn block::node::BlockNode>,
-    name: &str,
-) -> (Controller, AhciDrive) {
-    let controller = Controller::new(1, memory.clone()).expect("a controller");
-    let config = DriveConfig {
-        geometry: node.geometry(),
-        writable: true,
-        write_cache: true,
-        serial: name.into(),
-        model: "sim".into(),
-    };
-    let drive = Rc::new(RefCell::new(None));
-    let (ahci, on, place) = (controller.ahci.clone(), event_loop.clone(), drive.clone());
-    event_loop.spawn(async move {
-        let channel = node.open_channel(&on).expect("a channel");
-        let attached = Drive::attach(&on, &ahci, 0, channel, config);
-        place.replace(Some(attached.expect("a free port")));
-    });
-    (controller, (event_loop.clone(), drive))
-}
-
-/// Detaches a drive on its loop. Subtracts it from `left` once it has no command in flight.
-fn detach((event_loop, drive): AhciDrive, left: Rc<Cell<usize>>) {
-    let done = move || left.set(left.get() - 1);
-    event_loop.spawn(async move {
-        match drive.take() {
-            Some(drive) => drive.detach(done),
-            None => done(),
-        }
-    });
-    // A spawn from outside does not wake the loop.
-    event_loop.handle().spawn(|_| ()).expect("the loop is there");
 }
 
 /// The options of a disk's node: its format over `file`.

@@ -68,6 +68,11 @@ impl Kept {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Kept::new(fds, EventFd::from_flags(flags).expect("an eventfd").into())
     }
+
+    /// Whether this eventfd was signalled since the last call.
+    pub(crate) fn was_signalled(&self) -> bool {
+        nix::unistd::read(&self.fd, &mut [0; 8]).is_ok()
+    }
 }
 
 impl std::ops::Deref for Kept {

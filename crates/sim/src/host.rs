@@ -78,7 +78,6 @@ impl Process {
 pub(crate) struct Loop {
     pub(crate) actor: ActorId,
     pub(crate) ring: MachineRing,
-    pub(crate) event_loop: EventLoop,
     pub(crate) handle: LoopHandle,
     wakes: Cell<u64>,
     pub(crate) ended: Rc<Cell<bool>>,
@@ -107,12 +106,12 @@ impl Loop {
         let event_loop = EventLoop::with_ring(config, boxed, ring.sim.chosen(), clock)?;
         let handle = event_loop.handle();
         let ended = Rc::new(Cell::new(false));
-        let (running, end) = (event_loop.clone(), ended.clone());
+        let end = ended.clone();
         let actor = machine.spawn(name.into(), move || {
-            run(&running);
+            run(&event_loop);
             end.set(true);
         });
-        Ok(Rc::new(Loop { actor, ring, event_loop, handle, wakes: Cell::new(0), ended }))
+        Ok(Rc::new(Loop { actor, ring, handle, wakes: Cell::new(0), ended }))
     }
 
     /// Wakes the loop, which checks its descriptors.
@@ -207,8 +206,9 @@ impl Host for Machines {
 /// The number of any daemon's process. That of the simulation would make runs differ.
 const PID: u32 = 1;
 
-/// Interval at which the end of a process is checked, nanoseconds.
-const LOOK_NS: u64 = 5_000;
+/// Interval at which the end of a process is checked, nanoseconds. Longer than any polling window: a loop that polls for
+/// its next timer would never let the other process run.
+const LOOK_NS: u64 = 200_000;
 
 impl Successor for Process {
     fn start<'a>(

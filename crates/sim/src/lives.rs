@@ -78,8 +78,6 @@ impl World {
     /// Ends the daemon in order. Returns whether all flushes succeeded.
     pub(crate) fn quit(self: &Rc<Self>) -> bool {
         self.quits.set(true);
-        let attached = self.with_daemon(Daemon::detach_drives);
-        self.run_until("the AHCI drives are detached", || attached.get() == 0);
         let quitting = self.clone();
         self.machine.spawn("operator".into(), move || operator::quit(&quitting));
         self.run_until("the daemon ends", || self.with_daemon(|daemon| daemon.ended().is_some()));
@@ -93,14 +91,10 @@ impl World {
 
     // ---- upgrades ------------------------------------------------------------------------------
 
-    /// Whether upgrades are possible. AHCI controllers, which are the simulator's, cannot be handed over. A hand-over
-    /// of a qcow2 image writes outside of the simulated rings, which a cut of the power would take back.
+    /// Whether upgrades are possible. A hand-over of a qcow2 image writes outside of the simulated rings, which a cut of
+    /// the power would take back.
     pub(crate) fn can_upgrade(&self) -> bool {
-        let is_ahci = |disk: &Offered| matches!(disk, Offered::Ahci { .. });
-        let mut disks = self.disks.iter();
-        !disks.any(|disk| {
-            is_ahci(&disk.offered) || self.plan.power_cuts > 0 && disk.image.keeps_back()
-        })
+        self.plan.power_cuts == 0 || !self.disks.iter().any(|disk| disk.image.keeps_back())
     }
 
     /// Whether there are two daemons.
@@ -144,9 +138,6 @@ impl World {
         }
         let asks = |daemon: &Daemon| (daemon.process.ends_other(), daemon.process.to_start());
         let Some((ends, to_start)) = self.daemons.borrow().first().map(asks) else { return };
-        if ends && self.daemons.borrow().len() > 1 {
-            self.end(1);
-        }
         if let Some(socket) = to_start {
             let old = self.daemons.borrow()[0].process.clone();
             // The old daemon has opened the socket, which is the new one's.
@@ -163,6 +154,10 @@ impl World {
             let after = random.pick(&[20, 200, 1_000]);
             let kill_at = || self.machine.steps() + random.below(after);
             self.upgrade.kill_at.set(kills.then(kill_at));
+        }
+        // Perhaps the one that was just started.
+        if ends && self.is_upgrading() {
+            self.end(1);
         }
         // What one of the two has sent to the other.
         if let ([old, young], Some(ran)) = (&self.daemons.borrow()[..], ran) {
@@ -192,7 +187,8 @@ impl World {
                 self.machine.say(|| "the daemon has handed over".into());
                 self.upgrade.done.set(self.upgrade.done.get() + 1);
                 self.coverage.upgrades.one();
-                self.coverage.nvme_upgrades.add((self.nvme_in_flight() > 0).into());
+                self.coverage.ahci_upgrades.add(self.in_flight_on(Offered::is_ahci));
+                self.coverage.nvme_upgrades.add(self.in_flight_on(Offered::is_nvme));
             }
             (2, 1, Some(1)) => self.machine.say(|| "the new daemon gives up".into()),
             (1, ..) if self.upgrade.killed.take() => {
@@ -276,7 +272,8 @@ impl World {
         self.died.set(true);
         let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
-        self.coverage.nvme_kills.add((self.nvme_in_flight() > 0).into());
+        self.coverage.ahci_kills.add(self.in_flight_on(Offered::is_ahci));
+        self.coverage.nvme_kills.add(self.in_flight_on(Offered::is_nvme));
         let step = |l: Rc<Loop>| self.machine.last_step(l.actor);
         let ran = |queue| {
             let loops = daemons.iter().filter_map(|daemon| daemon.loop_of(queue));
@@ -298,7 +295,6 @@ impl World {
         }
         for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
             let image = &disk.image;
-            user.daemon_died();
             if cut {
                 self.journals.remove();
                 self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);

@@ -167,6 +167,13 @@ impl Machine {
         self.with_actor(id, |_| ()).is_some()
     }
 
+    /// Whether an actor waits for a wake-up only.
+    pub(crate) fn is_asleep(&self, id: ActorId) -> bool {
+        let waits =
+            |actor: &mut Option<Actor>| actor.as_ref().is_some_and(|it| it.until == FOREVER);
+        self.with_actor(id, waits).unwrap_or(false)
+    }
+
     /// Ends an actor wherever it is. Nothing on its stack is dropped, as with a killed process.
     pub(crate) fn kill(&self, id: ActorId) {
         let actor = self.with_actor(id, Option::take).flatten();
@@ -214,6 +221,14 @@ impl Machine {
         }
     }
 
+    /// As [`preempt`](Self::preempt), but perhaps for a while, in which sleeping actors may wake: a guest can act between
+    /// any two steps of a hand-shake only if it is not asleep throughout.
+    fn stall(&self, n: u64) {
+        if self.0.current.get().is_some() && self.0.random.one_in(n) {
+            self.sleep(self.0.random.pick(&[0, 0, 1_000, 20_000]));
+        }
+    }
+
     /// Makes [`queue::pause`] points switch to other actors, once in `n` times.
     pub(crate) fn pause_in_queues(&self, n: u64) {
         PAUSING.set(Some((self.clone(), n)));
@@ -221,7 +236,7 @@ impl Machine {
             let pausing = PAUSING.take();
             PAUSING.set(pausing.clone());
             if let Some((machine, n)) = pausing {
-                machine.preempt(n);
+                machine.stall(n);
             }
         });
     }

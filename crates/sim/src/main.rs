@@ -30,6 +30,7 @@ mod random;
 mod report;
 mod ring;
 mod user;
+mod vfio;
 mod world;
 
 use std::process::{Command, ExitCode, Stdio};

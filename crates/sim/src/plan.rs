@@ -27,8 +27,8 @@ impl Plan {
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
-        // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, two NBD, and one NVMe. Of every other
-        // 16, two have AHCI, and five have VMMs that replace kick eventfds. Of the others, two more have NVMe.
+        // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, two NBD, and three NVMe or AHCI. Of
+        // every other 16, five have VMMs that replace kick eventfds.
         let is_odd = seed / 16 % 2 == 1;
         match seed % 16 {
             0 => {
@@ -37,18 +37,14 @@ impl Plan {
             }
             7 | 15 => plan.cut_power(&random),
             8 => plan.format(&random),
-            2 if is_odd => plan.attach_ahci(&random),
-            4 if is_odd => {
-                plan.cut_power(&random);
-                plan.attach_ahci(&random);
-            }
-            2 => plan.attach_nvme(&random),
+            2 => plan.attach_controllers(&random, is_odd),
             4 => {
                 plan.cut_power(&random);
-                plan.attach_nvme(&random);
+                plan.attach_controllers(&random, is_odd);
             }
             13 => {
-                plan.attach_nvme(&random);
+                let is_ahci = is_odd && random.one_in(2);
+                plan.attach_controllers(&random, is_ahci);
                 if is_odd {
                     plan.format(&random);
                 }
@@ -85,15 +81,14 @@ impl Plan {
         daemon.power_cuts = if hard { 1 } else { random.pick(&[1, 2]) };
     }
 
-    /// Replaces guests by guests with AHCI.
-    fn attach_ahci(&mut self, random: &Random) {
-        self.ahci_guests = self.guests.drain(..).map(|_| ahci::Plan::new(random)).collect();
-    }
-
-    /// Replaces most or all guests by guests with NVMe.
-    fn attach_nvme(&mut self, random: &Random) {
+    /// Replaces most or all guests by guests with AHCI or NVMe.
+    fn attach_controllers(&mut self, random: &Random, is_ahci: bool) {
         let stay = usize::from(self.guests.len() > 1 && random.one_in(4));
-        self.nvme_guests = self.guests.drain(stay..).map(|_| nvme::Plan::new(random)).collect();
+        let replaced = self.guests.drain(stay..);
+        match is_ahci {
+            true => self.ahci_guests = replaced.map(|_| ahci::Plan::new(random)).collect(),
+            false => self.nvme_guests = replaced.map(|_| nvme::Plan::new(random)).collect(),
+        }
     }
 
     /// Replaces most or all guests by NBD clients.
@@ -106,8 +101,10 @@ impl Plan {
 
     /// Sets the format of the images.
     fn format(&mut self, random: &Random) {
-        let formats = self.guests.iter_mut().map(|guest| &mut guest.format);
-        for format in formats.chain(self.nvme_guests.iter_mut().map(|guest| &mut guest.format)) {
+        let formats = (self.guests.iter_mut().map(|guest| &mut guest.format))
+            .chain(self.ahci_guests.iter_mut().map(|guest| &mut guest.format))
+            .chain(self.nvme_guests.iter_mut().map(|guest| &mut guest.format));
+        for format in formats {
             *format = Format::Qcow2(random.pick(&[512, 512, 4096, 65536]));
         }
         self.daemon.journals = !random.one_in(4);

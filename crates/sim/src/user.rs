@@ -28,7 +28,9 @@ pub(crate) trait User {
     }
 
     /// Informs the user of a larger disk.
-    fn grow(&self, sectors: u32);
+    fn grow(&self, sectors: u32) {
+        self.model().borrow_mut().grow(sectors);
+    }
 
     /// Number of requests in flight.
     fn in_flight(&self) -> u64;
@@ -38,9 +40,6 @@ pub(crate) trait User {
         0
     }
 
-    /// Informs the user of the daemon's kill. A user inside the daemon's process restarts.
-    fn daemon_died(&self) {}
-
     /// Whether the disk may have these contents.
     fn check_disk(&self, bytes: &[u8]) -> Result<(), String>;
 
@@ -49,6 +48,11 @@ pub(crate) trait User {
 
     /// Wakes sleeping actors that have an event. `sockets`: the daemon may have used its sockets.
     fn look(&self, sockets: bool);
+
+    /// Whether a request waits for the daemon, which was told of it. Only for users that know.
+    fn waits(&self) -> bool {
+        false
+    }
 
     /// Fails the run if a request has been in flight for too long.
     fn check_patience(&self);

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use event_loop::ring::sim::{Happened, Storage, socket_transfers, without_threads};
-use vcpu::ahci::Controller;
 
 use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
@@ -127,7 +126,10 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
             Offered::VhostUser { socket, device, queues }
         })
         .chain(plan.clients.iter().map(|_| Offered::Nbd))
-        .chain(plan.ahci_guests.iter().map(|_| Offered::Ahci { memory: ahci::memory() }))
+        .chain(plan.ahci_guests.iter().map(|_| {
+            let socket = Rc::new(Socket::new(&fds));
+            Offered::Ahci { socket }
+        }))
         .chain(plan.nvme_guests.iter().map(|guest| {
             let socket = Rc::new(Socket::new(&fds));
             Offered::Nvme { socket, queues: guest.queues }
@@ -167,7 +169,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         users: RefCell::default(),
         mappings: RefCell::default(),
         plan: plan.daemon.clone(),
-        has_nvme: disks.iter().any(Disk::is_nvme),
+        has_nvme: disks.iter().any(|disk| disk.offered.is_nvme()),
         disks,
         images: RefCell::new(images),
         named: RefCell::default(),
@@ -196,8 +198,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     }
     let first = plan.guests.len() + plan.clients.len();
     for (number, guest) in (first..).zip(&plan.ahci_guests) {
-        let Offered::Ahci { memory } = &world.disks[number].offered else { unreachable!() };
-        let guest = AhciGuest::new(&world, number, guest.clone(), memory.clone(), each);
+        let guest = AhciGuest::new(&world, number, guest.clone(), each);
         world.users.borrow_mut().push(guest);
     }
     for (number, guest) in (first + plan.ahci_guests.len()..).zip(&plan.nvme_guests) {
@@ -294,14 +295,11 @@ impl World {
 
     pub(crate) fn listener(&self, guest: usize) -> &Socket {
         match &self.disks[guest].offered {
-            Offered::VhostUser { socket, .. } | Offered::Nvme { socket, .. } => socket,
-            Offered::Nbd | Offered::Ahci { .. } => &self.nbd_socket,
+            Offered::VhostUser { socket, .. }
+            | Offered::Ahci { socket }
+            | Offered::Nvme { socket, .. } => socket,
+            Offered::Nbd => &self.nbd_socket,
         }
-    }
-
-    /// The AHCI controller of a disk, if a daemon runs.
-    pub(crate) fn controller(&self, disk: usize) -> Option<Controller> {
-        self.daemons.borrow().first().and_then(|daemon| daemon.controller(disk))
     }
 
     pub(crate) fn nbd_listener(&self) -> &Socket {
@@ -334,22 +332,16 @@ impl World {
         self.users.borrow()[disk].sectors()
     }
 
-    /// Whether a disk is exported over NBD.
-    pub(crate) fn is_nbd(&self, disk: usize) -> bool {
-        matches!(self.disks[disk].offered, Offered::Nbd)
+    /// Whether the export of a disk fixes its size.
+    pub(crate) fn has_fixed_size(&self, disk: usize) -> bool {
+        matches!(self.disks[disk].offered, Offered::Nbd | Offered::Ahci { .. })
     }
 
-    /// Number of NVMe commands in flight.
-    pub(crate) fn nvme_in_flight(&self) -> u64 {
+    /// Whether requests are in flight on disks with such an export: 1 or 0.
+    pub(crate) fn in_flight_on(&self, is_one: fn(&Offered) -> bool) -> u64 {
         let users = self.users.borrow();
-        let nvme = self.disks.iter().zip(&*users).filter(|(disk, _)| disk.is_nvme());
-        nvme.map(|(_, user)| user.in_flight()).sum()
-    }
-
-    /// Number of exports on the daemon's command line.
-    pub(crate) fn exports(&self) -> usize {
-        let disks = self.disks.iter();
-        disks.filter(|disk| !matches!(disk.offered, Offered::Ahci { .. })).count()
+        let mut all = self.disks.iter().zip(&*users);
+        all.any(|(disk, user)| is_one(&disk.offered) && user.in_flight() > 0).into()
     }
 
     /// Counts an answered request.
@@ -373,19 +365,9 @@ impl World {
         is_known && self.never_fails()
     }
 
-    /// Whether a disk may move. A restarted simulator attaches AHCI controllers to the first nodes.
-    pub(crate) fn disk_may_move(&self, disk: usize) -> bool {
-        self.may_move() && (self.plan.life_ns == 0 || self.is_exported(disk))
-    }
-
     /// Whether the daemon has a state file.
     pub(crate) fn keeps_state(&self) -> bool {
         self.plan.state
-    }
-
-    /// Whether the daemon exports a disk.
-    pub(crate) fn is_exported(&self, disk: usize) -> bool {
-        !matches!(self.disks[disk].offered, Offered::Ahci { .. })
     }
 
     /// Records the image of a node of the operator. `below`: the node behind it.
@@ -498,6 +480,7 @@ impl World {
                     self.fail(&format!("every actor waits for ever before \"{what}\":\n{actors}"));
                 }
                 Step::Idle(next) => {
+                    self.check_wake_ups();
                     self.machine.advance_to(next);
                     if next >= self.look_at_ns.get() {
                         self.look_at_ns.set(next + LOOK_NS);
@@ -506,6 +489,17 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    /// Fails the run if a wake-up was lost: all threads of the daemon sleep, and a request waits for them.
+    fn check_wake_ups(&self) {
+        if let [daemon] = &self.daemons.borrow()[..]
+            && daemon.is_asleep()
+            && let Some(disk) = self.users.borrow().iter().position(|user| user.waits())
+        {
+            let actors = self.machine.actors();
+            self.fail(&format!("the daemon sleeps, and requests wait on disk {disk}:\n{actors}"));
         }
     }
 

@@ -123,7 +123,7 @@ impl Client {
     ///
     /// The server refuses.
     pub fn set_interrupt(&mut self, vector: u32, eventfd: BorrowedFd<'_>) -> Result<()> {
-        let set = wire::eventfds(vector, 1);
+        let set = wire::eventfds(wire::MSIX, vector, 1);
         self.ask(SET_IRQS, &set, Some(eventfd.as_raw_fd())).map(drop)
     }
 

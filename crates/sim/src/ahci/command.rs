@@ -59,6 +59,8 @@ pub(super) struct Issued {
     pub(super) ticket: Option<Ticket>,
     /// Issued while the write cache was off.
     pub(super) write_through: bool,
+    /// Its data was not memory for a while.
+    pub(super) was_unplugged: bool,
     pub(super) issued_ns: u64,
 }
 

@@ -1,23 +1,25 @@
-//! A guest with its disk on an AHCI controller.
+//! A guest with its disk on an AHCI controller: an export over vfio-user.
 //!
-//! The controller and its loops are part of the VMM's process, so a kill of the VMM kills the guest too.
+//! A kill of the daemon is visible to such a guest: the VMM connects again, and the guest restarts the port.
 
 mod command;
+mod life;
+mod plan;
 
 use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::rc::Rc;
 
-use guest_memory::{GuestMemory, Region};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use vcpu::ahci::{Command, Failure, LBA, Line, PortArea, PortDriver, reg};
+use vcpu::ahci::{Command, Failure, LBA, PortArea, PortDriver, reg};
+use vcpu::vfio_user::wire;
 
 use self::command::{Issued, Kind};
-use crate::image::Format;
-use crate::machine::{ActorId, FOREVER};
+pub(crate) use self::plan::Plan;
+use crate::fds::Kept;
+use crate::machine::ActorId;
 use crate::model::{self, Model, SECTOR};
 use crate::random::Random;
 use crate::user::{PATIENCE_NS, User};
+use crate::vfio::{Device, Gone, Line, Link, Memory};
 use crate::world::World;
 
 /// Slots of a port.
@@ -28,61 +30,31 @@ const MOST_SECTORS: u32 = 128;
 /// Layout of the port's area in guest memory.
 const AREA: PortArea = PortArea { base: 0, request_size: MOST_SECTORS * SECTOR as u32 };
 
-/// Interval at which the driver polls a register, nanoseconds.
-const LOOK_NS: u64 = 2_000;
-
 /// READ LOG EXT, log 10h: which queued command has failed.
 const READ_ERROR_LOG: Command =
     Command { command: 0x2f, features: 0, lba: 0x10, count: 1, device: LBA, write: false };
 
-/// The behaviour of a guest with AHCI.
-#[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    pub(crate) format: Format,
-    /// Sectors of the disk.
-    pub(crate) sectors: u32,
-    /// Commands at the same time, at most.
-    depth: u32,
-    /// Commands announced at once, at most.
-    batch: u64,
-    /// It uses native command queuing once in so many times.
-    queued: u64,
-    think_ns: u64,
-    /// It resets something after so many batches; 0 for never.
-    resets: u64,
-}
-
-impl Plan {
-    pub(crate) fn new(random: &Random) -> Self {
-        Plan {
-            format: Format::Raw,
-            sectors: random.pick(&[64, 1024, 4096]),
-            depth: random.pick(&[1, 2, 8, 32]),
-            batch: random.pick(&[1, 4, 32]),
-            queued: random.pick(&[1, 2, 2, 0]),
-            think_ns: random.pick(&[0, 5_000, 100_000]),
-            resets: random.pick(&[0, 50, 200]),
-        }
-    }
-}
+/// The controller, as its VMM finds it.
+const DEVICE: Device = Device { name: "AHCI", bar: wire::BAR5, size: 0x2000, reset_at: 0xb4 };
 
 /// A guest.
 pub(crate) struct AhciGuest {
-    me: Weak<AhciGuest>,
     world: Rc<World>,
     disk: usize,
     plan: Plan,
+    link: Link,
+    memory: Memory,
     model: RefCell<Model>,
     /// Commands that are still to be issued.
     left: Cell<u64>,
-    memory: Arc<GuestMemory>,
     actor: Cell<Option<ActorId>>,
-    /// It sleeps until it is interrupted.
-    asleep: Cell<bool>,
-    /// Whether the line is up.
-    line: RefCell<Option<Arc<Line>>>,
-    /// Sectors that the drive has said it has.
-    sectors: Cell<u32>,
+    /// The eventfd of the interrupt, and whether it was signalled since the last handling.
+    call: RefCell<Option<Rc<Kept>>>,
+    interrupted: Cell<bool>,
+    /// The driver sleeps until an interrupt.
+    is_asleep: Cell<bool>,
+    /// The port is up.
+    is_up: Cell<bool>,
     /// By slot.
     issued: RefCell<[Option<Issued>; SLOTS]>,
     /// The drive's write cache is off for certain.
@@ -90,35 +62,22 @@ pub(crate) struct AhciGuest {
     done: Cell<bool>,
 }
 
-/// The guest's memory, which outlives its daemons.
-pub(crate) fn memory() -> Arc<GuestMemory> {
-    let size = AREA.end();
-    let fd = memfd_create(c"sim-ahci", MFdFlags::MFD_CLOEXEC).expect("a memfd");
-    nix::unistd::ftruncate(&fd, size.cast_signed()).expect("memory");
-    let region = Region { guest_addr: 0, size, user_addr: 0, mmap_offset: 0, fd };
-    let mapped = Arc::new(region.map().expect("memory"));
-    Arc::new(GuestMemory::from_regions([mapped]).expect("memory"))
-}
-
 impl AhciGuest {
-    pub(crate) fn new(
-        world: &Rc<World>,
-        disk: usize,
-        plan: Plan,
-        memory: Arc<GuestMemory>,
-        requests: u64,
-    ) -> Rc<Self> {
-        Rc::new_cyclic(|me| AhciGuest {
-            me: me.clone(),
+    pub(crate) fn new(world: &Rc<World>, disk: usize, plan: Plan, requests: u64) -> Rc<Self> {
+        // Tables from 0 on, and the data behind them.
+        let (data, end) = (AREA.data(0), AREA.end());
+        Rc::new(AhciGuest {
             world: world.clone(),
             disk,
+            link: Link::new(world, disk, &DEVICE),
+            memory: Memory::new(world, data, (data, end - data)),
             model: RefCell::new(Model::new(plan.sectors, world.is_volatile(disk))),
             left: Cell::new(requests),
-            memory,
             actor: Cell::new(None),
-            asleep: Cell::new(false),
-            line: RefCell::default(),
-            sectors: Cell::new(0),
+            call: RefCell::default(),
+            interrupted: Cell::new(false),
+            is_asleep: Cell::new(false),
+            is_up: Cell::new(false),
             issued: RefCell::default(),
             write_through: Cell::new(false),
             done: Cell::new(false),
@@ -127,76 +86,19 @@ impl AhciGuest {
     }
 
     fn fail(&self, what: &str) -> ! {
-        self.world.fail(&format!("AHCI guest of disk {}: {what}", self.disk))
+        self.link.fail(what)
     }
 
-    /// Starts the actor of the guest's first life, or of the next one.
-    fn boot(&self) {
-        let Some(me) = self.me.upgrade() else { return };
-        let name = format!("AHCI guest of disk {}", self.disk);
-        self.actor.set(Some(self.world.machine.spawn(name, move || me.run())));
+    /// Number of commands in flight.
+    fn count(&self) -> u64 {
+        self.issued.borrow().iter().flatten().count() as u64
     }
 
-    /// The actor's main function.
-    fn run(&self) {
-        let AhciGuest { world, plan, left, .. } = self;
-        let (machine, random) = (&world.machine, world.random());
-        let mut driver = self.bring_up();
-        loop {
-            self.handle(&mut driver);
-            if left.get() == 0 && self.in_flight() == 0 {
-                break;
-            }
-            if left.get() > 0 && self.issue_some(&mut driver) {
-                if random.one_in(plan.resets) {
-                    self.reset(&mut driver);
-                }
-                if random.one_in(4) {
-                    machine.wait_until(0);
-                    continue;
-                }
-            }
-            let more = left.get() > 0;
-            let until = match more && (self.in_flight() == 0 || random.one_in(2)) {
-                true => machine.now_ns() + random.below(plan.think_ns + 1),
-                false => FOREVER,
-            };
-            self.asleep.set(true);
-            machine.wait_until(until);
-            self.asleep.set(false);
-        }
-        self.line.replace(None);
-        self.done.set(true);
-    }
-
-    /// Initialises the port: from no drive to a running command list.
-    fn bring_up(&self) -> PortDriver {
-        let (world, machine) = (&self.world, self.world.machine.clone());
-        let controller = loop {
-            match world.controller(self.disk) {
-                Some(controller) => break controller,
-                None => machine.sleep(LOOK_NS),
-            }
-        };
-        self.line.replace(Some(controller.line.clone()));
-        let look = move || machine.sleep(LOOK_NS);
-        let mut driver = PortDriver::new(&controller, &self.memory, 0, AREA, look);
-        driver.write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
-        self.expect(driver.start());
-        self.write_through.set(false);
-        let identity = self.expect(driver.identify());
-        let sectors =
-            identity[200..206].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-        if sectors < u64::from(self.plan.sectors) || sectors > u64::from(self.sectors() + 8) {
-            self.fail(&format!("the drive has {sectors} sectors, it says"));
-        }
-        self.sectors.set(sectors as u32);
-        world.coverage.ahci_starts.one();
-        driver
-    }
-
-    fn expect<T>(&self, result: Result<T, impl std::fmt::Display>) -> T {
-        result.unwrap_or_else(|error| self.fail(&error.to_string()))
+    /// Whether there is an interrupt to be handled.
+    fn is_interrupted(&self) -> bool {
+        let is_new = self.call.borrow().as_ref().is_some_and(|call| call.was_signalled());
+        self.interrupted.set(self.interrupted.get() | is_new);
+        self.interrupted.get()
     }
 
     // ---- issuing -------------------------------------------------------------------------------
@@ -208,7 +110,7 @@ impl AhciGuest {
         let under_way = self.issued.borrow().iter().flatten().map(|issued| issued.queued).next();
         // Queued commands and others never are under way together (SATA 3.x, 13.6.4).
         let queued = under_way.unwrap_or_else(|| random.one_in(plan.queued));
-        let room = u64::from(plan.depth) - self.in_flight();
+        let room = u64::from(plan.depth) - self.count();
         let count = random.between(1, plan.batch).min(left.get()).min(room);
         let mut slots = 0;
         for _ in 0..count {
@@ -228,13 +130,12 @@ impl AhciGuest {
         let random = self.world.random();
         let kind = Kind::any(random, queued);
         let mut model = self.model.borrow_mut();
-        let sectors = self.sectors.get().min(model.sectors());
         let count = match random.below(64) {
             0 => random.between(1, MOST_SECTORS.into()) as u32,
             1..16 => 8,
             _ => random.between(1, 2) as u32,
         };
-        let (first, count) = random.range(sectors, count);
+        let (first, count) = random.range(self.plan.sectors, count);
         let ticket = match kind {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write { .. } => Some(model.begin_write(first, count, false)),
@@ -251,18 +152,18 @@ impl AhciGuest {
                 for (at, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
                     model::fill(ticket.version, first + at as u32, sector);
                 }
-                self.expect(driver.memory().write_bytes(data, &bytes));
+                self.memory.view.write_bytes(data, &bytes).expect("memory");
             }
             (Kind::Trim, _) => {
                 let mut ranges = [0; SECTOR];
                 ranges[..8]
                     .copy_from_slice(&(u64::from(first) | u64::from(count) << 48).to_le_bytes());
-                self.expect(driver.memory().write_bytes(data, &ranges));
+                self.memory.view.write_bytes(data, &ranges).expect("memory");
             }
             _ => {}
         }
         let prds = pieces(random, data, len);
-        self.expect(driver.prepare_prdt(slot, &command, &prds));
+        driver.prepare_prdt(slot, &command, &prds).expect("memory");
         if let Kind::WriteCache(_) = kind {
             // A driver that learns of several ends at once sees them in any order.
             self.write_through.set(false);
@@ -272,6 +173,7 @@ impl AhciGuest {
             queued,
             ticket,
             write_through: self.write_through.get(),
+            was_unplugged: false,
             issued_ns: self.world.machine.now_ns(),
         };
         self.issued.borrow_mut()[usize::from(slot)] = Some(issued);
@@ -280,32 +182,39 @@ impl AhciGuest {
     // ---- answers -------------------------------------------------------------------------------
 
     /// Handles the interrupt, if there is one.
-    fn handle(&self, driver: &mut PortDriver) {
-        let is_up = self.line.borrow().as_ref().is_some_and(|line| line.is_up());
-        if !is_up {
-            return;
+    fn handle(&self, line: &Line, driver: &mut PortDriver) -> Result<(), Gone> {
+        if !self.is_interrupted() {
+            return Ok(());
         }
+        self.interrupted.set(false);
         self.world.coverage.interrupts.one();
-        match driver.handle_interrupt() {
-            Ok(ended) => self.ended(driver, ended),
+        let handled = driver.handle_interrupt();
+        line.check()?;
+        match handled {
+            Ok(ended) => self.ended(ended),
             Err(error) => match error.downcast::<Failure>() {
-                Ok(failure) => self.failed(driver, failure),
+                Ok(failure) => self.failed(line, driver, failure)?,
                 Err(error) => self.fail(&error.to_string()),
             },
         }
+        if self.plan.has_pin {
+            self.world.coverage.ahci_pins.one();
+            line.ask(wire::SET_IRQS, &wire::unmask(), &[])?;
+        }
+        Ok(())
     }
 
-    fn ended(&self, driver: &PortDriver, slots: u32) {
+    fn ended(&self, slots: u32) {
         for slot in (0..SLOTS).filter(|slot| slots & 1 << slot != 0) {
             let issued = self.issued.borrow_mut()[slot].take();
             let Some(issued) = issued else {
                 self.fail(&format!("slot {slot} has ended, and was not issued"));
             };
-            self.check(driver, slot as u8, &issued);
+            self.check(slot as u8, &issued);
         }
     }
 
-    fn check(&self, driver: &PortDriver, slot: u8, issued: &Issued) {
+    fn check(&self, slot: u8, issued: &Issued) {
         let AhciGuest { world, disk, .. } = self;
         let coverage = &world.coverage;
         let now = world.machine.now_ns();
@@ -314,7 +223,7 @@ impl AhciGuest {
         world.count_request(*disk);
         coverage.ahci_commands.one();
         coverage.ahci_queued.add(u64::from(issued.queued));
-        let took = now - issued.issued_ns;
+        let took = self.link.took_ns(issued.issued_ns);
         if took > PATIENCE_NS {
             self.fail(&format!("{issued:?} took {took} ns"));
         }
@@ -350,7 +259,8 @@ impl AhciGuest {
                 Ok(())
             }
             _ => {
-                let bytes = self.expect(driver.data(slot, ticket.count as usize * SECTOR));
+                let mut bytes = vec![0; ticket.count as usize * SECTOR];
+                self.memory.view.read_bytes(AREA.data(slot), &mut bytes).expect("memory");
                 model.end_read(ticket, Some(&bytes))
             }
         };
@@ -361,25 +271,26 @@ impl AhciGuest {
     }
 
     /// Handles a failed command: commands before it have ended, all others are aborted.
-    fn failed(&self, driver: &mut PortDriver, failure: Failure) {
+    fn failed(&self, line: &Line, driver: &mut PortDriver, failure: Failure) -> Result<(), Gone> {
         let coverage = &self.world.coverage;
-        self.ended(driver, driver.issued() & !failure.unfinished);
-        let may_fail = |issued: &Issued| issued.kind.is_refused() || self.world.has_failed();
-        let queued = {
-            let issued = self.issued.borrow();
-            let mut unfinished = issued.iter().flatten().peekable();
-            let queued = unfinished.peek().is_some_and(|issued| issued.queued);
-            if !unfinished.any(may_fail) {
-                drop(issued);
-                self.fail(&format!("{failure}, and none that may: {:?}", self.issued.borrow()));
-            }
-            queued
+        self.ended(driver.issued() & !failure.unfinished);
+        let may_fail = |issued: &Issued| {
+            issued.kind.is_refused() || issued.was_unplugged || self.world.has_failed()
         };
-        self.expect(driver.recover());
-        if queued {
+        let unfinished =
+            |is_one: &dyn Fn(&Issued) -> bool| self.issued.borrow().iter().flatten().any(is_one);
+        if !unfinished(&may_fail) {
+            self.fail(&format!("{failure}, and none that may: {:?}", self.issued.borrow()));
+        }
+        let recovered = driver.recover();
+        self.expect(line, recovered)?;
+        // A command whose data is not memory has not reached the drive.
+        let has_log = failure.is & reg::IS_TFES != 0 && unfinished(&|issued| issued.queued);
+        if has_log {
             // Slot 0 is free again.
-            self.expect(driver.run(&READ_ERROR_LOG, SECTOR as u32));
-            let tag = self.expect(driver.data(0, 1))[0] & 0x9f;
+            let read = driver.run(&READ_ERROR_LOG, SECTOR as u32);
+            self.expect(line, read)?;
+            let tag = driver.data(0, 1).expect("memory")[0] & 0x9f;
             let named = self
                 .issued
                 .borrow()
@@ -390,47 +301,22 @@ impl AhciGuest {
             }
             coverage.ahci_logs.one();
         }
-        let refused = self.issued.borrow().iter().flatten().any(|issued| issued.kind.is_refused());
-        if refused {
-            coverage.refused.one()
+        if failure.is & reg::IS_HBFS != 0 {
+            coverage.ahci_without_memory.one();
+        } else if unfinished(&|issued| issued.kind.is_refused()) {
+            coverage.refused.one();
         } else {
-            coverage.failed.one()
+            coverage.failed.one();
         }
         self.forget_all();
+        Ok(())
     }
 
-    /// Resets the list, the link or the controller while commands are in flight, which aborts them.
-    fn reset(&self, driver: &mut PortDriver) {
-        let (machine, random) = (&self.world.machine, self.world.random());
-        self.world.coverage.ahci_resets.one();
-        machine.sleep(random.pick(&[0, 5_000, 50_000]));
-        // Commands that have completed before the reset keep their results.
-        self.handle(driver);
-        match random.below(3) {
-            // Stop and restart the command list.
-            0 => self.expect(driver.recover()),
-            // Reset the link.
-            1 => {
-                self.expect(driver.start());
-                self.write_through.set(false);
-            }
-            _ => {
-                driver.write_generic(reg::GHC, reg::GHC_AE | reg::GHC_HR);
-                while driver.read_generic(reg::GHC) & reg::GHC_HR != 0 {
-                    machine.sleep(LOOK_NS);
-                }
-                driver.write_generic(reg::GHC, reg::GHC_AE | reg::GHC_IE);
-                self.expect(driver.start());
-                self.write_through.set(false);
-            }
-        }
-        self.forget_all();
-    }
-
-    /// Forgets all commands in flight: none of them is answered.
+    /// Forgets all commands in flight: none of them is answered. Others are issued in their places.
     fn forget_all(&self) {
         for issued in self.issued.borrow_mut().iter_mut().filter_map(Option::take) {
             self.world.coverage.forgotten.one();
+            self.left.set(self.left.get() + 1);
             let Some(ticket) = &issued.ticket else { continue };
             let mut model = self.model.borrow_mut();
             match issued.kind.writes() {
@@ -456,7 +342,9 @@ fn pieces(random: &Random, mut at: u64, len: u32) -> Vec<(u64, u32)> {
 
 impl User for AhciGuest {
     fn start(self: Rc<Self>) {
-        self.boot();
+        let (machine, name) = (&self.world.machine, format!("AHCI guest of disk {}", self.disk));
+        let me = self.clone();
+        self.actor.set(Some(machine.spawn(name, move || me.run())));
     }
 
     fn is_done(&self) -> bool {
@@ -467,25 +355,8 @@ impl User for AhciGuest {
         &self.model
     }
 
-    fn grow(&self, sectors: u32) {
-        self.model.borrow_mut().grow(sectors);
-    }
-
     fn in_flight(&self) -> u64 {
-        self.issued.borrow().iter().flatten().count() as u64
-    }
-
-    fn daemon_died(&self) {
-        if self.done.get() {
-            return;
-        }
-        if let Some(actor) = self.actor.take() {
-            self.world.machine.kill(actor);
-        }
-        self.asleep.set(false);
-        self.line.replace(None);
-        self.forget_all();
-        self.boot();
+        self.count()
     }
 
     fn check_disk(&self, bytes: &[u8]) -> Result<(), String> {
@@ -493,24 +364,30 @@ impl User for AhciGuest {
     }
 
     fn lose(&self, bytes: &[u8], anew: bool) -> Result<(), String> {
+        if anew {
+            self.forget_all();
+        }
         self.model.borrow_mut().lose(bytes, anew)
     }
 
     fn look(&self, _sockets: bool) {
-        let is_up = self.line.borrow().as_ref().is_some_and(|line| line.is_up());
-        if is_up
-            && self.asleep.take()
+        if self.is_asleep.get()
+            && self.is_interrupted()
             && let Some(actor) = self.actor.get()
         {
             let machine = &self.world.machine;
             machine.wake_at(actor, machine.now_ns() + self.world.random().below(2_000));
+            self.is_asleep.set(false);
         }
     }
 
+    fn waits(&self) -> bool {
+        self.is_up.get() && self.link.is_alive() && self.is_asleep.get() && self.count() > 0
+    }
+
     fn check_patience(&self) {
-        let now = self.world.machine.now_ns();
-        for issued in self.issued.borrow().iter().flatten() {
-            let took = now - issued.issued_ns;
+        for issued in self.issued.borrow().iter().flatten().filter(|_| self.is_up.get()) {
+            let took = self.link.took_ns(issued.issued_ns);
             if took > PATIENCE_NS {
                 self.fail(&format!("{issued:?} has been waiting for {took} ns"));
             }

@@ -113,10 +113,6 @@ impl User for Client {
         &self.shared.model
     }
 
-    fn grow(&self, sectors: u32) {
-        self.shared.model.borrow_mut().grow(sectors);
-    }
-
     fn in_flight(&self) -> u64 {
         self.connections.iter().map(|connection| connection.in_flight() as u64).sum()
     }

@@ -117,10 +117,6 @@ impl User for Guest {
         &self.shared.model
     }
 
-    fn grow(&self, sectors: u32) {
-        self.shared.model.borrow_mut().grow(sectors);
-    }
-
     fn in_flight(&self) -> u64 {
         self.queues.iter().map(|queue| u64::from(queue.in_flight.get())).sum()
     }

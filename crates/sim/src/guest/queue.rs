@@ -194,8 +194,7 @@ impl Queue {
 
     /// Returns whether an interrupt was raised since the last call.
     fn take_call(&self) -> bool {
-        let call = self.call.borrow();
-        call.as_ref().is_some_and(|call| nix::unistd::read(&***call, &mut [0; 8]).is_ok())
+        self.call.borrow().as_ref().is_some_and(|call| call.was_signalled())
     }
 
     // ---- offering ------------------------------------------------------------------------------

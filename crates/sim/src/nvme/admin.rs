@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::command::{SUCCESS, submission};
-use super::line::Gone;
 use super::memory::{ADMIN, ADMIN_DATA, EVENTS, SHADOWS};
 use super::queue::{Queue, Shared};
 use super::rings::{Completion, Rings};
 use crate::fds::Kept;
 use crate::machine::ActorId;
 use crate::user::PATIENCE_NS;
+use crate::vfio::Gone;
 
 /// Entries of the admin queues, which is more than there are commands at a time.
 pub(super) const ENTRIES: u16 = 8;
@@ -108,8 +108,7 @@ impl Admin {
     }
 
     fn take_call(&self) -> bool {
-        let call = self.call.borrow();
-        call.as_ref().is_some_and(|call| nix::unistd::read(&***call, &mut [0; 8]).is_ok())
+        self.call.borrow().as_ref().is_some_and(|call| call.was_signalled())
     }
 
     /// Sleeps for `ns` or until an interrupt.

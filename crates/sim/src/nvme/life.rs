@@ -1,15 +1,12 @@
 //! The VMM and the driver's part that is of no I/O queue: connects, enables the controller, and disturbs it at random.
 
-use std::os::fd::{AsRawFd, RawFd};
-
 use vcpu::vfio_user::wire;
 
-use super::line::{Gone, Line};
-use super::memory::{ADMIN, Part};
-use super::reply::u32_at;
+use super::memory::ADMIN;
 use super::{NvmeGuest, admin};
 use crate::fds::Kept;
 use crate::user::{PATIENCE_NS, User};
+use crate::vfio::{Gone, Line};
 
 /// How a VMM or its guest disturbs the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,13 +73,6 @@ const CSTS_FATAL: u32 = 2;
 const CSTS_SHUT_DOWN: u32 = 3 << 2;
 const CSTS_IS_SHUT_DOWN: u32 = 2 << 2;
 
-/// PCI: the command register with memory and bus mastering on, and the byte that resets the function.
-const PCI_COMMAND: u64 = 0x04;
-const PCI_ON: [u8; 2] = [6, 0];
-const PCI_RESET: u64 = 0x54;
-/// Bytes of BAR 0 and of the configuration space.
-const REGIONS: &[(u32, u64)] = &[(wire::BAR0, 0x4000), (wire::CONFIG, 256)];
-
 /// Interval at which a register is polled, nanoseconds: at first, and at most.
 const LOOK_NS: u64 = 5_000;
 const MOST_NS: u64 = 100_000;
@@ -90,39 +80,21 @@ const MOST_NS: u64 = 100_000;
 impl NvmeGuest {
     /// The actor's main function.
     pub(super) fn run(&self) {
-        let world = &self.shared.world;
-        while self.life().is_err() {
-            world.coverage.gone.one();
-            if !self.has_left.take() && world.losses() == self.connected.get() {
-                self.shared.fail("the daemon has closed the connection");
-            }
-            self.hang_up();
-            world.machine.sleep(10_000);
-        }
-        self.hang_up();
+        let hang_up = || {
+            self.is_up.set(false);
+            self.queues.iter().for_each(|queue| queue.is_paused.set(true));
+        };
+        self.shared.link.live(|| self.life(), hang_up);
         self.done.set(true);
-    }
-
-    fn hang_up(&self) {
-        self.is_up.set(false);
-        self.queues.iter().for_each(|queue| queue.is_paused.set(true));
-        if let Some(line) = self.shared.line.take() {
-            line.close();
-        }
     }
 
     /// Runs one connection.
     fn life(&self) -> Result<(), Gone> {
         let (shared, world) = (&self.shared, &self.shared.world);
         let (random, plan) = (world.random(), &shared.plan);
-        self.connected.set(world.losses());
-        let line = Line::connect(world, shared.disk, plan.pieces);
-        world.machine.say(|| format!("NVMe guest of disk {} connects", shared.disk));
-        line.ask(wire::VERSION, &wire::version(), &[])?;
-        world.coverage.nvme_connections.one();
-        // The export has answered the first message after the last command of an earlier connection has ended.
+        let line = shared.link.connect(plan.pieces)?;
         self.wait_for_queues(&line)?;
-        shared.line.replace(Some(line.clone()));
+        shared.link.set_line(&line);
         self.forget_all();
         self.attach(&line)?;
         self.enable(&line)?;
@@ -134,7 +106,7 @@ impl NvmeGuest {
                     .machine
                     .say(|| format!("NVMe guest of disk {}: {disturbance:?}", shared.disk));
                 self.disturb(&line, disturbance)?;
-                shared.undisturbed_ns.set(world.machine.now_ns());
+                shared.link.is_undisturbed();
             }
         }
         Ok(())
@@ -178,48 +150,21 @@ impl NvmeGuest {
 
     // ---- setting up ----------------------------------------------------------------------------
 
-    /// Looks at the device, and shares memory and interrupts with it.
+    /// Shares memory and interrupts with the device.
     fn attach(&self, line: &Line) -> Result<(), Gone> {
-        let info = line.ask(wire::DEVICE_GET_INFO, &wire::device_info(), &[])?;
-        for (index, size) in REGIONS {
-            let info = line.ask(wire::GET_REGION_INFO, &wire::region_info(*index, 32), &[])?;
-            if u64::from(u32_at(&info, 16)) != *size {
-                self.shared.fail(&format!("region {index} is {info:?}"));
-            }
-        }
-        let irqs = line.ask(wire::GET_IRQ_INFO, &wire::irq_info(), &[])?;
-        if u32_at(&info, 4) & 3 != 3 || u32_at(&irqs, 12) != self.vectors() {
-            self.shared.fail(&format!("the device is {info:?}, its interrupts are {irqs:?}"));
-        }
-        let memory = &self.shared.memory;
-        self.map(line, &memory.queues)?;
-        self.map(line, &memory.data)?;
-        self.shared.is_unplugged.set(false);
-        let calls: Vec<_> =
-            (0..self.vectors()).map(|_| Kept::eventfd(&self.shared.world.fds)).collect();
-        let fds: Vec<RawFd> = calls.iter().map(|call| call.as_raw_fd()).collect();
-        line.ask(wire::SET_IRQS, &wire::eventfds(0, self.vectors()), &fds)?;
-        let places = std::iter::once(&self.admin.call).chain(self.queues.iter().map(|it| &it.call));
+        let Self { shared, admin, queues, .. } = self;
+        let calls: Vec<_> = (0..self.vectors()).map(|_| Kept::eventfd(&shared.world.fds)).collect();
+        shared.link.attach(line, &shared.memory, wire::MSIX, &calls)?;
+        let places = std::iter::once(&admin.call).chain(queues.iter().map(|it| &it.call));
         for (place, call) in places.zip(calls) {
             place.replace(Some(call));
         }
-        self.switch_on(line)
+        Ok(())
     }
 
     /// Number of interrupts: of the admin queue, and of each I/O queue.
     fn vectors(&self) -> u32 {
         self.queues.len() as u32 + 1
-    }
-
-    /// Shares a part of the memory.
-    fn map(&self, line: &Line, part: &Part) -> Result<(), Gone> {
-        let map = wire::map(part.offset, part.address, part.len);
-        line.ask(wire::DMA_MAP, &map, &[part.file.as_raw_fd()]).map(drop)
-    }
-
-    fn switch_on(&self, line: &Line) -> Result<(), Gone> {
-        let on = wire::write(wire::CONFIG, PCI_COMMAND, &PCI_ON);
-        line.ask(wire::REGION_WRITE, &on, &[]).map(drop)
     }
 
     /// Writes a register of 4 bytes.
@@ -272,7 +217,7 @@ impl NvmeGuest {
         for queue in queues {
             queue.rings.borrow_mut().is_shadowed = plan.shadow;
         }
-        shared.undisturbed_ns.set(shared.world.machine.now_ns());
+        shared.link.is_undisturbed();
         self.is_up.set(true);
         queues.iter().for_each(|queue| queue.resume());
         Ok(())
@@ -285,7 +230,6 @@ impl NvmeGuest {
         let world = &shared.world;
         let (coverage, random) = (&world.coverage, world.random());
         let queue = &self.queues[random.below(self.queues.len() as u64) as usize];
-        let pause = random.pick(&[0, 1_000, 200_000]);
         match what {
             Disturbance::Reset => {
                 coverage.nvme_resets.one();
@@ -296,17 +240,15 @@ impl NvmeGuest {
             Disturbance::DeviceReset | Disturbance::FunctionReset => {
                 self.pause(line)?;
                 self.is_up.set(false);
-                if what == Disturbance::DeviceReset {
-                    coverage.nvme_device_resets.one();
-                    line.ask(wire::DEVICE_RESET, &[], &[])?;
-                } else {
-                    coverage.nvme_function_resets.one();
-                    let reset = wire::write(wire::CONFIG, PCI_RESET, &[1]);
-                    line.ask(wire::REGION_WRITE, &reset, &[])?;
+                let is_function = what == Disturbance::FunctionReset;
+                match is_function {
+                    true => coverage.nvme_function_resets.one(),
+                    false => coverage.nvme_device_resets.one(),
                 }
+                shared.link.reset(line, is_function)?;
                 self.wait_for(line, u32::MAX, 0)?;
                 self.forget_all();
-                self.switch_on(line)?;
+                shared.link.switch_on(line)?;
                 self.enable(line)?;
             }
             Disturbance::ShutDown => {
@@ -324,15 +266,11 @@ impl NvmeGuest {
             }
             Disturbance::Vanish => {
                 coverage.nvme_vanished.add(u64::from(self.in_flight() > 0));
-                self.has_left.set(true);
-                return Err(Gone);
+                return Err(shared.link.vanish());
             }
             Disturbance::CutShort => {
                 coverage.nvme_cut_short.one();
-                self.has_left.set(true);
-                // Would reset the controller and its configuration space.
-                line.cut_short(wire::REGION_WRITE, &wire::write(wire::CONFIG, PCI_RESET, &[1]))?;
-                return Err(Gone);
+                return Err(shared.link.cut_short(line));
             }
             Disturbance::Requeue => {
                 coverage.nvme_requeued.one();
@@ -346,18 +284,14 @@ impl NvmeGuest {
             }
             Disturbance::Unplug => {
                 coverage.nvme_unplugged.one();
-                shared.is_unplugged.set(true);
                 self.queues.iter().for_each(|queue| queue.is_unplugged());
-                let data = &shared.memory.data;
-                line.ask(wire::DMA_UNMAP, &wire::unmap(data.address, data.len), &[])?;
-                // Nothing uses the memory from now on.
-                let before: Vec<_> = self.queues.iter().map(|it| it.data_of_reads()).collect();
-                world.machine.sleep(pause);
-                for (queue, before) in self.queues.iter().zip(before) {
-                    queue.check_data_of_reads(&before);
-                }
-                self.map(line, data)?;
-                shared.is_unplugged.set(false);
+                let all = || self.queues.iter();
+                shared.link.unplug(
+                    line,
+                    &shared.memory.data,
+                    || all().map(|queue| queue.data_of_reads()).collect(),
+                    |before: Vec<_>| all().zip(&before).any(|(it, was)| it.has_other_data(was)),
+                )?;
             }
             Disturbance::WriteCache => {
                 coverage.write_caches.one();
@@ -367,15 +301,8 @@ impl NvmeGuest {
                 shared.write_through.set((is_set && !on).then(|| world.machine.steps()));
             }
             Disturbance::Interrupt => {
-                coverage.calls.one();
-                let call = Kept::eventfd(&world.fds);
-                let before = queue.call.replace(Some(call.clone()));
-                let set = wire::eventfds(queue.qid.into(), 1);
-                line.ask(wire::SET_IRQS, &set, &[call.as_raw_fd()])?;
-                // A VMM injects what has come by the old eventfd meanwhile.
-                if let Some(before) = before
-                    && nix::unistd::read(&**before, &mut [0; 8]).is_ok()
-                {
+                let number = queue.qid.into();
+                if shared.link.replace_call(line, wire::MSIX, number, &queue.call)? {
                     queue.wake();
                 }
             }

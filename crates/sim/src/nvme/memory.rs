@@ -1,13 +1,6 @@
 //! The guest's memory: queues and doorbells at 0, and a slot with lists and data for each command.
 
-use std::os::fd::AsRawFd;
-use std::rc::Rc;
-use std::sync::Arc;
-
-use guest_memory::{GuestMemory, MappedRegion, MemoryView, Region};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-
-use crate::fds::Kept;
+use crate::vfio::Memory;
 use crate::world::World;
 
 pub(super) const PAGE: u64 = 4096;
@@ -39,51 +32,8 @@ pub(super) fn slot(number: u16) -> u64 {
     DATA + u64::from(number) * SLOT_PAGES * PAGE
 }
 
-/// Where the slots begin in their file.
-const OFFSET: u64 = PAGE;
-
-/// The memory, which the VMM shares with the export.
-pub(super) struct Memory {
-    pub(super) view: Rc<MemoryView>,
-    pub(super) queues: Part,
-    /// The slots.
-    pub(super) data: Part,
-}
-
-/// A region of the memory. Each has another file: the system would show adjacent mappings of one file as one.
-pub(super) struct Part {
-    pub(super) file: Rc<Kept>,
-    pub(super) offset: u64,
-    pub(super) address: u64,
-    pub(super) len: u64,
-}
-
-impl Part {
-    fn new(world: &World, address: u64, len: u64, offset: u64) -> Self {
-        let file = memfd_create(c"sim-guest-nvme", MFdFlags::MFD_CLOEXEC).expect("a memfd");
-        nix::unistd::ftruncate(&file, (offset + len).cast_signed()).expect("memory");
-        Part { file: Kept::new(&world.fds, file), offset, address, len }
-    }
-
-    /// Maps it for the guest.
-    fn map(&self, world: &World) -> Arc<MappedRegion> {
-        let Part { offset: mmap_offset, address: guest_addr, len: size, .. } = *self;
-        let fd = self.file.try_clone().expect("a descriptor");
-        let region = Region { guest_addr, size, user_addr: guest_addr, mmap_offset, fd };
-        let mapped = Arc::new(region.map().expect("memory"));
-        world.keep_mapping(mapped.host().as_ptr().addr());
-        world.fds.keep(mapped.file().as_raw_fd());
-        mapped
-    }
-}
-
-impl Memory {
-    pub(super) fn new(world: &World, queues: u16, depth: u16) -> Self {
-        let slots = u64::from(queues) * u64::from(depth);
-        let queues = Part::new(world, 0, QUEUES + u64::from(queues) * PAIR, 0);
-        let data = Part::new(world, DATA, slots * SLOT_PAGES * PAGE, OFFSET);
-        let regions = [queues.map(world), data.map(world)];
-        let memory = GuestMemory::from_regions(regions).expect("memory");
-        Memory { view: MemoryView::new(Arc::new(memory)), queues, data }
-    }
+/// The memory for so many queue pairs with so many slots each.
+pub(super) fn memory(world: &World, queues: u16, depth: u16) -> Memory {
+    let slots = u64::from(queues) * u64::from(depth);
+    Memory::new(world, QUEUES + u64::from(queues) * PAIR, (DATA, slots * SLOT_PAGES * PAGE))
 }

@@ -5,11 +5,9 @@
 mod admin;
 mod command;
 mod life;
-mod line;
 mod memory;
 mod plan;
 mod queue;
-mod reply;
 mod rings;
 
 use std::cell::{Cell, RefCell};
@@ -27,10 +25,6 @@ pub(crate) struct NvmeGuest {
     shared: Rc<Shared>,
     queues: Vec<Rc<Queue>>,
     admin: Admin,
-    /// Losses at the time of the connection.
-    connected: Cell<u64>,
-    /// The VMM has closed its connection itself.
-    has_left: Cell<bool>,
     /// The controller is enabled, and its queues exist.
     is_up: Cell<bool>,
     /// When the disk last grew.
@@ -46,8 +40,6 @@ impl NvmeGuest {
             queues,
             admin: Admin::new(&shared),
             shared,
-            connected: Cell::new(0),
-            has_left: Cell::new(false),
             is_up: Cell::new(false),
             grown_ns: Cell::new(0),
             done: Cell::new(false),
@@ -102,13 +94,18 @@ impl User for NvmeGuest {
         self.queues.iter().for_each(|queue| queue.look());
     }
 
+    fn waits(&self) -> bool {
+        let mut queues = self.queues.iter();
+        self.is_up.get() && self.shared.link.is_alive() && queues.any(|queue| queue.waits())
+    }
+
     fn check_patience(&self) {
         let Self { shared, queues, grown_ns, .. } = self;
         if !self.is_up.get() {
             return;
         }
         queues.iter().for_each(|queue| queue.check_patience());
-        let since = shared.undisturbed_ns.get().max(grown_ns.get());
+        let since = shared.link.undisturbed_ns().max(grown_ns.get());
         let took = shared.world.machine.now_ns().saturating_sub(since);
         if shared.sectors.get() < shared.model.borrow().sectors() && took > PATIENCE_NS {
             shared.fail("no notice of the new size has come");

@@ -107,7 +107,7 @@ impl Operator {
             return self.remove(&target);
         }
         self.pause(0, 500_000);
-        if self.world.disk_may_move(disk) && self.random().one_in(2) {
+        if self.world.may_move() && self.random().one_in(2) {
             self.succeeds("job-complete", json!({"id": job}))?;
             if self.conclude(&job)? == End::Failed {
                 self.world.fail(&format!("{job} fails, and no operation has"));

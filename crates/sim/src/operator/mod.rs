@@ -99,7 +99,7 @@ impl Operator {
                 17 | 18 => self.mirror(disk)?,
                 19 => self.incremental(disk)?,
                 20 => self.may_upgrade(2)?,
-                _ if self.world.disk_may_move(disk) => self.snapshot(disk)?,
+                _ if self.world.may_move() => self.snapshot(disk)?,
                 _ => self.query()?,
             }
         }

@@ -18,7 +18,7 @@ impl Operator {
             2 if self.world.is_throttled() && !self.world.may_move() => {
                 self.is_refused("object-del", json!({"id": GROUP}))
             }
-            2 if self.world.exports() > 0 => self.is_refused("object-del", json!({"id": "io0"})),
+            2 => self.is_refused("object-del", json!({"id": "io0"})),
             _ => {
                 let job = json!({
                     "job-id": "job", "device": node, "target": node, "sync": "full",

@@ -9,8 +9,7 @@ use super::{Gone, Operator, Qmp};
 use crate::daemon::disk_name;
 use crate::world::World;
 
-/// Asks which nodes serve the disks, and tells the world. A disk without an export moves only in worlds without kills,
-/// where the operator knows its node.
+/// Asks which nodes serve the disks, and tells the world.
 pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gone> {
     let exports = match qmp.command("query-block-exports", json!({}))? {
         Ok(exports) => exports,
@@ -18,16 +17,13 @@ pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gon
     };
     let of = |disk| {
         let name = disk_name(disk);
-        if !world.is_exported(disk) {
-            return name;
-        }
         let all = exports.as_array();
         let export = all.and_then(|all| all.iter().find(|export| export["id"] == *name));
         let node = export.and_then(|export| export["node-name"].as_str());
         node.unwrap_or_else(|| world.fail(&format!("{name} is not exported"))).to_owned()
     };
     let nodes: Vec<_> = (0..world.disks()).map(of).collect();
-    for (disk, node) in nodes.iter().enumerate().filter(|(disk, _)| world.is_exported(*disk)) {
+    for (disk, node) in nodes.iter().enumerate() {
         world.set_image(disk, world.image_of(node));
     }
     Ok(nodes)
@@ -92,12 +88,8 @@ impl Operator {
         for _ in 0..2 {
             for (key, _) in &after {
                 let Some(node) = key.strip_prefix("node ") else { continue };
-                let is_ahci = (0..self.world.disks())
-                    .any(|disk| !self.world.is_exported(disk) && disk_name(disk) == node);
-                if !is_ahci {
-                    // Refused for nodes in use.
-                    let _ = self.qmp.command("blockdev-del", json!({"node-name": node}))?;
-                }
+                // Refused for nodes in use.
+                let _ = self.qmp.command("blockdev-del", json!({"node-name": node}))?;
             }
         }
         self.memory.nodes = learn(&self.world, &mut self.qmp)?;

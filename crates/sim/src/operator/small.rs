@@ -31,8 +31,7 @@ impl Operator {
         let sectors = self.world.sectors(disk) + 8;
         let size = u64::from(sectors) * SECTOR as u64;
         let arguments = json!({"node-name": self.memory.nodes[disk], "size": size});
-        if self.world.is_nbd(disk) {
-            // The size of an NBD export is fixed.
+        if self.world.has_fixed_size(disk) {
             return self.is_refused("block_resize", arguments);
         }
         if self.tries("block_resize", arguments)? {
@@ -52,7 +51,7 @@ impl Operator {
             self.world.fail(&format!("node {missing} is not listed"));
         }
         let exports = self.succeeds("query-block-exports", json!({}))?;
-        let wanted = self.world.exports();
+        let wanted = self.world.disks();
         if exports.as_array().is_none_or(|all| all.len() != wanted) {
             self.world.fail(&format!("the exports are not the {wanted} there are: {exports}"));
         }

@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use guest_memory::{GuestMemory, MemoryView};
 
-use super::device::Controller;
+use super::device::{Controller, Line};
 use super::layout::{Command, PortArea};
 use super::{ata, reg};
 
@@ -34,14 +34,35 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// A controller's registers, as a driver accesses them.
+pub trait Registers {
+    /// Reads the 4 bytes at `offset` of the register BAR.
+    fn read(&self, offset: u64) -> u32;
+
+    /// Writes the 4 bytes at `offset` of the register BAR.
+    fn write(&self, offset: u64, value: u32);
+}
+
+impl Registers for Controller {
+    fn read(&self, offset: u64) -> u32 {
+        self.ahci.mmio_read(offset, 4) as u32
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.ahci.mmio_write(offset, 4, value.into());
+    }
+}
+
 /// The driver side of a port, on the thread that acts as a vCPU.
 pub struct PortDriver {
-    controller: Controller,
+    registers: Box<dyn Registers>,
+    /// `None`: interrupts come in another way.
+    line: Option<Arc<Line>>,
     memory: Rc<MemoryView>,
     port: usize,
     area: PortArea,
-    /// Called while waiting.
-    idle: Box<dyn Fn()>,
+    /// Called while waiting. `false`: gives up.
+    idle: Box<dyn Fn() -> bool>,
     /// Slots in flight, and those of them with queued commands.
     issued: u32,
     queued: u32,
@@ -58,8 +79,27 @@ impl PortDriver {
         area: PortArea,
         idle: impl Fn() + 'static,
     ) -> PortDriver {
+        let idle = move || {
+            idle();
+            true
+        };
+        let mut driver = PortDriver::over(Box::new(controller.clone()), memory, port, area, idle);
+        driver.line = Some(controller.line.clone());
+        driver
+    }
+
+    /// Returns a driver that reaches the controller by `registers`, without its interrupt line. The driver gives up
+    /// waiting for registers when `idle` returns `false`.
+    pub fn over(
+        registers: Box<dyn Registers>,
+        memory: &Arc<GuestMemory>,
+        port: usize,
+        area: PortArea,
+        idle: impl Fn() -> bool + 'static,
+    ) -> PortDriver {
         PortDriver {
-            controller: controller.clone(),
+            registers,
+            line: None,
             memory: MemoryView::new(memory.clone()),
             port,
             area,
@@ -89,7 +129,8 @@ impl PortDriver {
 
     /// Goes on with another controller, which has the state of the one before.
     pub fn continue_on(&mut self, controller: &Controller) {
-        self.controller = controller.clone();
+        self.registers = Box::new(controller.clone());
+        self.line = Some(controller.line.clone());
     }
 
     /// Brings the port up: FIS reception, COMRESET, command list, its interrupts.
@@ -163,7 +204,7 @@ impl PortDriver {
         let limit = Instant::now() + LIMIT;
         while !done(self) {
             ensure!(Instant::now() < limit, "AHCI port {}: {what} does not come", self.port);
-            (self.idle)();
+            ensure!((self.idle)(), "AHCI port {}: gave up waiting for {what}", self.port);
         }
         Ok(())
     }
@@ -171,23 +212,23 @@ impl PortDriver {
     /// Reads one of the port's registers.
     pub fn read(&self, register: u64) -> u32 {
         let port = reg::PORTS + reg::PORT_SIZE * self.port as u64;
-        self.controller.ahci.mmio_read(port + register, 4) as u32
+        self.registers.read(port + register)
     }
 
     /// Writes one of the port's registers.
     pub fn write(&self, register: u64, value: u32) {
         let port = reg::PORTS + reg::PORT_SIZE * self.port as u64;
-        self.controller.ahci.mmio_write(port + register, 4, value.into());
+        self.registers.write(port + register, value);
     }
 
     /// Reads one of the controller's registers.
     pub fn read_generic(&self, register: u64) -> u32 {
-        self.controller.ahci.mmio_read(register, 4) as u32
+        self.registers.read(register)
     }
 
     /// Writes one of the controller's registers.
     pub fn write_generic(&self, register: u64, value: u32) {
-        self.controller.ahci.mmio_write(register, 4, value.into());
+        self.registers.write(register, value);
     }
 
     /// Returns the location of its structures.
@@ -289,7 +330,8 @@ impl PortDriver {
     ///
     /// [`Failure`]; ppoll(2) or read(2) on the eventfd.
     pub fn wait(&mut self, limit: Duration) -> Result<u32> {
-        self.interrupts += self.controller.line.wait(limit)?;
+        let line = self.line.as_ref().context("the driver has no interrupt line")?;
+        self.interrupts += line.wait(limit)?;
         self.handle_interrupt()
     }
 
@@ -325,7 +367,7 @@ impl PortDriver {
         while self.issued & slots != 0 {
             self.poll()?;
             ensure!(Instant::now() < limit, "commands {:#x} do not end", self.issued);
-            (self.idle)();
+            ensure!((self.idle)(), "gave up waiting for commands {:#x}", self.issued);
         }
         Ok(())
     }

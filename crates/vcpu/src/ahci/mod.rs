@@ -10,5 +10,5 @@ mod layout;
 pub mod reg;
 
 pub use device::{AhciDevice, Controller, Line};
-pub use driver::{Failure, PortDriver};
+pub use driver::{Failure, PortDriver, Registers};
 pub use layout::{Command, LBA, PortArea};

@@ -25,13 +25,21 @@ pub const REGION_WRITE_MULTI: u16 = 15;
 
 /// The region of BAR 0.
 pub const BAR0: u32 = 0;
+/// The region of BAR 5.
+pub const BAR5: u32 = 5;
 /// The region of PCI configuration space.
 pub const CONFIG: u32 = 7;
 
+/// The index of the interrupt pin, whose level counts.
+pub const INTX: u32 = 0;
+/// The index of the message-signalled interrupts.
+pub const MSI: u32 = 1;
 /// The index of the MSI-X interrupts.
-const MSIX: u32 = 2;
+pub const MSIX: u32 = 2;
 /// Flags of SET_IRQS: eventfds that interrupts trigger.
 const EVENTFD_TRIGGER: u32 = 4 | 32;
+/// Flags of SET_IRQS: interrupts are unmasked.
+const UNMASK: u32 = 1 | 16;
 /// Flags of DMA_MAP: readable and writable.
 const READ_WRITE: u32 = 3;
 
@@ -82,14 +90,19 @@ pub fn region_info(region: u32, size: u32) -> Vec<u8> {
     words(&[size, 0, region, 0, 0, 0, 0, 0])
 }
 
-/// Returns the payload of GET_IRQ_INFO of the MSI-X interrupts.
-pub fn irq_info() -> Vec<u8> {
-    words(&[16, 0, MSIX, 0])
+/// Returns the payload of GET_IRQ_INFO of this kind of interrupts.
+pub fn irq_info(kind: u32) -> Vec<u8> {
+    words(&[16, 0, kind, 0])
 }
 
-/// Returns the payload of SET_IRQS, which comes with the eventfds of `count` vectors.
-pub fn eventfds(first: u32, count: u32) -> Vec<u8> {
-    words(&[20, EVENTFD_TRIGGER, MSIX, first, count])
+/// Returns the payload of SET_IRQS, which comes with the eventfds of `count` interrupts of a kind.
+pub fn eventfds(kind: u32, first: u32, count: u32) -> Vec<u8> {
+    words(&[20, EVENTFD_TRIGGER, kind, first, count])
+}
+
+/// Returns the payload of SET_IRQS that unmasks the interrupt pin.
+pub fn unmask() -> Vec<u8> {
+    words(&[20, UNMASK, INTX, 0, 1])
 }
 
 /// Returns the payload of REGION_READ of `count` bytes, with which those of other accesses begin.

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use vcpu::vfio_user::wire;
 
+use super::memory::Part;
 use super::reply::{Reply, take_reply, u32_at};
 use crate::user::PATIENCE_NS;
 use crate::world::World;
@@ -22,12 +23,14 @@ const MOST_NS: u64 = 100_000;
 
 /// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(crate) struct Gone;
 
 /// A connection to an export.
-pub(super) struct Line {
+pub(crate) struct Line {
     world: Rc<World>,
     disk: usize,
+    /// The BAR with the registers.
+    bar: u32,
     /// `None` once the VMM has closed it.
     stream: RefCell<Option<UnixStream>>,
     /// Takes no more messages.
@@ -54,13 +57,14 @@ impl Drop for Line {
 
 impl Line {
     /// Connects. The connection waits in the listener's queue if no daemon runs, or the export serves an earlier one.
-    pub(super) fn connect(world: &Rc<World>, disk: usize, pieces: u64) -> Rc<Self> {
+    pub(crate) fn connect(world: &Rc<World>, disk: usize, bar: u32, pieces: u64) -> Rc<Self> {
         let stream = world.listener(disk).connect();
         world.fds.keep(stream.as_raw_fd());
         world.poke_control();
         Rc::new(Line {
             world: world.clone(),
             disk,
+            bar,
             stream: RefCell::new(Some(stream)),
             is_over: Cell::new(false),
             cuts: world.cuts(),
@@ -74,7 +78,7 @@ impl Line {
     }
 
     /// Closes the socket without a message, as for a killed VMM.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_over.set(true);
         if let Some(stream) = self.stream.take() {
             self.world.fds.forget(stream.as_raw_fd());
@@ -84,11 +88,11 @@ impl Line {
     }
 
     fn fail(&self, what: &str) -> ! {
-        self.world.fail(&format!("NVMe guest of disk {}: {what}", self.disk))
+        self.world.fail(&format!("VMM of disk {}: {what}", self.disk))
     }
 
     /// Fails if the connection has ended.
-    pub(super) fn check(&self) -> Result<(), Gone> {
+    pub(crate) fn check(&self) -> Result<(), Gone> {
         self.receive()
     }
 
@@ -99,7 +103,7 @@ impl Line {
     }
 
     /// Sends a message that is not replied to.
-    pub(super) fn post(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
+    pub(crate) fn post(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
         if self.is_over.get() {
             return Err(Gone);
         }
@@ -109,7 +113,7 @@ impl Line {
     }
 
     /// Sends a message, and waits for the payload of its reply. Fails the run if the reply is an error.
-    pub(super) fn ask(&self, command: u16, payload: &[u8], fds: &[RawFd]) -> Result<Vec<u8>, Gone> {
+    pub(crate) fn ask(&self, command: u16, payload: &[u8], fds: &[RawFd]) -> Result<Vec<u8>, Gone> {
         let id = self.number();
         let message = wire::message(id, command, true, payload);
         self.awaited.borrow_mut().insert(id);
@@ -189,7 +193,7 @@ impl Line {
                     self.output.borrow_mut().drain(..sent);
                     self.world.poke_control();
                     if in_pieces {
-                        self.world.coverage.nvme_pieces.one();
+                        self.world.coverage.vfio_pieces.one();
                         machine.sleep(random.pick(&[0, 500, 20_000]));
                     }
                 }
@@ -232,7 +236,7 @@ impl Line {
     }
 
     /// Ends the connection within a message: the beginning of one that must not be carried out.
-    pub(super) fn cut_short(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
+    pub(crate) fn cut_short(&self, command: u16, payload: &[u8]) -> Result<(), Gone> {
         let random = self.world.random();
         let message = wire::message(self.number(), command, false, payload);
         self.flush()?;
@@ -245,11 +249,17 @@ impl Line {
         Ok(())
     }
 
+    /// Shares a part of the memory.
+    pub(crate) fn map(&self, part: &Part) -> Result<(), Gone> {
+        let map = wire::map(part.offset, part.address, part.len);
+        self.ask(wire::DMA_MAP, &map, &[part.file.as_raw_fd()]).map(drop)
+    }
+
     // ---- registers -----------------------------------------------------------------------------
 
     /// Reads a register of 4 bytes.
-    pub(super) fn read(&self, register: u64) -> Result<u32, Gone> {
-        let place = wire::region(wire::BAR0, register, 4);
+    pub(crate) fn read(&self, register: u64) -> Result<u32, Gone> {
+        let place = wire::region(self.bar, register, 4);
         let payload = self.ask(wire::REGION_READ, &place, &[])?;
         if payload.len() != 20 || payload[..16] != place {
             self.fail(&format!("a register is read as {payload:?}"));
@@ -258,8 +268,8 @@ impl Line {
     }
 
     /// Writes registers. `is_answered`: waits for the reply.
-    pub(super) fn write(&self, offset: u64, data: &[u8], is_answered: bool) -> Result<(), Gone> {
-        let payload = wire::write(wire::BAR0, offset, data);
+    pub(crate) fn write(&self, offset: u64, data: &[u8], is_answered: bool) -> Result<(), Gone> {
+        let payload = wire::write(self.bar, offset, data);
         match is_answered {
             true => self.ask(wire::REGION_WRITE, &payload, &[]).map(drop),
             false => self.post(wire::REGION_WRITE, &payload),
@@ -267,7 +277,7 @@ impl Line {
     }
 
     /// Writes registers of 4 bytes with one message.
-    pub(super) fn write_multi(&self, writes: &[(u64, u32)]) -> Result<(), Gone> {
+    pub(crate) fn write_multi(&self, writes: &[(u64, u32)]) -> Result<(), Gone> {
         self.post(wire::REGION_WRITE_MULTI, &wire::write_multi(writes))
     }
 }

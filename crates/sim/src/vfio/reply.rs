@@ -6,9 +6,9 @@ use vcpu::vfio_user::wire::HEADER;
 const ERROR: u32 = 1 << 5;
 
 /// A reply: its errno, 0 for none, and its payload.
-pub(super) struct Reply {
-    pub(super) errno: u32,
-    pub(super) payload: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) errno: u32,
+    pub(crate) payload: Vec<u8>,
 }
 
 /// Takes a complete reply off `input`, with the numbers of its message and command.
@@ -24,7 +24,7 @@ pub(super) fn take_reply(input: &mut Vec<u8>) -> Option<(u16, u16, Reply)> {
     Some((ids as u16, (ids >> 16) as u16, Reply { errno, payload }))
 }
 
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_ne_bytes(word)
