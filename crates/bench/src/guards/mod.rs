@@ -32,6 +32,8 @@ const FILE: u64 = 16 << 20;
 pub(crate) struct Options {
     /// Directory of callgrind's output and of the file.
     pub(crate) directory: PathBuf,
+    /// The file of recorded counts, which are of one kind of build.
+    pub(crate) counts: PathBuf,
     /// Record the counts instead of comparing them.
     pub(crate) record: bool,
 }
@@ -61,7 +63,8 @@ const ROWS: [Row; 5] = [
 /// Maximum relative cost of the record of requests in flight, for a read of a file.
 const MOST_FOR_RECORD: f64 = 0.03;
 
-fn records() -> PathBuf {
+/// The recorded counts of a release build.
+pub(crate) fn of_release() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt")
 }
 
@@ -70,9 +73,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let file = data_file::prepare(&options.directory, FILE)?;
     // Into the page cache.
     fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-    let path = records();
+    let path = &options.counts;
     let context = || path.display().to_string();
-    let recorded = match fs::read_to_string(&path) {
+    let recorded = match fs::read_to_string(path) {
         Ok(text) => Counts::parse(&text).with_context(context)?,
         Err(error) if error.kind() == ErrorKind::NotFound => Counts::default(),
         Err(error) => return Err(error).with_context(context),
@@ -103,7 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let head = "# Instructions in user space per 4 KiB read, by `bench guards`; a row may exceed \
                     its count by 2%.\n# To record anew: cargo run --release -p bench -- guards \
                     --record\n";
-        fs::write(&path, format!("{head}{}", counts.format())).with_context(context)?;
+        fs::write(path, format!("{head}{}", counts.format())).with_context(context)?;
         println!("recorded in {}", path.display());
     } else if wrong > 0 {
         bail!(

@@ -127,6 +127,9 @@ impl Record {
 std::arch::global_asm!(
     ".pushsection .rodata.vcpu_payload, \"a\", @progbits",
     ".balign 16",
+    // Code elsewhere in the crate names both, from other object files.
+    ".globl vcpu_payload_begin, vcpu_payload_end",
+    ".hidden vcpu_payload_begin, vcpu_payload_end",
     "vcpu_payload_begin:",
     "    mov rbx, rdi",
     "    mov r12, [rbx + {batches}]",
