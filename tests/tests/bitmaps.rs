@@ -312,7 +312,9 @@ fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
     peers.wait_for("BLOCK_EXPORT_DELETED");
     peers.execute("block_resize", json!({"node-name": "disk", "size": 128 << 20}));
     // Ours has set the bits of the new part.
-    peers.serve("disk");
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": true});
+    peers.execute("block-export-add", export);
     peers.io(&["write -z 64M 64M"]);
     peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
     peers.wait_for("BLOCK_EXPORT_DELETED");
