@@ -18,7 +18,7 @@ use super::open::{Below, clear_up, find_left, read_start};
 use super::snapshots;
 use super::steps::{SECTOR, Sectors, numbers, read, write};
 use super::storage::sync;
-use crate::drivers::file::{FileNode, Kind};
+use crate::drivers::file::{Claims, FileNode, Kind};
 use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::BlockNode;
@@ -86,6 +86,10 @@ pub fn check_qcow2(
     let (mounts, inherited) = (OwnMounts::default(), &mut Inherited::default());
     let node = FileNode::open(NODE.into(), kind, &common, &file, &mounts, inherited)
         .map_err(CheckFailure::Open)?;
+    // This process is the node's user.
+    if let Some(lock) = node.lock() {
+        lock.change(Claims::of_disk(common.read_only)).map_err(CheckFailure::Open)?;
+    }
     let node: Arc<dyn BlockNode> = Arc::new(node);
     if !super::probe(&node).map_err(CheckFailure::Open)? {
         return Err(CheckFailure::NoChecks);
