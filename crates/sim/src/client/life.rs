@@ -66,14 +66,19 @@ impl Connection {
         world.coverage.nbd_connections.one();
     }
 
-    /// Handles a connection closed by the server, which is right only if its daemon was killed, or replaced while the
-    /// client was negotiating.
-    fn was_left(&self) {
+    /// Whether the server may close the connection by itself: its daemon was killed, or replaced while the client was
+    /// negotiating.
+    fn may_be_left(&self) -> bool {
         let world = self.world();
-        world.coverage.gone.one();
         let negotiated = self.mode.get().is_some() && !self.late.get();
         let is_replaced = !negotiated && world.upgrades() != self.upgrades.get();
-        if world.losses() == self.losses.get() && !is_replaced {
+        world.losses() != self.losses.get() || is_replaced
+    }
+
+    /// Handles a connection closed by the server.
+    fn was_left(&self) {
+        self.world().coverage.gone.one();
+        if !self.may_be_left() {
             self.fail("the server has closed the connection");
         }
         self.receive_rest();
@@ -264,7 +269,7 @@ impl Connection {
             }
             self.sleep_until(until);
         }
-        if self.in_flight() > 0 && self.world().losses() == self.losses.get() {
+        if self.in_flight() > 0 && !self.may_be_left() {
             self.fail(&format!("{} requests were left unanswered", self.in_flight()));
         }
         self.forget_all(true);
