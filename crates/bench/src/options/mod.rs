@@ -140,7 +140,6 @@ bench loops [OPTIONS]   the event loop beside tokio, monoio, compio, glommio and
 bench guards [OPTIONS]   instructions per request, counted by callgrind, beside what was recorded;
                         fails where a request has become dearer (half a minute)
   --record              record them
-  --counts FILE         where they are recorded, for one kind of build (crates/bench/instructions.txt, for release builds)
   --dir DIR             for a data file and callgrind's output (target/bench)
 
 bench flame [OPTIONS]   a flame graph of the daemon under reads at depth 64, by perf
@@ -447,15 +446,10 @@ fn parse_load(parser: &mut lexopt::Parser) -> Result<Command> {
 }
 
 fn parse_guards(parser: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = guards::Options {
-        directory: default_directory()?,
-        counts: guards::of_release(),
-        record: false,
-    };
+    let mut options = guards::Options { directory: default_directory()?, record: false };
     while let Some(argument) = parser.next()? {
         match argument {
             Long("record") => options.record = true,
-            Long("counts") => options.counts = parser.value()?.into(),
             Long("dir") => options.directory = parser.value()?.into(),
             Long("serve") => {
                 let row = string(parser)?;
