@@ -11,6 +11,7 @@ mod blk_client;
 mod ceph;
 mod deny;
 mod firmware;
+mod fuse;
 mod guest;
 mod image;
 mod initramfs;
@@ -33,6 +34,7 @@ pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, 
 pub use ceph::Ceph;
 pub use deny::{run_program, run_without};
 pub use firmware::{Firmware, boot_disk};
+pub use fuse::can_mount;
 pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use initramfs::Initramfs;

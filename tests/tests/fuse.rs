@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use integration::nbd::client_output;
 use integration::{
-    Image, Qmp, Scratch, Server, ServerCommand, daemon, eventually, pattern, start_qsd,
+    Image, Qmp, Scratch, Server, ServerCommand, can_mount, daemon, eventually, pattern, start_qsd,
     tied_command, tool,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -71,6 +71,9 @@ fn text(path: &Path) -> &str {
 /// The daemon would wait for itself: as QSD does, for ever.
 #[test]
 fn a_daemons_own_export_is_not_opened() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, file) = serve(&scratch, &image, ",writable=on");
@@ -93,6 +96,9 @@ fn a_daemons_own_export_is_not_opened() {
 /// Images name files on the mount, new images are to be made there, and an image is opened again below its mount.
 #[test]
 fn no_way_leads_to_a_daemons_own_export() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let over = Image::filled(&scratch, "over.img", 1);
@@ -167,6 +173,9 @@ fn no_way_leads_to_a_daemons_own_export() {
 /// The mount of a killed daemon goes with the test's folder.
 #[test]
 fn a_scratch_folder_is_removed_with_what_is_mounted_in_it() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, file) = serve(&scratch, &image, "");
@@ -180,6 +189,9 @@ fn a_scratch_folder_is_removed_with_what_is_mounted_in_it() {
 
 #[test]
 fn a_file_has_what_the_image_has_and_takes_writes_of_any_size() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let copy = scratch.path("copy");
@@ -223,6 +235,9 @@ fn a_file_has_what_the_image_has_and_takes_writes_of_any_size() {
 
 #[test]
 fn ranges_are_zeroed_freed_and_found() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);
     let (server, path) = serve(&scratch, &image, ",writable=on");
@@ -253,6 +268,9 @@ fn ranges_are_zeroed_freed_and_found() {
 
 #[test]
 fn a_growable_file_grows_and_shrinks() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, ",writable=on,growable=on");
@@ -316,6 +334,9 @@ fn export_by(
 /// its data. A growable one is cut to size 0, as by QSD 11.1. QSD 10.0 keeps the size of both.
 #[test]
 fn programs_change_a_disk_as_they_change_that_of_qsd() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     fs::write(scratch.path("small"), [7; 5000]).expect("a file");
     let source = Image::filled(&scratch, "source", 1);
@@ -371,6 +392,9 @@ fn programs_change_a_disk_as_they_change_that_of_qsd() {
 /// `du`, `cp` and `tar -S` go by `st_blocks`, which is that of the image.
 #[test]
 fn a_sparse_disk_is_a_sparse_file_as_with_qsd() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let server = ServerCommand::new(&scratch).monitor("qmp").start();
     let (mut qsd, mut theirs) = start_qsd(&scratch.path("qsd"));
@@ -417,6 +441,9 @@ fn a_sparse_disk_is_a_sparse_file_as_with_qsd() {
 
 #[test]
 fn a_read_only_export_takes_no_writes() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, "");
@@ -429,6 +456,9 @@ fn a_read_only_export_takes_no_writes() {
 
 #[test]
 fn owner_and_mode_are_kept_until_the_end() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, ",writable=on,allow-other=off");
@@ -443,6 +473,9 @@ fn owner_and_mode_are_kept_until_the_end() {
 
 #[test]
 fn monitors_add_and_delete_exports() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let path = mountpoint(&scratch, "file");
@@ -485,6 +518,9 @@ fn monitors_add_and_delete_exports() {
 
 #[test]
 fn the_next_start_removes_a_killed_daemons_mount() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, ",writable=on");
@@ -507,6 +543,9 @@ fn the_next_start_removes_a_killed_daemons_mount() {
 
 #[test]
 fn a_second_daemon_does_not_mount_over_the_first() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (server, path) = serve(&scratch, &image, "");
@@ -521,6 +560,9 @@ fn a_second_daemon_does_not_mount_over_the_first() {
 
 #[test]
 fn a_qcow2_image_is_a_raw_file_to_others() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let source = Image::filled(&scratch, "source.img", 16);
     let qcow2 = scratch.path("disk.qcow2");
@@ -555,6 +597,9 @@ fn a_qcow2_image_is_a_raw_file_to_others() {
 
 #[test]
 fn an_upgrade_keeps_files_open() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 16);
     let path = mountpoint(&scratch, "file");
@@ -594,6 +639,9 @@ fn an_upgrade_keeps_files_open() {
 
 #[test]
 fn the_sandbox_says_where_monitors_may_mount() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let (inside, outside) = (scratch.path("inside"), mountpoint(&scratch, "outside"));
@@ -621,6 +669,9 @@ fn the_sandbox_says_where_monitors_may_mount() {
 
 #[test]
 fn mount_is_the_short_way() {
+    if !can_mount() {
+        return;
+    }
     let scratch = Scratch::new();
     let image = scratch.path("disk.qcow2");
     let path = mountpoint(&scratch, "file");
