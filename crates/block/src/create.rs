@@ -2,16 +2,20 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use ::options::table::Reads;
-use event_loop::EventLoop;
+use event_loop::{AlignedBuf, EventLoop, IoBufs};
+use nix::errno::Errno;
 
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, Channel};
 use crate::registry::NodeRegistry;
+use crate::request::Op;
+use crate::submit::submit;
 
 /// How a driver creates images.
 pub struct CreateKind {
@@ -40,6 +44,8 @@ pub(crate) enum Preallocation {
     /// Nothing.
     #[default]
     Off,
+    /// Places in the image, if it is in a format that has them.
+    Metadata,
     /// It is reserved.
     Falloc,
     /// It is written with zeroes.
@@ -48,6 +54,44 @@ pub(crate) enum Preallocation {
 
 /// Bytes that a preallocation writes at once.
 pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Allocates the bytes of a range, which read as zeroes then.
+pub(crate) async fn preallocate(
+    channel: &Rc<dyn Channel>,
+    range: Range<u64>,
+    how: Preallocation,
+) -> Result<(), Errno> {
+    match how {
+        Preallocation::Off | Preallocation::Metadata => Ok(()),
+        Preallocation::Falloc => zero(channel, range, false).await,
+        Preallocation::Full => {
+            let mut at = range.start;
+            while at < range.end {
+                let len = (range.end - at).min(CHUNK as u64);
+                let bufs = AlignedBuf::io_bufs(len as usize, 4096).ok_or(Errno::ENOMEM)?;
+                submit(channel, Op::Write { fua: false }, at, len, bufs).await.0?;
+                at += len;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Has the bytes of a range read as zeroes.
+pub(crate) async fn zero(
+    channel: &Rc<dyn Channel>,
+    range: Range<u64>,
+    may_unmap: bool,
+) -> Result<(), Errno> {
+    let op = Op::WriteZeroes { may_unmap, no_fallback: false, fua: false };
+    let mut at = range.start;
+    while at < range.end {
+        let len = (range.end - at).min(CHUNK as u64);
+        submit(channel, op, at, len, IoBufs::new()).await.0?;
+        at += len;
+    }
+    Ok(())
+}
 
 /// The part of a creation that blocks.
 pub type Blocking = Box<dyn FnOnce() -> Result<(), OpenError> + Send>;
@@ -64,29 +108,61 @@ pub struct CreateContext<'a> {
     pub nodes: &'a NodeRegistry,
     /// The threads for what blocks.
     pub on_thread: &'a OnThread,
+    /// The name of a node's image, as headers of other images have it.
+    pub filename: &'a dyn Fn(&str) -> String,
 }
 
 /// The creation of an image.
 pub type Creating = Pin<Box<dyn Future<Output = Result<(), OpenError>>>>;
 
 impl CreateContext<'_> {
+    /// Returns a node that is to be written.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node, or it is for reading.
+    pub(crate) fn node(&self, name: &str) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let found = self.nodes.node(name)?;
+        match found.geometry().read_only {
+            true => Err(OpenError::new("Block node is read-only")),
+            false => Ok(found),
+        }
+    }
+
     /// Returns a node with at least that many bytes.
     pub(crate) fn grow(
         &self,
         node: &str,
         size: u64,
     ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<> {
+        self.resize(node, move |old| old.max(size))
+    }
+
+    /// Returns a node with the number of bytes that `size` makes of their number.
+    pub(crate) fn resize<F: FnOnce(u64) -> u64>(
+        &self,
+        node: &str,
+        size: F,
+    ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<F> {
         let begin = || {
-            let found = self.nodes.node(node)?;
-            let is_small = found.geometry().size < size;
-            let resized = is_small.then(|| self.nodes.resize(node, size, self.event_loop));
+            let found = self.node(node)?;
+            let old = found.geometry().size;
+            let size = size(old);
+            let resized = (size != old).then(|| self.nodes.resize(node, size, self.event_loop));
             Ok((found, resized.transpose()?))
         };
         let begun: Result<_, OpenError> = begin();
         async move {
             let (found, resized) = begun?;
             if let Some(resized) = resized {
-                resized.await.map_err(|error| OpenError::new(error.to_string()))?;
+                resized.await.map_err(|error| {
+                    let why = error.to_string();
+                    let prefix = "Could not resize image";
+                    OpenError::new(match why.starts_with(prefix) {
+                        true => why,
+                        false => format!("{prefix}: {why}"),
+                    })
+                })?;
             }
             Ok(found)
         }

@@ -77,6 +77,9 @@ const FAMILIES: &[u64] =
 pub(crate) static VSOCK: Row =
     row(MAIN, calls![SYS_socket], OneOf(0, &[libc::AF_VSOCK as u64]), "NBD over vsock");
 
+/// Of files: flags and the extent size (`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR`, `FS_IOC_FSSETXATTR`).
+const ATTRIBUTES: &[u64] = &[0x8008_6601, 0x4008_6602, 0x801c_581f, 0x401c_5820];
+
 /// Of block devices: sizes (`BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKALIGNOFF`, `BLKROGET`), discarding
 /// and zeroing (`BLKDISCARD`, `BLKZEROOUT`, `BLKDISCARDZEROES`); of descriptors: `FIONREAD`, `FIONBIO`;
 /// whether output is a terminal, its size and its foreground process group: `TCGETS`, `TIOCGWINSZ`, `TCGETS2`,
@@ -191,6 +194,7 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(ALL, calls![SYS_fallocate, SYS_ftruncate], Any, "discard, zeroes, resize"),
     row(ALL, calls![SYS_lseek], Any, "block status; the size of a device"),
     row(ALL, calls![SYS_ioctl], OneOf(1, REQUESTS), "block devices; whether output is a terminal"),
+    row(MAIN, calls![SYS_ioctl], OneOf(1, ATTRIBUTES), "files that are created"),
     row(ALL, calls![SYS_fstat], Any, "what a descriptor is"),
     row(LOOPS, calls![SYS_fstatfs], Any, "the size of a descriptor's pages"),
     // fstat(3) of glibc 2.33 and later. With a path the call would only stat a file.

@@ -92,6 +92,11 @@ const CASES: &[Case] = &[
     ("mmap of code", || map(libc::PROT_READ | libc::PROT_EXEC), [REFUSED; 4]),
     ("mmap of data", || map(libc::PROT_READ), [Done; 4]),
     ("ioctl of a terminal", || call(libc::SYS_ioctl, [0, 0x5412, 0, 0]), [REFUSED; 4]),
+    (
+        "ioctl of a file's flags",
+        || call(libc::SYS_ioctl, [-1, 0x8008_6601, 0, 0]),
+        [FD, FD, REFUSED, REFUSED],
+    ),
     ("clone of a process", || call(libc::SYS_clone, [17, 0, 0, 0]), [REFUSED; 4]),
     ("clone3", || call(libc::SYS_clone3, [0; 4]), [Fails(libc::ENOSYS); 4]),
     ("kill", || call(libc::SYS_kill, [1, 0, 0, 0]), [REFUSED; 4]),

@@ -11,6 +11,7 @@ use control::qmp::QmpError;
 use event_loop::EventLoop;
 
 use crate::host::{Host, on_a_thread};
+use crate::nodes::filename_of;
 
 /// Begins the creation of an image, if the nodes that it is created in can be written.
 pub(super) fn begin(
@@ -25,7 +26,9 @@ pub(super) fn begin(
         inventory.check_create(name).map_err(|error| OpenError::new(error.to_string()))?;
     }
     let on_thread = on_thread(host, "create");
-    Ok(image.create(&CreateContext { event_loop, nodes, on_thread: &on_thread }))
+    let filename = |name: &str| filename_of(nodes, name);
+    let context = CreateContext { event_loop, nodes, on_thread: &on_thread, filename: &filename };
+    Ok(image.create(&context))
 }
 
 /// Begins a change of an open image.

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use event_loop::{BlockingCall, CallMemory};
 use nix::errno::Errno;
@@ -30,11 +30,42 @@ pub(super) static ZERO_OUT: BlockingCall = BlockingCall {
     run: |fd, offset, len, _| count(unsafe { ioctl::zero_out(fd.as_raw_fd(), &[offset, len]) }),
 };
 
-/// Both of linux/fs.h take a pair of first byte and length.
+/// Of linux/fs.h. The first two take a pair of first byte and length.
 #[allow(missing_docs)]
 mod ioctl {
+    use super::Attributes;
+
     nix::ioctl_write_ptr_bad!(discard, 0x1277, [u64; 2]);
     nix::ioctl_write_ptr_bad!(zero_out, 0x127f, [u64; 2]);
+    nix::ioctl_read!(get_attributes, b'X', 31, Attributes);
+    nix::ioctl_write_ptr!(set_attributes, b'X', 32, Attributes);
+}
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    copied_extent_size: u32,
+    padding: [u8; 8],
+}
+
+/// `FS_XFLAG_EXTSIZE`: the file has a hint of its own.
+const HAS_EXTENT_SIZE: u32 = 0x800;
+
+/// Has the file system allocate space of an empty file in that many bytes at a time.
+pub(super) fn set_extent_size(file: impl AsFd, size: u32) -> nix::Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut attributes = Attributes::default();
+    // SAFETY: the attributes are valid for the call, which writes them.
+    unsafe { ioctl::get_attributes(fd, &raw mut attributes) }?;
+    attributes.flags |= HAS_EXTENT_SIZE;
+    attributes.extent_size = size;
+    // SAFETY: the attributes are valid for the call, which only reads them.
+    unsafe { ioctl::set_attributes(fd, &raw const attributes) }.map(drop)
 }
 
 fn count(result: nix::Result<i32>) -> io::Result<usize> {

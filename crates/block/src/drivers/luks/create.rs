@@ -10,7 +10,7 @@ use crypto::Secret;
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
-use crate::create::{CHUNK, CreateContext, CreateKind, Creating, NewImage, Preallocation};
+use crate::create::{CreateContext, CreateKind, Creating, NewImage, Preallocation, preallocate};
 use crate::drivers::encryption::{LuksDraft, NewLuks, password};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel};
@@ -97,9 +97,6 @@ fn run(
     };
     let of_io =
         |error: std::io::Error| failed(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
-    if node.geometry().read_only {
-        return Err(OpenError::new(format!("Block node '{}' is read-only", node.name())));
-    }
     let config = LoopConfig { name: "luks".into(), entries: 32, ..LoopConfig::default() };
     let event_loop = EventLoop::new(config).map_err(|error| of_io(error.error))?;
     let channel = node.clone().open_channel(&event_loop).map_err(of_io)?;
@@ -107,24 +104,13 @@ fn run(
     done.map_err(of_io)?.map_err(failed)
 }
 
-/// Allocates the space of the encrypted sectors.
+/// Allocates the space of the encrypted sectors, whose zeroes read as noise.
 async fn allocate(
     channel: &Rc<dyn Channel>,
     range: Range<u64>,
-    preallocation: Preallocation,
+    how: Preallocation,
 ) -> Result<(), Errno> {
-    let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
-    let mut at = range.start;
-    while preallocation != Preallocation::Off && at < range.end {
-        let len = (range.end - at).min(CHUNK as u64);
-        let (op, bufs) = match preallocation {
-            // The zeroes read as noise.
-            Preallocation::Full => (Op::Write { fua: false }, memory(len as usize)?),
-            Preallocation::Falloc | Preallocation::Off => (op, IoBufs::new()),
-        };
-        submit(channel, op, at, len, bufs).await.0?;
-        at += len;
-    }
+    preallocate(channel, range, how).await?;
     flush(channel).await
 }
 
@@ -186,7 +172,7 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             at: |disk: &mut Draft| &mut disk.preallocation,
             words: &[
                 ("off", Preallocation::Off, "nothing is allocated"),
-                ("metadata", Preallocation::Off, "as off"),
+                ("metadata", Preallocation::Metadata, "as off"),
                 ("falloc", Preallocation::Falloc, "its space is reserved"),
                 ("full", Preallocation::Full, "its space is written"),
             ],

@@ -1,14 +1,22 @@
 //! `blockdev-create`: creates an image in a node.
 
-use ::options::OptionError;
 use ::options::place::OneOf;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+
 use ::options::shape::Shape;
-use ::options::table::{self, Choice, Field, Row, Table, not_yet, only_off, put};
+use ::options::table::{self, Row, Table, put};
+use crypto::Secret;
 
 use super::encrypt;
-use super::layout::{CreateQcow2, create_qcow2_in};
-use crate::create::{CreateContext, CreateKind, Creating, NewImage};
+use super::layout::{CreateQcow2, Space, create_qcow2_in, plan};
+use super::plan::{Features, Plan};
+use crate::create::{CreateContext, CreateKind, Creating, NewImage, Preallocation};
 use crate::drivers::encryption::{NewLuks, password};
+use crate::error::OpenError;
+use crate::node::BlockNode;
 
 pub(super) static CREATE: CreateKind =
     CreateKind { help: "a qcow2 image in a node", options: &OPTIONS };
@@ -18,53 +26,132 @@ pub(super) static CREATE: CreateKind =
 struct NewQcow2 {
     /// The node.
     file: String,
+    /// The node of the data file.
+    data_file: Option<String>,
     create: CreateQcow2,
+    features: Features,
+    preallocation: Preallocation,
     encrypt: Option<NewLuks>,
 }
 
 impl NewImage for NewQcow2 {
     fn nodes(&self) -> Vec<&str> {
-        vec![&self.file]
+        std::iter::once(&self.file).chain(&self.data_file).map(String::as_str).collect()
     }
 
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
-        let NewQcow2 { file, create, encrypt } = *self;
-        let luks = encrypt.map(|luks| {
-            let id = luks.key_secret.as_deref();
-            let found = password(context.nodes.known_credentials(), id, "encrypt.key-secret");
-            found.map(|password| (luks, password))
-        });
-        let begun = luks.transpose().and_then(|luks| {
-            // The header's length is known before its contents are, which take seconds.
-            let luks_len = luks.as_ref().map_or(0, |(luks, _)| luks.header_len());
-            let size = create.file_size(luks_len)?;
-            Ok((luks, context.grow(&file, size)))
-        });
+        let begun = self.begin(context);
         let on_thread = context.on_thread.clone();
         Box::pin(async move {
-            let (luks, grown) = begun?;
-            let node = grown.await?;
+            let Begun { luks, plan, space, file, data_file } = begun?;
+            let file = file.await?;
+            let data_file = match data_file {
+                Some(data_file) => Some(data_file.await?),
+                None => None,
+            };
             on_thread(Box::new(move || {
                 let luks = luks.map(|(luks, password)| luks.make(&password)).transpose()?;
-                create_qcow2_in(node, &create, luks)
+                create_qcow2_in(file, data_file, &plan, luks, space)
             }))
             .await
         })
     }
 }
 
+type Resizing = Pin<Box<dyn Future<Output = Result<Arc<dyn BlockNode>, OpenError>>>>;
+
+/// A creation whose nodes are getting their sizes.
+struct Begun {
+    luks: Option<(NewLuks, Arc<Secret>)>,
+    plan: Plan,
+    space: Space,
+    file: Resizing,
+    data_file: Option<Resizing>,
+}
+
+impl NewQcow2 {
+    fn begin(self: Box<Self>, context: &CreateContext<'_>) -> Result<Begun, OpenError> {
+        let NewQcow2 { file, data_file, create, mut features, preallocation, encrypt } = *self;
+        let old_len = context.node(&file)?.geometry().size;
+        if let Some(name) = &data_file {
+            context.node(name)?;
+            if *name == file {
+                let why = "Parameters 'file' and 'data-file' name the same node";
+                return Err(OpenError::new(why));
+            }
+            features.data_file = Some((context.filename)(name));
+        }
+        // The header's length is known before its contents are, which take seconds.
+        let luks_len = encrypt.as_ref().map_or(0, NewLuks::header_len);
+        let plan = plan(&create, &features, luks_len)?;
+        let luks = encrypt.map(|luks| {
+            let id = luks.key_secret.as_deref();
+            let found = password(context.nodes.known_credentials(), id, "encrypt.key-secret");
+            found.map(|password| (luks, password))
+        });
+        let luks = luks.transpose()?;
+        let is_reserved = matches!(preallocation, Preallocation::Falloc | Preallocation::Full);
+        let Some(name) = data_file else {
+            if is_reserved && old_len > plan.len() {
+                let why = "Could not resize image: Failed to resize underlying file: Cannot use \
+                           preallocation for shrinking files";
+                return Err(OpenError::new(why));
+            }
+            let space = Space::of(plan.data(), old_len, preallocation);
+            let file = Box::pin(context.grow(&file, plan.len()));
+            return Ok(Begun { luks, plan, space, file, data_file: None });
+        };
+        let (size, is_raw) = (create.size, features.is_raw);
+        let old = context.node(&name)?.geometry().size;
+        let space = match is_raw {
+            // The disk has what the data file has.
+            true => Space { allocated: (old.min(size)..size, preallocation), zeroed: 0..0 },
+            false => Space::of(0..size, old, preallocation),
+        };
+        // As QEMU does: a data file of a disk without data is as long as the disk.
+        let is_cut = preallocation == Preallocation::Off && !is_raw;
+        let fit = move |old: u64| if is_cut { size } else { old.max(size) };
+        let file = Box::pin(context.grow(&file, plan.len()));
+        let data_file = Some(Box::pin(context.resize(&name, fit)) as Resizing);
+        Ok(Begun { luks, plan, space, file, data_file })
+    }
+}
+
+impl Space {
+    /// The clusters of a disk that reads as zeroes, in a file of `old` bytes so far.
+    fn of(data: Range<u64>, old: u64, preallocation: Preallocation) -> Space {
+        let zeroed = match preallocation {
+            Preallocation::Metadata => data.start..data.end.min(old),
+            // Nothing refers to the old bytes, or they are written.
+            Preallocation::Off | Preallocation::Falloc | Preallocation::Full => 0..0,
+        };
+        Space { allocated: (data, preallocation), zeroed }
+    }
+}
+
 struct Draft {
     file: Option<String>,
+    data_file: Option<String>,
     backing_file: Option<String>,
     backing_format: Option<&'static str>,
     create: CreateQcow2,
+    features: Features,
+    preallocation: Preallocation,
     encrypt: Option<NewLuks>,
 }
 
 impl Default for Draft {
     fn default() -> Draft {
-        let create = CreateQcow2::new(0);
-        Draft { file: None, backing_file: None, backing_format: None, create, encrypt: None }
+        Draft {
+            file: None,
+            data_file: None,
+            backing_file: None,
+            backing_format: None,
+            create: CreateQcow2::new(0),
+            features: Features::default(),
+            preallocation: Preallocation::default(),
+            encrypt: None,
+        }
     }
 }
 
@@ -79,11 +166,14 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             .text("<node>", |image, node| put(&mut image.file, Some(node))),
         Row::required("size", "size of the disk")
             .bytes(|image, size| put(&mut image.create.size, size)),
-        Row::default("version", "v3", "version of the format").choice(&[Choice::new(
-            "v3",
-            "version 3",
-            |_| Ok(()),
-        )]),
+        Row::optional("data-file", "the image has its data", "the node that is to have the data")
+            .text("<node>", |image, node| put(&mut image.data_file, Some(node))),
+        Row::default("data-file-raw", "off", "the data file by itself is the disk's raw image")
+            .bool(|image, on| put(&mut image.features.is_raw, on)),
+        Row::default("version", "v3", "version of the format").at(&OneOf {
+            at: |image: &mut Draft| &mut image.features.is_v2,
+            words: &[("v2", true, "version 2, for QEMU before 1.1"), ("v3", false, "version 3")],
+        }),
         Row::optional(
             "backing-file",
             "none",
@@ -104,15 +194,25 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             .int(0..=i64::MAX, |image, bits| {
                 put(&mut image.create.refcount_bits, small(bits.cast_unsigned()))
             }),
-        Row::default("preallocation", "off", "what is allocated beforehand")
-            .choice(&[Choice::new("off", "none", |_| Ok(()))]),
-        Row::default("compression-type", "zlib", "compression of clusters that are compressed")
-            .choice(&[Choice::new("zlib", "deflate", |_| Ok(()))]),
-        Field::unoffered("lazy-refcounts", only_off),
+        Row::default("preallocation", "off", "what is allocated beforehand").at(&OneOf {
+            at: |image: &mut Draft| &mut image.preallocation,
+            words: &[
+                ("off", Preallocation::Off, "nothing"),
+                ("metadata", Preallocation::Metadata, "all clusters have a place"),
+                ("falloc", Preallocation::Falloc, "the same, and their space is reserved"),
+                ("full", Preallocation::Full, "the same, and their space is written with zeroes"),
+            ],
+        }),
+        Row::default("compression-type", "zlib", "compression of clusters that are compressed").at(
+            &OneOf {
+                at: |image: &mut Draft| &mut image.features.zstd,
+                words: &[("zlib", false, "deflate"), ("zstd", true, "Zstandard")],
+            },
+        ),
+        Row::default("lazy-refcounts", "off", "mark the image for lazy reference counts")
+            .bool(|image, on| put(&mut image.features.lazy_refcounts, on)),
         Row::default("extended-l2", "off", "allocate in parts of clusters: 32 subclusters each")
             .bool(|image, on| put(&mut image.create.extended_l2, on)),
-        Field::unoffered("data-file", not_yet),
-        Field::unoffered("data-file-raw", only_off),
         Row::optional("encrypt", "the image is not encrypted", "how the image's data is encrypted")
             .nested(
                 || Shape::Union(encrypt::new_union()),
@@ -120,16 +220,18 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             ),
     ],
     build: |image: Draft| {
-        let Draft { file, backing_file, backing_format, create, encrypt } = image;
+        let Draft { file, data_file, backing_file, backing_format, .. } = image;
+        let Draft { create, features, preallocation, encrypt, .. } = image;
         let file = file.ok_or_else(|| table::missing("file"))?;
-        let backing = match (backing_file, backing_format) {
-            (Some(name), format) => Some((name, format.map(str::to_owned))),
-            (None, None) => None,
-            (None, Some(_)) => {
-                return Err(OptionError::new("Backing format cannot be used without backing file"));
-            }
+        let features = Features {
+            is_mapped: preallocation != Preallocation::Off,
+            has_only_format: backing_file.is_none() && backing_format.is_some(),
+            ..features
         };
+        // As in QEMU, an empty name is none.
+        let backing_file = backing_file.filter(|name| !name.is_empty());
+        let backing = backing_file.map(|name| (name, backing_format.map(str::to_owned)));
         let create = CreateQcow2 { backing, ..create };
-        Ok(Box::new(NewQcow2 { file, create, encrypt }))
+        Ok(Box::new(NewQcow2 { file, data_file, create, features, preallocation, encrypt }))
     },
 };

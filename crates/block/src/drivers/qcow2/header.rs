@@ -42,10 +42,10 @@ const FEATURE_NAME: usize = 48;
 /// Incompatible features.
 const DIRTY: u64 = DIRTY_BIT as u64;
 const CORRUPT: u64 = CORRUPT_BIT as u64;
-const DATA_FILE: u64 = 1 << 2;
-const COMPRESSION: u64 = 1 << 3;
+pub(super) const DATA_FILE: u64 = 1 << 2;
+pub(super) const COMPRESSION: u64 = 1 << 3;
 /// The byte with the compression type.
-const COMPRESSION_AT: usize = 104;
+pub(super) const COMPRESSION_AT: usize = 104;
 pub(super) const EXTENDED_L2: u64 = 1 << 4;
 /// Subclusters of a cluster, in images with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
@@ -53,13 +53,13 @@ const SUBCLUSTERS: u64 = 32;
 pub(super) const MIN_EXTENDED: u64 = SUBCLUSTERS * 512;
 /// Autoclear features.
 pub(super) const BITMAPS: u64 = 1;
-const RAW_DATA_FILE: u64 = 1 << 1;
+pub(super) const RAW_DATA_FILE: u64 = 1 << 1;
 
 /// Header extensions.
 pub(super) const END: u32 = 0;
 pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
-const DATA_FILE_NAME: u32 = 0x4441_5441;
+pub(super) const DATA_FILE_NAME: u32 = 0x4441_5441;
 pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 pub(super) const LUKS_EXTENSION: u32 = 0x0537_be77;
 /// More than any LUKS header takes, bytes.

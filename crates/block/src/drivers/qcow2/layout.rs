@@ -1,4 +1,4 @@
-//! The contents of a new image.
+//! Creates images, as a [`Plan`] has them.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -7,15 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crypto::Secret;
+use nix::errno::Errno;
 
-use super::engine::set_count;
-use super::header::{
-    BACKING_FORMAT, ENTRY, EXTENDED_L2, LUKS_EXTENSION, MAGIC, MAX_CLUSTER_BITS, MAX_L1, MAX_NAME,
-    MIN_EXTENDED, V3_LEN,
-};
+use super::context::Channels;
+use super::header::{MAX_NAME, MIN_EXTENDED};
 use super::open::{Below, run_apart};
+use super::plan::{Features, Plan};
 use super::steps::write;
 use super::storage::sync;
+use crate::create::{Preallocation, preallocate, zero};
 use crate::drivers::file::{FileNode, Kind};
 use crate::error::OpenError;
 use crate::inherited::Inherited;
@@ -23,8 +23,8 @@ use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, Driver, FileOptions, Locking};
 use crate::own_mounts::OwnMounts;
 
-/// Most bytes per write.
-const AT_ONCE: usize = 1 << 20;
+/// Most bytes per write of metadata, but for larger clusters.
+const AT_ONCE: u64 = 1 << 20;
 
 /// A qcow2 image to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,16 +54,6 @@ impl CreateQcow2 {
             extended_l2: false,
         }
     }
-
-    /// Bytes of the new image in its file. `luks_len`: those of the LUKS header; 0 if it is not encrypted.
-    ///
-    /// # Errors
-    ///
-    /// The options contradict each other. In QEMU's words, where it has them.
-    pub(super) fn file_size(&self, luks_len: u64) -> Result<u64, OpenError> {
-        let [.., (last, bytes)] = checked(self, luks_len)?;
-        Ok(last + bytes.len() as u64 + luks_len.next_multiple_of(self.cluster_size.into()))
-    }
 }
 
 /// Creates an image in the file at `path`, which is created or emptied first.
@@ -87,7 +77,7 @@ pub fn create_qcow2_beside(
     create: &CreateQcow2,
     mounts: &OwnMounts,
 ) -> Result<(), OpenError> {
-    let parts = checked(create, 0)?;
+    let plan = plan(create, &Features::default(), 0)?;
     mounts.check(path)?;
     let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
     made.map_err(|error| failed(path, &error))?;
@@ -98,49 +88,94 @@ pub fn create_qcow2_beside(
     let node = FileNode::open(name, Kind::File, &common, &file, mounts, inherited)?;
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map_err(|error| failed(path, &error))?;
-    put(Arc::new(node), parts.into()).map_err(|error| failed(path, &error))
+    let below = Below { file: Arc::new(node), data_file: None, backing: None, encrypted: None };
+    put(&below, &plan, None, Space::default()).map_err(|error| failed(path, &error))
 }
 
-/// Creates an image in a node of at least [`CreateQcow2::file_size`] bytes, over the node's contents. `luks`: the
-/// header of an encrypted image. Blocks until the image is on stable storage. The caller makes sure that no
-/// other user of the node writes meanwhile.
+/// What is done to the bytes for the guest's data before an image is created.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Space {
+    /// The bytes that are allocated, in the file with the data, and how.
+    pub(super) allocated: (Range<u64>, Preallocation),
+    /// The bytes that read as zeroes.
+    pub(super) zeroed: Range<u64>,
+}
+
+/// Creates an image in nodes of at least [`Plan::len`] bytes, over their contents. `luks`: the header of an encrypted
+/// image. Blocks until the image is on stable storage. The caller makes sure that no other user of the nodes writes
+/// meanwhile.
 ///
 /// # Errors
 ///
-/// The node cannot be written, or the options contradict each other. In QEMU's words, where it has them.
+/// A node cannot be written. In QEMU's words, where it has them.
 pub(super) fn create_qcow2_in(
-    node: Arc<dyn BlockNode>,
-    create: &CreateQcow2,
+    file: Arc<dyn BlockNode>,
+    data_file: Option<Arc<dyn BlockNode>>,
+    plan: &Plan,
     luks: Option<Secret>,
+    space: Space,
 ) -> Result<(), OpenError> {
-    let luks_len = luks.as_ref().map_or(0, |luks| luks.len() as u64);
-    let mut parts = checked(create, luks_len)?.to_vec();
-    let [.., (last, bytes)] = &parts[..] else { return Ok(()) };
-    let luks_at = last + bytes.len() as u64;
-    parts.extend(luks.map(|mut luks| (luks_at, std::mem::take(&mut *luks))));
-    if node.geometry().read_only {
-        return Err(OpenError::new(format!("Block node '{}' is read-only", node.name())));
-    }
-    let name = node.name().to_owned();
-    put(node, parts)
-        .map_err(|error| OpenError::io(format!("Could not write qcow2 header to '{name}'"), &error))
+    let name = file.name().to_owned();
+    let below = Below { file, data_file, backing: None, encrypted: None };
+    put(&below, plan, luks, space)
+        .map_err(|error| OpenError::io(format!("Could not write qcow2 image to '{name}'"), &error))
 }
 
-fn checked(create: &CreateQcow2, luks_len: u64) -> Result<Parts, OpenError> {
+/// Plans a new image.
+///
+/// # Errors
+///
+/// The options contradict each other. In QEMU's words, where it has them.
+pub(super) fn plan(
+    create: &CreateQcow2,
+    features: &Features,
+    luks_len: u64,
+) -> Result<Plan, OpenError> {
     let is_power_within = |number: u32, most| number.is_power_of_two() && number <= most;
+    let Features { is_v2, lazy_refcounts, zstd, data_file, is_raw, is_mapped, has_only_format } =
+        features;
+    // In QEMU's order.
     let error = match () {
         () if !create.size.is_multiple_of(512) => "Image size must be a multiple of 512 bytes",
+        () if *is_v2 && create.extended_l2 => {
+            "Extended L2 entries are only supported with compatibility level 1.1 and above (use \
+             version=v3 or greater)"
+        }
         () if create.cluster_size < 512 || !is_power_within(create.cluster_size, 2 << 20) => {
             "Cluster size must be a power of two between 512 and 2048k"
         }
         () if create.extended_l2 && u64::from(create.cluster_size) < MIN_EXTENDED => {
             "Extended L2 entries are only supported with cluster sizes of at least 16384 bytes"
         }
+        () if *is_mapped && create.backing.is_some() && !create.extended_l2 => {
+            "Backing file and preallocation can only be used at the same time if extended_l2 is on"
+        }
+        () if *has_only_format => "Backing format cannot be used without backing file",
+        () if *is_v2 && *lazy_refcounts => {
+            "Lazy refcounts only supported with compatibility level 1.1 and above (use version=v3 \
+             or greater)"
+        }
         () if !is_power_within(create.refcount_bits, 64) => {
             "Refcount width must be a power of two and may not exceed 64 bits"
         }
-        () => match parts(create, luks_len) {
-            Some(parts) => return Ok(parts),
+        () if *is_v2 && create.refcount_bits != 16 => {
+            "Different refcount widths than 16 bits require compatibility level 1.1 or above (use \
+             version=v3 or greater)"
+        }
+        () if *is_raw && data_file.is_none() => "data-file-raw requires data-file",
+        () if *is_raw && create.backing.is_some() => {
+            "Backing file and data-file-raw cannot be used at the same time"
+        }
+        () if *is_v2 && data_file.is_some() => {
+            "External data files are only supported with compatibility level 1.1 and above (use \
+             version=v3 or greater)"
+        }
+        () if *is_v2 && *zstd => {
+            "Non-zlib compression type is only supported with compatibility level 1.1 and above \
+             (use version=v3 or greater)"
+        }
+        () => match Plan::new(create, features, luks_len) {
+            Some(plan) => return Ok(plan),
             None if create.backing.as_ref().is_some_and(|(name, _)| name.len() > MAX_NAME) => {
                 "The name of the backing file is too long"
             }
@@ -150,125 +185,55 @@ fn checked(create: &CreateQcow2, luks_len: u64) -> Result<Parts, OpenError> {
     Err(OpenError::new(error))
 }
 
-/// Writes the parts of an image.
-fn put(node: Arc<dyn BlockNode>, parts: Vec<(u64, Vec<u8>)>) -> io::Result<()> {
-    node.enable_growth();
-    let below = Below { file: node, data_file: None, backing: None, encrypted: None };
-    run_apart(&below, move |channels| async move {
-        for (offset, bytes) in parts {
-            for (bytes, at) in bytes.chunks(AT_ONCE).zip((offset..).step_by(AT_ONCE)) {
+/// Allocates space, and writes an image.
+fn put(below: &Below, plan: &Plan, luks: Option<Secret>, space: Space) -> io::Result<()> {
+    let plan = plan.clone();
+    below.file.enable_growth();
+    run_apart(below, move |channels| async move {
+        let Space { allocated: (allocated, how), zeroed } = space;
+        // Not by way of the cipher: the bytes of the file count.
+        let data = channels.data_file.as_ref().unwrap_or(&channels.file);
+        if !zeroed.is_empty() {
+            zero(data, zeroed, true).await?;
+        }
+        preallocate(data, allocated, how).await?;
+        let cluster = plan.cluster();
+        let at_once = (AT_ONCE / cluster).max(1);
+        let parts = |clusters: Range<u64>| {
+            let starts = clusters.clone().step_by(at_once as usize);
+            starts.map(move |start| start..clusters.end.min(start + at_once))
+        };
+        let after = parts(plan.luks().end..plan.metadata());
+        // The header last: a creation that is cut off leaves no image.
+        let first = 0..at_once.min(plan.luks().start);
+        let rest: Vec<_> = after.chain(parts(first.end..plan.luks().start)).collect();
+        let is_long = luks.is_some() || !rest.is_empty();
+        for clusters in rest {
+            put_clusters(&channels, &plan, clusters).await?;
+        }
+        if let Some(luks) = luks {
+            let at = plan.luks().start * cluster;
+            let places = (at..).step_by(AT_ONCE as usize);
+            for (bytes, at) in luks.chunks(AT_ONCE as usize).zip(places) {
                 write(&channels, at, bytes)?.await.0?;
             }
         }
+        if is_long {
+            sync(&channels).await?;
+        }
+        put_clusters(&channels, &plan, first).await?;
         Ok(sync(&channels).await?)
     })
 }
 
-/// The parts of a new image with their offsets in the file.
-type Parts = [(u64, Vec<u8>); 4];
-
-/// The parts of a new image with their offsets in the file: header, refcount table, refcount blocks and L1 table, in
-/// this order and without gaps. `None`: the options contradict each other.
-pub(super) fn parts(create: &CreateQcow2, luks_len: u64) -> Option<Parts> {
-    let cluster = u64::from(create.cluster_size);
-    let (bits, order) = (cluster.trailing_zeros(), create.refcount_bits.trailing_zeros());
-    let is_possible = create.cluster_size.is_power_of_two()
-        && (9..=MAX_CLUSTER_BITS).contains(&bits)
-        && create.refcount_bits.is_power_of_two()
-        && order <= 6;
-    let l2_entry = if create.extended_l2 { 2 * ENTRY } else { ENTRY };
-    let l1_entries = create.size.div_ceil(cluster.checked_mul(cluster / l2_entry)?);
-    if !is_possible || l1_entries * ENTRY > MAX_L1 {
-        return None;
+/// Writes clusters of metadata.
+async fn put_clusters(channels: &Channels, plan: &Plan, clusters: Range<u64>) -> Result<(), Errno> {
+    let cluster = plan.cluster();
+    let mut bytes = vec![0; ((clusters.end - clusters.start) * cluster) as usize];
+    for (cluster, memory) in clusters.clone().zip(bytes.chunks_exact_mut(cluster as usize)) {
+        plan.fill(cluster, memory);
     }
-    let l1_clusters = (l1_entries * ENTRY).div_ceil(cluster).max(1);
-    let luks_clusters = luks_len.div_ceil(cluster);
-    let reach = (cluster * 8) >> order;
-    let (mut table, mut blocks) = (1, 1);
-    let used = loop {
-        let used = 1 + table + blocks + l1_clusters + luks_clusters;
-        if blocks * reach < used {
-            blocks += 1;
-        } else if table * cluster < blocks * ENTRY {
-            table += 1;
-        } else {
-            break used;
-        }
-    };
-    let block_at = (1 + table) * cluster;
-    let l1_at = block_at + blocks * cluster;
-    let luks_at = l1_at + l1_clusters * cluster;
-    let l1 = (l1_entries as u32, l1_at);
-    let header =
-        header(create, bits, order, l1, (table as u32, cluster), luks_at..luks_at + luks_len)?;
-    let mut entries: Vec<u8> =
-        (0..blocks).flat_map(|nth| (block_at + nth * cluster).to_be_bytes()).collect();
-    entries.resize((table * cluster) as usize, 0);
-    let mut counts = vec![0; (blocks * cluster) as usize];
-    (0..used).for_each(|cluster| set_count(&mut counts, cluster as usize, order, 1));
-    let l1 = vec![0; (l1_clusters * cluster) as usize];
-    Some([(0, header), (cluster, entries), (block_at, counts), (l1_at, l1)])
-}
-
-/// The header's cluster. `l1`, `refcounts`: entries or clusters, and first byte. `luks`: the bytes of
-/// the LUKS header, if there is one.
-fn header(
-    create: &CreateQcow2,
-    cluster_bits: u32,
-    refcount_order: u32,
-    l1: (u32, u64),
-    refcounts: (u32, u64),
-    luks: Range<u64>,
-) -> Option<Vec<u8>> {
-    let mut extensions = Vec::new();
-    let name = create.backing.as_ref().map_or(&[][..], |(name, format)| {
-        if let Some(format) = format {
-            extensions.extend_from_slice(&BACKING_FORMAT.to_be_bytes());
-            extensions.extend_from_slice(&(format.len() as u32).to_be_bytes());
-            extensions.extend_from_slice(format.as_bytes());
-            extensions.resize(extensions.len().next_multiple_of(8), 0);
-        }
-        name.as_bytes()
-    });
-    if !luks.is_empty() {
-        extensions.extend_from_slice(&LUKS_EXTENSION.to_be_bytes());
-        extensions.extend_from_slice(&16u32.to_be_bytes());
-        extensions.extend_from_slice(&luks.start.to_be_bytes());
-        extensions.extend_from_slice(&(luks.end - luks.start).to_be_bytes());
-    }
-    // End of the header extensions.
-    extensions.resize(extensions.len() + 8, 0);
-    let name_at = match name {
-        [] => 0,
-        _ => V3_LEN + extensions.len(),
-    };
-    let mut header = MAGIC.to_vec();
-    header.extend_from_slice(&3u32.to_be_bytes());
-    header.extend_from_slice(&(name_at as u64).to_be_bytes());
-    header.extend_from_slice(&(name.len() as u32).to_be_bytes());
-    header.extend_from_slice(&cluster_bits.to_be_bytes());
-    header.extend_from_slice(&create.size.to_be_bytes());
-    // The encryption: none, or LUKS.
-    let method = if luks.is_empty() { 0u32 } else { 2 };
-    header.extend_from_slice(&method.to_be_bytes());
-    header.extend_from_slice(&l1.0.to_be_bytes());
-    header.extend_from_slice(&l1.1.to_be_bytes());
-    header.extend_from_slice(&refcounts.1.to_be_bytes());
-    header.extend_from_slice(&refcounts.0.to_be_bytes());
-    // No snapshots, and no other features.
-    header.resize(72, 0);
-    let incompatible = if create.extended_l2 { EXTENDED_L2 } else { 0 };
-    header.extend_from_slice(&incompatible.to_be_bytes());
-    header.resize(96, 0);
-    header.extend_from_slice(&refcount_order.to_be_bytes());
-    header.extend_from_slice(&(V3_LEN as u32).to_be_bytes());
-    header.extend(extensions);
-    header.extend_from_slice(name);
-    let cluster = 1 << cluster_bits;
-    (header.len() <= cluster && name.len() <= MAX_NAME).then(|| {
-        header.resize(cluster, 0);
-        header
-    })
+    write(channels, clusters.start * cluster, &bytes)?.await.0
 }
 
 fn failed(path: &Path, error: &io::Error) -> OpenError {

@@ -36,6 +36,7 @@ mod metadata;
 mod open;
 pub(crate) mod options;
 mod overlap;
+mod plan;
 mod raw_data;
 mod release_for_handover;
 mod resize;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Format, Stop};
 
 /// The cluster's reference count is one, so it may be written in place.
-pub(super) const COPIED: u64 = 1 << 63;
+pub(in super::super) const COPIED: u64 = 1 << 63;
 pub(super) const COMPRESSED: u64 = 1 << 62;
 pub(super) const ZEROES: u64 = 1;
 /// Bits of an entry that hold an offset in the file.

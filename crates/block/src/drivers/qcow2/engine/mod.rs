@@ -27,7 +27,7 @@ use std::ops::Range;
 pub(super) use self::check::{Check, CheckError, CheckedFile, Places};
 pub use self::check::{Checked, Repair};
 pub(super) use self::counts::{count, set_count};
-pub(super) use self::entry::compressed_clusters;
+pub(super) use self::entry::{COPIED, compressed_clusters};
 use self::entry::{Entry, Raw, SUBCLUSTER_BITS};
 use self::held::Intervals;
 pub(super) use self::owners::Owner;

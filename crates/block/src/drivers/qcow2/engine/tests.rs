@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::entry::ALL;
 use super::*;
 use crate::drivers::qcow2::header::Purpose;
-use crate::drivers::qcow2::layout::{CreateQcow2, parts};
+use crate::drivers::qcow2::layout::CreateQcow2;
+use crate::drivers::qcow2::plan::{Features, Plan};
 use crate::drivers::qcow2::steps::number;
 
 /// An image in memory.
@@ -39,12 +40,15 @@ impl Random {
 
 impl File {
     fn new(create: &CreateQcow2) -> File {
-        let mut file = Vec::new();
-        for (offset, bytes) in parts(create, 0).unwrap() {
-            assert_eq!(offset, file.len() as u64);
-            file.extend(bytes);
-        }
-        File { bytes: file, is_extended: false }
+        File::with(create, &Features::default())
+    }
+
+    fn with(create: &CreateQcow2, features: &Features) -> File {
+        let plan = Plan::new(create, features, 0).unwrap();
+        let mut bytes = vec![0; plan.len() as usize];
+        let clusters = bytes.chunks_exact_mut(plan.cluster() as usize);
+        (0..plan.metadata()).zip(clusters).for_each(|(nth, memory)| plan.fill(nth, memory));
+        File { bytes, is_extended: create.extended_l2 }
     }
 
     fn read(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -179,6 +183,63 @@ impl File {
         assert_eq!(counts, uses, "counted and used");
         found
     }
+}
+
+/// Each cluster of a new image has a place of its own, if it is to have one, and counts.
+#[test]
+fn new_images_are_consistent() {
+    let raw = Features { data_file: Some("data".into()), is_raw: true, ..Features::default() };
+    let mapped = Features { is_mapped: true, ..Features::default() };
+    let apart = Features { data_file: Some("data".into()), ..mapped.clone() };
+    for features in [Features::default(), mapped, apart, raw] {
+        for (cluster_bits, extended_l2) in (9..=16).flat_map(|bits| [(bits, false), (bits, true)]) {
+            for (refcount_bits, size) in [1, 16, 64]
+                .into_iter()
+                .flat_map(|bits| [0, 512, 1 << 20, (3 << 20) + 512].map(|size| (bits, size)))
+            {
+                let cluster_size = 1 << cluster_bits;
+                if extended_l2 && cluster_bits < 14 {
+                    continue;
+                }
+                let create = CreateQcow2 {
+                    cluster_size,
+                    refcount_bits,
+                    extended_l2,
+                    ..CreateQcow2::new(size)
+                };
+                let file = File::with(&create, &features);
+                let mut header = Header::parse(&file.bytes, Purpose::Write).unwrap();
+                assert_eq!((header.size, header.data_file_raw), (size, features.is_raw));
+                assert_eq!(header.data_file.take().is_some(), features.data_file.is_some());
+                if features.data_file.is_some() {
+                    // The reader takes places in another file for places in this one.
+                    continue;
+                }
+                let clusters = size.div_ceil(cluster_size.into()) as usize;
+                let found = file.judge();
+                let (disk, rest) = found.split_at(clusters);
+                let has_place = |found: &Found| found.host.is_some();
+                assert!(disk.iter().all(|found| has_place(found) == features.is_mapped));
+                assert!(!rest.iter().any(has_place));
+                let is_data = features.is_mapped && !extended_l2;
+                assert!(
+                    disk.iter().all(|found| (found.data == ALL) == is_data && found.zeroes == 0)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_version_2_image_has_no_features() {
+    let features = Features { is_v2: true, is_mapped: true, ..Features::default() };
+    let backing = Some(("base".to_owned(), Some("raw".to_owned())));
+    let create = CreateQcow2 { backing, ..CreateQcow2::new(1 << 20) };
+    let file = File::with(&create, &features);
+    let header = Header::parse(&file.bytes, Purpose::Write).unwrap();
+    let backing = header.backing.unwrap();
+    assert_eq!((header.version, header.size, header.refcount_bits), (2, 1 << 20, 16));
+    assert_eq!((&*backing.filename, backing.format.as_deref()), ("base", Some("raw")));
 }
 
 fn course(seed: u64, is_extended: bool) {
