@@ -197,6 +197,11 @@ pub trait BlockNode: Send + Sync {
         None
     }
 
+    /// Returns whether discards pass to what the node keeps, although the node is for reading.
+    fn can_forget(&self) -> bool {
+        false
+    }
+
     /// Returns the key slots of an encrypted image, if the node decrypts one with a LUKS header.
     fn key_slots(&self) -> Option<Arc<KeySlots>> {
         None

@@ -34,6 +34,8 @@ pub struct BlockdevOptions {
     pub read_only: bool,
     /// `auto-read-only`: fall back to read-only when the image cannot be opened for writing.
     pub auto_read_only: bool,
+    /// `force-share`: others may write to the image meanwhile. Only for reading.
+    pub force_share: bool,
     /// `discard`: whether discard requests are passed on.
     pub discard: Discard,
     /// `detect-zeroes`: whether written zeroes become write-zeroes requests.
@@ -54,6 +56,7 @@ impl BlockdevOptions {
             node_name: node_name.map(str::to_owned),
             read_only: false,
             auto_read_only: false,
+            force_share: false,
             discard: Discard::Ignore,
             detect_zeroes: DetectZeroes::Off,
             active: true,

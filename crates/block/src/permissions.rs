@@ -127,6 +127,8 @@ pub enum ChildUse {
     Backing,
     /// The node keeps what the child held at one moment: writes must not bypass the node.
     CopyBeforeWrite,
+    /// The same, and what was copied is discarded in the child.
+    CopyAndDiscard,
     /// The node writes to the child what is about to be overwritten elsewhere.
     CopyTarget,
     /// The node is a filter that writes to the child what is read.
@@ -163,6 +165,10 @@ impl ChildUse {
                 takes: takes.with(Permissions::CONSISTENT_READ),
                 shares: shares.without(CHANGES),
             },
+            ChildUse::CopyAndDiscard => {
+                let own = Permissions::CONSISTENT_READ.with(Permissions::WRITE);
+                Claim { takes: takes.with(own), shares: shares.without(CHANGES) }
+            }
             ChildUse::CopyTarget => Claim {
                 takes: Permissions::WRITE,
                 shares: Permissions::ALL.without(Permissions::RESIZE),
@@ -206,6 +212,8 @@ pub struct NodeUse<'a> {
     pub writable: bool,
     /// Whether the node is active. An inactive node takes no permission, and shares all.
     pub active: bool,
+    /// Whether the node shares all that it uses, whatever its users do.
+    pub force_share: bool,
     /// Order of addition: a node that was added later has a higher number.
     pub serial: u64,
 }
@@ -312,12 +320,16 @@ pub fn check<'a>(
         let users = parents.remove(name).unwrap_or_default();
         find_conflict(name, &users)?;
         let above = users.iter().fold(Claim::NOTHING, |all, user| all.and(user.claim));
-        let Some(&NodeUse { writable, active, serial, .. }) = nodes.get(name) else { continue };
+        let Some(&NodeUse { writable, active, force_share, serial, .. }) = nodes.get(name) else {
+            continue;
+        };
         for edge in below.remove(name).unwrap_or_default() {
             let claim = match active {
                 true => edge.used_as.claim(above, writable),
                 false => Claim::NOTHING,
             };
+            let shares = if force_share { Permissions::ALL } else { claim.shares };
+            let claim = Claim { shares, ..claim };
             let parent = Parent { claim, serial, edge: Some(edge) };
             parents.entry(edge.child).or_default().push(parent);
             if let Some(missing) = missing_parents.get_mut(edge.child) {

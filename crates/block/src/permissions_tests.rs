@@ -25,6 +25,7 @@ impl Model {
             name,
             writable: node.0,
             active: node.1,
+            force_share: false,
             serial,
         });
         let edges = self.nodes.iter().zip(&names).flat_map(|((_, _, below), parent)| {
@@ -177,7 +178,8 @@ proptest! {
 
 #[test]
 fn names_both_users_in_qemus_words() {
-    let node = |name, serial| NodeUse { name, writable: true, active: true, serial };
+    let (writable, active, force_share) = (true, true, false);
+    let node = |name, serial| NodeUse { name, writable, active, force_share, serial };
     let edge = |parent| EdgeUse { parent, role: "file", child: "f", used_as: ChildUse::Metadata };
     let conflict = check([node("f", 0), node("a", 1), node("b", 2)], [edge("a"), edge("b")], []);
     assert_eq!(

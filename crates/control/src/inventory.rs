@@ -63,6 +63,7 @@ struct NbdServer {
 struct Node {
     serial: u64,
     read_only: bool,
+    force_share: bool,
     children: Vec<Child>,
     /// Objects that it refers to.
     objects: Vec<String>,
@@ -111,6 +112,8 @@ struct Job {
     chain: Vec<String>,
     /// A filter lies above the source.
     filters: bool,
+    /// It discards in the source what it has copied.
+    discards: bool,
 }
 
 /// The kind of a job that is a `block_resize`.
@@ -249,7 +252,7 @@ impl Inventory {
         inventory
     }
 
-    /// Returns the inventory with a job that copies `source` to `target`.
+    /// Returns the inventory with a job that copies `source` to `target`, and then may discard what it has copied.
     ///
     /// # Errors
     ///
@@ -260,6 +263,7 @@ impl Inventory {
         kind: &'static str,
         source: &str,
         target: &str,
+        discards: bool,
     ) -> Result<Inventory, OptionError> {
         for name in [source, target] {
             self.find(name, name)?;
@@ -282,6 +286,7 @@ impl Inventory {
             target: Some(target.to_owned()),
             chain: Vec::new(),
             filters: true,
+            discards,
         };
         inventory.jobs.insert(id.to_owned(), job);
         inventory.check_permissions()?;
@@ -313,7 +318,7 @@ impl Inventory {
         let mut inventory = self.clone();
         let serial = inventory.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
-        let job = Job { serial, kind, source, target: None, chain, filters };
+        let job = Job { serial, kind, source, target: None, chain, filters, discards: false };
         inventory.jobs.insert(id.to_owned(), job);
         Ok(inventory)
     }
@@ -614,8 +619,9 @@ impl Inventory {
                 below.nested = true;
             }
         }
-        let (read_only, nested, inactive) = (options.read_only, false, false);
-        let node = Node { serial, read_only, children, objects, nested, inactive };
+        let (nested, inactive) = (false, false);
+        let BlockdevOptions { read_only, force_share, .. } = *options;
+        let node = Node { serial, read_only, force_share, children, objects, nested, inactive };
         self.nodes.insert(name.clone(), node);
         self.with_options_active(&name, options)?;
         Ok(name)

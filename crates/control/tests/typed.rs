@@ -185,6 +185,7 @@ fn both_syntaxes_give_the_same_node() {
         node_name: Some("n".to_owned()),
         read_only: false,
         auto_read_only: true,
+        force_share: false,
         discard: Discard::Unmap,
         detect_zeroes: DetectZeroes::Unmap,
         active: true,

@@ -49,6 +49,7 @@ fn write(
         node_name: Some("disk".into()),
         read_only: false,
         auto_read_only: false,
+        force_share: false,
         discard: Discard::Unmap,
         detect_zeroes,
         active: true,

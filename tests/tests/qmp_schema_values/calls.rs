@@ -353,24 +353,22 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         call("blockdev-create", json!({"job-id": "j", "options": file})).after(END_JOBS, json!({})),
     );
 
-    let qcow2 =
-        json!({"driver": "qcow2", "file": "d0", "size": 1 << 20, "backing-file": "base.raw"});
-    all.push(
-        call("blockdev-create", json!({"job-id": "j", "options": qcow2}))
-            .after(END_JOBS, json!({})),
-    );
     let luks = json!({"driver": "luks", "file": "made", "size": 1 << 20, "key-secret": "sec0", "iter-time": 10});
-    let mut qcow2 = json!({"driver": "qcow2", "file": "made", "size": 1 << 20});
+    let plain = json!({"driver": "qcow2", "file": "made", "size": 1 << 20});
+    let mut qcow2 = plain.clone();
     qcow2["encrypt"] = json!({"format": "luks", "key-secret": "sec0", "iter-time": 10});
     let made = json!({"driver": "file", "node-name": "made", "filename": path("made.img")});
     let head = json!({"driver": "file", "node-name": "head", "filename": path("head.img")});
-    for (options, below) in [(luks, ""), (qcow2, "blockdev-create/options/qcow2/encrypt")] {
+    let encrypt = "blockdev-create/options/qcow2/encrypt";
+    for (options, below) in [(luks, ""), (plain, ""), (qcow2, encrypt)] {
         let create = call("blockdev-create", json!({"job-id": "j", "options": options}));
         all.push(
             create
                 .below(below)
                 .before("blockdev-add", made.clone())
                 .before("blockdev-add", head.clone())
+                // A file that is longer than the image has no room that can be allocated.
+                .before("block_resize", json!({"node-name": "made", "size": 0}))
                 .after(END_JOBS, json!({}))
                 .after("blockdev-del", json!({"node-name": "made"}))
                 .after("blockdev-del", json!({"node-name": "head"})),

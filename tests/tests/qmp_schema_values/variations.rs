@@ -144,8 +144,13 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             let file = json!({"driver": "file", "filename": format!("{dir}/packed.qcow2")});
             vec![json!("plain"), json!({"driver": "qcow2", "file": file})]
         }
-        ("blockdev-create/options/luks/file", _) => one(json!("made")),
-        ("blockdev-create/options/luks/header", _) => one(json!("head")),
+        ("blockdev-create/options/luks/file" | "blockdev-create/options/qcow2/file", _) => {
+            one(json!("made"))
+        }
+        ("blockdev-create/options/luks/header" | "blockdev-create/options/qcow2/data-file", _) => {
+            one(json!("head"))
+        }
+        (_, "extent-size-hint") => one(json!(65536)),
         (_, "iter-time") => one(json!(10)),
         (_, "new-secret" | "old-secret" | "secret") => one(json!("sec0")),
         ("blockdev-create/options/qcow2/encrypt", _) => {
@@ -179,7 +184,6 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             one(json!("anything"))
         }
         (_, "snapshot") => one(json!("anything")),
-        // The node for the image has a fixed size.
         ("blockdev-create/options/qcow2/cluster-size", _) => one(json!(4096)),
         (_, "refcount-bits") => one(json!(16)),
         (_, "cluster-size") => one(json!(1 << 20)),
@@ -266,6 +270,12 @@ fn beside(what: &str) -> Value {
         } else {
             json!({})
         }
+    } else if is("/force-share=true") {
+        json!({"read-only": true})
+    } else if what.contains("/backing-fmt=") {
+        json!({"backing-file": "disk.img"})
+    } else if what.ends_with("/data-file-raw=true") {
+        json!({"data-file": "head"})
     } else if what.starts_with("nbd-server-add/") {
         json!({})
     } else if is("/aio=\"native\"") {

@@ -35,6 +35,8 @@ pub struct Backup {
     max_chunk: u64,
     /// The target stores the data compressed.
     compress: bool,
+    /// What was copied is discarded in the source.
+    discard: bool,
 }
 
 impl Backup {
@@ -76,10 +78,16 @@ impl Backup {
         self.copying(What::Top(Clusters { len, unit: 1 }))
     }
 
+    /// Discards in the source what was copied.
+    #[must_use]
+    pub fn discarding(self) -> Backup {
+        Backup { discard: true, ..self }
+    }
+
     fn copying(self, what: What) -> Backup {
         let left = self.snapshot.left.take();
-        let (max_chunk, compress) = (self.max_chunk, self.compress);
-        Backup { max_chunk, compress, ..Backup::of(left, self.snapshot.on_error, what) }
+        let Backup { max_chunk, compress, discard, .. } = self;
+        Backup { max_chunk, compress, discard, ..Backup::of(left, self.snapshot.on_error, what) }
     }
 
     /// Adds the parts that are set in a bitmap to those that are copied.
@@ -115,7 +123,7 @@ impl Backup {
 
     fn of(left: Bitmap, on_error: OnCbwError, what: What) -> Backup {
         let snapshot = Arc::new(Snapshot::new(left, on_error, what));
-        Backup { snapshot, max_chunk: CHUNK, compress: false }
+        Backup { snapshot, max_chunk: CHUNK, compress: false, discard: false }
     }
 
     /// Returns the filter to put between the source and its users.
@@ -170,10 +178,15 @@ impl Backup {
                 let range = snapshot.left.bytes_of(&claim.parts);
                 worker.pace(range.end - range.start);
                 let (source, target) = (Rc::clone(&source), Rc::clone(&target));
+                let discards = self.discard;
                 copies.push(async move {
                     let what = snapshot.what;
                     let result = what.copy(&source, &target, range.clone(), &mut buffer).await;
                     if result.is_ok() {
+                        if discards {
+                            // While writes wait for the claim, so that nothing new is discarded.
+                            what.discard(&source, range.clone(), &mut buffer).await;
+                        }
                         claim.done();
                     }
                     (range, buffer, result)

@@ -81,6 +81,14 @@ impl Bitmap {
         offset >> self.shift..((end - 1) >> self.shift) + 1
     }
 
+    /// The parts that lie within a range of the disk.
+    pub(crate) fn parts_within(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset.saturating_add(len);
+        let end = if end >= self.size { self.size.next_multiple_of(1 << self.shift) } else { end };
+        let start = offset.next_multiple_of(1 << self.shift);
+        start >> self.shift..(end >> self.shift).max(start >> self.shift)
+    }
+
     /// The bytes of some parts.
     pub(crate) fn bytes_of(&self, parts: &Range<u64>) -> Range<u64> {
         let end = (parts.end << self.shift).min(self.size);

@@ -228,6 +228,27 @@ pub(super) async fn copy_top(
     Ok(())
 }
 
+/// Discards a range of the source, whose data the target has.
+pub(super) async fn discard(source: &Rc<dyn Channel>, range: Range<u64>) {
+    let len = range.end - range.start;
+    // The data stays if it cannot be discarded.
+    let _ = submit(source, Op::Discard, range.start, len, IoBufs::new()).await;
+}
+
+/// Discards what the source's topmost image stores of a range. A discard elsewhere would hide the images behind.
+pub(super) async fn discard_top(source: &Rc<dyn Channel>, range: Range<u64>, buffer: &mut Buffer) {
+    let mut at = range.start;
+    while at < range.end {
+        for extent in buffer.status(source, &(at..range.end)).await {
+            let end = at.saturating_add(extent.len).min(range.end);
+            if extent.depth == 1 {
+                discard(source, at..end).await;
+            }
+            at = end;
+        }
+    }
+}
+
 async fn copy_data(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
 use super::claims::Claims;
-use super::copy::{Buffer, Failure, copy, copy_above, copy_top, populate};
+use super::copy::{Buffer, Failure, copy, copy_above, copy_top, discard, discard_top, populate};
 use super::worker::CHUNK;
 use crate::node::Channel;
 
@@ -46,6 +46,19 @@ impl What {
             What::Top(clusters) => copy_top(source, target, range, buffer, clusters).await,
             What::Behind(depth) => populate(target, range, depth, buffer).await,
             What::Above(depth) => copy_above(source, target, range, depth, buffer).await,
+        }
+    }
+
+    /// Discards in the source what was copied of a range. A discard that fails leaves the data.
+    pub(super) async fn discard(
+        self,
+        source: &Rc<dyn Channel>,
+        range: Range<u64>,
+        buffer: &mut Buffer,
+    ) {
+        match self {
+            What::Top(_) => discard_top(source, range, buffer).await,
+            What::All(_) | What::Behind(_) | What::Above(_) => discard(source, range).await,
         }
     }
 }
@@ -125,7 +138,8 @@ impl Snapshot {
             }
         };
         let is_free = |part: &u64| self.left.is_set(*part) && !claimed.has(*part);
-        let count = (start..parts.end.min(start + most)).take_while(is_free).count() as u64;
+        let count =
+            (start..parts.end.min(start.saturating_add(most))).take_while(is_free).count() as u64;
         let parts = start..start + count;
         claimed.add(parts.clone(), false);
         drop(claimed);
@@ -160,6 +174,13 @@ impl Snapshot {
     /// Claims the next of `parts`, and waits while others copy all that is left of them.
     async fn next_claim(&self, parts: &Range<u64>, most: u64) -> Option<Claim<'_>> {
         self.claims.wait_for(|| self.claim(parts.clone(), most).ok()).await
+    }
+
+    /// Has some parts not copied any more. Waits while they are copied or read.
+    pub(crate) async fn forget(&self, parts: Range<u64>) {
+        while let Some(claim) = self.next_claim(&parts, u64::MAX).await {
+            claim.done();
+        }
     }
 
     /// Copies what is left of some parts.

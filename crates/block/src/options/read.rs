@@ -3,7 +3,7 @@
 use ::options::place::{Checked, Of, OneOf};
 use ::options::scalar::{IDENTIFIER_HINT, is_identifier};
 use ::options::shape::{Shape, Union, Variant};
-use ::options::table::{self, Context, Field, Row, only_off};
+use ::options::table::{self, Context, Field, Row};
 use ::options::{Object, OptionError, Value};
 
 use super::elsewhere;
@@ -24,6 +24,8 @@ pub struct Inherited {
     pub read_only: bool,
     /// `auto-read-only`.
     pub auto_read_only: bool,
+    /// `force-share`.
+    pub force_share: bool,
     /// `cache`.
     pub cache: Cache,
     /// `discard`.
@@ -38,6 +40,7 @@ pub(super) struct Common {
     node_name: Option<String>,
     read_only: Option<bool>,
     auto_read_only: Option<bool>,
+    force_share: Option<bool>,
     discard: Option<Discard>,
     detect_zeroes: DetectZeroes,
     active: Option<bool>,
@@ -61,6 +64,7 @@ impl Common {
             ref node_name,
             read_only,
             auto_read_only,
+            force_share,
             discard,
             detect_zeroes,
             active,
@@ -72,6 +76,7 @@ impl Common {
             node_name: node_name.clone(),
             read_only: Some(read_only),
             auto_read_only: Some(auto_read_only),
+            force_share: Some(force_share),
             discard: Some(discard),
             detect_zeroes,
             active: Some(active),
@@ -86,6 +91,10 @@ impl Common {
 
     fn auto_read_only(&self) -> bool {
         self.auto_read_only.unwrap_or(self.inherited.auto_read_only)
+    }
+
+    fn force_share(&self) -> bool {
+        self.force_share.unwrap_or(self.inherited.force_share)
     }
 
     fn cache(&self) -> Cache {
@@ -105,6 +114,7 @@ impl Common {
         Inherited {
             read_only: self.read_only(),
             auto_read_only: self.auto_read_only(),
+            force_share: self.force_share(),
             cache: self.cache(),
             discard: Discard::Unmap,
         }
@@ -166,11 +176,12 @@ pub(super) static COMMON: &[Field<Common>] = &[
             ("unmap", DetectZeroes::Unmap, "zeroes become write-zeroes requests that may unmap"),
         ],
     }),
-    Field::unoffered("force-share", |node, value, name, at| {
-        only_off(node, value, name, at).map_err(|error| {
-            error.hint("read-only=on,locking=off reads an image that another program has locked.")
-        })
-    }),
+    Row::default(
+        "force-share",
+        "off",
+        "read an image that others may write to meanwhile; needs read-only=on; nested nodes inherit it",
+    )
+    .at(&Of(|node: &mut Common| &mut node.force_share)),
 ];
 
 fn check_name(name: &Option<String>) -> table::Set {
@@ -302,6 +313,9 @@ fn read_node(
     table::read(COMMON, &mut node, &mut object, at)?;
     let discard = node.discards();
     let built = driver.options.read(object, node.bequest(), at, driver.name)?;
+    if node.force_share() && !node.read_only() {
+        return Err(OptionError::new("force-share=on can only be used with read-only images"));
+    }
     if node.detect_zeroes == DetectZeroes::Unmap && discard != Discard::Unmap {
         return Err(OptionError::new(
             "setting detect-zeroes to unmap is not allowed without setting discard operation \
@@ -311,6 +325,7 @@ fn read_node(
     Ok(BlockdevOptions {
         read_only: node.read_only(),
         auto_read_only: node.auto_read_only(),
+        force_share: node.force_share(),
         cache: node.cache(),
         node_name: node.node_name,
         discard,

@@ -31,7 +31,7 @@ impl NodeRegistry {
             self.lock_images(child.edge.node().name(), nested)?;
         }
         match self.locks.get(&name).and_then(Weak::upgrade) {
-            Some(lock) if lock.claims().is_none() => lock.change(Claims::of_disk(true)),
+            Some(lock) if lock.claims().is_none() => lock.change_for_reader(),
             Some(_) | None => Ok(()),
         }
     }

@@ -29,6 +29,7 @@ impl Job {
         match self.kind {
             "mirror" | "commit" => ChildUse::Window,
             "stream" => ChildUse::Filtered,
+            _ if self.discards => ChildUse::CopyAndDiscard,
             _ => ChildUse::CopyBeforeWrite,
         }
     }
@@ -78,7 +79,8 @@ impl Inventory {
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
-        let job = Job { serial, kind: RESIZE, source, target: None, chain, filters: false };
+        let (filters, discards) = (false, false);
+        let job = Job { serial, kind: RESIZE, source, target: None, chain, filters, discards };
         inventory.jobs.insert(resize_of(name), job);
         Ok(inventory)
     }
@@ -152,12 +154,15 @@ impl Inventory {
             name,
             writable: !node.read_only,
             active: !node.inactive,
+            // A job may write to a node of a reader.
+            force_share: node.force_share && node.read_only,
             serial: node.serial,
         });
         let filter_nodes = filters.values().map(|(name, job)| NodeUse {
             name,
             writable: true,
             active: true,
+            force_share: false,
             serial: job.serial,
         });
         // The target of a backup may be an overlay of its source, where it reads what is not overwritten yet.

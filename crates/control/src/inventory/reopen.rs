@@ -29,6 +29,9 @@ impl Inventory {
             let message = format!("Failed to find node with node-name='{name}'");
             return Err(OptionError::new(message));
         };
+        if options.force_share != node.force_share {
+            return Err(OptionError::new("Cannot change the option 'force-share'"));
+        }
         let mut objects = Vec::new();
         for (kind, id) in options.driver.objects() {
             objects.push(self.object(kind, id)?);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use block::driver::Layer;
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
 use control::qmp::{ErrorClass, QmpError};
@@ -34,6 +35,8 @@ pub(in super::super) struct ChainOptions {
     pub(in super::super) top: ImageName,
     /// The name of the base in the header of the image above.
     pub(in super::super) backing_file: Option<String>,
+    /// `backing-mask-protocol`: the base has the format `raw` there if it has none.
+    pub(in super::super) masks_protocol: bool,
 }
 
 impl Default for ChainOptions {
@@ -44,6 +47,7 @@ impl Default for ChainOptions {
             bottom: None,
             top: ImageName::default(),
             backing_file: None,
+            masks_protocol: false,
         }
     }
 }
@@ -71,7 +75,7 @@ impl Daemon {
         &mut self,
         options: ChainOptions,
     ) -> Result<(), QmpError> {
-        let ChainOptions { mut copy, base, bottom, backing_file, .. } = options;
+        let ChainOptions { mut copy, base, bottom, backing_file, masks_protocol, .. } = options;
         for (left, right, words) in [
             (base.file.is_some(), base.node.is_some(), "'base' and 'base-node'"),
             (base.file.is_some(), bottom.is_some(), "'base' and 'bottom'"),
@@ -120,7 +124,7 @@ impl Daemon {
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
         let end = ChainEnd {
-            name: base.as_deref().map(|base| self.backing_name(base, backing_file)),
+            name: base.as_deref().map(|base| self.backing_name(base, backing_file, masks_protocol)),
             overlay: (!chain.is_empty()).then(|| device.clone()),
             base,
             dropped,
@@ -146,7 +150,7 @@ impl Daemon {
         &mut self,
         options: ChainOptions,
     ) -> Result<(), QmpError> {
-        let ChainOptions { mut copy, base, top, backing_file, .. } = options;
+        let ChainOptions { mut copy, base, top, backing_file, masks_protocol, .. } = options;
         let device = copy.device.clone();
         if self.nodes.node(&device).is_err() {
             let desc = format!("Device '{device}' not found");
@@ -237,7 +241,7 @@ impl Daemon {
         if top > 0 {
             let end = ChainEnd {
                 overlay: whole.get(top - 1).cloned(),
-                name: Some(self.backing_name(&base_name, backing_file)),
+                name: Some(self.backing_name(&base_name, backing_file, masks_protocol)),
                 base: Some(base_name),
                 dropped: whole.get(top..base).unwrap_or_default().to_vec(),
                 read_only_again,
@@ -276,8 +280,12 @@ impl Daemon {
     }
 
     /// Returns the name of `base` for another image's header: `given`, or the file name.
-    fn backing_name(&self, base: &str, given: Option<String>) -> BackingName {
-        let format = self.nodes.options(base).map(|options| options.driver.kind().name.to_owned());
+    /// `masks_protocol`: the bytes of a base that has no format are named as `raw`.
+    fn backing_name(&self, base: &str, given: Option<String>, masks_protocol: bool) -> BackingName {
+        let format = self.nodes.options(base).map(|options| {
+            let is_masked = masks_protocol && options.driver.layer() == Layer::Storage;
+            if is_masked { "raw" } else { options.driver.kind().name }.to_owned()
+        });
         let filename = given.unwrap_or_else(|| nodes::filename_of(&self.nodes, base));
         BackingName { filename, format }
     }

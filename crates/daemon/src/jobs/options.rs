@@ -38,6 +38,8 @@ pub(crate) struct CopyOptions {
     pub(crate) on_target_error: OnError,
     /// `filter-node-name`: name of the filter above the source.
     pub(crate) filter_node_name: Option<String>,
+    /// `discard-source`: what was copied is discarded in the source.
+    pub(crate) discard_source: bool,
 }
 
 /// `sync`: the data that a job copies.

@@ -63,6 +63,14 @@ fn check_perf(perf: Perf) -> Result<(u64, u64, u64), QmpError> {
     Ok((cluster, max_chunk, memory.min(BACKUP_BUF_SIZE)))
 }
 
+/// Checks that a backup may discard parts of its source.
+fn check_discard(source: &dyn BlockNode) -> Result<(), QmpError> {
+    match source.geometry().read_only && !source.can_forget() {
+        true => Err(QmpError::generic("Block node is read-only")),
+        false => Ok(()),
+    }
+}
+
 /// Checks that a target stores data compressed.
 fn check_compress(target: &dyn BlockNode) -> Result<(), QmpError> {
     if !target.compresses() {
@@ -176,6 +184,9 @@ impl Daemon {
         if compress {
             check_compress(&*ends.target)?;
         }
+        if copy.discard_source {
+            check_discard(&*self.nodes.node(&copy.device).map_err(DaemonError::from)?)?;
+        }
         check_parts(ends.size, cluster)?;
         let selects = matches!(copy.sync, Sync::Incremental | Sync::Bitmap);
         let used = match bitmap {
@@ -193,6 +204,7 @@ impl Daemon {
         let backup = backup.with_max_chunk(max_chunk);
         let backup = if copy.sync == Sync::Top { backup.of_top() } else { backup };
         let backup = if compress { backup.compressed() } else { backup };
+        let backup = if copy.discard_source { backup.discarding() } else { backup };
         let name = self.filter_name(&copy)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());
@@ -281,7 +293,8 @@ impl Daemon {
         copy: &CopyOptions,
         kind: &'static str,
     ) -> Result<Inventory, QmpError> {
-        let inventory = self.inventory.with_job(&copy.job.id, kind, &copy.device, &copy.target);
+        let CopyOptions { job, device, target, discard_source, .. } = copy;
+        let inventory = self.inventory.with_job(&job.id, kind, device, target, *discard_source);
         Ok(inventory.map_err(DaemonError::from)?)
     }
 
@@ -317,9 +330,7 @@ impl Daemon {
         if copy.speed < 0 {
             return Err(negative_speed());
         }
-        self.inventory
-            .with_job(&copy.job.id, kind, &copy.device, &copy.target)
-            .map_err(DaemonError::from)?;
+        self.inventory_with_copy(copy, kind)?;
         let size = |name| self.nodes.node(name).map(|node| node.geometry().size);
         let sizes = [size(&copy.device), size(&copy.target)];
         if kind == "backup" && matches!(&sizes, [Ok(source), Ok(target)] if source != target) {

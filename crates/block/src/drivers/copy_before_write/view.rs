@@ -1,7 +1,10 @@
 //! The disk as it was when a copy-before-write node was opened.
+//!
+//! A discard has a part of it kept no longer: the part cannot be read any more, and is not copied before it is written to.
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -16,7 +19,7 @@ use crate::submit::submit;
 /// Segments of memory read at once.
 const SEGMENTS: usize = 64;
 
-/// A node that is read only.
+/// A node that is read only, but for discards.
 pub(super) struct View {
     pub(super) name: String,
     pub(super) source: Arc<dyn BlockNode>,
@@ -79,6 +82,7 @@ impl ViewChannel {
     async fn carry_out(self: Rc<Self>, mut request: Request) {
         let result = match request.op {
             Op::Read => self.read(&request).await,
+            Op::Discard => self.discard(&request).await,
             _ => self.block_status(&mut request).await,
         };
         self.reading.set(self.reading.get() - 1);
@@ -125,11 +129,30 @@ impl ViewChannel {
             drop(place);
             done += bytes as u64;
         }
-        // A write that was not copied for may have come before a read.
-        match self.view.snapshot.is_broken() {
-            true => Err(Errno::EACCES),
-            false => Ok(()),
+        // A write that was not copied for, or a discard, may have come before a read.
+        match self.is_kept(request) {
+            true => Ok(()),
+            false => Err(Errno::EACCES),
         }
+    }
+
+    fn is_kept(&self, request: &Request) -> bool {
+        let View { snapshot, kept, .. } = &*self.view;
+        let mut parts = snapshot.left.parts(request.offset, request.len);
+        !snapshot.is_broken() && parts.all(|part| kept.is_set(part))
+    }
+
+    /// Forgets the parts that lie within a range.
+    async fn discard(&self, request: &Request) -> Result<(), Errno> {
+        let View { snapshot, kept, .. } = &*self.view;
+        let parts = snapshot.left.parts_within(request.offset, request.len);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        kept.clear(parts.clone());
+        snapshot.forget(parts.clone()).await;
+        let Range { start, end } = snapshot.left.bytes_of(&parts);
+        submit(&self.target, Op::Discard, start, end - start, IoBufs::new()).await.0
     }
 
     /// Tells of the first bytes of the range, which is an answer.
@@ -147,10 +170,10 @@ impl Channel for ViewChannel {
     fn submit(&self, request: Request) {
         match request.op {
             Op::Flush => return request.complete(Ok(())),
-            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => {
+            Op::Write { .. } | Op::WriteZeroes { .. } => {
                 return request.complete(Err(Errno::EROFS));
             }
-            Op::Read | Op::BlockStatus => {}
+            Op::Read | Op::BlockStatus | Op::Discard => {}
         }
         let end = request.offset.checked_add(request.len);
         if end.is_none_or(|end| end > self.view.kept.size()) {

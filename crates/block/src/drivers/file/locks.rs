@@ -69,6 +69,11 @@ impl Claims {
         }
     }
 
+    /// The same, but others may write to the image and resize it, if `all` is to be shared.
+    pub(crate) fn sharing(self, all: bool) -> Self {
+        if all { Claims { not_shared: &[], ..self } } else { self }
+    }
+
     /// No claims: the image is not used for now.
     pub(crate) fn none() -> Self {
         Claims { in_use: &[], not_shared: &[] }
@@ -123,6 +128,8 @@ pub(crate) struct ImageLock {
     fd: Arc<OwnedFd>,
     path: PathBuf,
     claims: Mutex<Claims>,
+    /// Readers share the image with writers.
+    force_share: bool,
     /// The descriptor that claims a block device for writing (`O_EXCL`, open(2)). Kept as long as the lock.
     claim: OnceLock<Arc<OwnedFd>>,
     /// Whether this process owns the locks and may release them; `None`: always.
@@ -150,6 +157,7 @@ impl ImageLock {
             fd: fd_of_lock,
             path: path_buf,
             claims: Mutex::new(claims),
+            force_share: false,
             claim: OnceLock::new(),
             owned,
         };
@@ -195,6 +203,21 @@ impl ImageLock {
     pub(crate) fn keep_claim(&self, fd: &Arc<OwnedFd>) {
         // The first descriptor stays.
         let _ = self.claim.set(fd.clone());
+    }
+
+    /// Has readers share the image with writers.
+    pub(crate) fn sharing(mut self, force_share: bool) -> ImageLock {
+        self.force_share = force_share;
+        self
+    }
+
+    /// Locks an image that is only read, for its first user.
+    ///
+    /// # Errors
+    ///
+    /// As of [`change`](Self::change).
+    pub(crate) fn change_for_reader(&self) -> Result<(), OpenError> {
+        self.change(Claims::of_disk(true).sharing(self.force_share))
     }
 
     /// The present claims.

@@ -109,7 +109,9 @@ pub(super) fn open(
     let claims = match (read_only, &locked) {
         // The registry locks the image for the node's first user.
         (true, None) => Claims::none(),
-        (true, Some(_)) | (false, _) => Claims::of_disk(read_only),
+        (true, Some(_)) | (false, _) => {
+            Claims::of_disk(read_only).sharing(common.force_share && read_only)
+        }
     };
     let lock = match locked {
         Some(lock) => {
@@ -128,7 +130,7 @@ pub(super) fn open(
                 // Checked after the lock, because the lock's error can name a program.
                 return Err(claimed_by_others(path, metadata.rdev()));
             }
-            lock.map(Arc::new)
+            lock.map(|lock| Arc::new(lock.sharing(common.force_share)))
         }
     };
     let keeps_claim = kind == Kind::HostDevice && is_claimed && !read_only;

@@ -151,6 +151,7 @@ fn file_at(
 fn in_place(driver: Driver, above: &BlockdevOptions, read_only: bool) -> BlockdevRef {
     BlockdevRef::Inline(Box::new(BlockdevOptions {
         read_only,
+        force_share: above.force_share && read_only,
         discard: Discard::Unmap,
         cache: above.cache,
         ..BlockdevOptions::new(None, driver)

@@ -1,7 +1,7 @@
 //! `block-commit`.
 
 use control::qmp::Returns;
-use options::table::{Field, Row, only_off, put};
+use options::table::{Field, Row, put};
 
 use super::super::Command;
 use super::arguments::{Copies, Rows};
@@ -56,7 +56,12 @@ static ARGUMENTS: &[Field<Arguments>] = &[
         "how the image above is to name the base",
     )
     .text("<filename>", |to, text| put(&mut to.0.backing_file, Some(text))),
-    Field::unoffered("backing-mask-protocol", only_off),
+    Row::default(
+        "backing-mask-protocol",
+        "off",
+        "name raw as the base's format if the base has no format",
+    )
+    .bool(|to, on| put(&mut to.0.masks_protocol, on)),
     Rows::SPEED,
     Rows::ON_ERROR,
     Rows::FILTER,

@@ -116,6 +116,8 @@ static ARGUMENTS: &[Field<BackupOptions>] = &[
     Rows::AUTO_FINALIZE,
     Rows::AUTO_DISMISS,
     Rows::FILTER_OF_SOURCE,
+    Row::default("discard-source", "off", "discard in the source what was copied")
+        .bool(|to, on| put(&mut to.copy.discard_source, on)),
     Row::default("compress", "off", "the target, a qcow2 image, stores the data compressed")
         .bool(|to, on| put(&mut to.compress, on)),
     Row::optional("x-perf", "as its members say", "how the job copies").nested(
