@@ -98,6 +98,8 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
         "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
             why.starts_with("Failed to connect to '::1:")
         }
+        // An ordinary user needs an entry in /etc/fuse.conf.
+        "block-export-add/fuse/allow-other=\"on\"" => why.contains("'user_allow_other'"),
         // A kernel without vsock.
         what if what.starts_with("nbd-server-start/addr/vsock") => {
             why == "Failed to bind socket: Address family not supported by protocol"
