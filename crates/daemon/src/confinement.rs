@@ -18,12 +18,13 @@ use serde_json::{Value as Json, json};
 use crate::DaemonError;
 use crate::journals::Home;
 use crate::libraries;
+use crate::pidfile::{self, Renaming};
 
 /// Starts the sandbox of a new daemon.
 ///
 /// Call on the main thread, before other threads start.
 ///
-/// Returns `None` if the options disable the sandbox. `removed`: a file, besides sockets, that is removed at the end.
+/// Returns `None` if the options disable the sandbox.
 ///
 /// # Errors
 ///
@@ -32,7 +33,7 @@ use crate::libraries;
 pub fn begin(
     options: &SandboxOptions,
     steps: &[Step],
-    removed: Option<&Path>,
+    pidfile: Option<&Path>,
     kept: Option<Kept<'_>>,
 ) -> Result<Option<Sandbox>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
@@ -51,7 +52,7 @@ pub fn begin(
     let journals = Home::of(identity.as_ref()).folder;
     let is_any = has_monitor && options.paths.is_none();
     let library = libraries::load(options, steps, kept.map_or(&[], |kept| kept.more), is_any)?;
-    let mut reach = reach(options.paths.as_deref(), steps, removed, &journals, has_monitor);
+    let mut reach = reach(options.paths.as_deref(), steps, pidfile, &journals, has_monitor);
     if let (Some(Reach { files: Some(read), .. }), Some(files)) = (&library, &mut reach.files)
         && has_monitor
     {
@@ -120,7 +121,7 @@ pub(crate) fn told(in_force: Option<&InForce>) -> Json {
 fn reach(
     paths: Option<&[PathBuf]>,
     steps: &[Step],
-    removed: Option<&Path>,
+    pidfile: Option<&Path>,
     journals: &Path,
     has_monitor: bool,
 ) -> Reach {
@@ -137,7 +138,7 @@ fn reach(
             files.push(Beneath { path, purpose });
         }
     };
-    for socket in named.sockets.iter().map(PathBuf::as_path).chain(removed) {
+    for socket in named.sockets.iter().map(PathBuf::as_path).chain(pidfile) {
         // The socket may have been made through a symbolic link: allow both folders.
         let real = std::fs::canonicalize(socket);
         for path in [Some(socket), real.as_deref().ok()].into_iter().flatten() {
@@ -146,6 +147,9 @@ fn reach(
                 add(folder, Purpose::Remove);
             }
         }
+    }
+    if let Some(folder) = pidfile.and_then(pidfile::folder) {
+        add(&folder, Purpose::Rename);
     }
     if has_monitor || named.has_journal {
         add(journals, Purpose::Use);
@@ -284,6 +288,15 @@ fn pins_memory(action: &Action) -> bool {
 pub fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
     Ok(identity.map(|identity| identity.uid))
+}
+
+/// Whether a pid file may still be renamed once the daemon is confined.
+#[must_use]
+pub fn renaming(options: &SandboxOptions) -> Renaming {
+    match options.user {
+        Some(_) => Renaming::Uncertain,
+        None => Renaming::Possible,
+    }
 }
 
 /// Who that is. Names are looked up now: later the files and libraries for it may be out of reach.

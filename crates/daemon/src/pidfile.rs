@@ -5,8 +5,12 @@
 //!
 //! The lock belongs to the open file, so the process can hand it over. It conflicts with QEMU's locks, too.
 //!
-//! The file is created before the process confines itself. It is filled once nothing is left that could fail,
-//! and removed at the end.
+//! The file appears at its path when it has the id and the daemon serves, so that programs can wait for it. Until
+//! then it has another name in the same directory: it is created before the process confines itself. It is removed
+//! at the end.
+//!
+//! A daemon that becomes another user may not be allowed to rename the file. Its file is at its path, and empty,
+//! from the beginning. So is one that was there before, in a directory that cannot be written to.
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +20,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{AT_FDCWD, FcntlArg, RenameFlags, fcntl, renameat2};
 use nix::libc;
 
 use crate::DaemonError;
@@ -28,26 +32,54 @@ pub struct Pidfile {
     path: PathBuf,
     /// Holds the lock.
     file: File,
+    /// Where the file is until it is filled, if not at `path`.
+    hidden: Option<PathBuf>,
+}
+
+/// Whether a pid file may be renamed once the process is confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renaming {
+    /// By the same user, and the sandbox knows of the file.
+    Possible,
+    /// Not by the user that the process becomes.
+    Uncertain,
 }
 
 impl Pidfile {
-    /// Creates and locks the file, and empties it.
+    /// Creates and locks the file. A file that a killed process has left at the path is removed.
     ///
     /// # Errors
     ///
     /// If the file cannot be created, or a living process has locked it. The message is QEMU's.
-    pub fn create(path: &Path) -> Result<Self, String> {
-        Self::try_create(path).map_err(|why| format!("cannot create PID file: {why}"))
+    pub fn create(path: &Path, renaming: Renaming) -> Result<Self, String> {
+        Self::try_create(path, renaming).map_err(|why| format!("cannot create PID file: {why}"))
     }
 
-    /// Writes the process's id into the file, once the daemon has started.
+    /// Writes the process's id into the file, once the daemon has started, and has the file appear at its path.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written. The message is QEMU's.
-    pub fn fill(&self) -> Result<(), String> {
-        let why = |error| could_not("cannot create PID file: Failed to write pid file", error);
-        self.write().map_err(why)
+    /// If the file cannot be written, or another process has taken the path meanwhile. The message is QEMU's.
+    pub fn fill(&mut self) -> Result<(), String> {
+        let failed = |error| could_not("cannot create PID file: Failed to write pid file", error);
+        self.write().map_err(failed)?;
+        let Some(hidden) = &self.hidden else { return Ok(()) };
+        let rename = |flags| renameat2(AT_FDCWD, hidden, AT_FDCWD, &self.path, flags);
+        let renamed = match rename(RenameFlags::RENAME_NOREPLACE) {
+            // A file system without this flag.
+            Err(Errno::EINVAL) => rename(RenameFlags::empty()),
+            renamed => renamed,
+        };
+        match renamed {
+            Ok(()) => {
+                self.hidden = None;
+                Ok(())
+            }
+            Err(Errno::EEXIST) => {
+                Err(could_not("cannot create PID file: Cannot lock pid file", Errno::EAGAIN.into()))
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 
     /// [Creates](Self::create) the file if there is a path.
@@ -55,8 +87,9 @@ impl Pidfile {
     /// # Errors
     ///
     /// See [`create`](Self::create).
-    pub fn create_if(path: Option<&Path>) -> Result<Option<Self>, DaemonError> {
-        path.map(Self::create).transpose().map_err(DaemonError::new)
+    pub fn create_if(path: Option<&Path>, renaming: Renaming) -> Result<Option<Self>, DaemonError> {
+        let created = path.map(|path| Self::create(path, renaming));
+        created.transpose().map_err(DaemonError::new)
     }
 
     /// [Fills](Self::fill) a created file, and stores it in `kept`.
@@ -65,14 +98,36 @@ impl Pidfile {
     ///
     /// See [`fill`](Self::fill).
     pub fn fill_if(created: Option<Self>, kept: &OnceCell<Self>) -> Result<(), DaemonError> {
-        let Some(created) = created else { return Ok(()) };
+        let Some(mut created) = created else { return Ok(()) };
         created.fill().map_err(DaemonError::new)?;
         let _ = kept.set(created);
         Ok(())
     }
 
-    fn try_create(path: &Path) -> Result<Self, String> {
-        let create = || could_not_create(path);
+    fn try_create(path: &Path, renaming: Renaming) -> Result<Self, String> {
+        let create = |error| could_not(&format!("Could not create '{}'", path.display()), error);
+        if renaming == Renaming::Possible {
+            // Links are followed, also one that leads to no file yet.
+            let target = follow(path).map_err(create)?;
+            let removed = match OpenOptions::new().write(true).open(&target) {
+                Ok(left) => {
+                    lock(&left).map_err(could_not_lock)?;
+                    left.metadata().is_ok_and(|left| left.is_file())
+                        && fs::remove_file(&target).is_ok()
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+                Err(error) => return Err(create(error)),
+            };
+            if removed {
+                let hidden = beside(&target);
+                // One of a killed process that had the same id.
+                let _ = fs::remove_file(&hidden);
+                let file = open_new(&hidden).map_err(create)?;
+                let created = Self { path: target, file, hidden: Some(hidden) };
+                lock(&created.file).map_err(could_not_lock)?;
+                return Ok(created);
+            }
+        }
         loop {
             let file = OpenOptions::new()
                 .create(true)
@@ -80,17 +135,17 @@ impl Pidfile {
                 .write(true)
                 .mode(0o600)
                 .open(path)
-                .map_err(|error| could_not(&create(), error))?;
-            lock(&file).map_err(|errno| could_not("Cannot lock pid file", errno.into()))?;
+                .map_err(create)?;
+            lock(&file).map_err(could_not_lock)?;
             // Its last owner may have removed it between our opening and our locking.
             if !is_at(&file, path) {
                 continue;
             }
-            let path = fs::canonicalize(path).map_err(|error| could_not(&create(), error))?;
+            let path = fs::canonicalize(path).map_err(create)?;
             // A killed process may have left its id in the file.
             let emptied = file.set_len(0);
             emptied.map_err(|error| could_not("Failed to truncate pid file", error))?;
-            return Ok(Self { path, file });
+            return Ok(Self { path, file, hidden: None });
         }
     }
 
@@ -105,7 +160,7 @@ impl Pidfile {
 
     /// Takes over another process' file with its lock, and writes this one's ID.
     pub fn take_over(path: PathBuf, file: OwnedFd) -> Self {
-        let pidfile = Self { path, file: file.into() };
+        let pidfile = Self { path, file: file.into(), hidden: None };
         if let Err(error) = pidfile.write() {
             log::error!("cannot write PID file {}: {error}", pidfile.path.display());
         }
@@ -127,11 +182,12 @@ impl Drop for Pidfile {
 impl Pidfile {
     /// Removes the file, which dropping does as well.
     pub(crate) fn remove(&self) {
+        let path = self.hidden.as_ref().unwrap_or(&self.path);
         // Another program may have replaced the file.
-        if is_at(&self.file, &self.path)
-            && let Err(error) = fs::remove_file(&self.path)
+        if is_at(&self.file, path)
+            && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("cannot remove PID file {}: {error}", self.path.display());
+            log::warn!("cannot remove PID file {}: {error}", path.display());
         }
     }
 }
@@ -142,8 +198,41 @@ fn could_not(what: &str, error: io::Error) -> String {
     format!("{what}: {}", why.split(" (os error").next().unwrap_or_default())
 }
 
-fn could_not_create(path: &Path) -> String {
-    format!("Could not create '{}'", path.display())
+/// The folder in which the file at `path` is renamed.
+pub(crate) fn folder(path: &Path) -> Option<PathBuf> {
+    follow(path).ok()?.parent().map(Path::to_owned)
+}
+
+fn could_not_lock(errno: Errno) -> String {
+    could_not("Cannot lock pid file", errno.into())
+}
+
+/// Returns the absolute path that `path` leads to, whether or not there is a file.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let mut path = std::path::absolute(path)?;
+    // The kernel follows as many links.
+    for _ in 0..40 {
+        let target = match fs::read_link(&path) {
+            Ok(target) => target,
+            // Not a link, or not there.
+            Err(_) => break,
+        };
+        path = path.parent().unwrap_or(Path::new("/")).join(target);
+    }
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    Ok(fs::canonicalize(path.parent().unwrap_or(Path::new("/")))?.join(name))
+}
+
+/// Returns the name that the file has until it is filled.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn open_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Locks the whole file, or fails at once. `file` must be open for writing. Closing its last descriptor unlocks
@@ -192,7 +281,7 @@ mod tests {
         let directory = Directory::new("holds");
         let path = directory.0.join("a.pid");
         fs::write(&path, "left behind by another, longer").expect("a file");
-        let pidfile = Pidfile::create(&path).expect("a pid file");
+        let mut pidfile = Pidfile::create(&path, Renaming::Uncertain).expect("a pid file");
         assert_eq!(fs::read_to_string(&path).expect("it can be read"), "");
         pidfile.fill().expect("it can be written");
         let text = fs::read_to_string(&path).expect("it can be read");
@@ -202,12 +291,55 @@ mod tests {
     }
 
     #[test]
+    fn appears_with_its_contents() {
+        let directory = Directory::new("appears");
+        let path = directory.0.join("a.pid");
+        fs::write(&path, "left behind by another, longer").expect("a file");
+        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        assert!(!path.exists(), "programs wait for it");
+        pidfile.fill().expect("it can be written");
+        let text = fs::read_to_string(&path).expect("it can be read");
+        assert_eq!(text, format!("{}\n", std::process::id()));
+        let names = fs::read_dir(&directory.0).expect("a directory").count();
+        assert_eq!(names, 1, "the first name is gone");
+        let other = Pidfile::create(&path, Renaming::Possible).map(drop);
+        let expected =
+            "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
+        assert_eq!(other.expect_err("it is in use"), expected);
+        drop(pidfile);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn goes_if_it_was_never_filled() {
+        let directory = Directory::new("never");
+        let pidfile = Pidfile::create(&directory.0.join("a.pid"), Renaming::Possible);
+        drop(pidfile.expect("a pid file"));
+        assert_eq!(fs::read_dir(&directory.0).expect("a directory").count(), 0);
+    }
+
+    #[test]
+    fn leaves_the_file_of_one_that_was_faster() {
+        let directory = Directory::new("faster");
+        let path = directory.0.join("a.pid");
+        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        fs::write(&path, "1\n").expect("another file");
+        let expected =
+            "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
+        assert_eq!(pidfile.fill().expect_err("the path is taken"), expected);
+        drop(pidfile);
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), "1\n");
+    }
+
+    #[test]
     fn follows_links_and_removes_what_they_lead_to() {
         let directory = Directory::new("links");
         let (link, target) = (directory.0.join("link"), directory.0.join("target"));
         std::os::unix::fs::symlink(&target, &link).expect("a link");
-        let pidfile = Pidfile::create(&link).expect("a pid file");
-        assert!(target.exists());
+        let mut pidfile = Pidfile::create(&link, Renaming::Possible).expect("a pid file");
+        assert!(!target.exists());
+        pidfile.fill().expect("it can be written");
+        assert!(target.exists() && link.is_symlink());
         drop(pidfile);
         assert!(!target.exists() && link.is_symlink());
     }
@@ -216,7 +348,8 @@ mod tests {
     fn leaves_a_file_that_has_replaced_it() {
         let directory = Directory::new("leaves");
         let path = directory.0.join("a.pid");
-        let pidfile = Pidfile::create(&path).expect("a pid file");
+        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        pidfile.fill().expect("it can be written");
         fs::remove_file(&path).expect("it goes");
         fs::write(&path, "1\n").expect("another file");
         drop(pidfile);
@@ -227,7 +360,7 @@ mod tests {
     fn errors_are_worded_as_in_qemu() {
         let missing = Path::new("/nonexistent/a.pid");
         assert_eq!(
-            Pidfile::create(missing).expect_err("there is no directory"),
+            Pidfile::create(missing, Renaming::Possible).expect_err("there is no directory"),
             "cannot create PID file: Could not create '/nonexistent/a.pid': \
              No such file or directory"
         );

@@ -310,7 +310,12 @@ pub(crate) static ALLOWED: &[Row] = &[
         Any,
         "new threads confine themselves",
     ),
-    row(MAIN, calls![SYS_copy_file_range, SYS_renameat2, SYS_linkat], Any, "creating images"),
+    row(
+        MAIN,
+        calls![SYS_copy_file_range, SYS_renameat2, SYS_linkat],
+        Any,
+        "creating images, the pid file",
+    ),
     // Only until the daemon serves.
     row(
         START,

@@ -46,6 +46,8 @@ pub enum Purpose {
     Use,
     /// Removes files: sockets and a pid file.
     Remove,
+    /// Renames and removes files, and creates empty ones: a pid file, which gets its name when the daemon serves.
+    Rename,
     /// Creates, writes and renames files: a state file.
     Replace,
 }
@@ -59,6 +61,7 @@ impl Purpose {
                     & !(AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock)
             }
             Purpose::Remove => AccessFs::RemoveFile.into(),
+            Purpose::Rename => AccessFs::MakeReg | AccessFs::RemoveFile,
             Purpose::Replace => {
                 AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile
             }
