@@ -10,7 +10,7 @@ use common::{
     Load, MIB, check, check_moment, create, daemon, under_load, wait_for_end, wait_for_status,
 };
 use integration::nbd::client_output;
-use integration::{BlkClient, Guest, Image, Qmp, Scratch, ServerCommand, eventually, merged};
+use integration::{BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
 #[test]
@@ -236,6 +236,50 @@ fn a_guests_disk_moves() {
     server.stop();
     let sum = format!("{}  -", Image::existing(&moved).md5());
     assert_eq!(lines.last(), Some(&sum), "the guest's view against the image");
+}
+
+/// A daemon with a backup of a filled disk to a node that takes this number of bytes per second.
+fn throttled_backup(scratch: &Scratch, bps: u64) -> (Server, Qmp) {
+    let image = Image::filled(scratch, "disk0.img", MIB);
+    let server = daemon(scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let limits = json!({"bps-total": bps});
+    qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "tg", "limits": limits}));
+    create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
+    let throttle = json!({"driver": "throttle", "node-name": "slow", "throttle-group": "tg", "file": "copy"});
+    qmp.execute("blockdev-add", throttle);
+    let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
+    qmp.execute("blockdev-backup", backup);
+    (server, qmp)
+}
+
+/// What a throttle group holds back does not hold up a job that was cancelled, or the daemon's end.
+#[test]
+fn a_throttled_job_ends_at_once() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = throttled_backup(&scratch, 1000);
+    qmp.execute("block-job-cancel", json!({"device": "j"}));
+    qmp.wait_for("BLOCK_JOB_CANCELLED");
+    wait_for_end(&mut qmp, "j");
+    let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
+    qmp.execute("blockdev-backup", backup);
+    server.stop();
+}
+
+/// A job that is paused and not busy has no request in flight.
+#[test]
+fn a_paused_job_is_busy_until_its_requests_have_ended() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = throttled_backup(&scratch, 8 << 20);
+    qmp.execute("block-job-pause", json!({"device": "j"}));
+    let offset = eventually("a job without requests", || {
+        let job = &qmp.execute("query-block-jobs", json!({}))[0];
+        assert_eq!(job["paused"], true);
+        (job["busy"] == false).then(|| job["offset"].clone())
+    });
+    qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
+    assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["offset"], offset);
+    server.stop();
 }
 
 #[test]

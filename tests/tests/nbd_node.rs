@@ -84,6 +84,51 @@ fn other_clients_are_served_while_a_node_connects() {
     server.stop();
 }
 
+/// A cancelled job does not wait for the server of its target, and neither do the writes of the disk's users.
+#[test]
+fn a_cancelled_copy_to_a_server_that_is_gone_ends_at_once() {
+    let (back, fore) = (Scratch::new(), Scratch::new());
+    let image = Image::empty(&back, "disk.img", 20);
+    let disk = Image::filled(&fore, "disk.img", 20);
+    let command = ServerCommand::new(&fore).iothread("a").file("disk", &disk, "").monitor("qmp");
+    let server = nbd_export(nbd_server(command, &fore, ""), "disk", ",writable=on,iothread=a");
+    let server = server.start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    for (command, name) in [("blockdev-backup", "first"), ("blockdev-mirror", "second")] {
+        let storage = storage(&back, name, &image);
+        let address = json!({"type": "unix", "path": back.path("nbd.sock")});
+        let target = json!({
+            "driver": "raw",
+            "node-name": "far",
+            "file": {"driver": "nbd", "server": address, "export": "disk", "reconnect-delay": 600},
+        });
+        qmp.execute("blockdev-add", target);
+        let job = json!({"device": "disk", "target": "far", "sync": "full", "job-id": "j", "speed": 1 << 20});
+        qmp.execute(command, job);
+        eventually("the first data", || {
+            let jobs = qmp.execute("query-block-jobs", json!({}));
+            jobs[0]["offset"].as_u64().filter(|offset| *offset > 0).map(drop)
+        });
+        drop(storage);
+        qmp.execute("block-job-set-speed", json!({"device": "j", "speed": 0}));
+        let write = ["-fraw", "-c", "write -P 7 19M 64k", &nbd_uri(&fore, "disk")];
+        let mut write = tied_command(&tool("qemu-io")).args(write).spawn().expect("qemu-io runs");
+        if command == "blockdev-backup" {
+            let waiting = ["-fraw", "-c", "read 0 4k", &nbd_uri(&fore, "disk")];
+            client_output(&fore, "qemu-io", &waiting);
+        }
+        qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
+        let data = qmp.wait_for("BLOCK_JOB_CANCELLED");
+        assert_eq!(data.get("error"), None);
+        assert!(write.wait().expect("our child").success(), "a write during a {command}");
+        eventually("the job's end", || {
+            (qmp.execute("query-jobs", json!({})) == json!([])).then_some(())
+        });
+        qmp.execute("blockdev-del", json!({"node-name": "far"}));
+    }
+    server.stop();
+}
+
 #[test]
 fn the_storage_is_killed_while_an_image_is_copied() {
     let (back, fore) = (Scratch::new(), Scratch::new());

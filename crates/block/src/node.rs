@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ::options::Object;
@@ -20,6 +21,24 @@ use crate::format::Format;
 use crate::inherited::OpenImage;
 use crate::request::Request;
 use crate::track::BitmapStore;
+
+/// While it exists, requests do not wait for a server: [`BlockNode::stop_waiting`].
+#[derive(Debug)]
+pub struct NoWaiting(Arc<AtomicUsize>);
+
+impl NoWaiting {
+    /// Adds one to the number of those that want requests not to wait, until it is dropped.
+    pub(crate) fn new(number: Arc<AtomicUsize>) -> NoWaiting {
+        number.fetch_add(1, Ordering::AcqRel);
+        NoWaiting(number)
+    }
+}
+
+impl Drop for NoWaiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// An opened image, shared by all threads.
 ///
@@ -101,6 +120,13 @@ pub trait BlockNode: Send + Sync {
     /// Errors of a write to the image. The node goes on all the same.
     fn resume_image(self: Arc<Self>) -> Released {
         Box::pin(ready(Ok(())))
+    }
+
+    /// Has requests fail that wait for a server to come back, and others not wait while the returned value exists.
+    ///
+    /// For a cancelled job, which would wait for its requests.
+    fn stop_waiting(&self) -> Option<NoWaiting> {
+        self.child()?.stop_waiting()
     }
 
     /// Returns the inode number of a regular file.

@@ -136,6 +136,11 @@ impl Backup {
         self.snapshot.left.bytes()
     }
 
+    /// Has users' writes proceed if data cannot be copied first. Call this when the job is cancelled.
+    pub fn give_up(&self) {
+        self.snapshot.give_up();
+    }
+
     /// Copies each part that the filter has not copied, and reports how the job ended.
     ///
     /// Ends when all is copied, when the job is cancelled, or at an error that is not ignored. With
@@ -193,7 +198,7 @@ impl Backup {
                 });
             }
             if !copies.is_empty() {
-                let (range, buffer, result) = copies.next().await;
+                let (range, buffer, result) = worker.next(&mut copies).await;
                 worker.buffers.push(buffer);
                 match result {
                     Ok(()) => control.add_copied(range.end - range.start),
@@ -221,7 +226,7 @@ impl Backup {
                 flush(&target).await.map_err(Some)?;
                 return Ok(End::Copied);
             }
-            worker.wait().await;
+            worker.idle().await;
         }
     }
 }

@@ -15,6 +15,7 @@ pub struct Control {
     paused: AtomicBool,
     cancelled: AtomicBool,
     complete: AtomicBool,
+    busy: AtomicBool,
     copied: AtomicU64,
 }
 
@@ -37,12 +38,12 @@ impl Control {
 
     /// Pauses or resumes the job.
     pub fn set_paused(&self, paused: bool) {
-        self.paused.store(paused, Ordering::Relaxed);
+        self.paused.store(paused, Ordering::SeqCst);
     }
 
     /// Returns whether the job is paused, by an order or by an error.
     pub fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Relaxed)
+        self.paused.load(Ordering::SeqCst)
     }
 
     /// Ends the job after the requests that it has begun.
@@ -63,6 +64,15 @@ impl Control {
     /// Returns whether [`complete`](Self::complete) was called.
     pub fn is_completing(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the job has requests in flight. A paused job still finishes those that it has begun.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_busy(&self, busy: bool) {
+        self.busy.store(busy, Ordering::SeqCst);
     }
 
     /// Returns the number of bytes copied so far.

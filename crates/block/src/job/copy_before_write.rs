@@ -117,6 +117,7 @@ impl CbwChannel {
     async fn copy_before(self: Rc<Self>, request: Request) {
         match (self.copy(&request).await, self.snapshot.on_error) {
             (Ok(()), _) => self.source.submit(request),
+            (Err(_), _) if self.snapshot.is_given_up() => self.source.submit(request),
             (Err(errno), OnCbwError::BreakGuestWrite) => request.complete(Err(errno)),
             (Err(_), OnCbwError::BreakSnapshot) => {
                 self.snapshot.set_broken();
@@ -182,7 +183,10 @@ impl Channel for CbwChannel {
 }
 
 /// Returns what `work` gives, unless `limit` ends first.
-async fn within<T>(work: impl Future<Output = T>, limit: impl Future<Output = ()>) -> Option<T> {
+pub(super) async fn within<T>(
+    work: impl Future<Output = T>,
+    limit: impl Future<Output = ()>,
+) -> Option<T> {
     let (mut work, mut limit) = (pin!(work), pin!(limit));
     poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Ready(done) => Poll::Ready(Some(done)),

@@ -113,7 +113,7 @@ impl Mirror {
                 });
             }
             if !copies.is_empty() {
-                let (range, buffer, result) = copies.next().await;
+                let (range, buffer, result) = self.worker.next(&mut copies).await;
                 self.worker.buffers.push(buffer);
                 let len = range.end - range.start;
                 match result {
@@ -136,7 +136,7 @@ impl Mirror {
                 return Ok(End::Cancelled);
             }
             if heeds && self.worker.is_early() {
-                self.worker.wait().await;
+                self.worker.idle().await;
                 continue;
             }
             let left = self.dirty.bytes();
@@ -150,7 +150,7 @@ impl Mirror {
                 return Ok(End::Copied);
             }
             if heeds {
-                self.worker.wait().await;
+                self.worker.idle().await;
             }
         }
     }

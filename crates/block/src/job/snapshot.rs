@@ -74,6 +74,8 @@ pub(crate) struct Snapshot {
     pub(super) timeout_ns: Option<u64>,
     /// A write went through to what had not been copied.
     broken: AtomicBool,
+    /// Nobody needs it any more.
+    given_up: AtomicBool,
 }
 
 /// Some parts that nothing else copies meanwhile, or that nothing copies while they are read.
@@ -106,8 +108,16 @@ pub(crate) enum Place<'a> {
 
 impl Snapshot {
     pub(crate) fn new(left: Bitmap, on_error: OnCbwError, what: What) -> Snapshot {
-        let (claims, broken) = (Claims::default(), AtomicBool::new(false));
-        Snapshot { left, claims, on_error, what, timeout_ns: None, broken }
+        let (broken, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        Snapshot {
+            left,
+            claims: Claims::default(),
+            on_error,
+            what,
+            timeout_ns: None,
+            broken,
+            given_up,
+        }
     }
 
     /// The same, with a limit to the time that copying before a write takes.
@@ -121,6 +131,16 @@ impl Snapshot {
 
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
+    }
+
+    /// Returns whether [`give_up`](Self::give_up) was called.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// From now on, a write proceeds if its parts cannot be copied first.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
     }
 
     /// Claims the first parts of `parts` that are left and unclaimed, at most `most` of them.

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 
 use super::control::{Control, Report};
 use super::copy::{Buffer, Failure, Side};
+use super::copy_before_write::within;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel};
 
@@ -68,6 +69,8 @@ pub struct Worker {
     pub(super) buffers: Vec<Buffer>,
     /// Before this nothing more is to be begun, for the speed's sake.
     not_before: u64,
+    /// Filters below hold no request back any more.
+    hastened: bool,
 }
 
 /// A copied range, its memory, and the result.
@@ -102,6 +105,16 @@ impl<'a> Copies<'a> {
     }
 }
 
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.control.set_busy(false);
+        if self.hastened {
+            self.source.drain_end();
+            self.target.drain_end();
+        }
+    }
+}
+
 impl Worker {
     /// Opens both sides on this loop.
     ///
@@ -121,6 +134,7 @@ impl Worker {
             on_target_error: config.on_target_error,
             buffers: buffers.ok_or(io::Error::from(Errno::ENOMEM))?,
             not_before: 0,
+            hastened: false,
         })
     }
 
@@ -131,8 +145,27 @@ impl Worker {
 
     /// Returns memory for one more copy, if one may begin now.
     pub(super) fn begin(&mut self) -> Option<Buffer> {
-        let wait = self.control.is_paused() || self.event_loop.now_ns() < self.not_before;
-        if wait { None } else { self.buffers.pop() }
+        if self.control.is_paused() || self.event_loop.now_ns() < self.not_before {
+            return None;
+        }
+        // Nothing begins after somebody has seen the job paused and not busy.
+        self.control.set_busy(true);
+        if self.control.is_paused() { None } else { self.buffers.pop() }
+    }
+
+    /// Waits for one of the copies; there is one. Those of a cancelled job are not throttled.
+    pub(super) async fn next(&mut self, copies: &mut Copies<'_>) -> Copied {
+        loop {
+            if self.control.is_cancelled() && !self.hastened {
+                self.hastened = true;
+                self.source.drain_begin();
+                self.target.drain_begin();
+            }
+            let slice = self.event_loop.sleep_until(self.event_loop.now_ns() + SLICE_NS);
+            if let Some(copied) = within(copies.next(), slice).await {
+                return copied;
+            }
+        }
     }
 
     /// Accounts for `bytes` that are about to be copied.
@@ -152,6 +185,12 @@ impl Worker {
         self.control.speed() > 0 && self.event_loop.now_ns() < self.not_before
     }
 
+    /// Waits without copies in flight.
+    pub(super) async fn idle(&mut self) {
+        self.control.set_busy(false);
+        self.wait().await;
+    }
+
     /// Waits, but not so long that an order would wait.
     pub(super) async fn wait(&mut self) {
         if self.control.speed() == 0 {
@@ -166,7 +205,12 @@ impl Worker {
     }
 
     /// Decides about a failure: continue, or fail.
+    ///
+    /// The failures of a cancelled job are not reported.
     pub(super) fn judge(&self, failure: Failure) -> Result<(), Failure> {
+        if self.control.is_cancelled() {
+            return Err(failure);
+        }
         let policy = match failure.side {
             Side::Source => self.on_source_error,
             Side::Target => self.on_target_error,

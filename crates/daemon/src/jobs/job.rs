@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::job::{Backup, Bitmap, Control, Turns};
-use block::node::{BackingName, BlockNode};
+use block::node::{BackingName, BlockNode, NoWaiting};
 use block::track::DirtyBitmap;
 use control::qmp::QmpError;
 use control::qmp::events::{EventRow, JOB_STATUS_CHANGE};
@@ -74,6 +74,11 @@ fn verb_name(verb: JobVerb) -> &'static str {
     }
 }
 
+/// Sends `JOB_STATUS_CHANGE` to all clients.
+pub(super) fn tell_status(id: &str, status: Status, clients: &Clients) {
+    clients.tell(&JOB_STATUS_CHANGE, json!({"status": status.name(), "id": id}));
+}
+
 /// A job.
 pub(in super::super) struct Job {
     /// Unique among all jobs since the start. The name of an ended job may be reused.
@@ -107,6 +112,8 @@ pub(super) struct Copying {
     pub(super) user_paused: bool,
     /// QEMU's `io-status`: `ok`, or the kind of error that paused the job.
     pub(super) io_status: &'static str,
+    /// It was cancelled: its requests do not wait for a server.
+    pub(super) no_waiting: Option<NoWaiting>,
 }
 
 impl Copying {
@@ -121,6 +128,7 @@ impl Copying {
             speed: options.speed,
             user_paused: false,
             io_status: "ok",
+            no_waiting: None,
         }
     }
 }
@@ -262,8 +270,7 @@ impl Job {
     /// Enters a status and sends `JOB_STATUS_CHANGE` to all clients.
     pub(super) fn enter(&mut self, status: Status, clients: &Clients) {
         self.status = status;
-        let data = json!({"status": status.name(), "id": self.options.id});
-        clients.tell(&JOB_STATUS_CHANGE, data);
+        tell_status(&self.options.id, status, clients);
     }
 
     /// Checks that the job accepts the order in its current status.
@@ -325,7 +332,7 @@ impl Job {
             "len": len,
             "offset": offset,
             "speed": copying.speed,
-            "busy": false,
+            "busy": copying.control.is_busy(),
             "paused": copying.user_paused,
             "ready": matches!(self.status, Status::Ready | Status::Standby),
             "io-status": copying.io_status,

@@ -139,7 +139,7 @@ impl Daemon {
                             *replaces = None;
                             copying.control.complete();
                         }
-                        _ => copying.control.cancel(),
+                        _ => self.cancel_copying(copying),
                     }
                 }
             }
@@ -213,6 +213,12 @@ impl Daemon {
                 }
             }
             Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
+            // What was in flight when the job was cancelled may fail.
+            Report::Ended(Err(_))
+                if job.copying().is_some_and(|copying| copying.control.is_cancelled()) =>
+            {
+                self.abort(&mut job, None).await;
+            }
             Report::Ended(Err(failure)) => {
                 let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
                 self.abort(&mut job, Some(strerror(errno))).await;
@@ -220,6 +226,19 @@ impl Daemon {
         }
         if job.status != Status::Null {
             self.jobs.put(job);
+        }
+    }
+
+    /// Ends the copying. Requests to the target that wait for a server, which may take long, fail now.
+    fn cancel_copying(&self, copying: &mut Copying) {
+        copying.control.cancel();
+        match &copying.how {
+            How::Parts(Parts::Backup(_), backup, _) => backup.give_up(),
+            How::Mirror { .. } => {}
+            How::Parts(Parts::Stream(_) | Parts::Commit(_), ..) => return,
+        }
+        if let Ok(target) = self.nodes.node(&copying.target) {
+            copying.no_waiting = target.stop_waiting();
         }
     }
 
@@ -345,13 +364,12 @@ impl Daemon {
         {
             used.undo();
         }
+        if let Some(copying) = job.copying_mut() {
+            self.cancel_copying(copying);
+        }
         if let Some(copying) = job.copying() {
-            copying.control.cancel();
             self.reset_chain(copying).await;
-            let copying = job.copying();
-            if let Some(copying) = copying
-                && let Err(error) = self.take_filter_out(copying).await
-            {
+            if let Err(error) = self.take_filter_out(copying).await {
                 // No request is lost: requests continue through the filter.
                 log::error!("job {}: its filter stays: {error}", job.options.id);
             }
@@ -373,6 +391,7 @@ impl Daemon {
             drop((filter, orders));
             // The wait fails only if the loop has stopped: then no node is left to close.
             let _ = closed.await;
+            copying.no_waiting = None;
         }
         self.inventory = self.inventory.without_job(&job.options.id);
         if let Some(event) = event {

@@ -15,7 +15,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId};
+use event_loop::{
+    DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId, mailbox,
+};
 use log::{Level, log};
 use nbd_wire::reply::ReplyMode;
 use nbd_wire::request::{CommandType, RequestHeader};
@@ -71,7 +73,11 @@ struct Socket {
 }
 
 /// A connection for its users: closed when the last of them drops it.
-pub(super) struct Connection(Rc<Inner>);
+pub(super) struct Connection {
+    inner: Rc<Inner>,
+    /// Its receiver is a task on the loop, which ends with it.
+    _impatience: Arc<mailbox::Sender<()>>,
+}
 
 struct Inner {
     me: Weak<Inner>,
@@ -133,19 +139,29 @@ impl Connection {
             Some(connected) => inner.up(connected),
             None => inner.reconnect(),
         }
-        Some(Rc::new(Connection(inner)))
+        let (sender, mut impatience) = shared.impatience();
+        let me = Rc::downgrade(&inner);
+        event_loop.spawn(async move {
+            while let Some(()) = impatience.receive().await {
+                if let Some(me) = me.upgrade() {
+                    me.stop_timer();
+                    me.lose_patience();
+                }
+            }
+        });
+        Some(Rc::new(Connection { inner, _impatience: sender }))
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.0.close();
+        self.inner.close();
     }
 }
 
 impl Channel for Connection {
     fn submit(&self, mut request: Request) {
-        let inner = &*self.0;
+        let inner = &*self.inner;
         if let Some(result) = inner.shared.prepare(&mut request) {
             return request.complete(result);
         }
@@ -169,7 +185,7 @@ impl Channel for Connection {
     }
 
     fn in_flight(&self) -> usize {
-        self.0.state.borrow().requests()
+        self.inner.state.borrow().requests()
     }
 }
 

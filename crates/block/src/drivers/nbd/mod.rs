@@ -19,7 +19,8 @@ mod state;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use event_loop::{EventLoop, IoThread, LoopHandle, mailbox, sync::lock};
 use nbd_wire::flag;
@@ -29,7 +30,7 @@ use super::align::{Aligned, WholeBlocks};
 use super::live::{self, Live};
 use super::range_lock::RangeLock;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, NoWaiting};
 use crate::options::BlockdevOptions;
 use crate::request::Request;
 use agreed::Agreed;
@@ -65,6 +66,10 @@ struct Shared {
     agreed: Agreed,
     options: Live,
     range_lock: RangeLock,
+    /// Tell the connections that their requests are not to wait any longer.
+    impatience: Mutex<Vec<Weak<mailbox::Sender<()>>>>,
+    /// How many want requests not to wait.
+    impatient: Arc<AtomicUsize>,
 }
 
 /// The first connection of a node, and the means to make others.
@@ -105,6 +110,8 @@ impl NbdNode {
             agreed,
             options: Live::new(common),
             range_lock: RangeLock::new(agreed.minimum as usize),
+            impatience: Mutex::default(),
+            impatient: Arc::default(),
         };
         let shared = Arc::new(shared);
         let (first, keeper) = match is_inherited {
@@ -179,6 +186,15 @@ impl BlockNode for NbdNode {
         self.shared.geometry()
     }
 
+    fn stop_waiting(&self) -> Option<NoWaiting> {
+        let waits_no_longer = NoWaiting::new(self.shared.impatient.clone());
+        for connection in lock(&self.shared.impatience).iter().filter_map(Weak::upgrade) {
+            // Fails only if its loop has ended, with its requests.
+            let _ = connection.send(());
+        }
+        Some(waits_no_longer)
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let mut keeper = lock(&self.keeper);
         let kept = keeper.as_ref().filter(|keeper| keeper.handle.spawn(|_| {}).is_ok());
@@ -216,8 +232,21 @@ impl Shared {
         })
     }
 
+    /// Returns a receiver of [`stop_waiting`](BlockNode::stop_waiting), which ends when the sender is dropped.
+    fn impatience(&self) -> (Arc<mailbox::Sender<()>>, mailbox::Receiver<()>) {
+        let (sender, receiver) = mailbox::channel();
+        let sender = Arc::new(sender);
+        let mut connections = lock(&self.impatience);
+        connections.retain(|connection| connection.strong_count() > 0);
+        connections.push(Arc::downgrade(&sender));
+        (sender, receiver)
+    }
+
     /// How long requests wait without a connection, nanoseconds.
     fn delay_ns(&self) -> u64 {
+        if self.impatient.load(Ordering::Acquire) > 0 {
+            return 0;
+        }
         u64::from(self.target.options.reconnect_delay) * 1_000_000_000
     }
 

@@ -23,7 +23,11 @@ static BLOCK_JOB_INFO: &[Member] = &[
     Member::new("len", Reply::Int, "how much work there is, in bytes"),
     Member::new("offset", Reply::Int, "how much of it is done, in bytes"),
     Member::new("speed", Reply::Int, "bytes a second at most; 0: no limit"),
-    Member::new("busy", Reply::Bool, "always false"),
+    Member::new(
+        "busy",
+        Reply::Bool,
+        "whether requests are in flight: a paused job finishes those that it has begun",
+    ),
     Member::new("paused", Reply::Bool, "it was paused, by a command or by an error"),
     Member::new("ready", Reply::Bool, "a mirror may complete"),
     Member::new("io-status", Reply::Word(&["ok", "failed", "nospace"]), "why it was paused"),
