@@ -56,7 +56,7 @@ fn a_stream_copies_from_all_backing_images() {
     qmp.execute("block-stream", stream);
     for name in ["disk", "a", "b"] {
         let why = qmp.refused("blockdev-del", json!({"node-name": name}));
-        assert!(why.contains("in use"), "{why}");
+        assert!(why.contains("used as backing"), "{why}");
     }
     qmp.execute("job-pause", json!({"id": "s"}));
     load.go_on();
@@ -307,6 +307,90 @@ fn chains_become_the_same_as_in_qemu_storage_daemon() {
             }
         }
     }
+}
+
+/// Only the topmost image is added by an option. The others are found in the headers and have generated names.
+#[test]
+fn a_chain_that_is_found_in_headers_is_shortened() {
+    let ways = [
+        ("block-commit", json!({"device": "c", "top": "DIR/b.qcow2"})),
+        ("block-commit", json!({"device": "c", "top": "DIR/b.qcow2", "base": "DIR/a.qcow2"})),
+        ("block-stream", json!({"device": "c", "base": "DIR/a.qcow2"})),
+        ("block-stream", json!({"device": "c"})),
+    ];
+    for (command, mut arguments) in ways {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        make_images(&mut peers, "5M");
+        let file = json!({"driver": "file", "filename": "DIR/c.qcow2"});
+        let node = json!({"driver": "qcow2", "node-name": "c", "file": file});
+        peers.execute("blockdev-add", node);
+        for (top, base) in [("a", "b"), ("b", "b"), ("b", "c"), ("c", "c")] {
+            let [top, base] = [top, base].map(|name| format!("DIR/{name}.qcow2"));
+            let upwards = json!({"job-id": "j", "device": "c", "top": top, "base": base});
+            let refused = peers.both("block-commit", upwards);
+            assert_ne!(refused["error"], Value::Null);
+        }
+        arguments["job-id"] = "j".into();
+        peers.execute(command, arguments);
+        peers.wait_for("BLOCK_JOB_COMPLETED");
+        peers.stop();
+        for side in peers.sides() {
+            let compare = ["compare", "-q", "DIR/expected.raw", "DIR/c.qcow2"];
+            run("qemu-img", &side.folder, &compare);
+        }
+    }
+}
+
+/// A job is refused because of an export of another image of the chain, or not, as by QSD: answers, and events before.
+#[test]
+fn exports_of_a_chain_exclude_the_same_jobs_as_in_qemu_storage_daemon() {
+    let jobs = [
+        ("block-stream", json!({"device": "c"})),
+        ("block-stream", json!({"device": "c", "base-node": "a"})),
+        ("block-commit", json!({"device": "c", "top-node": "b"})),
+        ("block-commit", json!({"device": "c", "top-node": "b", "base-node": "a"})),
+        ("block-commit", json!({"device": "c"})),
+    ];
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    make_images(&mut peers, "5M");
+    add_chain(&mut |command, arguments| drop(peers.execute(command, arguments)));
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    for node in ["base", "a", "b"] {
+        peers.both("blockdev-del", json!({"node-name": node}));
+    }
+    let mut refused = 0;
+    for (node, writable) in [("a", true), ("a", false), ("b", true), ("b", false)] {
+        let export = json!({"type": "nbd", "id": "e", "node-name": node, "writable": writable});
+        peers.execute("block-export-add", export);
+        for (command, arguments) in &jobs {
+            let mut arguments = arguments.clone();
+            arguments["job-id"] = "j".into();
+            // Granted ones would change the chain. In QSD, a writer makes a commit of an intermediate image an active one.
+            let is_active = writable && arguments["top-node"] == node;
+            let answer = peers.theirs.ask(command, &arguments);
+            if answer.get("error").is_some() && !is_active {
+                let ours = peers.ours.ask(command, &arguments);
+                assert_eq!(ours, answer, "{command} {arguments} with an export of {node}");
+                for status in ["created", "null"] {
+                    assert_eq!(peers.wait_for("JOB_STATUS_CHANGE")["status"], status);
+                }
+                refused += 1;
+                continue;
+            }
+            peers.theirs.ask("block-job-cancel", &json!({"device": "j", "force": true}));
+            eventually("the job's end", || {
+                let jobs = peers.theirs.ask("query-jobs", &json!({}));
+                (jobs["return"] == json!([])).then_some(())
+            });
+        }
+        peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+        peers.wait_for("BLOCK_EXPORT_DELETED");
+    }
+    assert_eq!(refused, 99);
+    peers.stop();
 }
 
 /// A backing image that is shorter than its overlay and its base hides the base beyond its end.

@@ -240,6 +240,19 @@ pub struct UserUse<'a> {
     pub claim: Claim,
     /// Order of addition, as in [`NodeUse::serial`].
     pub serial: u64,
+    /// The job that it is, unless it is named like a user without a name.
+    pub job: Option<JobUse<'a>>,
+}
+
+/// A job, as messages name it.
+#[derive(Debug, Clone, Copy)]
+pub struct JobUse<'a> {
+    /// Its type: `stream`, ….
+    pub kind: &'a str,
+    /// Its name.
+    pub id: &'a str,
+    /// What the node is to it.
+    pub role: &'a str,
 }
 
 /// Two users of one node that exclude each other. `Display` gives QEMU's text.
@@ -271,11 +284,15 @@ struct Parent<'a> {
     serial: u64,
     /// `None`: the user is not a node.
     edge: Option<EdgeUse<'a>>,
+    job: Option<JobUse<'a>>,
 }
 
 impl Parent<'_> {
     /// Describes the user in QEMU's words.
     fn describe(&self, node: &str) -> String {
+        if let Some(JobUse { kind, id, role }) = self.job {
+            return format!("{kind} job '{id}' (uses node '{node}' as '{role}' child)");
+        }
         match self.edge {
             None => format!("an unnamed block device (uses node '{node}' as 'root' child)"),
             Some(EdgeUse { parent, role, .. }) => {
@@ -300,10 +317,10 @@ pub fn check<'a>(
     let nodes: BTreeMap<&str, NodeUse<'a>> =
         nodes.into_iter().map(|node| (node.name, node)).collect();
     let mut parents: BTreeMap<&str, Vec<Parent<'a>>> = BTreeMap::new();
-    for UserUse { node, claim, serial } in users {
+    for UserUse { node, claim, serial, job } in users {
         let is_active = nodes.get(node).is_some_and(|node| node.active);
         let claim = if is_active { claim } else { Claim::NOTHING };
-        parents.entry(node).or_default().push(Parent { claim, serial, edge: None });
+        parents.entry(node).or_default().push(Parent { claim, serial, edge: None, job });
     }
     let mut below: BTreeMap<&str, Vec<EdgeUse<'a>>> = BTreeMap::new();
     let mut missing_parents: BTreeMap<&str, usize> = BTreeMap::new();
@@ -330,7 +347,7 @@ pub fn check<'a>(
             };
             let shares = if force_share { Permissions::ALL } else { claim.shares };
             let claim = Claim { shares, ..claim };
-            let parent = Parent { claim, serial, edge: Some(edge) };
+            let parent = Parent { claim, serial, edge: Some(edge), job: None };
             parents.entry(edge.child).or_default().push(parent);
             if let Some(missing) = missing_parents.get_mut(edge.child) {
                 *missing -= 1;

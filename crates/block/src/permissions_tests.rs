@@ -41,6 +41,7 @@ impl Model {
             node: &names[node],
             claim,
             serial,
+            job: None,
         });
         check(nodes, edges, users)
     }
@@ -188,8 +189,11 @@ fn names_both_users_in_qemus_words() {
          'f' as 'file' child) and unshared by node 'b' (uses node 'f' as 'file' child)."
     );
     let claim = Claim::of_reader(true);
-    let conflict =
-        check([node("f", 0), node("a", 1)], [edge("a")], [UserUse { node: "f", claim, serial: 2 }]);
+    let conflict = check(
+        [node("f", 0), node("a", 1)],
+        [edge("a")],
+        [UserUse { node: "f", claim, serial: 2, job: None }],
+    );
     assert_eq!(
         conflict.unwrap_err().to_string(),
         "Permission conflict on node 'f': permissions 'write' are both required by an unnamed block device (uses \

@@ -16,6 +16,8 @@ use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 use block::permissions::ChildUse;
 
+pub use permissions::Steady;
+
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
 use crate::export::{ExportKind, ExportOptions, SizeUse};
@@ -191,6 +193,34 @@ impl Inventory {
             .map(|(id, device)| (id.as_str(), device.filename.as_str(), device.used))
     }
 
+    /// Returns the inventory with the names that were generated for the nodes inside a node when it was opened.
+    ///
+    /// `opened` returns the name of the child of a node, by the child's role. Jobs refer to these nodes by their names.
+    #[must_use]
+    pub fn with_generated_names(
+        &self,
+        top: &str,
+        opened: impl Fn(&str, &str) -> Option<String>,
+    ) -> Inventory {
+        let mut inventory = self.clone();
+        let mut above = vec![top.to_owned()];
+        while let Some(name) = above.pop() {
+            let Some(mut node) = inventory.nodes.remove(&name) else { continue };
+            for child in node.children.iter_mut().filter(|child| child.owned) {
+                if child.name.starts_with('#')
+                    && let Some(generated) = opened(&name, child.role)
+                    && let Some(below) = inventory.nodes.remove(&child.name)
+                {
+                    child.name.clone_from(&generated);
+                    inventory.nodes.insert(generated, below);
+                }
+                above.push(child.name.clone());
+            }
+            inventory.nodes.insert(name, node);
+        }
+        inventory
+    }
+
     /// Returns the inventory without an object.
     ///
     /// # Errors
@@ -225,6 +255,13 @@ impl Inventory {
         };
         if node.nested {
             return Err(OptionError::new(format!("Node {name} is not owned by the monitor")));
+        }
+        let has_it = |node: &Node| {
+            node.children.iter().any(|child| child.role == "backing" && child.name == name)
+        };
+        if let Some((overlay, _)) = self.nodes.iter().find(|(_, node)| has_it(node)) {
+            let why = format!("node is used as backing hd of '{overlay}'");
+            return Err(OptionError::new(format!("Node '{name}' is busy: {why}")));
         }
         let mut inventory = self.clone();
         let mut going = vec![name.to_owned()];
@@ -295,26 +332,24 @@ impl Inventory {
 
     /// Returns the inventory with a job that works on a chain of images.
     ///
-    /// `chain` are the nodes that are to stay as they are, the source among them; to the `steady` ones nothing else may
-    /// write. `filters`: a filter lies above the source.
+    /// `chain` are the nodes that are to stay as they are, the source among them. `filters`: a filter lies above the source.
     ///
     /// # Errors
     ///
-    /// A node is inactive, a job has it already, or another user changes what the job reads.
+    /// A node is inactive, a job has it already, or another user changes the source's size.
     pub fn with_chain_job(
         &self,
         id: &str,
         kind: &'static str,
         source: &str,
         chain: &[String],
-        steady: &[String],
         filters: bool,
     ) -> Result<Inventory, OptionError> {
         for name in chain {
             self.is_active(name)?;
             self.free_of_jobs(name)?;
         }
-        self.check_chain(source, steady)?;
+        self.check_chain(source)?;
         let mut inventory = self.clone();
         let serial = inventory.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
@@ -609,8 +644,9 @@ impl Inventory {
             children.push(Child { role, used_as, name, owned });
         }
         let serial = self.serial();
-        // No option can refer to a generated name: names in options have no '#'.
-        let name = options.node_name.clone().unwrap_or_else(|| format!("#block{serial:03}"));
+        // No option can refer to a generated name: names in options have no '#'. The node's own name follows when it
+        // is open: `with_generated_names`.
+        let name = options.node_name.clone().unwrap_or_else(|| format!("#new{serial:03}"));
         if self.nodes.contains_key(&name) {
             return Err(OptionError::new(format!("Duplicate nodes with node-name='{name}'")));
         }

@@ -8,7 +8,8 @@ use block::options::BlockdevOptions;
 use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
-    Action, ExportOptions, FdName, MetricsOptions, MonitorOptions, NbdAddr, NbdServerOptions, Step,
+    Action, ExportOptions, FdName, Inventory, MetricsOptions, MonitorOptions, NbdAddr,
+    NbdServerOptions, Step,
 };
 use event_loop::oneshot;
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
@@ -77,11 +78,12 @@ impl Daemon {
         connections: Option<Connections>,
     ) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
-        let inventory = self.inventory.with(step)?;
+        let mut inventory = self.inventory.with(step)?;
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 self.open_node(options, connections).await?;
+                inventory = self.with_generated_names(&inventory, options);
                 self.take_bitmaps().await?;
             }
             Action::Export(options) => {
@@ -114,6 +116,20 @@ impl Daemon {
         }
         self.inventory = inventory;
         Ok(())
+    }
+
+    /// Returns the inventory with the generated names of the nodes inside a node that was opened.
+    pub(super) fn with_generated_names(
+        &self,
+        inventory: &Inventory,
+        options: &BlockdevOptions,
+    ) -> Inventory {
+        let top = options.node_name.as_deref().unwrap_or_default();
+        inventory.with_generated_names(top, |node, role| {
+            let children = self.nodes.info(node)?.children;
+            let child = children.iter().find(|child| child.role == role)?;
+            Some(child.edge.node().name().to_owned())
+        })
     }
 
     /// Opens a node. An image that a killed daemon was writing to stays locked until the kernel has

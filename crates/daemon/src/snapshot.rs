@@ -148,6 +148,7 @@ impl Daemon {
         // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
         self.open_node(overlay, None).await?;
+        let inventory = self.with_generated_names(&inventory, overlay);
         let moved = match self.sync_folder(name).await {
             Ok(()) => self.move_users(users, node, name, inventory).await,
             Err(error) => Err(error),

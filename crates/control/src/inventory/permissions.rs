@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use block::permissions::{ChildUse, Claim, EdgeUse, NodeUse, Permissions, UserUse, check};
+use block::permissions::{ChildUse, Claim, EdgeUse, JobUse, NodeUse, Permissions, UserUse, check};
 
 use super::{Export, Inventory, Job, RESIZE};
 use crate::error::OptionError;
@@ -45,6 +45,17 @@ impl Job {
     }
 }
 
+/// A node of a chain that others may not write to while a job works on the chain.
+#[derive(Debug, Clone, Copy)]
+pub struct Steady<'a> {
+    /// Its name.
+    pub node: &'a str,
+    /// Whether others may read it. The job changes what lies below other nodes.
+    pub readable: bool,
+    /// What the node is to the job. `None`: the job uses it as exports do.
+    pub role: Option<&'static str>,
+}
+
 /// What `block_resize` needs of a node.
 const RESIZES: Claim = Claim { takes: Permissions::RESIZE, ..Claim::NOTHING };
 
@@ -75,7 +86,7 @@ impl Inventory {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         self.is_no_backing(name)?;
-        self.check_with(Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX }))?;
+        self.check_with(Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX, job: None }))?;
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
@@ -117,22 +128,43 @@ impl Inventory {
         self.is_active(name)?;
         let takes = Permissions::WRITE.with(Permissions::RESIZE);
         let claim = Claim { takes, shares: Permissions::ALL };
-        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX }))
+        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX, job: None }))
     }
 
-    /// Checks that a job on a chain may read `top` to its end, and that no other user writes to the `steady` nodes.
+    /// Checks that a job on a chain may read `top` to its end.
+    ///
+    /// Later users are refused because the job uses the node.
+    pub(super) fn check_chain(&self, top: &str) -> Result<(), OptionError> {
+        let shares = Permissions::ALL.without(Permissions::RESIZE);
+        let claim = Claim { shares, ..Claim::NOTHING };
+        self.check_with(Some(UserUse { node: top, claim, serial: u64::MAX, job: None }))
+    }
+
+    /// Checks that other users of nodes of a chain can bear a job on them: of that type and name.
     ///
     /// Later users are refused because the job uses the nodes.
-    pub(super) fn check_chain(&self, top: &str, steady: &[String]) -> Result<(), OptionError> {
-        let shares = Permissions::ALL.without(Permissions::RESIZE);
-        let check = |node: &str, shares| {
-            let claim = Claim { shares, ..Claim::NOTHING };
-            self.check_with(Some(UserUse { node, claim, serial: u64::MAX }))
-        };
-        check(top, shares)?;
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words: a user does what the job does not share.
+    pub fn check_steady(
+        &self,
+        kind: &str,
+        id: &str,
+        steady: &[Steady<'_>],
+    ) -> Result<(), OptionError> {
         // No other user can name a node that was opened for the one above it.
-        let mut steady = steady.iter().filter(|node| !node.starts_with('#'));
-        steady.try_for_each(|node| check(node, shares.without(Permissions::WRITE)))
+        let mut steady = steady.iter().filter(|steady| !steady.node.starts_with('#'));
+        steady.try_for_each(|&Steady { node, readable, role }| {
+            let shares = Permissions::ALL.without(Permissions::RESIZE).without(Permissions::WRITE);
+            let shares = match readable {
+                true => shares,
+                false => shares.without(Permissions::CONSISTENT_READ),
+            };
+            let claim = Claim { shares, ..Claim::NOTHING };
+            let job = role.map(|role| JobUse { kind, id, role });
+            self.check_with(Some(UserUse { node, claim, serial: u64::MAX, job }))
+        })
     }
 
     /// Checks that no two users of a node exclude each other.
@@ -189,21 +221,30 @@ impl Inventory {
         });
         let exports = self.exports.values().flat_map(|export| {
             let (claim, serial) = (export.claim(), export.serial);
-            let user = move |node| UserUse { node: through_filter(node), claim, serial };
+            let user = move |node| UserUse { node: through_filter(node), claim, serial, job: None };
             export.nodes.iter().map(String::as_str).map(user)
         });
         let targets = self.jobs.values().filter_map(|job| {
             let (claim, serial) = (job.target_claim(), job.serial);
-            job.target.as_deref().map(|node| UserUse { node, claim, serial })
+            job.target.as_deref().map(|node| UserUse { node, claim, serial, job: None })
         });
         let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
-        let resizes =
-            resizes.map(|job| UserUse { node: &job.source, claim: RESIZES, serial: job.serial });
+        let resizes = resizes.map(|job| UserUse {
+            node: &job.source,
+            claim: RESIZES,
+            serial: job.serial,
+            job: None,
+        });
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
         let mirrored = filters.values().filter(|(_, job)| job.source_use() == ChildUse::Window);
         let sources = mirrored.map(|(node, job)| {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
-            UserUse { node, claim: Claim { shares, ..Claim::NOTHING }, serial: job.serial }
+            UserUse {
+                node,
+                claim: Claim { shares, ..Claim::NOTHING },
+                serial: job.serial,
+                job: None,
+            }
         });
         let users = exports.chain(sources).chain(targets).chain(resizes).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use block::driver::Layer;
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
+use control::Steady;
 use control::qmp::{ErrorClass, QmpError};
 
 use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
-use super::job::{ChainEnd, Copying, How, Parts};
+use super::job::{self, ChainEnd, Copying, How, Parts, Status};
 use super::options::{CopyOptions, JobOptions};
 use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
 use super::worker::{self, MirrorTask};
@@ -69,6 +70,10 @@ fn depth(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(ALL).saturating_add(2)
 }
 
+fn intermediate(node: &str, readable: bool) -> Steady<'_> {
+    Steady { node, readable, role: Some("intermediate node") }
+}
+
 impl Daemon {
     /// `block-stream`.
     pub(in super::super) async fn start_stream(
@@ -88,8 +93,8 @@ impl Daemon {
         let top = copy.device.clone();
         self.nodes.node(&top).map_err(|_| missing(&top, &top))?;
         // A stream to a filter works on the image below the filter, and on that image's chain.
-        let mut steady = self.nodes.filtered(&top);
-        let device = steady.last().unwrap_or(&top).clone();
+        let filters = self.nodes.filtered(&top);
+        let device = filters.last().unwrap_or(&top).clone();
         let chain = self.nodes.chain(&device);
         let place = match (base.file, base.node, bottom) {
             (Some(file), ..) => Some(self.find_file(&chain, &file)?),
@@ -116,10 +121,10 @@ impl Daemon {
         let base = place.and_then(|place| chain.get(place)).cloned();
         self.check_chain_job(&copy)?;
         let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
-        steady.extend_from_slice(&dropped);
-        let inventory =
-            self.inventory.with_chain_job(&copy.job.id, "stream", &device, &used, &steady, true);
+        let inventory = self.inventory.with_chain_job(&copy.job.id, "stream", &device, &used, true);
         let mut inventory = inventory.map_err(DaemonError::from)?;
+        let steady = filters.iter().chain(&dropped).map(|node| intermediate(node, true));
+        self.check_steady(&copy, "stream", &steady.collect::<Vec<_>>())?;
         let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
@@ -188,7 +193,10 @@ impl Daemon {
                 place
                     .ok_or_else(|| refused(format!("'{name}' is not in this backing file chain")))?
             }
-            (None, Some(file)) => self.find_file(&chain, &file)? + 1,
+            (None, Some(file)) => {
+                let below = chain.get(top..).unwrap_or_default();
+                self.find_file(below, &file)? + top + 1
+            }
             (None, None) => whole.len() - 1,
         };
         if base == top {
@@ -210,12 +218,18 @@ impl Daemon {
             )));
         }
         self.check_chain_job(&copy)?;
-        // As in QEMU, other users may write to the base during an active commit.
-        let steady = if top == 0 { &[] } else { std::slice::from_ref(&base_name) };
         let id = &copy.job.id;
-        let inventory =
-            self.inventory.with_chain_job(id, "commit", &top_name, &whole, steady, top == 0);
+        let inventory = self.inventory.with_chain_job(id, "commit", &top_name, &whole, top == 0);
         let mut inventory = inventory.map_err(DaemonError::from)?;
+        // The base changes below the images between.
+        let between = whole.get(top + 1..base).unwrap_or_default();
+        let mut steady: Vec<_> = between.iter().map(|node| intermediate(node, false)).collect();
+        // As in QEMU, other users may write to the base during an active commit.
+        if top > 0 {
+            steady.push(intermediate(&top_name, true));
+            steady.push(Steady { node: &base_name, readable: true, role: None });
+        }
+        self.check_steady(&copy, "commit", &steady)?;
         let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
         let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
         check_parts(size, CLUSTER)?;
@@ -262,6 +276,23 @@ impl Daemon {
         let task = worker::Task::Mirror(task);
         let how = How::Mirror { dirty, turns, kind: "commit", replaces: Some(device) };
         self.start_copy(copy, ends, inventory, Some(filter), how, task, BACKUP_BUF_SIZE).await
+    }
+
+    /// Checks that other users of a chain's nodes can bear a job on them. A job that is refused has existed, as in QEMU.
+    fn check_steady(
+        &self,
+        copy: &CopyOptions,
+        kind: &str,
+        steady: &[Steady<'_>],
+    ) -> Result<(), QmpError> {
+        let id = &copy.job.id;
+        let checked = self.inventory.check_steady(kind, id, steady);
+        checked.map_err(|error| {
+            for status in [Status::Created, Status::Null] {
+                job::tell_status(id, status, &self.clients);
+            }
+            DaemonError::from(error).into()
+        })
     }
 
     fn check_chain_job(&mut self, copy: &CopyOptions) -> Result<(), QmpError> {

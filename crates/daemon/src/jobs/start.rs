@@ -120,7 +120,7 @@ impl Daemon {
         self.check_id(&job.id)?;
         let inventory = self
             .inventory
-            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], &[], false)
+            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], false)
             .map_err(DaemonError::from)?;
         let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
         self.inventory = inventory;
