@@ -10,7 +10,9 @@ use common::{
     Load, MIB, check, check_moment, create, daemon, under_load, wait_for_end, wait_for_status,
 };
 use integration::nbd::client_output;
-use integration::{BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged};
+use integration::{
+    BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged,
+};
 use serde_json::{Value, json};
 
 #[test]
@@ -246,7 +248,8 @@ fn throttled_backup(scratch: &Scratch, bps: u64) -> (Server, Qmp) {
     let limits = json!({"bps-total": bps});
     qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "tg", "limits": limits}));
     create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
-    let throttle = json!({"driver": "throttle", "node-name": "slow", "throttle-group": "tg", "file": "copy"});
+    let throttle =
+        json!({"driver": "throttle", "node-name": "slow", "throttle-group": "tg", "file": "copy"});
     qmp.execute("blockdev-add", throttle);
     let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
     qmp.execute("blockdev-backup", backup);
@@ -260,7 +263,9 @@ fn a_throttled_job_ends_at_once() {
     let (server, mut qmp) = throttled_backup(&scratch, 1000);
     qmp.execute("block-job-cancel", json!({"device": "j"}));
     qmp.wait_for("BLOCK_JOB_CANCELLED");
-    wait_for_end(&mut qmp, "j");
+    eventually("the job's end", || {
+        (qmp.execute("query-jobs", json!({})) == json!([])).then_some(())
+    });
     let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
     qmp.execute("blockdev-backup", backup);
     server.stop();
@@ -279,6 +284,29 @@ fn a_paused_job_is_busy_until_its_requests_have_ended() {
     });
     qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
     assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["offset"], offset);
+    server.stop();
+}
+
+#[test]
+fn a_mirror_copies_no_more_at_once_than_its_buffers_hold() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    for name in ["from", "to"] {
+        let node = json!({"driver": "null-co", "node-name": name, "size": 1 << 20});
+        qmp.execute("blockdev-add", node);
+    }
+    // The second copy begins after half a day.
+    let mirror = json!({
+        "job-id": "j", "device": "from", "target": "to", "sync": "full", "speed": 1, "buf-size": 64 << 10,
+    });
+    qmp.execute("blockdev-mirror", mirror);
+    eventually("the first copy", || {
+        let jobs = qmp.execute("query-block-jobs", json!({}));
+        jobs[0]["offset"].as_u64().filter(|offset| *offset > 0).map(drop)
+    });
+    qmp.execute("block-job-cancel", json!({"device": "j"}));
+    assert_eq!(qmp.wait_for("BLOCK_JOB_CANCELLED")["offset"], 64 << 10);
     server.stop();
 }
 

@@ -7,7 +7,7 @@ use super::bitmap::Bitmap;
 use super::control::Report;
 use super::copy::{Failure, copy, flush, mark};
 use super::turns::{Turn, Turns};
-use super::worker::{CHUNK, Copies, Worker};
+use super::worker::{Copies, Worker};
 
 /// Bytes per request for the block status.
 const FOUND_AT_ONCE: u64 = 1 << 30;
@@ -160,7 +160,7 @@ impl Mirror {
     fn take(&mut self) -> Option<(Range<u64>, Turn)> {
         let from = self.next;
         let found = self.first(from, u64::MAX).or_else(|| self.first(0, from))?;
-        let most = (CHUNK / self.dirty.granularity()).max(1);
+        let most = (self.worker.chunk / self.dirty.granularity()).max(1);
         let is_free = |part: &u64| self.dirty.is_set(*part) && !self.turns.is_claimed(*part);
         let count = (found..found + most).take_while(is_free).count() as u64;
         let parts = found..found + count.max(1);

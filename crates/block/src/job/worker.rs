@@ -67,6 +67,8 @@ pub struct Worker {
     on_target_error: OnError,
     /// Memory that is not in use.
     pub(super) buffers: Vec<Buffer>,
+    /// Most bytes of one copy of a mirror.
+    pub(super) chunk: u64,
     /// Before this nothing more is to be begun, for the speed's sake.
     not_before: u64,
     /// Filters below hold no request back any more.
@@ -133,6 +135,7 @@ impl Worker {
             on_source_error: config.on_source_error,
             on_target_error: config.on_target_error,
             buffers: buffers.ok_or(io::Error::from(Errno::ENOMEM))?,
+            chunk: config.buf_size.clamp(1, CHUNK),
             not_before: 0,
             hastened: false,
         })

@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// A node of a chain that others may not write to while a job works on the chain.
+/// A node of a chain that others may not write to, or not even read, while a job works on the chain.
 #[derive(Debug, Clone, Copy)]
 pub struct Steady<'a> {
     /// Its name.
@@ -156,11 +156,12 @@ impl Inventory {
         // No other user can name a node that was opened for the one above it.
         let mut steady = steady.iter().filter(|steady| !steady.node.starts_with('#'));
         steady.try_for_each(|&Steady { node, readable, role }| {
-            let shares = Permissions::ALL.without(Permissions::RESIZE).without(Permissions::WRITE);
-            let shares = match readable {
-                true => shares,
-                false => shares.without(Permissions::CONSISTENT_READ),
+            let unshared = match readable {
+                true => Permissions::WRITE,
+                // A user that writes reads, too.
+                false => Permissions::CONSISTENT_READ,
             };
+            let shares = Permissions::ALL.without(Permissions::RESIZE).without(unshared);
             let claim = Claim { shares, ..Claim::NOTHING };
             let job = role.map(|role| JobUse { kind, id, role });
             self.check_with(Some(UserUse { node, claim, serial: u64::MAX, job }))
