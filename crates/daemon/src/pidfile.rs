@@ -109,14 +109,19 @@ impl Pidfile {
         if renaming == Renaming::Possible {
             // Links are followed, also one that leads to no file yet.
             let target = follow(path).map_err(create)?;
-            let removed = match OpenOptions::new().write(true).open(&target) {
-                Ok(left) => {
-                    lock(&left).map_err(could_not_lock)?;
-                    left.metadata().is_ok_and(|left| left.is_file())
-                        && fs::remove_file(&target).is_ok()
+            let removed = loop {
+                match OpenOptions::new().write(true).open(&target) {
+                    Ok(left) => {
+                        lock(&left).map_err(could_not_lock)?;
+                        // Its last owner may have removed it meanwhile, and another made a new one.
+                        if is_at(&left, &target) {
+                            let is_file = left.metadata().is_ok_and(|left| left.is_file());
+                            break is_file && fs::remove_file(&target).is_ok();
+                        }
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => break true,
+                    Err(error) => return Err(create(error)),
                 }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => true,
-                Err(error) => return Err(create(error)),
             };
             if removed {
                 let hidden = beside(&target);
