@@ -86,7 +86,10 @@ impl Inventory {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         self.is_no_backing(name)?;
-        self.check_with(Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX, job: None }))?;
+        self.check_with(
+            Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX, job: None }),
+            &[],
+        )?;
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
@@ -128,7 +131,7 @@ impl Inventory {
         self.is_active(name)?;
         let takes = Permissions::WRITE.with(Permissions::RESIZE);
         let claim = Claim { takes, shares: Permissions::ALL };
-        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX, job: None }))
+        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX, job: None }), &[])
     }
 
     /// Checks that a job on a chain may read `top` to its end.
@@ -137,10 +140,10 @@ impl Inventory {
     pub(super) fn check_chain(&self, top: &str) -> Result<(), OptionError> {
         let shares = Permissions::ALL.without(Permissions::RESIZE);
         let claim = Claim { shares, ..Claim::NOTHING };
-        self.check_with(Some(UserUse { node: top, claim, serial: u64::MAX, job: None }))
+        self.check_with(Some(UserUse { node: top, claim, serial: u64::MAX, job: None }), &[])
     }
 
-    /// Checks that other users of nodes of a chain can bear a job on them: of that type and name.
+    /// Checks that other users of nodes of the chain `chain` can bear a job on them: of that type and name.
     ///
     /// Later users are refused because the job uses the nodes.
     ///
@@ -151,6 +154,7 @@ impl Inventory {
         &self,
         kind: &str,
         id: &str,
+        chain: &[String],
         steady: &[Steady<'_>],
     ) -> Result<(), OptionError> {
         // No other user can name a node that was opened for the one above it.
@@ -164,17 +168,21 @@ impl Inventory {
             let shares = Permissions::ALL.without(Permissions::RESIZE).without(unshared);
             let claim = Claim { shares, ..Claim::NOTHING };
             let job = role.map(|role| JobUse { kind, id, role });
-            self.check_with(Some(UserUse { node, claim, serial: u64::MAX, job }))
+            // The chain's own images read it as the job has it.
+            let cut = if readable { &[] } else { chain };
+            self.check_with(Some(UserUse { node, claim, serial: u64::MAX, job }), cut)
         })
     }
 
     /// Checks that no two users of a node exclude each other.
     pub(super) fn check_permissions(&self) -> Result<(), OptionError> {
-        self.check_with(None)
+        self.check_with(None, &[])
     }
 
     /// Does the same with one more user.
-    fn check_with(&self, user: Option<UserUse<'_>>) -> Result<(), OptionError> {
+    ///
+    /// The images of `cut` do not use their backing images.
+    fn check_with(&self, user: Option<UserUse<'_>>, cut: &[String]) -> Result<(), OptionError> {
         // A job's filter lies between the source and its users.
         let filters: Filters<'_> = self
             .jobs
@@ -204,7 +212,9 @@ impl Inventory {
             target.is_some_and(|target| target == parent || self.is_behind(parent, target))
         };
         let edges = self.nodes.iter().flat_map(|(parent, node)| {
-            node.children.iter().map(move |child| EdgeUse {
+            let is_cut = cut.contains(parent);
+            let children = node.children.iter().filter(move |c| !is_cut || c.role != "backing");
+            children.map(move |child| EdgeUse {
                 parent,
                 role: child.role,
                 child: match child.role == "backing" && passes_by(parent, &child.name) {

@@ -124,7 +124,7 @@ impl Daemon {
         let inventory = self.inventory.with_chain_job(&copy.job.id, "stream", &device, &used, true);
         let mut inventory = inventory.map_err(DaemonError::from)?;
         let steady = filters.iter().chain(&dropped).map(|node| intermediate(node, true));
-        self.check_steady(&copy, "stream", &steady.collect::<Vec<_>>())?;
+        self.check_steady(&copy, "stream", &used, &steady.collect::<Vec<_>>())?;
         let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
@@ -221,15 +221,14 @@ impl Daemon {
         let id = &copy.job.id;
         let inventory = self.inventory.with_chain_job(id, "commit", &top_name, &whole, top == 0);
         let mut inventory = inventory.map_err(DaemonError::from)?;
-        // The base changes below the images between.
-        let between = whole.get(top + 1..base).unwrap_or_default();
+        // The base changes below these images.
+        let between = whole.get(top.max(1)..base).unwrap_or_default();
         let mut steady: Vec<_> = between.iter().map(|node| intermediate(node, false)).collect();
         // As in QEMU, other users may write to the base during an active commit.
         if top > 0 {
-            steady.push(intermediate(&top_name, true));
             steady.push(Steady { node: &base_name, readable: true, role: None });
         }
-        self.check_steady(&copy, "commit", &steady)?;
+        self.check_steady(&copy, "commit", &whole, &steady)?;
         let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
         let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
         check_parts(size, CLUSTER)?;
@@ -283,10 +282,11 @@ impl Daemon {
         &self,
         copy: &CopyOptions,
         kind: &str,
+        chain: &[String],
         steady: &[Steady<'_>],
     ) -> Result<(), QmpError> {
         let id = &copy.job.id;
-        let checked = self.inventory.check_steady(kind, id, steady);
+        let checked = self.inventory.check_steady(kind, id, chain, steady);
         checked.map_err(|error| {
             for status in [Status::Created, Status::Null] {
                 job::tell_status(id, status, &self.clients);
