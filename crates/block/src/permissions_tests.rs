@@ -109,6 +109,7 @@ fn child_use() -> impl Strategy<Value = ChildUse> {
         ChildUse::Data,
         ChildUse::Backing,
         ChildUse::CopyBeforeWrite,
+        ChildUse::CopyAndDiscard,
     ])
 }
 
