@@ -15,6 +15,31 @@ use integration::{
 };
 use serde_json::{Value, json};
 
+/// A node above it names it in metadata, and would show other data after the next start.
+#[test]
+fn an_image_that_another_one_needs_is_not_replaced() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "1M"]);
+    let over = ["create", "-q", "-f", "qcow2", "-b", "DIR/base", "-F", "qcow2", "DIR/top"];
+    peers.run("qemu-img", &over);
+    peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/copy", "1M"]);
+    let file = |name: &str, image: &str| json!({"driver": "file", "node-name": name, "filename": format!("DIR/{image}")});
+    let base = json!({"driver": "qcow2", "node-name": "base", "file": file("base-file", "base")});
+    let top = json!({"driver": "qcow2", "node-name": "top", "file": file("top-file", "top"), "backing": "base"});
+    for node in [base, top, file("copy", "copy")] {
+        peers.both("blockdev-add", node);
+    }
+    for device in ["base", "base-file", "top-file"] {
+        for sync in ["full", "top", "none"] {
+            let mirror = json!({"job-id": "j", "device": device, "target": "copy", "sync": sync});
+            let answer = peers.both("blockdev-mirror", mirror);
+            assert_eq!(answer["error"]["desc"], "Need a root block node", "{device}, {sync}");
+        }
+    }
+    peers.stop();
+}
+
 #[test]
 fn a_disk_moves_while_it_is_in_use() {
     let scratch = Scratch::new();

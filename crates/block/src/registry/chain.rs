@@ -54,6 +54,19 @@ impl NodeRegistry {
         let mut children = self.nodes.values().flat_map(|entry| &entry.children);
         children.any(|child| self.below_filter(child.edge.node().name()) == name)
     }
+
+    /// Returns whether a node holds data of a node above it that is no filter, such as an image whose overlay or
+    /// format is open. A node that replaced it would not be what the one above names in its metadata.
+    pub fn is_part(&self, name: &str) -> bool {
+        self.nodes.iter().any(|(above, entry)| {
+            let is_filter = entry.options.driver.layer() == Layer::Filter;
+            let mut children = entry.children.iter().enumerate();
+            children.any(|(nth, child)| {
+                self.below_filter(child.edge.node().name()) == name
+                    && !(is_filter && nth == 0 && !self.is_part(above))
+            })
+        })
+    }
 }
 
 /// Opening one node for writing, for a node that lies on it.

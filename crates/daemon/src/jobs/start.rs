@@ -223,6 +223,9 @@ impl Daemon {
         let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
             options;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
+        if self.nodes.is_part(&copy.device) {
+            return Err(QmpError::generic("Need a root block node"));
+        }
         if ends.size != ends.target.geometry().size {
             self.fail_mirror(copy).await;
             return Ok(());
