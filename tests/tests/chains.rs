@@ -486,3 +486,68 @@ fn close_properly(scratch: &Scratch, name: &str, options: &str) {
     let node = format!("qcow2,node-name=n,file.driver=file,file.filename={file}{options}");
     ServerCommand::new(scratch).args(["--blockdev", &node]).start().stop();
 }
+
+/// Exports that were moved there write to it, and so may others.
+#[test]
+fn a_base_that_an_active_commit_opens_for_writing_can_be_exported() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "4M"]);
+    let over = ["create", "-q", "-f", "qcow2", "-b", "DIR/base", "-F", "qcow2", "DIR/top"];
+    peers.run("qemu-img", &over);
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let base =
+        json!({"driver": "qcow2", "node-name": "base", "read-only": true, "file": file("base")});
+    let top =
+        json!({"driver": "qcow2", "node-name": "top", "backing": "base", "file": file("top")});
+    peers.execute("blockdev-add", base);
+    peers.execute("blockdev-add", top);
+    peers.serve("top");
+    peers.io(&["write -q -P 1 0 1M"]);
+    peers.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+    peers.wait_for("BLOCK_JOB_READY");
+    peers.execute("job-complete", json!({"id": "j"}));
+    peers.wait_for("BLOCK_JOB_COMPLETED");
+    let export = json!({"type": "nbd", "id": "e2", "node-name": "base", "writable": true});
+    peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
+    peers.execute("block-export-add", export);
+    peers.stop();
+}
+
+/// The options of a node of its own say so.
+#[test]
+fn a_read_only_file_is_not_opened_for_writing_by_a_job() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "4M"]);
+    let over = ["create", "-q", "-f", "qcow2", "-b", "DIR/base", "-F", "qcow2"];
+    for name in ["middle", "top"] {
+        let path = format!("DIR/{name}");
+        peers.run("qemu-img", &[&over[..], &[&path]].concat());
+    }
+    let file = |name: &str, read_only: bool| {
+        json!({"driver": "file", "node-name": format!("{name}-file"), "filename": format!("DIR/{name}"),
+            "read-only": read_only})
+    };
+    for (name, backing) in
+        [("base", Value::Null), ("middle", "base".into()), ("top", "middle".into())]
+    {
+        let is_top = name == "top";
+        peers.execute("blockdev-add", file(name, !is_top));
+        let image = json!({"driver": "qcow2", "node-name": name, "file": format!("{name}-file"),
+            "backing": backing, "read-only": !is_top});
+        peers.execute("blockdev-add", image);
+    }
+    for (command, arguments) in [
+        ("block-commit", json!({"device": "top"})),
+        ("block-commit", json!({"device": "top", "top-node": "middle", "base-node": "base"})),
+        ("block-commit", json!({"device": "top", "base-node": "middle"})),
+        ("block-stream", json!({"device": "middle"})),
+    ] {
+        let arguments = integration::merged(json!({"job-id": "j"}), &arguments);
+        let answer = peers.both(command, arguments);
+        assert_eq!(answer["error"]["desc"], "Block node is read-only", "{command}");
+    }
+    peers.stop();
+}

@@ -400,14 +400,36 @@ impl Inventory {
         self.with_read_only(name, false)
     }
 
-    /// Returns the inventory with a node that is read-only, or no longer is.
+    /// Returns the inventory with a node that is read-only, or no longer is, and the nodes that are defined within it.
     #[must_use]
     pub fn with_read_only(&self, name: &str, read_only: bool) -> Inventory {
         let mut inventory = self.clone();
-        if let Some(node) = inventory.nodes.get_mut(name) {
-            node.read_only = read_only;
+        let mut names = vec![name.to_owned()];
+        while let Some(name) = names.pop() {
+            if let Some(node) = inventory.nodes.get_mut(&name) {
+                node.read_only = read_only;
+                let within = node.children.iter().filter(|child| child.owned && writes_to(child));
+                names.extend(within.map(|child| child.name.clone()));
+            }
         }
         inventory
+    }
+
+    /// Checks that a node can be opened for writing: nodes of their own below it are not for reading alone.
+    ///
+    /// # Errors
+    ///
+    /// The options of such a node have `read-only=on`.
+    pub fn check_writable(&self, name: &str) -> Result<(), OptionError> {
+        let Some(node) = self.nodes.get(name) else { return Ok(()) };
+        for child in node.children.iter().filter(|child| writes_to(child)) {
+            if !child.owned && self.nodes.get(&child.name).is_some_and(|below| below.read_only) {
+                return Err(OptionError::new("Block node is read-only")
+                    .hint(format!("'{name}' lies on '{}', which is read-only.", child.name)));
+            }
+            self.check_writable(&child.name)?;
+        }
+        Ok(())
     }
 
     /// Whether `image` is one of the images behind `overlay`.

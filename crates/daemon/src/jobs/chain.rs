@@ -324,6 +324,7 @@ impl Daemon {
     /// Reopens a node for writing. Returns the node's name if its options say read-only.
     async fn make_writable(&mut self, name: &str) -> Result<Option<String>, QmpError> {
         let was_read_only = self.nodes.options(name).is_some_and(|options| options.read_only);
+        self.inventory.check_writable(name).map_err(DaemonError::from)?;
         self.nodes.make_writable(name).await.map_err(DaemonError::from)?;
         Ok(was_read_only.then(|| name.to_owned()))
     }

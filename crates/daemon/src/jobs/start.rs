@@ -222,10 +222,10 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
             options;
-        let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if self.nodes.is_part(&copy.device) {
             return Err(QmpError::generic("Need a root block node"));
         }
+        let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if ends.size != ends.target.geometry().size {
             self.fail_mirror(copy).await;
             return Ok(());
