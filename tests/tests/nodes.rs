@@ -3,7 +3,7 @@
 mod common;
 
 use common::peers::{Peers, run};
-use integration::Scratch;
+use integration::{Scratch, merged};
 use serde_json::{Value, json};
 
 /// A chain of three images: a raw one, and two of qcow2 that name theirs with and without the folder.
@@ -79,6 +79,34 @@ fn image_details_are_those_of_qemu_storage_daemon() {
     compare_nodes(&mut peers, &["over"]);
     assert_eq!(peers.execute("query-block", json!({})), json!([]));
     peers.stop();
+}
+
+/// A backing image is open for reading, and opened for writing meanwhile, unless the options of a node of its own forbid it.
+#[test]
+fn the_backing_file_of_a_backing_image_is_named_anew() {
+    for own in [false, true] {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        make_chain(&mut peers);
+        let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+        let mid = json!({"driver": "qcow2", "node-name": "mid", "file": file("mid.qcow2")});
+        let mut top = json!({"driver": "qcow2", "node-name": "top", "file": file("top.qcow2")});
+        if own {
+            peers.execute("blockdev-add", merged(mid, &json!({"read-only": true})));
+            top["backing"] = "mid".into();
+        } else {
+            top["backing"] = mid;
+        }
+        peers.execute("blockdev-add", top);
+        let change = json!({"device": "top", "image-node-name": "mid", "backing-file": "DIR/new"});
+        peers.both("change-backing-file", change);
+        peers.stop();
+        for side in peers.sides() {
+            let info = run("qemu-img", &side.folder, &["info", "--output=json", "DIR/mid.qcow2"]);
+            let is_new = info.contains("/new\"");
+            assert_eq!(is_new, !own, "{info}");
+        }
+    }
 }
 
 #[test]

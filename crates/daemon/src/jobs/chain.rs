@@ -322,7 +322,7 @@ impl Daemon {
     }
 
     /// Reopens a node for writing. Returns the node's name if its options say read-only.
-    async fn make_writable(&mut self, name: &str) -> Result<Option<String>, QmpError> {
+    pub(crate) async fn make_writable(&mut self, name: &str) -> Result<Option<String>, QmpError> {
         let was_read_only = self.nodes.options(name).is_some_and(|options| options.read_only);
         self.inventory.check_writable(name).map_err(DaemonError::from)?;
         self.nodes.make_writable(name).await.map_err(DaemonError::from)?;
@@ -378,7 +378,7 @@ impl Daemon {
         }
     }
 
-    async fn make_read_only(&mut self, name: &str) {
+    pub(crate) async fn make_read_only(&mut self, name: &str) {
         self.inventory = self.inventory.with_read_only(name, true);
         if let Err(error) = self.nodes.make_read_only(name).await {
             // The node may stay open for writing: its users do not write.

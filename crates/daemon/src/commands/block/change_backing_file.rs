@@ -7,6 +7,7 @@ use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::Daemon;
+use crate::state::Moving;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "change-backing-file",
@@ -60,18 +61,27 @@ impl Daemon {
         }
         let format = node.details().and_then(|details| details.backing?.format);
         let name = BackingName { filename: backing_file, format };
-        self.set_backing_name(&image, Some(name)).await.map_err(|errno| {
+        // A backing image is open for reading; only the options of a node of its own ask for that.
+        if node.geometry().read_only && !self.inventory.is_owned(&image) {
+            return Err(QmpError::generic("Block node is read-only"));
+        }
+        drop(node);
+        let _moving = Moving::new(&self.moving);
+        let made_writable = self.make_writable(&image).await?;
+        let named = self.set_backing_name(&image, Some(name)).await;
+        if let Some(image) = made_writable {
+            self.make_read_only(&image).await;
+        }
+        named.map_err(|errno| {
             let desc = format!("Could not change the backing file: {}", words_of(errno));
             QmpError::generic(desc)
-        })?;
-        Ok(())
+        })
     }
 }
 
 fn words_of(errno: Errno) -> &'static str {
     match errno {
         Errno::EFBIG => "there is no room for the name in the image's header",
-        Errno::EROFS => "the image was opened read-only",
         other => other.desc(),
     }
 }
