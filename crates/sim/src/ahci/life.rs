@@ -5,7 +5,7 @@ use std::rc::Rc;
 use vcpu::ahci::{PortDriver, Registers, reg};
 use vcpu::vfio_user::wire;
 
-use super::{AREA, AhciGuest, Kind};
+use super::{AREA, AhciGuest, Issued, Kind};
 use crate::fds::Kept;
 use crate::vfio::{Gone, Line};
 
@@ -168,6 +168,7 @@ impl AhciGuest {
     fn start(&self, line: &Line, driver: &mut PortDriver) -> Result<(), Gone> {
         let started = driver.start();
         self.expect(line, started)?;
+        self.unread.set(0);
         self.write_through.set(false);
         Ok(())
     }
@@ -186,6 +187,11 @@ impl AhciGuest {
                 coverage.ahci_lists.one();
                 let recovered = driver.recover();
                 self.expect(line, recovered)?;
+                let may_be_named = |issued: &Issued| issued.queued && self.may_fail(issued);
+                let issued = self.issued.borrow();
+                let slots = (0..).zip(issued.iter());
+                let slots = slots.filter(|(_, issued)| issued.as_ref().is_some_and(may_be_named));
+                self.unread.set(slots.fold(self.unread.get(), |bits, (slot, _)| bits | 1 << slot));
             }
             Disturbance::Link => {
                 coverage.ahci_links.one();

@@ -57,6 +57,9 @@ pub(crate) struct AhciGuest {
     is_up: Cell<bool>,
     /// By slot.
     issued: RefCell<[Option<Issued>; SLOTS]>,
+    /// Bits of queued commands that may have failed just before the command list was restarted: until its error log is read,
+    /// the drive refuses others then.
+    unread: Cell<u32>,
     /// The drive's write cache is off for certain.
     write_through: Cell<bool>,
     done: Cell<bool>,
@@ -79,6 +82,7 @@ impl AhciGuest {
             is_asleep: Cell::new(false),
             is_up: Cell::new(false),
             issued: RefCell::default(),
+            unread: Cell::new(0),
             write_through: Cell::new(false),
             done: Cell::new(false),
             plan,
@@ -274,28 +278,27 @@ impl AhciGuest {
     fn failed(&self, line: &Line, driver: &mut PortDriver, failure: Failure) -> Result<(), Gone> {
         let coverage = &self.world.coverage;
         self.ended(driver.issued() & !failure.unfinished);
-        let may_fail = |issued: &Issued| {
-            issued.kind.is_refused() || issued.was_unplugged || self.world.has_failed()
-        };
+        let may_fail = |issued: &Issued| self.may_fail(issued);
         let unfinished =
             |is_one: &dyn Fn(&Issued) -> bool| self.issued.borrow().iter().flatten().any(is_one);
-        if !unfinished(&may_fail) {
+        if !unfinished(&may_fail) && self.unread.get() == 0 {
             self.fail(&format!("{failure}, and none that may: {:?}", self.issued.borrow()));
         }
         let recovered = driver.recover();
         self.expect(line, recovered)?;
         // A command whose data is not memory has not reached the drive.
-        let has_log = failure.is & reg::IS_TFES != 0 && unfinished(&|issued| issued.queued);
-        if has_log {
+        let has_queued = unfinished(&|issued| issued.queued);
+        if failure.is & reg::IS_TFES != 0 && (has_queued || self.unread.get() != 0) {
+            let unread = self.unread.take();
             // Slot 0 is free again.
             let read = driver.run(&READ_ERROR_LOG, SECTOR as u32);
             self.expect(line, read)?;
             let tag = driver.data(0, 1).expect("memory")[0] & 0x9f;
-            let named = self
-                .issued
-                .borrow()
-                .get(usize::from(tag))
-                .is_some_and(|issued| issued.as_ref().is_some_and(may_fail));
+            let named = match self.issued.borrow().get(usize::from(tag)) {
+                Some(issued) => issued.as_ref().is_some_and(may_fail) || unread >> tag & 1 != 0,
+                // The command that failed was not queued.
+                None => !has_queued,
+            };
             if !named {
                 self.fail(&format!("the error log names {tag}: {:?}", self.issued.borrow()));
             }
@@ -310,6 +313,11 @@ impl AhciGuest {
         }
         self.forget_all();
         Ok(())
+    }
+
+    /// Whether a command may have failed, or may yet.
+    fn may_fail(&self, issued: &Issued) -> bool {
+        issued.kind.is_refused() || issued.was_unplugged || self.world.has_failed()
     }
 
     /// Forgets all commands in flight: none of them is answered. Others are issued in their places.
