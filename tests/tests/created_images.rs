@@ -59,6 +59,11 @@ fn qcow2(options: &Value) -> Value {
     merged(json!({"driver": "qcow2", "file": "new", "size": DISK}), options)
 }
 
+fn luks(options: &Value) -> Value {
+    let disk = json!({"driver": "luks", "size": DISK, "key-secret": "sec0", "iter-time": 10});
+    merged(disk, options)
+}
+
 /// What `qemu-img` says of an image. Places within the file, and its allocated bytes, differ.
 fn described(side: &Side, has_data_file: bool) -> Value {
     let json_of = |arguments: &[&str]| -> Value {
@@ -296,6 +301,75 @@ fn a_new_disk_has_no_old_contents() {
         }
     }
     peers.stop();
+}
+
+/// A LUKS disk has its size in a node that was longer, too: nothing behind its end becomes the disk's.
+#[test]
+fn luks_nodes_are_as_long_as_in_qemu_storage_daemon() {
+    let long = vec![0x55; 8 << 20];
+    let inline = |how| json!({"file": "new", "preallocation": how});
+    let detached = |how| json!({"file": "data", "header": "new", "preallocation": how});
+    let made = [
+        (0, inline("metadata")),
+        (1_000_000, inline("falloc")),
+        (1_000_000, detached("full")),
+        (long.len(), inline("off")),
+        (long.len(), detached("off")),
+        (long.len(), json!({"header": "new"})),
+    ];
+    for (len, options) in made {
+        // QSD keeps the node `file` of a disk with a header in use.
+        let scratch = Scratch::new();
+        let mut peers = peers(&scratch);
+        begin(&mut peers, [&long[..len], &long[..len]]);
+        assert_eq!(create(&mut peers, &luks(&options)), None, "{options} in {len} bytes");
+        let [ours, theirs] = peers
+            .sides()
+            .map(|side| FILES.map(|name| fs::metadata(side.path(name)).expect("a file").len()));
+        assert_eq!(ours, theirs, "{options} in {len} bytes");
+        if options.get("file").is_none() {
+            peers.stop();
+            continue;
+        }
+        let disk = json!({"driver": "luks", "node-name": "disk", "key-secret": "sec0"});
+        let mut disk = merged(disk, &options);
+        disk.as_object_mut().expect("an object").remove("preallocation");
+        peers.execute("blockdev-add", disk);
+        for side in peers.sides() {
+            let nodes = side.qmp.execute("query-named-block-nodes", json!({}));
+            let mut nodes = nodes.as_array().expect("a list").iter();
+            let disk = nodes.find(|node| node["node-name"] == "disk").expect("the disk");
+            assert_eq!(disk["image"]["virtual-size"], DISK, "{options} in {len} bytes");
+        }
+        peers.stop();
+    }
+}
+
+#[test]
+fn errors_of_luks_disks_are_those_of_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut one = peers(&scratch);
+    let long = vec![0x55; 8 << 20];
+    for how in ["metadata", "falloc", "full"] {
+        begin(&mut one, [&long, &[]]);
+        assert_ne!(create(&mut one, &luks(&json!({"header": "new", "preallocation": how}))), None);
+        if how != "metadata" {
+            let refused = create(&mut one, &luks(&json!({"file": "new", "preallocation": how})));
+            assert_ne!(refused, None, "{how}");
+        }
+    }
+    let window = json!({"driver": "raw", "node-name": "window", "file": "new", "size": 6 << 20});
+    one.execute("blockdev-add", window);
+    assert_ne!(create(&mut one, &luks(&json!({"file": "window"}))), None);
+    one.stop();
+    for how in ["metadata", "falloc"] {
+        let scratch = Scratch::new();
+        let mut one = peers(&scratch);
+        begin(&mut one, [&[], &long]);
+        let options = json!({"file": "data", "header": "new", "preallocation": how});
+        assert_ne!(create(&mut one, &luks(&options)), None, "{how}");
+        one.stop();
+    }
 }
 
 #[test]

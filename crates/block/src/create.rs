@@ -12,7 +12,7 @@ use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel};
+use crate::node::{BlockNode, Channel, ResizeError};
 use crate::registry::NodeRegistry;
 use crate::request::Op;
 use crate::submit::submit;
@@ -144,27 +144,54 @@ impl CreateContext<'_> {
         node: &str,
         size: F,
     ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<F> {
-        let begin = || {
-            let found = self.node(node)?;
-            let old = found.geometry().size;
-            let size = size(old);
-            let resized = (size != old).then(|| self.nodes.resize(node, size, self.event_loop));
-            Ok((found, resized.transpose()?))
-        };
-        let begun: Result<_, OpenError> = begin();
+        let resized = self.resize_in_its_words(node, size);
         async move {
-            let (found, resized) = begun?;
-            if let Some(resized) = resized {
-                resized.await.map_err(|error| {
-                    let why = error.to_string();
-                    let prefix = "Could not resize image";
-                    OpenError::new(match why.starts_with(prefix) {
-                        true => why,
-                        false => format!("{prefix}: {why}"),
-                    })
-                })?;
-            }
+            let (found, resized) = resized?;
+            resized.await.map_err(|error| {
+                let why = error.to_string();
+                let prefix = "Could not resize image";
+                OpenError::new(match why.starts_with(prefix) {
+                    true => why,
+                    false => format!("{prefix}: {why}"),
+                })
+            })?;
             Ok(found)
         }
+    }
+
+    /// Returns a node with exactly that many bytes, if it can have so few. Errors are the node's.
+    pub(crate) fn fit(
+        &self,
+        node: &str,
+        size: u64,
+    ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<> {
+        let resized = self.resize_in_its_words(node, move |_| size);
+        async move {
+            let (found, resized) = resized?;
+            resized.await.map_err(|error| OpenError::new(error.to_string()))?;
+            Ok(found)
+        }
+    }
+
+    /// Begins to give a node the number of bytes that `size` makes of their number.
+    fn resize_in_its_words<F: FnOnce(u64) -> u64>(
+        &self,
+        node: &str,
+        size: F,
+    ) -> Result<
+        (Arc<dyn BlockNode>, impl Future<Output = Result<(), ResizeError>> + use<F>),
+        OpenError,
+    > {
+        let found = self.node(node)?;
+        let old = found.geometry().size;
+        let size = size(old);
+        let resized = (size != old).then(|| self.nodes.resize(node, size, self.event_loop));
+        let resized = resized.transpose()?;
+        Ok((found, async move {
+            match resized {
+                Some(resized) => resized.await,
+                None => Ok(()),
+            }
+        }))
     }
 }

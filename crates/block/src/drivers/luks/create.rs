@@ -55,8 +55,10 @@ impl NewImage for NewDisk {
             let start = if header.is_some() { 0 } else { header_len };
             let end = start.checked_add(size).filter(|end| i64::try_from(*end).is_ok());
             let end = end.ok_or_else(|| OpenError::new("The requested file size is too large"))?;
-            let header = header.map(|header| context.grow(&header, header_len));
-            let data = file.map(|file| context.grow(&file, end));
+            check_preallocation(context, file.as_deref(), header.is_some(), end, preallocation)?;
+            // The disk is as long as its node allows.
+            let header = header.map(|header| context.fit(&header, header_len));
+            let data = file.map(|file| context.fit(&file, end));
             Ok((password, start..end, header, data))
         };
         let begun = begin();
@@ -84,6 +86,35 @@ impl NewImage for NewDisk {
             }))
             .await
         })
+    }
+}
+
+/// Refuses what QEMU refuses, in its words. `end`: bytes that the node is to have.
+fn check_preallocation(
+    context: &CreateContext<'_>,
+    file: Option<&str>,
+    is_detached: bool,
+    end: u64,
+    how: Preallocation,
+) -> Result<(), OpenError> {
+    let Some(file) = file else {
+        let why =
+            "Parameter 'preallocation' requires 'file' to be specified for formatting LUKS disk";
+        return match how {
+            Preallocation::Off => Ok(()),
+            _ => Err(OpenError::new(why)),
+        };
+    };
+    let shrinks = context.node(file)?.geometry().size > end;
+    match (how, is_detached) {
+        (Preallocation::Metadata, true) => Err(OpenError::new("Operation not supported")),
+        (Preallocation::Falloc | Preallocation::Full, true) if shrinks => {
+            Err(OpenError::new("Operation not supported"))
+        }
+        (Preallocation::Falloc | Preallocation::Full, false) if shrinks => {
+            Err(OpenError::new("Cannot use preallocation for shrinking files"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -172,7 +203,7 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             at: |disk: &mut Draft| &mut disk.preallocation,
             words: &[
                 ("off", Preallocation::Off, "nothing is allocated"),
-                ("metadata", Preallocation::Metadata, "as off"),
+                ("metadata", Preallocation::Metadata, "as off; not with a header node"),
                 ("falloc", Preallocation::Falloc, "its space is reserved"),
                 ("full", Preallocation::Full, "its space is written"),
             ],
