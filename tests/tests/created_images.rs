@@ -4,12 +4,14 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::peers::{Peers, Side, run};
 use common::wait_for_status;
 use integration::{Scratch, merged};
 use serde_json::{Value, json};
+use test_requirements::untested;
 
 const DISK: u64 = 1 << 20;
 /// The new image, and its data file.
@@ -410,4 +412,66 @@ fn files_are_as_of_qemu_storage_daemon() {
         assert!(ours.is_some() && ours == theirs, "{options}: {ours:?}, {theirs:?}");
     }
     peers.stop();
+}
+
+/// A file system that is mounted in a folder.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// A small one. `None`: this user may not.
+    fn new(folder: PathBuf) -> Option<Mounted> {
+        fs::create_dir(&folder).expect("a new folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs"]).arg(&folder);
+        let is_mounted = mount.output().expect("mount(8)").status.success();
+        is_mounted.then(|| Mounted(folder))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// A creation that the file system has no room for gives back what it took, so that a smaller one has room.
+#[test]
+fn without_room_a_creation_leaves_the_space_free() {
+    let preallocations = ["falloc", "full"];
+    let file = json!({"driver": "file", "filename": "DIR/small/new"});
+    let data = json!({"data-file": "data"});
+    let images = [file, qcow2(&json!({})), qcow2(&data), luks(&json!({"file": "new"}))];
+    for options in images.iter().flat_map(|image| {
+        preallocations.map(|how| merged(image.clone(), &json!({"preallocation": how})))
+    }) {
+        // QSD keeps the node of a qcow2 image in use that could not be created.
+        let scratch = Scratch::new();
+        let mut peers = peers(&scratch);
+        let mounts = peers.sides().map(|side| Mounted::new(side.path("small")));
+        if mounts.iter().any(Option::is_none) {
+            peers.stop();
+            return untested("root", "only root can mount");
+        }
+        if options["driver"] != "file" {
+            for name in FILES {
+                let filename = format!("DIR/small/{name}");
+                for side in peers.sides() {
+                    fs::write(side.path("small").join(name), []).expect("writable");
+                }
+                let node = json!({"driver": "file", "node-name": name, "filename": filename});
+                peers.execute("blockdev-add", node);
+            }
+        }
+        let large = merged(options.clone(), &json!({"size": 32 << 20}));
+        let error = create(&mut peers, &large).expect("there is no room");
+        assert!(error.ends_with("No space left on device"), "{options}: {error}");
+        for name in FILES {
+            let path = peers.ours.path("small").join(name);
+            let left = if path.exists() { allocated(&path) } else { 0 };
+            assert_eq!(left, 0, "{options}: {name}");
+        }
+        let small = merged(options.clone(), &json!({"size": DISK}));
+        assert_eq!(create_on(&mut peers.ours, &small), None, "{options}");
+        peers.stop();
+    }
 }

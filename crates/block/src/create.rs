@@ -52,6 +52,18 @@ pub(crate) enum Preallocation {
     Full,
 }
 
+impl Preallocation {
+    /// What could not be done, in QEMU's words.
+    pub(crate) fn failure(self) -> &'static str {
+        match self {
+            Preallocation::Falloc => "Could not preallocate new data",
+            Preallocation::Off | Preallocation::Metadata | Preallocation::Full => {
+                "Could not write zeros for preallocation"
+            }
+        }
+    }
+}
+
 /// Bytes that a preallocation writes at once.
 pub(crate) const CHUNK: usize = 1 << 20;
 
@@ -134,7 +146,7 @@ impl CreateContext<'_> {
         &self,
         node: &str,
         size: u64,
-    ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<> {
+    ) -> impl Future<Output = Result<Fitted, OpenError>> + use<> {
         self.resize(node, move |old| old.max(size))
     }
 
@@ -143,10 +155,10 @@ impl CreateContext<'_> {
         &self,
         node: &str,
         size: F,
-    ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<F> {
+    ) -> impl Future<Output = Result<Fitted, OpenError>> + use<F> {
         let resized = self.resize_in_its_words(node, size);
         async move {
-            let (found, resized) = resized?;
+            let (fitted, resized) = resized?;
             resized.await.map_err(|error| {
                 let why = error.to_string();
                 let prefix = "Could not resize image";
@@ -155,7 +167,7 @@ impl CreateContext<'_> {
                     false => format!("{prefix}: {why}"),
                 })
             })?;
-            Ok(found)
+            Ok(fitted)
         }
     }
 
@@ -164,12 +176,12 @@ impl CreateContext<'_> {
         &self,
         node: &str,
         size: u64,
-    ) -> impl Future<Output = Result<Arc<dyn BlockNode>, OpenError>> + use<> {
+    ) -> impl Future<Output = Result<Fitted, OpenError>> + use<> {
         let resized = self.resize_in_its_words(node, move |_| size);
         async move {
-            let (found, resized) = resized?;
+            let (fitted, resized) = resized?;
             resized.await.map_err(|error| OpenError::new(error.to_string()))?;
-            Ok(found)
+            Ok(fitted)
         }
     }
 
@@ -178,20 +190,42 @@ impl CreateContext<'_> {
         &self,
         node: &str,
         size: F,
-    ) -> Result<
-        (Arc<dyn BlockNode>, impl Future<Output = Result<(), ResizeError>> + use<F>),
-        OpenError,
-    > {
+    ) -> Result<(Fitted, impl Future<Output = Result<(), ResizeError>> + use<F>), OpenError> {
         let found = self.node(node)?;
         let old = found.geometry().size;
         let size = size(old);
-        let resized = (size != old).then(|| self.nodes.resize(node, size, self.event_loop));
-        let resized = resized.transpose()?;
-        Ok((found, async move {
+        let resize = |size| self.nodes.resize(node, size, self.event_loop);
+        let resized = (size != old).then(|| resize(size)).transpose()?;
+        let cut: Option<Cut> = match size > old {
+            true => Some(Box::pin(resize(old)?)),
+            false => None,
+        };
+        let fitted = Fitted { node: found, cut };
+        Ok((fitted, async move {
             match resized {
                 Some(resized) => resized.await,
                 None => Ok(()),
             }
         }))
+    }
+}
+
+type Cut = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
+
+/// A node that has the size for a new image.
+pub(crate) struct Fitted {
+    /// The node.
+    pub(crate) node: Arc<dyn BlockNode>,
+    /// Cuts it back to its old size. `None`: it has not grown.
+    cut: Option<Cut>,
+}
+
+impl Fitted {
+    /// After a creation that failed: a node that grew is cut back, so that it takes no space for nothing.
+    pub(crate) async fn cut_back(self) {
+        let Some(cut) = self.cut else { return };
+        if let Err(error) = cut.await {
+            log::warn!("node '{}' stays as long as it has become: {error}", self.node.name());
+        }
     }
 }

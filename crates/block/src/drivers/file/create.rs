@@ -1,7 +1,7 @@
 //! Creates regular files.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -30,8 +30,6 @@ struct NewFile {
     extent_size: Option<u64>,
 }
 
-/// The error of `preallocation=falloc`.
-const NO_SPACE: &str = "Could not preallocate new data";
 /// QEMU's default of `extent-size-hint`, bytes: fewer extents of a file that is written at random.
 const EXTENT_SIZE: u32 = 1 << 20;
 
@@ -99,35 +97,40 @@ fn create(new: &NewFile) -> Result<(), OpenError> {
     };
     resize(0)?;
     give_attributes(&file, path, *nocow, extent_size);
-    match preallocation {
+    let allocated = match preallocation {
         Preallocation::Off => resize(size),
         Preallocation::Metadata => Err(OpenError::new("Unsupported preallocation mode: metadata")),
-        Preallocation::Falloc => {
-            let len = i64::try_from(size).map_err(|_| failed(NO_SPACE, Errno::EFBIG))?;
-            match len {
-                0 => Ok(()),
-                len => fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)
-                    .map_err(|errno| failed(NO_SPACE, errno)),
-            }
-        }
-        Preallocation::Full => {
-            resize(size)?;
-            let zeroes = vec![0; CHUNK];
-            let mut at = 0;
-            while at < size {
-                let len = (size - at).min(CHUNK as u64) as usize;
-                let part = zeroes.get(..len).unwrap_or(&zeroes);
-                file.write_all_at(part, at).map_err(|error| {
-                    OpenError::io("Could not write zeros for preallocation", &error)
-                })?;
-                at += len as u64;
-            }
+        Preallocation::Falloc => match i64::try_from(size) {
+            Err(_) => Err(failed(preallocation.failure(), Errno::EFBIG)),
+            Ok(0) => Ok(()),
+            Ok(len) => fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)
+                .map_err(|errno| failed(preallocation.failure(), errno)),
+        },
+        Preallocation::Full => resize(size).and_then(|()| {
+            fill(&file, size).map_err(|error| OpenError::io(preallocation.failure(), &error))?;
             (&file)
                 .flush()
                 .and_then(|()| file.sync_data())
                 .map_err(|error| OpenError::io("Could not flush file to disk", &error))
-        }
+        }),
+    };
+    if allocated.is_err() {
+        // It takes no space for nothing. What failed first is the error.
+        let _ = resize(0);
     }
+    allocated
+}
+
+/// Writes zeroes.
+fn fill(file: &File, size: u64) -> io::Result<()> {
+    let zeroes = vec![0; CHUNK];
+    let mut at = 0;
+    while at < size {
+        let len = (size - at).min(CHUNK as u64) as usize;
+        file.write_all_at(zeroes.get(..len).unwrap_or(&zeroes), at)?;
+        at += len as u64;
+    }
+    Ok(())
 }
 
 /// Sets attributes of an empty file, for file systems that have them. As in QEMU, an image without them is created, too.

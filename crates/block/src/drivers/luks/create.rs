@@ -73,18 +73,30 @@ impl NewImage for NewDisk {
                 Some(grown) => Some(grown.await?),
                 None => None,
             };
-            on_thread(Box::new(move || {
+            let [header_node, data_node] =
+                [&header, &data].map(|fitted| fitted.as_ref().map(|fitted| fitted.node.clone()));
+            let made = on_thread(Box::new(move || {
                 let bytes = luks.make(&password)?;
-                if let Some(data) = &data {
-                    run(data, async move |data| allocate(data, range, preallocation).await)?;
+                if let Some(data) = &data_node {
+                    let what = preallocation.failure();
+                    run(data, what, async move |data| allocate(data, range, preallocation).await)?;
                 }
                 // The header last: a creation that is cut off leaves no disk.
-                match header.or(data) {
-                    Some(node) => run(&node, async move |node| write(node, &bytes).await),
+                match header_node.or(data_node) {
+                    Some(node) => {
+                        let what = format!("Could not write LUKS header to '{}'", node.name());
+                        run(&node, &what, async move |node| write(node, &bytes).await)
+                    }
                     None => Ok(()),
                 }
             }))
-            .await
+            .await;
+            if made.is_err() {
+                for fitted in [header, data].into_iter().flatten() {
+                    fitted.cut_back().await;
+                }
+            }
+            made
         })
     }
 }
@@ -118,14 +130,13 @@ fn check_preallocation(
     }
 }
 
-/// Writes to a node, on a temporary loop.
+/// Writes to a node, on a temporary loop. `what`: what could not be done, after an error.
 fn run(
     node: &Arc<dyn BlockNode>,
+    what: &str,
     work: impl AsyncFnOnce(&Rc<dyn Channel>) -> Result<(), Errno> + 'static,
 ) -> Result<(), OpenError> {
-    let failed = |errno: Errno| {
-        OpenError::os(format!("Could not write LUKS header to '{}'", node.name()), errno)
-    };
+    let failed = |errno: Errno| OpenError::os(what, errno);
     let of_io =
         |error: std::io::Error| failed(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
     let config = LoopConfig { name: "luks".into(), entries: 32, ..LoopConfig::default() };

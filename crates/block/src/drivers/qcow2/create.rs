@@ -13,10 +13,9 @@ use crypto::Secret;
 use super::encrypt;
 use super::layout::{CreateQcow2, Space, create_qcow2_in, plan};
 use super::plan::{Features, Plan};
-use crate::create::{CreateContext, CreateKind, Creating, NewImage, Preallocation};
+use crate::create::{CreateContext, CreateKind, Creating, Fitted, NewImage, Preallocation};
 use crate::drivers::encryption::{NewLuks, password};
 use crate::error::OpenError;
-use crate::node::BlockNode;
 
 pub(super) static CREATE: CreateKind =
     CreateKind { help: "a qcow2 image in a node", options: &OPTIONS };
@@ -49,16 +48,24 @@ impl NewImage for NewQcow2 {
                 Some(data_file) => Some(data_file.await?),
                 None => None,
             };
-            on_thread(Box::new(move || {
+            let (node, data_node) =
+                (file.node.clone(), data_file.as_ref().map(|of| of.node.clone()));
+            let made = on_thread(Box::new(move || {
                 let luks = luks.map(|(luks, password)| luks.make(&password)).transpose()?;
-                create_qcow2_in(file, data_file, &plan, luks, space)
+                create_qcow2_in(node, data_node, &plan, luks, space)
             }))
-            .await
+            .await;
+            if made.is_err() {
+                for fitted in [Some(file), data_file].into_iter().flatten() {
+                    fitted.cut_back().await;
+                }
+            }
+            made
         })
     }
 }
 
-type Resizing = Pin<Box<dyn Future<Output = Result<Arc<dyn BlockNode>, OpenError>>>>;
+type Resizing = Pin<Box<dyn Future<Output = Result<Fitted, OpenError>>>>;
 
 /// A creation whose nodes are getting their sizes.
 struct Begun {

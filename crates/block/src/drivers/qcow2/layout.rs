@@ -89,7 +89,7 @@ pub fn create_qcow2_beside(
     let emptied = OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map_err(|error| failed(path, &error))?;
     let below = Below { file: Arc::new(node), data_file: None, backing: None, encrypted: None };
-    put(&below, &plan, None, Space::default()).map_err(|error| failed(path, &error))
+    put(&below, &plan, None).map_err(|error| failed(path, &error))
 }
 
 /// What is done to the bytes for the guest's data before an image is created.
@@ -117,7 +117,14 @@ pub(super) fn create_qcow2_in(
 ) -> Result<(), OpenError> {
     let name = file.name().to_owned();
     let below = Below { file, data_file, backing: None, encrypted: None };
-    put(&below, plan, luks, space)
+    // In QEMU's words: there, the file is made longer for the disk.
+    let of = match below.data_file {
+        Some(_) => "Could not resize image",
+        None => "Could not resize image: Failed to resize underlying file",
+    };
+    let what = format!("{of}: {}", space.allocated.1.failure());
+    allocate(&below, space).map_err(|error| OpenError::io(what, &error))?;
+    put(&below, plan, luks)
         .map_err(|error| OpenError::io(format!("Could not write qcow2 image to '{name}'"), &error))
 }
 
@@ -185,18 +192,28 @@ pub(super) fn plan(
     Err(OpenError::new(error))
 }
 
-/// Allocates space, and writes an image.
-fn put(below: &Below, plan: &Plan, luks: Option<Secret>, space: Space) -> io::Result<()> {
-    let plan = plan.clone();
+/// Allocates the space for the guest's data.
+fn allocate(below: &Below, space: Space) -> io::Result<()> {
+    let Space { allocated: (allocated, how), zeroed } = space;
+    if zeroed.is_empty() && (how == Preallocation::Off || allocated.is_empty()) {
+        return Ok(());
+    }
     below.file.enable_growth();
     run_apart(below, move |channels| async move {
-        let Space { allocated: (allocated, how), zeroed } = space;
         // Not by way of the cipher: the bytes of the file count.
         let data = channels.data_file.as_ref().unwrap_or(&channels.file);
         if !zeroed.is_empty() {
             zero(data, zeroed, true).await?;
         }
-        preallocate(data, allocated, how).await?;
+        Ok(preallocate(data, allocated, how).await?)
+    })
+}
+
+/// Writes an image.
+fn put(below: &Below, plan: &Plan, luks: Option<Secret>) -> io::Result<()> {
+    let plan = plan.clone();
+    below.file.enable_growth();
+    run_apart(below, move |channels| async move {
         let cluster = plan.cluster();
         let at_once = (AT_ONCE / cluster).max(1);
         let parts = |clusters: Range<u64>| {
