@@ -151,7 +151,7 @@ impl Worker {
         if self.control.is_paused() || self.event_loop.now_ns() < self.not_before {
             return None;
         }
-        // Nothing begins after somebody has seen the job paused and not busy.
+        // Nothing begins after a client has seen the job paused and not busy.
         self.control.set_busy(true);
         if self.control.is_paused() { None } else { self.buffers.pop() }
     }
