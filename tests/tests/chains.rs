@@ -515,7 +515,7 @@ fn a_base_that_an_active_commit_opens_for_writing_can_be_exported() {
     peers.stop();
 }
 
-/// The options of a node of its own say so.
+/// It is a node that was added with `read-only=on`.
 #[test]
 fn a_read_only_file_is_not_opened_for_writing_by_a_job() {
     let scratch = Scratch::new();

@@ -81,7 +81,7 @@ fn image_details_are_those_of_qemu_storage_daemon() {
     peers.stop();
 }
 
-/// A backing image is open for reading, and opened for writing meanwhile, unless the options of a node of its own forbid it.
+/// A backing image is open for reading. It is opened for writing meanwhile, unless it was added with `read-only=on`.
 #[test]
 fn the_backing_file_of_a_backing_image_is_named_anew() {
     for own in [false, true] {
