@@ -214,7 +214,7 @@ fn a_backup_into_an_overlay_of_its_source_shows_what_the_source_was() {
         let mirror = json!({"job-id": "j", "device": "disk", "target": "overlay", "sync": "none",
             "auto-dismiss": false});
         let why = qmp.refused("blockdev-mirror", mirror.clone());
-        assert_eq!(why, "Node 'overlay' lies on 'disk', which is to be copied to it");
+        assert_eq!(why, "Need a root block node");
         qmp.execute("blockdev-backup", mirror);
         if !export_first {
             export(&mut qmp);
