@@ -39,9 +39,7 @@ pub use guest::{Boot, Guest};
 pub use image::Image;
 pub use initramfs::Initramfs;
 pub use port::Port;
-pub use program::{
-    client, daemon, install, preloaded, python, release_daemon, repository, tied_command, tool,
-};
+pub use program::{client, daemon, install, preloaded, python, repository, tied_command, tool};
 pub use qmp::{Qmp, merged};
 pub use qsd::start_qsd;
 pub use scratch::Scratch;

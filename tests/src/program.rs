@@ -93,27 +93,15 @@ pub fn daemon() -> &'static Path {
     DAEMON.get_or_init(|| env::var_os("RINGMILL_BIN").map_or_else(build_daemon, PathBuf::from))
 }
 
-/// The daemon as shipped: `RINGMILL_BIN`, else the workspace's in the release profile, which is built if necessary.
-pub fn release_daemon() -> PathBuf {
-    env::var_os("RINGMILL_BIN").map_or_else(|| build_daemon_in("release"), PathBuf::from)
-}
-
 /// Builds `ringmill` into the folder and the profile of the running test.
+///
+/// `cargo test` does not build binaries of other packages, and would test an outdated one. With cargo-nextest each test
+/// is a process, and the first test of a run builds the daemon. With `RINGMILL_IS_BUILT`, `scripts/test` has built it.
 fn build_daemon() -> PathBuf {
     let test = env::current_exe().expect("the path of the running test");
     // <target>/<profile>/deps/<test>
     let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
-    build_daemon_in(if profile_dir.ends_with("release") { "release" } else { "debug" })
-}
-
-/// Builds `ringmill` into the folder of the running test.
-///
-/// `cargo test` does not build binaries of other packages, and would test an outdated one. With cargo-nextest each test
-/// is a process, and the first test of a run builds the daemon. With `RINGMILL_IS_BUILT`, `scripts/test` has built it.
-fn build_daemon_in(profile: &str) -> PathBuf {
-    let test = env::current_exe().expect("the path of the running test");
-    // <target>/<profile>/deps/<test>
-    let profile_dir = test.parent().and_then(Path::parent).expect("a test is in <profile>/deps");
+    let profile = if profile_dir.ends_with("release") { "release" } else { "debug" };
     let target_dir = profile_dir.parent().expect("a profile is in the target folder");
     let program = target_dir.join(profile).join("ringmill");
     if env::var_os("RINGMILL_IS_BUILT").is_some() {

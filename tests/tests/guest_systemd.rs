@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use integration::{Guest, Initramfs, Scratch, release_daemon};
+use integration::{Guest, Initramfs, Scratch, daemon};
 
 /// Where a package puts them.
 const INSTALLED: [(&str, &str); 5] = [
@@ -26,8 +26,7 @@ fn systemd_starts_reloads_watches_and_stops_the_daemon() {
         files.file(at, &fs::read(folder.join(unit)).expect("a unit file"));
     }
     files.file("/etc/ringmill/ringmill.conf", b"");
-    // The guest has no processor to spare for a debug build.
-    files.program("/usr/bin/ringmill", &release_daemon());
+    files.program("/usr/bin/ringmill", daemon());
     files.program("/usr/bin/disk-load", Path::new(env!("CARGO_BIN_EXE_disk-load")));
     let long = if std::env::var_os("RINGMILL_LONG").is_some() { "long=1\n" } else { "long=\n" };
     let job = [long, include_str!("../guest/systemd-job.sh")].concat();

@@ -81,30 +81,36 @@ fn image_details_are_those_of_qemu_storage_daemon() {
     peers.stop();
 }
 
-/// A backing image is open for reading. It is opened for writing meanwhile, unless it was added with `read-only=on`.
+/// A backing image is open for reading, and is opened for writing meanwhile, unless its file was added with `read-only=on`.
 #[test]
 fn the_backing_file_of_a_backing_image_is_named_anew() {
-    for own in [false, true] {
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let image =
+        |name: &str, file: Value| json!({"driver": "qcow2", "node-name": name, "file": file});
+    for (is_apart, is_read_only) in [(false, false), (true, false), (true, true)] {
         let scratch = Scratch::new();
         let mut peers = Peers::new(&scratch);
         make_chain(&mut peers);
-        let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
-        let mid = json!({"driver": "qcow2", "node-name": "mid", "file": file("mid.qcow2")});
-        let mut top = json!({"driver": "qcow2", "node-name": "top", "file": file("top.qcow2")});
-        if own {
-            peers.execute("blockdev-add", merged(mid, &json!({"read-only": true})));
-            top["backing"] = "mid".into();
-        } else {
-            top["backing"] = mid;
+        let mut mid = file("mid.qcow2");
+        if is_read_only {
+            let named = json!({"node-name": "mid-file", "read-only": true});
+            peers.execute("blockdev-add", merged(mid, &named));
+            mid = "mid-file".into();
         }
+        let mut backing = image("mid", mid);
+        if is_apart {
+            peers.execute("blockdev-add", merged(backing, &json!({"read-only": true})));
+            backing = "mid".into();
+        }
+        let top = merged(image("top", file("top.qcow2")), &json!({"backing": backing}));
         peers.execute("blockdev-add", top);
         let change = json!({"device": "top", "image-node-name": "mid", "backing-file": "DIR/new"});
-        peers.both("change-backing-file", change);
+        let answer = peers.both("change-backing-file", change);
+        assert_eq!(answer.get("error").is_some(), is_read_only, "{answer}");
         peers.stop();
         for side in peers.sides() {
             let info = run("qemu-img", &side.folder, &["info", "--output=json", "DIR/mid.qcow2"]);
-            let is_new = info.contains("/new\"");
-            assert_eq!(is_new, !own, "{info}");
+            assert_eq!(info.contains("/new\""), !is_read_only, "{info}");
         }
     }
 }

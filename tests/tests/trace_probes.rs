@@ -1,10 +1,10 @@
-//! The static probes in the shipped program: what perf, bpftrace and gdb read.
+//! The static probes in the daemon: what perf, bpftrace and gdb read.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use integration::release_daemon;
+use integration::daemon;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
 use object::{LittleEndian, elf};
@@ -36,8 +36,8 @@ impl Probe {
 }
 
 #[test]
-fn each_event_is_a_probe_of_the_release_build() {
-    let program = fs::read(release_daemon()).expect("the release build");
+fn each_event_is_a_probe() {
+    let program = fs::read(daemon()).expect("the daemon");
     let header = Header::parse(&*program).expect("an ELF file");
     let sections = header.sections(LittleEndian, &*program).expect("sections");
     let section = |name: &str| {
@@ -54,7 +54,7 @@ fn each_event_is_a_probe_of_the_release_build() {
 
     let names: Vec<_> = probes.iter().map(|probe| probe.name.as_str()).collect();
     let names: BTreeSet<_> = names.into_iter().collect();
-    let help = Command::new(release_daemon()).args(["storage-daemon", "--trace", "help"]).output();
+    let help = Command::new(daemon()).args(["storage-daemon", "--trace", "help"]).output();
     let help = String::from_utf8(help.expect("the daemon").stdout).expect("names");
     let known: BTreeSet<_> = help.lines().collect();
     assert_eq!(names, known, "`--trace help` is on the right");

@@ -529,7 +529,7 @@ impl Inventory {
     }
 
     /// Whether a node is defined inside another one that is there.
-    pub fn is_owned(&self, name: &str) -> bool {
+    fn is_owned(&self, name: &str) -> bool {
         let mut children = self.nodes.values().flat_map(|node| &node.children);
         children.any(|child| child.owned && child.name == name)
     }

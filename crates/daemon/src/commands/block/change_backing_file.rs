@@ -61,10 +61,6 @@ impl Daemon {
         }
         let format = node.details().and_then(|details| details.backing?.format);
         let name = BackingName { filename: backing_file, format };
-        // A backing image is open for reading in any case. If it was added by a command, its options asked for that.
-        if node.geometry().read_only && !self.inventory.is_owned(&image) {
-            return Err(QmpError::generic("Block node is read-only"));
-        }
         drop(node);
         let _moving = Moving::new(&self.moving);
         let made_writable = self.make_writable(&image).await?;
