@@ -221,11 +221,23 @@ pub(crate) struct Fitted {
 }
 
 impl Fitted {
-    /// After a creation that failed: a node that grew is cut back, so that it takes no space for nothing.
-    pub(crate) async fn cut_back(self) {
+    async fn cut_back(self) {
         let Some(cut) = self.cut else { return };
         if let Err(error) = cut.await {
             log::warn!("node '{}' stays as long as it has become: {error}", self.node.name());
         }
     }
+}
+
+/// Returns the result of a creation. If it failed, nodes that grew are cut back, so that they take no space for nothing.
+pub(crate) async fn settle(
+    made: Result<(), OpenError>,
+    nodes: [Option<Fitted>; 2],
+) -> Result<(), OpenError> {
+    if made.is_err() {
+        for fitted in nodes.into_iter().flatten() {
+            fitted.cut_back().await;
+        }
+    }
+    made
 }

@@ -244,6 +244,13 @@ pub struct UserUse<'a> {
     pub job: Option<JobUse<'a>>,
 }
 
+impl<'a> UserUse<'a> {
+    /// A user without a name.
+    pub fn new(node: &'a str, claim: Claim, serial: u64) -> Self {
+        UserUse { node, claim, serial, job: None }
+    }
+}
+
 /// A job, as messages name it.
 #[derive(Debug, Clone, Copy)]
 pub struct JobUse<'a> {

@@ -256,13 +256,7 @@ impl Inventory {
         if node.nested {
             return Err(OptionError::new(format!("Node {name} is not owned by the monitor")));
         }
-        let has_it = |node: &Node| {
-            node.children.iter().any(|child| child.role == "backing" && child.name == name)
-        };
-        if let Some((overlay, _)) = self.nodes.iter().find(|(_, node)| has_it(node)) {
-            let why = format!("node is used as backing hd of '{overlay}'");
-            return Err(OptionError::new(format!("Node '{name}' is busy: {why}")));
-        }
+        self.is_no_backing(name)?;
         let mut inventory = self.clone();
         let mut going = vec![name.to_owned()];
         while let Some(next) = going.pop() {
@@ -415,11 +409,11 @@ impl Inventory {
         inventory
     }
 
-    /// Checks that a node can be opened for writing: nodes of their own below it are not for reading alone.
+    /// Checks that a node can be opened for writing, with the nodes below it that were added by themselves.
     ///
     /// # Errors
     ///
-    /// The options of such a node have `read-only=on`.
+    /// One of these was added with `read-only=on`.
     pub fn check_writable(&self, name: &str) -> Result<(), OptionError> {
         let Some(node) = self.nodes.get(name) else { return Ok(()) };
         for child in node.children.iter().filter(|child| writes_to(child)) {

@@ -10,7 +10,7 @@
 //! at the end.
 //!
 //! A daemon that becomes another user may not be allowed to rename the file. Its file is at its path, and empty,
-//! from the beginning. So is one that was there before, in a directory that cannot be written to.
+//! from the beginning. The same holds for a file that was there before, in a directory that cannot be written to.
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};

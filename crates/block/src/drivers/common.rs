@@ -33,6 +33,15 @@ pub(crate) fn check_writable(
     Ok(())
 }
 
+/// Returns `child`, above which discards are ignored if the options say so. Of a node that is for reading, but for discards.
+pub(crate) fn as_discards(discard: Discard, child: Rc<dyn Channel>) -> Rc<dyn Channel> {
+    let common = Common { read_only: false, discard, detect_zeroes: DetectZeroes::Off };
+    match discard {
+        Discard::Unmap => child,
+        Discard::Ignore => Rc::new(Admitting { common, child }),
+    }
+}
+
 impl Common {
     /// Of a node on top of `child`. As in QEMU, it is read-only if the child is; a user that writes is refused.
     pub(crate) fn new(options: &BlockdevOptions, child: &dyn BlockNode) -> Self {

@@ -74,7 +74,7 @@ pub(crate) struct Snapshot {
     pub(super) timeout_ns: Option<u64>,
     /// A write went through to what had not been copied.
     broken: AtomicBool,
-    /// Nobody needs it any more.
+    /// It is not needed any more.
     given_up: AtomicBool,
 }
 

@@ -86,10 +86,7 @@ impl Inventory {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         self.is_no_backing(name)?;
-        self.check_with(
-            Some(UserUse { node: name, claim: RESIZES, serial: u64::MAX, job: None }),
-            &[],
-        )?;
+        self.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])?;
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
@@ -131,7 +128,7 @@ impl Inventory {
         self.is_active(name)?;
         let takes = Permissions::WRITE.with(Permissions::RESIZE);
         let claim = Claim { takes, shares: Permissions::ALL };
-        self.check_with(Some(UserUse { node: name, claim, serial: u64::MAX, job: None }), &[])
+        self.check_with(Some(UserUse::new(name, claim, u64::MAX)), &[])
     }
 
     /// Checks that a job on a chain may read `top` to its end.
@@ -140,7 +137,7 @@ impl Inventory {
     pub(super) fn check_chain(&self, top: &str) -> Result<(), OptionError> {
         let shares = Permissions::ALL.without(Permissions::RESIZE);
         let claim = Claim { shares, ..Claim::NOTHING };
-        self.check_with(Some(UserUse { node: top, claim, serial: u64::MAX, job: None }), &[])
+        self.check_with(Some(UserUse::new(top, claim, u64::MAX)), &[])
     }
 
     /// Checks that other users of nodes of the chain `chain` can bear a job on them: of that type and name.
@@ -232,30 +229,20 @@ impl Inventory {
         });
         let exports = self.exports.values().flat_map(|export| {
             let (claim, serial) = (export.claim(), export.serial);
-            let user = move |node| UserUse { node: through_filter(node), claim, serial, job: None };
+            let user = move |node| UserUse::new(through_filter(node), claim, serial);
             export.nodes.iter().map(String::as_str).map(user)
         });
         let targets = self.jobs.values().filter_map(|job| {
             let (claim, serial) = (job.target_claim(), job.serial);
-            job.target.as_deref().map(|node| UserUse { node, claim, serial, job: None })
+            job.target.as_deref().map(|node| UserUse::new(node, claim, serial))
         });
         let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
-        let resizes = resizes.map(|job| UserUse {
-            node: &job.source,
-            claim: RESIZES,
-            serial: job.serial,
-            job: None,
-        });
+        let resizes = resizes.map(|job| UserUse::new(&job.source, RESIZES, job.serial));
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
         let mirrored = filters.values().filter(|(_, job)| job.source_use() == ChildUse::Window);
         let sources = mirrored.map(|(node, job)| {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
-            UserUse {
-                node,
-                claim: Claim { shares, ..Claim::NOTHING },
-                serial: job.serial,
-                job: None,
-            }
+            UserUse::new(node, Claim { shares, ..Claim::NOTHING }, job.serial)
         });
         let users = exports.chain(sources).chain(targets).chain(resizes).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)

@@ -1,6 +1,6 @@
 //! The disk as it was when a copy-before-write node was opened.
 //!
-//! A discard has a part of it kept no longer: the part cannot be read any more, and is not copied before it is written to.
+//! After a discard, a part is not kept any more: it cannot be read, and is not copied before it is overwritten.
 
 use std::cell::Cell;
 use std::io;

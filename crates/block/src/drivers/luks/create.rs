@@ -10,7 +10,9 @@ use crypto::Secret;
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
-use crate::create::{CreateContext, CreateKind, Creating, NewImage, Preallocation, preallocate};
+use crate::create::{
+    CreateContext, CreateKind, Creating, NewImage, Preallocation, preallocate, settle,
+};
 use crate::drivers::encryption::{LuksDraft, NewLuks, password};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel};
@@ -91,12 +93,7 @@ impl NewImage for NewDisk {
                 }
             }))
             .await;
-            if made.is_err() {
-                for fitted in [header, data].into_iter().flatten() {
-                    fitted.cut_back().await;
-                }
-            }
-            made
+            settle(made, [header, data]).await
         })
     }
 }

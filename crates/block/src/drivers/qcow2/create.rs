@@ -13,7 +13,7 @@ use crypto::Secret;
 use super::encrypt;
 use super::layout::{CreateQcow2, Space, create_qcow2_in, plan};
 use super::plan::{Features, Plan};
-use crate::create::{CreateContext, CreateKind, Creating, Fitted, NewImage, Preallocation};
+use crate::create::{CreateContext, CreateKind, Creating, Fitted, NewImage, Preallocation, settle};
 use crate::drivers::encryption::{NewLuks, password};
 use crate::error::OpenError;
 
@@ -55,12 +55,7 @@ impl NewImage for NewQcow2 {
                 create_qcow2_in(node, data_node, &plan, luks, space)
             }))
             .await;
-            if made.is_err() {
-                for fitted in [Some(file), data_file].into_iter().flatten() {
-                    fitted.cut_back().await;
-                }
-            }
-            made
+            settle(made, [Some(file), data_file]).await
         })
     }
 }

@@ -92,7 +92,7 @@ pub fn create_qcow2_beside(
     put(&below, &plan, None).map_err(|error| failed(path, &error))
 }
 
-/// What is done to the bytes for the guest's data before an image is created.
+/// How the bytes for the guest's data are prepared before an image is created.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Space {
     /// The bytes that are allocated, in the file with the data, and how.

@@ -13,7 +13,7 @@ use crate::driver::{
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, Discard, write_options};
+use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
 impl BlockDriver for SnapshotAccessOptions {
@@ -67,7 +67,7 @@ impl BlockDriver for SnapshotAccessOptions {
             return Err(OpenError::new(format!("Node '{}' keeps no snapshot", child.name()))
                 .with_hint("A node with driver=copy-before-write keeps one"));
         };
-        let (name, discards) = (node.name().to_owned(), node.options().discard == Discard::Unmap);
-        Ok(Arc::new(SnapshotAccessNode { name, _child: child, snapshot, discards }))
+        let (name, discard) = (node.name().to_owned(), node.options().discard);
+        Ok(Arc::new(SnapshotAccessNode { name, _child: child, snapshot, discard }))
     }
 }

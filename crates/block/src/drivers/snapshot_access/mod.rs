@@ -10,8 +10,9 @@ use std::sync::Arc;
 use event_loop::EventLoop;
 
 pub(super) use self::options::SNAPSHOT_ACCESS;
+use crate::drivers::common::as_discards;
 use crate::node::{BlockNode, Channel, Geometry};
-use crate::request::{Op, Request};
+use crate::options::Discard;
 
 /// What a node's disk was.
 struct SnapshotAccessNode {
@@ -19,8 +20,7 @@ struct SnapshotAccessNode {
     /// The copy-before-write node, which is in use.
     _child: Arc<dyn BlockNode>,
     snapshot: Arc<dyn BlockNode>,
-    /// `discard=unmap`: discards are carried out.
-    discards: bool,
+    discard: Discard,
 }
 
 impl BlockNode for SnapshotAccessNode {
@@ -42,32 +42,6 @@ impl BlockNode for SnapshotAccessNode {
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let snapshot = self.snapshot.clone().open_channel(event_loop)?;
-        Ok(match self.discards {
-            true => snapshot,
-            false => Rc::new(IgnoresDiscards(snapshot)),
-        })
-    }
-}
-
-struct IgnoresDiscards(Rc<dyn Channel>);
-
-impl Channel for IgnoresDiscards {
-    fn submit(&self, request: Request) {
-        match request.op {
-            Op::Discard => request.complete(Ok(())),
-            _ => self.0.submit(request),
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
-    }
-
-    fn drain_begin(&self) {
-        self.0.drain_begin();
-    }
-
-    fn drain_end(&self) {
-        self.0.drain_end();
+        Ok(as_discards(self.discard, snapshot))
     }
 }
