@@ -111,6 +111,8 @@ fn work(node: &Arc<dyn BlockNode>, part: usize) {
 /// Does not return in the process that is to be killed.
 fn be_killed() {
     let Some(image) = std::env::var_os(IMAGE) else { return };
+    // On one CPU the test harness has begun a line with the test's name.
+    println!();
     let journals = std::env::var_os(JOURNALS).map(PathBuf::from);
     let node = registry(journals.as_deref()).open(&options(Path::new(&image))).unwrap();
     std::thread::scope(|scope| {
