@@ -16,6 +16,7 @@ use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
 use block::permissions::ChildUse;
 
+pub use configuration::check_configuration;
 pub use permissions::Steady;
 
 use crate::chardev::ChardevBackend;

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Action, SavedState, Step, configuration, relative_path};
+use control::{Action, SavedState, Step, check_configuration, configuration, relative_path};
 
 use super::exports::ExportState;
 use super::host::on_a_thread;
@@ -92,7 +92,8 @@ impl Daemon {
     pub(super) async fn record(&self) -> Result<(), DaemonError> {
         let Some(keeping) = &self.keeping else { return Ok(()) };
         let recorded = match self.state(keeping) {
-            Ok(text) => {
+            Ok(None) => return Ok(()),
+            Ok(Some(text)) => {
                 let file = keeping.file.clone();
                 let replace = move || file.replace(&text);
                 let written = on_a_thread(&*self.host, "state", replace).await;
@@ -106,7 +107,9 @@ impl Daemon {
         })
     }
 
-    fn state(&self, keeping: &Keeping) -> Result<String, String> {
+    /// The text of the state file; `None` if the file has it. Most commands do not change it, and the check of all
+    /// options takes longer than they do.
+    fn state(&self, keeping: &Keeping) -> Result<Option<String>, String> {
         // An export that is shutting down is left out: a restart must not bring it back. An export with bitmaps is
         // left out, too: a kill leaves bitmaps inconsistent, and the restart would fail.
         let stays = |id: &str| {
@@ -116,7 +119,12 @@ impl Daemon {
         let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
         let options = self.inventory.configuration(describe, stays);
         let options = options.map_err(|error| error.to_string())?;
-        Ok(SavedState::text(&keeping.command_line, &options))
+        let text = SavedState::text(&keeping.command_line, &options);
+        if keeping.file.has(&text) {
+            return Ok(None);
+        }
+        check_configuration(&options).map_err(|error| error.to_string())?;
+        Ok(Some(text))
     }
 
     /// Refuses relative paths if there is a state file: the next start may be in another folder.

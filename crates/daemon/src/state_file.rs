@@ -170,14 +170,18 @@ impl StateFile {
         }
     }
 
+    /// Whether the file has this text. `false` also while another is being written.
+    pub(crate) fn has(&self, text: &str) -> bool {
+        self.current.try_lock().is_ok_and(|current| current.text == text)
+    }
+
     fn new_path(&self) -> PathBuf {
         let mut new = self.path.as_os_str().to_owned();
         new.push(".new");
         PathBuf::from(new)
     }
 
-    /// Replaces the file by one with this text. Blocks until the text is on stable storage. Does nothing if it
-    /// already is.
+    /// Replaces the file by one with this text. Blocks until the text is on stable storage.
     ///
     /// # Errors
     ///
@@ -185,9 +189,6 @@ impl StateFile {
     /// new file is in place, and a power cut may bring the previous file back.
     pub(crate) fn replace(&self, text: &str) -> Result<(), String> {
         let mut current = lock(&self.current);
-        if current.text == text {
-            return Ok(());
-        }
         let path = self.path.display();
         let failed = |what: &str, error: &io::Error| {
             format!("state file '{path}': {what} failed: {}", words(error))
@@ -309,7 +310,9 @@ mod tests {
         let elsewhere = directory.join("elsewhere");
         fs::write(&elsewhere, "kept").unwrap();
         std::os::unix::fs::symlink(&elsewhere, directory.join("a.state.new")).unwrap();
+        assert!(!file.has(&text));
         file.replace(&text).unwrap();
+        assert!(file.has(&text) && !file.has(""));
         assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "kept");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
         assert!(refused(&path).ends_with("another process uses it"));

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 
 /// Runs seeds one after the other.
 fn run_here(options: &Options) -> ExitCode {
-    for seed in options.first..options.first + options.seeds {
+    for seed in (options.first..).step_by(options.step as usize).take(options.seeds as usize) {
         Report::print(&world::run(seed, &Plan::new(seed, options.requests), options.verbose));
     }
     ExitCode::SUCCESS
@@ -106,23 +106,24 @@ fn is_enough(options: &Options, report: &Report) -> bool {
 /// Runs seeds in processes of their own, several at a time.
 fn run_all(options: &Options) -> ExitCode {
     let begin = Instant::now();
-    let end = options.first + options.seeds;
-    let next = Mutex::new(options.first);
+    // How many have been handed out.
+    let next = Mutex::new(0);
     let (report, failed) = (Mutex::new(Report::default()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..options.jobs {
             scope.spawn(|| {
                 loop {
-                    let first = {
+                    let begun = {
                         let mut next = lock(&next);
-                        let first = *next;
+                        let begun = *next;
                         *next += CHUNK;
-                        first
+                        begun
                     };
-                    if first >= end {
+                    if begun >= options.seeds {
                         return;
                     }
-                    let (lines, good) = run_apart(options, first, CHUNK.min(end - first));
+                    let first = options.first + begun * options.step;
+                    let (lines, good) = run_apart(options, first, CHUNK.min(options.seeds - begun));
                     lock(&report).read(&lines);
                     if !good {
                         lock(&failed).push(first);
@@ -153,6 +154,7 @@ fn run_apart(options: &Options, first: u64, seeds: u64) -> (String, bool) {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
     command.args(["--worker", "--first", &first.to_string(), "--seeds", &seeds.to_string()]);
+    command.args(["--step", &options.step.to_string()]);
     if let Some(requests) = options.requests {
         command.args(["--requests", &requests.to_string()]);
     }

@@ -9,6 +9,8 @@ pub(crate) struct Options {
     pub(crate) first: u64,
     /// Number of seeds.
     pub(crate) seeds: u64,
+    /// Distance of a seed from the one before.
+    pub(crate) step: u64,
     /// Requests per seed, if not the default.
     pub(crate) requests: Option<u64>,
     /// Minimum number of answered requests over all seeds. Fewer is a failure.
@@ -24,13 +26,15 @@ pub(crate) struct Options {
 }
 
 pub(crate) const HELP: &str = "\
-Usage: sim [--seeds N] [--first S] [--seed S] [--requests M] [--at-least N]
-           [--commands-at-least N] [--jobs J] [--verbose]
+Usage: sim [--seeds N] [--first S] [--step D] [--seed S] [--requests M]
+           [--at-least N] [--commands-at-least N] [--jobs J] [--verbose]
 
 Simulates the daemon, seed by seed, and checks all that its guests get.
 
   --seeds N     how many seeds (default 100)
   --first S     the first of them (default 1)
+  --step D      the distance from one to the next (default 1); with --first 8
+                --step 8, all disks are qcow2 images
   --seed S      this one only: what it did before, it does again
   --requests M  requests per seed
   --at-least N  fail if fewer requests than that are answered in all
@@ -46,6 +50,7 @@ impl Options {
         let mut options = Options {
             first: 1,
             seeds: 100,
+            step: 1,
             requests: None,
             at_least: 0,
             commands: 0,
@@ -58,6 +63,7 @@ impl Options {
             match arg {
                 Long("seeds") => options.seeds = args.value()?.parse()?,
                 Long("first") => options.first = args.value()?.parse()?,
+                Long("step") => options.step = args.value()?.parse::<u64>()?.max(1),
                 Long("seed") => (options.first, options.seeds) = (args.value()?.parse()?, 1),
                 Long("requests") => options.requests = Some(args.value()?.parse()?),
                 Long("at-least") => options.at_least = args.value()?.parse()?,

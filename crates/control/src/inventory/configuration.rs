@@ -28,28 +28,19 @@ impl Inventory {
         describe: impl Fn(Vec<&str>) -> Vec<BlockdevOptions>,
     ) -> Result<Vec<String>, OptionError> {
         let mut options = self.fixed.clone();
-        options.extend(self.options(describe, |_| true)?);
+        options.extend(self.configuration(describe, |_| true)?);
         words(&options)
     }
 
     /// Returns the options for the present objects, NBD server, nodes, and exports for which `stays` is true.
     ///
     /// `describe` returns the options of nodes as they are now, in an order in which they can be made.
+    /// [`check_configuration`] says whether they can be made again.
     ///
     /// # Errors
     ///
     /// The reason why no options make this configuration.
     pub fn configuration(
-        &self,
-        describe: impl Fn(Vec<&str>) -> Vec<BlockdevOptions>,
-        stays: impl Fn(&str) -> bool,
-    ) -> Result<Vec<String>, OptionError> {
-        let options = self.options(describe, stays)?;
-        words(&options)?;
-        Ok(options)
-    }
-
-    fn options(
         &self,
         describe: impl Fn(Vec<&str>) -> Vec<BlockdevOptions>,
         stays: impl Fn(&str) -> bool,
@@ -122,6 +113,17 @@ fn in_order(
     let mut options: Vec<_> = options.collect();
     options.sort_by_key(|(serial, _)| *serial);
     options.into_iter().map(|(_, option)| option).collect()
+}
+
+/// Checks that a process can be started with these options.
+///
+/// Takes a time in proportion to all of them.
+///
+/// # Errors
+///
+/// What is wrong with them.
+pub fn check_configuration(options: &[String]) -> Result<(), OptionError> {
+    words(options).map(drop)
 }
 
 /// Returns the command line with these options. Checks it: the next process would find an error as well, but here no
