@@ -171,6 +171,15 @@ impl Inventory {
         })
     }
 
+    /// Checks that other users of a chain's base can bear that a job makes it longer.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words: a user does not share resizing.
+    pub fn check_growth(&self, base: &str, chain: &[String]) -> Result<(), OptionError> {
+        self.check_with(Some(UserUse::new(base, RESIZES, u64::MAX)), chain)
+    }
+
     /// Checks that no two users of a node exclude each other.
     pub(super) fn check_permissions(&self) -> Result<(), OptionError> {
         self.check_with(None, &[])

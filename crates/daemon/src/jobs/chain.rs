@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::driver::Layer;
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
-use control::Steady;
+use control::{OptionError, Steady};
 use control::qmp::{ErrorClass, QmpError};
 
 use super::super::state::Moving;
@@ -241,6 +241,10 @@ impl Daemon {
                 )));
             }
         }
+        if base_size < size {
+            let checked = self.inventory.check_growth(&base_name, &whole);
+            checked.map_err(|error| self.refused_late(&copy, error))?;
+        }
         let read_only_again = self.make_writable(&base_name).await?;
         if base_size < size {
             let resized = self.nodes.resize(&base_name, size, &self.control);
@@ -277,7 +281,7 @@ impl Daemon {
         self.start_copy(copy, ends, inventory, Some(filter), how, task, BACKUP_BUF_SIZE).await
     }
 
-    /// Checks that other users of a chain's nodes can bear a job on them. A job that is refused has existed, as in QEMU.
+    /// Checks that other users of a chain's nodes can bear a job on them.
     fn check_steady(
         &self,
         copy: &CopyOptions,
@@ -285,14 +289,16 @@ impl Daemon {
         chain: &[String],
         steady: &[Steady<'_>],
     ) -> Result<(), QmpError> {
-        let id = &copy.job.id;
-        let checked = self.inventory.check_steady(kind, id, chain, steady);
-        checked.map_err(|error| {
-            for status in [Status::Created, Status::Null] {
-                job::tell_status(id, status, &self.clients);
-            }
-            DaemonError::from(error).into()
-        })
+        let checked = self.inventory.check_steady(kind, &copy.job.id, chain, steady);
+        checked.map_err(|error| self.refused_late(copy, error))
+    }
+
+    /// Refuses a job after the choice of its nodes. It has existed, as in QEMU.
+    fn refused_late(&self, copy: &CopyOptions, error: OptionError) -> QmpError {
+        for status in [Status::Created, Status::Null] {
+            job::tell_status(&copy.job.id, status, &self.clients);
+        }
+        DaemonError::from(error).into()
     }
 
     fn check_chain_job(&mut self, copy: &CopyOptions) -> Result<(), QmpError> {
