@@ -553,3 +553,27 @@ fn a_read_only_file_is_not_opened_for_writing_by_a_job() {
     }
     peers.stop();
 }
+
+/// An image behind an overlay is read-only, although it was opened for writing.
+#[test]
+fn a_backing_image_is_not_written_to_as_in_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/a.qcow2", "1M"]);
+    let file = json!({"driver": "file", "filename": "DIR/a.qcow2"});
+    peers.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "a", "file": file}));
+    let snapshot =
+        json!({"node-name": "a", "snapshot-file": "DIR/o.qcow2", "snapshot-node-name": "o"});
+    peers.execute("blockdev-snapshot-sync", snapshot);
+    let mut refused = |command: &str, arguments: Value| {
+        let answer = peers.both(command, arguments);
+        answer["error"]["desc"].as_str().expect("an error").to_owned()
+    };
+    let filter = json!({"driver": "copy-on-read", "node-name": "c", "file": "a"});
+    assert_eq!(refused("blockdev-add", filter), "Block node is read-only");
+    let bitmap = json!({"node": "a", "name": "b", "persistent": true});
+    let why = refused("block-dirty-bitmap-add", bitmap);
+    assert_eq!(why, "Cannot add a persistent bitmap to read-only or inactive node 'a'");
+    peers.execute("block-dirty-bitmap-add", json!({"node": "a", "name": "b"}));
+    peers.stop();
+}

@@ -138,6 +138,23 @@ pub enum ChildUse {
 }
 
 impl ChildUse {
+    /// Whether the child is written to although no user of the node writes: it cannot be read-only.
+    pub fn always_writes(self) -> bool {
+        match self {
+            ChildUse::CopyOnRead | ChildUse::CopyTarget => true,
+            ChildUse::Filtered
+            | ChildUse::Preallocated
+            | ChildUse::Window
+            | ChildUse::Metadata
+            | ChildUse::Encrypted
+            | ChildUse::Data
+            | ChildUse::Backing
+            | ChildUse::CopyBeforeWrite
+            | ChildUse::CopyAndDiscard
+            | ChildUse::Snapshot => false,
+        }
+    }
+
     /// Returns what a node claims of a child with this use. `above`: the combined claims of the node's
     /// own users. `writable`: whether the node was opened for writing.
     pub(crate) fn claim(self, above: Claim, writable: bool) -> Claim {

@@ -410,6 +410,11 @@ impl Inventory {
         inventory
     }
 
+    /// Whether a node is read-only: its options say so, or it is behind an overlay.
+    pub fn is_read_only(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|node| node.read_only)
+    }
+
     /// Checks that a node can be opened for writing, with the nodes below it that were added by themselves.
     ///
     /// # Errors
@@ -658,6 +663,12 @@ impl Inventory {
                     (name.clone(), false)
                 }
             };
+            if used_as.always_writes() && self.is_read_only(&name) {
+                return Err(OptionError::new("Block node is read-only").hint(format!(
+                    "{} writes to node '{name}', also when nothing else does.",
+                    options.driver.kind().name
+                )));
+            }
             children.push(Child { role, used_as, name, owned });
         }
         let serial = self.serial();

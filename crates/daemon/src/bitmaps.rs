@@ -171,6 +171,13 @@ impl Daemon {
             let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
             return Err(refused(why));
         }
+        let is_stored = !opened.geometry().read_only
+            && !self.inventory.is_read_only(&node)
+            && self.inventory.is_active(&node).is_ok();
+        if persistent && !is_stored {
+            let why = "Cannot add a persistent bitmap to read-only or inactive node";
+            return Err(refused(format!("{why} '{node}'")));
+        }
         if self.nodes.grows_by_itself(&node) {
             return Err(refused(format!(
                 "Node '{node}' becomes longer as the image on it needs, and a bitmap does not: add the \
