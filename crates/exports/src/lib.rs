@@ -4,6 +4,7 @@
 //! devices over unix and TCP sockets. [`fuse`]: files. [`vfio_user`]: PCI devices over a unix socket.
 
 pub mod fuse;
+mod message_socket;
 pub mod nbd;
 pub mod vfio_user;
 pub mod vhost_user;

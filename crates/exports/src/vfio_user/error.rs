@@ -5,6 +5,7 @@
 use std::io;
 
 use super::wire::WireError;
+use crate::message_socket::SocketError;
 use crate::vhost_user::ExportError;
 
 /// Why serving a client ended.
@@ -36,4 +37,14 @@ pub(super) enum ConnectionError {
     /// The I/O thread has stopped.
     #[error("{0}")]
     Export(ExportError),
+}
+
+impl From<SocketError> for ConnectionError {
+    fn from(error: SocketError) -> Self {
+        match error {
+            SocketError::CutShort => ConnectionError::CutShort,
+            SocketError::Late => ConnectionError::Late,
+            SocketError::Os { call, error } => ConnectionError::Os { call, error },
+        }
+    }
 }

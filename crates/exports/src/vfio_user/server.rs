@@ -18,7 +18,7 @@ use guest_memory::GuestMemory;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 
-use super::connection::{Connection, Incoming};
+use super::connection::{self, Incoming};
 use super::device::Device;
 use super::error::ConnectionError;
 use super::hand_over::{Order, Prepared, SavedClient};
@@ -26,15 +26,13 @@ use super::interrupts::{Interrupts, Unmasker, unmasker};
 use super::memory::Memory;
 use super::session::{MessageResult, Session};
 use super::wire::{Message, Reply, command_name};
+use crate::message_socket::{MessageSocket, in_time};
 use crate::vhost_user::descriptors::Desk;
 use crate::vhost_user::handover::SavedServer;
 use crate::vhost_user::{EventFd, ExportError, Listen, Listener};
 
 /// Refused commands after which a client is disconnected: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
-/// Time limit for the rest of a message, and for sending a reply, in nanoseconds.
-const MESSAGE_NS: u64 = 5_000_000_000;
-
 /// A device offered over a vfio-user socket. Dropping it stops it without waiting.
 pub(super) struct Server {
     stop: oneshot::Sender<()>,
@@ -218,7 +216,7 @@ impl Service {
     }
 
     /// Carries out orders for a handover until one says to resume or to stop.
-    async fn obey(&self, held: Option<(&Connection, &Session<'_>, &Client)>, mut order: Order) {
+    async fn obey(&self, held: Option<(&MessageSocket, &Session<'_>, &Client)>, mut order: Order) {
         let device = self.device.hands_over();
         loop {
             let next = match order {
@@ -253,7 +251,7 @@ impl Service {
     /// Pauses the device, and returns the client's state.
     async fn pause(
         &self,
-        held: Option<(&Connection, &Session<'_>, &Client)>,
+        held: Option<(&MessageSocket, &Session<'_>, &Client)>,
         flush: bool,
     ) -> Result<Option<SavedClient>, String> {
         let device = self.device.hands_over().pause().await.map_err(|gone| gone.to_string())?;
@@ -314,7 +312,7 @@ impl Service {
     async fn serve(&self, socket: OwnedFd, session: Session<'_>, client: Client) {
         let id = &self.id;
         self.connected.set(true);
-        let mut connection = Connection::new(&self.event_loop, socket, self.desk.clone());
+        let mut connection = MessageSocket::new(&self.event_loop, socket, self.desk.clone());
         let end = self.converse(&mut connection, session, client).await;
         // After the connection has ended, nothing may access the guest's memory or interrupt it.
         self.interrupts.clear();
@@ -334,7 +332,7 @@ impl Service {
 
     async fn converse(
         &self,
-        connection: &mut Connection,
+        connection: &mut MessageSocket,
         mut session: Session<'_>,
         mut client: Client,
     ) -> Result<End, ConnectionError> {
@@ -350,7 +348,7 @@ impl Service {
                 }
                 Some(Ok(())) => {}
             }
-            let incoming = self.in_time(connection.receive(&mut payload));
+            let incoming = in_time(&self.event_loop, connection::receive(connection, &mut payload));
             let incoming = match self.unless_stopped(incoming).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
@@ -383,7 +381,7 @@ impl Service {
                 continue;
             }
             let bytes = reply.encode(&header);
-            let sent = self.in_time(connection.reply(&bytes, fd));
+            let sent = in_time(&self.event_loop, connection.send(&bytes, fd));
             match self.unless_stopped(sent).await {
                 None => return Ok(End::Stopped),
                 Some(sent) => {
@@ -466,20 +464,6 @@ impl Service {
     async fn settle(&self) -> Result<(), ConnectionError> {
         let gone = |error: LoopGone| ConnectionError::Export(error.into());
         self.device.settle().await.map_err(gone)
-    }
-
-    /// Limits the time of an incomplete message or of a reply.
-    async fn in_time<T>(
-        &self,
-        part: impl Future<Output = Result<T, ConnectionError>>,
-    ) -> Result<T, ConnectionError> {
-        let mut part = pin!(part);
-        let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
-        poll_fn(|cx| match part.as_mut().poll(cx) {
-            Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
-            done => done,
-        })
-        .await
     }
 
     /// Makes answered writes durable.

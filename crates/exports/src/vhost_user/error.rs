@@ -11,6 +11,7 @@ use queue::QueueError;
 use super::eventfd::NotEventfd;
 use super::session::{MAX_MEM_SLOTS, MAX_QUEUE_SIZE};
 use super::wire::WireError;
+use crate::message_socket::SocketError;
 
 /// A message that does not fit the session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -150,6 +151,16 @@ pub(crate) enum ConnectionError {
         /// The reason.
         error: io::Error,
     },
+}
+
+impl From<SocketError> for ConnectionError {
+    fn from(error: SocketError) -> Self {
+        match error {
+            SocketError::CutShort => ConnectionError::CutShort,
+            SocketError::Late => ConnectionError::Late,
+            SocketError::Os { call, error } => ConnectionError::Os { call, error },
+        }
+    }
 }
 
 /// Why an export cannot start, or did not end well.

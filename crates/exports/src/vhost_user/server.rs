@@ -23,7 +23,7 @@ use stats::InFlight;
 use self::hand_over::Waiting;
 use super::backend::Backend;
 use super::backend_channel::BackendChannel;
-use super::connection::{Connection, Incoming};
+use super::connection::{self, Incoming};
 use super::descriptors::Desk;
 use super::device::Device;
 use super::error::{ConnectionError, ExportError, RequestError};
@@ -35,13 +35,10 @@ use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
 use super::worker::{Worker, WorkerHandle};
+use crate::message_socket::{MessageSocket, in_time};
 
 /// Refused requests after which a front end is disconnected: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
-/// Time limit for the rest of a message, and for sending a reply, in nanoseconds. Front ends write messages
-/// at once and wait for their replies.
-const MESSAGE_NS: u64 = 5_000_000_000;
-
 /// Maximum number of queues.
 ///
 /// Messages such as SET_VRING_KICK have 8 bits for the queue's index.
@@ -321,7 +318,8 @@ impl Service {
             match self.stop.or(self.unless_ordered(next)).await {
                 Some(Err(order)) => self.obey(&listener, None, order).await,
                 Some(Ok(Ok(socket))) => {
-                    let connection = Connection::new(&self.event_loop, socket, self.desk.clone());
+                    let connection =
+                        MessageSocket::new(&self.event_loop, socket, self.desk.clone());
                     log::info!("export {id}: front end connected");
                     self.serve(&listener, connection, None).await;
                 }
@@ -339,7 +337,7 @@ impl Service {
     async fn serve(
         &self,
         listener: &Listener,
-        connection: Connection,
+        connection: MessageSocket,
         beginning: Option<(Vec<Saved>, Waiting)>,
     ) {
         let id = &self.id;
@@ -357,7 +355,7 @@ impl Service {
     async fn serve_to_end(
         &self,
         listener: &Listener,
-        mut connection: Connection,
+        mut connection: MessageSocket,
         beginning: Option<(Vec<Saved>, Waiting)>,
     ) -> Result<End, ConnectionError> {
         let mut session = Session::new(self.device.clone());
@@ -387,7 +385,7 @@ impl Service {
     async fn converse(
         &self,
         listener: &Listener,
-        connection: &mut Connection,
+        connection: &mut MessageSocket,
         session: &mut Session,
         backend: &mut Backend,
     ) -> Result<End, ConnectionError> {
@@ -402,7 +400,11 @@ impl Service {
                 }
                 Some(Ok(())) => {}
             }
-            let incoming = match self.stop.or(self.in_time(connection.receive())).await {
+            let incoming = match self
+                .stop
+                .or(in_time(&self.event_loop, connection::receive(connection)))
+                .await
+            {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
@@ -437,7 +439,8 @@ impl Service {
                 }
             };
             let Answer { reply, fd } = reply;
-            let sent = self.in_time(connection.reply(header.code, &reply, fd));
+            let bytes = reply.encode(header.code);
+            let sent = in_time(&self.event_loop, connection.send(&bytes, fd));
             let Some(sent) = self.stop.or(sent).await else {
                 return Ok(End::Stopped);
             };
@@ -446,21 +449,6 @@ impl Service {
             }
             self.device.answered();
         }
-    }
-
-    /// Limits the time of an incomplete message or of a reply. Otherwise a front end could keep an
-    /// export from being handed over.
-    async fn in_time<T>(
-        &self,
-        part: impl Future<Output = Result<T, ConnectionError>>,
-    ) -> Result<T, ConnectionError> {
-        let mut part = pin!(part);
-        let mut late = pin!(self.event_loop.sleep_until(self.event_loop.now_ns() + MESSAGE_NS));
-        std::future::poll_fn(|cx| match part.as_mut().poll(cx) {
-            Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ConnectionError::Late)),
-            done => done,
-        })
-        .await
     }
 
     /// Makes answered writes durable. One thread's flush applies to the whole node.

@@ -8,9 +8,9 @@ use std::task::Poll;
 use event_loop::oneshot;
 
 use super::{Service, carry_out};
+use crate::message_socket::MessageSocket;
 use crate::vhost_user::backend::Backend;
 use crate::vhost_user::backend_channel::BackendChannel;
-use crate::vhost_user::connection::Connection;
 use crate::vhost_user::handover::{Saved, SavedRings, SavedServer, SavedSession};
 use crate::vhost_user::listener::Listener;
 use crate::vhost_user::orders::{Begin, Beginning, Order};
@@ -18,7 +18,7 @@ use crate::vhost_user::session::Session;
 use crate::vhost_user::wire::{Message, request_name};
 
 /// The connected front end.
-pub(super) type Held<'a> = (&'a mut Connection, &'a mut Session, &'a mut Backend);
+pub(super) type Held<'a> = (&'a mut MessageSocket, &'a mut Session, &'a mut Backend);
 
 /// The sender to inform when all is ready, and the receiver of the order to begin.
 pub(super) type Waiting = (oneshot::Sender<Result<(), String>>, oneshot::Receiver<Begin>);
@@ -128,7 +128,7 @@ impl Service {
     fn describe(
         &self,
         listener: &Listener,
-        held: Option<(&Connection, &Session, &Backend)>,
+        held: Option<(&MessageSocket, &Session, &Backend)>,
     ) -> io::Result<SavedServer> {
         let (listener, file) = listener.hand_over()?;
         let Some((connection, session, backend)) = held else {
@@ -150,7 +150,7 @@ impl Service {
         let Beginning { session, ready, begin } = beginning;
         match session {
             Some(SavedSession { socket, messages }) => {
-                let connection = Connection::new(&self.event_loop, socket, self.desk.clone());
+                let connection = MessageSocket::new(&self.event_loop, socket, self.desk.clone());
                 self.serve(listener, connection, Some((messages, (ready, begin)))).await;
             }
             None => {
