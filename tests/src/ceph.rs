@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 use crate::{Port, Scratch, eventually, tied_command, tool};
 
@@ -34,7 +34,7 @@ impl Ceph {
     /// The cluster does not start.
     pub fn start() -> Option<Ceph> {
         if !std::path::Path::new("/usr/bin/ceph-mon").exists() {
-            untested("ceph", "a cluster takes ceph-mon, which scripts/setup-ceph.sh installs");
+            untested(Needs::Ceph, "a cluster takes ceph-mon, which scripts/setup-ceph.sh installs");
             return None;
         }
         let (scratch, ports) = (Scratch::new(), [Port::new(), Port::new()]);

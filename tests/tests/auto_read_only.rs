@@ -7,7 +7,7 @@ use std::process::Command;
 
 use integration::nbd::{nbd_export, nbd_server};
 use integration::{Image, Scratch, ServerCommand, tool};
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 /// An image that even root cannot write.
 struct Unwritable(PathBuf);
@@ -18,7 +18,7 @@ impl Unwritable {
         fs::set_permissions(image.path(), Permissions::from_mode(0o444)).expect("our file");
         let unwritable = Unwritable(image.path().to_owned());
         if nix::unistd::geteuid().is_root() && !unwritable.immutable("+i") {
-            untested("immutable", "chattr +i fails here");
+            untested(Needs::Immutable, "chattr +i fails here");
             return None;
         }
         Some(unwritable)

@@ -11,7 +11,7 @@ use common::peers::{Peers, Side, run};
 use common::wait_for_status;
 use integration::{Scratch, merged};
 use serde_json::{Value, json};
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 const DISK: u64 = 1 << 20;
 /// The new image, and its data file.
@@ -450,7 +450,7 @@ fn without_room_a_creation_leaves_the_space_free() {
         let mounts = peers.sides().map(|side| Mounted::new(side.path("small")));
         if mounts.iter().any(Option::is_none) {
             peers.stop();
-            return untested("root", "only root can mount");
+            return untested(Needs::Root, "only root can mount");
         }
         if options["driver"] != "file" {
             for name in FILES {

@@ -24,7 +24,7 @@ use integration::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::{Value, json};
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 use zram::Zram;
 
 /// `VIRTIO_BLK_S_IOERR`.
@@ -251,7 +251,7 @@ fn a_loop_device_is_lost() {
     let found = losetup(&["--find", "--show", path]);
     if !found.status.success() {
         let why = String::from_utf8_lossy(&found.stderr);
-        return untested("loop", format_args!("loop devices take root: {}", why.trim()));
+        return untested(Needs::Loop, format_args!("loop devices take root: {}", why.trim()));
     }
     let device = String::from_utf8(found.stdout).expect("a path");
     let device = device.trim();

@@ -468,7 +468,7 @@ fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {
         .output()
         .expect("mount(8)");
     if !mounted.status.success() {
-        return test_requirements::untested("root", "only root can mount");
+        return test_requirements::untested(test_requirements::Needs::Root, "only root can mount");
     }
     let _unmounts = Unmounts(folder.clone());
     client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "8G"]);

@@ -15,7 +15,7 @@ use integration::{
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
 use serde_json::json;
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 /// A server that ends with this.
 struct Peer(std::process::Child);
@@ -103,7 +103,7 @@ fn an_image_goes_over_vsock() {
     let peer = Peer(command.spawn().expect("it starts"));
     let reached = vsock_of_this_machine(port);
     if let Err(errno @ (Errno::EAFNOSUPPORT | Errno::ENODEV | Errno::ETIMEDOUT)) = reached {
-        untested("vsock", format!("no vsock_loopback: {}", errno.desc()));
+        untested(Needs::Vsock, format!("no vsock_loopback: {}", errno.desc()));
         return;
     }
     eventually("nbdkit", || vsock_of_this_machine(port).ok());
@@ -175,14 +175,14 @@ fn the_server_listens_on_vsock() {
     let address = format!("addr.type=vsock,addr.cid=4294967295,addr.port={port}");
     if let Err(errno) = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
     {
-        untested("vsock", format!("no vsock: {}", errno.desc()));
+        untested(Needs::Vsock, format!("no vsock: {}", errno.desc()));
         return;
     }
     let command = ServerCommand::new(&scratch).file("disk", &image, "");
     let command = nbd_export(command.arg("--nbd-server").arg(address), "disk", ",writable=on");
     let server = command.start();
     if let Err(errno @ (Errno::ENODEV | Errno::ETIMEDOUT)) = vsock_of_this_machine(port) {
-        untested("vsock", format!("no vsock_loopback: {}", errno.desc()));
+        untested(Needs::Vsock, format!("no vsock_loopback: {}", errno.desc()));
         server.stop();
         return;
     }

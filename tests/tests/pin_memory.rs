@@ -10,7 +10,7 @@ use integration::{
 };
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 /// The client's memory for data; queues need more.
 const MEMORY_KIB: u64 = 16 << 10;
@@ -66,7 +66,7 @@ fn use_disk(client: &mut BlkClient, queue: usize, generation: u64) {
 fn a_clients_memory_is_pinned_and_used_while_it_is_connected() {
     let (limit, _) = getrlimit(Resource::RLIMIT_MEMLOCK).expect("a limit");
     if !geteuid().is_root() && limit < 4 * (MEMORY_KIB << 10) {
-        return untested("root", format_args!("this user may pin {limit} bytes of memory"));
+        return untested(Needs::Root, format_args!("this user may pin {limit} bytes of memory"));
     }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 8);

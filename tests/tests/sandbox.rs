@@ -16,7 +16,7 @@ use integration::{
     pattern, request, tool,
 };
 use serde_json::json;
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 use kernel::landlock_of_the_kernel;
 
@@ -313,7 +313,7 @@ fn a_daemon_becomes_a_user_once_it_has_opened_everything() {
 fn a_daemon_that_becomes_a_user_has_journals() {
     const USER: u32 = 65531;
     if !nix::unistd::geteuid().is_root() {
-        return untested("root", "only root can change the user");
+        return untested(Needs::Root, "only root can change the user");
     }
     let scratch = Scratch::new();
     let give = |path: &Path| std::os::unix::fs::chown(path, Some(USER), None).expect("we are root");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use integration::nbd::{RawNbd, client_output, nbd_uri, request};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded};
 use serde_json::{Value, json};
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 /// Size of the disks, bytes.
 const SIZE: u64 = 8 << 20;
@@ -585,7 +585,7 @@ fn in_the_sandbox_and_in_the_background() {
 fn a_daemon_that_becomes_a_user() {
     const USER: u32 = 65529;
     if !nix::unistd::geteuid().is_root() {
-        return untested("root", "only root can change the user");
+        return untested(Needs::Root, "only root can change the user");
     }
     let scratch = Scratch::new();
     let give = |path: &Path, user| chown(path, Some(user), None).expect("we are root");

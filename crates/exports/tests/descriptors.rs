@@ -11,7 +11,7 @@ use exports::vhost_user::Listen;
 use exports::vhost_user::wire::{MAX_FDS, Request};
 use guest_memory::test_util::fuse::Fuse;
 use nix::sys::socket::{MsgFlags, recv};
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 const SIZE: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn region() -> Vec<u8> {
 /// A file on FUSE; `None`, and a word of it, where there can be none.
 fn fuse() -> Option<Fuse> {
     if let Err(why) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        untested("fuse", format_args!("descriptors of files on FUSE take /dev/fuse: {why}"));
+        untested(Needs::Fuse, format_args!("descriptors of files on FUSE take /dev/fuse: {why}"));
         return None;
     }
     Some(Fuse::mount(SIZE).unwrap())

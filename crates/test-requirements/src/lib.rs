@@ -2,7 +2,7 @@
 //! Otherwise a test that did not run would look like one that passed.
 
 use std::ffi::OsStr;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::{self, Write};
 
@@ -14,13 +14,33 @@ pub const ALLOWED: &str = "RINGMILL_UNTESTED";
 /// passing tests.
 pub const FILE: &str = "RINGMILL_UNTESTED_FILE";
 
-/// Reports that the calling test leaves a part out. `what` is a word that [`ALLOWED`] may contain; `why` says what
-/// the part needs and why that is missing.
+/// What a part of a test needs that not every machine has. [`ALLOWED`] has these names, in lower case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "CONTRIBUTING.md lists them")]
+pub enum Needs {
+    Ceph,
+    Fuse,
+    Immutable,
+    Kvm,
+    Landlock,
+    Loop,
+    Root,
+    Vsock,
+    Zram,
+}
+
+impl Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// Reports that the calling test leaves a part out, which needs `what`. `why` says what is missing.
 ///
 /// # Panics
 ///
 /// If this part may not be left out, or if the report would be lost: under cargo-nextest without either variable.
-pub fn untested(what: &str, why: impl Display) {
+pub fn untested(what: Needs, why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
     let allowed = std::env::var(ALLOWED).ok();
@@ -46,13 +66,13 @@ fn tell(line: &str, file: Option<&OsStr>) {
     }
 }
 
-fn may_be_left_out(what: &str, allowed: Option<&str>) -> bool {
-    allowed.is_none_or(|allowed| allowed.split(',').any(|one| one == what))
+fn may_be_left_out(what: Needs, allowed: Option<&str>) -> bool {
+    allowed.is_none_or(|allowed| allowed.split(',').any(|one| one == what.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{may_be_left_out, tell};
+    use super::{Needs, may_be_left_out, tell};
 
     #[test]
     fn untested_parts_are_recorded_line_by_line() {
@@ -69,7 +89,7 @@ mod tests {
         for (allowed, expected) in
             [(None, true), (Some(""), false), (Some("loop,kvm"), true), (Some("kvm2,loop"), false)]
         {
-            assert_eq!(may_be_left_out("kvm", allowed), expected, "{allowed:?}");
+            assert_eq!(may_be_left_out(Needs::Kvm, allowed), expected, "{allowed:?}");
         }
     }
 }

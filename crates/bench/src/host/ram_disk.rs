@@ -68,7 +68,10 @@ mod tests {
     #[test]
     fn a_ram_disk_holds_data_and_goes_away() {
         if !nix::unistd::geteuid().is_root() {
-            return test_requirements::untested("loop", "attaching a loop device takes root");
+            return test_requirements::untested(
+                test_requirements::Needs::Loop,
+                "attaching a loop device takes root",
+            );
         }
         let disk = RamDisk::new(1 << 20).unwrap();
         let path = disk.path();

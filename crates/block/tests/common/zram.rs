@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 
 const DEVICE: &str = "/dev/zram0";
 
@@ -26,7 +26,7 @@ impl Zram {
         let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
         if let Err(error) = Self::reset().and_then(|()| Self::set("disksize", &size.to_string())) {
             let why = "as root, `modprobe zram` gives one";
-            untested("zram", format_args!("there is no {DEVICE} to use here: {error}; {why}"));
+            untested(Needs::Zram, format_args!("there is no {DEVICE} to use here: {error}; {why}"));
             return None;
         }
         Some(Zram { _lock: lock })

@@ -19,7 +19,7 @@ pub(crate) fn landlock_of_the_kernel() -> i32 {
     let version = i32::try_from(version).unwrap_or(0).max(0);
     if version < ALL {
         test_requirements::untested(
-            "landlock",
+            test_requirements::Needs::Landlock,
             format_args!("the kernel's is of version {version}, not {ALL}"),
         );
     }

@@ -1,13 +1,13 @@
 //! What tests of more than one file need.
 
-use test_requirements::untested;
+use test_requirements::{Needs, untested};
 use vcpu::f1::VcpuKind;
 
 /// Whether there are vCPUs of KVM's to be had. If not, says so.
 pub(crate) fn has_kvm() -> bool {
     let usable = VcpuKind::Kvm.usable();
     if let Err(why) = &usable {
-        untested("kvm", format_args!("{why:#}"));
+        untested(Needs::Kvm, format_args!("{why:#}"));
     }
     usable.is_ok()
 }
