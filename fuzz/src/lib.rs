@@ -60,33 +60,22 @@ pub fn play(run: fn(&[u8]), data: &[u8]) {
 mod tests {
     use std::path::Path;
 
-    /// SplitMix64.
-    struct Random(u64);
-
-    impl Random {
-        /// A number below `bound`, which is not 0.
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            usize::try_from((mixed ^ (mixed >> 31)) % bound as u64).expect("below a usize")
-        }
-    }
+    use fastrand::Rng;
 
     /// The beginning of a seed and the end of another one, with some bytes changed.
-    fn made(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
-        let [first, second] = [(); 2].map(|()| &seeds[random.below(seeds.len())][..]);
-        let (end, begin) = (random.below(first.len() + 1), random.below(second.len() + 1));
+    fn made(seeds: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
+        let [first, second] = [(); 2].map(|()| &seeds[random.usize(..seeds.len())][..]);
+        let (end, begin) = (random.usize(..first.len() + 1), random.usize(..second.len() + 1));
         let mut input = [&first[..end], &second[begin..]].concat();
-        for _ in 0..random.below(8) {
+        for _ in 0..random.usize(..8) {
             if input.is_empty() {
                 break;
             }
-            let at = random.below(input.len());
-            input[at] = match random.below(3) {
-                0 => [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
-                1 => input[at] ^ (1 << random.below(8)),
-                _ => random.below(256) as u8,
+            let at = random.usize(..input.len());
+            input[at] = match random.usize(..3) {
+                0 => [0, 1, 0x7f, 0x80, 0xff][random.usize(..5)],
+                1 => input[at] ^ (1 << random.usize(..8)),
+                _ => random.usize(..256) as u8,
             };
         }
         input
@@ -108,7 +97,7 @@ mod tests {
             run(seed);
         }
         for number in 0..inputs {
-            let input = made(&seeds, &mut Random(number));
+            let input = made(&seeds, &mut Rng::with_seed(number));
             println!("input {number}, {} bytes", input.len());
             run(&input);
         }

@@ -1,5 +1,7 @@
 //! Blocks whose contents identify the disk's block and the generation of the write.
 
+use fastrand::Rng;
+
 /// Size of a block in bytes.
 pub const BLOCK: usize = 4096;
 
@@ -11,10 +13,7 @@ pub fn block(index: u64, generation: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     block[..8].copy_from_slice(&index.to_le_bytes());
     block[8..16].copy_from_slice(&generation.to_le_bytes());
-    let mut state = index ^ generation.rotate_left(32);
-    for bytes in block[16..].chunks_exact_mut(8) {
-        bytes.copy_from_slice(&splitmix64(&mut state).to_le_bytes());
-    }
+    Rng::with_seed(index ^ generation.rotate_left(32)).fill(&mut block[16..]);
     block
 }
 
@@ -36,13 +35,4 @@ pub fn generation(index: u64, data: &[u8]) -> Result<u64, String> {
         return Err(format!("block {index} is a mixture, partly of generation {generation}"));
     }
     Ok(generation)
-}
-
-/// The next number of a pseudo-random sequence (Steele, Lea and Flood, 2014).
-pub fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use integration::pattern::splitmix64;
+use fastrand::Rng;
 use integration::{BlkClient, Image, Scratch, Server, ServerCommand, eventually, pattern};
 
 /// Number of kills after which the daemon's resources are first measured.
@@ -69,11 +69,11 @@ fn front_ends_are_killed(
         .export("disk", "num-queues=2,iothread=io0")
         .start();
     let mut written = vec![0; (MIB << 20) as usize / pattern::BLOCK];
-    let mut random = 1;
+    let mut random = Rng::with_seed(1);
     let (mut open_files, mut threads, mut mappings, mut memory) = (0, 0, 0, 0);
     for kill in 1..=kills {
         // Sometimes at once, during the connection's setup.
-        let acknowledgements = match splitmix64(&mut random) % 400 {
+        let acknowledgements = match random.u64(..400) {
             short if short < 40 => 0,
             some => some,
         };

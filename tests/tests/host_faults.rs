@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use common::footprint::{Alone, Footprint};
 use common::{Load, MIB, check};
+use fastrand::Rng;
 use integration::nbd::{RawNbd, nbd_export, nbd_server};
 use integration::{
     BlkClient, Image, PATIENCE, Qmp, Scratch, Server, ServerCommand, eventually, pattern,
@@ -313,14 +314,9 @@ fn a_zram_device_is_reset_and_has_no_memory() {
     let mut client = connect(&server);
     let block = |index: u64| {
         // Incompressible data.
-        let mut state = index + 1;
-        let next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        };
-        std::iter::repeat_with(next).take(pattern::BLOCK).collect::<Vec<u8>>()
+        let mut block = vec![0; pattern::BLOCK];
+        Rng::with_seed(index).fill(&mut block);
+        block
     };
     client.write(0, &block(0));
     let refused = set("reset", "1").expect_err("the device is in use");

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use fastrand::Rng;
 use integration::{Qmp, Scratch, ServerCommand, eventually, start_qsd, tool};
 use serde_json::{Value, json};
 
@@ -24,26 +25,6 @@ fn make_images(folder: &Path) {
         let path = |kind: &str| folder.join(format!("{n}.{kind}")).display().to_string();
         qemu_img(&["create", "-q", "-f", "qcow2", &path("qcow2"), &SIZE.to_string()]);
         qemu_img(&["create", "-q", "-f", "raw", &path("raw"), &SIZE.to_string()]);
-    }
-}
-
-/// Pseudo-random numbers from a seed: xorshift64*.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-    }
-
-    fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
-        (!all.is_empty()).then(|| &all[self.below(all.len())])
-    }
-
-    fn is(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
     }
 }
 
@@ -137,20 +118,21 @@ impl World {
     }
 
     /// Returns the next command.
-    fn step(&self, n: usize, chance: &mut Chance, folder: &Path) -> Step {
+    fn step(&self, n: usize, random: &mut Rng, folder: &Path) -> Step {
         let plain =
             |command, arguments, effect| Step { command, arguments, undo: Undo::Nothing, effect };
         let free = self.free();
-        let what = chance.below(100);
+        let what = random.usize(..100);
         match what {
-            0..40 => self.add_node(n, &free, chance, folder),
+            0..40 => self.add_node(n, &free, random, folder),
             40..65 => {
-                let Some(node) = chance.one_of(&free) else {
-                    return self.add_node(n, &free, chance, folder);
+                let Some(node) = random.choice(&free) else {
+                    return self.add_node(n, &free, random, folder);
                 };
-                let kind = ['n', 'n', 'n', 'v', 'v', 'f'][chance.below(6)];
+                let kind = ['n', 'n', 'n', 'v', 'v', 'f'][random.usize(..6)];
                 let id = format!("{kind}{n}");
-                let mut arguments = json!({"id": id, "node-name": node, "writable": chance.is(60)});
+                let mut arguments =
+                    json!({"id": id, "node-name": node, "writable": (random.u8(..100) < 60)});
                 let mut set = |name: &str, value: Value| arguments[name] = value;
                 match kind {
                     'n' => {
@@ -164,7 +146,7 @@ impl World {
                     }
                     _ => {
                         // One that grows takes the permission to resize.
-                        set("growable", chance.is(50).into());
+                        set("growable", (random.u8(..100) < 50).into());
                         set("type", "fuse".into());
                         set("mountpoint", folder.join(format!("mount{n}")).to_str().into());
                     }
@@ -173,30 +155,30 @@ impl World {
                 Step { command: "block-export-add", arguments, undo, effect: Effect::Export(id) }
             }
             65..72 if !self.exports.is_empty() => {
-                let id = chance.one_of(&self.exports).cloned().unwrap_or_default();
+                let id = random.choice(&self.exports).cloned().unwrap_or_default();
                 let arguments = json!({"id": id, "mode": "hard"});
                 plain("block-export-del", arguments, Effect::NoExport(id))
             }
             // QSD 10.0 and 11.1 crash if a vhost-user disk without a front end is resized.
             72..82 if !free.is_empty() && !self.exports.iter().any(|id| id.starts_with('v')) => {
                 // The size stays the same.
-                let node = chance.one_of(&free);
+                let node = random.choice(&free);
                 plain("block_resize", json!({"node-name": node, "size": SIZE}), Effect::None)
             }
             82..86 if !free.is_empty() => {
-                let name = chance.one_of(&free).cloned().unwrap_or_default();
+                let name = random.choice(&free).cloned().unwrap_or_default();
                 let step = plain("blockdev-del", json!({"node-name": name}), Effect::NoNode(name));
                 Step { undo: Undo::Impossible, ..step }
             }
             86..91 if !self.overlays.is_empty() && !free.is_empty() => {
-                let overlay = chance.one_of(&self.overlays).cloned().unwrap_or_default();
-                let node = chance.one_of(&free).cloned().unwrap_or_default();
+                let overlay = random.choice(&self.overlays).cloned().unwrap_or_default();
+                let node = random.choice(&free).cloned().unwrap_or_default();
                 let arguments = json!({"node": node, "overlay": overlay});
                 let effect = Effect::Overlay { node, overlay };
                 Step { command: "blockdev-snapshot", arguments, undo: Undo::Impossible, effect }
             }
             91..93 if !free.is_empty() => {
-                let node = chance.one_of(&free).cloned().unwrap_or_default();
+                let node = random.choice(&free).cloned().unwrap_or_default();
                 let id = format!("j{n}");
                 Step {
                     command: "block-stream",
@@ -206,10 +188,10 @@ impl World {
                 }
             }
             93..97 if free.len() > 1 => {
-                let source = chance.one_of(&free).cloned().unwrap_or_default();
-                let target = chance.one_of(&free).cloned().unwrap_or_default();
+                let source = random.choice(&free).cloned().unwrap_or_default();
+                let target = random.choice(&free).cloned().unwrap_or_default();
                 let id = format!("j{n}");
-                let (command, sync) = match chance.is(50) {
+                let (command, sync) = match random.u8(..100) < 50 {
                     true => ("blockdev-mirror", "full"),
                     false => ("blockdev-backup", "none"),
                 };
@@ -224,30 +206,30 @@ impl World {
                 }
             }
             _ if !self.jobs.is_empty() => {
-                let (id, _) = self.jobs[chance.below(self.jobs.len())].clone();
+                let (id, _) = self.jobs[random.usize(..self.jobs.len())].clone();
                 plain("job-cancel", json!({"id": id}), Effect::NoJob(id))
             }
-            _ => self.add_node(n, &free, chance, folder),
+            _ => self.add_node(n, &free, random, folder),
         }
     }
 
-    fn add_node(&self, n: usize, free: &[String], chance: &mut Chance, folder: &Path) -> Step {
+    fn add_node(&self, n: usize, free: &[String], random: &mut Rng, folder: &Path) -> Step {
         let name = format!("n{n}");
         let at = |kind: &str| folder.join(format!("{n}.{kind}"));
-        let read_only = chance.is(20);
+        let read_only = random.u8(..100) < 20;
         let mut options = json!({"node-name": name, "read-only": read_only});
         let mut set = |name: &str, value: Value| options[name] = value;
         let mut below = Vec::new();
         let mut overlay = false;
-        let kind = if free.is_empty() { 0 } else { chance.below(6) };
+        let kind = if free.is_empty() { 0 } else { random.usize(..6) };
         match kind {
             0 => {
                 set("driver", "file".into());
-                set("filename", json!(at(if chance.is(60) { "qcow2" } else { "raw" })));
+                set("filename", json!(at(if random.u8(..100) < 60 { "qcow2" } else { "raw" })));
             }
             1 | 2 => {
                 // If the node has no image, both daemons refuse, before or after the check of permissions.
-                let file = chance.one_of(free).cloned().unwrap_or_default();
+                let file = random.choice(free).cloned().unwrap_or_default();
                 set("driver", "qcow2".into());
                 set("file", file.as_str().into());
                 below.push(file);
@@ -255,10 +237,10 @@ impl World {
                 set("backing", Value::Null);
             }
             3 => {
-                let backing = chance.one_of(free).cloned().unwrap_or_default();
+                let backing = random.choice(free).cloned().unwrap_or_default();
                 set("driver", "qcow2".into());
                 set("file", json!({"driver": "file", "filename": at("qcow2")}));
-                overlay = chance.is(40);
+                overlay = random.u8(..100) < 40;
                 if overlay {
                     set("backing", Value::Null);
                 } else {
@@ -267,16 +249,16 @@ impl World {
                 }
             }
             4 => {
-                let file = chance.one_of(free).cloned().unwrap_or_default();
+                let file = random.choice(free).cloned().unwrap_or_default();
                 set("driver", "raw".into());
                 set("file", file.as_str().into());
                 below.push(file);
-                if chance.is(30) {
+                if random.u8(..100) < 30 {
                     set("size", SIZE.into());
                 }
             }
             _ => {
-                let file = chance.one_of(free).cloned().unwrap_or_default();
+                let file = random.choice(free).cloned().unwrap_or_default();
                 set("driver", "throttle".into());
                 set("throttle-group", "group".into());
                 set("file", file.as_str().into());
@@ -345,10 +327,10 @@ fn compare(seed: u64, images: &Path, counts: &mut Counts) {
         qmp.execute("nbd-server-start", json!({"addr": addr}));
         qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "group"}));
     }
-    let (mut world, mut chance) = (World::default(), Chance(seed.wrapping_mul(0x9e37_79b9) | 1));
+    let (mut world, mut random) = (World::default(), Rng::with_seed(seed));
     let mut log = Vec::new();
     for n in 0..STEPS {
-        let Step { command, arguments, undo, effect } = world.step(n, &mut chance, &folders[0]);
+        let Step { command, arguments, undo, effect } = world.step(n, &mut random, &folders[0]);
         if let Effect::NoJob(id) = &effect {
             end_job(&mut theirs, id);
             end_job(&mut ours, id);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{BLOCKS, Load, MIB, connect, wait_for_status};
+use fastrand::Rng;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
     BlkClient, Ceph, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand,
@@ -473,7 +474,7 @@ fn requests_wait_for_an_osd_that_stops_and_a_monitor_that_is_killed() {
 /// A front end that keeps writes in flight, and what is known of each block.
 struct Writer {
     blk: BlkClient,
-    seed: u64,
+    random: Rng,
     generation: u64,
     /// The last generation that was answered, and the last one that was sent.
     blocks: Vec<(u64, u64)>,
@@ -506,7 +507,7 @@ impl Writer {
     fn submit(&mut self, place: u64) {
         // Of two writes to a block at a time, the order would not be known.
         let index = loop {
-            let index = pattern::splitmix64(&mut self.seed) % BLOCKS;
+            let index = self.random.u64(..BLOCKS);
             let (last, sent) = self.blocks[index as usize];
             if last == sent {
                 break index;
@@ -539,7 +540,8 @@ fn a_daemon_that_is_killed_loses_nothing_that_was_answered() {
     let mut server = daemon(&ceph, &scratch);
     let blocks = vec![(0, 0); BLOCKS as usize];
     let blk = connect(&server, 2);
-    let mut writer = Writer { blk, seed: 1, generation: 0, blocks, in_flight: Vec::new() };
+    let mut writer =
+        Writer { blk, random: Rng::with_seed(1), generation: 0, blocks, in_flight: Vec::new() };
     // Each lock of a killed daemon lasts half a minute.
     let kills = if std::env::var_os("RINGMILL_LONG").is_some() { 3 } else { 1 };
     for kill in 0..kills {

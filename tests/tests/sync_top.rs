@@ -3,6 +3,7 @@
 mod common;
 
 use common::peers::{Peers, run};
+use fastrand::Rng;
 use integration::{Qmp, Scratch, ServerCommand};
 use serde_json::{Value, json};
 
@@ -12,19 +13,13 @@ const LOWER: u64 = SIZE - (256 << 10);
 
 /// Random places of data and zeroes: commands of qemu-io.
 fn random_writes(seed: u64, pattern: u8) -> Vec<String> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut below = |limit: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % limit
-    };
+    let mut random = Rng::with_seed(seed);
     let mut commands = Vec::new();
     for _ in 0..12 {
-        let at = below(LOWER / 512) * 512;
-        let len = (1 + below(400)) * 512;
+        let at = random.u64(..LOWER / 512) * 512;
+        let len = (1 + random.u64(..400)) * 512;
         let len = len.min(LOWER - at);
-        commands.push(match below(4) {
+        commands.push(match random.u64(..4) {
             0 => format!("write -z {at} {len}"),
             _ => format!("write -P {pattern} {at} {len}"),
         });

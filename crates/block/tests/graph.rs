@@ -18,6 +18,7 @@ use block::request::{Op, Request};
 use block::{NodeRegistry, submit};
 use common::*;
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig};
+use fastrand::Rng;
 use nix::errno::Errno;
 use proptest::prelude::*;
 
@@ -34,27 +35,16 @@ struct Load {
     requests: AtomicU64,
 }
 
-/// A small generator; the tests say what it begins with.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-}
-
 /// Writes and reads its region until `load.stop`, and checks each read. Returns the expected contents of the region.
 async fn work(channel: Rc<dyn Channel>, base: usize, load: Arc<Load>) -> Vec<u8> {
     let mut model = pattern(SIZE)[base..base + REGION].to_vec();
-    let mut random = Random(base as u64 + 1);
+    let mut random = Rng::with_seed(base as u64);
     while !load.stop.load(Ordering::Relaxed) {
-        let at = random.below(REGION / BLOCK) * BLOCK;
+        let at = random.usize(..REGION / BLOCK) * BLOCK;
         let offset = (base + at) as u64;
         let expected = &mut model[at..at + BLOCK];
-        if random.below(2) == 0 {
-            expected.fill(random.below(256) as u8);
+        if random.usize(..2) == 0 {
+            expected.fill(random.usize(..256) as u8);
             let op = Op::Write { fua: false };
             let (result, _) = submit(&channel, op, offset, BLOCK as u64, filled(expected, 0)).await;
             assert_eq!(result, Ok(()));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::*;
-use event_loop::ring::sim::{Faults, Sim};
+use event_loop::ring::sim::{Faults, Random, Sim};
 use event_loop::{
     AlignedBuf, BottomHalf, DeferredCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp,
     IoTarget, LoopConfig, LoopFile, PollParams, Progress, TimerId, Trigger, oneshot,
@@ -68,7 +68,7 @@ struct Load {
     event_loop: EventLoop,
     sim: Sim,
     file: LoopFile,
-    random: RefCell<Random>,
+    random: Random,
     me: Weak<Load>,
     /// File operations in flight, by token.
     operations: RefCell<Vec<Option<(IoOp, usize)>>>,
@@ -105,7 +105,7 @@ impl Load {
             event_loop,
             sim,
             file,
-            random: RefCell::new(Random(seed)),
+            random: Random::new(seed),
             me: me.clone(),
             operations: RefCell::new(vec![None; DEPTH]),
             in_flight: Cell::new(0),
@@ -135,7 +135,7 @@ impl Load {
     }
 
     fn roll(&self, sides: u64) -> u64 {
-        self.random.borrow_mut().below(sides)
+        self.random.below(sides)
     }
 
     // ---- file operations -----------------------------------------------------------------------
@@ -505,18 +505,6 @@ fn in_pieces(len: usize) -> IoBufs {
         pieces.push(base.add(half + 1), len - half);
     }
     pieces
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
 }
 
 /// Prints how to repeat the run, if it fails.

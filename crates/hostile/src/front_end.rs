@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use fastrand::Rng;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -196,24 +197,17 @@ pub(crate) fn large_reads(target: &Target, go_on: &GoOn) -> io::Result<()> {
 pub(crate) fn rubbish(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let mut front_end = FrontEnd::ready(target)?;
     front_end.settle()?;
-    // xorshift64*
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = move || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    };
+    let mut random = Rng::with_seed(1);
     for _ in 0..ROUND {
         if !go_on.blow() {
             break;
         }
         for _ in 0..16 {
-            let at = next() % (2 * QUEUE - 8);
-            front_end.memory.write_all_at(&next().to_le_bytes(), at)?;
+            let at = random.u64(..2 * QUEUE - 8);
+            front_end.memory.write_all_at(&random.u64(..).to_le_bytes(), at)?;
         }
         // A near index makes the device read the entries.
-        front_end.offered = front_end.offered.wrapping_add(next() as u16 % ENTRIES);
+        front_end.offered = front_end.offered.wrapping_add(random.u16(..ENTRIES));
         for queue in [0, QUEUE] {
             let index = front_end.offered.to_le_bytes();
             front_end.memory.write_all_at(&index, queue + AVAIL + 2)?;

@@ -4,10 +4,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use fastrand::Rng;
 use hdrhistogram::Histogram;
 
 use crate::clock::thread_cpu;
-use crate::machine::{Machine, SplitMix64};
+use crate::machine::Machine;
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk, take_count};
 
 /// How a driver waits for answers.
@@ -208,7 +209,7 @@ struct Job<'a> {
     queue: GuestQueue,
     begin: Instant,
     blocks: u64,
-    random: SplitMix64,
+    random: Rng,
     /// Submission time of the request in each slot.
     started: Vec<Instant>,
 }
@@ -234,7 +235,7 @@ impl<'a> Job<'a> {
         seed: u64,
     ) -> Self {
         let started = vec![begin; config.depth.into()];
-        Job { config, queue, begin, blocks, random: SplitMix64::new(seed), started }
+        Job { config, queue, begin, blocks, random: Rng::with_seed(seed), started }
     }
 
     fn run(mut self) -> Result<JobResult> {
@@ -274,7 +275,7 @@ impl<'a> Job<'a> {
                 return Ok(answered);
             }
             while self.queue.in_flight() < self.started.len() {
-                let offset = self.random.next() % self.blocks * u64::from(self.config.size);
+                let offset = self.random.u64(..self.blocks) * u64::from(self.config.size);
                 let slot = self.queue.submit(self.config.op, offset, self.config.size)?;
                 let slot = slot.context("the queue has no room for its own depth")?;
                 self.started[usize::from(slot)] = now;

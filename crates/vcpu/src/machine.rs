@@ -9,6 +9,7 @@ use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking, NullOptions};
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopHandle, oneshot};
+use fastrand::Rng;
 use guest_memory::{GuestMemory, MemoryView, test_util};
 
 use crate::clock::thread_cpu;
@@ -114,13 +115,11 @@ impl Machine {
     /// Part of the range is not memory.
     pub fn fill(&self, addr: u64, len: u64) -> Result<()> {
         let view = MemoryView::new(self.memory.clone());
-        let mut random = SplitMix64::new(addr);
+        let mut random = Rng::with_seed(addr);
         let mut chunk = [0; 4096];
         let mut done = 0;
         while done < len {
-            chunk.chunks_exact_mut(8).for_each(|word| {
-                word.copy_from_slice(&random.next().to_ne_bytes());
-            });
+            random.fill(&mut chunk);
             let n = (len - done).min(chunk.len() as u64);
             view.write_bytes(addr + done, &chunk[..n as usize])?;
             done += n;
@@ -204,25 +203,4 @@ pub fn direct(path: &Path) -> Result<BlockdevOptions> {
 
 fn options(cache: Cache, driver: Driver) -> BlockdevOptions {
     BlockdevOptions { auto_read_only: true, cache, ..BlockdevOptions::new(Some("disk"), driver) }
-}
-
-/// Steele, Lea and Flood's SplitMix64: random enough for offsets and data.
-#[derive(Debug, Clone)]
-pub struct SplitMix64(u64);
-
-impl SplitMix64 {
-    /// The sequence of this seed.
-    pub fn new(seed: u64) -> Self {
-        SplitMix64(seed)
-    }
-
-    /// The next number.
-    #[inline]
-    #[expect(clippy::should_implement_trait, reason = "it never ends")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }

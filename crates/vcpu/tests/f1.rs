@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::has_kvm;
 use event_loop::sync::lock;
+use fastrand::Rng;
 use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
-use vcpu::machine::SplitMix64;
 
 /// Period of the loop's only other event, and the minimum wait for it, less the work on the previous batch, which takes
 /// 20 ms on an idle machine.
@@ -25,8 +25,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// A disk with each byte written.
 fn disk(name: &str, len: usize) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut random = SplitMix64::new(len as u64);
-    let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut random = Rng::with_seed(len as u64);
+    let bytes: Vec<u8> = (0..len / 8).flat_map(|_| random.u64(..).to_le_bytes()).collect();
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(&bytes).unwrap();
     file.sync_all().unwrap();

@@ -8,7 +8,8 @@ use std::env;
 use std::io::{self, Write};
 use std::path::Path;
 
-use integration::pattern::{self, splitmix64};
+use fastrand::Rng;
+use integration::pattern;
 use integration::{BlkClient, Request, Segment, request};
 
 /// Writes in flight at any time.
@@ -19,15 +20,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(socket), Some(seed)) = (arguments.next(), arguments.next()) else {
         return Err("usage: pattern-writer SOCKET SEED".into());
     };
-    let mut random = seed.parse::<u64>()?;
+    let seed = seed.parse::<u64>()?;
+    let mut random = Rng::with_seed(seed);
     // Later writers have later generations, as long as none writes a block a million times.
-    let mut generation = random * 1_000_000;
+    let mut generation = seed * 1_000_000;
 
     let mut client = BlkClient::connect(Path::new(&socket), 1, 64)?;
     let blocks = u64::from(client.config()?.capacity) * 512 / pattern::BLOCK as u64;
     // What each slot writes: two never write the same block at a time, else either could be the last.
     let mut submit = |client: &mut BlkClient, slot: u64| {
-        let index = splitmix64(&mut random) % (blocks / DEPTH) * DEPTH + slot;
+        let index = random.u64(..blocks / DEPTH) * DEPTH + slot;
         generation += 1;
         let at = slot * pattern::BLOCK as u64;
         client.put(at, &pattern::block(index, generation));

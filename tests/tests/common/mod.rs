@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
+use fastrand::Rng;
 use integration::{
     BlkClient, Image, Qmp, Scratch, Server, ServerCommand, daemon as program, eventually, pattern,
 };
@@ -105,15 +106,15 @@ impl Load {
         let written = Arc::new(AtomicU64::new(log.len() as u64));
         let (stopped, count) = (stop.clone(), written.clone());
         let thread = thread::spawn(move || {
-            let (mut state, mut model) = (seed, model(&log));
+            let (mut random, mut model) = (Rng::with_seed(seed), model(&log));
             while !stopped.load(Ordering::Relaxed) {
-                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let index = random.u64(..BLOCKS);
                 let generation = log.len() as u64 + 1;
                 blk.write(index * 8, &pattern::block(index, generation));
                 log.push(index);
                 model.insert(index, generation);
                 count.store(generation, Ordering::Relaxed);
-                let index = pattern::splitmix64(&mut state) % BLOCKS;
+                let index = random.u64(..BLOCKS);
                 let expected = model.get(&index).copied().unwrap_or(0);
                 let found = pattern::generation(index, &blk.read(index * 8, pattern::BLOCK));
                 assert_eq!(found, Ok(expected), "block {index}");

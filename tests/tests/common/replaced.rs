@@ -1,12 +1,13 @@
 //! A guest writes and reads back with checksums, while its daemon is replaced repeatedly. The guest sees no error, and
 //! finds each block as written.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
-use integration::{Guest, Image, Scratch, Server, ServerCommand, pattern, tool};
+use fastrand::Rng;
+use integration::{Guest, Image, Scratch, Server, ServerCommand, tool};
 
 /// Number of replacements: the environment's `variable`, or 20.
 pub fn times(variable: &str) -> usize {
@@ -19,7 +20,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Random numbers from a seed, which is printed: the environment's `RINGMILL_SEED`, or the time of day.
-pub struct Random(Cell<u64>);
+pub struct Random(RefCell<Rng>);
 
 impl Random {
     pub fn new() -> Self {
@@ -27,15 +28,12 @@ impl Random {
         let now = since.expect("a time after 1970").as_micros() as u64;
         let seed = number("RINGMILL_SEED").unwrap_or(now);
         println!("RINGMILL_SEED={seed}");
-        Random(Cell::new(seed))
+        Random(RefCell::new(Rng::with_seed(seed)))
     }
 
     /// A number below `end`.
     pub fn below(&self, end: u64) -> u64 {
-        let mut state = self.0.get();
-        let number = pattern::splitmix64(&mut state);
-        self.0.set(state);
-        number % end
+        self.0.borrow_mut().u64(..end)
     }
 
     /// Number of requests until the next replacement. One is as likely as hundreds, so that replacements also hit a new

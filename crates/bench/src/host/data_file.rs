@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use fastrand::Rng;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use vcpu::machine::SplitMix64;
 
 /// Makes sure that `directory` has a file of `size` bytes, all written: holes are read without the disk, and allocated but
 /// unwritten blocks nearly so.
@@ -38,13 +38,11 @@ fn write_random(path: &Path, size: u64) -> Result<()> {
 
 /// Writes `size` bytes of random data, to the disk.
 pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
-    let mut random = SplitMix64::new(size);
+    let mut random = Rng::with_seed(size);
     let mut chunk = vec![0u8; 1 << 20];
     let mut left = size;
     while left > 0 {
-        for word in chunk.chunks_exact_mut(8) {
-            word.copy_from_slice(&random.next().to_ne_bytes());
-        }
+        random.fill(&mut chunk);
         let length = left.min(chunk.len() as u64);
         file.write_all(&chunk[..length as usize])?;
         left -= length;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use fastrand::Rng;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
-use vcpu::machine::SplitMix64;
 
 use super::queue::Op;
 use super::requests::Requests;
@@ -112,8 +112,8 @@ impl Connection {
     fn open(address: &Address, load: &Load) -> Result<(Self, u64)> {
         let mut socket = address.connect()?;
         let size = greet(&mut socket)?;
-        let mut random = SplitMix64::new(1);
-        let block = (0..load.block_size.div_ceil(8)).flat_map(|_| random.next().to_ne_bytes());
+        let mut random = Rng::with_seed(1);
+        let block = (0..load.block_size.div_ceil(8)).flat_map(|_| random.u64(..).to_ne_bytes());
         let connection = Self {
             socket,
             block: block.take(load.block_size).collect(),

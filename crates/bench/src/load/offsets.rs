@@ -1,6 +1,6 @@
 //! Where on the disk requests go.
 
-use vcpu::machine::SplitMix64;
+use fastrand::Rng;
 
 /// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) struct Offsets {
     blocks: u64,
     block_size: u64,
     next_block: u64,
-    random: SplitMix64,
+    random: Rng,
 }
 
 impl Offsets {
@@ -26,16 +26,13 @@ impl Offsets {
     /// at different places, so that they do not read the same blocks at the same time.
     pub(crate) fn new(order: Order, blocks: u64, block_size: u64, queue: u64, queues: u64) -> Self {
         let next_block = blocks / queues.max(1) * queue;
-        Self { order, blocks, block_size, next_block, random: SplitMix64::new(queue + 1) }
+        Self { order, blocks, block_size, next_block, random: Rng::with_seed(queue + 1) }
     }
 
     /// The next offset, in bytes.
     pub(crate) fn next(&mut self) -> u64 {
         let block = match self.order {
-            // The high half of a 128-bit product: uniform without a division (Lemire 2019).
-            Order::Random => {
-                ((u128::from(self.random.next()) * u128::from(self.blocks)) >> 64) as u64
-            }
+            Order::Random => self.random.u64(..self.blocks),
             Order::Sequential => {
                 let block = self.next_block;
                 self.next_block = if block + 1 == self.blocks { 0 } else { block + 1 };

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use vcpu::machine::SplitMix64;
 use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue, VirtioBlkTransport};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
@@ -43,9 +43,9 @@ impl Buffers {
         file.set_len(size as u64).context("sizing the request buffers")?;
         let mapped = FileOffset::new(file.try_clone()?, 0);
         let region = MmapRegion::from_file(mapped, size).context("mapping the request buffers")?;
-        let mut random = SplitMix64::new(1);
+        let mut random = Rng::with_seed(1);
         let data: Vec<u8> =
-            (0..size.div_ceil(8)).flat_map(|_| random.next().to_ne_bytes()).collect();
+            (0..size.div_ceil(8)).flat_map(|_| random.u64(..).to_ne_bytes()).collect();
         std::os::unix::fs::FileExt::write_all_at(&file, &data[..size], 0)
             .context("filling the request buffers")?;
         Ok(Self { region, file, block_size })

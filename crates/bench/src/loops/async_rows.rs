@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use vcpu::machine::SplitMix64;
+use fastrand::Rng;
 
 use super::conditions::Conditions;
 use super::executor::{Count, Executor};
@@ -256,10 +256,10 @@ fn poll_once<F: Future>(future: Pin<&mut F>, cx: &mut Context<'_>) {
 }
 
 async fn timer_churn<E: Executor>(meter: &Meter) {
-    let mut random = SplitMix64::new(1);
+    let mut random = Rng::with_seed(1);
     let start = Instant::now();
     let mut far =
-        || start + Duration::from_nanos(3600 << 30) + Duration::from_nanos(random.next() >> 22);
+        || start + Duration::from_nanos(3600 << 30) + Duration::from_nanos(random.u64(..) >> 22);
     let mut pending: Vec<_> = (0..PENDING).map(|_| Box::pin(E::sleep_until(far()))).collect();
     let arm =
         |cx: &mut Context<'_>| pending.iter_mut().for_each(|timer| poll_once(timer.as_mut(), cx));
@@ -291,12 +291,12 @@ async fn once(f: impl FnOnce(&mut Context<'_>)) {
 }
 
 async fn timer_fire<E: Executor>(meter: &Meter) {
-    let mut random = SplitMix64::new(2);
+    let mut random = Rng::with_seed(2);
     let mut goes_on = true;
     while goes_on {
         let start = Instant::now();
         let mut timers: Vec<_> = (0..FIRING)
-            .map(|_| random.next() >> FIRING_SPREAD)
+            .map(|_| random.u64(..) >> FIRING_SPREAD)
             .map(|after| start + FIRING_DELAY + Duration::from_nanos(after))
             .map(|deadline| Box::pin(E::sleep_until(deadline)))
             .collect();

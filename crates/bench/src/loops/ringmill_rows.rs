@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
-use vcpu::machine::SplitMix64;
+use fastrand::Rng;
 
 use super::async_rows::{
     BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, SOCKETS, buffer_size,
@@ -113,9 +113,9 @@ impl IoTarget for Counted {
 fn timer_churn(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
     let counted = Rc::new(Counted { meter, left: Cell::new(0) });
     let target: Rc<dyn IoTarget> = counted.clone();
-    let mut random = SplitMix64::new(1);
+    let mut random = Rng::with_seed(1);
     let start = event_loop.now_ns();
-    let mut far = || start + (3600 << 30) + (random.next() >> 22);
+    let mut far = || start + (3600 << 30) + (random.u64(..) >> 22);
     for _ in 0..PENDING {
         event_loop.submit_timer(far(), &target, 0);
     }
@@ -132,13 +132,13 @@ fn timer_churn(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
 fn timer_fire(event_loop: &EventLoop, meter: Meter) -> Result<f64> {
     let counted = Rc::new(Counted { meter, left: Cell::new(0) });
     let target: Rc<dyn IoTarget> = counted.clone();
-    let mut random = SplitMix64::new(2);
+    let mut random = Rng::with_seed(2);
     let mut goes_on = true;
     while goes_on {
         counted.left.set(FIRING);
         let start = event_loop.now_ns() + nanoseconds(FIRING_DELAY);
         for _ in 0..FIRING {
-            event_loop.submit_timer(start + (random.next() >> FIRING_SPREAD), &target, 0);
+            event_loop.submit_timer(start + (random.u64(..) >> FIRING_SPREAD), &target, 0);
         }
         while counted.left.get() > 0 {
             event_loop.run_once(true)?;

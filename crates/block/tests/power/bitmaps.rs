@@ -9,9 +9,9 @@ use block::request::Op;
 use block::track::{BitmapStore, DirtyBitmap, Storage, Tracking};
 use event_loop::LoopConfig;
 use event_loop::ring::sim::{Faults, Sim};
+use fastrand::Rng;
 
 use crate::common::{Rig, filled};
-use crate::course::Random;
 use crate::guest::{Disk, SECTOR, sector};
 use crate::kinds::{Extras, Kind};
 use crate::left::{Left, contents};
@@ -112,10 +112,10 @@ impl Bitmaps {
         tracking: &Tracking,
         store: &dyn BitmapStore,
         contents: &[u8],
-        random: &mut Random,
+        random: &mut Rng,
     ) {
         let name = format!("b{}", self.0.len());
-        let granularity = [512, 4096, 65536][random.below(3)];
+        let granularity = [512, 4096, 65536][random.usize(..3)];
         let size = contents.len() as u64;
         tracking.add_bitmap(Arc::new(store.new_bitmap(&name, size, granularity, true)));
         let (base, kept) = (Arc::new(contents.to_vec()), contents.len());
@@ -129,11 +129,11 @@ impl Bitmaps {
     }
 
     /// Begins a bitmap anew, as of now, when the disk has these contents: for a backup that is made of them.
-    pub(crate) fn take(&mut self, tracking: &Tracking, contents: &[u8], random: &mut Random) {
-        let number = random.below(self.0.len().max(1));
+    pub(crate) fn take(&mut self, tracking: &Tracking, contents: &[u8], random: &mut Rng) {
+        let number = random.usize(..self.0.len().max(1));
         let Some(added) = self.0.get_mut(number).filter(|added| !added.lost) else { return };
         let Some(bitmap) = tracking.bitmap(&added.name) else { return };
-        if random.one_in(2) {
+        if random.usize(..2) == 0 {
             bitmap.settle();
         }
         bitmap.bits().take();
@@ -200,9 +200,10 @@ impl Bitmaps {
 fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     let kind = Kind::named("qcow2, 4k");
     let start = kind.start(Extras { luks: false, bitmaps: true, compressed: false });
-    let open =
-        |left: &Left, interrupt| Reopened::new(kind, start, left, &mut Random(1), interrupt, true);
-    let closing = || Interrupt::Closing(Random(1));
+    let open = |left: &Left, interrupt| {
+        Reopened::new(kind, start, left, &mut Rng::with_seed(1), interrupt, true)
+    };
+    let closing = || Interrupt::Closing(Rng::with_seed(1));
     let write = |rig: &mut Rig, stamp| {
         let data = sector(stamp, 0);
         rig.write_op(Op::Write { fua: true }, 0, &data, 0).unwrap();
@@ -218,7 +219,7 @@ fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     let mut bitmaps = Bitmaps::default();
     let base = rig.read(0, kind.size, 0).unwrap();
     let store = first.registry.node("disk").unwrap().bitmap_store().unwrap();
-    bitmaps.add(first.tracking.as_ref().unwrap(), &*store, &base, &mut Random(1));
+    bitmaps.add(first.tracking.as_ref().unwrap(), &*store, &base, &mut Rng::with_seed(1));
     drop(store);
     let Reopened { fd, node, registry, .. } = first;
     drop((rig, node, registry));
@@ -240,7 +241,7 @@ fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     assert_eq!(left.right, 0);
     let left = Left { image: marked, unflushed: Some((unflushed, disk())), ..left };
     // The next process, with an overwrite that nothing flushes.
-    let next = open(&left, Interrupt::Opening(Random(1)));
+    let next = open(&left, Interrupt::Opening(Rng::with_seed(1)));
     let mut rig = Rig::on(next.sim.event_loop(LoopConfig::default()).unwrap(), next.node.clone());
     let mut disk = disk();
     let range = 0..1;

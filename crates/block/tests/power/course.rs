@@ -16,6 +16,7 @@ use block::request::Op;
 use block::track::Tracking;
 use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
+use fastrand::Rng;
 
 use crate::bitmaps::HandedOver;
 use crate::common::{Rig, bytes, filled, memory};
@@ -36,26 +37,6 @@ pub(crate) const NO_POLLING: PollParams = PollParams::OFF;
 /// Whether to print all requests and operations.
 fn trace() -> bool {
     std::env::var_os("RINGMILL_POWER_TRACE").is_some()
-}
-
-/// splitmix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    pub(crate) fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
 }
 
 /// Counts of events in a course.
@@ -128,9 +109,9 @@ struct Life<'a> {
     kind: &'static Kind,
     start: &'a Start,
     extras: Extras,
-    random: Random,
+    random: Rng,
     /// Decides about interrupted recoveries. `None` for the life after such a recovery, so that it does not affect it.
-    recoveries: Option<Random>,
+    recoveries: Option<Rng>,
     journals: Option<Arc<Folder>>,
     /// Operations may fail.
     may_fail: bool,
@@ -142,9 +123,9 @@ struct Life<'a> {
     tracking: Option<Arc<Tracking>>,
     moments: Arc<Moments>,
     /// Decides about closing the image. `None`: nothing looks at what that leaves.
-    closing: Option<Random>,
+    closing: Option<Rng>,
     /// Decides when bitmaps begin anew.
-    takes: Random,
+    takes: Rng,
     is_released: bool,
     is_resized: bool,
     rig: Rig,
@@ -161,21 +142,21 @@ struct Life<'a> {
 /// Runs the course of a seed: a few lives of an image. Each begins with the remains of the previous one, after a
 /// power cut or a kill. Half of the courses have journals. `judge` is sometimes called with an image.
 pub(crate) fn run(seed: u64, mut judge: impl FnMut(&Kind, &[u8], bool)) -> Result<Seen, String> {
-    let mut random = Random(seed);
-    let kind = Kind::pick(random.below(usize::MAX));
+    let mut random = Rng::with_seed(seed);
+    let kind = Kind::pick(random.usize(..usize::MAX));
     // Independent of the course.
-    let extras = kind.extras(&mut Random(seed ^ 0x0bad_5eed));
+    let extras = kind.extras(&mut Rng::with_seed(seed ^ 0x0bad_5eed));
     let start = kind.start(extras);
     let image = start.image.clone();
     let contents = contents(kind, start, &image)?;
-    let journals = random.one_in(2).then(|| Arc::new(Folder::new()));
+    let journals = random.bool().then(|| Arc::new(Folder::new()));
     let mut left = Left { image, luks: extras.luks, ..Left::with(contents, journals) };
-    let mut recoveries = Random(!seed);
+    let mut recoveries = Rng::with_seed(!seed);
     let mut seen = Seen::default();
     let mut stamp = 1 << 20;
     for number in 0..3 {
-        let recoveries = Some(Random(recoveries.next()));
-        let (lived, journals) = (random.next(), left.journals.is_some());
+        let recoveries = Some(Rng::with_seed(recoveries.u64(..)));
+        let (lived, journals) = (random.u64(..), left.journals.is_some());
         let life = Life::begin(kind, start, extras, lived, recoveries, left);
         let lived = life.live(&mut stamp, &mut seen);
         left = lived.map_err(|error| {
@@ -195,11 +176,11 @@ impl<'a> Life<'a> {
         start: &'a Start,
         extras: Extras,
         seed: u64,
-        recoveries: Option<Random>,
+        recoveries: Option<Rng>,
         left: Left,
     ) -> Life<'a> {
-        let mut random = Random(seed);
-        let faults = match random.below(3) {
+        let mut random = Rng::with_seed(seed);
+        let faults = match random.usize(..3) {
             0 => Faults { clock_step_ns: 20, spurious_poll: 0, poll_fails: 0, ..Faults::rough() },
             1 => Faults {
                 fail: 1,
@@ -208,10 +189,11 @@ impl<'a> Life<'a> {
             },
             _ => Faults { latency_ns: (1_000, 20_000), ..Faults::default() },
         };
-        let mut closing = recoveries.as_ref().map(|random| Random(random.0 ^ 0x0c10_5ed0));
+        let mut closing =
+            recoveries.as_ref().map(|random| Rng::with_seed(random.get_seed() ^ 0x0c10_5ed0));
         let interrupt = match &mut closing {
-            None => Interrupt::Opening(Random(!seed)),
-            Some(random) => Interrupt::Closing(Random(random.next())),
+            None => Interrupt::Opening(Rng::with_seed(!seed)),
+            Some(random) => Interrupt::Closing(Rng::with_seed(random.u64(..))),
         };
         let reopened = Reopened::new(kind, start, &left, &mut random, interrupt, extras.bitmaps);
         let Reopened { sim, fd, options, node, registry, tracking, moments, .. } = reopened;
@@ -235,11 +217,11 @@ impl<'a> Life<'a> {
         let mut disk =
             if left.replayed && !left.is_handed_over { left.stable_disk() } else { left.disk() };
         if let (Some(tracking), Some(random)) = (&tracking, &mut closing)
-            && (!disk.bitmaps.any_right() || random.one_in(3))
+            && (!disk.bitmaps.any_right() || random.usize(..3) == 0)
         {
             let store = registry.node("disk").unwrap().bitmap_store().unwrap();
             disk.bitmaps.add(tracking, &*store, &left.contents, random);
-            if random.one_in(2) {
+            if random.usize(..2) == 0 {
                 let secured = store.secure(&rig.event_loop);
                 // Without success, as without this.
                 let _ = rig.event_loop.block_on(secured).unwrap();
@@ -261,7 +243,7 @@ impl<'a> Life<'a> {
             tracking,
             moments,
             closing,
-            takes: Random(!seed ^ 0x7a4e),
+            takes: Rng::with_seed(!seed ^ 0x7a4e),
             is_released: false,
             is_resized: false,
             rig,
@@ -300,7 +282,7 @@ impl<'a> Life<'a> {
             lived.map_err(|error| format!("{asked} requests under way: {error}"))?;
         // Bitmaps are right only in an image that was closed.
         let Some((closed, mut random)) = closed.filter(|_| has_bitmaps) else { return Ok(left) };
-        match random.below(3) {
+        match random.usize(..3) {
             0 => Ok(left),
             1 => interrupted(kind, start, closed, &mut random, seen, has_bitmaps),
             _ => Ok(closed),
@@ -330,29 +312,29 @@ impl<'a> Life<'a> {
     fn go_on(&mut self) -> Result<(), String> {
         let largest = self.kind.cluster.max(4096) / SECTOR;
         let habits = Habits {
-            depth: [1, 2, 8, 24][self.random.below(4)],
+            depth: [1, 2, 8, 24][self.random.usize(..4)],
             requests: match self.recoveries {
-                Some(_) => 20 + self.random.below(100),
-                None => 4 + self.random.below(12),
+                Some(_) => 20 + self.random.usize(..100),
+                None => 4 + self.random.usize(..12),
             },
-            write_through: self.random.one_in(4),
-            writes: 30 + self.random.below(40),
-            frees: self.random.below(50),
-            longest: [1, largest, 4 * largest, 24 * largest][self.random.below(4)],
+            write_through: self.random.usize(..4) == 0,
+            writes: 30 + self.random.usize(..40),
+            frees: self.random.usize(..50),
+            longest: [1, largest, 4 * largest, 24 * largest][self.random.usize(..4)],
         };
-        let resizes = self.random.one_in(3);
-        let every = 1 + self.random.below(8);
+        let resizes = self.random.usize(..3) == 0;
+        let every = 1 + self.random.usize(..8);
         while self.seen.requests < habits.requests {
-            if resizes && self.resizing.is_none() && self.random.one_in(20) {
+            if resizes && self.resizing.is_none() && self.random.usize(..20) == 0 {
                 self.resize()?;
             }
             let smaller = self.resizing.as_ref().is_some_and(|(size, _)| *size < self.size);
-            while !smaller && self.asked.len() < habits.depth && !self.random.one_in(4) {
+            while !smaller && self.asked.len() < habits.depth && self.random.usize(..4) > 0 {
                 self.ask(&habits);
             }
             self.turn()?;
             self.take_bits();
-            if self.random.one_in(every) {
+            if self.random.usize(..every) == 0 {
                 let left = self.end_now()?;
                 self.recover(left)?;
             }
@@ -364,7 +346,7 @@ impl<'a> Life<'a> {
     fn take_bits(&mut self) {
         let is_idle = self.asked.is_empty() && self.resizing.is_none();
         let Some(tracking) = self.tracking.clone().filter(|_| is_idle) else { return };
-        if !self.takes.one_in(4) {
+        if self.takes.usize(..4) > 0 {
             return;
         }
         if let Ok(contents) = self.rig.read(0, self.size * SECTOR, 0) {
@@ -375,10 +357,10 @@ impl<'a> Life<'a> {
     fn ask(&mut self, habits: &Habits) {
         self.seen.requests += 1;
         let size = self.size;
-        let longest = if self.random.one_in(12) { size } else { habits.longest };
-        let first = self.random.below(size);
-        let mut range = first..size.min(first + 1 + self.random.below(longest));
-        if self.random.one_in(3) {
+        let longest = if self.random.usize(..12) == 0 { size } else { habits.longest };
+        let first = self.random.usize(..size);
+        let mut range = first..size.min(first + 1 + self.random.usize(..longest));
+        if self.random.usize(..3) == 0 {
             // Whole clusters.
             let cluster = (self.kind.cluster / SECTOR).max(1);
             range.start -= range.start % cluster;
@@ -395,7 +377,7 @@ impl<'a> Life<'a> {
             Op::Write { .. } => {
                 // Sometimes zeroes, which may be detected.
                 self.stamp += 1;
-                let stamp = if self.random.one_in(6) { 0 } else { self.stamp };
+                let stamp = if self.random.usize(..6) == 0 { 0 } else { self.stamp };
                 let data: Vec<u8> =
                     range.clone().flat_map(|number| sector(stamp, number as u64)).collect();
                 (Some(Change::Written(stamp)), filled(&data, 0))
@@ -424,7 +406,7 @@ impl<'a> Life<'a> {
 
     /// Starts a resize. If the disk shrinks, no request is in flight meanwhile.
     fn resize(&mut self) -> Result<(), String> {
-        let size = 1 + self.random.below(2 * self.kind.size / SECTOR);
+        let size = 1 + self.random.usize(..2 * self.kind.size / SECTOR);
         if size < self.size {
             while !self.asked.is_empty() {
                 self.turn()?;
@@ -473,12 +455,12 @@ impl<'a> Life<'a> {
     }
 
     fn pick(&mut self, habits: &Habits) -> Op {
-        let fua = habits.write_through || self.random.one_in(8);
-        match self.random.below(100) {
+        let fua = habits.write_through || self.random.usize(..8) == 0;
+        match self.random.usize(..100) {
             n if n < habits.writes => Op::Write { fua },
             n if n < habits.writes + habits.frees / 2 => Op::Discard,
             n if n < habits.writes + habits.frees => {
-                let may_unmap = self.random.one_in(2);
+                let may_unmap = self.random.usize(..2) == 0;
                 Op::WriteZeroes { may_unmap, no_fallback: false, fua }
             }
             n if n < 92 => Op::Flush,
@@ -528,8 +510,8 @@ impl<'a> Life<'a> {
 
     /// Ends the life now, by a power cut or a kill, and checks the remains.
     fn end_now(&mut self) -> Result<Left, String> {
-        let is_cut = self.random.one_in(2);
-        let seed = self.random.next();
+        let is_cut = self.random.usize(..2) == 0;
+        let seed = self.random.u64(..);
         let image = match is_cut {
             true => self.sim.cut(&self.fd, seed).unwrap(),
             false => self.sim.killed(&self.fd, seed).unwrap(),
@@ -583,10 +565,10 @@ impl<'a> Life<'a> {
         let Some(random) = &mut self.recoveries else { return Ok(()) };
         let [replayed, other] = INTERRUPTED;
         let every = if left.replayed { replayed } else { other };
-        if !is_marked(&left.image) || !random.one_in(every) {
+        if !is_marked(&left.image) || random.usize(..every) > 0 {
             return Ok(());
         }
-        let mut random = Random(random.next());
+        let mut random = Rng::with_seed(random.u64(..));
         if left.is_killed {
             left.unflushed = self.unflushed();
         }
@@ -594,7 +576,7 @@ impl<'a> Life<'a> {
         let extras = self.extras();
         let left = interrupted(kind, start, left, &mut random, &mut self.seen, extras.bitmaps)?;
         let (mut stamp, mut seen) = (self.stamp, Seen::default());
-        let life = Life::begin(kind, start, extras, random.next(), None, left);
+        let life = Life::begin(kind, start, extras, random.u64(..), None, left);
         let lived = life.live(&mut stamp, &mut seen);
         lived.map_err(|error| format!("after a recovery that was interrupted, {error}"))?;
         // Requests of interrupted recoveries do not count.
@@ -616,7 +598,7 @@ impl<'a> Life<'a> {
         let (depth, longest) = (8, self.kind.cluster.max(4096) / SECTOR);
         let writes =
             Habits { depth, requests: depth, write_through: false, writes: 100, frees: 0, longest };
-        (0..1 + self.random.below(depth)).for_each(|_| self.ask(&writes));
+        (0..1 + self.random.usize(..depth)).for_each(|_| self.ask(&writes));
         self.answer_all()?;
         let before = std::fs::read(path_of(&self.fd)).unwrap();
         // The next process closes the image.
@@ -626,7 +608,7 @@ impl<'a> Life<'a> {
             (self.rig.event_loop.clone(), self.registry.release_for_handover());
         let released = event_loop.block_on(released).unwrap();
         released.map_err(|(name, error)| format!("let go of {name}: {error}"))?;
-        let seed = self.random.next();
+        let seed = self.random.u64(..);
         let image = self.sim.killed(&self.fd, seed).unwrap();
         // An unchanged image, or one with changes that no ring has seen: clusters released since the flush.
         if !is_marked(&image) || image != before {
@@ -687,7 +669,7 @@ impl<'a> Life<'a> {
     }
 
     /// The same, and looks at what closing the image leaves: after a power cut or a kill meanwhile, or afterwards.
-    fn close(mut self, random: &mut Random, seen: &mut Seen) -> Result<Option<Left>, String> {
+    fn close(mut self, random: &mut Rng, seen: &mut Seen) -> Result<Option<Left>, String> {
         if !self.kind.is_qcow2() || self.is_released {
             return self.end().map(|()| None);
         }
@@ -702,7 +684,7 @@ impl<'a> Life<'a> {
         moments.begin();
         self.end()?;
         let ended = moments.end();
-        let image = sim.cut(&fd, random.next()).unwrap();
+        let image = sim.cut(&fd, random.u64(..)).unwrap();
         let before = disk.clone();
         if !may_fail {
             // Closing an image flushes it.
@@ -735,7 +717,7 @@ impl<'a> Life<'a> {
         let left = left.inspect_err(|_| keep(&image));
         let left = left.map_err(|error| format!("{error} ({what} while it was closed)"))?;
         (seen.right, seen.kept) = (seen.right + left.right, seen.kept + left.kept);
-        if random.one_in(3) {
+        if random.usize(..3) == 0 {
             return Ok(Some(closed));
         }
         // The next process does not learn of a failed flush, and recovering a journal flushes.

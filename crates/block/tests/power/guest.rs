@@ -1,7 +1,8 @@
 //! The guest's knowledge of its disk: the possible contents of each sector, after a power cut too.
 
+use fastrand::Rng;
+
 use crate::bitmaps::Bitmaps;
-use crate::course::Random;
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
@@ -22,9 +23,9 @@ pub(crate) fn sector(stamp: Stamp, number: u64) -> [u8; SECTOR] {
         }
         if stamp.is_multiple_of(3) {
             // Hard to compress.
-            let mut random = Random(stamp ^ number.rotate_left(32));
+            let mut random = Rng::with_seed(stamp ^ number.rotate_left(32));
             for word in bytes[32..].as_chunks_mut().0 {
-                *word = random.next().to_le_bytes();
+                *word = random.u64(..).to_le_bytes();
             }
         }
     }

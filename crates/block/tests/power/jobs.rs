@@ -17,9 +17,10 @@ use block::options::*;
 use block::request::Op;
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{IoBufs, LoopConfig, mailbox, oneshot};
+use fastrand::Rng;
 
 use crate::common::{Rig, blockdev, file_options, filled};
-use crate::course::{NO_POLLING, Random};
+use crate::course::NO_POLLING;
 use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
 use crate::kinds::{Extras, Kind};
 use crate::oracle::Image;
@@ -44,8 +45,8 @@ enum Job {
 }
 
 impl Job {
-    fn pick(random: &mut Random) -> Job {
-        match random.below(6) {
+    fn pick(random: &mut Rng) -> Job {
+        match random.usize(..6) {
             0 => Job::Backup,
             1 => Job::Mirror { blocking: false },
             2 => Job::Mirror { blocking: true },
@@ -73,7 +74,7 @@ impl Job {
 /// `base`.
 struct World {
     job: Job,
-    random: Random,
+    random: Rng,
     sim: Sim,
     base: Arc<OwnedFd>,
     top: Arc<OwnedFd>,
@@ -104,7 +105,7 @@ impl World {
             data_file: None,
             backing,
             pass_discard_request: None,
-            discard_no_unref: self.random.one_in(4),
+            discard_no_unref: self.random.usize(..4) == 0,
             unheeded: Default::default(),
             encrypt: None,
             caches: Default::default(),
@@ -114,9 +115,9 @@ impl World {
 
     /// Checks what a power cut or a kill would leave now. Returns the images.
     fn check(&mut self) -> Result<[Vec<u8>; 2], String> {
-        let is_cut = self.random.one_in(2);
+        let is_cut = self.random.usize(..2) == 0;
         let left = [&self.base, &self.top].map(|fd| {
-            let seed = self.random.next();
+            let seed = self.random.u64(..);
             let left = if is_cut { self.sim.cut(fd, seed) } else { self.sim.killed(fd, seed) };
             left.expect("the simulation's file")
         });
@@ -133,15 +134,15 @@ impl World {
     fn step(&mut self, rig: &mut Rig, looks: bool) -> Result<(), String> {
         self.stamp += 1;
         let sectors = self.size / SECTOR;
-        let first = self.random.below(sectors);
-        let longest = [1, 8, 32, 100][self.random.below(4)];
-        let range = first..(first + 1 + self.random.below(longest)).min(sectors);
-        let fua = self.random.one_in(8);
-        let (op, change) = match self.random.below(9) {
+        let first = self.random.usize(..sectors);
+        let longest = [1, 8, 32, 100][self.random.usize(..4)];
+        let range = first..(first + 1 + self.random.usize(..longest)).min(sectors);
+        let fua = self.random.usize(..8) == 0;
+        let (op, change) = match self.random.usize(..9) {
             0 => (Op::Flush, None),
             1 => (Op::Discard, Some(Change::Discarded)),
             2 | 3 => {
-                let may_unmap = self.random.one_in(2);
+                let may_unmap = self.random.usize(..2) == 0;
                 (Op::WriteZeroes { may_unmap, no_fallback: false, fua }, Some(Change::Zeroed))
             }
             _ => (Op::Write { fua }, Some(Change::Written(self.stamp))),
@@ -190,7 +191,7 @@ impl World {
                 return Ok(found);
             }
             rig.event_loop.run_once(true).map_err(|error| error.to_string())?;
-            if looks && self.random.one_in(3) {
+            if looks && self.random.usize(..3) == 0 {
                 self.check()?;
             }
         }
@@ -209,11 +210,11 @@ fn begin(
     job: Job,
     size: u64,
     nodes: [&Arc<dyn BlockNode>; 2],
-    random: &mut Random,
+    random: &mut Rng,
     rig: &Rig,
 ) -> (Running, Arc<dyn BlockNode>) {
     let [base, top] = nodes;
-    let cluster = [4096, 16 << 10, 64 << 10][random.below(3)];
+    let cluster = [4096, 16 << 10, 64 << 10][random.usize(..3)];
     let (source, target) = match job {
         Job::Backup | Job::Mirror { .. } => (base, top),
         Job::Stream => (top, top),
@@ -297,7 +298,7 @@ fn live(world: &mut World, number: usize) -> Result<([Vec<u8>; 2], bool), String
     let mut rig = Rig::on(event_loop.clone(), base.clone());
     // What an overlay has already hides what is behind it.
     if number == 0 || !world.job.is_of_chain() {
-        for _ in 0..world.random.below(20) {
+        for _ in 0..world.random.usize(..20) {
             world.step(&mut rig, false)?;
         }
         world.flush(&mut rig)?;
@@ -310,7 +311,7 @@ fn live(world: &mut World, number: usize) -> Result<([Vec<u8>; 2], bool), String
     let top = registry.open(&options).map_err(open)?;
     if world.job.is_of_chain() {
         rig = Rig::on(event_loop.clone(), top.clone());
-        for _ in 0..world.random.below(20) {
+        for _ in 0..world.random.usize(..20) {
             world.step(&mut rig, false)?;
         }
         world.flush(&mut rig)?;
@@ -320,14 +321,14 @@ fn live(world: &mut World, number: usize) -> Result<([Vec<u8>; 2], bool), String
     let nodes = [&base, &top];
     let (mut running, users) = begin(world.job, world.size as u64, nodes, &mut world.random, &rig);
     rig = Rig::on(event_loop.clone(), users);
-    let ends_early = number + 1 < LIVES && world.random.one_in(2);
-    let steps = if world.job.admits_writes() { world.random.below(16) } else { 0 };
+    let ends_early = number + 1 < LIVES && world.random.usize(..2) == 0;
+    let steps = if world.job.admits_writes() { world.random.usize(..16) } else { 0 };
     for _ in 0..steps {
         world.step(&mut rig, true)?;
     }
     if ends_early {
         // In the middle of the job, or after it.
-        for _ in 0..world.random.below(60) {
+        for _ in 0..world.random.usize(..60) {
             if world.sim.in_flight() > 0 {
                 rig.event_loop.run_once(true).map_err(|error| error.to_string())?;
             }
@@ -346,7 +347,7 @@ fn live(world: &mut World, number: usize) -> Result<([Vec<u8>; 2], bool), String
         if !matches!(report, Some(Report::Ready)) {
             return Err("the mirror does not become ready".into());
         }
-        for _ in 0..world.random.below(6) {
+        for _ in 0..world.random.usize(..6) {
             world.step(&mut rig, true)?;
         }
         running.control.complete();
@@ -374,7 +375,7 @@ fn live(world: &mut World, number: usize) -> Result<([Vec<u8>; 2], bool), String
 }
 
 fn course(seed: u64) -> Result<Job, String> {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let job = Job::pick(&mut random);
     let kind = Kind::named("qcow2, subclusters");
     let image = &kind.start(Extras { luks: false, bitmaps: false, compressed: false }).image;
@@ -382,13 +383,13 @@ fn course(seed: u64) -> Result<Job, String> {
     let (mut contents, mut stamp) = (vec![0; kind.size], 1 << 20);
     for number in 0..LIVES {
         let faults = Faults { latency_ns: (1_000, 20_000), ..Faults::default() };
-        let sim = Sim::new(random.next(), faults);
+        let sim = Sim::new(random.u64(..), faults);
         if !job.is_of_chain() {
             images[1].clone_from(image);
         }
         let [base, top] = images.each_ref().map(|image| sim.file(image).expect("a file"));
         let disk = Disk::new(&contents, false);
-        let random = Random(random.next());
+        let random = Rng::with_seed(random.u64(..));
         let size = kind.size;
         let mut world = World { job, random, sim, base, top, disk, size, stamp };
         let lived = live(&mut world, number);

@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use block::NodeRegistry;
 use block::options::*;
 use crypto::Secret;
+use fastrand::Rng;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::common::{TempFile, blockdev, file_options, tmpfs};
-use crate::course::Random;
 use crate::guest::{SECTOR, sector};
 use crate::oracle::{Image, Luks};
 use crate::path_of;
@@ -130,11 +130,11 @@ impl Kind {
     }
 
     /// Picks what an image of this kind has besides.
-    pub(crate) fn extras(&self, random: &mut Random) -> Extras {
+    pub(crate) fn extras(&self, random: &mut Rng) -> Extras {
         let is_possible = self.is_qcow2() && !self.options.contains("compat");
-        let (luks, bitmaps) = (random.one_in(4), random.one_in(3));
+        let (luks, bitmaps) = (random.usize(..4) == 0, random.usize(..3) == 0);
         let luks = is_possible && luks;
-        let compressed = self.is_qcow2() && !luks && random.one_in(2);
+        let compressed = self.is_qcow2() && !luks && random.usize(..2) == 0;
         Extras { luks, bitmaps: is_possible && bitmaps, compressed }
     }
 
@@ -183,7 +183,7 @@ impl Kind {
         &self,
         start: &Start,
         fd: &OwnedFd,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> [BlockdevOptions; 2] {
         let (discard, detect_zeroes) = freeing(random);
         let locking = Locking::Off;
@@ -208,8 +208,8 @@ impl Kind {
                         })))
                     }
                 },
-                pass_discard_request: [None, Some(true), Some(false)][random.below(3)],
-                discard_no_unref: random.one_in(4),
+                pass_discard_request: [None, Some(true), Some(false)][random.usize(..3)],
+                discard_no_unref: random.usize(..4) == 0,
                 unheeded: Default::default(),
                 encrypt: start.luks.as_ref().map(|_| Encrypt { key_secret: Some(SECRET.into()) }),
                 caches: Default::default(),
@@ -245,8 +245,8 @@ pub(crate) fn add_secret(registry: &mut NodeRegistry) {
 }
 
 /// `discard` and `detect-zeroes`.
-fn freeing(random: &mut Random) -> (Discard, DetectZeroes) {
-    match random.below(8) {
+fn freeing(random: &mut Rng) -> (Discard, DetectZeroes) {
+    match random.usize(..8) {
         0 => (Discard::Ignore, DetectZeroes::On),
         1 => (Discard::Unmap, DetectZeroes::On),
         2 | 3 => (Discard::Unmap, DetectZeroes::Unmap),

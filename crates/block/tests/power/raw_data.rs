@@ -9,9 +9,10 @@ use block::request::Op;
 use event_loop::IoBufs;
 use event_loop::LoopConfig;
 use event_loop::ring::sim::{Faults, Sim};
+use fastrand::Rng;
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
-use crate::course::{NO_POLLING, Random};
+use crate::course::NO_POLLING;
 use crate::guest::{Change, Disk, SECTOR, sector};
 use crate::path_of;
 
@@ -41,7 +42,7 @@ fn seen(image: &[u8], data: &[u8]) -> Vec<u8> {
 }
 
 fn course(seed: u64) {
-    let mut random = Random(seed + 1);
+    let mut random = Rng::with_seed(seed + 1);
     let files = ["image", "data"]
         .map(|name| TempFile::new(&tmpfs(), &format!("power-raw-{seed}-{name}"), 0));
     let [image, data] = &files;
@@ -73,11 +74,11 @@ fn course(seed: u64) {
     let mut rig = Rig::on(sim.event_loop(config).unwrap(), node);
     let mut disk = Disk::new(&[0; SIZE], false);
     for stamp in 1..60 {
-        let first = random.below(SIZE / SECTOR);
-        let longest = [1, 8, 40][random.below(3)];
-        let range = first..(first + 1 + random.below(longest)).min(SIZE / SECTOR);
-        let fua = random.one_in(8);
-        let (op, change) = match random.below(8) {
+        let first = random.usize(..SIZE / SECTOR);
+        let longest = [1, 8, 40][random.usize(..3)];
+        let range = first..(first + 1 + random.usize(..longest)).min(SIZE / SECTOR);
+        let fua = random.usize(..8) == 0;
+        let (op, change) = match random.usize(..8) {
             0 => (Op::Flush, None),
             1 => (Op::Discard, Some(Change::Discarded)),
             may_unmap @ 2..4 => {
@@ -108,7 +109,7 @@ fn course(seed: u64) {
                 break;
             }
             rig.event_loop.run_once(sim.in_flight() > 0).unwrap();
-            if random.one_in(4) {
+            if random.usize(..4) == 0 {
                 check(&sim, [&fd, &data_fd], &disk, &mut random, seed);
             }
         }
@@ -126,10 +127,10 @@ fn check(
     sim: &Sim,
     files: [&std::sync::Arc<std::os::fd::OwnedFd>; 2],
     disk: &Disk,
-    random: &mut Random,
+    random: &mut Rng,
     seed: u64,
 ) {
-    let [image, mut data] = files.map(|fd| sim.cut(fd, random.next()).unwrap());
+    let [image, mut data] = files.map(|fd| sim.cut(fd, random.u64(..)).unwrap());
     data.resize(SIZE, 0);
     let checked = disk.check_cut(&seen(&image, &data));
     assert_eq!(checked, Ok(()), "seed {seed}, by the image");

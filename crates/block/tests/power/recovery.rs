@@ -22,9 +22,10 @@ use block::track::Tracking;
 use event_loop::ring::sim::{Faults, Sim, Storage, Unflushed, elsewhere};
 use event_loop::sync::lock;
 use event_loop::{EventLoop, LoopConfig};
+use fastrand::Rng;
 
 use crate::bitmaps::HandedOver;
-use crate::course::{NO_POLLING, Random, Seen};
+use crate::course::{NO_POLLING, Seen};
 use crate::journal::Folder;
 use crate::kinds::{FILE, Kind, Start, add_secret};
 use crate::left::{Left, keep, read};
@@ -49,9 +50,9 @@ pub(crate) struct Reopened {
 /// The part of a life that is interrupted, at a random moment.
 pub(crate) enum Interrupt {
     /// The storage records the opening.
-    Opening(Random),
+    Opening(Rng),
     /// Writes of the opening are found afterwards.
-    Closing(Random),
+    Closing(Rng),
 }
 
 impl Reopened {
@@ -59,11 +60,11 @@ impl Reopened {
         kind: &Kind,
         start: &Start,
         left: &Left,
-        random: &mut Random,
+        random: &mut Rng,
         interrupt: Interrupt,
         bitmaps: bool,
     ) -> Reopened {
-        let sim = Sim::new(random.next(), Faults::default());
+        let sim = Sim::new(random.u64(..), Faults::default());
         let (storage, fd) = (sim.storage(), sim.file(&left.image).unwrap());
         if let Some((unflushed, _)) = &left.unflushed {
             storage.replace(&fd, unflushed).unwrap();
@@ -143,14 +144,14 @@ pub(crate) fn interrupted(
     kind: &Kind,
     start: &Start,
     mut left: Left,
-    random: &mut Random,
+    random: &mut Rng,
     seen: &mut Seen,
     bitmaps: bool,
 ) -> Result<Left, String> {
     // A power cut loses a journal, and there is no new one before the image is open.
     let mut is_lost = !left.is_killed;
-    for number in 1..=1 + random.below(3) {
-        let moments = Interrupt::Opening(Random(random.next()));
+    for number in 1..=1 + random.usize(..3) {
+        let moments = Interrupt::Opening(Rng::with_seed(random.u64(..)));
         let Reopened { ended, node, .. } =
             Reopened::new(kind, start, &left, random, moments, bitmaps);
         drop(node);
@@ -197,7 +198,7 @@ pub(crate) struct Moments {
 }
 
 struct RecoveryState {
-    random: Random,
+    random: Rng,
     /// A request other than a read has been made.
     changes: bool,
     /// Number of moments since then.
@@ -214,10 +215,10 @@ impl Moments {
             return;
         }
         state.passed += 1;
-        if !state.random.one_in(state.passed) {
+        if state.random.usize(..state.passed) > 0 {
             return;
         }
-        let (is_cut, seed) = (state.random.one_in(3), state.random.next());
+        let (is_cut, seed) = (state.random.usize(..3) == 0, state.random.u64(..));
         state.ended = Some(match is_cut {
             true => {
                 let image = sim.cut(&self.fd, seed).unwrap();
@@ -269,7 +270,7 @@ impl BlockNode for Watched {
             return self.file.clone().open_channel(event_loop);
         }
         let faults = Faults { latency_ns: (1_000, 20_000), ..Faults::default() };
-        let seed = lock(&moments.state).random.next();
+        let seed = lock(&moments.state).random.u64(..);
         let sim = Sim::with_storage(seed, faults, moments.storage.clone());
         let config = LoopConfig { poll: NO_POLLING, ..LoopConfig::default() };
         let simulated = sim.event_loop(config).map_err(|error| error.error)?;

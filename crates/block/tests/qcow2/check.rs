@@ -5,31 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use block::{CheckFailure, Checked, Repair, check_qcow2};
+use fastrand::Rng;
 
 use crate::image::{Folder, contents, open, options, qemu_img, qemu_io};
 
 /// Bits of an entry that hold an offset.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-
-/// Random numbers from a seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let mixed = self.0 ^ (self.0 >> 29);
-        mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
-    }
-}
 
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
@@ -52,24 +33,26 @@ fn entries(image: &[u8]) -> [Vec<usize>; 4] {
 }
 
 /// Damages an image in memory.
-fn damage(image: &mut [u8], random: &mut Random) {
+fn damage(image: &mut [u8], random: &mut Rng) {
     let cluster = 1u64 << number(image, 20, 4);
     let clusters = image.len() as u64 / cluster;
-    for _ in 0..random.pick(&[1, 1, 1, 2, 4]) {
+    for _ in 0..*random.choice(&[1, 1, 1, 2, 4]).expect("not empty") {
         let places = entries(image);
-        let kind = random.pick(&[0, 1, 1, 1, 2, 3, 3]);
-        let Some(at) = (!places[kind].is_empty()).then(|| random.pick(&places[kind])) else {
+        let kind = *random.choice(&[0, 1, 1, 1, 2, 3, 3]).expect("not empty");
+        let Some(at) =
+            (!places[kind].is_empty()).then(|| *random.choice(&places[kind]).expect("not empty"))
+        else {
             continue;
         };
         let entry = number(image, at, 8);
-        let damaged = match random.below(6) {
+        let damaged = match random.usize(..6) {
             // Not far beyond the end: QEMU makes a file as long as a refcount block's place says.
-            0 => entry ^ 1 << random.below(20),
+            0 => entry ^ 1 << random.usize(..20),
             1 => entry ^ 1 << 63,
-            2 => (entry & !OFFSET) | ((random.next() % clusters) * cluster),
+            2 => (entry & !OFFSET) | ((random.u64(..) % clusters) * cluster),
             3 => 0,
-            4 => entry ^ 1 << (56 + random.below(8)),
-            _ => entry ^ 1 << random.below(12),
+            4 => entry ^ 1 << (56 + random.usize(..8)),
+            _ => entry ^ 1 << random.usize(..12),
         };
         image[at..at + 8].copy_from_slice(&damaged.to_be_bytes());
     }
@@ -133,7 +116,7 @@ fn compare_with_qemu(name: &str, form: &str, snapshot: bool) {
     let seeds = if std::env::var_os("RINGMILL_LONG").is_some() { 200 } else { 20 };
     for seed in 0..seeds {
         let mut damaged = whole.clone();
-        damage(&mut damaged, &mut Random(seed ^ whole.len() as u64));
+        damage(&mut damaged, &mut Rng::with_seed(seed ^ whole.len() as u64));
         fs::write(&first, &damaged).unwrap();
         let (their_code, number) = theirs(&folder, "ours.qcow2", None);
         let found = ours(&first, Repair::None);

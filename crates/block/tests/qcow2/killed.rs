@@ -12,10 +12,11 @@ use block::node::BlockNode;
 use block::options::{BlockdevOptions, BlockdevRef, Qcow2Options};
 use block::request::Op;
 use event_loop::IoBufs;
+use fastrand::Rng;
 
 use crate::common::{Rig, blockdev, filled};
 use crate::image::{Folder, check, contents, judge, options, qemu_img, qemu_io};
-use crate::model::{Random, SIZE};
+use crate::model::SIZE;
 
 /// Environment variables of the process to be killed: the image, and its journals if it has them.
 const IMAGE: &str = "RINGMILL_TEST_KILLED_IMAGE";
@@ -63,7 +64,7 @@ fn value(kind: &str, stamp: u32) -> Value {
 
 /// Submits requests until the process is killed. Prints each request before it begins and after its answer.
 fn work(node: &Arc<dyn BlockNode>, part: usize) {
-    let mut random = Random((u64::from(std::process::id()) << 8) + part as u64 + 1);
+    let mut random = Rng::with_seed((u64::from(std::process::id()) << 8) + part as u64 + 1);
     let mut rig = Rig::new(node.clone());
     let mut stamp = part as u32 + 1;
     let tell = |line: String| std::io::stdout().write_all(line.as_bytes()).unwrap();
@@ -71,23 +72,26 @@ fn work(node: &Arc<dyn BlockNode>, part: usize) {
     loop {
         let mut waiting = Vec::new();
         let mut taken = Vec::new();
-        for _ in 0..random.below(8) + 1 {
-            let stripe = random.below(stripes) * LOOPS + part;
+        for _ in 0..random.usize(..8) + 1 {
+            let stripe = random.usize(..stripes) * LOOPS + part;
             if taken.contains(&stripe) {
                 continue;
             }
             taken.push(stripe);
-            let first = stripe * STRIPE + random.below(STRIPE / 2);
-            let count = random.below(STRIPE / 2) + 1;
+            let first = stripe * STRIPE + random.usize(..STRIPE / 2);
+            let count = random.usize(..STRIPE / 2) + 1;
             let (offset, len) = ((first * SECTOR) as u64, (count * SECTOR) as u64);
             stamp += LOOPS as u32;
-            let write = Op::Write { fua: random.below(32) == 0 };
-            let zero =
-                Op::WriteZeroes { may_unmap: random.below(2) == 0, no_fallback: false, fua: false };
-            let (kind, op) = match random.below(16) {
+            let write = Op::Write { fua: random.usize(..32) == 0 };
+            let zero = Op::WriteZeroes {
+                may_unmap: random.usize(..2) == 0,
+                no_fallback: false,
+                fua: false,
+            };
+            let (kind, op) = match random.usize(..16) {
                 0 => ("z", zero),
                 1 => ("x", Op::Discard),
-                2 if random.below(8) == 0 => ("f", Op::Flush),
+                2 if random.usize(..8) == 0 => ("f", Op::Flush),
                 _ => ("w", write),
             };
             tell(format!("begun {kind} {first} {count} {stamp}\n"));

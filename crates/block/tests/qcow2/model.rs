@@ -6,24 +6,13 @@ use block::node::BlockNode;
 use block::options::{Backing, BlockdevOptions, CacheSizes, Discard, Driver, Qcow2Options};
 use block::request::Op;
 use event_loop::IoBufs;
+use fastrand::Rng;
 
 use crate::common::{Rig, bytes, filled, memory};
 use crate::image::{Folder, contents, judge, open, options, qcow2, qemu_img};
 
 /// Bytes of the disk: not a whole number of clusters.
 pub(crate) const SIZE: usize = (3 << 20) + 3 * 512;
-
-/// xorshift64*.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, most: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % most
-    }
-}
 
 /// What the disk must hold; `None`: anything, since it was discarded.
 pub(crate) type Model = Vec<Option<u8>>;
@@ -36,7 +25,7 @@ enum Expect {
 
 /// Works on those stripes of the disk that are `part` of `parts`.
 pub(crate) struct Worker {
-    pub(crate) random: Random,
+    pub(crate) random: Rng,
     pub(crate) stripe: usize,
     pub(crate) part: usize,
     pub(crate) parts: usize,
@@ -47,7 +36,7 @@ impl Worker {
     fn range(&mut self, size: usize) -> (usize, usize) {
         let stripes = size.div_ceil(self.stripe * self.parts);
         loop {
-            let stripe = self.random.below(stripes) * self.parts + self.part;
+            let stripe = self.random.usize(..stripes) * self.parts + self.part;
             let start = stripe * self.stripe;
             // Alone, over the borders too.
             let most = if self.parts == 1 { 4 * self.stripe } else { self.stripe };
@@ -56,8 +45,8 @@ impl Worker {
                 continue;
             }
             let sectors = (end - start) / 512;
-            let (a, b) = (self.random.below(sectors + 1), self.random.below(sectors + 1));
-            let whole = self.random.below(3) == 0;
+            let (a, b) = (self.random.usize(..sectors + 1), self.random.usize(..sectors + 1));
+            let whole = self.random.usize(..3) == 0;
             let (a, b) = if whole { (0, sectors) } else { (a.min(b), a.max(b)) };
             if a < b {
                 return (start + a * 512, start + b * 512);
@@ -77,7 +66,7 @@ impl Worker {
             let size = node.geometry().size as usize;
             let mut taken: Vec<(usize, usize)> = Vec::new();
             let mut waiting = Vec::new();
-            for _ in 0..self.random.below(16) + 1 {
+            for _ in 0..self.random.usize(..16) + 1 {
                 let (from, to) = self.range(size);
                 if taken.iter().any(|&(start, end)| from < end && start < to) {
                     continue;
@@ -106,21 +95,21 @@ impl Worker {
     ) -> (u32, Expect) {
         let (offset, len) = (from as u64, (to - from) as u64);
         let range = &mut model[from..to];
-        let fua = self.random.below(20) == 0;
-        match self.random.below(16) {
+        let fua = self.random.usize(..20) == 0;
+        match self.random.usize(..16) {
             0..6 => {
                 let tag = rig.submit(Op::Read, offset, len, memory(to - from, 512));
                 (tag, Expect::Read(range.to_vec()))
             }
             6..12 => {
-                let fill = self.random.below(255) as u8;
+                let fill = self.random.usize(..255) as u8;
                 let data: Vec<u8> = (from..to).map(|i| (i >> 8) as u8 ^ i as u8 ^ fill).collect();
                 range.iter_mut().zip(&data).for_each(|(m, d)| *m = Some(*d));
                 (rig.submit(Op::Write { fua }, offset, len, filled(&data, 0)), Expect::Done)
             }
             12 | 13 => {
                 range.fill(Some(0));
-                let may_unmap = self.random.below(2) == 0;
+                let may_unmap = self.random.usize(..2) == 0;
                 let op = Op::WriteZeroes { may_unmap, no_fallback: false, fua };
                 (rig.submit(op, offset, len, IoBufs::new()), Expect::Done)
             }
@@ -154,7 +143,7 @@ pub(crate) fn matches(
     std::thread::scope(|scope| {
         for (part, model) in models.iter_mut().enumerate() {
             let node = node.clone();
-            let random = Random(seed * 31 + part as u64 + 1);
+            let random = Rng::with_seed(seed * 31 + part as u64 + 1);
             let mut worker = Worker { random, stripe, part, parts: threads };
             scope.spawn(move || worker.run(node, model, 0..40));
         }

@@ -7,9 +7,10 @@ use std::sync::mpsc;
 use block::node::{BlockNode, ResizeError, Watcher};
 use block::options::BlockdevOptions;
 use event_loop::EventLoop;
+use fastrand::Rng;
 
 use crate::image::{Folder, contents, judge, open, options, qemu_img};
-use crate::model::{KINDS, Model, Random, SIZE, Worker, first_difference};
+use crate::model::{KINDS, Model, SIZE, Worker, first_difference};
 
 /// Within the last cluster, or not; into the next table, or not.
 const SIZES: [usize; 5] =
@@ -40,7 +41,7 @@ pub(crate) fn grows(folder: &Folder, options: &BlockdevOptions, start: &[u8], st
     std::thread::scope(|scope| {
         for (part, model) in models.iter_mut().enumerate() {
             let (node, grown, batch) = (node.clone(), &grown, batch.clone());
-            let random = Random(stripe as u64 * 31 + part as u64 + 1);
+            let random = Rng::with_seed(stripe as u64 * 31 + part as u64 + 1);
             let mut worker = Worker { random, stripe, part, parts: LOOPS };
             // Until it has grown, and some more.
             let mut left = 10;
@@ -79,7 +80,7 @@ pub(crate) fn grows(folder: &Folder, options: &BlockdevOptions, start: &[u8], st
             model.resize(larger, Some(0));
             assert_eq!(first_difference(&model, &contents(&node)), None, "{cut}, then {larger}");
         }
-        let mut worker = Worker { random: Random(cut as u64), stripe, part: 0, parts: 1 };
+        let mut worker = Worker { random: Rng::with_seed(cut as u64), stripe, part: 0, parts: 1 };
         worker.run(node.clone(), &mut model, 0..20);
     }
     let found = contents(&node);

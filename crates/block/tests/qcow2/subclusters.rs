@@ -4,10 +4,10 @@ use block::options::{BlockdevOptions, Discard};
 use block::request::Op;
 use block::status::{ExtentState, extent};
 use event_loop::IoBufs;
+use fastrand::Rng;
 
 use crate::common::{Rig, memory};
 use crate::image::{Folder, contents, judge, open, options, qemu_img, run};
-use crate::model::Random;
 use crate::resize::resize;
 
 /// Bytes of the disk.
@@ -21,19 +21,19 @@ enum Ask {
 }
 
 /// Requests with ranges: whole subclusters if zeroes are written, whole clusters of a discard.
-fn requests(cluster: u64, random: &mut Random) -> Vec<(Ask, u64, u64)> {
+fn requests(cluster: u64, random: &mut Rng) -> Vec<(Ask, u64, u64)> {
     let unit = cluster / 32;
     let mut requests = Vec::new();
     for _ in 0..60 {
-        let (ask, align) = match random.below(8) {
+        let (ask, align) = match random.usize(..8) {
             0 => (Ask::Zeroes { unmap: false }, unit),
             1 => (Ask::Zeroes { unmap: true }, unit),
             2 => (Ask::Discard, cluster),
-            _ => (Ask::Write(random.below(255) as u8), 512),
+            _ => (Ask::Write(random.usize(..255) as u8), 512),
         };
-        let first = random.below((SIZE / align) as usize) as u64 * align;
-        let most = [4 * unit, cluster, 3 * cluster][random.below(3)].max(align);
-        let len = (1 + random.below((most / align) as usize) as u64) * align;
+        let first = random.usize(..(SIZE / align) as usize) as u64 * align;
+        let most = [4 * unit, cluster, 3 * cluster][random.usize(..3)].max(align);
+        let len = (1 + random.usize(..(most / align) as usize) as u64) * align;
         requests.push((ask, first, len.min(SIZE - first)));
     }
     requests
@@ -134,7 +134,7 @@ fn the_same_requests_map_the_same() {
                 let behind: &[&str] = if backed { &["-F", "raw", "-b", "base.raw"] } else { &[] };
                 qemu_img(&folder, &[&create[..], behind, &[name, &size]].concat());
             }
-            let requests = requests(cluster << 10, &mut Random(seed * 7 + cluster));
+            let requests = requests(cluster << 10, &mut Rng::with_seed(seed * 7 + cluster));
             theirs(&folder, "theirs.qcow2", &requests);
             let (found, told) = ours(&options(&folder.path("ours.qcow2")), &requests);
             judge(&folder, "ours.qcow2", &found);
@@ -162,10 +162,10 @@ fn a_snapshot_keeps_its_subclusters() {
     std::fs::write(folder.path("base.raw"), &base).unwrap();
     let create = ["create", "-q", "-f", "qcow2", "-o", "extended_l2=on", "-F", "raw", "-b"];
     qemu_img(&folder, &[&create[..], &["base.raw", "disk.qcow2"]].concat());
-    let before = requests(64 << 10, &mut Random(3));
+    let before = requests(64 << 10, &mut Rng::with_seed(3));
     let (found, _) = ours(&options(&folder.path("disk.qcow2")), &before);
     qemu_img(&folder, &["snapshot", "-c", "before", "disk.qcow2"]);
-    let after = requests(64 << 10, &mut Random(4));
+    let after = requests(64 << 10, &mut Rng::with_seed(4));
     let (all, _) = ours(&options(&folder.path("disk.qcow2")), &after);
     judge(&folder, "disk.qcow2", &all);
     assert!(all != found);
@@ -237,17 +237,17 @@ fn what_is_cut_off_in_steps_does_not_come_back() {
         qemu_img(&folder, &[&create[..], &["disk.qcow2", &(ALL * SECTOR).to_string()]].concat());
         let node = open(&options(&folder.path("disk.qcow2")));
         let mut rig = Rig::new(node.clone());
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let mut model = vec![0; ALL * SECTOR];
         for round in 1..6 {
             // Sector 117 is in the cluster from 96 to 128.
             let (first, sizes) = match seed {
                 0 => (117, [110, 12, ALL]),
                 _ => {
-                    let size = 2 + random.below(ALL - 2);
+                    let size = 2 + random.usize(..ALL - 2);
                     let cluster = size - size % 32;
-                    let first = (cluster + random.below(32)).min(ALL - 1);
-                    (first, [size, 1 + random.below(size), ALL])
+                    let first = (cluster + random.usize(..32)).min(ALL - 1);
+                    (first, [size, 1 + random.usize(..size), ALL])
                 }
             };
             let data = [round; SECTOR];

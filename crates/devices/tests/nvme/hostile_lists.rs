@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use event_loop::PollParams;
+use fastrand::Rng;
 use guest_memory::GuestMemory;
 
 use crate::rig::*;
@@ -31,21 +32,13 @@ const HONEST_BLOCK: u64 = 2048;
 const FIRST_ENTRIES: u64 = 8;
 const COMMANDS: u64 = 500;
 
-/// xorshift64*.
-struct Random(u64);
+struct Random(Rng);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
-    }
-
     /// An entry, one of 40 of which is wrong. A mixture of the bytes of two entries is an address of [`TARGETS`] or wrong.
     fn entry(&mut self) -> u64 {
-        let page = TARGETS + PAGE * self.below(TARGET_PAGES);
-        match self.below(160) {
+        let page = TARGETS + PAGE * self.0.u64(..TARGET_PAGES);
+        match self.0.u64(..160) {
             0 => page | 1 << 40,
             1 => page + 8,
             2 => page | u64::MAX << 48,
@@ -56,16 +49,17 @@ impl Random {
 
     /// Rewrites an entry of a list, or the address of the page with the next entries.
     fn rewrite(&mut self, memory: &GuestMemory) {
-        let list = PAGE * self.below(2);
-        let (at, value) = match self.below(20) {
+        let list = PAGE * self.0.u64(..2);
+        let (at, value) = match self.0.u64(..20) {
             0 => {
-                let next = NEXT_LISTS + PAGE * self.below(2);
+                let next = NEXT_LISTS + PAGE * self.0.u64(..2);
                 let wrong = [next | 1 << 40, next + 16];
-                let value = if self.below(20) == 0 { wrong[self.below(2) as usize] } else { next };
+                let value =
+                    if self.0.u64(..20) == 0 { wrong[self.0.u64(..2) as usize] } else { next };
                 (LISTS + list + PAGE - 8, value)
             }
-            1..8 => (LISTS + list + PAGE - 8 * (2 + self.below(FIRST_ENTRIES - 1)), self.entry()),
-            _ => (NEXT_LISTS + list + 8 * self.below(64), self.entry()),
+            1..8 => (LISTS + list + PAGE - 8 * (2 + self.0.u64(..FIRST_ENTRIES - 1)), self.entry()),
+            _ => (NEXT_LISTS + list + 8 * self.0.u64(..64), self.entry()),
         };
         memory.write_bytes(at, &value.to_le_bytes()).unwrap();
     }
@@ -78,12 +72,12 @@ fn run(rig: &mut Rig, random: &mut Random) -> u64 {
         for _ in 0..20 {
             random.rewrite(rig.memory.memory());
         }
-        let list = LISTS + PAGE * random.below(2) + PAGE - 8 * FIRST_ENTRIES;
-        let pages = FIRST_ENTRIES + 2 + random.below(30);
-        let opcode = if random.below(2) == 0 { READ } else { WRITE };
+        let list = LISTS + PAGE * random.0.u64(..2) + PAGE - 8 * FIRST_ENTRIES;
+        let pages = FIRST_ENTRIES + 2 + random.0.u64(..30);
+        let opcode = if random.0.u64(..2) == 0 { READ } else { WRITE };
         let hostile = io(opcode, 0, (8 * pages) as u32);
         let old = rig.tail(1);
-        rig.submit(1, hostile.prps(TARGETS + PAGE * random.below(TARGET_PAGES), list));
+        rig.submit(1, hostile.prps(TARGETS + PAGE * random.0.u64(..TARGET_PAGES), list));
         rig.ring(1, old);
 
         let data: Vec<u8> = (0..HONEST_PAGES * PAGE).map(|at| (at / 7 + n) as u8).collect();
@@ -116,7 +110,7 @@ fn lists_that_are_rewritten_under_way_harm_nothing_else() {
     for at in BYSTANDERS {
         rig.put(at, &[CANARY; BYSTANDER_BYTES]);
     }
-    let mut random = Random(0x5eed);
+    let mut random = Random(Rng::with_seed(0x5eed));
     for _ in 0..5000 {
         random.rewrite(rig.memory.memory());
     }
@@ -124,7 +118,7 @@ fn lists_that_are_rewritten_under_way_harm_nothing_else() {
     let memory = rig.memory.memory().clone();
     let carried_out = thread::scope(|scope| {
         scope.spawn(|| {
-            let mut random = Random(0xbad);
+            let mut random = Random(Rng::with_seed(0xbad));
             while !is_over.load(Ordering::Relaxed) {
                 random.rewrite(&memory);
             }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use exports::vhost_user::session::VHOST_F_LOG_ALL;
 use exports::vhost_user::wire::Request as Code;
+use fastrand::Rng;
 use guest_memory::test_util::{USER_BASE, memfd_region};
 use guest_memory::{GuestMemory, MemoryView};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -23,7 +24,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::common::{
     NEED_REPLY, ask, connect, eventually, message, number, receive, send_with, with_reply_ack,
 };
-use super::load::{Device, OWN, PLACES, ROOM, Random, Request, UNWRITTEN};
+use super::load::{Device, OWN, PLACES, ROOM, Request, UNWRITTEN};
 
 /// Request queues, and places per queue. A request takes up to three descriptors.
 const QUEUES: usize = 2;
@@ -200,7 +201,7 @@ impl Guest {
     }
 
     /// Sends requests, and resets the device as soon as `served` requests are done.
-    pub(crate) fn round(&mut self, random: &mut Random, reset: Reset, served: usize) {
+    pub(crate) fn round(&mut self, random: &mut Rng, reset: Reset, served: usize) {
         let requests: Vec<Request> = (0..PLACES)
             .map(|place| {
                 self.requests += 1;

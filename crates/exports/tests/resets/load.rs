@@ -1,5 +1,6 @@
 //! The driver's requests: one for each place of its queues. Each place has its own part of the disk.
 
+use fastrand::Rng;
 use queue::Segment;
 
 /// Bytes of a sector.
@@ -30,30 +31,9 @@ pub(crate) enum Device {
     Scsi,
 }
 
-/// Pseudo-random numbers from a seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        mix(self.0) % end
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
-
-fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Returns a sector's contents by their number. 0: zeroes.
 pub(crate) fn contents(number: u64) -> [u8; SECTOR] {
-    let word = if number == 0 { 0 } else { mix(number) };
+    let word = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let words = [word.to_le_bytes(); SECTOR / 8];
     words.as_flattened().try_into().expect("as many bytes")
 }
@@ -84,16 +64,16 @@ pub(crate) struct Request {
 
 impl Request {
     /// Returns a random request for `place`. `number` must be unique.
-    pub(crate) fn any(random: &mut Random, device: Device, place: usize, number: u64) -> Self {
+    pub(crate) fn any(random: &mut Rng, device: Device, place: usize, number: u64) -> Self {
         let kinds = [Kind::Read, Kind::Read, Kind::Write, Kind::Write, Kind::Zeroes, Kind::Flush];
-        let kind = match random.below(8) {
+        let kind = match random.u8(..8) {
             7 if device == Device::Scsi => Kind::Same,
             n => kinds[n as usize % kinds.len()],
         };
-        let sectors = random.pick(&[1, 8, 16, 32]);
-        let first = place * OWN + random.below((OWN - sectors + 1) as u64) as usize;
+        let sectors = [1, 8, 16, 32][random.usize(..4)];
+        let first = place * OWN + random.usize(..=OWN - sectors);
         // Aligned for direct I/O, or not, which takes a bounce buffer.
-        let lead = random.pick(&[0, 0, 512, 1]);
+        let lead = [0, 0, 512, 1][random.usize(..4)];
         Request { device, kind, first, sectors, lead, number }
     }
 

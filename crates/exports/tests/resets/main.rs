@@ -28,8 +28,9 @@ use block::{CreateQcow2, NodeRegistry, create_qcow2};
 use common::{Daemon, Dir, Options, run_on};
 use event_loop::RingChoice;
 use exports::vhost_user::{Listen, VhostUserExport};
+use fastrand::Rng;
 use guest::{Guest, Reset};
-use load::{DISK, Device, Random};
+use load::{DISK, Device};
 use nix::unistd::geteuid;
 
 /// The node behind the device, and its I/O method.
@@ -102,17 +103,17 @@ impl Case {
         };
         let export = export.unwrap();
         let busy = Busy::begin();
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let mut guest = Guest::new(dir.socket(), self.device);
         for _ in 0..resets {
             // Memory has to live for some time to be pinned.
-            let reset = match self.pin_memory && random.below(8) > 0 {
-                true => random.pick(&Reset::ALL[..3]),
-                false => random.pick(&Reset::ALL),
+            let reset = match self.pin_memory && random.u64(..8) > 0 {
+                true => Reset::ALL[random.usize(..3)],
+                false => Reset::ALL[random.usize(..Reset::ALL.len())],
             };
             // All requests, some, or none.
-            let most = random.pick(&[0, 4, 64]);
-            let served = random.below(most + 1) as usize;
+            let most = [0, 4, 64][random.usize(..3)];
+            let served = random.usize(..=most);
             guest.round(&mut random, reset, served);
         }
         drop(busy);

@@ -17,7 +17,7 @@ pub(crate) use self::plan::Plan;
 use crate::fds::Kept;
 use crate::machine::ActorId;
 use crate::model::{self, Model, SECTOR};
-use crate::random::Random;
+use crate::random::{Random, range};
 use crate::user::{PATIENCE_NS, User};
 use crate::vfio::{Device, Gone, Line, Link, Memory};
 use crate::world::World;
@@ -139,7 +139,7 @@ impl AhciGuest {
             1..16 => 8,
             _ => random.between(1, 2) as u32,
         };
-        let (first, count) = random.range(self.plan.sectors, count);
+        let (first, count) = range(random, self.plan.sectors, count);
         let ticket = match kind {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write { .. } => Some(model.begin_write(first, count, false)),

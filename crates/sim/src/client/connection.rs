@@ -13,6 +13,7 @@ use super::request::{Came, Kind, Request, any_count};
 use super::socket::Socket;
 use crate::machine::ActorId;
 use crate::model::{self, SECTOR};
+use crate::random::area;
 use crate::user::PATIENCE_NS;
 use crate::world::World;
 
@@ -237,7 +238,7 @@ impl Connection {
         let (random, model) = (world.random(), &self.shared.model);
         let kind = Kind::any(random, self.allocation.get());
         let sectors = self.sectors.get().min(model.borrow().sectors());
-        let area = random.area(sectors);
+        let area = area(random, sectors);
         let count = any_count(random, self.shared.plan.large).min(area);
         let first = random.below(u64::from(area - count + 1)) as u32;
         let mut model = model.borrow_mut();

@@ -14,6 +14,7 @@ use super::rings::{Completion, Rings, Told};
 use crate::fds::Kept;
 use crate::machine::{ActorId, FOREVER};
 use crate::model::{self, Model, SECTOR};
+use crate::random::range;
 use crate::user::PATIENCE_NS;
 use crate::vfio::{Device, Gone, Line, Link, Memory};
 use crate::world::World;
@@ -265,7 +266,7 @@ impl Queue {
             1..4 => 8,
             _ => random.between(1, 2) as u32,
         };
-        let (first, count) = random.range(sectors, count);
+        let (first, count) = range(random, sectors, count);
         let ticket = match kind {
             Kind::Read => Some(model.begin_read(first, count)),
             Kind::Write { .. } => Some(model.begin_write(first, count, false)),

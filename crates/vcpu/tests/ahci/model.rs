@@ -1,7 +1,7 @@
 //! Random commands, many in parallel, with resets in between, compared with a vector of bytes.
 
+use fastrand::Rng;
 use vcpu::ahci::{Command, reg};
-use vcpu::machine::SplitMix64;
 
 use crate::rig::*;
 
@@ -18,15 +18,11 @@ struct Sent {
 }
 
 /// Cuts `len` bytes into pieces of any length in the slot's own memory.
-fn pieces(random: &mut SplitMix64, slot: u8, len: usize) -> Vec<(u64, u32)> {
+fn pieces(random: &mut Rng, slot: u8, len: usize) -> Vec<(u64, u32)> {
     let (mut at, mut left, mut pieces) = (area(0).data(slot), len as u64, Vec::new());
     while left > 0 {
-        let longest = left.min(2048 + random.next() % 30000);
-        let n = if pieces.len() < 40 && !random.next().is_multiple_of(3) {
-            longest / 2 * 2
-        } else {
-            left
-        };
+        let longest = left.min(2048 + random.u64(..30000));
+        let n = if pieces.len() < 40 && random.u8(..3) > 0 { longest / 2 * 2 } else { left };
         let n = n.max(1);
         pieces.push((at, n as u32));
         at += n.next_multiple_of(2);
@@ -36,19 +32,19 @@ fn pieces(random: &mut SplitMix64, slot: u8, len: usize) -> Vec<(u64, u32)> {
 }
 
 fn run(seed: u64) {
-    let mut random = SplitMix64::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut rig = Rig::new();
     let mut model = contents().clone();
     for _ in 0..BATCHES {
-        let queued = random.next().is_multiple_of(2);
-        rig.disk().hold.set(random.next().is_multiple_of(2));
+        let queued = random.bool();
+        rig.disk().hold.set(random.bool());
         let (mut sent, mut slots, mut at) = (Vec::new(), 0u32, 0);
         // Ranges of one batch do not overlap, as their order is not defined.
-        for slot in 0..1 + random.next() % 32 {
+        for slot in 0..1 + random.u64(..32) {
             let slot = slot as u8;
-            at += random.next() as usize % 64 * 512;
-            let len = (1 + random.next() as usize % 127) * 512;
-            let (from, write) = (at, random.next().is_multiple_of(2));
+            at += random.usize(..64) * 512;
+            let len = (1 + random.usize(..127)) * 512;
+            let (from, write) = (at, random.bool());
             at += len;
             let (offset, bytes) = (from as u64, len as u32);
             let command = if queued {
@@ -58,7 +54,7 @@ fn run(seed: u64) {
             };
             let pieces = pieces(&mut random, slot, len);
             if write {
-                let fill = random.next() as u8;
+                let fill = random.u8(..);
                 let mut done = from;
                 for (addr, n) in &pieces {
                     let range = done..done + *n as usize;
@@ -73,12 +69,12 @@ fn run(seed: u64) {
         }
         assert!(at <= DISK);
         // In one doorbell or several.
-        let first = slots & random.next() as u32;
+        let first = slots & random.u32(..);
         for part in [first, slots & !first] {
             if part != 0 {
                 rig.port().ring(part);
             }
-            if random.next().is_multiple_of(2) {
+            if random.bool() {
                 rig.turn();
             }
         }
@@ -86,10 +82,10 @@ fn run(seed: u64) {
             rig.turn();
             let held = rig.disk().held.borrow().len();
             if held > 1 {
-                let other = random.next() as usize % held;
+                let other = random.usize(..held);
                 rig.disk().held.borrow_mut().swap(0, other);
             }
-            let count = if held == 0 { 0 } else { 1 + random.next() as usize % held };
+            let count = if held == 0 { 0 } else { 1 + random.usize(..held) };
             rig.let_go(count);
             rig.port().poll().unwrap();
         }
@@ -98,7 +94,7 @@ fn run(seed: u64) {
                 pieces.iter().flat_map(|(at, n)| rig.read_memory(*at, *n as usize)).collect();
             assert!(got == model[*from..*from + *len], "seed {seed}, {len} bytes at {from}");
         }
-        if random.next().is_multiple_of(4) {
+        if random.u8(..4) == 0 {
             reset_in_flight(&mut rig, &mut random, &sent, queued);
         }
     }
@@ -106,7 +102,7 @@ fn run(seed: u64) {
 }
 
 /// Repeats the reads, and resets while they are in flight.
-fn reset_in_flight(rig: &mut Rig, random: &mut SplitMix64, sent: &[Sent], queued: bool) {
+fn reset_in_flight(rig: &mut Rig, random: &mut Rng, sent: &[Sent], queued: bool) {
     rig.disk().hold.set(true);
     let reads = sent.iter().filter(|sent| sent.read);
     let slots = reads.fold(0, |slots, sent| slots | 1 << sent.slot);
@@ -114,10 +110,10 @@ fn reset_in_flight(rig: &mut Rig, random: &mut SplitMix64, sent: &[Sent], queued
     rig.turn();
     let held = rig.disk().held.borrow().len();
     assert!(if queued { held == slots.count_ones() as usize } else { held <= 1 });
-    rig.let_go(random.next() as usize % (held + 1));
+    rig.let_go(random.usize(..=held));
     rig.disk().hold.set(false);
     let cmd = rig.port().read(reg::PX_CMD);
-    match random.next() % 3 {
+    match random.u64(..3) {
         0 => rig.port().write(reg::PX_CMD, cmd & !reg::CMD_ST),
         1 => {
             rig.port().write(reg::PX_SCTL, 1);

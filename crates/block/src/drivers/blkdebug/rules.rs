@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use fastrand::Rng;
 use nix::errno::Errno;
 
 use crate::options::{BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState};
@@ -24,7 +25,7 @@ pub(super) struct Rules {
     state: u32,
     /// Rules that strike now, by their place.
     active: Vec<usize>,
-    random: Random,
+    random: Rng,
 }
 
 struct Rule {
@@ -55,7 +56,7 @@ impl Rules {
             set_state: options.set_state.clone(),
             state: FIRST_STATE,
             active: Vec::new(),
-            random: Random(options.seed),
+            random: Rng::with_seed(options.seed),
         };
         rules.active.reserve(rules.rules.len());
         rules.fire(Event::None);
@@ -97,7 +98,7 @@ impl Rules {
         let place = *active.iter().find(fits)?;
         let Rule { options, left } = rules.get_mut(place)?;
         if options.probability_ppm < MILLION
-            && random.below(MILLION.into()) >= u64::from(options.probability_ppm)
+            && random.u64(..u64::from(MILLION)) >= u64::from(options.probability_ppm)
         {
             return None;
         }
@@ -110,7 +111,7 @@ impl Rules {
 
     /// A number below `end`, which is not 0.
     pub(super) fn random_below(&mut self, end: u64) -> u64 {
-        self.random.below(end)
+        self.random.u64(..end)
     }
 }
 
@@ -147,19 +148,5 @@ pub(super) fn events(op: Op) -> &'static [Event] {
         Op::WriteZeroes { .. } => &[Event::PwritevZero],
         Op::Flush => &[Event::FlushToOs, Event::FlushToDisk],
         Op::Discard | Op::BlockStatus => &[],
-    }
-}
-
-/// splitmix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let drawn = z ^ (z >> 31);
-        ((u128::from(drawn) * u128::from(end)) >> 64) as u64
     }
 }

@@ -1,5 +1,6 @@
 //! Faults of a simulation: their kinds, their chances, and scripts that decide them.
 
+use super::random::Random;
 use crate::ring::{RingFile, RingOp};
 
 /// How a simulated ring behaves.
@@ -91,7 +92,7 @@ impl Faults {
         }
     }
 
-    pub(super) fn latency(&self, random: &mut Random, happened: &mut Happened) -> u64 {
+    pub(super) fn latency(&self, random: &Random, happened: &mut Happened) -> u64 {
         let (least, most) = self.latency_ns;
         let latency = least + random.below(most.saturating_sub(least).saturating_add(1).max(1));
         if !random.percent(self.late) {
@@ -101,7 +102,7 @@ impl Faults {
         latency.saturating_mul(100)
     }
 
-    pub(super) fn verdict(&self, op: &SimOp, random: &mut Random) -> Verdict {
+    pub(super) fn verdict(&self, op: &SimOp, random: &Random) -> Verdict {
         if random.percent(self.fail) {
             let errno = match self.errnos.as_slice() {
                 [] => libc::EIO,
@@ -253,29 +254,4 @@ pub(super) fn describe(op: &RingOp) -> Option<(SimOp, RingFile)> {
         }
         RingOp::PollAdd { .. } | RingOp::PollRemove { .. } | RingOp::Cancel { .. } => return None,
     })
-}
-
-/// splitmix64: small, and equal on all machines.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which must not be 0.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-
-    pub(super) fn percent(&mut self, chance: u8) -> bool {
-        chance > 0 && self.below(100) < u64::from(chance)
-    }
 }

@@ -30,6 +30,7 @@
 
 mod carry_out;
 mod faults;
+mod random;
 mod storage;
 
 use std::cell::RefCell;
@@ -42,8 +43,9 @@ use std::sync::Arc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use self::faults::describe;
 pub use self::faults::{Faults, Happened, SimOp, Verdict};
-use self::faults::{Random, describe};
+pub use self::random::Random;
 pub use self::storage::{SECTOR, Storage, Unflushed};
 use crate::clock::{Clock, CpuShare};
 use crate::event_loop::{EventLoop, LoopConfig};
@@ -513,13 +515,13 @@ impl World {
             None => Verdict::Seeded,
         };
         let verdict = match verdict {
-            Verdict::Seeded => self.faults.verdict(&sim_op, &mut self.random),
+            Verdict::Seeded => self.faults.verdict(&sim_op, &self.random),
             scripted => scripted,
         };
         let delay = match verdict {
             Verdict::Hold => HELD,
             Verdict::Delay(ns) | Verdict::FailLate(ns, _) => ns,
-            _ => self.faults.latency(&mut self.random, &mut self.happened),
+            _ => self.faults.latency(&self.random, &mut self.happened),
         };
         match verdict {
             Verdict::Short(_) => self.happened.short += 1,

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::stat::fstat;
 
-use super::faults::Random;
+use super::random::Random;
 use crate::sync::lock;
 
 /// Bytes that are written atomically.
@@ -178,7 +178,7 @@ impl Storage {
         seed: u64,
         in_flight: Vec<InFlight>,
     ) -> Option<Vec<u8>> {
-        self.with(fd, |disk| disk.cut(&mut Random::new(seed), in_flight))
+        self.with(fd, |disk| disk.cut(&Random::new(seed), in_flight))
     }
 
     pub(super) fn killed_with(
@@ -187,7 +187,7 @@ impl Storage {
         seed: u64,
         in_flight: Vec<InFlight>,
     ) -> Option<Vec<u8>> {
-        self.with(fd, |disk| disk.killed(&mut Random::new(seed), in_flight))
+        self.with(fd, |disk| disk.killed(&Random::new(seed), in_flight))
     }
 
     /// Records a completed write or zeroing of a range. `dsync`: the range is stable.
@@ -368,7 +368,7 @@ impl Disk {
         }
     }
 
-    fn cut(&self, random: &mut Random, in_flight: Vec<InFlight>) -> Vec<u8> {
+    fn cut(&self, random: &Random, in_flight: Vec<InFlight>) -> Vec<u8> {
         let style = Style::pick(random, self.changes);
         let fates: HashMap<u64, Fate> = {
             let sectors = self.sectors.values().flatten().map(|version| version.change);
@@ -391,7 +391,7 @@ impl Disk {
         self.land(left, size, in_flight, &style, random)
     }
 
-    fn killed(&self, random: &mut Random, in_flight: Vec<InFlight>) -> Vec<u8> {
+    fn killed(&self, random: &Random, in_flight: Vec<InFlight>) -> Vec<u8> {
         self.land(self.read(), self.size, in_flight, &Style::Some(50), random)
     }
 
@@ -403,7 +403,7 @@ impl Disk {
         mut size: u64,
         mut in_flight: Vec<InFlight>,
         style: &Style,
-        random: &mut Random,
+        random: &Random,
     ) -> Vec<u8> {
         // In any order, with sector granularity.
         while !in_flight.is_empty() {
@@ -464,7 +464,7 @@ enum Fate {
 }
 
 impl Style {
-    fn pick(random: &mut Random, changes: u64) -> Style {
+    fn pick(random: &Random, changes: u64) -> Style {
         match random.below(8) {
             0 => Style::Everything,
             1 => Style::Nothing,
@@ -474,7 +474,7 @@ impl Style {
         }
     }
 
-    fn fate(&self, random: &mut Random, change: u64) -> Fate {
+    fn fate(&self, random: &Random, change: u64) -> Fate {
         match *self {
             Style::Everything => Fate::Dropped,
             Style::Nothing => Fate::Kept,
@@ -491,7 +491,7 @@ impl Style {
 }
 
 impl Fate {
-    fn spares(self, random: &mut Random) -> bool {
+    fn spares(self, random: &Random) -> bool {
         match self {
             Fate::Kept => true,
             Fate::Dropped => false,

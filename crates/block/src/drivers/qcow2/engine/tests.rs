@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use fastrand::Rng;
+
 use super::entry::ALL;
 use super::*;
 use crate::drivers::qcow2::header::Purpose;
@@ -24,18 +26,6 @@ struct Found {
     host: Option<u64>,
     data: u32,
     zeroes: u32,
-}
-
-/// xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % most
-    }
 }
 
 impl File {
@@ -243,8 +233,8 @@ fn a_version_2_image_has_no_features() {
 }
 
 fn course(seed: u64, is_extended: bool) {
-    let mut random = Random(seed + 1);
-    let cluster_size = 512 << random.below(3);
+    let mut random = Rng::with_seed(seed);
+    let cluster_size = 512 << random.u64(..3);
     let cluster = u64::from(cluster_size);
     let unit = if is_extended { cluster / 32 } else { cluster };
     let clusters = 512;
@@ -252,7 +242,7 @@ fn course(seed: u64, is_extended: bool) {
     // Twice as large, since it is not told that entries are.
     let create = CreateQcow2 {
         cluster_size,
-        refcount_bits: 1 << random.below(7),
+        refcount_bits: 1 << random.u64(..7),
         ..CreateQcow2::new(if is_extended { 2 } else { 1 } * clusters * cluster)
     };
     let mut file = File::new(&create);
@@ -263,9 +253,9 @@ fn course(seed: u64, is_extended: bool) {
     let mut packed: Vec<Packed> = Vec::new();
     let mut sealed = None;
     for _ in 0..300 {
-        let guest = random.below(clusters);
-        let most = (random.below(20) + 1).min(clusters - guest).min(per_table - guest % per_table);
-        match random.below(18) {
+        let guest = random.u64(..clusters);
+        let most = (random.u64(..20) + 1).min(clusters - guest).min(per_table - guest % per_table);
+        match random.u64(..18) {
             0 => {
                 // Who opens it anew knows nothing of what is reserved or waits to be free.
                 engine = file.open();
@@ -273,9 +263,9 @@ fn course(seed: u64, is_extended: bool) {
                 packed.clear();
                 sealed = None;
             }
-            1 if random.below(2) == 0 => sealed = Some(engine.seal()),
+            1 if random.u64(..2) == 0 => sealed = Some(engine.seal()),
             // It is over before the next call, or has ended with its task.
-            1 if engine.begin_ahead(8).is_some() => match random.below(3) {
+            1 if engine.begin_ahead(8).is_some() => match random.u64(..3) {
                 0 => engine.abandon_ahead(),
                 is_done => engine.end_ahead(is_done == 1),
             },
@@ -283,7 +273,7 @@ fn course(seed: u64, is_extended: bool) {
             3 => reserved.extend(file.call(&mut engine, |engine| engine.reserve(most)).ok()),
             4 => {
                 let room = (!reserved.is_empty()).then(|| reserved.swap_remove(0));
-                let is_written = random.below(2) == 0;
+                let is_written = random.u64(..2) == 0;
                 room.iter().for_each(|room| match is_written {
                     true => engine.give_up_room(room.host, room.clusters),
                     false => engine.release_room(room.host, room.clusters),
@@ -291,7 +281,7 @@ fn course(seed: u64, is_extended: bool) {
             }
             5..7 => {
                 let zeroing =
-                    [Zeroing::Keep, Zeroing::Free, Zeroing::Uncover][random.below(3) as usize];
+                    [Zeroing::Keep, Zeroing::Free, Zeroing::Uncover][random.u64(..3) as usize];
                 let done =
                     file.call(&mut engine, |engine| engine.zero(guest, most, zeroing)).unwrap();
                 for found in &mut expected[guest as usize..(guest + done) as usize] {
@@ -303,10 +293,10 @@ fn course(seed: u64, is_extended: bool) {
                     };
                 }
             }
-            13..17 if cluster_size > 512 && !packed.is_empty() && random.below(2) == 0 => {
-                let packed = packed.swap_remove(random.below(packed.len() as u64) as usize);
-                if random.below(4) == 0 {
-                    engine.give_up_packed(packed, random.below(2) == 0);
+            13..17 if cluster_size > 512 && !packed.is_empty() && random.u64(..2) == 0 => {
+                let packed = packed.swap_remove(random.u64(..packed.len() as u64) as usize);
+                if random.u64(..4) == 0 {
+                    engine.give_up_packed(packed, random.u64(..2) == 0);
                 } else {
                     let done = file.call(&mut engine, |engine| engine.map_packed(guest, packed));
                     done.unwrap();
@@ -315,17 +305,17 @@ fn course(seed: u64, is_extended: bool) {
                 }
             }
             13..17 if cluster_size > 512 => {
-                let len = (random.below(u64::from(cluster_size) / 512 - 1) + 1) * 512;
+                let len = (random.u64(..u64::from(cluster_size) / 512 - 1) + 1) * 512;
                 let room = file.call(&mut engine, |engine| engine.pack(len)).unwrap();
                 packed.extend(room);
             }
-            7 if random.below(8) == 0 => {
+            7 if random.u64(..8) == 0 => {
                 let size = engine.reach() + 1;
                 file.call(&mut engine, |engine| engine.grow_l1(size)).unwrap();
                 expected.resize(file.judge().len(), Found::default());
             }
             8 if is_extended && expected[guest as usize].host.is_none_or(|host| host % 2 == 0) => {
-                let (first, end) = (random.below(32), 1 + random.below(32));
+                let (first, end) = (random.u64(..32), 1 + random.u64(..32));
                 let (first, end) = (first.min(end - 1), end.max(first + 1));
                 let at = guest * cluster;
                 let range = at + first * unit..at + end * unit;
@@ -336,7 +326,7 @@ fn course(seed: u64, is_extended: bool) {
                 (*data, *zeroes) = (*data & !mask, *zeroes | mask);
             }
             _ => {
-                let at = guest * cluster + random.below(cluster / unit) * unit;
+                let at = guest * cluster + random.u64(..cluster / unit) * unit;
                 let most = most * cluster - at % cluster;
                 let (place, found) =
                     file.call(&mut engine, |engine| engine.find(at, most)).unwrap();
@@ -344,7 +334,7 @@ fn course(seed: u64, is_extended: bool) {
                     continue;
                 }
                 // Not only whole units.
-                let end = at + 1 + random.below(found);
+                let end = at + 1 + random.u64(..found);
                 write(&mut file, &mut engine, &mut expected, at..end);
             }
         }
@@ -392,9 +382,9 @@ fn write(file: &mut File, engine: &mut Engine, expected: &mut [Found], range: Ra
 }
 
 /// Checks what the engine finds, and how far that goes.
-fn probe(file: &mut File, engine: &mut Engine, expected: &[Found], random: &mut Random, unit: u64) {
+fn probe(file: &mut File, engine: &mut Engine, expected: &[Found], random: &mut Rng, unit: u64) {
     let cluster = engine.format.cluster();
-    let offset = random.below(512 * cluster / 512) * 512 + random.below(512);
+    let offset = random.u64(..512 * cluster / 512) * 512 + random.u64(..512);
     let place_of = |offset: u64| {
         let Found { host, data, zeroes } = expected[(offset / cluster) as usize];
         let bit = 1 << (offset % cluster * 32 / cluster);
