@@ -19,7 +19,7 @@ const OWN_AHCI: usize = 4;
 const ROUNDS: usize = 3;
 const MIB: u64 = 128;
 
-/// Each load on each disk in turn. `f1-batch` and `f1-each` are the published workload F1, 128 MiB in batches of 16 reads of
+/// Each load on each disk in turn. `batch` and `each` are the published workload, 128 MiB in batches of 16 reads of
 /// 128 KiB: with a pause of 1 ms after each batch, and after each completion.
 const JOB: &str = r#"
     for part in /sys/block/nvme*n1; do
@@ -53,7 +53,7 @@ const JOB: &str = r#"
             print load, name, read ? $8 : $49, p50[2], p99[2], read ? $9 : $50
         }'
     }
-    f1() {
+    pausing() {
         disk=$1 load=$2 blocks=$3
         measure $load $disk --rw=read --bs=128k --iodepth=16 --iodepth_low=1 --iodepth_batch=16 \
             --iodepth_batch_complete_min=16 --iodepth_batch_complete_max=16 --thinktime=1000 --thinktime_blocks=$blocks
@@ -68,8 +68,8 @@ const JOB: &str = r#"
             measure randread-1 $name --rw=randread --bs=4k --iodepth=1 --time_based --runtime=2
             measure randread-32 $name --rw=randread --bs=4k --iodepth=32 --time_based --runtime=2
             measure randwrite-32 $name --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=2
-            f1 $name f1-batch 16
-            f1 $name f1-each 1
+            pausing $name batch 16
+            pausing $name each 1
         done
     done"#;
 
@@ -151,7 +151,7 @@ fn controllers_beside_each_other() {
     if let Some(file) = env::var_os("RINGMILL_CONTROLLERS_JSON") {
         fs::write(file, format!("{:#}\n", Value::from(rows))).expect("the file is written");
     }
-    for load in ["f1-batch", "f1-each"] {
+    for load in ["batch", "each"] {
         let ms = |disk| median(figures[&(load, disk)].iter().map(|round| round[3]).collect());
         let (ahci, blk, own) = (ms(AHCI), ms(VIRTIO_BLK), ms(OWN_AHCI));
         println!("{load}: AHCI took {:.3} of the time of virtio-blk", ahci / blk);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use event_loop::PollParams;
-use vcpu::f1::round_trips::{self, Device, RoundTrips, RoundTripsConfig};
 use vcpu::machine::null_co;
+use vcpu::wake_ups::round_trips::{self, Device, RoundTrips, RoundTripsConfig};
 
 use crate::figures::median;
 use crate::host::{affinity, machine};

@@ -72,7 +72,7 @@ impl DeferredCall for Signal {
     }
 }
 
-/// Completions available when a turn begins are one batch, with every engine (F3).
+/// Completions available when a turn begins are one batch, with every engine.
 #[test]
 fn completions_that_are_reaped_together_defer_once() {
     const READS: u32 = 32;

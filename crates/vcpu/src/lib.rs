@@ -7,11 +7,10 @@
 //! - [`one_thread`]: a virtio-blk queue and its device on one thread, to count the costs of requests;
 //! - [`kvm`]: a KVM vCPU that runs a minimal driver, if KVM is available (x86-64);
 //! - [`vfio_user`]: a client of devices in another process or thread;
-//! - [`f1`]: a workload that shows whether requests wait for an unrelated wake-up.
+//! - [`wake_ups`]: a workload that shows whether requests wait for an unrelated wake-up.
 
 pub mod ahci;
 pub mod clock;
-pub mod f1;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
 pub mod load;
@@ -22,3 +21,4 @@ pub mod submissions;
 pub mod traffic;
 pub mod vfio_user;
 pub mod virtio_blk;
+pub mod wake_ups;

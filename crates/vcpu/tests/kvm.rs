@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use common::has_kvm;
 use event_loop::IoThreadConfig;
-use vcpu::f1::{self, F1Config, Variant, VcpuKind};
 use vcpu::kvm::payload::{FAILED, Params, TIMED_OUT};
 use vcpu::kvm::{MMIO_BASE, Mmio, RESERVED, Vcpu};
 use vcpu::machine::{Machine, MachineConfig, null_co};
 use vcpu::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk};
+use vcpu::wake_ups::{self, Variant, VcpuKind, WakeUpConfig};
 
 /// No registers at all.
 struct Nothing;
@@ -66,7 +66,7 @@ fn the_rings_indices_wrap_needs_kvm() {
     }
     // Indices have 16 bits.
     let requests = 66_000;
-    let config = F1Config {
+    let config = WakeUpConfig {
         disk: null_co(1 << 30),
         bytes: requests * 512,
         request_size: 512,
@@ -75,7 +75,7 @@ fn the_rings_indices_wrap_needs_kvm() {
         timer: Duration::from_millis(499),
         io_cpus: Vec::new(),
     };
-    let result = f1::run(&config, Variant::VirtioBlk, VcpuKind::Kvm).unwrap();
+    let result = wake_ups::run(&config, Variant::VirtioBlk, VcpuKind::Kvm).unwrap();
     assert_eq!(result.waits.len() as u64, requests);
     assert!(result.doorbells <= config.batches(), "{} kicks", result.doorbells);
 }

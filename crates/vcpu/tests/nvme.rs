@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::has_kvm;
 use event_loop::{PollParams, PollPolicy};
-use vcpu::f1::round_trips::{self, Device, RoundTrips, RoundTripsConfig};
 use vcpu::machine::{direct, null_co};
+use vcpu::wake_ups::round_trips::{self, Device, RoundTrips, RoundTripsConfig};
 
 const SECTOR: u32 = 512;
 

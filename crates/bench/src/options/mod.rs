@@ -92,7 +92,7 @@ bench upgrade [OPTIONS]   how long a live upgrade makes a guest wait
 
 bench results [OPTIONS]   the published results, each mechanism off and on
   --quick               a short run, to see that all of it works
-  --only NAME,...       of f1, f2, f3, f4 (all)
+  --only NAME,...       of wake-ups, ring-flags, batched-signals, polling (all)
   --rounds N            rounds per figure (5; with --quick 1)
   --runtime SECONDS     measured time per round and figure (0.8; with --quick 0.1)
   --dir DIR             for the data file, whose file system is measured (target/bench)
@@ -547,7 +547,7 @@ mod tests {
             ("peers --client dd", "--client=dd"),
             ("peers --rounds x", "--rounds=x"),
             ("scale --exports 1,x", "--exports"),
-            ("results --only f2,f9", "f9"),
+            ("results --only polling,f9", "f9"),
             ("neighbours --contenders qsd", "--contenders"),
             ("peers --runtime -1", "--runtime=-1"),
             ("load", "--socket"),

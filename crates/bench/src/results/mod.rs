@@ -1,12 +1,12 @@
 //! The four published results, each mechanism off and on in one run: docs/BENCHMARKS.md.
 
-mod f1;
-mod f2;
-mod f3;
-mod f4;
+mod batched_signals;
 mod finding;
 pub(crate) mod options;
+mod polling;
 mod rig;
+mod ring_flags;
+mod wake_ups;
 
 use anyhow::{Result, bail, ensure};
 
@@ -53,9 +53,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn measure(which: Which, options: &Options) -> Result<Finding> {
     match which {
-        Which::F1 => f1::measure(options),
-        Which::F2 => f2::measure(&Rig::new(options)?, options),
-        Which::F3 => f3::measure(&Rig::new(options)?, options),
-        Which::F4 => f4::measure(options),
+        Which::WakeUps => wake_ups::measure(options),
+        Which::RingFlags => ring_flags::measure(&Rig::new(options)?, options),
+        Which::BatchedSignals => batched_signals::measure(&Rig::new(options)?, options),
+        Which::Polling => polling::measure(options),
     }
 }

@@ -8,27 +8,28 @@ use crate::options::RunOptions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// A queued request never waits for an unrelated wake-up.
-    F1,
+    WakeUps,
     /// Ring set-up flags.
-    F2,
+    RingFlags,
     /// Batched used-buffer notifications.
-    F3,
+    BatchedSignals,
     /// Adaptive polling.
-    F4,
+    Polling,
 }
 
 impl Which {
     /// All of them.
-    pub(crate) const ALL: [Which; 4] = [Which::F1, Which::F2, Which::F3, Which::F4];
+    pub(crate) const ALL: [Which; 4] =
+        [Which::WakeUps, Which::RingFlags, Which::BatchedSignals, Which::Polling];
 }
 
 impl fmt::Display for Which {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Which::F1 => "f1",
-            Which::F2 => "f2",
-            Which::F3 => "f3",
-            Which::F4 => "f4",
+            Which::WakeUps => "wake-ups",
+            Which::RingFlags => "ring-flags",
+            Which::BatchedSignals => "batched-signals",
+            Which::Polling => "polling",
         })
     }
 }

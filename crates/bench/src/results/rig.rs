@@ -1,4 +1,5 @@
-//! The environment of F2 and F3: a virtio-blk device on an I/O thread of this process, and drivers on threads that act as
+//! The environment of `ring_flags` and `batched_signals`: a virtio-blk device on an I/O thread of this process, and
+//! drivers on threads that act as
 //! vCPUs.
 
 use std::fmt;

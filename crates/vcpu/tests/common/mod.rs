@@ -1,7 +1,7 @@
 //! What tests of more than one file need.
 
 use test_requirements::{Needs, untested};
-use vcpu::f1::VcpuKind;
+use vcpu::wake_ups::VcpuKind;
 
 /// Whether there are vCPUs of KVM's to be had. If not, says so.
 pub(crate) fn has_kvm() -> bool {

@@ -8,7 +8,7 @@ use block::node::BlockNode;
 use exports::vfio_user::DoorbellMode;
 
 use super::on_kvm::run_payload;
-use super::{F1Config, GuestRun, structures_at};
+use super::{GuestRun, WakeUpConfig, structures_at};
 use crate::clock;
 use crate::kvm::payload::Params;
 use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
@@ -16,11 +16,11 @@ use crate::machine::Machine;
 use crate::nvme::{ENTRIES, NvmeArea, NvmeDriver, NvmeExport};
 
 /// Length of the guest memory in use.
-pub(super) fn memory(config: &F1Config) -> u64 {
+pub(super) fn memory(config: &WakeUpConfig) -> u64 {
     area(config).end()
 }
 
-fn area(config: &F1Config) -> NvmeArea {
+fn area(config: &WakeUpConfig) -> NvmeArea {
     NvmeArea { base: structures_at(config) }
 }
 
@@ -52,7 +52,7 @@ impl Mmio for Registers {
 /// Runs the workload, then `after`, with the export still there. `has_numbers`: each sector of the disk begins with its
 /// number, which the guest compares.
 pub(super) fn run<R>(
-    config: &F1Config,
+    config: &WakeUpConfig,
     machine: &Machine,
     disk: Arc<dyn BlockNode>,
     has_numbers: bool,

@@ -1,4 +1,4 @@
-//! F3: one used-buffer notification per batch.
+//! One used-buffer notification per batch.
 
 use anyhow::Result;
 use event_loop::Ablation;
@@ -22,7 +22,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     let off = Ablation { no_batching: true, ..Ablation::default() };
     let variants = [Variant { ablation: off, ..Variant::default() }, Variant::default()];
     let mut finding = Finding {
-        heading: "F3: batched used-buffer notifications".into(),
+        heading: "Batched used-buffer notifications".into(),
         method: vec![format!(
             "randread, 4 KiB, 1 I/O thread, a queue and a thread per job, {} rounds; the guest \
              asks for signals (EVENT_IDX) and runs when one comes, as a busy vCPU does. Off: used index and signal per request. Published: \

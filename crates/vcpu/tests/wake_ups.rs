@@ -1,4 +1,4 @@
-//! F1 in small: a queued request must never wait for an unrelated wake-up.
+//! The workload in small: a queued request must never wait for an unrelated wake-up.
 //!
 //! The bounds tolerate a busy machine: a wait for the timer takes most of a second.
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::has_kvm;
 use event_loop::sync::lock;
 use fastrand::Rng;
-use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
+use vcpu::wake_ups::{self, Variant, VcpuKind, WakeUpConfig, WakeUpResult};
 
 /// Period of the loop's only other event, and the minimum wait for it, less the work on the previous batch, which takes
 /// 20 ms on an idle machine.
@@ -33,12 +33,12 @@ fn disk(name: &str, len: usize) -> PathBuf {
     path
 }
 
-fn run(name: &str, mib: u64, variant: Variant, vcpu: VcpuKind) -> F1Result {
+fn run(name: &str, mib: u64, variant: Variant, vcpu: VcpuKind) -> WakeUpResult {
     let _alone = lock(&ONE_AT_A_TIME);
     let path = disk(name, (mib << 20) as usize);
-    let published = F1Config::published(&path).unwrap();
-    let config = F1Config { bytes: mib << 20, timer: TIMER, ..published };
-    let result = f1::run(&config, variant, vcpu).unwrap();
+    let published = WakeUpConfig::published(&path).unwrap();
+    let config = WakeUpConfig { bytes: mib << 20, timer: TIMER, ..published };
+    let result = wake_ups::run(&config, variant, vcpu).unwrap();
     assert!(result.elapsed >= config.pauses(), "faster than its pauses: {:?}", result.elapsed);
     assert_eq!(result.waits.len() as u64, config.requests());
     let expected = std::fs::read(&path).unwrap();
@@ -49,7 +49,7 @@ fn run(name: &str, mib: u64, variant: Variant, vcpu: VcpuKind) -> F1Result {
     result
 }
 
-fn median(result: &F1Result) -> Duration {
+fn median(result: &WakeUpResult) -> Duration {
     let mut waits = result.waits.clone();
     waits.sort();
     waits[waits.len() / 2]
@@ -57,7 +57,7 @@ fn median(result: &F1Result) -> Duration {
 
 #[test]
 fn nothing_waits_with_virtio_blk() {
-    let result = run("f1-virtio", 4, Variant::VirtioBlk, VcpuKind::Thread);
+    let result = run("wake-ups-virtio", 4, Variant::VirtioBlk, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
     // A device that checks its queue at that moment needs no kick.
     assert!(result.doorbells <= 2, "more than one kick per batch: {}", result.doorbells);
@@ -65,19 +65,19 @@ fn nothing_waits_with_virtio_blk() {
 
 #[test]
 fn nothing_waits_with_ahci() {
-    let result = run("f1-ahci", 4, Variant::Ahci, VcpuKind::Thread);
+    let result = run("wake-ups-ahci", 4, Variant::Ahci, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
 }
 
 #[test]
 fn without_the_wake_up_requests_wait_for_the_timer() {
-    let result = run("f1-no-wake", 4, Variant::AhciWithoutWake, VcpuKind::Thread);
+    let result = run("wake-ups-no-wake", 4, Variant::AhciWithoutWake, VcpuKind::Thread);
     assert!(median(&result) > STALL, "{:?}", median(&result));
 }
 
 #[test]
 fn other_traffic_hides_the_missing_wake_up() {
-    let result = run("f1-busy", 4, Variant::AhciWithoutWakeBusy, VcpuKind::Thread);
+    let result = run("wake-ups-busy", 4, Variant::AhciWithoutWakeBusy, VcpuKind::Thread);
     assert!(median(&result) < STALL, "{:?}", median(&result));
 }
 
@@ -87,7 +87,7 @@ fn all_of_it_on_a_kvm_vcpu_needs_kvm() {
         return;
     }
     for variant in Variant::ALL {
-        let result = run("f1-kvm", 4, variant, VcpuKind::Kvm);
+        let result = run("wake-ups-kvm", 4, variant, VcpuKind::Kvm);
         if variant == Variant::AhciWithoutWake {
             assert!(median(&result) > STALL, "{variant}: {:?}", median(&result));
         } else {

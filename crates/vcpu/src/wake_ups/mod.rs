@@ -1,4 +1,4 @@
-//! F1: a queued request must never wait for an unrelated wake-up.
+//! A queued request must never wait for an unrelated wake-up.
 //!
 //! A guest reads in batches, with pauses, from a disk whose loop has no other events but a rare timer. A virtio-blk queue
 //! is kicked by an eventfd, which the loop watches. An AHCI port's doorbell is handled inline by the vCPU's thread, which
@@ -28,7 +28,7 @@ use crate::traffic::Traffic;
 
 /// The workload.
 #[derive(Debug, Clone)]
-pub struct F1Config {
+pub struct WakeUpConfig {
     /// The disk, at least [`bytes`](Self::bytes) long.
     pub disk: BlockdevOptions,
     /// Bytes read in total: a multiple of a batch.
@@ -46,15 +46,15 @@ pub struct F1Config {
     pub io_cpus: Vec<usize>,
 }
 
-impl F1Config {
+impl WakeUpConfig {
     /// The published workload: 128 MiB in batches of 16 reads of 128 KiB, pauses of 1 ms, a loop that sleeps up to 499 ms;
     /// with O_DIRECT.
     ///
     /// # Errors
     ///
     /// `path` is not a file or block device. The caller has to make sure that it is long enough and was written.
-    pub fn published(path: &Path) -> Result<F1Config> {
-        Ok(F1Config {
+    pub fn published(path: &Path) -> Result<WakeUpConfig> {
+        Ok(WakeUpConfig {
             disk: direct(path)?,
             bytes: 128 << 20,
             request_size: 128 << 10,
@@ -90,7 +90,7 @@ impl F1Config {
     }
 
     fn check(&self) -> Result<()> {
-        let F1Config { bytes, request_size, batch, .. } = *self;
+        let WakeUpConfig { bytes, request_size, batch, .. } = *self;
         ensure!((1..=32).contains(&batch), "batches of {batch}: 1 to 32 are possible");
         let size_is_good = request_size > 0 && request_size.is_multiple_of(512);
         ensure!(size_is_good, "requests of {request_size} bytes");
@@ -118,7 +118,7 @@ impl Variant {
     pub const ALL: [Variant; 4] =
         [Variant::VirtioBlk, Variant::Ahci, Variant::AhciWithoutWake, Variant::AhciWithoutWakeBusy];
 
-    /// Returns the time published for QEMU with the [published workload](F1Config::published).
+    /// Returns the time published for QEMU with the [published workload](WakeUpConfig::published).
     pub fn published(self) -> Duration {
         Duration::from_millis(match self {
             Variant::VirtioBlk => 1250,
@@ -171,7 +171,7 @@ impl VcpuKind {
 
 /// The measurements.
 #[derive(Debug, Clone)]
-pub struct F1Result {
+pub struct WakeUpResult {
     /// From before the pause of the first batch to the end of the last pause.
     pub elapsed: Duration,
     /// The wait of each request from its doorbell until the loop submitted it to the disk, in the order of submission.
@@ -182,7 +182,7 @@ pub struct F1Result {
     pub last_batch: Vec<u8>,
 }
 
-impl F1Result {
+impl WakeUpResult {
     /// Returns the longest wait of a request for its submission.
     pub fn longest_wait(&self) -> Duration {
         self.waits.iter().max().copied().unwrap_or_default()
@@ -210,7 +210,7 @@ struct GuestRun {
 const TRAFFIC: Duration = Duration::from_micros(100);
 
 /// Time limit of a completion: twice the timer's period, plus a margin for a slow disk.
-fn patience(config: &F1Config) -> Duration {
+fn patience(config: &WakeUpConfig) -> Duration {
     2 * config.timer + Duration::from_secs(10)
 }
 
@@ -219,7 +219,7 @@ fn patience(config: &F1Config) -> Duration {
 /// # Errors
 ///
 /// The configuration is invalid, the disk or KVM cannot be used, or a request fails.
-pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Result> {
+pub fn run(config: &WakeUpConfig, variant: Variant, vcpu: VcpuKind) -> Result<WakeUpResult> {
     config.check()?;
     vcpu.usable()?;
     let without_wake = matches!(variant, Variant::AhciWithoutWake | Variant::AhciWithoutWakeBusy);
@@ -266,7 +266,7 @@ pub fn run(config: &F1Config, variant: Variant, vcpu: VcpuKind) -> Result<F1Resu
     let waits = rung.iter().zip(&submitted);
     let waits = waits.map(|(rung, at)| Duration::from_nanos(at.saturating_sub(*rung))).collect();
     let elapsed = Duration::from_nanos(ended.saturating_sub(began));
-    Ok(F1Result { elapsed, waits, doorbells, last_batch })
+    Ok(WakeUpResult { elapsed, waits, doorbells, last_batch })
 }
 
 /// A pause of the thread that acts as a vCPU.
@@ -281,6 +281,6 @@ fn pause(ns: u64) {
 const RECORDS_AT: u64 = 1 << 16;
 
 /// Minimum address of the driver's structures.
-fn structures_at(config: &F1Config) -> u64 {
+fn structures_at(config: &WakeUpConfig) -> u64 {
     (RECORDS_AT + 16 * config.batches()).next_multiple_of(1 << 16)
 }

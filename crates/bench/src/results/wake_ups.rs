@@ -1,9 +1,9 @@
-//! F1: a queued request never waits for an unrelated wake-up.
+//! A queued request never waits for an unrelated wake-up.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use vcpu::f1::{self, F1Config, F1Result, Variant, VcpuKind};
+use vcpu::wake_ups::{self, Variant, VcpuKind, WakeUpConfig, WakeUpResult};
 
 use super::finding::Finding;
 use super::options::Options;
@@ -21,7 +21,7 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
     let rounds = options.run.rounds(3);
     let config = config(options)?;
     let mut finding = Finding {
-        heading: "F1: a queued request never waits for an unrelated wake-up".into(),
+        heading: "A queued request never waits for an unrelated wake-up".into(),
         method: vec![format!(
             "{} MiB read in requests of {} KiB, batches of {}, O_DIRECT, from a file; a pause of 1 ms \
              before each batch and after each completion; the disk's loop has a timer every {} ms and \
@@ -54,7 +54,7 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         let mut results = vec![Vec::new(); Variant::ALL.len()];
         for _ in 0..rounds {
             for (variant, results) in Variant::ALL.into_iter().zip(&mut results) {
-                let run = || f1::run(&config, variant, kind);
+                let run = || wake_ups::run(&config, variant, kind);
                 let result = affinity::while_bound_to(cpu, run);
                 results.push(result.with_context(|| format!("{variant}, {name}"))?);
             }
@@ -105,25 +105,25 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
     Ok(finding)
 }
 
-fn config(options: &Options) -> Result<F1Config> {
+fn config(options: &Options) -> Result<WakeUpConfig> {
     let size = if options.run.quick { 4 << 20 } else { 128 << 20 };
     let file = data_file::prepare(&options.run.directory, size)?;
-    let mut config = F1Config::published(&file)?;
+    let mut config = WakeUpConfig::published(&file)?;
     config.bytes = size;
     config.io_cpus = affinity::allowed()?.get(1).copied().into_iter().collect();
     Ok(config)
 }
 
-fn seconds(results: &[F1Result]) -> Vec<f64> {
+fn seconds(results: &[WakeUpResult]) -> Vec<f64> {
     results.iter().map(|result| result.elapsed.as_secs_f64()).collect()
 }
 
 /// The longest wait of all rounds, milliseconds.
-fn longest_wait(results: &[F1Result]) -> f64 {
-    let longest = results.iter().map(F1Result::longest_wait).max();
+fn longest_wait(results: &[WakeUpResult]) -> f64 {
+    let longest = results.iter().map(WakeUpResult::longest_wait).max();
     longest.unwrap_or_default().as_secs_f64() * 1e3
 }
 
-fn waited(results: &[F1Result]) -> usize {
+fn waited(results: &[WakeUpResult]) -> usize {
     results.iter().map(|result| result.waited_longer_than(LONGEST_WAIT)).sum()
 }

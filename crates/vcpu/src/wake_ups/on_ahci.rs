@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use block::node::BlockNode;
 
-use super::{F1Config, GuestRun, VcpuKind, patience, pause, structures_at};
+use super::{GuestRun, VcpuKind, WakeUpConfig, patience, pause, structures_at};
 use crate::ahci::{AhciDevice, Command, PortArea, PortDriver, reg};
 use crate::clock;
 use crate::machine::Machine;
@@ -14,16 +14,16 @@ use crate::machine::Machine;
 const SDB_FIS_AT: u64 = 0x58;
 
 /// Length of the guest memory in use.
-pub(super) fn memory(config: &F1Config) -> u64 {
+pub(super) fn memory(config: &WakeUpConfig) -> u64 {
     area(config).end()
 }
 
-fn area(config: &F1Config) -> PortArea {
+fn area(config: &WakeUpConfig) -> PortArea {
     PortArea { base: structures_at(config), request_size: config.request_size }
 }
 
 pub(super) fn run(
-    config: &F1Config,
+    config: &WakeUpConfig,
     machine: &Machine,
     disk: Arc<dyn BlockNode>,
     vcpu: VcpuKind,
@@ -48,12 +48,12 @@ pub(super) fn run(
     Ok(run)
 }
 
-fn prepare(config: &F1Config, port: &mut PortDriver, slot: u8, index: u64) -> Result<()> {
+fn prepare(config: &WakeUpConfig, port: &mut PortDriver, slot: u8, index: u64) -> Result<()> {
     let size = config.request_size;
     port.prepare(slot, &Command::queued(slot, false, config.offset(index), size), size)
 }
 
-fn on_thread(config: &F1Config, port: &mut PortDriver) -> Result<GuestRun> {
+fn on_thread(config: &WakeUpConfig, port: &mut PortDriver) -> Result<GuestRun> {
     let memory = port.memory().clone();
     let fis = port.area().rfis() + SDB_FIS_AT;
     let began = clock::now_ns();
@@ -98,9 +98,9 @@ mod kvm {
     use devices::ahci::Ahci;
 
     use super::*;
-    use crate::f1::on_kvm::{run_payload, sectors};
     use crate::kvm::payload::Params;
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
+    use crate::wake_ups::on_kvm::{run_payload, sectors};
 
     /// The controller's registers, which record the times of doorbells.
     struct Registers {
@@ -125,7 +125,7 @@ mod kvm {
     }
 
     pub(super) fn run(
-        config: &F1Config,
+        config: &WakeUpConfig,
         machine: &Machine,
         device: &AhciDevice,
     ) -> Result<GuestRun> {

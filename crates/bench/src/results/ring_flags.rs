@@ -1,4 +1,4 @@
-//! F2: what each ring set-up flag gains.
+//! What each ring set-up flag gains.
 
 use anyhow::Result;
 use event_loop::{RingChoice, RingFlags, TaskRun};
@@ -44,7 +44,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     let variants = columns()
         .map(|(_, flags)| Variant { ring: RingChoice::Exactly(flags), ..Variant::default() });
     let mut finding = Finding {
-        heading: "F2: ring set-up flags".into(),
+        heading: "Ring set-up flags".into(),
         method: vec![format!(
             "4 KiB, one queue, {} rounds; the guest polls for its answers. IOPS with default polling, \
              CPU of the I/O thread with polling off. Changes are medians of each round's ratio to the \

@@ -11,7 +11,7 @@ use event_loop::{IoThreadConfig, LoopConfig, PollParams};
 use exports::vfio_user::DoorbellMode;
 use nix::time::{ClockId, clock_gettime};
 
-use super::{F1Config, VcpuKind, on_ahci, on_nvme, on_virtio_blk};
+use super::{VcpuKind, WakeUpConfig, on_ahci, on_nvme, on_virtio_blk};
 use crate::machine::{Machine, MachineConfig};
 
 /// How the guest reads.
@@ -94,7 +94,7 @@ impl RoundTrips {
 ///
 /// The configuration is invalid, KVM or the disk cannot be used, or a request fails, is lost, or has wrong data.
 pub fn run(config: &RoundTripsConfig, device: Device) -> Result<RoundTrips> {
-    let workload = F1Config {
+    let workload = WakeUpConfig {
         disk: config.disk.clone(),
         bytes: config.requests * u64::from(config.request_size),
         request_size: config.request_size,

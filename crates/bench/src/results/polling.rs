@@ -1,4 +1,4 @@
-//! F4: adaptive polling, by policy.
+//! Adaptive polling, by policy.
 
 use anyhow::Result;
 
@@ -49,7 +49,7 @@ pub(crate) fn measure(options: &Options) -> Result<Finding> {
         digits: 3,
     };
     Ok(Finding {
-        heading: "F4: adaptive polling".into(),
+        heading: "Adaptive polling".into(),
         method: vec![format!(
             "The daemon under the published kind of load, a queue and a client thread per job, one request at \
              a time each, {rounds} round(s); CPU of the whole process, polling included. Published, \

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use block::node::BlockNode;
 
-use super::{F1Config, GuestRun, VcpuKind, patience, pause, structures_at};
+use super::{GuestRun, VcpuKind, WakeUpConfig, patience, pause, structures_at};
 use crate::clock;
 use crate::machine::Machine;
 use crate::virtio_blk::{GuestQueue, Op, QueueArea, VirtioBlk};
 
 /// Length of the guest memory in use.
-pub(super) fn memory(config: &F1Config) -> u64 {
+pub(super) fn memory(config: &WakeUpConfig) -> u64 {
     area(config).end()
 }
 
-fn area(config: &F1Config) -> QueueArea {
+fn area(config: &WakeUpConfig) -> QueueArea {
     let base = structures_at(config);
     QueueArea { base, depth: config.batch, request_size: config.request_size }
 }
 
 pub(super) fn run(
-    config: &F1Config,
+    config: &WakeUpConfig,
     machine: &Machine,
     disk: Arc<dyn BlockNode>,
     vcpu: VcpuKind,
@@ -50,7 +50,7 @@ pub(super) fn run(
 }
 
 /// Adds a batch to the queue. In a new queue its slots begin at 0.
-fn submit_batch(config: &F1Config, queue: &mut GuestQueue, batch: u64) -> Result<Vec<u16>> {
+fn submit_batch(config: &WakeUpConfig, queue: &mut GuestQueue, batch: u64) -> Result<Vec<u16>> {
     let submit = |i| {
         let offset = config.offset(batch * u64::from(config.batch) + u64::from(i));
         let slot = queue.submit(Op::Read, offset, config.request_size)?;
@@ -60,7 +60,7 @@ fn submit_batch(config: &F1Config, queue: &mut GuestQueue, batch: u64) -> Result
 }
 
 fn on_thread(
-    config: &F1Config,
+    config: &WakeUpConfig,
     queue: &mut GuestQueue,
     last_slots: &mut Vec<u16>,
 ) -> Result<GuestRun> {
@@ -101,10 +101,10 @@ mod kvm {
     use std::cell::Cell;
 
     use super::*;
-    use crate::f1::on_kvm::run_payload;
     use crate::kvm::payload::Params;
     use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
     use crate::virtio_blk::QueueSetup;
+    use crate::wake_ups::on_kvm::run_payload;
 
     /// A device without registers: its kicks are handled by KVM.
     #[derive(Default)]
@@ -122,7 +122,7 @@ mod kvm {
     }
 
     pub(super) fn run(
-        config: &F1Config,
+        config: &WakeUpConfig,
         machine: &Machine,
         setup: &QueueSetup,
     ) -> Result<GuestRun> {

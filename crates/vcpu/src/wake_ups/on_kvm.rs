@@ -3,20 +3,20 @@
 use anyhow::{Result, bail};
 use guest_memory::MemoryView;
 
-use super::{F1Config, RECORDS_AT, patience};
+use super::{RECORDS_AT, WakeUpConfig, patience};
 use crate::kvm::payload::{self, Params, Record};
 use crate::kvm::{Mmio, RESERVED, Vcpu};
 
 const _: () = assert!(RECORDS_AT >= RESERVED);
 
 /// Sectors of a request.
-pub(super) fn sectors(config: &F1Config) -> u64 {
+pub(super) fn sectors(config: &WakeUpConfig) -> u64 {
     u64::from(config.request_size / 512)
 }
 
 /// Runs the program of a KVM vCPU; what it left behind, and when each batch was submitted and done.
 pub(super) fn run_payload(
-    config: &F1Config,
+    config: &WakeUpConfig,
     vcpu: &mut Vcpu,
     params: Params,
     mmio: &dyn Mmio,
