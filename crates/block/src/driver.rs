@@ -48,8 +48,6 @@ pub struct DriverKind {
 ///
 /// [`library_birth`](crate::DriverServices::library_birth) confines the threads. The library connects to any TCP port,
 /// and reads [`files`](Needs::files) of the nodes.
-///
-/// It connects to any TCP port, and reads [`files`](Needs::files) of the nodes.
 pub struct ForeignLibrary {
     /// Loads the library, while the process may still map code. Fails if the library is missing or too old.
     pub load: fn() -> Result<(), OpenError>,

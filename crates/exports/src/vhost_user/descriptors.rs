@@ -5,7 +5,6 @@
 //! handles only descriptors that the kernel answers for alone: eventfds, UNIX sockets, tmpfs and hugetlbfs
 //! files. All others go to a thread. The front end's next message, and the export's next front end, wait for
 //! that thread.
-//! front end, wait for the end.
 
 #![forbid(unsafe_code)]
 
