@@ -517,9 +517,15 @@ fn a_base_that_an_active_commit_opens_for_writing_can_be_exported() {
     peers.stop();
 }
 
-/// It is a node that was added with `read-only=on`.
+/// It is a node that was added with `read-only=on`, or has that option inside the image's node.
 #[test]
 fn a_read_only_file_is_not_opened_for_writing_by_a_job() {
+    for is_apart in [true, false] {
+        no_job_writes_to_a_read_only_file(is_apart);
+    }
+}
+
+fn no_job_writes_to_a_read_only_file(is_apart: bool) {
     let scratch = Scratch::new();
     let mut peers = Peers::new(&scratch);
     peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "4M"]);
@@ -536,8 +542,12 @@ fn a_read_only_file_is_not_opened_for_writing_by_a_job() {
         [("base", Value::Null), ("middle", "base".into()), ("top", "middle".into())]
     {
         let is_top = name == "top";
-        peers.execute("blockdev-add", file(name, !is_top));
-        let image = json!({"driver": "qcow2", "node-name": name, "file": format!("{name}-file"),
+        let mut file = file(name, !is_top);
+        if is_apart {
+            peers.execute("blockdev-add", file);
+            file = format!("{name}-file").into();
+        }
+        let image = json!({"driver": "qcow2", "node-name": name, "file": file,
             "backing": backing, "read-only": !is_top});
         peers.execute("blockdev-add", image);
     }

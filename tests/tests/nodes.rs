@@ -87,14 +87,23 @@ fn the_backing_file_of_a_backing_image_is_named_anew() {
     let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
     let image =
         |name: &str, file: Value| json!({"driver": "qcow2", "node-name": name, "file": file});
-    for (is_apart, is_read_only) in [(false, false), (true, false), (true, true)] {
+    // Whether the image is a node of its own, its file, and whether the latter is read-only.
+    for (is_apart, has_file, is_read_only) in [
+        (false, false, false),
+        (true, false, false),
+        (true, true, true),
+        (false, false, true),
+        (true, false, true),
+    ] {
         let scratch = Scratch::new();
         let mut peers = Peers::new(&scratch);
         make_chain(&mut peers);
         let mut mid = file("mid.qcow2");
         if is_read_only {
-            let named = json!({"node-name": "mid-file", "read-only": true});
-            peers.execute("blockdev-add", merged(mid, &named));
+            mid["read-only"] = true.into();
+        }
+        if has_file {
+            peers.execute("blockdev-add", merged(mid, &json!({"node-name": "mid-file"})));
             mid = "mid-file".into();
         }
         let mut backing = image("mid", mid);

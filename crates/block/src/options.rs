@@ -32,6 +32,9 @@ pub struct BlockdevOptions {
     pub node_name: Option<String>,
     /// `read-only`: this node refuses writes.
     pub read_only: bool,
+    /// `read-only=on` was given for this node, and not for the one that it is defined in: it stays read-only if that one
+    /// does not.
+    pub stays_read_only: bool,
     /// `auto-read-only`: fall back to read-only when the image cannot be opened for writing.
     pub auto_read_only: bool,
     /// `force-share`: others may write to the image meanwhile. Only for reading.
@@ -55,6 +58,7 @@ impl BlockdevOptions {
         BlockdevOptions {
             node_name: node_name.map(str::to_owned),
             read_only: false,
+            stays_read_only: false,
             auto_read_only: false,
             force_share: false,
             discard: Discard::Ignore,

@@ -66,6 +66,8 @@ struct NbdServer {
 struct Node {
     serial: u64,
     read_only: bool,
+    /// Also if the node that it is defined in is opened for writing.
+    stays_read_only: bool,
     force_share: bool,
     children: Vec<Child>,
     /// Objects that it refers to.
@@ -415,15 +417,16 @@ impl Inventory {
         self.nodes.get(name).is_some_and(|node| node.read_only)
     }
 
-    /// Checks that a node can be opened for writing, with the nodes below it that were added by themselves.
+    /// Checks that a node can be opened for writing, with the nodes below it.
     ///
     /// # Errors
     ///
-    /// One of these was added with `read-only=on`.
+    /// One of these has `read-only=on`, and has not inherited it.
     pub fn check_writable(&self, name: &str) -> Result<(), OptionError> {
         let Some(node) = self.nodes.get(name) else { return Ok(()) };
         for child in node.children.iter().filter(|child| writes_to(child)) {
-            if !child.owned && self.nodes.get(&child.name).is_some_and(|below| below.read_only) {
+            let stays = |below: &Node| below.read_only && (!child.owned || below.stays_read_only);
+            if self.nodes.get(&child.name).is_some_and(stays) {
                 return Err(OptionError::new("Block node is read-only")
                     .hint(format!("'{name}' lies on '{}', which is read-only.", child.name)));
             }
@@ -684,8 +687,17 @@ impl Inventory {
             }
         }
         let (nested, inactive) = (false, false);
-        let BlockdevOptions { read_only, force_share, .. } = *options;
-        let node = Node { serial, read_only, force_share, children, objects, nested, inactive };
+        let BlockdevOptions { read_only, stays_read_only, force_share, .. } = *options;
+        let node = Node {
+            serial,
+            read_only,
+            stays_read_only,
+            force_share,
+            children,
+            objects,
+            nested,
+            inactive,
+        };
         self.nodes.insert(name.clone(), node);
         self.with_options_active(&name, options)?;
         Ok(name)

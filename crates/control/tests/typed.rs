@@ -184,6 +184,7 @@ fn both_syntaxes_give_the_same_node() {
     let expected = BlockdevOptions {
         node_name: Some("n".to_owned()),
         read_only: false,
+        stays_read_only: false,
         auto_read_only: true,
         force_share: false,
         discard: Discard::Unmap,

@@ -63,6 +63,8 @@ impl Common {
         let BlockdevOptions {
             ref node_name,
             read_only,
+            // See `write::node`.
+            stays_read_only: _,
             auto_read_only,
             force_share,
             discard,
@@ -324,6 +326,7 @@ fn read_node(
     }
     Ok(BlockdevOptions {
         read_only: node.read_only(),
+        stays_read_only: node.read_only == Some(true),
         auto_read_only: node.auto_read_only(),
         force_share: node.force_share(),
         cache: node.cache(),

@@ -15,7 +15,20 @@ pub fn blockdev_option(options: &BlockdevOptions) -> String {
 fn node(options: &BlockdevOptions) -> Value {
     let driver = [("driver".to_owned(), options.driver.kind().name.into())];
     let common = table::write(COMMON, &mut Common::of(options));
-    Value::Object(driver.into_iter().chain(common).chain(options.driver.write()).collect())
+    let mut own = options.driver.write();
+    for child in options.driver.children() {
+        if let BlockdevRef::Inline(below) = child.node
+            && (options.read_only || child.role == "backing")
+            && below.read_only
+            && !below.stays_read_only
+            && let Some((_, Value::Object(below))) =
+                own.iter_mut().find(|(name, _)| name == child.role)
+        {
+            // It is inherited.
+            below.retain(|(name, _)| name != "read-only");
+        }
+    }
+    Value::Object(driver.into_iter().chain(common).chain(own).collect())
 }
 
 /// Returns a child as [`read_ref`](super::read_ref) reads it.
@@ -57,6 +70,9 @@ mod tests {
             "file,node-name=n,filename=a,auto-read-only=on,discard=unmap,detect-zeroes=unmap",
             "host_device,node-name=n,filename=/dev/x,active=off,aio=io_uring,detect-zeroes=on",
             "raw,node-name=n,auto-read-only=on,file.driver=raw,file.file=f",
+            "raw,node-name=n,read-only=on,file.driver=raw,file.file.driver=raw,file.file.file=f",
+            "raw,node-name=n,read-only=on,file.driver=raw,file.file.driver=raw,\
+             file.file.read-only=on,file.file.file=f",
             "raw,node-name=n,auto-read-only=on,file.driver=raw,file.auto-read-only=off,file.file=f",
             "raw,node-name=n,offset=512,size=1048576,file.driver=null-co,file.node-name=below",
             "qcow2,node-name=n,file.driver=file,file.filename=x,backing=",

@@ -177,6 +177,7 @@ impl NodeRegistry {
 /// Has a node and those defined inside it be opened for writing, but for images behind it.
 fn set_writable(options: &mut BlockdevOptions) {
     options.read_only = false;
+    options.stays_read_only = false;
     let children = options.driver.children();
     let own = children.into_iter().filter(|child| child.role != "backing");
     let own: Vec<_> = own.map(|child| (child.role, child.node.clone())).collect();

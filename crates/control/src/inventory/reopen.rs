@@ -69,7 +69,9 @@ impl Inventory {
             .map(|old| old.name.clone())
             .collect();
         if let Some(node) = self.nodes.get_mut(name) {
-            (node.read_only, node.objects, node.children) = (options.read_only, objects, children);
+            node.read_only = options.read_only;
+            node.stays_read_only = options.stays_read_only;
+            (node.objects, node.children) = (objects, children);
         }
         gone.iter().for_each(|name| self.forget_nested(name));
         if options.read_only && self.is_written(name) {
