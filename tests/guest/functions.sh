@@ -11,10 +11,10 @@ verify() {
     }
 }
 
-# load: starts random reads and writes, and returns when they are under way. They go to the second 16 MiB.
+# load [OPTION...]: starts random reads and writes, and returns when they are under way. They go to the second 16 MiB.
 load() {
     fio --minimal --name=load --filename=/dev/$disk --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=4k \
-        --offset=16m --size=16m --time_based --runtime=600 >/dev/null 2>&1 &
+        --offset=16m --size=16m --time_based --runtime=600 "$@" >/dev/null 2>&1 &
     load=$!
     wait_for_requests 300
 }
@@ -57,4 +57,30 @@ end_checked_load() {
         cat /tmp/checked
         exit 1
     }
+}
+
+# take_away_under_load DEVICE DRIVER [OPTION...]: three times each, takes the driver off the PCI device and the device off its
+# bus, with requests in flight. The function is reset while it has no driver. What was written before is then verified.
+take_away_under_load() {
+    device=$1 driver=/sys/bus/pci/drivers/$2
+    shift 2
+    for round in 1 2 3 4 5 6; do
+        load "$@"
+        if [ $round -le 3 ]; then
+            echo $device >$driver/unbind
+        else
+            echo 1 >/sys/bus/pci/devices/$device/remove
+        fi
+        wait $load && { echo 'fio did not notice'; exit 1; }
+        load=
+        [ ! -e /sys/block/$disk ]
+        if [ $round -le 3 ]; then
+            echo 1 >/sys/bus/pci/devices/$device/reset
+            echo $device >$driver/bind
+        else
+            echo 1 >/sys/bus/pci/rescan
+        fi
+        until [ -b /dev/$disk ]; do sleep 0.1; done
+        verify --verify_only=1
+    done
 }

@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use integration::{Guest, Image, Scratch, Server, ServerCommand, daemon, tool};
+use serde_json::json;
 
 /// Files with checksums on a new file system; then checksummed requests of many sizes, and discards.
 const JOB: &str = "
@@ -35,6 +36,7 @@ fn server(scratch: &Scratch, image: &Image) -> Server {
         socket.display()
     );
     ServerCommand::new(scratch)
+        .monitor("monitor")
         .file("disk", image, "discard=unmap")
         .args(["--export", &export])
         .start()
@@ -143,6 +145,83 @@ fn upgrades_under_load_lose_nothing_by_messages() {
 #[ignore = "one of those that .ci/nightly has"]
 fn upgrades_under_load_lose_nothing_by_the_interrupt_line() {
     upgrades_lose_nothing(" pci=nomsi");
+}
+
+/// Linux resets the link, as for a scan, while the drive has 32 requests that are checked. Then driver and device are taken away.
+const RESETS: &str = "
+    disk=sda
+    path=$(readlink -f /sys/block/sda)
+    device=$(basename ${path%%/ata*})
+    host=${path##*/host}
+    checked_load 4
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        echo '- - -' >/sys/class/scsi_host/host${host%%/*}/scan
+        wait_for_requests 100
+    done
+    end_checked_load
+    load=
+    dmesg | grep -E 'ata[0-9.]*: (exception|failed command)' && exit 1
+    verify --do_verify=1
+    take_away_under_load $device ahci
+    verify --offset=32m --do_verify=1";
+
+fn resets_lose_nothing(kernel_options: &'static str) {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let server = server(&scratch, &image);
+    let guest = Guest::new().vfio_user(scratch.path("ahci.sock")).kernel_options(kernel_options);
+    guest.run(RESETS);
+    server.stop();
+}
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn resets_at_depth_32_lose_nothing_by_messages() {
+    resets_lose_nothing("");
+}
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn resets_at_depth_32_lose_nothing_by_the_interrupt_line() {
+    resets_lose_nothing(" pci=nomsi");
+}
+
+/// The machine is paused and goes on, under a load that is checked.
+const PAUSES: &str = "
+    disk=sda
+    checked_load 4
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        wait_for_requests 100
+        echo pause
+        read -r continued
+    done
+    end_checked_load
+    load=
+    verify --do_verify=1
+    dmesg | grep -E 'ata[0-9.]*: (exception|failed command)' && exit 1
+    echo done";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn a_guest_that_is_paused_goes_on() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let mut server = server(&scratch, &image);
+    let mut guest = Guest::new().vfio_user(scratch.path("ahci.sock")).boot(PAUSES);
+    let mut qmp = guest.qmp();
+    for round in 0..10 {
+        guest.expect("pause");
+        qmp.execute("stop", json!({}));
+        // Requests end, and interrupts are sent, while no CPU runs; and another daemon takes over meanwhile.
+        if round % 2 == 1 {
+            server.upgrade();
+        }
+        qmp.execute("cont", json!({}));
+        guest.send("continued");
+    }
+    guest.expect("done");
+    guest.finish();
+    server.stop();
 }
 
 const REBOOTS: &str = "

@@ -110,8 +110,8 @@ const FEW_QUEUES: &str = "
 
 #[test]
 #[ignore = "one of those that .ci/nightly has"]
-fn linux_shares_two_and_three_queues() {
-    for queues in [2, 3] {
+fn linux_shares_one_to_three_queues() {
+    for queues in 1..=3 {
         let scratch = Scratch::new();
         let image = Image::empty(&scratch, "disk.img", 64);
         let server = server_with(&scratch, &[&image], &format!("num-queues={queues}"));
@@ -229,6 +229,23 @@ fn resets_of_the_function_under_load_lose_nothing() {
     let lines = guest(&scratch).run(FUNCTION_RESETS);
     server.stop();
     assert!(lines[0].contains("af_flr"), "{lines:?}");
+}
+
+/// Driver and device are taken away while each queue has 32 requests.
+const REMOVALS: &str = "
+    disk=nvme0n1
+    verify --do_verify=1
+    take_away_under_load $(basename $(readlink /sys/class/nvme/nvme0/device)) nvme --numjobs=4 --cpus_allowed=0-3 --cpus_allowed_policy=split
+    verify --offset=32m --do_verify=1";
+
+#[test]
+#[ignore = "one of those that .ci/nightly has"]
+fn driver_and_device_go_under_load_at_depth_32() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", 64);
+    let server = server(&scratch, &[&image]);
+    guest(&scratch).run(REMOVALS);
+    server.stop();
 }
 
 /// The machine is paused and goes on, under a load that is checked.
