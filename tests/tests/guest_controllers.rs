@@ -36,21 +36,26 @@ const JOB: &str = r#"
             *) own_ahci=$name ;;
         esac
     done
+    # One disk is busy at a time.
+    interrupts() {
+        awk '/nvme|ahci|-req/ { sum += $2 + $3 } END { print sum + 0 }' /proc/interrupts
+    }
     measure() {
         load=$1 disk=$2
         shift 2
+        before=$(interrupts)
         fio --minimal --name=job --filename=/dev/$disk --direct=1 --ioengine=libaio --size=128m "$@" >/tmp/terse 2>&1 || {
             cat /tmp/terse
             exit 1
         }
-        tail -n 1 /tmp/terse | awk -F ';' -v name=$disk -v load=$load '{
+        tail -n 1 /tmp/terse | awk -F ';' -v name=$disk -v load=$load -v interrupts=$(($(interrupts) - before)) '{
             read = $6 > 0
             first = read ? 18 : 59
             for (i = first; i < first + 20; i++) {
                 if ($i ~ /^50.0/) { split($i, p50, "=") }
                 if ($i ~ /^99.0/) { split($i, p99, "=") }
             }
-            print load, name, read ? $8 : $49, p50[2], p99[2], read ? $9 : $50
+            print load, name, read ? $8 : $49, p50[2], p99[2], read ? $9 : $50, interrupts
         }'
     }
     pausing() {
@@ -122,15 +127,15 @@ fn controllers_beside_each_other() {
     server.stop();
 
     // By load and disk: the figures of each round.
-    let mut figures: BTreeMap<(&str, usize), Vec<[f64; 4]>> = BTreeMap::new();
+    let mut figures: BTreeMap<(&str, usize), Vec<[f64; 5]>> = BTreeMap::new();
     for line in &lines {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [load, name, values @ ..] = words.as_slice() else { continue };
         let Some(disk) = names.iter().position(|known| known == name) else { continue };
-        if values.len() != 4 {
+        if values.len() != 5 {
             continue;
         }
-        let values = [0, 1, 2, 3].map(|at| values[at].parse().expect("a number"));
+        let values = [0, 1, 2, 3, 4].map(|at| values[at].parse().expect("a number"));
         figures.entry((*load, disk)).or_default().push(values);
     }
     assert_eq!(figures.len(), 5 * DISKS.len(), "{lines:?}");
@@ -138,13 +143,13 @@ fn controllers_beside_each_other() {
     for ((load, disk), rounds) in &figures {
         assert_eq!(rounds.len(), ROUNDS, "{load} on {}", DISKS[*disk]);
         let of = |at: usize| median(rounds.iter().map(|round| round[at]).collect());
-        let (iops, p50, p99, ms) = (of(0), of(1), of(2), of(3));
+        let (iops, p50, p99, ms, interrupts) = (of(0), of(1), of(2), of(3), of(4));
         println!(
-            "{load:13} {:15} {iops:8} IOPS  p50 {p50:6} us  p99 {p99:6} us  {ms:6} ms",
+            "{load:13} {:15} {iops:8} IOPS  p50 {p50:6} us  p99 {p99:6} us  {ms:6} ms  {interrupts:6} interrupts",
             DISKS[*disk]
         );
         rows.push(json!({
-            "load": load, "disk": DISKS[*disk], "iops": iops, "p50_us": p50, "p99_us": p99, "ms": ms,
+            "load": load, "disk": DISKS[*disk], "iops": iops, "p50_us": p50, "p99_us": p99, "ms": ms, "interrupts": interrupts,
             "rounds_ms": rounds.iter().map(|round| round[3]).collect::<Vec<_>>(),
         }));
     }
