@@ -2,7 +2,7 @@
 
 pub mod wire;
 
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -146,6 +146,17 @@ impl Client {
     pub fn write(&mut self, region: u32, register: u64, value: u32) -> Result<()> {
         let write = wire::write(region, register, &value.to_ne_bytes());
         self.ask(REGION_WRITE, &write, None).map(drop)
+    }
+
+    /// Writes a 32-bit register of a region without a reply, as QEMU does if no region can be mapped.
+    ///
+    /// # Errors
+    ///
+    /// The message cannot be sent.
+    pub fn post(&mut self, region: u32, register: u64, value: u32) -> Result<()> {
+        let write = wire::write(region, register, &value.to_ne_bytes());
+        let message = wire::message(0, REGION_WRITE, false, &write);
+        self.socket.write_all(&message).context("posting a register write")
     }
 
     fn ask(&mut self, command: u16, payload: &[u8], fd: Option<RawFd>) -> Result<Vec<u8>> {

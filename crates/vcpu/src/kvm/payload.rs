@@ -75,7 +75,7 @@ params! {
     mask,
     /// NVMe: the shadow of the doorbell, or the doorbell in mapped memory.
     shadow,
-    /// NVMe: the event index of the doorbell; 0: no register is written.
+    /// NVMe: the event index of the doorbell; 0: no register is written; [`ALWAYS`]: a register is written for each doorbell.
     events,
     /// NVMe: the data of entry 0; entries are a page apart.
     data,
@@ -86,6 +86,9 @@ params! {
     /// Result: one of the constants below.
     outcome,
 }
+
+/// [`Params::events`]: there is no event index, and each doorbell is a register write.
+pub const ALWAYS: u64 = 1;
 
 /// [`Params::outcome`]: not ended.
 pub const RUNNING: u64 = 0;
@@ -369,6 +372,8 @@ std::arch::global_asm!(
     "    mov rdx, [rbx + {events}]",
     "    test rdx, rdx",
     "    jz .Lvcpu_nvme_rung",
+    "    cmp rdx, {always}",
+    "    je .Lvcpu_nvme_register",
     "    mov eax, ecx",
     "    sub eax, [rdx + rdi]",
     "    dec eax",
@@ -378,6 +383,7 @@ std::arch::global_asm!(
     "    movzx edx, dx",
     "    cmp eax, edx",
     "    jae .Lvcpu_nvme_rung",
+    ".Lvcpu_nvme_register:",
     "    mov rdx, [rbx + {doorbell}]",
     "    mov [rdx + rdi], ecx",
     "    inc qword ptr [rbx + {kicks}]",
@@ -442,6 +448,7 @@ std::arch::global_asm!(
     outcome = const offset_of!(Params, outcome),
     status_at = const QueueArea::STATUS_AT,
     record = const Record::SIZE,
+    always = const ALWAYS,
     done = const DONE,
     failed = const FAILED,
     timed_out = const TIMED_OUT,

@@ -108,8 +108,8 @@ pub struct NvmeDriver {
 }
 
 impl NvmeDriver {
-    /// Connects, shares the memory, brings the controller up, makes an I/O queue pair with shadow doorbells, if the export
-    /// offers no page of doorbells to map, and fills the submission queue with reads of `len` bytes: a multiple of 512, at most a page.
+    /// Connects, shares the memory, brings the controller up, makes an I/O queue pair, and fills the submission queue with reads
+    /// of `len` bytes: a multiple of 512, at most a page. `shadow`: configures shadow doorbells.
     ///
     /// # Errors
     ///
@@ -119,6 +119,7 @@ impl NvmeDriver {
         memory: &Arc<GuestMemory>,
         area: NvmeArea,
         len: u32,
+        shadow: bool,
     ) -> Result<NvmeDriver> {
         ensure!(
             len > 0 && len.is_multiple_of(512) && u64::from(len) <= PAGE,
@@ -139,7 +140,7 @@ impl NvmeDriver {
         let page = client.mapped_area(BAR0)?;
         let mut driver = NvmeDriver { client, memory, area, interrupt, page, commands: 0 };
         driver.enable()?;
-        driver.make_queues()?;
+        driver.make_queues(shadow)?;
         driver.prepare(len)?;
         Ok(driver)
     }
@@ -185,6 +186,15 @@ impl NvmeDriver {
         self.client.write(BAR0, register, value)
     }
 
+    /// Writes a register of BAR 0 without waiting for the export.
+    ///
+    /// # Errors
+    ///
+    /// The message cannot be sent.
+    pub fn post(&mut self, register: u64, value: u32) -> Result<()> {
+        self.client.post(BAR0, register, value)
+    }
+
     fn enable(&mut self) -> Result<()> {
         let zeroes = vec![0; (self.area.data(0) - self.area.base) as usize];
         self.memory.write_bytes(self.area.base, &zeroes)?;
@@ -208,16 +218,16 @@ impl NvmeDriver {
         }
     }
 
-    fn make_queues(&mut self) -> Result<()> {
+    fn make_queues(&mut self, shadow: bool) -> Result<()> {
         let area = self.area;
         let size = (u32::from(ENTRIES) - 1) << 16 | QUEUE;
         self.admin(CREATE_COMPLETION, [area.completions(), 0], [size, CONTIGUOUS])?;
         let with = QUEUE << 16 | CONTIGUOUS;
         self.admin(CREATE_SUBMISSION, [area.submissions(), 0], [size, with])?;
-        match self.page {
-            Some(_) => Ok(()),
-            None => self.admin(DOORBELL_BUFFER_CONFIG, [area.page(4), area.page(5)], [0; 2]),
+        if shadow {
+            self.admin(DOORBELL_BUFFER_CONFIG, [area.page(4), area.page(5)], [0; 2])?;
         }
+        Ok(())
     }
 
     fn prepare(&mut self, len: u32) -> Result<()> {

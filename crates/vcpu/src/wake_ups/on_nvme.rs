@@ -10,7 +10,7 @@ use exports::vfio_user::DoorbellMode;
 use super::on_kvm::run_payload;
 use super::{GuestRun, WakeUpConfig, structures_at};
 use crate::clock;
-use crate::kvm::payload::Params;
+use crate::kvm::payload::{ALWAYS, Params};
 use crate::kvm::{MMIO_BASE, Mmio, Vcpu};
 use crate::machine::Machine;
 use crate::nvme::{ENTRIES, NvmeArea, NvmeDriver, NvmeExport};
@@ -24,7 +24,7 @@ fn area(config: &WakeUpConfig) -> NvmeArea {
     NvmeArea { base: structures_at(config) }
 }
 
-/// The controller's registers: each access is a message to the export.
+/// The controller's registers: each access is a message to the export, and writes are posted.
 struct Registers {
     driver: RefCell<NvmeDriver>,
     failed: RefCell<Option<anyhow::Error>>,
@@ -45,7 +45,7 @@ impl Mmio for Registers {
     }
 
     fn write(&self, offset: u64, _size: usize, value: u64) {
-        self.access(|driver| driver.write(offset, value as u32));
+        self.access(|driver| driver.post(offset, value as u32));
     }
 }
 
@@ -62,7 +62,9 @@ pub(super) fn run<R>(
     let export = NvmeExport::start(machine, disk, doorbells)?;
     let area = area(config);
     let memory = machine.memory();
-    let mut driver = NvmeDriver::bring_up(export.path(), memory, area, config.request_size)?;
+    let has_shadows = doorbells == DoorbellMode::Auto;
+    let mut driver =
+        NvmeDriver::bring_up(export.path(), memory, area, config.request_size, has_shadows)?;
     // Mapped doorbells are the next page of the guest's memory, and no register is ever written.
     let page = MMIO_BASE - 4096;
     let (memory, shadow, events) = match driver.take_doorbells(page)? {
@@ -70,7 +72,9 @@ pub(super) fn run<R>(
             let memory = memory.with_region(Arc::new(region)).context("adding the doorbells")?;
             (Arc::new(memory), page + NvmeArea::doorbell(), 0)
         }
-        None => (memory.clone(), area.shadow(), area.events()),
+        None if has_shadows => (memory.clone(), area.shadow(), area.events()),
+        // Nothing reads the shadows.
+        None => (memory.clone(), area.shadow(), ALWAYS),
     };
     ensure!(
         (events == 0) == (doorbells == DoorbellMode::Mapped),

@@ -46,14 +46,16 @@ pub enum Device {
     Ahci,
     /// NVMe over vfio-user, with shadow doorbells. A register is written if the event index asks for it.
     Nvme,
+    /// The same, with a register write for each doorbell.
+    NvmeTrapped,
     /// The same with doorbells that the guest has mapped: the I/O thread never sleeps.
     NvmeMapped,
 }
 
 impl Device {
     /// All of them.
-    pub const ALL: [Device; 4] =
-        [Device::VirtioBlk, Device::Ahci, Device::Nvme, Device::NvmeMapped];
+    pub const ALL: [Device; 5] =
+        [Device::VirtioBlk, Device::Ahci, Device::Nvme, Device::NvmeTrapped, Device::NvmeMapped];
 }
 
 impl fmt::Display for Device {
@@ -62,6 +64,7 @@ impl fmt::Display for Device {
             Device::VirtioBlk => "virtio-blk",
             Device::Ahci => "AHCI",
             Device::Nvme => "NVMe",
+            Device::NvmeTrapped => "NVMe, trapped doorbells",
             Device::NvmeMapped => "NVMe, mapped doorbells",
         })
     }
@@ -121,8 +124,9 @@ pub fn run(config: &RoundTripsConfig, device: Device) -> Result<RoundTrips> {
     let (run, idle) = match device {
         Device::VirtioBlk => (on_virtio_blk::run(&workload, &machine, disk, VcpuKind::Kvm)?, None),
         Device::Ahci => (on_ahci::run(&workload, &machine, disk, VcpuKind::Kvm)?, None),
-        Device::Nvme | Device::NvmeMapped => {
+        Device::Nvme | Device::NvmeTrapped | Device::NvmeMapped => {
             let doorbells = match device {
+                Device::NvmeTrapped => DoorbellMode::Trapped,
                 Device::NvmeMapped => DoorbellMode::Mapped,
                 Device::VirtioBlk | Device::Ahci | Device::Nvme => DoorbellMode::Auto,
             };
