@@ -253,11 +253,76 @@ fn errors_are_those_of_qemu_storage_daemon() {
     begin(&mut peers, [&[0; 65536], &[0; 65536]]);
     peers.execute("blockdev-add", merged(raw, &json!({"file": "data"})));
     assert_ne!(create(&mut peers, &qcow2(&json!({"data-file": "small"}))), None);
+    // The file, which has grown before, is as long as it was.
+    let left = fs::metadata(peers.ours.path("new")).expect("the file");
+    assert_eq!(left.len(), 65536);
     peers.execute("blockdev-del", json!({"node-name": "small"}));
     // A longer file has no room that can be allocated.
     for how in ["falloc", "full"] {
         begin(&mut peers, [&[1; 2 << 20], &[]]);
         assert_ne!(create(&mut peers, &qcow2(&json!({"preallocation": how}))), None);
+    }
+    peers.stop();
+}
+
+#[test]
+fn nodes_may_be_defined_in_place() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch);
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let named = |name: &str| merged(file("new"), &json!({"node-name": name}));
+    let small = json!({"driver": "raw", "size": 65536, "file": file("data")});
+    let is_read_only = json!({"read-only": true});
+    peers.execute("blockdev-add", merged(file("base.raw"), &json!({"node-name": "taken"})));
+    for (options, fails) in [
+        (qcow2(&json!({"file": file("new")})), false),
+        (qcow2(&json!({"file": named("inside")})), false),
+        (qcow2(&json!({"file": {"driver": "raw", "file": file("new")}})), false),
+        (qcow2(&json!({"file": file("new"), "data-file": file("data")})), false),
+        (luks(&json!({"file": file("new")})), false),
+        (luks(&json!({"file": file("data"), "header": file("new")})), false),
+        (qcow2(&json!({"file": file("none")})), true),
+        (qcow2(&json!({"file": named("taken")})), true),
+        (qcow2(&json!({"file": merged(file("new"), &is_read_only)})), true),
+        (qcow2(&json!({"file": file("new"), "data-file": file("none")})), true),
+        (qcow2(&json!({"file": file("new"), "data-file": small})), true),
+        (qcow2(&json!({"file": file("new"), "size": 1000})), true),
+        (luks(&json!({"file": file("new"), "key-secret": "none"})), true),
+    ] {
+        for side in peers.sides() {
+            FILES.map(|name| fs::write(side.path(name), []).expect("writable"));
+        }
+        assert_eq!(create(&mut peers, &options).is_some(), fails, "{options}");
+        // The nodes go with the job.
+        let nodes = peers.ours.qmp.execute("query-named-block-nodes", json!({}));
+        assert_eq!(nodes.as_array().expect("a list").len(), 1, "{nodes}");
+        let [ours, theirs] = peers.sides();
+        match options["driver"] == "qcow2" {
+            _ if fails => {
+                let left = fs::metadata(ours.path("new")).expect("the file");
+                assert_eq!(left.len(), 0, "{options}");
+            }
+            true => {
+                let has_data_file = options.get("data-file").is_some();
+                let [ours, theirs] = [ours, theirs].map(|side| described(side, has_data_file));
+                assert_eq!(ours, theirs, "{options}");
+            }
+            false => {
+                let [ours, theirs] = [ours, theirs]
+                    .map(|side| fs::metadata(side.path("new")).expect("the file").len());
+                assert_eq!(ours, theirs, "{options}");
+            }
+        }
+    }
+    for wrong in [
+        json!({"driver": "file"}),
+        json!({"filename": "DIR/new"}),
+        json!({"driver": "bogus", "filename": "DIR/new"}),
+        merged(file("new"), &json!({"bogus": 1})),
+    ] {
+        let options = qcow2(&json!({"file": wrong}));
+        let answer = peers.both("blockdev-create", json!({"job-id": "make", "options": options}));
+        assert!(answer.get("error").is_some(), "{answer}");
     }
     peers.stop();
 }

@@ -7,12 +7,15 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ::options::table::Reads;
+use ::options::OptionError;
+use ::options::table::{Context, Reads};
+use ::options::value::Value;
 use event_loop::{AlignedBuf, EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel, ResizeError};
+use crate::options::{BlockdevRef, Inherited, read_ref};
 use crate::registry::NodeRegistry;
 use crate::request::Op;
 use crate::submit::submit;
@@ -27,15 +30,21 @@ pub struct CreateKind {
 
 /// An image to be created: a driver's options for it.
 pub trait NewImage: fmt::Debug + Send {
-    /// Returns the names of the nodes that the image is created in.
+    /// Returns the nodes that the image is created in.
     ///
-    /// They are written and resized.
-    fn nodes(&self) -> Vec<&str>;
+    /// They are written and resized. Those defined in place are open when [`create`](Self::create) is called, by the
+    /// name in their options.
+    fn nodes(&mut self) -> Vec<&mut BlockdevRef>;
 
     /// Creates the image. Await the future on the loop of the context.
     ///
     /// Where this takes long or blocks, it happens on another thread.
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating;
+}
+
+/// Reads a node that an image is created in.
+pub(crate) fn read_node(value: Value, at: &Context) -> Result<BlockdevRef, OptionError> {
+    read_ref(value, Inherited::default(), at)
 }
 
 /// `preallocation`: what a new image's space gets beforehand.
@@ -226,6 +235,23 @@ impl Fitted {
         if let Err(error) = cut.await {
             log::warn!("node '{}' stays as long as it has become: {error}", self.node.name());
         }
+    }
+}
+
+/// Awaits the sizes of an image's nodes, one after the other. If the second one cannot have its size, the first one gets its
+/// old size back.
+pub(crate) async fn both(
+    first: Option<impl Future<Output = Result<Fitted, OpenError>>>,
+    second: Option<impl Future<Output = Result<Fitted, OpenError>>>,
+) -> Result<(Option<Fitted>, Option<Fitted>), OpenError> {
+    let first = match first {
+        Some(first) => Some(first.await?),
+        None => None,
+    };
+    let Some(second) = second else { return Ok((first, None)) };
+    match second.await {
+        Ok(second) => Ok((first, Some(second))),
+        Err(error) => settle(Err(error), [first, None]).await.map(|()| (None, None)),
     }
 }
 

@@ -110,6 +110,16 @@ pub enum BlockdevRef {
     Inline(Box<BlockdevOptions>),
 }
 
+impl BlockdevRef {
+    /// Returns the node's name, or an empty one if it has none yet.
+    pub fn name(&self) -> &str {
+        match self {
+            BlockdevRef::Name(name) => name,
+            BlockdevRef::Inline(options) => options.node_name.as_deref().unwrap_or_default(),
+        }
+    }
+}
+
 /// No node has this name. A draft has it until its required row is read.
 impl Default for BlockdevRef {
     fn default() -> Self {

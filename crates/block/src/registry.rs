@@ -285,6 +285,27 @@ impl NodeRegistry {
             return Err(OpenError::new("'node-name' must be specified for the root node"));
         };
         let name = self.new_name(name)?;
+        self.open_as(name, options)
+    }
+
+    /// Opens a node that stays without a user of its own, under a name of [`filter_name`](Self::filter_name).
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
+    pub fn open_for_a_job(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        connections: Connections,
+    ) -> Result<(), OpenError> {
+        self.connections = connections;
+        let opened = self.open_as(name.to_owned(), options);
+        self.connections = Connections::default();
+        opened
+    }
+
+    fn open_as(&mut self, name: String, options: &BlockdevOptions) -> Result<(), OpenError> {
         let mut nested = Vec::new();
         let top = match options.active {
             true => self.open_tree(name, options, &mut nested)?,

@@ -174,7 +174,7 @@ impl Daemon {
     }
 
     /// Begins the connections that a node needs, if it needs any.
-    fn connect(
+    pub(super) fn connect(
         &mut self,
         options: &BlockdevOptions,
     ) -> Option<impl Future<Output = Result<Connections, OpenError>> + use<>> {

@@ -14,14 +14,17 @@ use crate::host::{Host, on_a_thread};
 use crate::nodes::filename_of;
 
 /// Begins the creation of an image, if the nodes that it is created in can be written.
+///
+/// `inventory` has the nodes that were defined in place, too.
 pub(super) fn begin(
     host: &Rc<dyn Host>,
     event_loop: &EventLoop,
     inventory: &Inventory,
     nodes: &NodeRegistry,
-    image: Box<dyn NewImage>,
+    mut image: Box<dyn NewImage>,
 ) -> Result<Creating, OpenError> {
-    for name in image.nodes() {
+    for node in image.nodes() {
+        let name = node.name();
         nodes.node(name)?;
         inventory.check_create(name).map_err(|error| OpenError::new(error.to_string()))?;
     }

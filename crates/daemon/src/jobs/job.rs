@@ -94,8 +94,9 @@ pub(in super::super) struct Job {
 
 /// The work of a job.
 pub(super) enum Work {
-    /// `blockdev-create` and `x-blockdev-amend`: the job's type, and whether the work is done.
-    Image { kind: &'static str, done: bool },
+    /// `blockdev-create` and `x-blockdev-amend`: the job's type, whether the work is done, and the nodes that are open only for
+    /// it.
+    Image { kind: &'static str, done: bool, own: Vec<String> },
     /// A job that copies a node.
     Copy(Box<Copying>),
 }

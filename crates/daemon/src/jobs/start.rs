@@ -6,10 +6,12 @@ use std::sync::Arc;
 use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, CHUNK, Control, CopiesTo, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
-use block::{Amendment, NewImage, OpenError};
-use control::Inventory;
+use block::options::BlockdevRef;
+use block::{Amendment, Connections, NewImage, OpenError};
 use control::qmp::QmpError;
+use control::{Inventory, Step};
 use event_loop::mailbox;
+use options::OptionError;
 
 use super::super::{Daemon, DaemonError, Message};
 use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
@@ -91,16 +93,52 @@ pub(super) struct Ends {
 
 impl Daemon {
     /// `blockdev-create`.
-    pub(in super::super) fn start_create(
+    pub(in super::super) async fn start_create(
         &mut self,
         job: JobOptions,
-        image: Box<dyn NewImage>,
+        mut image: Box<dyn NewImage>,
     ) -> Result<(), QmpError> {
         self.check_id(&job.id)?;
-        let serial = self.begin(job, Work::Image { kind: "create", done: false });
-        let made = create::begin(&self.host, &self.control, &self.inventory, &self.nodes, image);
-        self.await_image(serial, async move { made?.await });
+        let (mut own, mut users) = (Vec::new(), Vec::new());
+        let made = match self.open_places(&mut *image, &mut own, &mut users).await {
+            Ok(inventory) => {
+                create::begin(&self.host, &self.control, &inventory, &self.nodes, image)
+            }
+            Err(error) => Err(error),
+        };
+        let serial = self.begin(job, Work::Image { kind: "create", done: false, own });
+        self.await_image(serial, async move {
+            let made = made?.await;
+            drop(users);
+            made
+        });
         Ok(())
+    }
+
+    /// Opens the nodes that are defined in place for a new image. Their names are added to `own`, and what locks them
+    /// to `users`.
+    async fn open_places(
+        &mut self,
+        image: &mut dyn NewImage,
+        own: &mut Vec<String>,
+        users: &mut Vec<Arc<dyn BlockNode>>,
+    ) -> Result<Inventory, OpenError> {
+        let of_option = |error: OptionError| OpenError::new(error.to_string());
+        let mut inventory = self.inventory.clone();
+        for node in image.nodes() {
+            let BlockdevRef::Inline(options) = node else { continue };
+            let name = self.nodes.filter_name(options.node_name.as_deref())?;
+            options.node_name = Some(name.clone());
+            inventory = inventory.with(&Step::of_node((**options).clone())).map_err(of_option)?;
+            let connections = match self.connect(options) {
+                Some(connecting) => connecting.await?,
+                None => Connections::default(),
+            };
+            self.nodes.open_for_a_job(&name, options, connections)?;
+            own.push(name.clone());
+            users.push(self.nodes.get(&name)?);
+        }
+        Ok(inventory)
     }
 
     /// `x-blockdev-amend`.
@@ -124,7 +162,7 @@ impl Daemon {
             .map_err(DaemonError::from)?;
         let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
         self.inventory = inventory;
-        let serial = self.begin(job, Work::Image { kind: "amend", done: false });
+        let serial = self.begin(job, Work::Image { kind: "amend", done: false, own: Vec::new() });
         self.await_image(serial, amending);
         Ok(())
     }
@@ -145,8 +183,16 @@ impl Daemon {
     /// Ends a job on an image with the result of its work.
     pub(in super::super) async fn image_done(&mut self, serial: u64, result: Result<(), String>) {
         let Some(mut job) = self.jobs.take(serial) else { return };
-        if let Work::Image { done, .. } = &mut job.work {
+        if let Work::Image { done, own, .. } = &mut job.work {
             *done = true;
+            // The last first: it may lie above an earlier one.
+            while let Some(node) = own.pop() {
+                if let Err(error) = self.nodes.remove(&node) {
+                    log::warn!(
+                        "node '{node}' stays open after the job that it was opened for: {error}"
+                    );
+                }
+            }
         }
         match result {
             Ok(()) => {

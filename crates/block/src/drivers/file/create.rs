@@ -16,6 +16,7 @@ use super::calls::set_extent_size;
 use super::locks::CreationLock;
 use crate::create::{CHUNK, CreateContext, CreateKind, Creating, NewImage, Preallocation};
 use crate::error::OpenError;
+use crate::options::BlockdevRef;
 
 pub(super) static CREATE: CreateKind = CreateKind { help: "a regular file", options: &OPTIONS };
 
@@ -34,7 +35,7 @@ struct NewFile {
 const EXTENT_SIZE: u32 = 1 << 20;
 
 impl NewImage for NewFile {
-    fn nodes(&self) -> Vec<&str> {
+    fn nodes(&mut self) -> Vec<&mut BlockdevRef> {
         Vec::new()
     }
 

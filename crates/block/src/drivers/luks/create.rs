@@ -11,11 +11,13 @@ use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
 use crate::create::{
-    CreateContext, CreateKind, Creating, NewImage, Preallocation, preallocate, settle,
+    CreateContext, CreateKind, Creating, NewImage, Preallocation, both, preallocate, read_node,
+    settle,
 };
 use crate::drivers::encryption::{LuksDraft, NewLuks, password};
 use crate::error::OpenError;
 use crate::node::{BlockNode, Channel};
+use crate::options::{BlockdevRef, ref_shape};
 use crate::request::Op;
 use crate::submit::submit;
 
@@ -26,9 +28,9 @@ pub(super) static CREATE: CreateKind =
 #[derive(Debug)]
 struct NewDisk {
     /// The node of the encrypted sectors. `None`: only a header is made.
-    file: Option<String>,
+    file: Option<BlockdevRef>,
     /// The node of the header. `None`: the header is at the beginning of `file`.
-    header: Option<String>,
+    header: Option<BlockdevRef>,
     /// Bytes of the disk.
     size: u64,
     luks: NewLuks,
@@ -36,12 +38,13 @@ struct NewDisk {
 }
 
 impl NewImage for NewDisk {
-    fn nodes(&self) -> Vec<&str> {
-        self.file.iter().chain(&self.header).map(String::as_str).collect()
+    fn nodes(&mut self) -> Vec<&mut BlockdevRef> {
+        self.file.iter_mut().chain(&mut self.header).collect()
     }
 
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
         let NewDisk { file, header, size, luks, preallocation } = *self;
+        let [file, header] = [&file, &header].map(|node| node.as_ref().map(BlockdevRef::name));
         let begin = || {
             if file.is_none() && header.is_none() {
                 let why = "Either the parameter 'header' or 'file' must be specified";
@@ -57,24 +60,17 @@ impl NewImage for NewDisk {
             let start = if header.is_some() { 0 } else { header_len };
             let end = start.checked_add(size).filter(|end| i64::try_from(*end).is_ok());
             let end = end.ok_or_else(|| OpenError::new("The requested file size is too large"))?;
-            check_preallocation(context, file.as_deref(), header.is_some(), end, preallocation)?;
+            check_preallocation(context, file, header.is_some(), end, preallocation)?;
             // The disk is as long as its node allows.
-            let header = header.map(|header| context.fit(&header, header_len));
-            let data = file.map(|file| context.fit(&file, end));
+            let header = header.map(|header| context.fit(header, header_len));
+            let data = file.map(|file| context.fit(file, end));
             Ok((password, start..end, header, data))
         };
         let begun = begin();
         let on_thread = context.on_thread.clone();
         Box::pin(async move {
             let (password, range, header, data) = begun?;
-            let header = match header {
-                Some(grown) => Some(grown.await?),
-                None => None,
-            };
-            let data = match data {
-                Some(grown) => Some(grown.await?),
-                None => None,
-            };
+            let (header, data) = both(header, data).await?;
             let [header_node, data_node] =
                 [&header, &data].map(|fitted| fitted.as_ref().map(|fitted| fitted.node.clone()));
             let made = on_thread(Box::new(move || {
@@ -172,8 +168,8 @@ fn memory(len: usize) -> Result<IoBufs, Errno> {
 
 #[derive(Default)]
 struct Draft {
-    file: Option<String>,
-    header: Option<String>,
+    file: Option<BlockdevRef>,
+    header: Option<BlockdevRef>,
     size: u64,
     luks: NewLuks,
     preallocation: Preallocation,
@@ -192,13 +188,13 @@ static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
             "only a header is made, in the node header",
             "the node that it is made in, over the node's contents",
         )
-        .text("<node>", |disk, node| put(&mut disk.file, Some(node))),
+        .nested(ref_shape, |disk, node, at| put(&mut disk.file, Some(read_node(node, at)?))),
         Row::optional(
             "header",
             "the header lies before the encrypted data",
             "the node that the header is made in, over the node's contents",
         )
-        .text("<node>", |disk, node| put(&mut disk.header, Some(node))),
+        .nested(ref_shape, |disk, node, at| put(&mut disk.header, Some(read_node(node, at)?))),
         Row::required("size", "size of the disk").bytes(|disk, size| put(&mut disk.size, size)),
         Draft::KEY_SECRET,
         Draft::CIPHER_ALG,

@@ -13,9 +13,13 @@ use crypto::Secret;
 use super::encrypt;
 use super::layout::{CreateQcow2, Space, create_qcow2_in, plan};
 use super::plan::{Features, Plan};
-use crate::create::{CreateContext, CreateKind, Creating, Fitted, NewImage, Preallocation, settle};
+use crate::create::{
+    CreateContext, CreateKind, Creating, Fitted, NewImage, Preallocation, both, read_node, settle,
+};
 use crate::drivers::encryption::{NewLuks, password};
 use crate::error::OpenError;
+use crate::node::BlockNode;
+use crate::options::{BlockdevRef, ref_shape};
 
 pub(super) static CREATE: CreateKind =
     CreateKind { help: "a qcow2 image in a node", options: &OPTIONS };
@@ -24,9 +28,9 @@ pub(super) static CREATE: CreateKind =
 #[derive(Debug)]
 struct NewQcow2 {
     /// The node.
-    file: String,
+    file: BlockdevRef,
     /// The node of the data file.
-    data_file: Option<String>,
+    data_file: Option<BlockdevRef>,
     create: CreateQcow2,
     features: Features,
     preallocation: Preallocation,
@@ -34,28 +38,23 @@ struct NewQcow2 {
 }
 
 impl NewImage for NewQcow2 {
-    fn nodes(&self) -> Vec<&str> {
-        std::iter::once(&self.file).chain(&self.data_file).map(String::as_str).collect()
+    fn nodes(&mut self) -> Vec<&mut BlockdevRef> {
+        std::iter::once(&mut self.file).chain(&mut self.data_file).collect()
     }
 
     fn create(self: Box<Self>, context: &CreateContext<'_>) -> Creating {
         let begun = self.begin(context);
         let on_thread = context.on_thread.clone();
         Box::pin(async move {
-            let Begun { luks, plan, space, file, data_file } = begun?;
-            let file = file.await?;
-            let data_file = match data_file {
-                Some(data_file) => Some(data_file.await?),
-                None => None,
-            };
-            let (node, data_node) =
-                (file.node.clone(), data_file.as_ref().map(|of| of.node.clone()));
+            let Begun { luks, plan, space, node, file, data_file } = begun?;
+            let (file, data_file) = both(Some(file), data_file).await?;
+            let data_node = data_file.as_ref().map(|of| of.node.clone());
             let made = on_thread(Box::new(move || {
                 let luks = luks.map(|(luks, password)| luks.make(&password)).transpose()?;
                 create_qcow2_in(node, data_node, &plan, luks, space)
             }))
             .await;
-            settle(made, [Some(file), data_file]).await
+            settle(made, [file, data_file]).await
         })
     }
 }
@@ -67,6 +66,8 @@ struct Begun {
     luks: Option<(NewLuks, Arc<Secret>)>,
     plan: Plan,
     space: Space,
+    /// The node of the file.
+    node: Arc<dyn BlockNode>,
     file: Resizing,
     data_file: Option<Resizing>,
 }
@@ -74,10 +75,13 @@ struct Begun {
 impl NewQcow2 {
     fn begin(self: Box<Self>, context: &CreateContext<'_>) -> Result<Begun, OpenError> {
         let NewQcow2 { file, data_file, create, mut features, preallocation, encrypt } = *self;
-        let old_len = context.node(&file)?.geometry().size;
-        if let Some(name) = &data_file {
+        let file = file.name();
+        let data_file = data_file.as_ref().map(BlockdevRef::name);
+        let node = context.node(file)?;
+        let old_len = node.geometry().size;
+        if let Some(name) = data_file {
             context.node(name)?;
-            if *name == file {
+            if name == file {
                 let why = "Parameters 'file' and 'data-file' name the same node";
                 return Err(OpenError::new(why));
             }
@@ -100,11 +104,11 @@ impl NewQcow2 {
                 return Err(OpenError::new(why));
             }
             let space = Space::of(plan.data(), old_len, preallocation);
-            let file = Box::pin(context.grow(&file, plan.len()));
-            return Ok(Begun { luks, plan, space, file, data_file: None });
+            let file = Box::pin(context.grow(file, plan.len()));
+            return Ok(Begun { luks, plan, space, node, file, data_file: None });
         };
         let (size, is_raw) = (create.size, features.is_raw);
-        let old = context.node(&name)?.geometry().size;
+        let old = context.node(name)?.geometry().size;
         let space = match is_raw {
             // The disk has what the data file has.
             true => Space { allocated: (old.min(size)..size, preallocation), zeroed: 0..0 },
@@ -113,9 +117,9 @@ impl NewQcow2 {
         // As QEMU does: a data file of a disk without data is as long as the disk.
         let is_cut = preallocation == Preallocation::Off && !is_raw;
         let fit = move |old: u64| if is_cut { size } else { old.max(size) };
-        let file = Box::pin(context.grow(&file, plan.len()));
-        let data_file = Some(Box::pin(context.resize(&name, fit)) as Resizing);
-        Ok(Begun { luks, plan, space, file, data_file })
+        let file = Box::pin(context.grow(file, plan.len()));
+        let data_file = Some(Box::pin(context.resize(name, fit)) as Resizing);
+        Ok(Begun { luks, plan, space, node, file, data_file })
     }
 }
 
@@ -132,8 +136,8 @@ impl Space {
 }
 
 struct Draft {
-    file: Option<String>,
-    data_file: Option<String>,
+    file: Option<BlockdevRef>,
+    data_file: Option<BlockdevRef>,
     backing_file: Option<String>,
     backing_format: Option<&'static str>,
     create: CreateQcow2,
@@ -165,11 +169,13 @@ fn small(size: u64) -> u32 {
 static OPTIONS: Table<Draft, Box<dyn NewImage>> = Table {
     fields: &[
         Row::required("file", "the node that it is made in, over the node's contents")
-            .text("<node>", |image, node| put(&mut image.file, Some(node))),
+            .nested(ref_shape, |image, node, at| put(&mut image.file, Some(read_node(node, at)?))),
         Row::required("size", "size of the disk")
             .bytes(|image, size| put(&mut image.create.size, size)),
         Row::optional("data-file", "the image has its data", "the node that is to have the data")
-            .text("<node>", |image, node| put(&mut image.data_file, Some(node))),
+            .nested(ref_shape, |image, node, at| {
+                put(&mut image.data_file, Some(read_node(node, at)?))
+            }),
         Row::default("data-file-raw", "off", "the data file by itself is the disk's raw image")
             .bool(|image, on| put(&mut image.features.is_raw, on)),
         Row::default("version", "v3", "version of the format").at(&OneOf {

@@ -10,6 +10,7 @@ use super::encrypt::{CreateEncryption, new_encryption_members, read_new_encrypti
 use super::options::{RbdOptions, rbd_members, read_rbd};
 use crate::create::{CreateContext, CreateKind, Creating, NewImage};
 use crate::error::OpenError;
+use crate::options::BlockdevRef;
 
 pub(super) static CREATE: CreateKind =
     CreateKind { help: "an image of a Ceph cluster", options: &OPTIONS };
@@ -28,7 +29,7 @@ struct NewRbd {
 }
 
 impl NewImage for NewRbd {
-    fn nodes(&self) -> Vec<&str> {
+    fn nodes(&mut self) -> Vec<&mut BlockdevRef> {
         Vec::new()
     }
 

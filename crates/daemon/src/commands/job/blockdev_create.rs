@@ -23,7 +23,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
         Box::pin(async move {
             let options = options.ok_or_else(|| table::missing("options"));
             let job = JobOptions { auto_dismiss: false, id, ..JobOptions::default() };
-            daemon.start_create(job, options.map_err(DaemonError::from)?)
+            daemon.start_create(job, options.map_err(DaemonError::from)?).await
         })
     },
 };
