@@ -5,9 +5,10 @@ mod common;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
+use common::peers::{Peers, run};
 use common::{BLOCKS, MIB, check, check_moment, create, daemon, under_load, wait_for_end};
-use integration::{Image, Qmp, Scratch, pattern, tool};
-use serde_json::json;
+use integration::{Image, Qmp, Scratch, merged, pattern, tool};
+use serde_json::{Value, json};
 
 #[test]
 fn backing_images_are_not_changed() {
@@ -76,6 +77,83 @@ fn backing_images_are_not_changed() {
     });
     let newest = newest.max().unwrap_or(0);
     check(&Image::existing(&raw), &log, newest as usize);
+}
+
+/// An overlay has its own size: users see it from then on.
+#[test]
+fn overlays_of_another_size() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for (name, size) in [("base", "1M"), ("large", "2M"), ("small", "512K")] {
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), size]);
+        let file = json!({"driver": "file", "filename": format!("DIR/{name}")});
+        let node = json!({"driver": "qcow2", "node-name": name, "file": file, "backing": null});
+        peers.execute("blockdev-add", node);
+    }
+    peers.serve("base");
+    peers.io(&["write -P 1 0 1M"]);
+    peers.execute("blockdev-snapshot", json!({"node": "base", "overlay": "large"}));
+    peers.io(&["read -P 1 0 1M", "write -P 2 128K 64K"]);
+    let nbd = ["-f", "raw", "nbd+unix:///e?socket=DIR/nbd.sock", "-c"];
+    let ours = peers.ours.folder.clone();
+    let grown = ["read -P 0 1M 1M", "-c", "write -P 3 1536K 64K"];
+    run("qemu-io", &ours, &[&nbd[..], &grown].concat());
+    peers.execute("blockdev-snapshot", json!({"node": "large", "overlay": "small"}));
+    peers.io(&["read -P 2 128K 64K", "read -P 1 256K 256K", "write -P 4 0 64K"]);
+    let exports = peers.execute("query-block-exports", json!({}));
+    assert_eq!(exports[0]["node-name"], "small");
+    let len = run("qemu-io", &ours, &[&nbd[..], &["length"]].concat());
+    assert_eq!(len.trim(), "512 KiB");
+    peers.stop();
+    for name in ["base", "large", "small"] {
+        run("qemu-img", &ours, &["check", "-q", "-f", "qcow2", &format!("DIR/{name}")]);
+    }
+}
+
+/// An overlay names the options of an image that a path does not tell all of.
+#[test]
+fn overlays_name_options() {
+    let file = json!({"driver": "file", "filename": "DIR/disk"});
+    let throttled = json!({"driver": "throttle", "throttle-group": "t", "file": file});
+    for (nth, below) in [
+        json!({"driver": "raw", "file": file}),
+        json!({"driver": "raw", "offset": 65536, "file": file}),
+        json!({"driver": "raw", "offset": 65536, "size": 65536, "file": file}),
+        json!({"driver": "qcow2", "file": {"driver": "raw", "offset": 65536, "file": file}}),
+        json!({"driver": "throttle", "throttle-group": "t", "file": {"driver": "raw", "file": file}}),
+        json!({"driver": "raw", "file": throttled}),
+        json!({"driver": "null-co", "size": 1 << 20, "read-zeroes": true}),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        peers.execute("object-add", json!({"qom-type": "throttle-group", "id": "t"}));
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/image", "1M"]);
+        for side in peers.sides() {
+            let image = std::fs::read(side.path("image")).expect("the image");
+            std::fs::write(side.path("disk"), [vec![0; 65536], image].concat()).expect("writable");
+        }
+        peers.execute("blockdev-add", merged(below.clone(), &json!({"node-name": "disk"})));
+        let snapshot = json!({
+            "node-name": "disk", "snapshot-file": "DIR/top", "snapshot-node-name": "top",
+        });
+        peers.execute("blockdev-snapshot-sync", snapshot);
+        let named = peers.sides().map(|side| {
+            let info = run("qemu-img", &side.folder, &["info", "-U", "--output=json", "DIR/top"]);
+            let info = info.replace(&side.folder.display().to_string(), "DIR");
+            let info: Value = serde_json::from_str(&info).expect("JSON");
+            let name = info["backing-filename"].as_str().expect("a name").to_owned();
+            let options = name.strip_prefix("json:").map(|options| {
+                serde_json::from_str::<Value>(options).expect("JSON")
+            });
+            (options.unwrap_or_else(|| name.into()), info["backing-filename-format"].clone())
+        });
+        assert_eq!(named[0], named[1], "{below}");
+        assert_eq!(named[0].0.is_object(), nth > 0, "{below}");
+        peers.stop();
+    }
 }
 
 #[test]

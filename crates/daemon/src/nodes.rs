@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{self, Path};
 
 use block::driver::{Description, Layer};
 use block::node::{BackingName, ImageDetails};
@@ -145,8 +145,9 @@ fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
 
 /// Whether a node has another backing image than its header names.
 fn is_backed_otherwise(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> bool {
-    let named = named_backing(nodes, node);
-    let there = backing(nodes, node).map(|backing| filename(nodes, &backing));
+    let absolute = |name: String| path::absolute(&name).unwrap_or_else(|_| name.into());
+    let named = named_backing(nodes, node).map(absolute);
+    let there = backing(nodes, node).map(|backing| filename(nodes, &backing)).map(absolute);
     node.node.details().is_some() && named != there
 }
 

@@ -17,6 +17,7 @@ use super::host::{Host, on_a_thread};
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
+use crate::nodes::filename_of;
 
 /// The arguments of `blockdev-snapshot-sync`.
 #[derive(Debug, Clone, Default)]
@@ -90,13 +91,17 @@ impl Daemon {
         };
         self.check_paths(&Action::Blockdev(overlay.clone()))?;
         if !snapshot.existing {
-            let Some(path) = self.nodes.image_path(&node_name) else {
-                let message = format!("Node '{node_name}' has no file that an image could name");
-                return Err(DaemonError::new(message));
+            let filename = filename_of(&self.nodes, &node_name);
+            let path = self.nodes.image_path(&node_name);
+            // A path that is not all there is to know of the image is among options.
+            let filename = match path.filter(|_| !filename.starts_with("json:")) {
+                Some(path) => {
+                    let path = std::path::absolute(path).map_err(DaemonError::new)?;
+                    path.display().to_string()
+                }
+                None => filename,
             };
-            let path = std::path::absolute(path).map_err(DaemonError::new)?;
-            let format = below.driver.kind().name.to_owned();
-            let backing = (path.display().to_string(), Some(format));
+            let backing = (filename, Some(below.driver.kind().name.to_owned()));
             let size = node.geometry().size;
             drop(node);
             let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
@@ -218,11 +223,6 @@ impl Daemon {
         inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
-        let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
-        if sizes.0 != sizes.1 {
-            let message = format!("'{to}' has {} bytes, and '{from}' has {}", sizes.1, sizes.0);
-            return Err(DaemonError::new(message));
-        }
         let users = drain(users).await.map_err(DaemonError::new)?;
         // After the move, a flush by the users reaches only the image above.
         let node = self.nodes.node(from)?;

@@ -107,11 +107,12 @@ impl Inventory {
         self.exports.values().any(|e| e.options.writable && e.nodes.iter().any(|node| node == name))
             || self.nodes.iter().any(|(above, node)| {
                 let mut uses = node.children.iter().filter(|child| child.name == name);
-                !node.read_only
-                    && uses.any(|child| {
-                        matches!(child.used_as, ChildUse::Metadata)
-                            || writes_to(child) && self.is_written(above)
-                    })
+                uses.any(|child| {
+                    child.used_as.always_writes()
+                        || !node.read_only
+                            && (matches!(child.used_as, ChildUse::Metadata)
+                                || writes_to(child) && self.is_written(above))
+                })
             })
     }
 }
