@@ -1,6 +1,7 @@
 //! `--sandbox` and `--user`: converts the options to a sandbox configuration.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use block::driver::Needs;
@@ -290,13 +291,20 @@ pub fn user(options: &SandboxOptions) -> Result<Option<u32>, DaemonError> {
     Ok(identity.map(|identity| identity.uid))
 }
 
-/// Whether a pid file may still be renamed once the daemon is confined.
-#[must_use]
-pub fn renaming(options: &SandboxOptions) -> Renaming {
-    match options.user {
-        Some(_) => Renaming::Uncertain,
-        None => Renaming::Possible,
-    }
+/// Whether the pid file may still be renamed once the daemon is confined.
+///
+/// # Errors
+///
+/// The user or group does not exist.
+pub fn renaming(options: &SandboxOptions, pidfile: Option<&Path>) -> Result<Renaming, DaemonError> {
+    let Some(user) = user(options)? else { return Ok(Renaming::Possible) };
+    let folder = pidfile.and_then(pidfile::folder);
+    let owner = folder.and_then(|folder| folder.metadata().ok()).map(|folder| folder.uid());
+    // Users may rename what is in a folder of theirs, also files of others.
+    Ok(match owner == Some(user) {
+        true => Renaming::Possible,
+        false => Renaming::Impossible,
+    })
 }
 
 /// Who that is. Names are looked up now: later the files and libraries for it may be out of reach.
@@ -339,5 +347,28 @@ fn gid(name: &str) -> Result<Gid, DaemonError> {
         (Some(group), _) => Ok(group.gid),
         (None, Ok(number)) => Ok(Gid::from_raw(number)),
         (None, Err(_)) => Err(failed(format!("there is no group '{name}'"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_file_is_renamed_late_only_in_a_folder_of_the_later_user() {
+        let pidfile = std::env::temp_dir().join(format!("confinement-{}", std::process::id()));
+        std::fs::create_dir(&pidfile).expect("a directory");
+        let owner = pidfile.metadata().expect("it is there").uid();
+        let pidfile = pidfile.join("a.pid");
+        let of = |user: Option<u32>| {
+            let user = user
+                .map(|user| UserOptions { user: user.to_string(), group: Some("1".to_owned()) });
+            let options = SandboxOptions { user, ..SandboxOptions::default() };
+            renaming(&options, Some(&pidfile)).expect("the user exists")
+        };
+        assert_eq!(of(None), Renaming::Possible);
+        assert_eq!(of(Some(owner)), Renaming::Possible);
+        assert_eq!(of(Some(owner + 1)), Renaming::Impossible);
+        drop(std::fs::remove_dir(pidfile.parent().expect("a directory")));
     }
 }

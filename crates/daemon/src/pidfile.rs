@@ -9,8 +9,10 @@
 //! then it has another name in the same directory: it is created before the process confines itself. It is removed
 //! at the end.
 //!
-//! A daemon that becomes another user may not be allowed to rename the file. Its file is at its path, and empty,
-//! from the beginning. The same holds for a file that was there before, in a directory that cannot be written to.
+//! A daemon that becomes another user may rename the file if the directory is that user's. In another directory,
+//! the file appears with the id right before the daemon becomes that user, when the whole command line has been
+//! carried out. A file that was there before, in a directory that cannot be written to, is empty until the daemon
+//! serves.
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
@@ -39,10 +41,10 @@ pub struct Pidfile {
 /// Whether a pid file may be renamed once the process is confined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renaming {
-    /// By the same user, and the sandbox knows of the file.
+    /// By the user that the process has by then, and the sandbox knows of the file.
     Possible,
     /// Not by the user that the process becomes.
-    Uncertain,
+    Impossible,
 }
 
 impl Pidfile {
@@ -51,8 +53,8 @@ impl Pidfile {
     /// # Errors
     ///
     /// If the file cannot be created, or a living process has locked it. The message is QEMU's.
-    pub fn create(path: &Path, renaming: Renaming) -> Result<Self, String> {
-        Self::try_create(path, renaming).map_err(|why| format!("cannot create PID file: {why}"))
+    pub fn create(path: &Path) -> Result<Self, String> {
+        Self::try_create(path).map_err(|why| format!("cannot create PID file: {why}"))
     }
 
     /// Writes the process's id into the file, once the daemon has started, and has the file appear at its path.
@@ -82,14 +84,18 @@ impl Pidfile {
         }
     }
 
-    /// [Creates](Self::create) the file if there is a path.
+    /// [Creates](Self::create) the file if there is a path, and fills it if it cannot be renamed later.
     ///
     /// # Errors
     ///
-    /// See [`create`](Self::create).
+    /// See [`create`](Self::create) and [`fill`](Self::fill).
     pub fn create_if(path: Option<&Path>, renaming: Renaming) -> Result<Option<Self>, DaemonError> {
-        let created = path.map(|path| Self::create(path, renaming));
-        created.transpose().map_err(DaemonError::new)
+        let Some(path) = path else { return Ok(None) };
+        let mut created = Self::create(path).map_err(DaemonError::new)?;
+        if renaming == Renaming::Impossible {
+            created.fill().map_err(DaemonError::new)?;
+        }
+        Ok(Some(created))
     }
 
     /// [Fills](Self::fill) a created file, and stores it in `kept`.
@@ -104,34 +110,32 @@ impl Pidfile {
         Ok(())
     }
 
-    fn try_create(path: &Path, renaming: Renaming) -> Result<Self, String> {
+    fn try_create(path: &Path) -> Result<Self, String> {
         let create = |error| could_not(&format!("Could not create '{}'", path.display()), error);
-        if renaming == Renaming::Possible {
-            // Links are followed, also one that leads to no file yet.
-            let target = follow(path).map_err(create)?;
-            let removed = loop {
-                match OpenOptions::new().write(true).open(&target) {
-                    Ok(left) => {
-                        lock(&left).map_err(could_not_lock)?;
-                        // Its last owner may have removed it meanwhile, and another made a new one.
-                        if is_at(&left, &target) {
-                            let is_file = left.metadata().is_ok_and(|left| left.is_file());
-                            break is_file && fs::remove_file(&target).is_ok();
-                        }
+        // Links are followed, also one that leads to no file yet.
+        let target = follow(path).map_err(create)?;
+        let removed = loop {
+            match OpenOptions::new().write(true).open(&target) {
+                Ok(left) => {
+                    lock(&left).map_err(could_not_lock)?;
+                    // Its last owner may have removed it meanwhile, and another made a new one.
+                    if is_at(&left, &target) {
+                        let is_file = left.metadata().is_ok_and(|left| left.is_file());
+                        break is_file && fs::remove_file(&target).is_ok();
                     }
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break true,
-                    Err(error) => return Err(create(error)),
                 }
-            };
-            if removed {
-                let hidden = beside(&target);
-                // One of a killed process that had the same id.
-                let _ = fs::remove_file(&hidden);
-                let file = open_new(&hidden).map_err(create)?;
-                let created = Self { path: target, file, hidden: Some(hidden) };
-                lock(&created.file).map_err(could_not_lock)?;
-                return Ok(created);
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break true,
+                Err(error) => return Err(create(error)),
             }
+        };
+        if removed {
+            let hidden = beside(&target);
+            // One of a killed process that had the same id.
+            let _ = fs::remove_file(&hidden);
+            let file = open_new(&hidden).map_err(create)?;
+            let created = Self { path: target, file, hidden: Some(hidden) };
+            lock(&created.file).map_err(could_not_lock)?;
+            return Ok(created);
         }
         loop {
             let file = OpenOptions::new()
@@ -173,8 +177,10 @@ impl Pidfile {
     }
 
     fn write(&self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
+        let id = format!("{}\n", std::process::id());
+        // A file that is at its path already is never seen empty.
+        self.file.write_all_at(id.as_bytes(), 0)?;
+        self.file.set_len(id.len() as u64)
     }
 }
 
@@ -286,12 +292,13 @@ mod tests {
         let directory = Directory::new("holds");
         let path = directory.0.join("a.pid");
         fs::write(&path, "left behind by another, longer").expect("a file");
-        let mut pidfile = Pidfile::create(&path, Renaming::Uncertain).expect("a pid file");
-        assert_eq!(fs::read_to_string(&path).expect("it can be read"), "");
-        pidfile.fill().expect("it can be written");
-        let text = fs::read_to_string(&path).expect("it can be read");
-        assert_eq!(text, format!("{}\n", std::process::id()));
-        drop(pidfile);
+        let created = Pidfile::create_if(Some(&path), Renaming::Impossible).expect("a pid file");
+        let text = || fs::read_to_string(&path).expect("it can be read");
+        assert_eq!(text(), format!("{}\n", std::process::id()), "from the beginning");
+        let kept = OnceCell::new();
+        Pidfile::fill_if(created, &kept).expect("it can be written");
+        assert_eq!(text(), format!("{}\n", std::process::id()));
+        drop(kept);
         assert!(!path.exists());
     }
 
@@ -300,14 +307,14 @@ mod tests {
         let directory = Directory::new("appears");
         let path = directory.0.join("a.pid");
         fs::write(&path, "left behind by another, longer").expect("a file");
-        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        let mut pidfile = Pidfile::create(&path).expect("a pid file");
         assert!(!path.exists(), "programs wait for it");
         pidfile.fill().expect("it can be written");
         let text = fs::read_to_string(&path).expect("it can be read");
         assert_eq!(text, format!("{}\n", std::process::id()));
         let names = fs::read_dir(&directory.0).expect("a directory").count();
         assert_eq!(names, 1, "the first name is gone");
-        let other = Pidfile::create(&path, Renaming::Possible).map(drop);
+        let other = Pidfile::create(&path).map(drop);
         let expected =
             "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
         assert_eq!(other.expect_err("it is in use"), expected);
@@ -318,7 +325,7 @@ mod tests {
     #[test]
     fn goes_if_it_was_never_filled() {
         let directory = Directory::new("never");
-        let pidfile = Pidfile::create(&directory.0.join("a.pid"), Renaming::Possible);
+        let pidfile = Pidfile::create(&directory.0.join("a.pid"));
         drop(pidfile.expect("a pid file"));
         assert_eq!(fs::read_dir(&directory.0).expect("a directory").count(), 0);
     }
@@ -327,7 +334,7 @@ mod tests {
     fn leaves_the_file_of_one_that_was_faster() {
         let directory = Directory::new("faster");
         let path = directory.0.join("a.pid");
-        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        let mut pidfile = Pidfile::create(&path).expect("a pid file");
         fs::write(&path, "1\n").expect("another file");
         let expected =
             "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
@@ -341,7 +348,7 @@ mod tests {
         let directory = Directory::new("links");
         let (link, target) = (directory.0.join("link"), directory.0.join("target"));
         std::os::unix::fs::symlink(&target, &link).expect("a link");
-        let mut pidfile = Pidfile::create(&link, Renaming::Possible).expect("a pid file");
+        let mut pidfile = Pidfile::create(&link).expect("a pid file");
         assert!(!target.exists());
         pidfile.fill().expect("it can be written");
         assert!(target.exists() && link.is_symlink());
@@ -353,7 +360,7 @@ mod tests {
     fn leaves_a_file_that_has_replaced_it() {
         let directory = Directory::new("leaves");
         let path = directory.0.join("a.pid");
-        let mut pidfile = Pidfile::create(&path, Renaming::Possible).expect("a pid file");
+        let mut pidfile = Pidfile::create(&path).expect("a pid file");
         pidfile.fill().expect("it can be written");
         fs::remove_file(&path).expect("it goes");
         fs::write(&path, "1\n").expect("another file");
@@ -365,7 +372,7 @@ mod tests {
     fn errors_are_worded_as_in_qemu() {
         let missing = Path::new("/nonexistent/a.pid");
         assert_eq!(
-            Pidfile::create(missing, Renaming::Possible).expect_err("there is no directory"),
+            Pidfile::create(missing).expect_err("there is no directory"),
             "cannot create PID file: Could not create '/nonexistent/a.pid': \
              No such file or directory"
         );

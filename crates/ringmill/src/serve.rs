@@ -33,8 +33,8 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
     let mut is_ready = false;
     let result = daemon::run(start, environment, |daemon| {
-        let renaming = confinement::renaming(&options.sandbox);
-        let created = Pidfile::create_if(options.pidfile.as_deref(), renaming)?;
+        let path = options.pidfile.as_deref();
+        let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
         let described = describe(options)?;
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;

@@ -60,8 +60,8 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
         }
     }
     daemon::run(start, environment, |daemon| {
-        let renaming = confinement::renaming(&options.sandbox);
-        let created = Pidfile::create_if(options.pidfile.as_deref(), renaming)?;
+        let path = options.pidfile.as_deref();
+        let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
         let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
         daemon.confine()?;
         let pidfile = pidfile.clone();

@@ -222,8 +222,7 @@ mod tests {
     #[test]
     fn a_stale_pid_file_is_refused() {
         let path = std::env::temp_dir().join(format!("upgrade-{}.pid", std::process::id()));
-        let renaming = daemon::pidfile::Renaming::Possible;
-        let mut pidfile = daemon::pidfile::Pidfile::create(&path, renaming).unwrap();
+        let mut pidfile = daemon::pidfile::Pidfile::create(&path).unwrap();
         pidfile.fill().unwrap();
         assert!(check_is_locked(&path, 1).is_ok());
         drop(pidfile);
