@@ -197,3 +197,18 @@ fn a_write_threshold_is_reported_once() {
     compare_nodes(&mut peers, &["disk"]);
     peers.stop();
 }
+
+#[test]
+fn a_null_disk_is_no_larger_than_in_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let most = i64::MAX & !((1 << 30) - 1);
+    for (name, size, is_granted) in
+        [("a", most, true), ("b", most + 1, false), ("c", i64::MAX, false)]
+    {
+        let node = json!({"driver": "null-co", "node-name": name, "size": size});
+        let answer = peers.both("blockdev-add", node);
+        assert_eq!(answer.get("return").is_some(), is_granted, "{answer}");
+    }
+    peers.stop();
+}

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ::options::Object;
 use ::options::place::Of;
 use ::options::table::{self, Field, Row};
+use nix::errno::Errno;
 
 use self::node::{Answer, NullNode};
 use crate::driver::{
@@ -22,6 +23,8 @@ use crate::options::{BlockdevRef, Driver, Inherited};
 const SECTOR: u64 = 512;
 /// The size of a null node when none is given, as in QSD.
 const SIZE: u64 = 1 << 30;
+/// The largest size that QSD takes, in bytes.
+const MOST: u64 = i64::MAX.unsigned_abs() & !((1 << 30) - 1);
 
 pub(super) static NULL_CO: DriverKind = DriverKind {
     name: "null-co",
@@ -143,8 +146,8 @@ impl BlockDriver for Null {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let Null { answer, options: null } = *self;
-        if i64::try_from(null.size).is_err() {
-            return Err(OpenError::new(format!("size {} is invalid: too large", null.size)));
+        if null.size > MOST {
+            return Err(OpenError::os("Could not refresh total sector count", Errno::EFBIG));
         }
         // As QEMU does: what is no multiple is rounded up.
         let null = NullOptions { size: null.size.next_multiple_of(SECTOR), ..null };
