@@ -561,3 +561,25 @@ fn an_export_with_bitmaps_is_not_in_the_state_file() {
     assert_eq!(ids, ["plain"]);
     server.stop();
 }
+
+/// A bitmap that could not be stored at the end is refused at the beginning.
+#[test]
+fn a_read_only_or_inactive_image_takes_no_persistent_bitmap() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "4M"]);
+    for (name, option) in [("reader", "read-only"), ("inactive", "active")] {
+        let mut node = json!({"driver": "qcow2", "node-name": name,
+            "file": {"driver": "file", "filename": "DIR/disk.qcow2"}});
+        node[option] = (option == "read-only").into();
+        peers.execute("blockdev-add", node);
+        let bitmap =
+            |persistent: bool| json!({"node": name, "name": "b", "persistent": persistent});
+        let answer = peers.both(&named("add"), bitmap(true));
+        let why = format!("Cannot add a persistent bitmap to read-only or inactive node '{name}'");
+        assert_eq!(answer["error"]["desc"], why);
+        peers.execute(&named("add"), bitmap(false));
+        peers.execute("blockdev-del", json!({"node-name": name}));
+    }
+    peers.stop();
+}

@@ -166,6 +166,12 @@ impl Daemon {
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }
+        let is_active = self.nodes.info(&node).is_some_and(|info| info.active);
+        if persistent && (opened.geometry().read_only || !is_active) {
+            return Err(refused(format!(
+                "Cannot add a persistent bitmap to read-only or inactive node '{node}'"
+            )));
+        }
         let store = opened.bitmap_store().filter(|_| persistent);
         if persistent && store.is_none() {
             let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
