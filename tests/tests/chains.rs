@@ -587,3 +587,67 @@ fn a_backing_image_is_not_written_to_as_in_qemu_storage_daemon() {
     peers.execute("block-dirty-bitmap-add", json!({"node": "a", "name": "b"}));
     peers.stop();
 }
+
+/// NBD exports do not share resizing: answers, and events before.
+#[test]
+fn a_commit_does_not_grow_a_base_whose_user_does_not_share_that() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/base", "1M"]);
+    peers.run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-b", "DIR/base", "-F", "raw", "DIR/top", "4M"],
+    );
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let file = json!({"driver": "file", "node-name": "file", "filename": "DIR/base"});
+    peers.execute("blockdev-add", file);
+    peers.execute("blockdev-add", json!({"driver": "raw", "node-name": "base", "file": "file"}));
+    peers.execute("blockdev-add", json!({"driver": "raw", "node-name": "other", "file": "base"}));
+    let top = json!({"driver": "file", "filename": "DIR/top"});
+    let top = json!({"driver": "qcow2", "node-name": "top", "backing": "base", "file": top});
+    peers.execute("blockdev-add", top);
+    let commit = json!({"job-id": "j", "device": "top"});
+    for node in ["base", "other", "file"] {
+        peers.execute("block-export-add", json!({"type": "nbd", "id": "e", "node-name": node}));
+        let answer = peers.both("block-commit", commit.clone());
+        let why = answer["error"]["desc"].as_str().unwrap_or_default();
+        assert!(why.contains("permissions 'resize' are both required"), "{answer}");
+        for status in ["created", "null"] {
+            assert_eq!(peers.wait_for("JOB_STATUS_CHANGE")["status"], status);
+        }
+        peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+        peers.wait_for("BLOCK_EXPORT_DELETED");
+    }
+    peers.execute("block-commit", commit);
+    peers.wait_for("BLOCK_JOB_READY");
+    peers.execute("block-job-cancel", json!({"device": "j", "force": true}));
+    peers.wait_for("BLOCK_JOB_CANCELLED");
+    peers.stop();
+}
+
+#[test]
+fn a_job_that_is_refused_late_is_reported_as_in_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for (name, read_only) in [("a", false), ("b", false), ("reader", true)] {
+        let node = json!({"driver": "null-co", "node-name": name, "read-only": read_only});
+        peers.execute("blockdev-add", node);
+    }
+    for (command, arguments) in [
+        ("blockdev-backup", json!({"device": "a", "target": "b", "sync": "full", "speed": -1})),
+        ("blockdev-mirror", json!({"device": "a", "target": "b", "sync": "full", "speed": -1})),
+        ("block-stream", json!({"device": "a", "speed": -1})),
+        ("blockdev-mirror", json!({"device": "a", "target": "reader", "sync": "full"})),
+    ] {
+        for side in peers.sides() {
+            let arguments = integration::merged(json!({"job-id": "j"}), &arguments);
+            let answer = side.ask(command, &arguments);
+            assert!(answer.get("error").is_some(), "{command}: {answer}");
+        }
+        for status in ["created", "null"] {
+            assert_eq!(peers.wait_for("JOB_STATUS_CHANGE")["status"], status, "{command}");
+        }
+    }
+    peers.stop();
+}

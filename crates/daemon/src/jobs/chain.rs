@@ -5,12 +5,12 @@ use std::sync::Arc;
 use block::driver::Layer;
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
-use control::{OptionError, Steady};
+use control::Steady;
 use control::qmp::{ErrorClass, QmpError};
 
 use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
-use super::job::{self, ChainEnd, Copying, How, Parts, Status};
+use super::job::{ChainEnd, Copying, How, Parts};
 use super::options::{CopyOptions, JobOptions};
 use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
 use super::worker::{self, MirrorTask};
@@ -232,6 +232,10 @@ impl Daemon {
         let sizes = [&top_name, &base_name].map(|name| self.nodes.node(name));
         let [size, base_size] = sizes.map(|node| node.map_or(0, |node| node.geometry().size));
         check_parts(size, CLUSTER)?;
+        if base_size < size {
+            let checked = self.inventory.check_growth(&base_name, &whole);
+            checked.map_err(|error| self.refused_late(&copy.job.id, DaemonError::from(error)))?;
+        }
         if let Some(overlay) = top.checked_sub(1).and_then(|above| whole.get(above)) {
             let above = self.nodes.node(overlay).map_or(0, |node| node.geometry().size);
             if size < above.min(base_size) {
@@ -240,10 +244,6 @@ impl Daemon {
                      longer: use block-stream"
                 )));
             }
-        }
-        if base_size < size {
-            let checked = self.inventory.check_growth(&base_name, &whole);
-            checked.map_err(|error| self.refused_late(&copy, error))?;
         }
         let read_only_again = self.make_writable(&base_name).await?;
         if base_size < size {
@@ -289,22 +289,15 @@ impl Daemon {
         chain: &[String],
         steady: &[Steady<'_>],
     ) -> Result<(), QmpError> {
-        let checked = self.inventory.check_steady(kind, &copy.job.id, chain, steady);
-        checked.map_err(|error| self.refused_late(copy, error))
-    }
-
-    /// Refuses a job after the choice of its nodes. It has existed, as in QEMU.
-    fn refused_late(&self, copy: &CopyOptions, error: OptionError) -> QmpError {
-        for status in [Status::Created, Status::Null] {
-            job::tell_status(&copy.job.id, status, &self.clients);
-        }
-        DaemonError::from(error).into()
+        let id = &copy.job.id;
+        let checked = self.inventory.check_steady(kind, id, chain, steady);
+        checked.map_err(|error| self.refused_late(id, DaemonError::from(error)))
     }
 
     fn check_chain_job(&mut self, copy: &CopyOptions) -> Result<(), QmpError> {
         self.check_id(&copy.job.id)?;
         match copy.speed < 0 {
-            true => Err(negative_speed()),
+            true => Err(self.refused_late(&copy.job.id, negative_speed())),
             false => Ok(()),
         }
     }

@@ -14,7 +14,7 @@ use event_loop::mailbox;
 use options::OptionError;
 
 use super::super::{Daemon, DaemonError, Message};
-use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work};
+use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work, tell_status};
 use super::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, MirrorOptions, Perf, Sync,
 };
@@ -357,6 +357,14 @@ impl Daemon {
         }
     }
 
+    /// Reports a job that is refused after QEMU would have created it, and returns the error.
+    pub(super) fn refused_late(&self, id: &str, error: impl Into<QmpError>) -> QmpError {
+        for status in [Status::Created, Status::Null] {
+            tell_status(id, status, &self.clients);
+        }
+        error.into()
+    }
+
     pub(super) fn filter_name(&mut self, copy: &CopyOptions) -> Result<String, QmpError> {
         let name = self.nodes.filter_name(copy.filter_node_name.as_deref());
         Ok(name.map_err(DaemonError::from)?)
@@ -377,7 +385,7 @@ impl Daemon {
         }
         self.check_id(&copy.job.id)?;
         if copy.speed < 0 {
-            return Err(negative_speed());
+            return Err(self.refused_late(&copy.job.id, negative_speed()));
         }
         self.inventory_with_copy(copy, kind)?;
         let size = |name| self.nodes.node(name).map(|node| node.geometry().size);
@@ -397,7 +405,11 @@ impl Daemon {
         users.retain(|user| !below_target.iter().any(|edge| Arc::ptr_eq(edge, user)));
         let target = self.nodes.edge_below_filter(&copy.target).map_err(DaemonError::from)?;
         if target.geometry().read_only {
-            return Err(QmpError::generic(format!("Block node '{}' is read-only", copy.target)));
+            let error = QmpError::generic(format!("Block node '{}' is read-only", copy.target));
+            return Err(match kind {
+                "mirror" => self.refused_late(&copy.job.id, error),
+                _ => error,
+            });
         }
         let source = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let size = source.geometry().size;
