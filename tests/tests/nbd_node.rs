@@ -58,6 +58,19 @@ fn an_image_goes_through_two_daemons() {
     storage.stop();
 }
 
+#[test]
+fn a_host_without_an_address_is_reported_once() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let address = json!({"type": "inet", "host": "missing.invalid", "port": "10809"});
+    let node = json!({"driver": "nbd", "node-name": "far", "server": address});
+    let why = qmp.refused("blockdev-add", node);
+    let reason = why.strip_prefix("address resolution failed for missing.invalid:10809: ");
+    // The reason depends on the machine's network.
+    assert!(reason.is_some_and(|reason| !reason.contains(':')), "{why}");
+}
+
 /// A server takes the connection, and says nothing. Only the client that adds the node waits.
 #[test]
 fn other_clients_are_served_while_a_node_connects() {

@@ -223,6 +223,8 @@ fn sizes_take_suffixes_where_they_do_in_qsd() {
     for (wrong, said) in [
         ("1M", "Parameter 'size' expects integer\nIt takes no suffix: write size=1048576."),
         ("1x", "Parameter 'size' expects integer"),
+        ("16E", "Parameter 'size' expects integer"),
+        ("9223372036854775808", "Parameter 'size' expects integer"),
     ] {
         let node = null(wrong);
         let error = refused(&["ringmill", "storage-daemon", "--blockdev", &node]);

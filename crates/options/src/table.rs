@@ -563,7 +563,11 @@ pub fn integer(
         Value::Text(text) if at.dialect == Dialect::Keyval => {
             scalar::integer(&text).ok_or_else(|| {
                 let error = OptionError::new(format!("Parameter '{name}' expects integer"));
-                match scalar::size(&text) {
+                // Without a suffix, the number is too large.
+                let has_suffix = text.ends_with(|last: char| last.is_ascii_alphabetic());
+                match scalar::size(&text)
+                    .filter(|&bytes| has_suffix && i64::try_from(bytes).is_ok())
+                {
                     Some(bytes) => error.hint(format!("It takes no suffix: write {name}={bytes}.")),
                     None => error,
                 }

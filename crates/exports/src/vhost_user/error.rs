@@ -5,7 +5,6 @@
 use std::io;
 
 use event_loop::LoopGone;
-use nix::errno::Errno;
 use queue::QueueError;
 
 use super::eventfd::NotEventfd;
@@ -187,7 +186,7 @@ pub enum ExportError {
         socket: String,
     },
     /// The device cannot work on an I/O thread.
-    #[error("cannot work on I/O thread {io_thread}: {error}")]
+    #[error("cannot work on I/O thread {io_thread}: {}", words_of(error))]
     Attach {
         /// The thread.
         io_thread: String,
@@ -196,20 +195,42 @@ pub enum ExportError {
         error: io::Error,
     },
     /// Written data may not be on stable storage.
-    #[error("flush failed: {0}")]
+    #[error("flush failed: {}", words_of(.0))]
     Flush(#[source] io::Error),
     /// A loop has stopped.
     #[error(transparent)]
     LoopGone(#[from] LoopGone),
 }
 
+/// Returns the system's words, without the number that the standard library appends.
+fn words_of(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split_once(" (os error ").map_or(text.clone(), |(words, _)| words.to_owned())
+}
+
 /// Why a socket is not listened on. For bind(2) in QSD's wording.
 fn listen_failed(socket: &str, call: &str, error: &io::Error) -> String {
-    match (call, error.raw_os_error()) {
-        ("bind", Some(errno)) => {
-            format!("Failed to bind socket to {socket}: {}", Errno::from_raw(errno).desc())
-        }
-        ("bind", None) => format!("Failed to bind socket to {socket}: {error}"),
-        _ => format!("cannot listen on {socket}: {call} failed: {error}"),
+    let why = words_of(error);
+    match call {
+        "bind" => format!("Failed to bind socket to {socket}: {why}"),
+        _ => format!("cannot listen on {socket}: {call} failed: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn reasons_have_no_number() {
+        let error = io::Error::from_raw_os_error(Errno::EBADF as i32);
+        assert_eq!(
+            listen_failed("file descriptor 77", "fcntl", &error),
+            "cannot listen on file descriptor 77: fcntl failed: Bad file descriptor"
+        );
+        let error = ExportError::Flush(io::Error::from_raw_os_error(Errno::EIO as i32));
+        assert_eq!(error.to_string(), "flush failed: Input/output error");
     }
 }

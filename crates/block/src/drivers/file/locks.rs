@@ -372,7 +372,7 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
             let why = match by {
                 LockedBy::Nobody => "",
                 // Clients of a monitor get no hints.
-                LockedBy::Unknown => " (not all of /proc may be read, to tell whose it is)",
+                LockedBy::Unknown => " (held by an unknown process: not all of /proc may be read)",
             };
             OpenError::new(message + why).with_hint(hint).locked_by(by)
         }

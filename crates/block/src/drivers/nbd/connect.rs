@@ -315,6 +315,8 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError>
         sender.send(found.map(Iterator::collect::<Vec<_>>).map_err(|error| error.to_string()));
     };
     let fail = |why: String| {
+        // The standard library's prefix repeats what the message says.
+        let why = why.trim_start_matches("failed to lookup address information: ");
         ConnectError::Resolve(format!("address resolution failed for {host}:{port}: {why}"))
     };
     let thread = std::thread::Builder::new().name("nbd-resolve".into()).spawn(lookup);
