@@ -96,3 +96,39 @@ fn a_child_changes() {
     drop(blk);
     server.stop();
 }
+
+/// The first node cannot be reopened. The command reopens the other one before it.
+#[test]
+fn several_nodes_change_or_none() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = ServerCommand::new(&scratch).monitor("qmp");
+    let server = server.file("disk", &image, "read-only=on").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "null"}));
+    let filter = json!({"driver": "copy-on-read", "node-name": "filter", "file": "null"});
+    qmp.execute("blockdev-add", filter.clone());
+    let both = |disk: Value| json!({"options": [filter, disk["options"][0]]});
+    let disk = file(&image, json!({"read-only": true, "detect-zeroes": "on"}));
+    let why = qmp.refused("blockdev-reopen", both(disk));
+    assert!(why.contains("does not support reopening"), "{why}");
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    let disk = nodes.as_array().expect("nodes").iter().find(|node| node["node-name"] == "disk");
+    assert_eq!(disk.expect("the disk")["detect_zeroes"], "off");
+    server.stop();
+}
+
+#[test]
+fn a_node_below_copy_on_read_stays_writable() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let filter = json!({"driver": "copy-on-read", "node-name": "filter", "file": "disk"});
+    qmp.execute("blockdev-add", filter);
+    let why = qmp.refused("blockdev-reopen", file(&image, json!({"read-only": true})));
+    assert_eq!(why, "Read-only block node 'disk' cannot support read-write users");
+    qmp.execute("blockdev-del", json!({"node-name": "filter"}));
+    qmp.execute("blockdev-reopen", file(&image, json!({"read-only": true})));
+    server.stop();
+}
