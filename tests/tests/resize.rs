@@ -216,3 +216,19 @@ fn a_raw_data_file_gets_its_length_back_if_its_disk_cannot_grow() {
     }
     server.stop();
 }
+
+/// The bits of a bitmap take memory.
+#[test]
+fn a_bitmap_bounds_the_size_to_which_a_disk_grows() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let bitmap = json!({"node": "disk", "name": "b", "granularity": 512});
+    qmp.execute("block-dirty-bitmap-add", bitmap);
+    let grow = json!({"node-name": "disk", "size": 1u64 << 43});
+    let why = qmp.refused("block_resize", grow);
+    assert!(why.contains("more than 2147483648 parts of 512 bytes"), "{why}");
+    qmp.execute("block_resize", json!({"node-name": "disk", "size": 2 << 20}));
+    server.stop();
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use block::NodeRegistry;
 use block::driver::Layer;
-use block::job::Bitmap;
+use block::job::{Bitmap, MAX_PARTS};
 use block::track::{DirtyBitmap, Storage};
 use control::BitmapRef;
 use control::qmp::QmpError;
@@ -17,8 +17,6 @@ use super::{Daemon, DaemonError};
 const MAX_NAME: usize = 1023;
 /// Limits of the default granularity in bytes. The default is the image's cluster size, as in QEMU.
 const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
-/// Most bits of a bitmap: 256 MiB of memory.
-const MAX_PARTS: u64 = 1 << 31;
 
 /// Bitmaps whose bits can be used.
 pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
@@ -166,23 +164,17 @@ impl Daemon {
         if granularity.is_some_and(|bytes| bytes < 512 || !bytes.is_power_of_two()) {
             return Err(refused("Granularity must be power of 2 and at least 512"));
         }
-        let is_active = self.nodes.info(&node).is_some_and(|info| info.active);
-        if persistent && (opened.geometry().read_only || !is_active) {
-            return Err(refused(format!(
-                "Cannot add a persistent bitmap to read-only or inactive node '{node}'"
-            )));
-        }
-        let store = opened.bitmap_store().filter(|_| persistent);
-        if persistent && store.is_none() {
-            let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
-            return Err(refused(why));
-        }
         let is_stored = !opened.geometry().read_only
             && !self.inventory.is_read_only(&node)
             && self.inventory.is_active(&node).is_ok();
         if persistent && !is_stored {
             let why = "Cannot add a persistent bitmap to read-only or inactive node";
             return Err(refused(format!("{why} '{node}'")));
+        }
+        let store = opened.bitmap_store().filter(|_| persistent);
+        if persistent && store.is_none() {
+            let why = format!("Can't store persistent bitmaps to {node}: Operation not supported");
+            return Err(refused(why));
         }
         if self.nodes.grows_by_itself(&node) {
             return Err(refused(format!(

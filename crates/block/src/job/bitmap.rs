@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::track::KeptBits;
 
+/// Most bits of a [`Bitmap`] that a command makes: 256 MiB of memory.
+pub const MAX_PARTS: u64 = 1 << 31;
+
 /// A bit for each part of a disk; for all threads, without a lock.
 pub struct Bitmap {
     size: u64,

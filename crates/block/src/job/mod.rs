@@ -17,7 +17,7 @@ mod turns;
 mod worker;
 
 pub use backup::{Backup, OnCbwError};
-pub use bitmap::Bitmap;
+pub use bitmap::{Bitmap, MAX_PARTS};
 pub use control::{Control, Report};
 pub use copy::{Failure, Side};
 pub use copy_before_write::CopyBeforeWrite;

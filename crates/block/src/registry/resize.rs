@@ -12,6 +12,7 @@ use super::NodeRegistry;
 use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::{drain, hold};
+use crate::job::MAX_PARTS;
 use crate::node::ResizeError;
 use crate::track::{DirtyBitmap, Storage, Tracking};
 
@@ -53,7 +54,7 @@ impl NodeRegistry {
     ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
         let node = self.node(name)?;
         let tracking = self.tracking_of_size(name);
-        let has_bitmaps = check_bitmaps(name, &tracking)?;
+        let has_bitmaps = check_bitmaps(name, &tracking, size)?;
         let whose = self.whose_size(name);
         let (users, turn) = (self.edges(whose), self.resizing.turn_of(whose));
         let (event_loop, all) = (event_loop.clone(), self.all_users());
@@ -122,8 +123,8 @@ impl NodeRegistry {
     }
 }
 
-/// Checks that all bitmaps can be resized. Returns whether there are any. The messages are QEMU's.
-fn check_bitmaps(name: &str, tracking: &[Arc<Tracking>]) -> Result<bool, OpenError> {
+/// Checks that all bitmaps can be resized. Returns whether there are any. The messages but the last are QEMU's.
+fn check_bitmaps(name: &str, tracking: &[Arc<Tracking>], size: u64) -> Result<bool, OpenError> {
     let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
     let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
     if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {
@@ -132,10 +133,18 @@ fn check_bitmaps(name: &str, tracking: &[Arc<Tracking>]) -> Result<bool, OpenErr
             "Bitmap '{bitmap}' is inconsistent and cannot be used"
         )));
     }
-    match bitmaps.iter().find(|bitmap| bitmap.is_busy()) {
-        Some(busy) => {
-            Err(OpenError::new(format!("Bitmap '{}' of '{name}' is in use", busy.name())))
-        }
-        None => Ok(!bitmaps.is_empty()),
+    if let Some(busy) = bitmaps.iter().find(|bitmap| bitmap.is_busy()) {
+        return Err(OpenError::new(format!("Bitmap '{}' of '{name}' is in use", busy.name())));
     }
+    for bitmap in &bitmaps {
+        let granularity = bitmap.bits().granularity();
+        if size.div_ceil(granularity) > MAX_PARTS {
+            return Err(OpenError::new(format!(
+                "Bitmap '{}' of '{name}' would have more than {MAX_PARTS} parts of {granularity} bytes",
+                bitmap.name()
+            ))
+            .with_hint("Remove the bitmap, or make it with a larger granularity."));
+        }
+    }
+    Ok(!bitmaps.is_empty())
 }

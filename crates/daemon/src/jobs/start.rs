@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use block::graph::{Edge, drain};
-use block::job::{Backup, Bitmap, CHUNK, Control, CopiesTo, MirrorTop, Turns, WorkerConfig};
+use block::job::{
+    Backup, Bitmap, CHUNK, Control, CopiesTo, MAX_PARTS, MirrorTop, Turns, WorkerConfig,
+};
 use block::node::{BlockNode, cluster_size};
 use block::options::BlockdevRef;
 use block::{Amendment, Connections, NewImage, OpenError};
@@ -526,9 +528,6 @@ impl Daemon {
         }
     }
 }
-
-/// Most parts per job. The bitmap has one bit per part: 256 MiB of memory.
-const MAX_PARTS: u64 = 1 << 31;
 
 pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
     if size.div_ceil(granularity.max(1)) > MAX_PARTS {
