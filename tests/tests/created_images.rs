@@ -290,7 +290,9 @@ fn nodes_may_be_defined_in_place() {
         (luks(&json!({"file": file("new"), "key-secret": "none"})), true),
     ] {
         for side in peers.sides() {
-            FILES.map(|name| fs::write(side.path(name), []).expect("writable"));
+            for name in FILES {
+                fs::write(side.path(name), []).expect("writable");
+            }
         }
         assert_eq!(create(&mut peers, &options).is_some(), fails, "{options}");
         // The nodes go with the job.

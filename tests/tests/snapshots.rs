@@ -79,37 +79,6 @@ fn backing_images_are_not_changed() {
     check(&Image::existing(&raw), &log, newest as usize);
 }
 
-/// An overlay has its own size: users see it from then on.
-#[test]
-fn overlays_of_another_size() {
-    let scratch = Scratch::new();
-    let mut peers = Peers::new(&scratch);
-    for (name, size) in [("base", "1M"), ("large", "2M"), ("small", "512K")] {
-        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), size]);
-        let file = json!({"driver": "file", "filename": format!("DIR/{name}")});
-        let node = json!({"driver": "qcow2", "node-name": name, "file": file, "backing": null});
-        peers.execute("blockdev-add", node);
-    }
-    peers.serve("base");
-    peers.io(&["write -P 1 0 1M"]);
-    peers.execute("blockdev-snapshot", json!({"node": "base", "overlay": "large"}));
-    peers.io(&["read -P 1 0 1M", "write -P 2 128K 64K"]);
-    let nbd = ["-f", "raw", "nbd+unix:///e?socket=DIR/nbd.sock", "-c"];
-    let ours = peers.ours.folder.clone();
-    let grown = ["read -P 0 1M 1M", "-c", "write -P 3 1536K 64K"];
-    run("qemu-io", &ours, &[&nbd[..], &grown].concat());
-    peers.execute("blockdev-snapshot", json!({"node": "large", "overlay": "small"}));
-    peers.io(&["read -P 2 128K 64K", "read -P 1 256K 256K", "write -P 4 0 64K"]);
-    let exports = peers.execute("query-block-exports", json!({}));
-    assert_eq!(exports[0]["node-name"], "small");
-    let len = run("qemu-io", &ours, &[&nbd[..], &["length"]].concat());
-    assert_eq!(len.trim(), "512 KiB");
-    peers.stop();
-    for name in ["base", "large", "small"] {
-        run("qemu-img", &ours, &["check", "-q", "-f", "qcow2", &format!("DIR/{name}")]);
-    }
-}
-
 /// An overlay names the options of an image that a path does not tell all of.
 #[test]
 fn overlays_name_options() {

@@ -223,6 +223,11 @@ impl Daemon {
         inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
+        let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
+        if sizes.0 != sizes.1 {
+            let message = format!("'{to}' has {} bytes, and '{from}' has {}", sizes.1, sizes.0);
+            return Err(DaemonError::new(message));
+        }
         let users = drain(users).await.map_err(DaemonError::new)?;
         // After the move, a flush by the users reaches only the image above.
         let node = self.nodes.node(from)?;
