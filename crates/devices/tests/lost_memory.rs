@@ -46,15 +46,10 @@ fn write(
     std::fs::write(&path, vec![0x55; SIZE as usize]).unwrap();
     let file = FileOptions { filename: path.clone(), aio: None, locking: Locking::Off };
     let options = BlockdevOptions {
-        node_name: Some("disk".into()),
-        read_only: false,
-        auto_read_only: false,
-        force_share: false,
         discard: Discard::Unmap,
         detect_zeroes,
-        active: true,
         cache: Cache { direct, no_flush: false },
-        driver: Driver::file(file),
+        ..BlockdevOptions::new(Some("disk"), Driver::file(file))
     };
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let node = NodeRegistry::new().open(&options).unwrap();
