@@ -5,6 +5,7 @@
 use std::io;
 
 use event_loop::LoopGone;
+use nix::errno::Errno;
 use queue::QueueError;
 
 use super::eventfd::NotEventfd;
@@ -204,8 +205,10 @@ pub enum ExportError {
 
 /// Returns the system's words, without the number that the standard library appends.
 fn words_of(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split_once(" (os error ").map_or(text.clone(), |(words, _)| words.to_owned())
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
 }
 
 /// Why a socket is not listened on. For bind(2) in QSD's wording.
@@ -219,8 +222,6 @@ fn listen_failed(socket: &str, call: &str, error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nix::errno::Errno;
-
     use super::*;
 
     #[test]
