@@ -521,6 +521,10 @@ fn passwords_are_added_and_erased_as_by_qemu() {
                 json!({"state": "inactive", "keyslot": 6, "iter-time": 10}),
                 "'iter-time' must not be given when erasing keyslots",
             ),
+            (
+                json!({"state": "inactive", "keyslot": 6, "secret": "s"}),
+                "'secret' must not be given when erasing keyslots",
+            ),
         ] {
             assert_eq!(locked.amend(&mut qmp, change).as_deref(), Some(why));
         }

@@ -171,6 +171,9 @@ impl AmendLuks {
         if secrets.new.is_some() {
             return refuse("'new-secret' must not be given when erasing keyslots");
         }
+        if self.secret.is_some() {
+            return refuse("'secret' must not be given when erasing keyslots");
+        }
         if self.time.is_some() {
             return refuse("'iter-time' must not be given when erasing keyslots");
         }
