@@ -1,7 +1,7 @@
 //! Disks that change their size while guests and clients use them (`block_resize`).
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -188,33 +188,6 @@ fn a_qcow2_image_grows_and_becomes_smaller() {
     assert!(qemu_img(&["info", "disk.qcow2"]).contains(&format!(" ({} bytes)", 6 * MIB)));
     let read = ["-r", "-fqcow2", "-c", "read -P 0 2M 3M", "-c", "read -P 9 5M 1M", "disk.qcow2"];
     verified(client_output(&scratch, "qemu-io", &read));
-}
-
-/// The data file grows first; the image above cannot be written.
-#[test]
-fn a_raw_data_file_gets_its_length_back_if_its_disk_cannot_grow() {
-    let scratch = Scratch::new();
-    let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=data,data_file_raw=on"];
-    client_output(&scratch, "qemu-img", &[&create[..], &["disk.qcow2", "4M"]].concat());
-    let server = ServerCommand::new(&scratch).monitor("qmp").start();
-    let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let file = |name: &str| json!({"driver": "file", "filename": scratch.path(name)});
-    let rule = json!({"event": "none", "iotype": "write", "errno": 28});
-    let faults = json!({"driver": "blkdebug", "image": file("disk.qcow2"), "inject-error": [rule]});
-    let disk = json!({"driver": "qcow2", "node-name": "disk", "file": faults,
-        "data-file": merged(file("data"), &json!({"node-name": "data"}))});
-    qmp.execute("blockdev-add", disk);
-    let why = qmp.refused("block_resize", json!({"node-name": "disk", "size": 8 * MIB}));
-    assert_eq!(why, "Could not resize image: No space left on device");
-    let len = std::fs::metadata(scratch.path("data")).expect("it was made").len();
-    assert_eq!(len, 4 * MIB);
-    let nodes = qmp.execute("query-named-block-nodes", json!({}));
-    for name in ["data", "disk"] {
-        let mut nodes = nodes.as_array().expect("a list").iter();
-        let node = nodes.find(|node| node["node-name"] == name).expect("it is there");
-        assert_eq!(node["image"]["virtual-size"], 4 * MIB);
-    }
-    server.stop();
 }
 
 /// The bits of a bitmap take memory.

@@ -289,11 +289,7 @@ impl BlockNode for Qcow2Node {
             self.bitmaps.note_cut(size..before);
             let failed = |error| resize::failed(errno_of(error));
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
-            let data_size = self.below.data().geometry().size;
             let resized = self.image.resize(&channels, size, self.pass_discard).await;
-            if resized.is_err() {
-                self.cut_data_file_back(data_size, &event_loop).await;
-            }
             if self.image.size() != before {
                 self.watchers.tell();
             }
@@ -304,21 +300,6 @@ impl BlockNode for Qcow2Node {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let channels = self.below.open_channels(event_loop)?;
         Ok(Rc::new(Qcow2Channel::new(self, event_loop, channels)))
-    }
-}
-
-impl Qcow2Node {
-    /// Gives a raw data file the length that it had before its disk could not become larger.
-    async fn cut_data_file_back(&self, size: u64, event_loop: &EventLoop) {
-        let Some(data_file) = &self.below.data_file else { return };
-        // Other data files become longer with the requests of clients, too.
-        if !self.image.is_raw || data_file.geometry().size <= size {
-            return;
-        }
-        if let Err(error) = data_file.clone().resize(size, event_loop).await {
-            let name = data_file.name();
-            log::warn!("node '{name}' stays as long as it has become: {error}");
-        }
     }
 }
 
