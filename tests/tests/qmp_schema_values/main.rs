@@ -137,8 +137,9 @@ impl World {
             let create = ["create", "-q", "-f", "qcow2", &path(name), "1M"];
             client_output(&scratch, "qemu-img", &create);
         }
-        fs::write(path("head.img"), "").expect("an empty file");
-        fs::write(path("made.img"), "").expect("a file for new images");
+        for name in ["head.img", "made.img", "inside-head.img", "inside-made.img"] {
+            fs::write(path(name), "").expect("a file for new images");
+        }
         fs::write(path("password"), "letmein").expect("a password");
         let secret = format!("secret,id=s,file={}", path("password"));
         let create =

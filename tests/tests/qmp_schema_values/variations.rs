@@ -145,10 +145,12 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             vec![json!("plain"), json!({"driver": "qcow2", "file": file})]
         }
         ("blockdev-create/options/luks/file" | "blockdev-create/options/qcow2/file", _) => {
-            one(json!("made"))
+            let inline = json!({"driver": "file", "filename": format!("{dir}/inside-made.img")});
+            vec![json!("made"), inline]
         }
         ("blockdev-create/options/luks/header" | "blockdev-create/options/qcow2/data-file", _) => {
-            one(json!("head"))
+            let inline = json!({"driver": "file", "filename": format!("{dir}/inside-head.img")});
+            vec![json!("head"), inline]
         }
         (_, "extent-size-hint") => one(json!(65536)),
         (_, "iter-time") => one(json!(10)),
