@@ -5,7 +5,6 @@
 use std::io;
 
 use event_loop::LoopGone;
-use nix::errno::Errno;
 use queue::QueueError;
 
 use super::eventfd::NotEventfd;
@@ -205,10 +204,9 @@ pub enum ExportError {
 
 /// Returns the system's words, without the number that the standard library appends.
 fn words_of(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
-        None => error.to_string(),
-    }
+    let text = error.to_string();
+    let number = error.raw_os_error().map(|errno| format!(" (os error {errno})"));
+    number.and_then(|number| text.strip_suffix(&number)).unwrap_or(&text).to_owned()
 }
 
 /// Why a socket is not listened on. For bind(2) in QSD's wording.
@@ -222,6 +220,8 @@ fn listen_failed(socket: &str, call: &str, error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+
     use super::*;
 
     #[test]
