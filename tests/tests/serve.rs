@@ -46,22 +46,6 @@ fn from_nothing_to_a_guest_with_a_disk() {
     assert_eq!(lines, ["131072", &sum]);
 }
 
-#[test]
-fn a_failed_start_leaves_no_journal() {
-    for _ in 0..10 {
-        let scratch = Scratch::new();
-        let path = |name: &str| scratch.path(name).display().to_string();
-        let (status, log) = ServerCommand::other_command(&scratch, "serve")
-            .args([path("disk.qcow2").as_str(), "--size", "1M"])
-            .args(["--socket", path("none/disk.sock").as_str()])
-            .run();
-        assert_eq!(status.code(), Some(1), "{log}");
-        assert!(log.contains("Failed to bind socket"), "{log}");
-        // Of the journal, and of the sandbox that let it stay.
-        assert!(!log.contains("removed") && !log.contains("refused system call"), "{log}");
-    }
-}
-
 /// What is printed for a controller names the socket, where there is one.
 #[test]
 fn controllers_are_attached_over_vfio_user() {

@@ -589,8 +589,6 @@ impl Daemon {
             }
         }
         self.nodes.resized().await;
-        // A node that was dropped on an I/O thread could not remove its journal: the sandbox lets that thread remove no file.
-        self.threads.settle().await;
         drop(self.nodes);
         drop(self.threads);
         if let Some(answer) = quit {

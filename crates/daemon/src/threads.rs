@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use control::{IothreadOptions, Value};
 use event_loop::{
     Chosen, EventLoop, IoThreadConfig, LoopConfig, LoopHandle, PollParams, ThreadBirth, ThreadEnd,
-    ThreadPoolConfig, oneshot,
+    ThreadPoolConfig,
 };
 use nix::unistd::{Pid, gettid};
 use sandbox::{Failed, Sandbox};
@@ -129,16 +129,6 @@ impl IoThreads {
     /// All loops.
     pub(super) fn all(&self) -> Vec<LoopHandle> {
         self.iter().map(|thread| thread.thread.handle().clone()).collect()
-    }
-
-    /// Waits until each thread has done what it was told before. A start that failed may have left a node there.
-    pub(super) async fn settle(&self) {
-        for thread in self.all() {
-            let (done, is_done) = oneshot::channel();
-            if thread.spawn(move |_| done.send(())).is_ok() {
-                let _ = is_done.await;
-            }
-        }
     }
 
     /// The statistics of each thread.
