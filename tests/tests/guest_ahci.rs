@@ -186,7 +186,7 @@ fn resets_at_depth_32_lose_nothing_by_the_interrupt_line() {
     resets_lose_nothing(" pci=nomsi");
 }
 
-/// The machine is paused and goes on, under a load that is checked.
+/// The machine is paused and continued, under a load that is checked.
 const PAUSES: &str = "
     disk=sda
     checked_load 4

@@ -87,7 +87,7 @@ fn the_backing_file_of_a_backing_image_is_named_anew() {
     let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
     let image =
         |name: &str, file: Value| json!({"driver": "qcow2", "node-name": name, "file": file});
-    // Whether the image is a node of its own, its file, and whether the latter is read-only.
+    // Whether the image was added by itself, whether its file was, and whether that file is read-only.
     for (is_apart, has_file, is_read_only) in [
         (false, false, false),
         (true, false, false),

@@ -288,7 +288,9 @@ impl NodeRegistry {
         self.open_as(name, options)
     }
 
-    /// Opens a node that stays without a user of its own, under a name of [`filter_name`](Self::filter_name).
+    /// Opens a node for a job, under a name that [`filter_name`](Self::filter_name) has returned.
+    ///
+    /// The node stays until [`remove`](Self::remove), also without users.
     ///
     /// # Errors
     ///

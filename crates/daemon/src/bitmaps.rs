@@ -49,6 +49,17 @@ fn refused(desc: impl Into<String>) -> QmpError {
     QmpError::generic(desc)
 }
 
+/// Checks that a bitmap for `size` bytes, with a bit for each `granularity` bytes, does not take too much memory.
+pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
+    if size.div_ceil(granularity.max(1)) > MAX_PARTS {
+        return Err(QmpError::generic(format!(
+            "{size} bytes in parts of {granularity} are more than {MAX_PARTS} parts: a larger \
+             granularity makes fewer"
+        )));
+    }
+    Ok(())
+}
+
 /// The bitmaps of a node in the answer to `query-named-block-nodes`.
 pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
@@ -197,12 +208,7 @@ impl Daemon {
             store.check_new(&name, granularity).map_err(refused)?;
         }
         let size = opened.geometry().size;
-        if size.div_ceil(granularity) > MAX_PARTS {
-            return Err(refused(format!(
-                "{size} bytes in parts of {granularity} are more than {MAX_PARTS} parts: a larger \
-                 granularity makes fewer"
-            )));
-        }
+        check_parts(size, granularity)?;
         drop(opened);
         let tracking = self.nodes.track(&node).await.map_err(DaemonError::from)?;
         let bitmap = match &store {

@@ -241,37 +241,41 @@ impl Daemon {
         let mut done = Vec::new();
         for options in &nodes {
             let name = options.node_name.as_deref().unwrap_or_default();
-            let before = self.nodes.current_options(name);
-            if let Err(error) = self.reopen_one(name, options).await {
-                // The command changes all nodes or none.
-                for (name, before) in done.into_iter().rev() {
-                    if let Err(why) = self.reopen_one(name, &before).await {
-                        log::error!("node '{name}': restoring its previous options failed: {why}");
+            match self.reopen_one(name, options).await {
+                Ok(before) => done.extend(before.map(|before| (name, before))),
+                Err(error) => {
+                    // The command changes all nodes or none.
+                    for (name, before) in done.into_iter().rev() {
+                        if let Err(why) = self.reopen_one(name, &before).await {
+                            log::error!(
+                                "node '{name}': restoring its previous options failed: {why}"
+                            );
+                        }
                     }
+                    return Err(error);
                 }
-                return Err(error);
             }
-            done.extend(before.map(|before| (name, before)));
         }
         Ok(())
     }
 
+    /// Gives one node other options. Returns the previous ones.
     async fn reopen_one(
         &mut self,
         name: &str,
         options: &BlockdevOptions,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<Option<BlockdevOptions>, DaemonError> {
         let _moving = Moving::new(&self.moving);
-        let before = (self.nodes.current_options(name), self.inventory.clone());
+        let (before, inventory) = (self.nodes.current_options(name), self.inventory.clone());
         // The reopened node may accept writes from now on: until the state file has it, requests are held.
         let held = self.nodes.reopen(name, options).await?;
         if let Some(tracking) = self.nodes.tracking(name) {
             tracking.secure(name, &self.control).await;
         }
         self.inventory = self.inventory.with_reopened(options)?;
-        let Err(error) = self.record().await else { return Ok(()) };
-        let (Some(options), inventory) = before else { return Err(not_recorded(error)) };
-        if let Err(why) = self.nodes.undo_reopen(name, &options, held).await {
+        let Err(error) = self.record().await else { return Ok(before) };
+        let Some(before) = before else { return Err(not_recorded(error)) };
+        if let Err(why) = self.nodes.undo_reopen(name, &before, held).await {
             log::error!(
                 "node '{name}': restoring its previous options failed: {why}; a restart opens it \
                  with the previous options, unless a later change is written to the state file"

@@ -93,7 +93,7 @@ impl Daemon {
         if !snapshot.existing {
             let filename = filename_of(&self.nodes, &node_name);
             let path = self.nodes.image_path(&node_name);
-            // A path that is not all there is to know of the image is among options.
+            // If a path alone does not describe the image, its name is the options, as JSON.
             let filename = match path.filter(|_| !filename.starts_with("json:")) {
                 Some(path) => {
                     let path = std::path::absolute(path).map_err(DaemonError::new)?;

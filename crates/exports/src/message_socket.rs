@@ -162,9 +162,9 @@ impl MessageSocket {
         let mut rest = bytes;
         let mut writable = None;
         while !rest.is_empty() {
-            let fds: Vec<_> = fd.iter().map(AsRawFd::as_raw_fd).collect();
-            let iov = [IoSlice::new(rest)];
-            match fd_passing::send(self.socket.as_fd(), &iov, &fds, MsgFlags::MSG_DONTWAIT) {
+            let number = fd.as_ref().map(AsRawFd::as_raw_fd);
+            let (iov, fds) = ([IoSlice::new(rest)], number.as_slice());
+            match fd_passing::send(self.socket.as_fd(), &iov, fds, MsgFlags::MSG_DONTWAIT) {
                 Ok(sent) => {
                     // Sent with the first byte.
                     fd = None;

@@ -121,7 +121,7 @@ fn in_order(
 ///
 /// # Errors
 ///
-/// What is wrong with them.
+/// The reason why no process can.
 pub fn check_configuration(options: &[String]) -> Result<(), OptionError> {
     words(options).map(drop)
 }

@@ -8,11 +8,12 @@ use block::node::{BackingName, BlockNode};
 use control::Steady;
 use control::qmp::{ErrorClass, QmpError};
 
+use super::super::bitmaps::check_parts;
 use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
 use super::job::{ChainEnd, Copying, How, Parts};
 use super::options::{CopyOptions, JobOptions};
-use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, check_parts, negative_speed};
+use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, negative_speed};
 use super::worker::{self, MirrorTask};
 
 /// A node of a chain, by either of the names that commands accept.

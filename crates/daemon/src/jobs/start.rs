@@ -4,9 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use block::graph::{Edge, drain};
-use block::job::{
-    Backup, Bitmap, CHUNK, Control, CopiesTo, MAX_PARTS, MirrorTop, Turns, WorkerConfig,
-};
+use block::job::{Backup, Bitmap, CHUNK, Control, CopiesTo, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
 use block::options::BlockdevRef;
 use block::{Amendment, Connections, NewImage, OpenError};
@@ -15,6 +13,7 @@ use control::{Inventory, Step};
 use event_loop::mailbox;
 use options::OptionError;
 
+use super::super::bitmaps::check_parts;
 use super::super::{Daemon, DaemonError, Message};
 use super::job::{BitmapUse, Copying, How, Job, Open, Parts, Status, Work, tell_status};
 use super::options::{
@@ -527,14 +526,4 @@ impl Daemon {
             }
         }
     }
-}
-
-pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
-    if size.div_ceil(granularity.max(1)) > MAX_PARTS {
-        return Err(QmpError::generic(format!(
-            "{size} bytes in parts of {granularity} are more than {MAX_PARTS} parts: a larger \
-             granularity makes fewer"
-        )));
-    }
-    Ok(())
 }
