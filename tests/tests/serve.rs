@@ -46,6 +46,27 @@ fn from_nothing_to_a_guest_with_a_disk() {
     assert_eq!(lines, ["131072", &sum]);
 }
 
+/// The image is closed, and its journal removed, by the control thread: the sandbox lets no I/O thread remove a file.
+#[test]
+fn a_start_that_fails_late_leaves_no_journal() {
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let runtime = scratch.path("runtime");
+    fs::create_dir(&runtime).unwrap();
+    for n in 0..10 {
+        let (status, log) = ServerCommand::other_command(&scratch, "serve")
+            .env("RUNTIME_DIRECTORY", runtime.to_str().unwrap())
+            .args([path(&format!("{n}.qcow2")).as_str(), "--size", "1M"])
+            .args(["--socket", path("none/disk.sock").as_str()])
+            .run();
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains("Failed to bind socket"), "{log}");
+        assert!(!log.contains("refused system call"), "{log}");
+        let left: Vec<_> = fs::read_dir(runtime.join("journals")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}\n{log}");
+    }
+}
+
 /// What is printed for a controller names the socket, where there is one.
 #[test]
 fn controllers_are_attached_over_vfio_user() {

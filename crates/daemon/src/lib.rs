@@ -589,8 +589,10 @@ impl Daemon {
             }
         }
         self.nodes.resized().await;
-        drop(self.nodes);
+        // First the threads: a loop may still have a node, of an export whose start has failed. The last owner of a node
+        // closes its image and removes its journal, which the sandbox forbids to I/O threads.
         drop(self.threads);
+        drop(self.nodes);
         if let Some(answer) = quit {
             answer.send(Ok(json!({})));
         }

@@ -53,6 +53,7 @@ impl Daemon {
         loop {
             // A message may have ended the last user of an image.
             self.nodes.release_unused_locks();
+            self.nodes.remove_left_journals();
             match until(mailbox.next(), stop.next()).await {
                 Err(signal) => return End::Signal(signal),
                 Ok(Message::Failed(error)) => return End::Failed(error),

@@ -61,6 +61,15 @@ impl NodeRegistry {
         }
     }
 
+    /// Removes journals of nodes that were closed on other threads than the one which created this registry.
+    ///
+    /// The sandbox may forbid these threads to remove files. Called on the registry's thread.
+    pub fn remove_left_journals(&self) {
+        if let Some(journals) = &self.journals {
+            journals.remove_left();
+        }
+    }
+
     /// Returns the nodes that QEMU would grant a permission: those with a user at the top, and those below
     /// a node that needs its child even if nothing uses the node.
     fn used(&self) -> BTreeSet<String> {

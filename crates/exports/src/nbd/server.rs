@@ -368,6 +368,11 @@ impl Shared {
         let aligned = geometry.request_alignment.is_power_of_two()
             && geometry.request_alignment <= 1 << 16
             && geometry.size % u64::from(geometry.request_alignment) == 0;
+        // Before a worker exists, which would outlive this call for a moment.
+        if self.has_export(&name) {
+            let taken = format!("NBD server already has export named '{name}'");
+            return Err(ExportError::Config(taken));
+        }
         let mut workers = Vec::with_capacity(io_threads.len());
         for io_thread in &io_threads {
             let (node, bitmaps) = (node.clone(), bitmaps.0.clone());
@@ -377,10 +382,6 @@ impl Shared {
                 io_thread: io_thread.name().into(),
                 error,
             })?);
-        }
-        if self.has_export(&name) {
-            let taken = format!("NBD server already has export named '{name}'");
-            return Err(ExportError::Config(taken));
         }
         let stats = workers.iter().map(|worker| worker.stats().clone()).collect();
         let info = Arc::new(ExportInfo {

@@ -87,16 +87,20 @@ impl Server {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
         let pinning = pin_memory.then(|| Pinning::new(id.clone()));
-        let mut workers = Vec::with_capacity(io_threads.len());
         // Threads without a queue need no worker, and pin no memory.
-        for io_thread in io_threads.iter().take(num_queues.into()) {
-            let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning.clone())?;
-            worker.ask(|worker, answer| answer.send(worker.attach())).await?.map_err(|error| {
-                ExportError::Attach { io_thread: io_thread.name().into(), error }
-            })?;
-            workers.push(worker);
-        }
-        let listener = Listener::new(&control_loop, listen)?;
+        let io_threads = io_threads.get(..usize::from(num_queues)).unwrap_or(io_threads);
+        let mut workers = Vec::with_capacity(io_threads.len());
+        let attached = attach_all(&mut workers, io_threads, &device, pinning.as_ref()).await;
+        let listener = match attached.and_then(|()| Listener::new(&control_loop, listen)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                // The caller may close the node next.
+                for worker in workers {
+                    worker.end().await;
+                }
+                return Err(error);
+            }
+        };
         let (watcher, changes) = Watcher::new();
         device.watch(&watcher);
         drop(watcher);
@@ -471,6 +475,23 @@ impl From<Reply> for Answer {
     fn from(reply: Reply) -> Self {
         Answer { reply, fd: None }
     }
+}
+
+/// Starts a worker on each thread, and prepares the device for its loop.
+async fn attach_all(
+    workers: &mut Vec<WorkerHandle>,
+    io_threads: &[LoopHandle],
+    device: &Arc<dyn Device>,
+    pinning: Option<&Arc<Pinning>>,
+) -> Result<(), ExportError> {
+    for io_thread in io_threads {
+        let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning.cloned())?;
+        let attached = worker.ask(|worker, answer| answer.send(worker.attach()));
+        workers.push(worker);
+        let failed = |error| ExportError::Attach { io_thread: io_thread.name().into(), error };
+        attached.await?.map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Carries out a message. Returns the reply, for a request with a specific reply.

@@ -261,7 +261,7 @@ impl Metadata {
         journal.file().inspect_err(|error| log::warn!("qcow2 journal: {error}")).ok()
     }
 
-    /// There is no journal any more. Not on threads that may remove no file.
+    /// There is no journal any more.
     pub(super) fn drop_journal(&self) {
         if let Some(journal) = lock(&self.state).journal.take() {
             journal.remove();

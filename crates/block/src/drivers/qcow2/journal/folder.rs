@@ -5,8 +5,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
+use event_loop::sync::lock as locked;
 use nix::unistd::geteuid;
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fchown,
@@ -38,6 +40,10 @@ pub(super) struct Folder {
     pub(super) path: PathBuf,
     fd: OwnedFd,
     user: u32,
+    /// The thread that opened the folder. The sandbox may forbid other threads to remove files.
+    home: ThreadId,
+    /// Files without use that other threads have left to `home`.
+    left: Mutex<Vec<String>>,
 }
 
 /// Checks that a folder is one of `user` or of this process, without access for others.
@@ -70,7 +76,13 @@ impl Journals {
             Err(Errno::EXIST) => check_owner(&lstat(path)?, user)?,
             made => made?,
         }
-        let folder = Folder { path: path.to_owned(), fd: open(path, FOLDER, Mode::empty())?, user };
+        let folder = Folder {
+            path: path.to_owned(),
+            fd: open(path, FOLDER, Mode::empty())?,
+            user,
+            home: thread::current().id(),
+            left: Mutex::default(),
+        };
         let found = fstat(&folder.fd)?;
         check_owner(&found, user)?;
         if found.st_uid != user {
@@ -79,6 +91,11 @@ impl Journals {
         let journals = Journals(Arc::new(folder));
         journals.sweep()?;
         Ok(journals)
+    }
+
+    /// Removes files that other threads have left to this one, which opened the folder.
+    pub(crate) fn remove_left(&self) {
+        self.0.remove_left();
     }
 
     /// A lock: while it is held, no other process creates journals or removes unused ones.
@@ -267,8 +284,31 @@ impl Folder {
         }
     }
 
-    pub(super) fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
+    fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
         unlinkat(&self.fd, name, AtFlags::empty())
+    }
+
+    /// Removes a file without use. Another thread than the folder's leaves that to the folder's thread.
+    pub(super) fn discard(&self, name: String) {
+        match thread::current().id() == self.home {
+            true => self.remove_unused(&name),
+            false => locked(&self.left).push(name),
+        }
+    }
+
+    fn remove_left(&self) {
+        let left = std::mem::take(&mut *locked(&self.left));
+        left.iter().for_each(|name| self.remove_unused(name));
+    }
+
+    fn remove_unused(&self, name: &str) {
+        match self.remove(name) {
+            // Another process removes files without use, too.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => {
+                log::warn!("{}: could not be removed: {errno}", self.path.join(name).display());
+            }
+        }
     }
 
     /// Gives a folder of this process' user alone, which therefore has no files of other users, to the user
@@ -283,6 +323,12 @@ impl Folder {
             }
         }
         Ok(fchown(&self.fd, user, None)?)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        self.remove_left();
     }
 }
 

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::Journal;
 use super::folder::{FILE, Folder};
@@ -37,20 +36,10 @@ pub(in crate::drivers::qcow2) struct KeptFile {
 }
 
 impl KeptFile {
-    /// Gives its bits up, and removes it. Not on threads that may remove no file.
+    /// Gives its bits up, and removes it.
     pub(in crate::drivers::qcow2) fn remove(&self) {
         self.bits.give_up();
-        remove(&self.folder, &self.name);
-    }
-}
-
-fn remove(folder: &Folder, name: &str) {
-    match folder.remove(name) {
-        // The process that an image was to be handed over to removes files without use.
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => {
-            log::warn!("{}: could not be removed: {errno}", folder.path.join(name).display());
-        }
+        self.folder.discard(self.name.clone());
     }
 }
 
@@ -111,7 +100,7 @@ impl Keeper {
     fn try_create(&self, of: &Described) -> io::Result<KeptFile> {
         let (name, file) = self.new_name(|name| self.folder.create(name))?;
         let made = KeptBits::create(file, self.owner, of);
-        let bits = Arc::new(made.inspect_err(|_| remove(&self.folder, &name))?);
+        let bits = Arc::new(made.inspect_err(|_| self.folder.discard(name.clone()))?);
         Ok(KeptFile { folder: self.folder.clone(), name, bits })
     }
 }
@@ -149,7 +138,7 @@ impl Journal {
                     let folder = self.folder.clone();
                     all.push((of, KeptFile { folder, name, bits: Arc::new(bits) }));
                 }
-                None => remove(&self.folder, &name),
+                None => self.folder.discard(name),
             }
         }
         // With two of one name, it is unknown which is the newer.
