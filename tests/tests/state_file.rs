@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use integration::nbd::{RawNbd, client_output, nbd_uri, request};
+use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri, request};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded};
 use serde_json::{Value, json};
 use test_requirements::{Needs, untested};
@@ -578,6 +578,43 @@ fn in_the_sandbox_and_in_the_background() {
     let nodes = client(&server).execute("query-named-block-nodes", json!({}));
     assert_eq!(names(&nodes, "node-name"), ["disk"]);
     server.stop();
+}
+
+/// As in QSD, the node keeps its connection: there is no lock that another process could wait for.
+#[test]
+fn an_inactive_nbd_node_is_readable_also_after_a_kill() {
+    let (back, scratch) = (Scratch::new(), Scratch::new());
+    let image = Image::empty(&back, "disk.img", 8);
+    let storage = ServerCommand::new(&back).file("disk", &image, "");
+    let storage = nbd_export(nbd_server(storage, &back, ""), "disk", ",writable=on").start();
+    fill(&back, 3);
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    let address = json!({"type": "unix", "path": back.path("nbd.sock")});
+    let node = json!({"driver": "nbd", "node-name": "disk", "server": address, "export": "disk"});
+    qmp.execute("blockdev-add", node);
+    qmp.execute("blockdev-set-active", json!({"node-name": "disk", "active": false}));
+    let address = json!({"type": "unix", "data": {"path": scratch.path("nbd.sock")}});
+    qmp.execute("nbd-server-start", json!({"addr": address}));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+        "writable": true, "allow-inactive": true});
+    qmp.execute("block-export-add", export);
+    let uri = nbd_uri(&scratch, "disk");
+    let is_readable = || {
+        check(&scratch, 3);
+        let write = ["-fraw", "-c", "write 0 4k", &uri];
+        let refused = integration::nbd::client(&scratch, "qemu-io", &write);
+        let why = String::from_utf8_lossy(&[refused.stdout, refused.stderr].concat()).into_owned();
+        assert!(why.contains("Operation not permitted"), "{why}");
+    };
+    is_readable();
+    server.kill();
+    let server = start(&scratch);
+    is_readable();
+    client(&server).execute("blockdev-set-active", json!({"node-name": "disk", "active": true}));
+    fill(&scratch, 7);
+    server.stop();
+    storage.stop();
 }
 
 /// With `--user`, the state file is that user's, and what it names is opened as that user.

@@ -659,10 +659,11 @@ impl Inventory {
         }
         let mut children = Vec::new();
         for ChildOption { role, used_as, node: child } in options.driver.children() {
+            let of_child = |error: OptionError| of_child(error, role);
             let (name, owned) = match child {
-                BlockdevRef::Inline(below) => (self.node(below)?, true),
+                BlockdevRef::Inline(below) => (self.node(below).map_err(of_child)?, true),
                 BlockdevRef::Name(name) => {
-                    self.find(name, name)?;
+                    self.find(name, name).map_err(of_child)?;
                     (name.clone(), false)
                 }
             };
@@ -801,6 +802,17 @@ fn writes_to(child: &Child) -> bool {
 fn duplicate(id: &str) -> OptionError {
     let message = format!("attempt to add duplicate property '{id}' to object (type 'container')");
     OptionError::new(message).hint(format!("There is an object with id '{id}' already."))
+}
+
+/// Returns the error as one of a child's definition. Only backing files get a prefix, as in QSD.
+fn of_child(error: OptionError, role: &str) -> OptionError {
+    match role {
+        "backing" => OptionError {
+            message: format!("Could not open backing file: {}", error.message),
+            ..error
+        },
+        _ => error,
+    }
 }
 
 fn known<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> String {

@@ -102,3 +102,18 @@ fn exports_keep_their_nodes_active_unless_they_allow_it() {
         assert_eq!(off.is_err(), kept, "{export}");
     }
 }
+
+/// The filter writes to its target by itself.
+#[test]
+fn a_node_that_copies_stays_active() {
+    let nodes = [
+        ["--blockdev", "null-co,node-name=disk"],
+        ["--blockdev", "copy-before-write,node-name=copying,file=disk,target.driver=null-co"],
+    ];
+    let mut inventory = inventory(&nodes.concat());
+    for (name, what) in [(Some("copying"), "node"), (None, "all nodes")] {
+        let refused = format!("Failed to inactivate {what}: Operation not permitted");
+        assert_eq!(change(&mut inventory, name, false), Err(refused));
+    }
+    assert!(inventory.is_active("copying").is_ok() && inventory.is_active("disk").is_ok());
+}

@@ -63,7 +63,8 @@ impl OptionValue for u64 {
     }
 
     fn read(value: Value, full_name: &str, at: &Context) -> Result<Self, OptionError> {
-        table::integer(value, full_name, at, &(0..=i64::MAX)).map(i64::cast_unsigned)
+        let number = table::integer(value, full_name, at, &(i64::MIN..=i64::MAX))?;
+        u64::try_from(number).map_err(|_| table::negative(full_name, number))
     }
 
     fn write(&self) -> Option<Value> {

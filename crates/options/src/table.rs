@@ -594,7 +594,12 @@ pub fn size(value: Value, name: &str, at: &Context) -> Result<u64, OptionError> 
         })?,
         other => return Err(mismatch(other, name, "integer", at)),
     };
-    u64::try_from(number).map_err(|_| out_of_range(name, &(0..=i64::MAX)))
+    u64::try_from(number).map_err(|_| negative(name, number))
+}
+
+/// Returns the error for a negative number where QSD takes a size.
+pub(crate) fn negative(name: &str, number: i64) -> OptionError {
+    OptionError::new(format!("Value '{number}' is out of range for parameter '{name}'"))
 }
 
 /// A size with a suffix, or an integer in any of QSD's other notations.

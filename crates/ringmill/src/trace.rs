@@ -43,11 +43,11 @@ fn enable_listed(path: &Path) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// Switches on the events that match `pattern`. As in QSD, an unknown event is a warning: lists made for QSD name
-/// events that ringmill lacks.
+/// Switches on the events that match `pattern`. As in QSD, an unknown event is a warning, and a pattern without events
+/// is none: lists made for QSD name events that ringmill lacks.
 fn enable(pattern: &str, origin: &str) {
-    if trace::log_events(pattern) == 0 {
-        let name = pattern.strip_prefix('-').unwrap_or(pattern);
+    let name = pattern.strip_prefix('-').unwrap_or(pattern);
+    if trace::log_events(pattern) == 0 && !name.contains('*') {
         log::warn!(
             "{origin}: trace event '{name}' does not exist; --trace help lists those that do"
         );

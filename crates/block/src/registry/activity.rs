@@ -11,6 +11,7 @@ use std::sync::Arc;
 use event_loop::{EventLoop, IoBufs};
 
 use super::{Child, Entry, Kept, NodeRegistry, Opened, not_found};
+use crate::connections::{ConnectContext, Connections};
 use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
@@ -63,7 +64,11 @@ impl NodeRegistry {
         let mut moves = Vec::new();
         for (name, users) in going.iter().zip(users) {
             let options = self.options(name).ok_or_else(|| not_found(name))?.clone();
-            let (before, reader) = (self.node(name)?, self.open_reader(name, &options));
+            let before = self.node(name)?;
+            let reader = match has_no_lock(&options) {
+                true => Some(before.clone()),
+                false => self.connect_reader(control, name, &options).await,
+            };
             let inactive = InactiveNode::new(name.clone(), before.geometry(), reader);
             moves.push(Move { users, before, after: Arc::new(inactive) });
         }
@@ -213,7 +218,8 @@ impl NodeRegistry {
             children.push(Child { role, edge });
         }
         let looking = self.for_a_look(options, Look::Geometry)?;
-        let geometry = self.look(&name, &looking)?.node.geometry();
+        let looked = self.look(&name, &looking)?.node;
+        let geometry = looked.geometry();
         let geometry = match formats(&looking) {
             true if !options.read_only => Geometry {
                 read_only: false,
@@ -224,9 +230,42 @@ impl NodeRegistry {
             },
             _ => geometry,
         };
-        let reader = self.open_reader(&name, options);
+        let reader = match has_no_lock(options) {
+            true => Some(looked),
+            false => {
+                drop(looked);
+                self.open_reader(&name, options)
+            }
+        };
         let node = Arc::new(InactiveNode::new(name.clone(), geometry, reader));
         Ok(Opened { name, node, options: options.clone(), active: false, children, tracking: None })
+    }
+
+    /// Opens an inactive node's image for reading, as [`open_reader`](Self::open_reader) does. `control` runs while
+    /// servers of nodes below are connected to.
+    async fn connect_reader(
+        &mut self,
+        control: &EventLoop,
+        name: &str,
+        options: &BlockdevOptions,
+    ) -> Option<Arc<dyn BlockNode>> {
+        let mut reading = self.for_a_look(options, Look::Contents).ok()?;
+        set_read_only(&mut reading);
+        let context = ConnectContext {
+            event_loop: control,
+            credentials: &self.credentials,
+            nodes: self,
+            inherited: &|fd| {
+                Err(OpenError::new(format!("file descriptor {fd} has been connected already")))
+            },
+        };
+        if let Some(connecting) = Connections::begin(&context, &reading) {
+            let connected = connecting.await;
+            self.connections = connected.inspect_err(|error| not_readable(name, error)).ok()?;
+        }
+        let reader = self.open_reader(name, options);
+        self.connections = Connections::default();
+        reader
     }
 
     /// Opens an inactive node's image for reading, without locks on it and on its backing images.
@@ -234,9 +273,7 @@ impl NodeRegistry {
         let mut reading = self.for_a_look(options, Look::Contents).ok()?;
         set_read_only(&mut reading);
         let opened = self.look(name, &reading);
-        let why =
-            |error: &OpenError| log::info!("node '{name}' is inactive, not readable: {error}");
-        opened.inspect_err(why).ok().map(|opened| opened.node)
+        opened.inspect_err(|error| not_readable(name, error)).ok().map(|opened| opened.node)
     }
 
     /// Returns the way to read a node on another thread: one that is there, or an inline one, which is looked at.
@@ -293,6 +330,10 @@ impl NodeRegistry {
         }
         Ok(looking)
     }
+}
+
+fn not_readable(name: &str, error: &OpenError) {
+    log::info!("node '{name}' is inactive, not readable: {error}");
 }
 
 /// Users that are drained, and the nodes that they leave and get.
@@ -356,6 +397,17 @@ fn set_read_only(options: &mut BlockdevOptions) {
 
 fn own_children(driver: &Driver) -> Vec<(&'static str, BlockdevRef)> {
     driver.children().into_iter().map(|child| (child.role, child.node.clone())).collect()
+}
+
+/// Returns whether the node has no image file to close, such as one of driver `nbd`.
+///
+/// An inactive node of such a driver keeps its connection, and reads through it.
+fn has_no_lock(options: &BlockdevOptions) -> bool {
+    let mut driver = options.driver.clone();
+    driver.layer() == Layer::Storage
+        && driver.local_file().is_none()
+        && driver.children().is_empty()
+        && driver.look(Look::Contents).is_ok()
 }
 
 /// Whether there is a format in it, of which another node than itself was opened.

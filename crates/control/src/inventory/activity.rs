@@ -2,6 +2,7 @@
 
 use block::driver::ChildOption;
 use block::options::{BlockdevOptions, BlockdevRef};
+use block::permissions::ChildUse;
 
 use super::Inventory;
 use crate::error::OptionError;
@@ -102,12 +103,14 @@ impl Inventory {
         }
     }
 
-    /// Returns `false` if an export keeps the node active.
+    /// Returns `false` if an export keeps the node active, or the node copies data by itself.
     fn inactivate(&mut self, name: &str, order: &mut Vec<String>) -> bool {
         let Some(node) = self.nodes.get(name).filter(|node| !node.inactive).cloned() else {
             return true;
         };
-        if self.is_kept(name) {
+        // The filter copies to its target for as long as it exists.
+        let copies = node.children.iter().any(|child| child.used_as == ChildUse::CopyTarget);
+        if copies || self.is_kept(name) {
             return false;
         }
         if let Some(node) = self.nodes.get_mut(name) {

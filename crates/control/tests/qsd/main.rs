@@ -100,17 +100,17 @@ fn differences_from_qsd() {
         export("addr.type=unix,addr.path=s,addr.abstract=on").message.contains("not supported")
     );
 
-    // QSD aborts.
+    // QSD aborts, with the same message.
     assert!(
         node("null-co,node-name=n,size=-1")
             .message
-            .ends_with("size value must be in range [0, 9223372036854775807]")
+            .ends_with("Value '-1' is out of range for parameter 'size'")
     );
     // QSD says "latency-ns is invalid".
     assert!(
         node("null-co,node-name=n,latency-ns=-1")
             .message
-            .ends_with("latency-ns value must be in range [0, 9223372036854775807]")
+            .ends_with("Value '-1' is out of range for parameter 'latency-ns'")
     );
     // QSD takes up to 65535 queues, of which a front end can use 256.
     assert!(
@@ -148,7 +148,11 @@ fn differences_from_qsd() {
     assert!(node("{").message.starts_with("--blockdev {: JSON parse error, "));
     assert!(node(r#"{"driver":"null-co","driver":"null-co"}"#).message.contains("duplicate key"));
     assert!(node(r#"{"driver":"null-co","node-name":"n"} x"#).message.contains("JSON parse error"));
-    assert!(node("{'driver':'null-co','node-name':'n','size':-1}").message.contains("in range"));
+    assert!(
+        node("{'driver':'null-co','node-name':'n','size':-1}")
+            .message
+            .contains("is out of range for parameter 'size'")
+    );
 }
 
 /// Command lines that QSD runs with.

@@ -12,7 +12,7 @@ use crate::options::{
 use crate::driver::{DriverKind, OptionTable};
 use ::options::place::{Checked, Custom, Of, Place};
 use ::options::shape::Shape;
-use ::options::table::{self, Context, Field, Kind, Need, Row, only_off};
+use ::options::table::{Context, Field, Kind, Need, Row, only_off};
 use ::options::{OptionError, Value};
 
 pub(in crate::drivers) static QCOW2: DriverKind = DriverKind {
@@ -240,8 +240,9 @@ pub(super) static FIELDS: &[Field<Node>] = &[
     )
     .at(&Checked {
         meta: "",
-        check: |seconds: &u64| {
-            table::uint32("cache-clean-interval", seconds.cast_signed()).map(|_| ())
+        check: |seconds: &u64| match u32::try_from(*seconds) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(OptionError::new("Cache clean interval too big")),
         },
         at: |node: &mut Node| &mut node.caches.clean_interval,
     }),
