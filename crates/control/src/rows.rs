@@ -10,7 +10,7 @@ pub(crate) trait ThreadDraft: Sized + 'static {
 
     const POLL_MAX_NS: Field<Self> = Row::optional(
         "poll-max-ns",
-        "no longer than a sleep costs, as measured; 32768 if weighted or stepped",
+        "no longer than a sleep costs, as measured; 32768 with other policies",
         "longest time to busy-poll before sleeping, in nanoseconds; 0 never polls",
     )
     .int(0..=i64::MAX, |thread, ns| put(thread.poll_max_ns(), Some(ns.unsigned_abs())));

@@ -52,6 +52,23 @@ fn file(name: &str) -> FileOptions {
 }
 
 #[test]
+fn each_polling_policy_is_read_and_shown_by_its_name() {
+    for (name, policy, _) in event_loop::PollPolicy::ALL {
+        let option = format!("iothread,id=io0,poll-policy={name}");
+        let mut steps = daemon(&["--object", &option]).steps;
+        let Some(Action::Object(ObjectOptions::Iothread(thread))) =
+            steps.pop().map(|step| step.action)
+        else {
+            panic!("{option}");
+        };
+        assert_eq!(thread.poll_policy, policy);
+        let properties = thread.properties(0);
+        let shown = properties.iter().find(|property| property.name == "poll-policy");
+        assert_eq!(shown.map(|property| &property.value), Some(&name.into()));
+    }
+}
+
+#[test]
 fn steps_keep_the_order_and_the_words_of_the_command_line() {
     let iothread = "iothread,id=io0,poll-policy=weighted,poll-max-ns=0,poll-grow=3,poll-shrink=4,poll-weight=5,\
                     aio-max-batch=6,thread-pool-min=7,thread-pool-max=8";

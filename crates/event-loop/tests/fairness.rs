@@ -335,9 +335,7 @@ fn no_panic_nonsensical_configurations() {
         for (grow, shrink, weight) in [(1, 1, 1), (u32::MAX, u32::MAX, u32::MAX), (0, 0, 0)] {
             let sim = Sim::new(1, Faults { clock_step_ns: u64::MAX / 256, ..Faults::default() });
             let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
-            for policy in
-                [PollPolicy::Weighted, PollPolicy::Stepped, PollPolicy::Fixed, PollPolicy::Measured]
-            {
+            for (_, policy, _) in PollPolicy::ALL {
                 event_loop.set_poll_params(PollParams {
                     policy,
                     goal: PollGoal::Balanced,

@@ -13,12 +13,7 @@ use proptest::prelude::*;
 fn params() -> impl Strategy<Value = PollParams> {
     let max_ns = prop_oneof![Just(0), Just(32768), any::<u64>()];
     let small = prop_oneof![0..5u32, any::<u32>()];
-    let policy = prop_oneof![
-        Just(PollPolicy::Measured),
-        Just(PollPolicy::Fixed),
-        Just(PollPolicy::Weighted),
-        Just(PollPolicy::Stepped)
-    ];
+    let policy = prop::sample::select(PollPolicy::ALL.map(|(_, policy, _)| policy).to_vec());
     let goal = prop_oneof![Just(PollGoal::Latency), Just(PollGoal::Balanced), Just(PollGoal::Cpu)];
     (policy, goal, max_ns, small.clone(), small.clone(), small).prop_map(
         |(policy, goal, max_ns, grow, shrink, weight)| PollParams {

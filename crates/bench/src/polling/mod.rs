@@ -103,3 +103,19 @@ fn confirmed(
     }
     Ok(how)
 }
+
+#[cfg(test)]
+mod tests {
+    use event_loop::PollPolicy;
+
+    use super::*;
+
+    #[test]
+    fn each_policy_competes() {
+        for (name, ..) in PollPolicy::ALL {
+            let option = format!("poll-policy={name}");
+            let competes = |contender: &Contender| contender.options.split(',').any(|o| o == option);
+            assert!(CONTENDERS.iter().any(competes), "{name} is missing in CONTENDERS");
+        }
+    }
+}

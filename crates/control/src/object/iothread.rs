@@ -75,20 +75,14 @@ impl IothreadOptions {
             let value = Value::Integer(i64::try_from(value).unwrap_or(i64::MAX));
             Property { name, kind: "int", value }
         };
-        let policy = match self.poll_policy {
-            PollPolicy::Measured => "measured",
-            PollPolicy::Weighted => "weighted",
-            PollPolicy::Stepped => "stepped",
-            PollPolicy::Fixed => "fixed",
-        };
-        let goal = match self.poll_goal {
-            PollGoal::Latency => "latency",
-            PollGoal::Balanced => "balanced",
-            PollGoal::Cpu => "cpu",
+        let mut written = table::write(FIELDS, &mut self.clone());
+        let mut word = |name, kind| {
+            let value = table::take(&mut written, name).unwrap_or(Value::Null);
+            Property { name, kind, value }
         };
         vec![
-            Property { name: "poll-policy", kind: "PollPolicy", value: Value::Text(policy.into()) },
-            Property { name: "poll-goal", kind: "PollGoal", value: Value::Text(goal.into()) },
+            word("poll-policy", "PollPolicy"),
+            word("poll-goal", "PollGoal"),
             int("poll-max-ns", poll_max_ns),
             int("poll-grow", self.poll_grow),
             int("poll-shrink", self.poll_shrink),
@@ -168,20 +162,7 @@ static FIELDS: &[Field<IothreadOptions>] = &[
     )
     .at(&OneOf {
         at: |iothread: &mut IothreadOptions| &mut iothread.poll_policy,
-        words: &[
-            (
-                "measured",
-                PollPolicy::Measured,
-                "poll where it was measured to cost less than a sleep",
-            ),
-            (
-                "weighted",
-                PollPolicy::Weighted,
-                "follow a weighted mean of the intervals between events",
-            ),
-            ("stepped", PollPolicy::Stepped, "double while too short, reset when too long"),
-            ("fixed", PollPolicy::Fixed, "always poll-max-ns"),
-        ],
+        words: &PollPolicy::ALL,
     }),
     Row::default(
         "poll-goal",

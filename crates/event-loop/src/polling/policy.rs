@@ -20,6 +20,24 @@ pub enum PollPolicy {
     Fixed,
 }
 
+impl PollPolicy {
+    /// All policies: the value of `poll-policy`, the policy, and its help.
+    pub const ALL: [(&'static str, PollPolicy, &'static str); 4] = [
+        (
+            "measured",
+            PollPolicy::Measured,
+            "poll where it was measured to cost less than a sleep",
+        ),
+        (
+            "weighted",
+            PollPolicy::Weighted,
+            "follow a weighted mean of the intervals between events",
+        ),
+        ("stepped", PollPolicy::Stepped, "double while too short, reset when too long"),
+        ("fixed", PollPolicy::Fixed, "always poll-max-ns"),
+    ];
+}
+
 /// What polling is for, `poll-goal`, with [`PollPolicy::Measured`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PollGoal {
