@@ -94,7 +94,7 @@ impl Daemon {
                 watch(options, &*export, &self.control, &self.clients);
                 // While the daemon starts, exports begin later and all together: see `let_in`.
                 if self.serves {
-                    drop(export.begin(None));
+                    drop(export.begin());
                 }
                 self.exports.add(options, export, policy);
             }

@@ -1,7 +1,7 @@
 //! The daemon's exports, from their start to their last flush.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,12 +9,15 @@ use std::sync::Arc;
 use block::policy::{ErrorPolicy, IoStatus};
 use control::{ExportOptions, Inventory};
 use event_loop::{EventLoop, JoinHandle, oneshot};
+use serde_json::{Map, Value as Json};
 use stats::QueueStats;
 
-use super::export::{Asked, Described, Running, Stopped};
+use super::export::{Asked, Running};
 use super::signal::{Mailbox, until};
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
+use super::upgrade::document::Document;
+use super::upgrade::{Part, TakenPart};
 
 /// Longest wait of [`Exports::hung_up_are_gone`], nanoseconds.
 const GONE_NS: u64 = 1_000_000_000;
@@ -258,7 +261,7 @@ impl Exports {
 
     /// Asks each export for its description for the new process. From then on, vhost-user servers read no more
     /// messages.
-    pub(super) fn describe(&self) -> Vec<(String, Asked<Described>)> {
+    pub(super) fn describe(&self) -> Vec<(String, Asked<Part>)> {
         let describe =
             |export: &Export| Some((export.id.clone(), export.serving.as_ref()?.describe()?));
         self.exports.iter().filter_map(describe).collect()
@@ -278,7 +281,7 @@ impl Exports {
     pub(super) fn stop_queues(
         &self,
         keeps_back: impl Fn(&str) -> bool,
-    ) -> Vec<(String, Asked<Stopped>)> {
+    ) -> Vec<(String, Asked<Part>)> {
         let stop = |export: &Export| {
             let stopped = export.serving.as_ref()?.quiesce(keeps_back(&export.id));
             Some((export.id.clone(), stopped))
@@ -323,34 +326,28 @@ impl Exports {
             .for_each(|serving| serving.resume());
     }
 
-    /// Has exports over vfio-user check the clients of another process.
+    /// Has the exports check the state that another process handed over, by their names.
     ///
     /// # Errors
     ///
-    /// A client cannot be served here.
-    pub(super) fn prepare(&self, stopped: &mut BTreeMap<String, Stopped>) -> Result<(), String> {
-        for export in &self.exports {
-            if let (Some(serving), Some(Stopped::Controller(client))) =
-                (export.serving.as_ref(), stopped.get_mut(&export.id))
-                && let Some(client) = client.take()
-            {
-                let failed = |why| format!("export '{}': {why}", export.id);
-                serving.prepare(client).map_err(failed)?;
-            }
+    /// The state is malformed, or cannot be served here.
+    pub(super) fn prepare(
+        &self,
+        mut states: Map<String, Json>,
+        document: &mut Document,
+    ) -> Result<(), String> {
+        for Export { id, serving, .. } in &self.exports {
+            let (Some(serving), Some(json)) = (serving, states.remove(id)) else { continue };
+            let state = TakenPart { json, document: &mut *document };
+            serving.prepare(state).map_err(|why| format!("export '{id}': {why}"))?;
         }
         Ok(())
     }
 
-    /// Starts all exports, with the state that another process handed over. Completes once all serve.
-    pub(super) fn begin(
-        &self,
-        mut stopped: BTreeMap<String, Stopped>,
-    ) -> impl Future<Output = ()> + use<> {
-        let begin = |export: &Export| {
-            let serving = export.serving.as_ref()?;
-            Some(serving.begin(stopped.remove(&export.id)))
-        };
-        let begun: Vec<_> = self.exports.iter().filter_map(begin).collect();
+    /// Starts all exports. Completes once all serve.
+    pub(super) fn begin(&self) -> impl Future<Output = ()> + use<> {
+        let serving = self.exports.iter().filter_map(|export| export.serving.as_ref());
+        let begun: Vec<_> = serving.map(|serving| serving.begin()).collect();
         all(begun)
     }
 

@@ -78,7 +78,6 @@ use chardev::Chardev;
 pub use commands::register as register_commands;
 pub use environment::Environment;
 pub use error::DaemonError;
-use export::Stopped;
 use exports::Exports;
 pub use host::{Host, HostThread, OperatingSystem, Successor};
 use jobs::Jobs;
@@ -402,8 +401,8 @@ impl Daemon {
 
     /// Serves clients of all kinds from now on, first those that wait already. The future completes when the
     /// exports that were handed over run.
-    fn let_in(&self, handed_over: BTreeMap<String, Stopped>) -> impl Future<Output = ()> + use<> {
-        let begun = self.exports.begin(handed_over);
+    fn let_in(&self) -> impl Future<Output = ()> + use<> {
+        let begun = self.exports.begin();
         if let Some(server) = &self.nbd_server {
             server.resume();
         }
@@ -415,7 +414,7 @@ impl Daemon {
     fn is_ready(&mut self, status: Option<Status>) {
         self.serves = true;
         if self.turn.is_not_yet() {
-            drop(self.let_in(BTreeMap::new()));
+            drop(self.let_in());
         }
         if let Some(unused) = self.given.unused() {
             log::warn!("{unused}");

@@ -100,7 +100,7 @@ impl Clients {
         let listeners: Json = listeners.collect();
         let saved = saved.into_iter().map(|saved| moved(client, saved)).collect();
         let clients = fds.clients(saved).expect("it has descriptors");
-        let mut json = json!({"listeners": listeners, "clients": clients});
+        let mut json = json!({"listeners": listeners, "clients": clients["clients"]});
         let mut fds = fds.0;
         let is_unchanged = how & UNCHANGED != 0;
         if !is_unchanged {
@@ -122,7 +122,7 @@ impl Clients {
         };
         let json = received.json.take();
         let listeners = self.listeners(&json["listeners"], &mut received);
-        let clients = received.clients(&json["clients"]);
+        let clients = received.clients(&json);
         drop(received);
         let (Ok(listeners), Ok(clients)) = (listeners, clients) else { return false };
         let event_loop = &self.before.event_loop;

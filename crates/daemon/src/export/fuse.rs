@@ -18,8 +18,9 @@ use stats::QueueStats;
 use super::super::Message;
 use super::super::signal::until;
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::TakenExport;
-use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
+use super::super::upgrade::document::{Collected, Document};
+use super::super::upgrade::{Part, TakenPart};
+use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 use crate::spawner::Spawner;
 
 /// How long a closed file may count as open, in nanoseconds: the kernel reports the last close(2) after it
@@ -70,20 +71,23 @@ impl Running for Fuse {
         Box::pin(self.export.flush())
     }
 
-    fn describe(&self) -> Option<Asked<Described>> {
+    fn describe(&self) -> Option<Asked<Part>> {
         let devices = self.export.hand_over();
         let allow_other = self.export.file().allow_other;
         Some(Box::pin(async move {
             let devices = devices.map_err(|error| format!("duplicating failed: {error}"))?;
-            Ok(Described::Mount { devices, allow_other })
+            let part: Part = Box::new(move |fds| Ok(fds.mount(devices, allow_other)));
+            Ok(part)
         }))
     }
 
-    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, flush: bool) -> Asked<Part> {
         let (paused, file) = (self.export.pause(flush), self.export.shared_file());
         Box::pin(async move {
             paused.await?;
-            Ok(Stopped::File { owner: file.owner(), opens: file.opens() })
+            let state = Collected::file(file.owner(), file.opens());
+            let part: Part = Box::new(|_| Ok(state));
+            Ok(part)
         })
     }
 
@@ -96,18 +100,14 @@ impl Running for Fuse {
         self.export.resume();
     }
 
-    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
-        Err("the export is not over vfio-user".to_owned())
+    fn prepare(&self, TakenPart { json, .. }: TakenPart<'_>) -> Result<(), String> {
+        let (owner, opens) = Document::file(&json)?;
+        self.export.file().set_owner(owner);
+        self.export.file().set_opens(opens);
+        Ok(())
     }
 
-    fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
-        match stopped {
-            Some(Stopped::File { owner, opens }) => {
-                self.export.file().set_owner(owner);
-                self.export.file().set_opens(opens);
-            }
-            Some(Stopped::Rings(_) | Stopped::Clients(_) | Stopped::Controller(_)) | None => {}
-        }
+    fn begin(&self) -> Later<()> {
         self.export.resume();
         Box::pin(ready(()))
     }
@@ -126,6 +126,12 @@ impl Running for Fuse {
             stopped
         })
     }
+}
+
+/// Takes the mount that [`describe`](Running::describe) returned in another process.
+fn mounted(TakenPart { json, document }: TakenPart<'_>) -> Result<Mounted, String> {
+    let (devices, allow_other) = document.mount(&json)?;
+    Ok(Mounted { devices, allow_other })
 }
 
 async fn unmount(helper: Option<&Spawner>, event_loop: &EventLoop, mountpoint: &Path) {
@@ -150,15 +156,11 @@ impl Daemon {
         let node = self.nodes.get(&options.node_name)?;
         let helper = self.spawner.clone();
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let taken = taken.map(mounted).transpose().map_err(DaemonError::new)?;
         let is_taken = taken.is_some();
         let own_mount = self.nodes.services().own_mounts().add(&options.id, &mountpoint);
         let mounted = match (taken, &helper) {
-            (Some(TakenExport::Mount { devices, allow_other }), _) => {
-                Mounted { devices, allow_other }
-            }
-            (Some(TakenExport::Server { .. }), _) => {
-                return Err(DaemonError::new("what was handed over is no mount"));
-            }
+            (Some(mounted), _) => mounted,
             (None, Some(helper)) => {
                 let options = MountOptions {
                     mountpoint: mountpoint.clone(),

@@ -5,20 +5,18 @@ mod nbd;
 mod vfio_user;
 mod vhost_user;
 
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use block::policy::ErrorPolicy;
 use control::{ExportKind, ExportOptions};
 use event_loop::LoopHandle;
-use exports::nbd::SavedClient;
 use exports::vhost_user::ExportError;
-use exports::vhost_user::handover::{SavedRings, SavedServer};
 use stats::InFlight;
 use stats::QueueStats;
 
 use super::statistics::QueueStatistics;
+use super::upgrade::{Part, TakenPart};
 use super::{Daemon, DaemonError};
 
 /// Requests in flight, with the queue or connection of each.
@@ -29,26 +27,6 @@ pub(super) type Later<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Completes once, with a result or the reason of the failure.
 pub(super) type Asked<T> = Later<Result<T, String>>;
-
-/// The part of an export's hand-over that stays constant while the export serves requests.
-pub(super) enum Described {
-    /// `vhost-user-blk`, `vhost-user-scsi` and `vfio-user-nvme`.
-    Server(SavedServer),
-    /// `fuse`: descriptors of the mount, one for each thread.
-    Mount { devices: Vec<OwnedFd>, allow_other: bool },
-}
-
-/// The part of an export's hand-over that is only known while the export is quiesced.
-pub(super) enum Stopped {
-    /// `vhost-user-blk` and `vhost-user-scsi`.
-    Rings(SavedRings),
-    /// `nbd`.
-    Clients(Vec<SavedClient>),
-    /// `vfio-user-nvme`: the connected client.
-    Controller(Option<exports::vfio_user::SavedClient>),
-    /// `fuse`: mode, owner and group, and how many descriptors are open.
-    File { owner: [u32; 3], opens: u64 },
-}
 
 /// A running export. No method has a default, because upgrades and shutdown rely on each.
 pub(super) trait Running {
@@ -76,14 +54,16 @@ pub(super) trait Running {
     /// Makes completed writes durable while the export keeps serving.
     fn flush(&self) -> Asked<()>;
 
-    /// Returns the constant part of the hand-over, before the export is quiesced. `None`: the
-    /// export type has no constant part.
-    fn describe(&self) -> Option<Asked<Described>>;
+    /// Returns the part of the hand-over that stays constant while the export serves. The new process' export
+    /// is started with it, by [`TakenOver::export`](super::upgrade::TakenOver::export). `None`: the export type has no
+    /// constant part.
+    fn describe(&self) -> Option<Asked<Part>>;
 
-    /// Stops taking requests and drains those in flight, until [`resume`](Self::resume).
+    /// Stops taking requests and drains those in flight, until [`resume`](Self::resume). Returns the part of the
+    /// hand-over that is only known then, for [`prepare`](Self::prepare) in the new process.
     ///
     /// `flush`: also flushes the node.
-    fn quiesce(&self, flush: bool) -> Asked<Stopped>;
+    fn quiesce(&self, flush: bool) -> Asked<Part>;
 
     /// Takes requests again between two attempts to quiesce. Completes when the queues run.
     fn restart_queues(&self) -> Asked<()>;
@@ -91,14 +71,18 @@ pub(super) trait Running {
     /// Takes requests again after [`quiesce`](Self::quiesce).
     fn resume(&self);
 
-    /// Checks the state of a vfio-user client that the previous process has handed over.
-    /// [`begin`](Self::begin) continues with it.
-    fn prepare(&self, client: exports::vfio_user::SavedClient) -> Result<(), String>;
+    /// Checks and keeps the state of the quiesced predecessor: what [`quiesce`](Self::quiesce) returned in the
+    /// previous process. Touches no queue and no client yet.
+    ///
+    /// # Errors
+    ///
+    /// The state is malformed, or cannot be served. The previous process then continues.
+    fn prepare(&self, state: TakenPart<'_>) -> Result<(), String>;
 
-    /// Begins to serve, with the state of the quiesced predecessor if the export was handed over.
+    /// Begins to serve, with the state that [`prepare`](Self::prepare) kept if the export was handed over.
     ///
     /// Completes when the export serves.
-    fn begin(&self, stopped: Option<Stopped>) -> Later<()>;
+    fn begin(&self) -> Later<()>;
 
     /// Disconnects the clients that were not handed over. `None`: no such clients exist.
     fn disconnect_clients(&self) -> Option<Later<()>>;

@@ -1,35 +1,43 @@
 //! Exports over NBD.
 
+use std::cell::Cell;
 use std::future::ready;
 use std::sync::Arc;
 
 use control::{ExportOptions, NbdOptions};
-use exports::nbd::{NbdExport, NbdExportConfig};
+use exports::nbd::{NbdExport, NbdExportConfig, SavedClient};
 use exports::vhost_user::ExportError;
 use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
-use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
+use super::super::upgrade::{Part, TakenPart};
+use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
-impl Running for NbdExport {
+/// An export, with the clients of its predecessor until it begins.
+struct Nbd {
+    export: NbdExport,
+    clients: Cell<Vec<SavedClient>>,
+}
+
+impl Running for Nbd {
     fn is_connected(&self) -> bool {
-        self.is_connected()
+        self.export.is_connected()
     }
 
     fn hung_up_are_gone(&self) -> Later<()> {
-        Box::pin(self.hung_up_are_gone())
+        Box::pin(self.export.hung_up_are_gone())
     }
 
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
-        self.queue_stats()
+        self.export.queue_stats()
     }
 
     fn queues(&self) -> Vec<QueueStatistics> {
-        self.queues().map(counted).collect()
+        self.export.queues().map(counted).collect()
     }
 
     fn in_flight(&self) -> Later<InFlightOf> {
-        Box::pin(self.in_flight())
+        Box::pin(self.export.in_flight())
     }
 
     /// Does nothing: an inactive node serves reads and fails writes with `EPERM`.
@@ -38,45 +46,47 @@ impl Running for NbdExport {
     }
 
     fn flush(&self) -> Asked<()> {
-        Box::pin(self.flush())
+        Box::pin(self.export.flush())
     }
 
-    fn describe(&self) -> Option<Asked<Described>> {
+    fn describe(&self) -> Option<Asked<Part>> {
         None
     }
 
-    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
-        let paused = self.pause(flush);
-        Box::pin(async move { paused.await.map(Stopped::Clients) })
+    fn quiesce(&self, flush: bool) -> Asked<Part> {
+        let paused = self.export.pause(flush);
+        Box::pin(async move {
+            let clients = paused.await?;
+            let part: Part = Box::new(|fds| fds.clients(clients));
+            Ok(part)
+        })
     }
 
     fn restart_queues(&self) -> Asked<()> {
-        self.resume();
+        self.export.resume();
         Box::pin(ready(Ok(())))
     }
 
     fn resume(&self) {
-        self.resume();
+        self.export.resume();
     }
 
-    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
-        Err("the export is not over vfio-user".to_owned())
+    fn prepare(&self, TakenPart { json, document }: TakenPart<'_>) -> Result<(), String> {
+        self.clients.set(document.clients(&json)?);
+        Ok(())
     }
 
-    fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
-        match stopped {
-            Some(Stopped::Clients(clients)) => self.begin(clients),
-            Some(Stopped::Rings(_) | Stopped::File { .. } | Stopped::Controller(_)) | None => {}
-        }
+    fn begin(&self) -> Later<()> {
+        self.export.begin(self.clients.take());
         Box::pin(ready(()))
     }
 
     fn disconnect_clients(&self) -> Option<Later<()>> {
-        Some(Box::pin(self.disconnect_clients()))
+        Some(Box::pin(self.export.disconnect_clients()))
     }
 
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
-        Box::pin((*self).stop_telling(on_quiet))
+        Box::pin(self.export.stop_telling(on_quiet))
     }
 }
 
@@ -103,6 +113,6 @@ impl Daemon {
             bitmaps,
         };
         let export = server.add(config).await.map_err(DaemonError::with_advice)?;
-        Ok(Box::new(export))
+        Ok(Box::new(Nbd { export, clients: Cell::default() }))
     }
 }

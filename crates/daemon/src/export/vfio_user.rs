@@ -4,13 +4,14 @@ use std::future::ready;
 use std::sync::Arc;
 
 use control::{Addr, AhciOptions, Doorbells, ExportOptions, NvmeOptions};
-use exports::vfio_user::{DoorbellMode, SavedClient, VfioUserConfig, VfioUserExport};
+use exports::vfio_user::{DoorbellMode, VfioUserConfig, VfioUserExport};
+use exports::vhost_user::handover::SavedServer;
 use exports::vhost_user::{ExportError, Listen};
 use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::TakenExport;
-use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
+use super::super::upgrade::{Part, TakenPart};
+use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
 impl Running for VfioUserExport {
     fn is_connected(&self) -> bool {
@@ -42,17 +43,22 @@ impl Running for VfioUserExport {
         Box::pin(self.flush())
     }
 
-    fn describe(&self) -> Option<Asked<Described>> {
+    fn describe(&self) -> Option<Asked<Part>> {
+        let part = |server| -> Part { Box::new(|fds| Ok(fds.server(server))) };
         let described = self
             .describe()
-            .map(Described::Server)
+            .map(part)
             .map_err(|error| format!("duplicating a descriptor failed: {error}"));
         Some(Box::pin(ready(described)))
     }
 
-    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
+    fn quiesce(&self, flush: bool) -> Asked<Part> {
         let paused = self.pause(flush);
-        Box::pin(async move { paused.await.map(Stopped::Controller) })
+        Box::pin(async move {
+            let client = paused.await?;
+            let part: Part = Box::new(|fds| fds.vfio_user(client));
+            Ok(part)
+        })
     }
 
     fn restart_queues(&self) -> Asked<()> {
@@ -63,12 +69,12 @@ impl Running for VfioUserExport {
         self.resume();
     }
 
-    fn prepare(&self, client: SavedClient) -> Result<(), String> {
-        self.prepare(client)
+    fn prepare(&self, TakenPart { json, document }: TakenPart<'_>) -> Result<(), String> {
+        let client = document.vfio_user(&json)?;
+        client.map_or(Ok(()), |client| self.prepare(client))
     }
 
-    /// The client was given to [`prepare`](Running::prepare).
-    fn begin(&self, _stopped: Option<Stopped>) -> Later<()> {
+    fn begin(&self) -> Later<()> {
         self.begin();
         Box::pin(ready(()))
     }
@@ -121,10 +127,12 @@ impl Daemon {
     ) -> Result<VfioUserConfig, DaemonError> {
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
         let listen = match taken {
-            Some(TakenExport::Server { listener: (fd, file), session: _ }) => {
-                Listen::TakenOver(Arc::new(fd), file)
+            Some(TakenPart { json, document }) => {
+                let server = document.server(&json).map_err(DaemonError::new)?;
+                let SavedServer { listener, file, session: _ } = server;
+                Listen::TakenOver(Arc::new(listener), file)
             }
-            Some(TakenExport::Mount { .. }) | None => self.listen(addr)?,
+            None => self.listen(addr)?,
         };
         Ok(VfioUserConfig {
             id: options.id.clone(),

@@ -1,22 +1,29 @@
 //! Exports over vhost-user.
 
+use std::cell::Cell;
 use std::future::ready;
 use std::sync::Arc;
 
 use block::policy::ErrorPolicy;
 use control::{Addr, ExportOptions, ScsiOptions, VhostUserOptions};
-use exports::vhost_user::handover::SavedRings;
+use exports::vhost_user::handover::{SavedRings, SavedServer};
 use exports::vhost_user::{ExportError, Listen, TakenOver, VhostUserConfig, VhostUserExport};
 use stats::QueueStats;
 
 use super::super::errors::under;
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::TakenExport;
-use super::{Asked, Daemon, DaemonError, Described, InFlightOf, Later, Running, Stopped, counted};
+use super::super::upgrade::{Part, TakenPart};
+use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
-impl Running for VhostUserExport {
+/// An export, with the state of its predecessor until it begins.
+struct VhostUser {
+    export: VhostUserExport,
+    rings: Cell<SavedRings>,
+}
+
+impl Running for VhostUser {
     fn is_connected(&self) -> bool {
-        self.is_connected()
+        self.export.is_connected()
     }
 
     fn hung_up_are_gone(&self) -> Later<()> {
@@ -24,55 +31,58 @@ impl Running for VhostUserExport {
     }
 
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
-        self.queue_stats()
+        self.export.queue_stats()
     }
 
     fn queues(&self) -> Vec<QueueStatistics> {
-        self.queues().map(counted).collect()
+        self.export.queues().map(counted).collect()
     }
 
     fn in_flight(&self) -> Later<InFlightOf> {
-        Box::pin(self.in_flight())
+        Box::pin(self.export.in_flight())
     }
 
     fn set_paused(&self, paused: bool) -> Later<()> {
-        Box::pin(self.set_paused(paused))
+        Box::pin(self.export.set_paused(paused))
     }
 
     fn flush(&self) -> Asked<()> {
-        Box::pin(self.hand_over().flush())
+        Box::pin(self.export.hand_over().flush())
     }
 
-    fn describe(&self) -> Option<Asked<Described>> {
-        let described = self.hand_over().describe();
-        Some(Box::pin(async move { described.await.map(Described::Server) }))
+    fn describe(&self) -> Option<Asked<Part>> {
+        let described = self.export.hand_over().describe();
+        Some(Box::pin(async move {
+            let server = described.await?;
+            let part: Part = Box::new(|fds| Ok(fds.server(server)));
+            Ok(part)
+        }))
     }
 
-    fn quiesce(&self, flush: bool) -> Asked<Stopped> {
-        let stopped = self.hand_over().stop(flush);
-        Box::pin(async move { stopped.await.map(Stopped::Rings) })
+    fn quiesce(&self, flush: bool) -> Asked<Part> {
+        let stopped = self.export.hand_over().stop(flush);
+        Box::pin(async move {
+            let rings = stopped.await?;
+            let part: Part = Box::new(|fds| Ok(fds.rings(rings)));
+            Ok(part)
+        })
     }
 
     fn restart_queues(&self) -> Asked<()> {
-        Box::pin(self.hand_over().run())
+        Box::pin(self.export.hand_over().run())
     }
 
     fn resume(&self) {
-        self.hand_over().resume();
+        self.export.hand_over().resume();
     }
 
-    fn prepare(&self, _client: exports::vfio_user::SavedClient) -> Result<(), String> {
-        Err("the export is not over vfio-user".to_owned())
+    fn prepare(&self, TakenPart { json, document }: TakenPart<'_>) -> Result<(), String> {
+        self.rings.set(document.rings(&json)?);
+        Ok(())
     }
 
-    fn begin(&self, stopped: Option<Stopped>) -> Later<()> {
-        let rings = match stopped {
-            Some(Stopped::Rings(rings)) => rings,
-            Some(Stopped::Clients(_) | Stopped::File { .. } | Stopped::Controller(_)) | None => {
-                SavedRings::default()
-            }
-        };
-        Box::pin(self.begin(rings))
+    fn begin(&self) -> Later<()> {
+        Box::pin(self.export.begin(self.rings.take()))
     }
 
     fn disconnect_clients(&self) -> Option<Later<()>> {
@@ -80,7 +90,7 @@ impl Running for VhostUserExport {
     }
 
     fn stop(self: Box<Self>, on_quiet: Box<dyn FnOnce()>) -> Later<Result<(), ExportError>> {
-        Box::pin((*self).stop_telling(on_quiet))
+        Box::pin(self.export.stop_telling(on_quiet))
     }
 }
 
@@ -123,10 +133,12 @@ impl Daemon {
     ) -> Result<Box<dyn Running>, DaemonError> {
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
         let (listen, taken_over) = match taken {
-            Some(TakenExport::Server { listener: (fd, file), session }) => {
-                (Listen::TakenOver(Arc::new(fd), file), Some(TakenOver { session }))
+            Some(TakenPart { json, document }) => {
+                let server = document.server(&json).map_err(DaemonError::new)?;
+                let SavedServer { listener, file, session } = server;
+                (Listen::TakenOver(Arc::new(listener), file), Some(TakenOver { session }))
             }
-            Some(TakenExport::Mount { .. }) | None => (self.listen(&vhost_user.addr)?, None),
+            None => (self.listen(&vhost_user.addr)?, None),
         };
         let config = VhostUserConfig {
             id: options.id.clone(),
@@ -154,6 +166,6 @@ impl Daemon {
             // Pause before the export takes its first request.
             export.set_paused(true).await;
         }
-        Ok(Box::new(export))
+        Ok(Box::new(VhostUser { export, rings: Cell::default() }))
     }
 }

@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use exports::nbd::SavedClient;
 use exports::nbd::session::transmission::{Agreed, Context, Contexts};
 use exports::nbd::wire::reply::ReplyMode;
 use exports::vfio_user;
-use exports::vhost_user::handover::{Saved, SavedRings};
+use exports::vhost_user::handover::{Saved, SavedRings, SavedServer, SavedSession};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
 use serde_json::{Value as Json, json};
@@ -38,6 +39,17 @@ pub(super) const GO: u8 = b'X';
 /// More descriptors of the document before.
 pub const DESCRIPTORS: u8 = b'F';
 
+/// Makes a part of a document: adds the descriptors, and returns the text.
+pub(crate) type Part = Box<dyn FnOnce(&mut Collected) -> Result<Json, String>>;
+
+/// A part of a document that was received.
+pub(crate) struct TakenPart<'a> {
+    /// The text.
+    pub(crate) json: Json,
+    /// Has the descriptors.
+    pub(crate) document: &'a mut Document,
+}
+
 /// The descriptors of a document that is made.
 #[derive(Debug, Default)]
 pub struct Collected(pub Vec<OwnedFd>);
@@ -58,7 +70,7 @@ impl Collected {
         messages.into_iter().map(message).collect()
     }
 
-    /// Returns the clients of an NBD export.
+    /// Adds the clients of an NBD export.
     ///
     /// What they have sent, and are sent, is in memory of its own where there is something.
     ///
@@ -82,25 +94,30 @@ impl Collected {
                 "output": self.memory(&output)?,
             }));
         }
-        Ok(all.into())
+        Ok(json!({"clients": all}))
     }
 
-    /// Returns the client of an export over vfio-user, in a list of none or one.
+    /// Adds the client of an export over vfio-user, in a list of none or one.
     ///
     /// # Errors
     ///
     /// There is no memory.
     pub fn vfio_user(&mut self, client: Option<vfio_user::SavedClient>) -> Result<Json, String> {
         let Some(vfio_user::SavedClient { socket, messages, device }) = client else {
-            return Ok(json!([]));
+            return Ok(json!({"vfio-user": []}));
         };
-        Ok(json!([{
+        Ok(json!({"vfio-user": [{
             "socket": self.add(socket),
             "messages": self.messages(messages),
             "device": self.memory(&device)?,
-        }]))
+        }]}))
     }
 
+    /// Adds memory that holds the bytes, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
     pub(super) fn memory(&mut self, bytes: &[u8]) -> Result<Json, String> {
         match bytes {
             [] => Ok(Json::Null),
@@ -109,6 +126,26 @@ impl Collected {
                 Ok(self.add(memory))
             }
         }
+    }
+
+    /// Adds an export's listening socket, and its session with a front end.
+    pub fn server(&mut self, server: SavedServer) -> Json {
+        let SavedServer { listener, file, session } = server;
+        let session = session.map(|SavedSession { socket, messages }| {
+            json!({"socket": self.add(socket), "messages": self.messages(messages)})
+        });
+        json!({"listener": self.add(listener), "file": file, "session": session})
+    }
+
+    /// Adds the descriptors of a FUSE mount.
+    pub(crate) fn mount(&mut self, devices: Vec<OwnedFd>, allow_other: bool) -> Json {
+        let devices: Vec<Json> = devices.into_iter().map(|device| self.add(device)).collect();
+        json!({"devices": devices, "allow-other": allow_other})
+    }
+
+    /// Adds the state of the file of a FUSE mount: mode, owner and group, and how many descriptors are open.
+    pub(crate) fn file(owner: [u32; 3], opens: u64) -> Json {
+        json!({"owner": owner, "opens": opens})
     }
 
     /// Adds the state of an export's rings.
@@ -157,6 +194,44 @@ impl Document {
         }
     }
 
+    /// Takes what [`Collected::server`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
+    pub fn server(&mut self, server: &Json) -> Result<SavedServer, String> {
+        let listener = self.fd(&server["listener"])?;
+        let session = match &server["session"] {
+            Json::Null => None,
+            session => Some(SavedSession {
+                socket: self.connection(&session["socket"])?,
+                messages: self.messages(&session["messages"])?,
+            }),
+        };
+        Ok(SavedServer { listener, file: path(&server["file"]), session })
+    }
+
+    /// Takes what [`Collected::mount`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
+    pub(crate) fn mount(&mut self, mount: &Json) -> Result<(Vec<OwnedFd>, bool), String> {
+        let devices = list(&mount["devices"])?.iter().map(|device| self.fd(device));
+        Ok((devices.collect::<Result<_, _>>()?, mount["allow-other"] == Json::Bool(true)))
+    }
+
+    /// Takes what [`Collected::file`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
+    pub(crate) fn file(state: &Json) -> Result<([u32; 3], u64), String> {
+        let owner = list(&state["owner"])?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+        let owner = owner.try_into().map_err(|_| "no mode, owner and group")?;
+        Ok((owner, number(&state["opens"])?))
+    }
+
     /// Takes what [`Collected::messages`] added.
     ///
     /// # Errors
@@ -178,9 +253,9 @@ impl Document {
     /// # Errors
     ///
     /// The document is malformed.
-    pub fn clients(&mut self, clients: &Json) -> Result<Vec<SavedClient>, String> {
+    pub fn clients(&mut self, state: &Json) -> Result<Vec<SavedClient>, String> {
         let mut saved = Vec::new();
-        for client in list(clients)? {
+        for client in list(&state["clients"])? {
             let minimum_block = number(&client["minimum-block"])?;
             if !u32::is_power_of_two(minimum_block) {
                 return Err(format!("{minimum_block} is no size of blocks"));
@@ -206,8 +281,8 @@ impl Document {
     /// # Errors
     ///
     /// The document is malformed.
-    pub fn vfio_user(&mut self, clients: &Json) -> Result<Option<vfio_user::SavedClient>, String> {
-        let client = match &list(clients)?[..] {
+    pub fn vfio_user(&mut self, state: &Json) -> Result<Option<vfio_user::SavedClient>, String> {
+        let client = match &list(&state["vfio-user"])?[..] {
             [] => return Ok(None),
             [client] => client,
             _ => return Err("an export over vfio-user has one client at most".to_owned()),
@@ -219,6 +294,11 @@ impl Document {
         }))
     }
 
+    /// Takes what [`Collected::memory`] added.
+    ///
+    /// # Errors
+    ///
+    /// The descriptor is missing, or is no memory.
     pub(super) fn content(&mut self, memory: &Json) -> Result<Vec<u8>, String> {
         match memory {
             Json::Null => Ok(Vec::new()),
@@ -308,6 +388,10 @@ pub fn list(json: &Json) -> Result<&Vec<Json>, String> {
     json.as_array().ok_or_else(|| format!("{json} is no list"))
 }
 
+pub(super) fn path(json: &Json) -> Option<PathBuf> {
+    json.as_str().map(|path| Path::new(path).to_owned())
+}
+
 pub(super) fn text(json: &Json) -> Result<&str, String> {
     json.as_str().ok_or_else(|| format!("{json} is no text"))
 }
@@ -319,4 +403,49 @@ pub(super) fn number<T: TryFrom<u64>>(json: &Json) -> Result<T, String> {
 
 fn bytes(json: &Json) -> Result<Vec<u8>, String> {
     list(json)?.iter().map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use super::*;
+
+    fn server(test: &str) -> (Json, Vec<OwnedFd>) {
+        let name = format!("ringmill-document-{test}-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let (socket, _) = UnixStream::pair().unwrap();
+        let message = Saved { code: 3, payload: vec![1, 2], fds: Vec::new() };
+        let mut fds = Collected::default();
+        let json = fds.server(SavedServer {
+            listener: listener.into(),
+            file: Some("/run/s".into()),
+            session: Some(SavedSession { socket: socket.into(), messages: vec![message] }),
+        });
+        (json, fds.0)
+    }
+
+    #[test]
+    fn a_server_is_read_as_it_was_written() {
+        let (json, fds) = server("read");
+        let mut document = Document::new(Json::Null, fds);
+        let read = document.server(&json).unwrap();
+        assert_eq!(read.file, Some("/run/s".into()));
+        assert_eq!(getsockopt(&read.listener, sockopt::AcceptConn), Ok(true));
+        let [message] = &read.session.unwrap().messages[..] else { panic!("one message") };
+        assert_eq!((message.code, &message.payload[..]), (3, &[1, 2][..]));
+        assert_eq!(document.server(&json).unwrap_err(), "descriptor 1 is missing");
+    }
+
+    #[test]
+    fn a_listening_socket_is_no_client() {
+        let (mut json, fds) = server("refused");
+        let (listener, socket) = (json["listener"].clone(), json["session"]["socket"].clone());
+        json["listener"] = socket;
+        json["session"]["socket"] = listener;
+        let refused = Document::new(Json::Null, fds).server(&json).unwrap_err();
+        assert!(refused.ends_with("is no connection"), "{refused}");
+    }
 }

@@ -11,15 +11,13 @@ use std::rc::Rc;
 use block::driver::HandOver;
 use block::options::BlockdevOptions;
 use block::{Child, OpenImage};
-use exports::vhost_user::handover::{SavedServer, SavedSession};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
-use super::super::export::{Described, Stopped};
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps;
-use super::document::{Collected, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, VERSION};
+use super::document::{Collected, GO, HAVE, INVENTORY, Part, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
 
@@ -60,7 +58,7 @@ fn is_bound(node: &BlockdevOptions) -> bool {
 /// The state once all queues have stopped.
 struct Still {
     /// What the new process starts the queues with, by export name.
-    stopped: Vec<(String, Stopped)>,
+    stopped: Vec<(String, Part)>,
     /// When the queues were asked to stop, nanoseconds.
     since_ns: u64,
     /// The longest pause of an earlier attempt, nanoseconds.
@@ -259,8 +257,10 @@ impl Daemon {
         // All at once: each may have to wait for its front end.
         for (id, described) in self.exports.describe() {
             awaited.replace(id.clone());
-            let described = described.await.map_err(|why| format!("export '{id}': {why}"))?;
-            exports.insert(id, export(described, &mut fds));
+            let failed = |why| format!("export '{id}': {why}");
+            let described = described.await.map_err(failed)?;
+            let described = described(&mut fds).map_err(failed)?;
+            exports.insert(id, described);
         }
         let pidfile = match self.pidfile.get() {
             Some(pidfile) => {
@@ -347,7 +347,7 @@ impl Daemon {
         Err(late("requests in flight have not ended", STILL_NS))
     }
 
-    async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Stopped)>, String> {
+    async fn stopped_queues(&self, flushed: bool) -> Result<Vec<(String, Part)>, String> {
         let mut all = Vec::new();
         // A flush under way is awaited: the kernel reports lost writes only to the first flush.
         let is = |node: &str| self.is_elsewhere(node) || !flushed && self.keeps_back(node);
@@ -364,18 +364,13 @@ impl Daemon {
     async fn pass_on(
         &self,
         packets: &Packets,
-        stopped: Vec<(String, Stopped)>,
+        stopped: Vec<(String, Part)>,
         awaited: &Cell<&'static str>,
     ) -> Result<(), String> {
         let mut fds = Collected::default();
         let mut exports = Map::new();
         for (id, stopped) in stopped {
-            let stopped = match stopped {
-                Stopped::Rings(rings) => fds.rings(rings),
-                Stopped::Clients(clients) => json!({"clients": fds.clients(clients)?}),
-                Stopped::Controller(client) => json!({"vfio-user": fds.vfio_user(client)?}),
-                Stopped::File { owner, opens } => json!({"owner": owner, "opens": opens}),
-            };
+            let stopped = stopped(&mut fds).map_err(|why| format!("export '{id}': {why}"))?;
             exports.insert(id, stopped);
         }
         self.check_flushes()?;
@@ -416,20 +411,6 @@ async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
         Ok(_) => Err("the new program says what makes no sense".into()),
         Err(error) => Err(gone(&error)),
     }
-}
-
-fn export(described: Described, fds: &mut Collected) -> Json {
-    let SavedServer { listener, file, session } = match described {
-        Described::Server(server) => server,
-        Described::Mount { devices, allow_other } => {
-            let devices: Vec<Json> = devices.into_iter().map(|device| fds.add(device)).collect();
-            return json!({"devices": devices, "allow-other": allow_other});
-        }
-    };
-    let session = session.map(|SavedSession { socket, messages }| {
-        json!({"socket": fds.add(socket), "messages": fds.messages(messages)})
-    });
-    json!({"listener": fds.add(listener), "file": file, "session": session})
 }
 
 fn gone(error: &io::Error) -> String {

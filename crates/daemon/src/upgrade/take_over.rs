@@ -1,27 +1,26 @@
 //! The new process' side.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use block::OpenImage;
 use block::driver::HandOver;
 use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, Step, TAKE_OVER};
-use exports::vhost_user::handover::SavedSession;
 use nix::sys::prctl;
 use nix::unistd::dup2_stdin;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use super::super::export::Stopped;
 use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps::{self, TakenBitmap, TakenBits};
 use super::document::{
-    Document, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, VERSION, list, number, text,
+    Document, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, TakenPart, VERSION, list, number, path,
+    text,
 };
 use super::packets::{receive_blocking, receive_document, send};
 use crate::host::{Host, OperatingSystem};
@@ -33,18 +32,12 @@ const BEGIN_NS: u64 = 5_000_000_000;
 /// A listening socket, and its file if that is to be removed in the end.
 pub(crate) type TakenListener = (OwnedFd, Option<PathBuf>);
 
-/// An export as it was handed over.
-pub(crate) enum TakenExport {
-    /// `vhost-user-blk`, `vhost-user-scsi` and `vfio-user-nvme`.
-    Server { listener: TakenListener, session: Option<SavedSession> },
-    /// `fuse`.
-    Mount { devices: Vec<OwnedFd>, allow_other: bool },
-}
-
 /// What another process hands over once its queues have stopped.
 struct Handed {
-    /// By the exports' names.
-    stopped: BTreeMap<String, Stopped>,
+    /// The state of exports, by their names.
+    exports: Map<String, Json>,
+    /// Has the descriptors of `exports`.
+    document: Document,
     bits: Vec<TakenBits>,
 }
 
@@ -66,7 +59,10 @@ pub struct TakenOver {
     pub state: Option<(PathBuf, OwnedFd)>,
     pub(crate) images: Vec<OpenImage<OwnedFd>>,
     listeners: HashMap<String, TakenListener>,
-    exports: HashMap<String, TakenExport>,
+    /// What exports are made of, by their names.
+    exports: Map<String, Json>,
+    /// Has the descriptors of `exports`.
+    document: Document,
     /// Of nodes that there are not yet.
     pub(super) bitmaps: Vec<TakenBitmap>,
 }
@@ -140,25 +136,6 @@ impl TakenOver {
             let fd = document.fd(&listener["fd"])?;
             listeners.insert(name.clone(), (fd, path(&listener["file"])));
         }
-        let mut exports = HashMap::new();
-        for (id, export) in object(&json["exports"])? {
-            if let Json::Array(devices) = &export["devices"] {
-                let devices = devices.iter().map(|device| document.fd(device));
-                let devices = devices.collect::<Result<_, _>>()?;
-                let allow_other = export["allow-other"] == Json::Bool(true);
-                exports.insert(id.clone(), TakenExport::Mount { devices, allow_other });
-                continue;
-            }
-            let listener = (document.fd(&export["listener"])?, path(&export["file"]));
-            let session = match &export["session"] {
-                Json::Null => None,
-                session => Some(SavedSession {
-                    socket: document.connection(&session["socket"])?,
-                    messages: document.messages(&session["messages"])?,
-                }),
-            };
-            exports.insert(id.clone(), TakenExport::Server { listener, session });
-        }
         Ok(TakenOver {
             socket,
             name: None,
@@ -170,14 +147,16 @@ impl TakenOver {
             state,
             images,
             listeners,
-            exports,
+            exports: object(&json["exports"])?.clone(),
+            document,
             bitmaps: bitmaps::read(&json["bitmaps"])?,
         })
     }
 
     /// Takes the export of that name.
-    pub(crate) fn export(&mut self, id: &str) -> Option<TakenExport> {
-        self.exports.remove(id)
+    pub(crate) fn export(&mut self, id: &str) -> Option<TakenPart<'_>> {
+        let json = self.exports.remove(id)?;
+        Some(TakenPart { json, document: &mut self.document })
     }
 
     /// Takes the listener of that name.
@@ -204,28 +183,11 @@ impl TakenOver {
     fn stop_other(&self, host: &dyn Host) -> Result<Handed, DaemonError> {
         let failed = |error| self.failed(&error);
         send(&self.socket, READY, &[]).map_err(failed)?;
-        let mut queues = receive_document(host, &self.socket, QUEUES).map_err(failed)?;
-        let json = queues.json.take();
-        let stopped = |(id, export): (&String, &Json)| {
-            let client = &export["vfio-user"];
-            let stopped = match (&export["clients"], &export["owner"]) {
-                _ if !client.is_null() => Stopped::Controller(queues.vfio_user(client)?),
-                (Json::Null, Json::Null) => Stopped::Rings(queues.rings(export)?),
-                (Json::Null, owner) => {
-                    let owner = list(owner)?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
-                    let owner = owner.try_into().map_err(|_| "no mode, owner and group")?;
-                    Stopped::File { owner, opens: number(&export["opens"])? }
-                }
-                (clients, _) => Stopped::Clients(queues.clients(clients)?),
-            };
-            Ok((id.clone(), stopped))
-        };
-        object(&json["exports"])
-            .and_then(|exports| exports.iter().map(stopped).collect())
-            .and_then(|stopped| {
-                Ok(Handed { stopped, bits: bitmaps::read_bits(&mut queues, &json["bitmaps"])? })
-            })
-            .map_err(|why: String| DaemonError::new(why))
+        let mut document = receive_document(host, &self.socket, QUEUES).map_err(failed)?;
+        let json = document.json.take();
+        let exports = object(&json["exports"]).map_err(DaemonError::new)?.clone();
+        let bits = bitmaps::read_bits(&mut document, &json["bitmaps"]);
+        Ok(Handed { exports, document, bits: bits.map_err(DaemonError::new)? })
     }
 
     /// Nothing is left that could fail. From the return on this process serves.
@@ -284,9 +246,9 @@ impl Daemon {
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
-        let Handed { mut stopped, bits } = taken.stop_other(&*self.host)?;
+        let Handed { exports, mut document, bits } = taken.stop_other(&*self.host)?;
         self.make(&late).await?;
-        self.exports.prepare(&mut stopped).map_err(DaemonError::new)?;
+        self.exports.prepare(exports, &mut document).map_err(DaemonError::new)?;
         self.take_bits(&bits);
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
         if let Err(error) = taken.commit(&*self.host) {
@@ -294,7 +256,7 @@ impl Daemon {
             return Err(error);
         }
         self.nodes.own_images();
-        let begun = self.let_in(stopped);
+        let begun = self.let_in();
         // What follows, here and in the callers, writes to files. Guests must not wait for the disk of those files.
         let _ = until(begun, self.control.sleep_until(self.control.now_ns() + BEGIN_NS)).await;
         let nodes = self.nodes.names().filter_map(|name| Some((name, self.nodes.tracking(name)?)));
@@ -356,10 +318,6 @@ fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
 
 fn object(json: &Json) -> Result<&serde_json::Map<String, Json>, String> {
     json.as_object().ok_or_else(|| format!("{json} is no object"))
-}
-
-fn path(json: &Json) -> Option<PathBuf> {
-    json.as_str().map(|path| Path::new(path).to_owned())
 }
 
 #[cfg(test)]
