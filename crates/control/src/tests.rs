@@ -133,7 +133,7 @@ fn rows_of(union: &Union, variant: &Variant) -> Vec<Row> {
     shape::rows(&members)
 }
 
-/// The required options of a driver: a path, a node, a throttle group, an address.
+/// The required options of a driver: a path, a node, a throttle group, a number, an address.
 fn required(prefix: &str, members: &[Member]) -> String {
     let needed = members.iter().filter(|member| member.need == Need::Required);
     let pair = |member: &Member| {
@@ -143,6 +143,9 @@ fn required(prefix: &str, members: &[Member]) -> String {
             Shape::Either(_) if member.name == "target" => format!(",{name}=target"),
             Shape::Either(_) => format!(",{name}=other"),
             Shape::Text(_) => format!(",{name}=slow"),
+            Shape::Int(range) => format!(",{name}={}", (*range.start()).max(1)),
+            Shape::Size => format!(",{name}=1M"),
+            Shape::Bool => format!(",{name}=on"),
             Shape::Union(union) => {
                 let unix = union.variants.iter().find(|variant| variant.name == "unix");
                 let variant = unix.or(union.variants.last()).expect("a variant");

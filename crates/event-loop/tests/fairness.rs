@@ -333,9 +333,10 @@ fn no_panic_nonsensical_configurations() {
     }
     for max_ns in [1, u64::MAX] {
         for (grow, shrink, weight) in [(1, 1, 1), (u32::MAX, u32::MAX, u32::MAX), (0, 0, 0)] {
-            let sim = Sim::new(1, Faults { clock_step_ns: u64::MAX / 256, ..Faults::default() });
-            let event_loop = sim.event_loop(LoopConfig::default()).unwrap();
             for (_, policy, _) in PollPolicy::ALL {
+                // The clock has room for one policy.
+                let faults = Faults { clock_step_ns: u64::MAX / 256, ..Faults::default() };
+                let event_loop = Sim::new(1, faults).event_loop(LoopConfig::default()).unwrap();
                 event_loop.set_poll_params(PollParams {
                     policy,
                     goal: PollGoal::Balanced,
