@@ -456,6 +456,37 @@ fn a_backup_that_a_kill_interrupts_keeps_its_bits() {
     assert_eq!(found, [of("off", 0, false), of("stored", 1024 + 64, true)]);
 }
 
+/// Two backups at the same time, each by its own bitmap: each bitmap keeps the bits that its backup has taken.
+#[test]
+fn two_backups_that_a_kill_interrupts_keep_their_bits() {
+    let scratch = Scratch::new();
+    let used = |server: &Server| {
+        write(&scratch, "write 0 1M");
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let other = json!({"node": "disk", "name": "other", "persistent": true});
+        qmp.execute("block-dirty-bitmap-add", other);
+        write(&scratch, "write 2M 1M");
+        for (target, bitmap) in [("first", "stored"), ("second", "other")] {
+            client_output(&scratch, "qemu-img", &["create", "-q", "-f", "raw", target, "8M"]);
+            let path = scratch.path(target);
+            let node = json!({"driver": "file", "node-name": target, "filename": path});
+            qmp.execute("blockdev-add", node);
+            let slow = json!({"job-id": target, "device": "disk", "target": target,
+                "sync": "incremental", "bitmap": bitmap, "speed": 65536});
+            qmp.execute("blockdev-backup", slow);
+            write(&scratch, "write 4M 64k");
+        }
+        let jobs = qmp.execute("query-jobs", json!({}));
+        assert_eq!(
+            (&jobs[0]["status"], &jobs[1]["status"]),
+            (&json!("running"), &json!("running"))
+        );
+    };
+    let found = after_a_kill(&scratch, used, || {});
+    let kib = [("off", 0, false), ("other", 1024 + 64, true), ("stored", 2048 + 64, true)];
+    assert_eq!(found, kib.map(|(name, kib, records)| of(name, kib, records)));
+}
+
 /// A folder without room: bitmaps work as without the folder, and the log says so once.
 #[test]
 fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {

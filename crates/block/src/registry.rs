@@ -91,8 +91,8 @@ struct Entry {
     children: Vec<Child>,
     /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.
     active: bool,
-    /// What a job has put between the node and its users.
-    filter: Option<Arc<dyn BlockNode>>,
+    /// What jobs have put between the node and its users: the users' first, the node's last.
+    filters: Vec<Arc<dyn BlockNode>>,
     /// What watches the node's writes. `node` is a [`Tracked`](crate::track::Tracked) then.
     tracking: Option<Arc<Tracking>>,
 }
@@ -152,7 +152,7 @@ struct Opened {
 impl Opened {
     fn into_entry(self, node: Kept) -> (String, Entry) {
         let Opened { name, options, active, children, tracking, .. } = self;
-        (name, Entry { node, options, children, active, filter: None, tracking })
+        (name, Entry { node, options, children, active, filters: Vec::new(), tracking })
     }
 
     fn into_nested(self) -> (String, Entry) {
@@ -343,14 +343,13 @@ impl NodeRegistry {
     }
 
     fn get_edge(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
-        let filter = self.nodes.get(name).and_then(|entry| entry.filter.clone());
-        Ok(match filter {
-            Some(filter) => self.edge_to(filter),
+        Ok(match self.filters(name).first() {
+            Some(filter) => self.edge_to(filter.clone()),
             None => self.edge_to(self.node(name)?),
         })
     }
 
-    /// Returns the node of that name for a job, below the filter that another job may have put over it.
+    /// Returns the node of that name for a job, below the filters that other jobs may have put over it.
     ///
     /// # Errors
     ///
@@ -360,10 +359,42 @@ impl NodeRegistry {
         Ok(self.edge_to(self.node(name)?))
     }
 
-    /// Makes later lookups of the node return `filter`. `None`: the node itself.
-    pub fn set_filter(&mut self, name: &str, filter: Option<Arc<dyn BlockNode>>) {
+    /// Returns the filters that jobs have put over a node: the users' first, the node's last.
+    pub fn filters(&self, name: &str) -> &[Arc<dyn BlockNode>] {
+        self.nodes.get(name).map_or(&[], |entry| &entry.filters)
+    }
+
+    /// Adds a filter to a node, below the filters that the node has. Later lookups of the node return the topmost one.
+    ///
+    /// The caller has the users of the node itself use the filter. The filters above are among these users.
+    pub fn add_filter(&mut self, name: &str, filter: Arc<dyn BlockNode>) {
         if let Some(entry) = self.nodes.get_mut(name) {
-            entry.filter = filter;
+            entry.filters.push(filter);
+        }
+    }
+
+    /// Removes a filter of a node. The caller has the users of the filter use what lies
+    /// [below](Self::below_filter_of).
+    pub fn remove_filter(&mut self, name: &str, filter: &str) {
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.filters.retain(|other| other.name() != filter);
+        }
+    }
+
+    /// Returns what lies below a filter of a node: the next filter, or the node itself.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node.
+    pub fn below_filter_of(
+        &self,
+        name: &str,
+        filter: &str,
+    ) -> Result<Arc<dyn BlockNode>, OpenError> {
+        let mut filters = self.filters(name).iter();
+        match filters.find(|other| other.name() == filter).and_then(|_| filters.next()) {
+            Some(next) => Ok(next.clone()),
+            None => self.node(name),
         }
     }
 
@@ -554,7 +585,7 @@ impl NodeRegistry {
 
     fn new_name(&self, name: &str) -> Result<String, OpenError> {
         check_name(name)?;
-        let filters = self.nodes.values().filter_map(|entry| entry.filter.as_ref());
+        let filters = self.nodes.values().flat_map(|entry| &entry.filters);
         let is_filter = filters.map(|filter| filter.name()).any(|filter| filter == name);
         match self.nodes.get(name).and_then(Entry::node) {
             None if !is_filter => Ok(name.to_owned()),

@@ -290,7 +290,8 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// The name is no name or another job has it, there is no such node, or a job has it already.
+    /// The name is no name or another job has it, there is no such node, or a job has it already. Backups of a node can
+    /// run side by side.
     pub fn with_job(
         &self,
         id: &str,
@@ -302,13 +303,21 @@ impl Inventory {
         for name in [source, target] {
             self.find(name, name)?;
             self.is_active(name)?;
-            self.free_of_jobs(name)?;
+            let shares = name == source && kind == "backup" && !discards;
+            if !shares || !self.is_only_backed_up(name) {
+                self.free_of_jobs(name)?;
+            }
         }
         let fleeces = kind == "backup" && self.is_behind(source, target);
         if self.lies_on(target, source) && !fleeces {
             let message =
                 format!("Node '{target}' lies on '{source}', which is to be copied to it");
             return Err(OptionError::new(message));
+        }
+        // An image between the two has what another backup has copied: what the source was at another moment.
+        let mut targets = self.jobs.values().filter_map(|job| job.target.as_deref());
+        if let Some(between) = targets.find(|other| fleeces && self.is_behind(other, target)) {
+            self.free_of_jobs(between)?;
         }
         self.is_no_backing(target)?;
         let mut inventory = self.clone();
@@ -490,6 +499,12 @@ impl Inventory {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// Whether all jobs that use a node are backups of it to other nodes.
+    fn is_only_backed_up(&self, node: &str) -> bool {
+        let mut users = self.jobs.values().filter(|job| job.uses(node));
+        users.all(|job| job.kind == "backup" && job.source == node)
     }
 
     /// Returns the inventory with an image put above a node.

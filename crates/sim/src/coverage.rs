@@ -28,6 +28,7 @@ counters! {
     threads "I/O threads added and deleted over QMP",
     jobs "jobs that have ended",
     backups "backups compared with their disks",
+    backups_beside "times that several backups of a disk ran side by side",
     incrementals "backups by a bitmap compared with their disks",
     mirrors "mirrors compared with their disks",
     pivots "disks replaced by their mirrors",

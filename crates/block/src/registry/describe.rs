@@ -80,7 +80,7 @@ impl NodeRegistry {
 
     /// Returns the node below that filter of a job. `name` itself, if no filter has that name.
     pub(super) fn below_filter(&self, name: &str) -> String {
-        let is_over = |entry: &Entry| entry.filter.as_ref().is_some_and(|f| f.name() == name);
+        let is_over = |entry: &Entry| entry.filters.iter().any(|filter| filter.name() == name);
         let found = self.nodes.iter().find(|(_, entry)| is_over(entry));
         found.map_or(name, |(below, _)| below).to_owned()
     }

@@ -91,7 +91,7 @@ impl Reopened {
         };
         let moments = Arc::new(moments);
         let watched = Watched { file, moments: moments.clone() };
-        registry.set_filter(FILE, Some(Arc::new(watched)));
+        registry.add_filter(FILE, Arc::new(watched));
         add_secret(&mut registry);
         let node = registry.open(&disk).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");

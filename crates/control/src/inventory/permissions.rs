@@ -64,12 +64,15 @@ fn resize_of(node: &str) -> String {
     format!("#resize-of-{node}")
 }
 
-/// Filters of jobs, by the names of their sources.
-type Filters<'a> = BTreeMap<&'a str, (String, &'a Job)>;
+/// A filter of a job: its name, and the job.
+type Filter<'a> = (String, &'a Job);
 
-/// Returns the node that users of the node `name` use: a job's filter, or the node itself.
-fn above_source<'a>(filters: &'a Filters<'_>, name: &'a str) -> &'a str {
-    filters.get(name).map_or(name, |(filter, _)| filter)
+/// Filters of jobs, by the names of their sources. The users' first, the source's last: a new filter comes below older ones.
+type Filters<'a> = BTreeMap<&'a str, Vec<Filter<'a>>>;
+
+/// Returns the filter of that number above the node `name`, counted from the users, or the node itself.
+fn nth_above<'a>(filters: &'a Filters<'_>, name: &'a str, nth: usize) -> &'a str {
+    filters.get(name).and_then(|above| above.get(nth)).map_or(name, |(filter, _)| filter)
 }
 
 impl Inventory {
@@ -189,14 +192,14 @@ impl Inventory {
     ///
     /// The images of `cut` do not use their backing images.
     fn check_with(&self, user: Option<UserUse<'_>>, cut: &[String]) -> Result<(), OptionError> {
-        // A job's filter lies between the source and its users.
-        let filters: Filters<'_> = self
-            .jobs
-            .iter()
-            .filter(|(_, job)| job.filters)
-            .map(|(id, job)| (job.source.as_str(), (format!("#filter-of-{id}"), job)))
-            .collect();
-        let through_filter = |name| above_source(&filters, name);
+        // The filters of jobs lie between the source and its users.
+        let mut filters: Filters<'_> = BTreeMap::new();
+        for (id, job) in self.jobs.iter().filter(|(_, job)| job.filters) {
+            filters.entry(&job.source).or_default().push((format!("#filter-of-{id}"), job));
+        }
+        filters.values_mut().for_each(|above| above.sort_by_key(|(_, job)| job.serial));
+        let filters = &filters;
+        let through_filters = |name| nth_above(filters, name, 0);
         let nodes = self.nodes.iter().map(|(name, node)| NodeUse {
             name,
             writable: !node.read_only,
@@ -205,17 +208,22 @@ impl Inventory {
             force_share: node.force_share && node.read_only,
             serial: node.serial,
         });
-        let filter_nodes = filters.values().map(|(name, job)| NodeUse {
+        let filter_nodes = filters.values().flatten().map(|(name, job)| NodeUse {
             name,
             writable: true,
             active: true,
             force_share: false,
             serial: job.serial,
         });
-        // The target of a backup may be an overlay of its source, where it reads what is not overwritten yet.
-        let passes_by = |parent: &str, source: &str| {
-            let target = filters.get(source).and_then(|(_, job)| job.target.as_deref());
+        // The target of a backup may be an overlay of its source, where it reads what is not overwritten yet: below
+        // the filter.
+        let passes_by = |parent: &str, (_, job): &Filter<'_>| {
+            let target = job.target.as_deref();
             target.is_some_and(|target| target == parent || self.is_behind(parent, target))
+        };
+        let passed_by = |parent: &str, source: &str| {
+            let above = filters.get(source).map_or(&[][..], Vec::as_slice);
+            above.iter().rposition(|filter| passes_by(parent, filter)).map_or(0, |last| last + 1)
         };
         let edges = self.nodes.iter().flat_map(|(parent, node)| {
             let is_cut = cut.contains(parent);
@@ -223,22 +231,24 @@ impl Inventory {
             children.map(move |child| EdgeUse {
                 parent,
                 role: child.role,
-                child: match child.role == "backing" && passes_by(parent, &child.name) {
-                    true => &child.name,
-                    false => through_filter(&child.name),
+                child: match child.role {
+                    "backing" => nth_above(filters, &child.name, passed_by(parent, &child.name)),
+                    _ => through_filters(&child.name),
                 },
                 used_as: child.used_as,
             })
         });
-        let filter_edges = filters.iter().map(|(source, (filter, job))| EdgeUse {
-            parent: filter,
-            role: "file",
-            child: source,
-            used_as: job.source_use(),
+        let filter_edges = filters.iter().flat_map(|(source, above)| {
+            above.iter().enumerate().map(move |(nth, (filter, job))| EdgeUse {
+                parent: filter,
+                role: "file",
+                child: nth_above(filters, source, nth + 1),
+                used_as: job.source_use(),
+            })
         });
         let exports = self.exports.values().flat_map(|export| {
             let (claim, serial) = (export.claim(), export.serial);
-            let user = move |node| UserUse::new(through_filter(node), claim, serial);
+            let user = move |node| UserUse::new(through_filters(node), claim, serial);
             export.nodes.iter().map(String::as_str).map(user)
         });
         let targets = self.jobs.values().filter_map(|job| {
@@ -248,10 +258,11 @@ impl Inventory {
         let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
         let resizes = resizes.map(|job| UserUse::new(&job.source, RESIZES, job.serial));
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
-        let mirrored = filters.values().filter(|(_, job)| job.source_use() == ChildUse::Window);
-        let sources = mirrored.map(|(node, job)| {
+        let jobs = filters.values().flatten();
+        let mirrored = jobs.filter(|(_, job)| job.source_use() == ChildUse::Window);
+        let sources = mirrored.map(|(_, job)| {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
-            UserUse::new(node, Claim { shares, ..Claim::NOTHING }, job.serial)
+            UserUse::new(&job.source, Claim { shares, ..Claim::NOTHING }, job.serial)
         });
         let users = exports.chain(sources).chain(targets).chain(resizes).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)

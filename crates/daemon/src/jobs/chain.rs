@@ -162,7 +162,7 @@ impl Daemon {
             let desc = format!("Device '{device}' not found");
             return Err(QmpError { class: ErrorClass::DeviceNotFound, desc });
         }
-        if self.nodes.is_child(&device) {
+        if self.nodes.is_child(&device) || !self.nodes.filters(&device).is_empty() {
             return Err(refused("Need a root block node"));
         }
         let chain = self.nodes.chain(&device);
@@ -336,7 +336,7 @@ impl Daemon {
         if target.geometry().read_only {
             return Err(refused(format!("Block node '{}' is read-only", target.node().name())));
         }
-        Ok(Ends { source, target, users, size })
+        Ok(Ends { source, target, users, detours: Vec::new(), size })
     }
 
     /// Attaches the base to the overlay after all data is copied, and drops the images between.

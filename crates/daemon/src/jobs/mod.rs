@@ -317,7 +317,7 @@ impl Daemon {
             (None, Some(_)) => users.point_to(&target).await.map_err(failed)?,
             (None, None) => users.point_to(&source).await.map_err(failed)?,
         }
-        self.nodes.set_filter(&copying.source, None);
+        self.nodes.remove_filter(&copying.source, filter.name());
         let Some(replaced) = replaces else { return Ok(()) };
         let inventory = self.inventory.with_replaced(replaced, &copying.target);
         let before = std::mem::replace(&mut self.inventory, inventory);
@@ -335,14 +335,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes the job's filter: users of the source access the source directly again.
+    /// Removes the job's filter: users of the filter access what lies below, which is the source or the filter of another
+    /// backup.
     async fn take_filter_out(&mut self, copying: &Copying) -> Result<(), DaemonError> {
         let filter = copying.open.as_ref().and_then(|open| open.filter.as_ref());
         let Some(filter) = filter else { return Ok(()) };
-        let source = self.nodes.node(&copying.source)?;
+        let below = self.nodes.below_filter_of(&copying.source, filter.name())?;
         let users = drain(self.nodes.edges(filter.name())).await.map_err(DaemonError::new)?;
-        users.point_to(&source).await.map_err(DaemonError::new)?;
-        self.nodes.set_filter(&copying.source, None);
+        users.point_to(&below).await.map_err(DaemonError::new)?;
+        self.nodes.remove_filter(&copying.source, filter.name());
         Ok(())
     }
 

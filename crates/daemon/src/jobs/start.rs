@@ -87,8 +87,11 @@ fn check_compress(target: &dyn BlockNode) -> Result<(), QmpError> {
 pub(super) struct Ends {
     pub(super) source: Arc<Edge>,
     pub(super) target: Arc<Edge>,
-    /// All users of the source except the job, and the target if that is an overlay of the source.
+    /// All users of the source except the job, and the target if that is an overlay of the source. The filters of
+    /// other backups are among them.
     pub(super) users: Vec<Arc<Edge>>,
+    /// How the target reads its source, if it does so through filters of other backups.
+    pub(super) detours: Vec<Arc<Edge>>,
     pub(super) size: u64,
 }
 
@@ -269,7 +272,8 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
             options;
-        if self.nodes.is_part(&copy.device) {
+        // As in QSD, a job's filter is a node above, too.
+        if self.nodes.is_part(&copy.device) || !self.nodes.filters(&copy.device).is_empty() {
             return Err(QmpError::generic("Need a root block node"));
         }
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
@@ -404,6 +408,12 @@ impl Daemon {
         let mut users = self.nodes.edges(&copy.device);
         let below_target = self.nodes.backing_edges(&copy.target);
         users.retain(|user| !below_target.iter().any(|edge| Arc::ptr_eq(edge, user)));
+        let filters = self.nodes.filters(&copy.device);
+        let is_detour = |edge: &Arc<Edge>| {
+            let below = edge.node();
+            filters.iter().any(|filter| filter.name() == below.name())
+        };
+        let detours = below_target.into_iter().filter(is_detour).collect();
         let target = self.nodes.edge_below_filter(&copy.target).map_err(DaemonError::from)?;
         if target.geometry().read_only {
             let error = QmpError::generic(format!("Block node '{}' is read-only", copy.target));
@@ -414,7 +424,7 @@ impl Daemon {
         }
         let source = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let size = source.geometry().size;
-        Ok(Ends { source, target, users, size })
+        Ok(Ends { source, target, users, detours, size })
     }
 
     /// Adds a job in status `running` and returns its serial number.
@@ -478,13 +488,18 @@ impl Daemon {
     ) -> Result<u64, QmpError> {
         let control = Arc::new(Control::new(copy.speed.unsigned_abs()));
         if let Some(filter) = &filter {
+            // The filter's target must not lead to the filter. These edges lie above those of other filters.
+            let detours = drain(ends.detours).await.map_err(DaemonError::new)?;
             let drained = drain(ends.users).await.map_err(DaemonError::new)?;
+            let source = self.nodes.node(&copy.device).map_err(DaemonError::from)?;
+            detours.point_to(&source).await.map_err(DaemonError::new)?;
+            drop(detours);
             drained.point_to(filter).await.map_err(DaemonError::new)?;
             if let How::Parts(Parts::Backup(Some(used)), backup, size) = &mut how {
                 used.begin(backup);
                 *size = backup.left();
             }
-            self.nodes.set_filter(&copy.device, Some(filter.clone()));
+            self.nodes.add_filter(&copy.device, filter.clone());
         }
         self.inventory = inventory;
         let (reports, from_worker) = mailbox::channel();

@@ -7,12 +7,20 @@ use serde_json::{Value as Json, json};
 
 use super::{Gone, Operator};
 use crate::image::Format;
+use crate::model::Seen;
 
 /// A node to copy to, and its image.
 struct Target {
     node: String,
     path: PathBuf,
     format: Format,
+}
+
+/// A backup that runs, and what the disk was when it began.
+struct Begun {
+    job: String,
+    target: Target,
+    seen: Seen,
 }
 
 /// How a job has ended.
@@ -23,28 +31,52 @@ pub(super) enum End {
 }
 
 impl Operator {
-    /// Copies a disk with `blockdev-backup`, whose copy has the contents of the moment of the command.
+    /// Copies a disk with `blockdev-backup`, whose copy has the contents of the moment of the command. Often, several
+    /// backups run side by side, which begin at different moments and end in any order.
     pub(super) fn backup(&mut self, disk: usize) -> Result<(), Gone> {
-        let Some(target) = self.target(disk)? else { return Ok(()) };
-        let (source, job) = (self.memory.nodes[disk].clone(), self.name("backup"));
         self.may_upgrade(8)?;
+        let most = self.random().pick(&[1, 1, 2, 3]);
+        let mut running = Vec::new();
+        for _ in 0..most {
+            running.extend(self.begin_backup(disk)?);
+            self.pause(0, 200_000);
+        }
+        self.world.coverage.backups_beside.add(u64::from(running.len() > 1));
+        while !running.is_empty() {
+            let next = self.random().below(running.len() as u64) as usize;
+            self.end_backup(disk, running.swap_remove(next))?;
+        }
+        Ok(())
+    }
+
+    /// Begins a backup. `None`: that has failed.
+    fn begin_backup(&mut self, disk: usize) -> Result<Option<Begun>, Gone> {
+        let Some(target) = self.target(disk)? else { return Ok(None) };
+        let (source, job) = (self.memory.nodes[disk].clone(), self.name("backup"));
         let look = self.world.begin_look(disk);
         let started = self.tries("blockdev-backup", self.copy(&job, &source, &target.node));
         let seen = self.world.end_look(disk, &look);
-        if started? {
-            self.disturb(&job, &source, &target.node)?;
-            if self.conclude(&job)? == End::Done {
-                self.world.coverage.backups.one();
-                self.remove(&target)?;
-                let bytes = contents(&target);
-                let checked = bytes.and_then(|bytes| seen.check(&bytes));
-                checked.unwrap_or_else(|wrong| {
-                    self.world.fail(&format!("{job} of disk {disk} is wrong: {wrong}"))
-                });
-                return Ok(());
-            }
+        if !started? {
+            self.remove(&target)?;
+            return Ok(None);
         }
-        self.remove(&target)
+        self.disturb(&job, &source, &target.node)?;
+        Ok(Some(Begun { job, target, seen }))
+    }
+
+    /// Waits for the end of a backup, and compares the copy with the disk.
+    fn end_backup(&mut self, disk: usize, backup: Begun) -> Result<(), Gone> {
+        let Begun { job, target, seen } = backup;
+        let end = self.conclude(&job)?;
+        self.remove(&target)?;
+        if end == End::Done {
+            self.world.coverage.backups.one();
+            let checked = contents(&target).and_then(|bytes| seen.check(&bytes));
+            checked.unwrap_or_else(|wrong| {
+                self.world.fail(&format!("{job} of disk {disk} is wrong: {wrong}"))
+            });
+        }
+        Ok(())
     }
 
     /// Copies a disk, and later to the same copy what a dirty bitmap has recorded since.
