@@ -114,7 +114,8 @@ mod tests {
     fn each_policy_competes() {
         for (name, ..) in PollPolicy::ALL {
             let option = format!("poll-policy={name}");
-            let competes = |contender: &Contender| contender.options.split(',').any(|o| o == option);
+            let competes =
+                |contender: &Contender| contender.options.split(',').any(|o| o == option);
             assert!(CONTENDERS.iter().any(competes), "{name} is missing in CONTENDERS");
         }
     }

@@ -23,11 +23,7 @@ pub enum PollPolicy {
 impl PollPolicy {
     /// All policies: the value of `poll-policy`, the policy, and its help.
     pub const ALL: [(&'static str, PollPolicy, &'static str); 4] = [
-        (
-            "measured",
-            PollPolicy::Measured,
-            "poll where it was measured to cost less than a sleep",
-        ),
+        ("measured", PollPolicy::Measured, "poll where it was measured to cost less than a sleep"),
         (
             "weighted",
             PollPolicy::Weighted,
