@@ -209,6 +209,8 @@ impl Link {
         line.ask(wire::DMA_UNMAP, &wire::unmap(data.address, data.len), &[])?;
         let before = contents();
         world.machine.sleep(world.random().pick(&[0, 1_000, 200_000]));
+        // A daemon that is killed meanwhile ends the connection, and the guest forgets its commands.
+        line.check()?;
         if has_changed(before) {
             self.fail("a command uses memory that the device has no more");
         }
