@@ -135,7 +135,7 @@ mod tests {
             let load = Load { block_size, depth, ..load() };
             for time in [Duration::ZERO, Duration::from_millis(20)] {
                 let done = read(&file, &load, time).unwrap();
-                assert!(done.iops > 0.0 && done.cpu.is_finite(), "{done:?}");
+                assert!(done.iops > 0.0 && done.cpu > 0.0 && done.cpu.is_finite(), "{done:?}");
             }
         }
         let load = Load { block_size: 2 << 20, ..load() };
