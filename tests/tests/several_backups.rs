@@ -310,7 +310,7 @@ fn a_broken_backup_leaves_the_other_backup_alone() {
     }
 }
 
-/// A node above the node `b`, whose second MiB cannot be written.
+/// A node above the node `b`. The second MiB cannot be written.
 fn faults() -> Value {
     let rule =
         |sector: u64| json!({"event": "none", "iotype": "write", "errno": 28, "sector": sector});
@@ -353,7 +353,7 @@ fn what_one_backup_discards_the_other_one_has() {
     assert_eq!(image.read(0, 1 << 20), vec![0; 1 << 20], "it was discarded");
 }
 
-/// Each backup has a bitmap of its own, and none uses that of another one.
+/// Backups at the same time use different bitmaps. A second backup by the same bitmap is refused.
 #[test]
 fn backups_by_bitmaps_side_by_side_are_as_in_qemu_storage_daemon() {
     let scratch = Scratch::new();

@@ -588,8 +588,8 @@ impl Daemon {
             }
         }
         self.nodes.resized().await;
-        // First the threads: a loop may still have a node, of an export whose start has failed. The last owner of a node
-        // closes its image and removes its journal, which the sandbox forbids to I/O threads.
+        // Threads first: an I/O thread may still own the node of an export that failed to start. A node that is closed there
+        // leaves its journal to this thread, which removes it with `nodes`.
         drop(self.threads);
         drop(self.nodes);
         if let Some(answer) = quit {

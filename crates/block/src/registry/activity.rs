@@ -249,8 +249,7 @@ impl NodeRegistry {
         name: &str,
         options: &BlockdevOptions,
     ) -> Option<Arc<dyn BlockNode>> {
-        let mut reading = self.for_a_look(options, Look::Contents).ok()?;
-        set_read_only(&mut reading);
+        let reading = self.for_reading(options).ok()?;
         let context = ConnectContext {
             event_loop: control,
             credentials: &self.credentials,
@@ -263,16 +262,23 @@ impl NodeRegistry {
             let connected = connecting.await;
             self.connections = connected.inspect_err(|error| not_readable(name, error)).ok()?;
         }
-        let reader = self.open_reader(name, options);
+        let reader = self.look_to_read(name, &reading);
         self.connections = Connections::default();
         reader
     }
 
     /// Opens an inactive node's image for reading, without locks on it and on its backing images.
     fn open_reader(&mut self, name: &str, options: &BlockdevOptions) -> Option<Arc<dyn BlockNode>> {
-        let mut reading = self.for_a_look(options, Look::Contents).ok()?;
-        set_read_only(&mut reading);
-        let opened = self.look(name, &reading);
+        let reading = self.for_reading(options).ok()?;
+        self.look_to_read(name, &reading)
+    }
+
+    fn look_to_read(
+        &mut self,
+        name: &str,
+        reading: &BlockdevOptions,
+    ) -> Option<Arc<dyn BlockNode>> {
+        let opened = self.look(name, reading);
         opened.inspect_err(|error| not_readable(name, error)).ok().map(|opened| opened.node)
     }
 
@@ -286,15 +292,14 @@ impl NodeRegistry {
             BlockdevRef::Name(name) => return self.node(name).map(ToRead::Node),
             BlockdevRef::Inline(options) => options,
         };
-        let mut looking = self.for_a_look(options, Look::Contents)?;
-        set_read_only(&mut looking);
+        let reading = self.for_reading(options)?;
         let registry = NodeRegistry {
             throttle_groups: self.throttle_groups.clone(),
             credentials: self.credentials.clone(),
             services: self.services.clone(),
             ..NodeRegistry::default()
         };
-        Ok(ToRead::Options(Box::new(registry), Box::new(looking)))
+        Ok(ToRead::Options(Box::new(registry), Box::new(reading)))
     }
 
     /// Opens a node without locks, and without adding its name to the registry.
@@ -303,6 +308,13 @@ impl NodeRegistry {
         let looked = self.open_tree(name.to_owned(), options, &mut Vec::new());
         self.looks = false;
         looked
+    }
+
+    /// Returns options that open the same node for reading, without locks on it and on its backing images.
+    fn for_reading(&self, options: &BlockdevOptions) -> Result<BlockdevOptions, OpenError> {
+        let mut reading = self.for_a_look(options, Look::Contents)?;
+        set_read_only(&mut reading);
+        Ok(reading)
     }
 
     /// Returns options that open the same node without locks. The nodes have no names, since the nodes that are

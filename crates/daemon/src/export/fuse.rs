@@ -19,7 +19,7 @@ use super::super::Message;
 use super::super::signal::until;
 use super::super::statistics::QueueStatistics;
 use super::super::upgrade::document::{Collected, Document};
-use super::super::upgrade::{Part, TakenPart};
+use super::super::upgrade::{Part, TakenPart, part};
 use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 use crate::spawner::Spawner;
 
@@ -76,8 +76,7 @@ impl Running for Fuse {
         let allow_other = self.export.file().allow_other;
         Some(Box::pin(async move {
             let devices = devices.map_err(|error| format!("duplicating failed: {error}"))?;
-            let part: Part = Box::new(move |fds| Ok(fds.mount(devices, allow_other)));
-            Ok(part)
+            Ok(part(move |fds| Ok(fds.mount(devices, allow_other))))
         }))
     }
 
@@ -86,8 +85,7 @@ impl Running for Fuse {
         Box::pin(async move {
             paused.await?;
             let state = Collected::file(file.owner(), file.opens());
-            let part: Part = Box::new(|_| Ok(state));
-            Ok(part)
+            Ok(part(|_| Ok(state)))
         })
     }
 

@@ -10,7 +10,7 @@ use exports::vhost_user::ExportError;
 use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::{Part, TakenPart};
+use super::super::upgrade::{Part, TakenPart, part};
 use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
 /// An export, with the clients of its predecessor until it begins.
@@ -57,8 +57,7 @@ impl Running for Nbd {
         let paused = self.export.pause(flush);
         Box::pin(async move {
             let clients = paused.await?;
-            let part: Part = Box::new(|fds| fds.clients(clients));
-            Ok(part)
+            Ok(part(|fds| fds.clients(clients)))
         })
     }
 

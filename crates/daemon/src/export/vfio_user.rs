@@ -10,7 +10,7 @@ use exports::vhost_user::{ExportError, Listen};
 use stats::QueueStats;
 
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::{Part, TakenPart};
+use super::super::upgrade::{Part, TakenPart, part};
 use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
 impl Running for VfioUserExport {
@@ -44,10 +44,9 @@ impl Running for VfioUserExport {
     }
 
     fn describe(&self) -> Option<Asked<Part>> {
-        let part = |server| -> Part { Box::new(|fds| Ok(fds.server(server))) };
         let described = self
             .describe()
-            .map(part)
+            .map(|server| part(|fds| Ok(fds.server(server))))
             .map_err(|error| format!("duplicating a descriptor failed: {error}"));
         Some(Box::pin(ready(described)))
     }
@@ -56,8 +55,7 @@ impl Running for VfioUserExport {
         let paused = self.pause(flush);
         Box::pin(async move {
             let client = paused.await?;
-            let part: Part = Box::new(|fds| fds.vfio_user(client));
-            Ok(part)
+            Ok(part(|fds| fds.vfio_user(client)))
         })
     }
 

@@ -12,7 +12,7 @@ use stats::QueueStats;
 
 use super::super::errors::under;
 use super::super::statistics::QueueStatistics;
-use super::super::upgrade::{Part, TakenPart};
+use super::super::upgrade::{Part, TakenPart, part};
 use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running, counted};
 
 /// An export, with the state of its predecessor until it begins.
@@ -54,8 +54,7 @@ impl Running for VhostUser {
         let described = self.export.hand_over().describe();
         Some(Box::pin(async move {
             let server = described.await?;
-            let part: Part = Box::new(|fds| Ok(fds.server(server)));
-            Ok(part)
+            Ok(part(|fds| Ok(fds.server(server))))
         }))
     }
 
@@ -63,8 +62,7 @@ impl Running for VhostUser {
         let stopped = self.export.hand_over().stop(flush);
         Box::pin(async move {
             let rings = stopped.await?;
-            let part: Part = Box::new(|fds| Ok(fds.rings(rings)));
-            Ok(part)
+            Ok(part(|fds| Ok(fds.rings(rings))))
         })
     }
 

@@ -42,6 +42,10 @@ pub const DESCRIPTORS: u8 = b'F';
 /// Makes a part of a document: adds the descriptors, and returns the text.
 pub(crate) type Part = Box<dyn FnOnce(&mut Collected) -> Result<Json, String>>;
 
+pub(crate) fn part(make: impl FnOnce(&mut Collected) -> Result<Json, String> + 'static) -> Part {
+    Box::new(make)
+}
+
 /// A part of a document that was received.
 pub(crate) struct TakenPart<'a> {
     /// The text.

@@ -21,6 +21,6 @@ mod hand_over;
 pub mod packets;
 mod take_over;
 
-pub(super) use document::{Part, TakenPart};
+pub(super) use document::{Part, TakenPart, part};
 pub(super) use hand_over::HandedOver;
 pub use take_over::{TakenOver, receive, receive_from};

@@ -31,7 +31,7 @@ pub(super) enum End {
 }
 
 impl Operator {
-    /// Copies a disk with `blockdev-backup`, whose copy has the contents of the moment of the command. Often, several
+    /// Copies a disk with `blockdev-backup`. The copy has the disk's contents at the moment of the command. Often, several
     /// backups run side by side, which begin at different moments and end in any order.
     pub(super) fn backup(&mut self, disk: usize) -> Result<(), Gone> {
         self.may_upgrade(8)?;
