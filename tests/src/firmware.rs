@@ -82,7 +82,7 @@ impl Firmware {
 
         let errors = dir.path().join("stderr");
         let stderr = File::create_new(&errors).expect("a new file");
-        let (mut qemu, mut keys, console) = start(&peers_qemu(), arguments, stderr);
+        let (mut qemu, mut keys, console) = start(&peers_qemu(), &arguments, stderr);
         if let Firmware::UBoot(commands) = self {
             // QEMU keeps them until the serial port is read. The first ends the countdown; some are lost while U-Boot
             // sets the port up.

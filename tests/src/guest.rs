@@ -3,6 +3,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -10,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -18,6 +20,12 @@ use crate::{Initramfs, Qmp, eventually, tool};
 
 /// Time limit of a guest. A correct one ends within seconds.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(240);
+
+/// How often a guest may be booted, see [`Boot::boot_again`].
+const BOOTS: u32 = 3;
+
+/// The line that a guest prints before its job.
+const STARTED: &str = "the job starts";
 
 /// QEMU's device for a vfio-user export.
 const VFIO_USER: &str = "vfio-user-pci";
@@ -78,6 +86,10 @@ pub struct Boot {
     transcript: Vec<String>,
     deadline: Instant,
     dir: TempDir,
+    /// What QEMU was started as: the program with its first arguments, and the others.
+    command: (Vec<String>, Vec<String>),
+    boots: u32,
+    has_started: bool,
     _turn: Flock<File>,
 }
 
@@ -230,15 +242,27 @@ impl Guest {
         let turn = Flock::lock(turn, FlockArg::LockExclusive).expect("a lock");
 
         let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
-        let job = [include_str!("../guest/functions.sh"), job].concat();
+        let started = format!("echo '{STARTED}'\n");
+        let job = [&started, include_str!("../guest/functions.sh"), job].concat();
         fs::write(dir.path().join("job"), job).expect("space for the job");
         if let Some(files) = self.files.take() {
             files.write_behind(&guest_file(self.initramfs), &dir.path().join("initramfs"));
         }
         let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
-        let (qemu, to_job, from_job) = start(&self.qemu, self.arguments(dir.path()), stderr);
-        let deadline = Instant::now() + self.time_limit;
-        Boot { qemu, to_job, from_job, transcript: Vec::new(), deadline, dir, _turn: turn }
+        let arguments = self.arguments(dir.path());
+        let (qemu, to_job, from_job) = start(&self.qemu, &arguments, stderr);
+        Boot {
+            qemu,
+            to_job,
+            from_job,
+            transcript: Vec::new(),
+            deadline: Instant::now() + self.time_limit,
+            dir,
+            command: (self.qemu, arguments),
+            boots: 1,
+            has_started: false,
+            _turn: turn,
+        }
     }
 
     fn arguments(&self, dir: &Path) -> Vec<String> {
@@ -306,7 +330,7 @@ impl Guest {
 /// Starts QEMU. Returns the job's input and its lines.
 pub(crate) fn start(
     program: &[String],
-    arguments: Vec<String>,
+    arguments: &[String],
     stderr: File,
 ) -> (Child, ChildStdin, Receiver<String>) {
     let (qemu, own) = program.split_first().expect("a program");
@@ -345,7 +369,7 @@ impl Boot {
         let uri = format!("unix:{}", dir.path().join("migration").display());
         let mut arguments = there.arguments(dir.path());
         arguments.extend(["-incoming".to_owned(), uri.clone()]);
-        let (qemu, to_job, from_job) = start(&there.qemu, arguments, stderr);
+        let (qemu, to_job, from_job) = start(&there.qemu, &arguments, stderr);
         // With the monitor, it also listens for the guest.
         Qmp::connect(&dir.path().join("qmp"));
 
@@ -433,15 +457,40 @@ impl Boot {
     }
 
     fn next_line(&mut self) -> Option<String> {
-        let patience = self.deadline.saturating_duration_since(Instant::now());
-        match self.from_job.recv_timeout(patience) {
-            Ok(line) => {
-                self.transcript.push(line.clone());
-                Some(line)
+        loop {
+            let patience = self.deadline.saturating_duration_since(Instant::now());
+            match self.from_job.recv_timeout(patience) {
+                // Once more after each reboot.
+                Ok(line) if line == STARTED => self.has_started = true,
+                Ok(line) => {
+                    self.transcript.push(line.clone());
+                    return Some(line);
+                }
+                Err(RecvTimeoutError::Disconnected) if self.boot_again() => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.fail("the guest's time is over"),
             }
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => self.fail("the guest's time is over"),
         }
+    }
+
+    /// Boots the guest again if an assertion in QEMU's own code ended it before the job. QEMU 10.0's TCG may carry out
+    /// an access of one processor in the wrong device while another one maps devices, as Linux does when it finds
+    /// them. Seen once in some thousand boots (`msix_table_mmio_write`, `iotlb_to_section`).
+    fn boot_again(&mut self) -> bool {
+        if self.has_started || self.boots == BOOTS {
+            return false;
+        }
+        let status = eventually("the end of QEMU", || self.qemu.try_wait().expect("our child"));
+        let is_assertion = self.stderr().contains("Assertion `");
+        if status.signal() != Some(Signal::SIGABRT as i32) || !is_assertion {
+            return false;
+        }
+        eprintln!("QEMU failed before the job, the guest boots again: {}", self.stderr());
+        self.boots += 1;
+        let stderr = File::create(self.dir.path().join("stderr")).expect("a file");
+        let (program, arguments) = &self.command;
+        (self.qemu, self.to_job, self.from_job) = start(program, arguments, stderr);
+        true
     }
 
     fn fail(&self, what: &str) -> ! {
