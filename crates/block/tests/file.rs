@@ -5,8 +5,10 @@ mod common;
 use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
+use block::status::{Extent, ExtentState};
 use common::*;
 use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 
 const MIB: usize = 1 << 20;
 
@@ -80,4 +82,32 @@ fn requests_beyond_the_disk_fail() {
     assert_eq!(rig.read(0, 512, 0).unwrap(), pattern(512));
     drop(rig);
     assert!(image.contents() == pattern(65536));
+}
+
+/// lseek(2) is not asked again for data that it has found, until the node makes a hole.
+#[test]
+fn data_is_remembered_until_the_node_makes_a_hole() {
+    let image = TempFile::new(&tmpfs(), "status", MIB);
+    let mut options = blockdev("disk", file(&image.0, None));
+    options.discard = Discard::Unmap;
+    let mut rig = open(&options);
+    let quarter = MIB as u64 / 4;
+    let hole = |at: u64| {
+        let file = std::fs::File::options().write(true).open(&image.0).unwrap();
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&file, mode, at.cast_signed(), quarter.cast_signed()).unwrap();
+    };
+    let own = |state| vec![Extent::own(quarter, state)];
+    let data = own(ExtentState::Data);
+    // The answer ends with the range, also where the data does not.
+    assert_eq!(rig.extents(0, quarter), data);
+    hole(2 * quarter);
+    assert_eq!(rig.extents(2 * quarter, quarter), data);
+    rig.op(Op::Discard, 3 * quarter, quarter).unwrap();
+    let holes = Extent::own(2 * quarter, ExtentState::Hole);
+    assert_eq!(rig.extents(quarter, 3 * quarter), [data[0], holes]);
+    assert_eq!(rig.extents(quarter, quarter), data);
+    let zero = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
+    rig.op(zero, quarter, quarter).unwrap();
+    assert_eq!(rig.extents(quarter, quarter), own(ExtentState::Hole));
 }

@@ -8,24 +8,16 @@ use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::*;
 use block::request::Op;
-use block::status::{Extent, ExtentState, extent};
+use block::status::{Extent, ExtentState};
 use common::nbd::{Connected, NbdServer};
 use common::*;
-use event_loop::{AlignedBuf, EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
 use nix::errno::Errno;
 
 const MIB: usize = 1 << 20;
 
 fn open(options: &BlockdevOptions) -> Connected {
     Connected::new(NodeRegistry::new().open(options).unwrap())
-}
-
-fn extents(rig: &mut Rig, offset: u64, len: u64) -> Vec<Extent> {
-    let memory = AlignedBuf::io_bufs(64 * block::status::EXTENT_LEN, 16).unwrap();
-    let tag = rig.submit(Op::BlockStatus, offset, len, memory);
-    let (result, bufs) = rig.wait(tag);
-    assert_eq!(result, Ok(()));
-    (0..).map_while(|index| extent(&bufs, index)).collect()
 }
 
 #[test]
@@ -61,7 +53,7 @@ fn an_image_behind_qemu_nbd() {
     assert!(image.contents() == expected);
     let hole = |mib: u64| Extent::own(mib << 20, ExtentState::Hole);
     let data = |mib: u64| Extent::own(mib << 20, ExtentState::Data);
-    assert_eq!(extents(&mut rig, 0, 4 << 20), [data(1), hole(1), data(1), hole(1)]);
+    assert_eq!(rig.extents(0, 4 << 20), [data(1), hole(1), data(1), hole(1)]);
     assert_eq!(rig.op(Op::Discard, 4 << 20, 512), Err(Errno::EIO), "beyond the end");
 }
 
@@ -79,7 +71,7 @@ fn missing_server_features_are_emulated() {
         let mut expected = data;
         expected[4096..4096 + (200 << 10)].fill(0);
         assert_eq!(rig.read(0, MIB, 0), Ok(expected));
-        assert_eq!(extents(&mut rig, 0, 1 << 20), [Extent::own(1 << 20, ExtentState::Data)]);
+        assert_eq!(rig.extents(0, 1 << 20), [Extent::own(1 << 20, ExtentState::Data)]);
     }
 }
 
@@ -172,7 +164,7 @@ fn several_loops_share_a_connection_where_the_server_wants_that() {
             assert_eq!(rig.op(Op::Flush, 0, 0), Ok(()));
             assert!(rig.read(0, MIB, 8).unwrap() == data);
             assert_eq!(rig.op(Op::Discard, 0, 2 << 20), Err(Errno::EIO));
-            assert_eq!(extents(rig, 0, 4096).len(), 1);
+            assert_eq!(rig.extents(0, 4096).len(), 1);
             assert_eq!(server.clients(), connections, "{arguments:?}");
         });
         // When the loop that has it goes, another takes its place.

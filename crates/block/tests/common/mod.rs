@@ -12,6 +12,7 @@ use std::rc::Rc;
 use block::node::Channel;
 use block::options::*;
 use block::request::{Op, Request, RequestOwner};
+use block::status::{EXTENT_LEN, Extent, extent};
 use event_loop::{AlignedBuf, EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
 
@@ -181,6 +182,14 @@ impl Rig {
             }
             self.event_loop.run_once(true).unwrap();
         }
+    }
+
+    /// The block status of a range.
+    pub fn extents(&mut self, offset: u64, len: u64) -> Vec<Extent> {
+        let tag = self.submit(Op::BlockStatus, offset, len, memory(64 * EXTENT_LEN, 0));
+        let (result, bufs) = self.wait(tag);
+        assert_eq!(result, Ok(()));
+        (0..).map_while(|index| extent(&bufs, index)).collect()
     }
 
     pub fn op(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {

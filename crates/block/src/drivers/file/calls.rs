@@ -12,8 +12,8 @@ use nix::unistd::{Whence, lseek};
 use crate::status::{EXTENT_LEN, Extent, ExtentState};
 
 /// Finds data and holes of a range. Fills the buffers with [extents](crate::status), contiguous from the
-/// range's start on, up to its end or as far as there is room. The result counts bytes of extents. A file
-/// system without holes reports only data.
+/// range's start on, up to its end or as far as there is room. The last one reaches as far as its data does, which
+/// may be beyond the range. The result counts bytes of extents. A file system without holes reports only data.
 pub(super) static EXTENTS: BlockingCall = BlockingCall { name: c"lseek", run: extents };
 
 /// Discards a range of a block device.
@@ -92,7 +92,7 @@ fn extents(
         let (until, state) = match next > at {
             true => (next.min(end), ExtentState::Hole),
             false => match seek(at, Whence::SeekHole) {
-                Ok(hole) if hole > at => (hole.min(end), ExtentState::Data),
+                Ok(hole) if hole > at => (hole, ExtentState::Data),
                 _ => (end, ExtentState::Data),
             },
         };

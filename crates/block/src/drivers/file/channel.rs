@@ -239,7 +239,7 @@ impl Inner {
             let request = request.attach(bufs);
             slots.put(token, FileSlot { claimed: true, ..FileSlot::new(request, stage) });
         } else if let Some((slot, part)) = slots.get(token) {
-            if slot.stage == Stage::Status {
+            if matches!(slot.stage, Stage::Status(_)) {
                 slot.request.bufs = bufs;
             } else {
                 *part = bufs;

@@ -6,6 +6,7 @@ mod channel;
 mod create;
 mod describe;
 mod driver;
+mod known_data;
 mod locks;
 mod merge;
 mod open;
@@ -30,6 +31,7 @@ use nix::errno::Errno;
 use nix::sys::stat::SFlag;
 
 use self::channel::FileChannel;
+use self::known_data::KnownData;
 pub(crate) use self::locks::{Claims, ImageLock};
 use self::plan::Limits;
 use self::syncs::Syncs;
@@ -79,6 +81,7 @@ pub(crate) struct FileNode {
     /// There was a tail before a resize, see [`may_wait`](Self::may_wait).
     had_tail: AtomicBool,
     capabilities: Capabilities,
+    known_data: KnownData,
     /// A flush of the page cache has failed. The kernel reports that once and then considers the
     /// lost pages clean, so no later flush can be answered with success.
     flush_failed: Arc<AtomicBool>,

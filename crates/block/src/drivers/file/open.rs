@@ -14,7 +14,7 @@ use nix::unistd::{Whence, lseek64};
 
 use super::locks::{Claims, ImageLock};
 use super::probe::{Alignment, queue_attribute};
-use super::{Capabilities, FileNode, Kind, Limits};
+use super::{Capabilities, FileNode, Kind, KnownData, Limits};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::{LockedBy, OpenError};
 use crate::inherited::{Inherited, path_of};
@@ -156,6 +156,7 @@ pub(super) fn open(
         page_cache: !common.cache.direct,
         had_tail: AtomicBool::new(false),
         capabilities: Capabilities::default(),
+        known_data: KnownData::default(),
         flush_failed: Arc::default(),
         syncs: Arc::default(),
         // The process that hands the image over leaves flushes to this one.

@@ -28,6 +28,7 @@ pub(super) fn resize(node: &FileNode, size: u64) -> Result<(), ResizeError> {
             real - real % SECTOR
         }
     };
+    node.known_data.makes_holes();
     if node.limits_now().tail.is_some() {
         node.had_tail.store(true, Ordering::Relaxed);
     }

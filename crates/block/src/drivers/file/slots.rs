@@ -26,8 +26,8 @@ pub(crate) enum Stage {
     ModifyWrite(usize),
     /// A call that zeroes that many bytes.
     Zero(Method, u64),
-    /// A look for its holes.
-    Status,
+    /// A look for its holes, and the number of holes made before, see [`KnownData`](super::known_data::KnownData).
+    Status(u64),
     /// A discard of all of it.
     Discard,
     /// A flush: the whole request, or its last step.

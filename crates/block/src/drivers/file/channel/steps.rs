@@ -14,7 +14,6 @@ use crate::drivers::file::slots::{FileSlot, Stage};
 use crate::drivers::file::zeroes::{Method, discard_failed, discard_op};
 use crate::drivers::range_lock::Mailbox;
 use crate::request::{Op, Request};
-use crate::status;
 
 /// Bytes of zeroes per write, where the file system has no call that zeroes a range.
 const ZEROES: usize = 1 << 20;
@@ -37,13 +36,18 @@ impl Inner {
             Op::Read | Op::Write { .. } => self.transfer(slot, part, token, left),
             Op::Flush => self.sync(slot),
             Op::BlockStatus => {
-                slot.stage = Stage::Status;
+                let known = &self.node.known_data;
+                if known.answer(offset, len, &mut slot.request.bufs) {
+                    return Next::Done(Ok(()));
+                }
+                slot.stage = Stage::Status(known.holes());
                 let bufs = std::mem::take(&mut slot.request.bufs);
                 let op = IoOp::Call { call: &calls::EXTENTS, offset, len };
                 Next::Submit { tail: false, op, bufs }
             }
             Op::Discard => match discard_op(&self.node, offset, len) {
                 Some(op) => {
+                    self.node.known_data.makes_holes();
                     slot.stage = Stage::Discard;
                     Next::Submit { tail: false, op, bufs: IoBufs::new() }
                 }
@@ -169,6 +173,7 @@ impl Inner {
             Some(method) if head == 0 && left >= sector => {
                 let len = left - left % sector;
                 slot.stage = Stage::Zero(method, len);
+                self.node.known_data.makes_holes();
                 return Next::Submit {
                     tail: false,
                     op: method.op(at, len, extends),
@@ -224,9 +229,14 @@ impl Inner {
                 slot.done += len as u64;
             }
             Stage::ModifyWrite(_) => return Next::Done(Err(Errno::EIO)),
-            Stage::Zero(_, len) => slot.done += len,
-            Stage::Status => {
-                status::end_after(&mut slot.request.bufs, n);
+            Stage::Zero(_, len) => {
+                self.node.known_data.makes_holes();
+                slot.done += len;
+            }
+            Stage::Status(holes) => {
+                let Request { offset, len, ref mut bufs, .. } = slot.request;
+                let asked = offset..offset.saturating_add(len);
+                self.node.known_data.found(holes, asked, bufs, n);
                 return Next::Done(Ok(()));
             }
             Stage::Sync => match slot.sync.take() {
@@ -234,7 +244,10 @@ impl Inner {
                 None => return Next::Done(Ok(())),
             },
             Stage::AwaitingPeerFlushes(_) => return Next::Wait,
-            Stage::Discard => return Next::Done(Ok(())),
+            Stage::Discard => {
+                self.node.known_data.makes_holes();
+                return Next::Done(Ok(()));
+            }
         }
         self.next(slot, part, token)
     }
