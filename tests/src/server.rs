@@ -295,6 +295,17 @@ impl Server {
         signal::kill(Pid::from_raw(pid), signal).expect("the daemon is there");
     }
 
+    /// Stops the process with SIGSTOP, and waits until all its threads have stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+        // proc(5): the state in `stat`.
+        let has_stopped = |task: PathBuf| {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        };
+        eventually("all threads to stop", || self.tasks().all(has_stopped).then_some(()));
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         let pid = self.pid();

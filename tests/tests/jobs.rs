@@ -9,10 +9,12 @@ use common::peers::Peers;
 use common::{
     Load, MIB, check, check_moment, create, daemon, under_load, wait_for_end, wait_for_status,
 };
-use integration::nbd::client_output;
+use integration::nbd::{client_output, nbd_export, nbd_server};
 use integration::{
-    BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually, merged,
+    BlkClient, Guest, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, eventually,
+    merged, request,
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// A node above it names it in metadata, and would show other data after the next start.
@@ -294,6 +296,53 @@ fn a_throttled_job_ends_at_once() {
     let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
     qmp.execute("blockdev-backup", backup);
     server.stop();
+}
+
+/// A target that does not answer holds up neither the end of its job, nor the guest after that.
+#[test]
+fn a_cancelled_job_leaves_a_target_that_hangs() {
+    for (command, more) in [
+        ("blockdev-backup", json!({"sync": "none"})),
+        ("blockdev-mirror", json!({"sync": "none", "copy-mode": "write-blocking"})),
+    ] {
+        let (scratch, behind) = (Scratch::new(), Scratch::new());
+        let back = ServerCommand::new(&behind).arg("--blockdev");
+        let back = back.arg(format!("null-co,node-name=to,size={}", MIB << 20));
+        let back = nbd_export(nbd_server(back, &behind, ""), "to", ",writable=on").start();
+        let image = Image::filled(&scratch, "disk0.img", MIB);
+        let server = ServerCommand::new(&scratch)
+            .monitor("qmp")
+            .iothread("io0")
+            .file("disk", &image, "")
+            .export("disk", "iothread=io0,stall-timeout-ms=100")
+            .start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let target = json!({"type": "unix", "path": behind.path("nbd.sock")});
+        let target = json!({"driver": "nbd", "node-name": "to", "server": target, "export": "to"});
+        qmp.execute("blockdev-add", target);
+        let job = json!({"job-id": "j", "device": "disk", "target": "to"});
+        qmp.execute(command, merged(job, &more));
+        let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+        // This copy connects to the target.
+        blk.write(0, &[1; 512]);
+        back.pause();
+        let segments = vec![Segment { at: 0, len: 512, device_writes: false }];
+        blk.put(0, &[2; 512]);
+        blk.submit(0, &Request { kind: request::OUT, sector: 1024, segments });
+        eventually("a write that hangs", || {
+            server.log().contains("write of 512 bytes at offset 524288 takes longer").then_some(())
+        });
+        qmp.execute("job-cancel", json!({"id": "j"}));
+        qmp.wait_for("BLOCK_JOB_CANCELLED");
+        assert_eq!(blk.wait(0).expect("a reply")[0].status, 0, "{command}");
+        blk.write(2048, &[3; 512]);
+        assert_eq!(qmp.execute("query-jobs", json!({})), json!([]));
+        drop(blk);
+        server.stop();
+        assert_eq!(image.read(524_288, 512), [2; 512], "{command}");
+        back.signal(Signal::SIGCONT);
+        back.stop();
+    }
 }
 
 /// A job that is paused and not busy has no request in flight.

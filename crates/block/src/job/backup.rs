@@ -136,9 +136,9 @@ impl Backup {
         self.snapshot.left.bytes()
     }
 
-    /// Has users' writes proceed if data cannot be copied first. Call this when the job is cancelled.
+    /// Has users' requests proceed without copies, also those that wait for one. Call this when the job is cancelled or fails.
     pub fn give_up(&self) {
-        self.snapshot.give_up();
+        self.snapshot.giving_up.give_up();
     }
 
     /// Copies each part that the filter has not copied, and reports how the job ended.

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 
 use super::backup::OnCbwError;
 use super::copy::Buffer;
+use super::giving_up::Waiting;
 use super::keep_size;
 use super::snapshot::Snapshot;
 use super::worker::CHUNK;
@@ -89,8 +90,10 @@ pub(crate) struct CbwChannel {
     target: Rc<dyn Channel>,
     snapshot: Arc<Snapshot>,
     before: Before,
-    /// Requests for which something is copied first.
-    waiting: Cell<usize>,
+    /// Number of requests for which something is copied first.
+    requests: Cell<usize>,
+    /// Their copies.
+    waiting: Rc<Waiting>,
     buffers: RefCell<Vec<Buffer>>,
 }
 
@@ -102,6 +105,7 @@ impl CbwChannel {
         snapshot: Arc<Snapshot>,
         before: Before,
     ) -> Rc<CbwChannel> {
+        let waiting = Waiting::new(event_loop, &snapshot.giving_up);
         Rc::new_cyclic(|me| CbwChannel {
             me: me.clone(),
             event_loop: event_loop.clone(),
@@ -109,7 +113,8 @@ impl CbwChannel {
             target,
             snapshot,
             before,
-            waiting: Cell::new(0),
+            requests: Cell::new(0),
+            waiting,
             buffers: RefCell::default(),
         })
     }
@@ -117,29 +122,32 @@ impl CbwChannel {
     async fn copy_before(self: Rc<Self>, request: Request) {
         match (self.copy(&request).await, self.snapshot.on_error) {
             (Ok(()), _) => self.source.submit(request),
-            (Err(_), _) if self.snapshot.is_given_up() => self.source.submit(request),
+            (Err(_), _) if self.snapshot.giving_up.is_given_up() => self.source.submit(request),
             (Err(errno), OnCbwError::BreakGuestWrite) => request.complete(Err(errno)),
             (Err(_), OnCbwError::BreakSnapshot) => {
                 self.snapshot.set_broken();
                 self.source.submit(request);
             }
         }
-        self.waiting.set(self.waiting.get() - 1);
+        self.requests.set(self.requests.get() - 1);
     }
 
     async fn copy(&self, request: &Request) -> Result<(), Errno> {
         let parts = self.snapshot.left.parts(request.offset, request.len);
         let mut buffer = self.take_buffer().ok_or(Errno::ENOMEM)?;
-        let copying = self.snapshot.copy(parts, &self.source, &self.target, &mut buffer);
-        let copied = match self.snapshot.timeout_ns {
+        let snapshot = &*self.snapshot;
+        let copying = snapshot.copy(parts, &self.source, &self.target, &mut buffer);
+        let copying = self.waiting.for_copy(&snapshot.giving_up, copying);
+        let copied = match snapshot.timeout_ns {
             None => copying.await,
             Some(limit) => {
                 let limit = self.event_loop.now_ns().saturating_add(limit);
-                // After the limit, a request may still use the buffer: it is not used again.
                 let copied = within(copying, self.event_loop.sleep_until(limit)).await;
                 copied.ok_or(Errno::ETIMEDOUT)?
             }
         };
+        // After this or the limit, a request may still use the buffer: it is not used again.
+        let copied = copied.ok_or(Errno::ECANCELED)?;
         self.buffers.borrow_mut().push(buffer);
         copied.map_err(|failure| failure.errno)
     }
@@ -159,16 +167,16 @@ impl Channel for CbwChannel {
             Op::Flush | Op::BlockStatus => true,
             Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => false,
         };
-        if passes || !parts.any(|part| snapshot.left.is_set(part)) || snapshot.is_broken() {
+        if passes || !parts.any(|part| snapshot.left.is_set(part)) || snapshot.is_over() {
             return self.source.submit(request);
         }
         let Some(me) = self.me.upgrade() else { return };
-        self.waiting.set(self.waiting.get() + 1);
+        self.requests.set(self.requests.get() + 1);
         self.event_loop.spawn(me.copy_before(request));
     }
 
     fn in_flight(&self) -> usize {
-        self.waiting.get() + self.source.in_flight() + self.target.in_flight()
+        self.requests.get() + self.source.in_flight() + self.waiting.in_flight(&self.target)
     }
 
     fn drain_begin(&self) {

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
 use super::copy::{Buffer, copy};
+use super::giving_up::Waiting;
 use super::keep_size;
 use super::turns::Turns;
 use crate::graph::Edge;
@@ -74,6 +75,7 @@ impl BlockNode for MirrorTop {
             Some(to) => Some(Copies {
                 event_loop: event_loop.clone(),
                 target: to.target.clone().open_channel(event_loop)?,
+                waiting: Waiting::new(event_loop, &to.turns.giving_up),
                 turns: to.turns.clone(),
                 whole: to.whole,
                 zero: to.zero.clone(),
@@ -107,6 +109,8 @@ struct Copies {
     event_loop: EventLoop,
     target: Rc<dyn Channel>,
     turns: Arc<Turns>,
+    /// Copies that writes wait for.
+    waiting: Rc<Waiting>,
     whole: bool,
     zero: Option<Arc<Bitmap>>,
     buffers: RefCell<Vec<Buffer>>,
@@ -125,35 +129,42 @@ impl MirrorTopChannel {
         bufs: IoBufs,
     ) {
         if let Some(copies) = &self.copies {
-            let parts = self.dirty.parts(write.offset, write.len);
-            let turn = copies.turns.claim(&parts).await;
-            // Of parts that differ as a whole, the worker has not read yet what others have written to them.
-            let whole = copies.whole || parts.clone().any(|part| self.dirty.is_set(part));
-            let range = match whole {
-                true => self.dirty.bytes_of(&parts),
-                false => write.offset..write.offset + write.len,
-            };
-            self.dirty.clear(parts);
-            let buffer = copies.buffers.borrow_mut().pop().or_else(|| Buffer::new(AT_ONCE));
-            let copied = match buffer {
-                Some(mut buffer) => {
-                    let (target, zero) = (&copies.target, copies.zero.as_deref());
-                    let copied =
-                        copy(&self.source, target, range.clone(), &mut buffer, 1, zero).await;
-                    if copies.buffers.borrow().len() < KEPT {
-                        copies.buffers.borrow_mut().push(buffer);
-                    }
-                    copied.is_ok()
-                }
-                None => false,
-            };
-            if !copied {
-                self.dirty.set(range.start, range.end - range.start);
+            let copying = self.copy(copies, &write);
+            let copied = copies.waiting.for_copy(&copies.turns.giving_up, copying).await;
+            if copied.is_none() {
+                self.dirty.set(write.offset, write.len);
             }
-            drop(turn);
         }
         write.owed.send(result, bufs);
         self.copying.set(self.copying.get() - 1);
+    }
+
+    async fn copy(&self, copies: &Copies, write: &WatchedWrite) {
+        let parts = self.dirty.parts(write.offset, write.len);
+        let turn = copies.turns.claim(&parts).await;
+        // Of parts that differ as a whole, the worker has not read yet what others have written to them.
+        let whole = copies.whole || parts.clone().any(|part| self.dirty.is_set(part));
+        let range = match whole {
+            true => self.dirty.bytes_of(&parts),
+            false => write.offset..write.offset + write.len,
+        };
+        self.dirty.clear(parts);
+        let buffer = copies.buffers.borrow_mut().pop().or_else(|| Buffer::new(AT_ONCE));
+        let copied = match buffer {
+            Some(mut buffer) => {
+                let (target, zero) = (&copies.target, copies.zero.as_deref());
+                let copied = copy(&self.source, target, range.clone(), &mut buffer, 1, zero).await;
+                if copies.buffers.borrow().len() < KEPT {
+                    copies.buffers.borrow_mut().push(buffer);
+                }
+                copied.is_ok()
+            }
+            None => false,
+        };
+        if !copied {
+            self.dirty.set(range.start, range.end - range.start);
+        }
+        drop(turn);
     }
 }
 
@@ -168,7 +179,8 @@ impl Channel for MirrorTopChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.source.in_flight() + self.copying.get()
+        let target = self.copies.as_ref().map(|copies| copies.waiting.in_flight(&copies.target));
+        self.source.in_flight() + self.copying.get() + target.unwrap_or_default()
     }
 
     fn drain_begin(&self) {

@@ -10,6 +10,7 @@ mod claims;
 mod control;
 mod copy;
 mod copy_before_write;
+mod giving_up;
 mod mirror;
 mod mirror_top;
 mod snapshot;

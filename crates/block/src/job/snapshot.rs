@@ -8,6 +8,7 @@ use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
 use super::claims::Claims;
 use super::copy::{Buffer, Failure, copy, copy_above, copy_top, discard, discard_top, populate};
+use super::giving_up::GivingUp;
 use super::worker::CHUNK;
 use crate::node::Channel;
 
@@ -74,8 +75,8 @@ pub(crate) struct Snapshot {
     pub(super) timeout_ns: Option<u64>,
     /// A write went through to what had not been copied.
     broken: AtomicBool,
-    /// It is not needed any more.
-    given_up: AtomicBool,
+    /// Whether it is not needed any more.
+    pub(super) giving_up: GivingUp,
 }
 
 /// Some parts that nothing else copies meanwhile, or that nothing copies while they are read.
@@ -108,15 +109,14 @@ pub(crate) enum Place<'a> {
 
 impl Snapshot {
     pub(crate) fn new(left: Bitmap, on_error: OnCbwError, what: What) -> Snapshot {
-        let (broken, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         Snapshot {
             left,
             claims: Claims::default(),
             on_error,
             what,
             timeout_ns: None,
-            broken,
-            given_up,
+            broken: AtomicBool::new(false),
+            giving_up: GivingUp::default(),
         }
     }
 
@@ -129,18 +129,13 @@ impl Snapshot {
         self.broken.load(Ordering::Acquire)
     }
 
+    /// Whether requests pass without a copy.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_broken() || self.giving_up.is_given_up()
+    }
+
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
-    }
-
-    /// Returns whether [`give_up`](Self::give_up) was called.
-    pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Acquire)
-    }
-
-    /// From now on, a write proceeds if its parts cannot be copied first.
-    pub(super) fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
     }
 
     /// Claims the first parts of `parts` that are left and unclaimed, at most `most` of them.

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::claims::Claims;
+use super::giving_up::GivingUp;
 
 /// The copies of a mirror, for all threads.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Turns {
     /// Writes are answered when the target has them.
     blocking: AtomicBool,
+    pub(super) giving_up: GivingUp,
     claims: Claims,
 }
 
@@ -32,12 +34,17 @@ impl Drop for Turn {
 impl Turns {
     /// Returns whether writes are answered only when the target has them.
     pub fn is_blocking(&self) -> bool {
-        self.blocking.load(Ordering::Acquire)
+        self.blocking.load(Ordering::Acquire) && !self.giving_up.is_given_up()
     }
 
     /// Has later writes be answered only when the target has them.
     pub fn set_blocking(&self) {
         self.blocking.store(true, Ordering::Release);
+    }
+
+    /// Has writes be answered without the target, also those that wait for it. Call this when the job is cancelled or fails.
+    pub fn give_up(&self) {
+        self.giving_up.give_up();
     }
 
     /// Claims parts if none of them is being copied.

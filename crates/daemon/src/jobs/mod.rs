@@ -229,12 +229,13 @@ impl Daemon {
         }
     }
 
-    /// Ends the copying. Requests to the target that wait for a server, which may take long, fail now.
+    /// Ends the copying. Users' requests do not wait for it. Requests to the target that wait for a server, which may take
+    /// long, fail now.
     fn cancel_copying(&self, copying: &mut Copying) {
         copying.control.cancel();
         match &copying.how {
             How::Parts(Parts::Backup(_), backup, _) => backup.give_up(),
-            How::Mirror { .. } => {}
+            How::Mirror { turns, .. } => turns.give_up(),
             How::Parts(Parts::Stream(_) | Parts::Commit(_), ..) => return,
         }
         if let Ok(target) = self.nodes.node(&copying.target) {
