@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Load, MIB, add_file, check, connect, daemon, refused_upgrade, upgrade};
+use common::{
+    Load, MIB, add_file, check, connect, daemon, refused_upgrade, upgrade, upgrade_under,
+};
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
     eventually, install, request, tool,
@@ -55,10 +57,7 @@ fn changes_by_qmp_survive_an_upgrade() {
     let (files, threads) = (server.open_files(), server.threads());
     let mut after_one = 0;
     for round in 0..5 {
-        server.upgrade_by(|server| {
-            let done = upgrade(&server.socket("qmp"));
-            assert!(done.status.success(), "{done:?}");
-        });
+        upgrade_under(&mut server, &load);
         load.go_on();
         assert_eq!(told(&server), before);
         // Clients of the monitor connect and disconnect.
@@ -139,7 +138,7 @@ fn a_qcow2_image_is_whole_after_upgrades_under_load() {
     let load = Load::start(connect(&server, 2), 2);
     for _ in 0..5 {
         load.go_on();
-        server.upgrade();
+        upgrade_under(&mut server, &load);
     }
     load.go_on();
     assert_eq!(told(&server), before);
@@ -182,7 +181,7 @@ fn continues_after(script: &str, why: &str) {
     // With the right program the next upgrade works, and the load finds correct data.
     fs::remove_file(&installed).expect("it is ours");
     std::os::unix::fs::symlink(program(), &installed).expect("a link");
-    server.upgrade();
+    upgrade_under(&mut server, &load);
     load.go_on();
     let log = load.finish();
     server.stop();

@@ -58,6 +58,27 @@ pub fn refused_upgrade(of: &Path) -> String {
     String::from_utf8_lossy(&refused.stderr).into_owned()
 }
 
+/// Upgrades a daemon under a load. A slow disk may hold requests for longer than an upgrade waits for them: such an upgrade is
+/// given up, and repeated when the load has had an answer.
+pub fn upgrade_under(server: &mut Server, load: &Load) {
+    const SLOW: [&str; 2] =
+        ["requests in flight have not ended within", "has a request that has taken"];
+    server.upgrade_by(|server| {
+        for _ in 0..100 {
+            let written = load.written.load(Ordering::Relaxed);
+            let done = upgrade(&server.socket("qmp"));
+            if done.status.success() {
+                return;
+            }
+            let why = String::from_utf8_lossy(&done.stderr);
+            assert!(SLOW.iter().any(|slow| why.contains(slow)), "{done:?}");
+            let is_answered = || load.written.load(Ordering::Relaxed) > written;
+            eventually("an answer", || is_answered().then_some(()));
+        }
+        panic!("the disk was too slow each time:\n{}", server.log());
+    });
+}
+
 pub fn add_file(qmp: &mut Qmp, node: &str, path: &Path) {
     qmp.execute(
         "blockdev-add",
