@@ -2,13 +2,14 @@
 //! `/dev/fuse`.
 
 use std::cell::Cell;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::NodeRegistry;
-use block::node::BlockNode;
+use block::node::{BlockNode, Channel, Geometry};
 use block::options::{BlockdevOptions, Driver, NullOptions};
 use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use event_loop::{EventLoop, LoopConfig, PollParams};
@@ -219,4 +220,54 @@ fn a_stop_finishes_requests_in_flight_and_closes_the_device() {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
+}
+
+/// Opens one channel only.
+#[derive(Default)]
+struct Once {
+    is_open: AtomicBool,
+}
+
+impl BlockNode for Once {
+    fn name(&self) -> &str {
+        "once"
+    }
+
+    fn geometry(&self) -> Geometry {
+        null(0).geometry()
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        match self.is_open.swap(true, Ordering::Relaxed) {
+            true => Err(io::Error::other("not twice")),
+            false => null(0).open_channel(event_loop),
+        }
+    }
+}
+
+/// The caller closes the node next, and its image's lock has to be gone then.
+#[test]
+fn an_export_that_a_later_thread_cannot_serve_has_dropped_the_node() {
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let (device, other) = UnixStream::pair().unwrap();
+    let node = Arc::new(Once::default());
+    let config = FuseConfig {
+        id: "e".into(),
+        node: node.clone(),
+        // On one thread, so that the first worker has not run when a start that does not wait returns.
+        io_threads: vec![event_loop.handle(), event_loop.handle()],
+        devices: vec![device.into(), other.into()],
+        file: FileAttributes::new(SIZE, 4096, false, true, true),
+        writethrough: false,
+        resize: Rc::new(|resize| resize.answer.send(Err(Errno::ENOTSUP))),
+    };
+    let on = event_loop.clone();
+    let start = async move {
+        let error = FuseExport::start(&on, config).await.err();
+        (error, Arc::strong_count(&node))
+    };
+    let (error, owners) = event_loop.block_on(start).unwrap();
+    let error = error.expect("the second thread fails").to_string();
+    assert!(error.ends_with(": not twice"), "{error}");
+    assert_eq!(owners, 1, "a worker still has the node");
 }

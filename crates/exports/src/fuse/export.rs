@@ -90,11 +90,17 @@ impl FuseExport {
                 stats: of_thread.clone(),
                 events: events.clone(),
             };
-            let spawned = Worker::spawn(io_thread, service).await?;
-            workers.push(spawned.map_err(|error| ExportError::Attach {
-                io_thread: io_thread.name().into(),
-                error,
-            })?);
+            let failed = |error| ExportError::Attach { io_thread: io_thread.name().into(), error };
+            match Worker::spawn(io_thread, service).await.and_then(|made| made.map_err(failed)) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    // The caller may close the node next.
+                    for worker in workers {
+                        worker.end().await;
+                    }
+                    return Err(error);
+                }
+            }
             stats.push(of_thread);
         }
         drop(events);
@@ -293,12 +299,7 @@ impl FuseExport {
             }
         }
         for worker in self.workers {
-            let Worker { jobs, gone } = worker;
-            // The last owner of a node closes its files, which must not happen on an I/O thread.
-            drop(jobs);
-            if let Some(gone) = gone.take() {
-                let _ = gone.await;
-            }
+            worker.end().await;
         }
         result
     }
@@ -346,5 +347,16 @@ impl Worker {
             });
         })?;
         Ok(opened.await?.map(|()| Worker { jobs: Arc::new(jobs), gone: Cell::new(Some(gone)) }))
+    }
+
+    /// Ends the connection, and waits until it has dropped the node.
+    ///
+    /// The last owner of a node closes its files, which must not happen on an I/O thread.
+    async fn end(self) {
+        let Worker { jobs, gone } = self;
+        drop(jobs);
+        if let Some(gone) = gone.take() {
+            let _ = gone.await;
+        }
     }
 }

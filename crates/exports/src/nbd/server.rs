@@ -368,7 +368,6 @@ impl Shared {
         let aligned = geometry.request_alignment.is_power_of_two()
             && geometry.request_alignment <= 1 << 16
             && geometry.size % u64::from(geometry.request_alignment) == 0;
-        // Before a worker exists, which would outlive this call for a moment.
         if self.has_export(&name) {
             let taken = format!("NBD server already has export named '{name}'");
             return Err(ExportError::Config(taken));
@@ -376,12 +375,18 @@ impl Shared {
         let mut workers = Vec::with_capacity(io_threads.len());
         for io_thread in &io_threads {
             let (node, bitmaps) = (node.clone(), bitmaps.0.clone());
-            let spawned =
-                WorkerHandle::spawn(io_thread, node, bitmaps, config.writethrough).await?;
-            workers.push(spawned.map_err(|error| ExportError::Attach {
-                io_thread: io_thread.name().into(),
-                error,
-            })?);
+            let failed = |error| ExportError::Attach { io_thread: io_thread.name().into(), error };
+            let spawned = WorkerHandle::spawn(io_thread, node, bitmaps, config.writethrough).await;
+            match spawned.map_err(Into::into).and_then(|made| made.map_err(failed)) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    // The caller may close the node next.
+                    for worker in &workers {
+                        worker.end().await;
+                    }
+                    return Err(error);
+                }
+            }
         }
         let stats = workers.iter().map(|worker| worker.stats().clone()).collect();
         let info = Arc::new(ExportInfo {

@@ -85,7 +85,11 @@ impl WorkerHandle {
         io_thread.spawn(move |event_loop| {
             let channel = match node.clone().open_channel(event_loop) {
                 Ok(channel) => channel,
-                Err(error) => return answer.send(Err(error)),
+                Err(error) => {
+                    // The caller may close the node next.
+                    drop(node);
+                    return answer.send(Err(error));
+                }
             };
             let worker = Rc::new(Worker {
                 event_loop: event_loop.clone(),

@@ -1,6 +1,7 @@
 //! The NBD server on a loop of the test's own: data over every ring and engine, what a request costs,
 //! counted, what is left after a power cut, and how clients are handed over.
 
+mod attaching;
 mod durability;
 mod handover;
 mod own_driver;
