@@ -21,7 +21,7 @@ pub use permissions::Steady;
 
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
-use crate::export::{ExportKind, ExportOptions, SizeUse};
+use crate::export::{Address, ExportOptions, SizeUse};
 use crate::storage_daemon::{Action, Step};
 use crate::value::Value;
 
@@ -777,7 +777,7 @@ impl Inventory {
             return Err(OptionError::new(format!("iothread \"{twice}\" is given twice")));
         }
         let address = export.kind.address();
-        if matches!(export.kind, ExportKind::Nbd(_)) && self.nbd_server.is_none() {
+        if matches!(address, Address::Nbd(_)) && self.nbd_server.is_none() {
             return Err(
                 OptionError::new("NBD server not running").hint("--nbd-server comes before it.")
             );

@@ -60,6 +60,14 @@ impl ExportType for FuseOptions {
     fn named_by_node(&self) -> Option<&'static str> {
         None
     }
+
+    fn reads_inactive(&self) -> bool {
+        false
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        false
+    }
 }
 
 /// Options of `fuse`.

@@ -35,6 +35,14 @@ pub trait ExportType {
     ///
     /// It is made explicit when the export's node is replaced.
     fn named_by_node(&self) -> Option<&'static str>;
+
+    /// Returns whether a read-only export serves reads of an inactive node.
+    ///
+    /// `false`: its node stays active, as a virtual machine would get errors.
+    fn reads_inactive(&self) -> bool;
+
+    /// Returns whether clients see dirty bitmaps. A restart after a kill may not find them.
+    fn shows_bitmaps(&self) -> bool;
 }
 
 /// Nodes of an export that takes several.

@@ -59,6 +59,14 @@ impl ExportType for NbdOptions {
     fn named_by_node(&self) -> Option<&'static str> {
         Some("name")
     }
+
+    fn reads_inactive(&self) -> bool {
+        true
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        !self.bitmaps.is_empty()
+    }
 }
 
 /// `name` and `description` while they are read.

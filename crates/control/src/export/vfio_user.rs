@@ -91,6 +91,14 @@ impl ExportType for AhciOptions {
     fn named_by_node(&self) -> Option<&'static str> {
         None
     }
+
+    fn reads_inactive(&self) -> bool {
+        false
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        false
+    }
 }
 
 impl ExportType for NvmeOptions {
@@ -120,6 +128,14 @@ impl ExportType for NvmeOptions {
 
     fn named_by_node(&self) -> Option<&'static str> {
         None
+    }
+
+    fn reads_inactive(&self) -> bool {
+        false
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        false
     }
 }
 

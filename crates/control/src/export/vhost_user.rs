@@ -110,6 +110,14 @@ impl ExportType for VhostUserOptions {
     fn named_by_node(&self) -> Option<&'static str> {
         None
     }
+
+    fn reads_inactive(&self) -> bool {
+        false
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        false
+    }
 }
 
 impl ExportType for ScsiOptions {
@@ -139,6 +147,14 @@ impl ExportType for ScsiOptions {
 
     fn named_by_node(&self) -> Option<&'static str> {
         None
+    }
+
+    fn reads_inactive(&self) -> bool {
+        false
+    }
+
+    fn shows_bitmaps(&self) -> bool {
+        false
     }
 }
 

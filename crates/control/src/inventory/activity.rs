@@ -6,7 +6,7 @@ use block::permissions::ChildUse;
 
 use super::Inventory;
 use crate::error::OptionError;
-use crate::export::{ExportKind, ExportOptions};
+use crate::export::ExportOptions;
 
 impl Inventory {
     /// Returns the inventory with a node, or all nodes, active or inactive.
@@ -79,14 +79,14 @@ impl Inventory {
         self.has_above(name, |node| !node.inactive)
     }
 
-    /// Whether an export keeps a node active: any export that may write to it, and any export to a virtual
-    /// machine, because its guest would get errors.
+    /// Whether an export keeps a node active: any that may write to it, and any whose type does not serve reads of an
+    /// inactive node.
     fn is_kept(&self, name: &str) -> bool {
         self.exports.values().any(|export| {
             let ExportOptions { allow_inactive, writable, kind, .. } = &export.options;
             export.nodes.iter().any(|node| node == name)
                 && !allow_inactive
-                && (*writable || !matches!(kind, ExportKind::Nbd(_)))
+                && (*writable || !kind.reads_inactive())
         })
     }
 

@@ -2,12 +2,12 @@
 
 use super::{Export, Inventory, NbdServer, known};
 use crate::error::OptionError;
-use crate::export::{self, ExportKind, ExportOptions};
+use crate::export::{self, Address, ExportOptions};
 use crate::nbd_server::NbdServerOptions;
 
 impl Export {
     fn is_of_nbd_server(&self) -> bool {
-        matches!(self.options.kind, ExportKind::Nbd(_))
+        matches!(self.options.kind.address(), Address::Nbd(_))
     }
 }
 
@@ -55,8 +55,7 @@ impl Inventory {
 
     /// Whether an export shows dirty bitmaps. A restart after a kill may not find them.
     pub fn shows_bitmaps(&self, id: &str) -> bool {
-        let options = self.export(id).map(|(options, _)| &options.kind);
-        matches!(options, Some(ExportKind::Nbd(nbd)) if !nbd.bitmaps.is_empty())
+        self.export(id).is_some_and(|(options, _)| options.kind.shows_bitmaps())
     }
 
     /// Returns the exports of the NBD server.
