@@ -275,6 +275,31 @@ fn nested_nodes_survive_an_upgrade() {
     check(&Image::existing(&copy), &log, log.len());
 }
 
+/// The new process opens the image, and the node inside it, late: so it does the filter.
+#[test]
+fn a_filter_above_a_node_inside_an_image_survives_an_upgrade() {
+    let scratch = Scratch::new();
+    let path = scratch.path("disk.qcow2");
+    let filled = Image::filled(&scratch, "disk.img", MIB);
+    let mut convert = Command::new(tool("qemu-img"));
+    convert.args(["convert", "-f", "raw", "-O", "qcow2"]).arg(filled.path()).arg(&path);
+    assert!(convert.status().expect("qemu-img can be run").success());
+    let file = format!("file.driver=file,file.node-name=inside,file.filename={}", path.display());
+    let command = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .args(["--object", "throttle-group,id=group"])
+        .args(["--blockdev", &format!("qcow2,node-name=disk,{file}")])
+        .export("disk", "num-queues=2");
+    let mut server = command.start();
+    let load = Load::start(connect(&server), 5);
+    let above = json!({"driver": "throttle", "node-name": "above", "throttle-group": "group",
+        "file": "inside", "read-only": true});
+    monitor(&server).execute("blockdev-add", above);
+    upgrades(&mut server, &load);
+    load.finish();
+    server.stop();
+}
+
 #[test]
 fn inactive_nodes_stay_inactive() {
     let scratch = Scratch::new();

@@ -281,13 +281,13 @@ pub(super) fn nbd_listener(number: usize) -> String {
 }
 
 /// Whether something can be made only when the other process has stopped: qcow2 images, whose metadata
-/// it keeps in its memory and its journal has as they are then, and all that lies on them.
+/// it keeps in its memory and its journal has as they are then, and all that lies on them, or on a node inside.
 fn is_late(action: &Action, late: &mut BTreeSet<String>) -> bool {
     match action {
         Action::Blockdev(node) => {
             let is_late = has_late_part(node, late);
-            if let (true, Some(name)) = (is_late, &node.node_name) {
-                late.insert(name.clone());
+            if is_late {
+                add_names(node, late);
             }
             is_late
         }
@@ -296,24 +296,26 @@ fn is_late(action: &Action, late: &mut BTreeSet<String>) -> bool {
     }
 }
 
-fn has_late_part(node: &BlockdevOptions, late: &mut BTreeSet<String>) -> bool {
-    let parts = node.driver.children().into_iter().map(|child| match child.node {
-        BlockdevRef::Name(name) => late.contains(name),
-        BlockdevRef::Inline(options) => {
-            let is_late = has_late_part(options, late);
-            if let (true, Some(name)) = (is_late, &options.node_name) {
-                late.insert(name.clone());
-            }
-            is_late
-        }
-    });
-    // `fold` visits all parts, as each visit records names in `late`.
-    let on_late = parts.fold(false, |any, late| any | late);
+fn has_late_part(node: &BlockdevOptions, late: &BTreeSet<String>) -> bool {
     let is_late = match node.driver.hand_over() {
         HandOver::Journal => true,
         HandOver::AtOnce | HandOver::HoldsBack | HandOver::Flush | HandOver::Never => false,
     };
-    on_late || is_late
+    is_late
+        || node.driver.children().into_iter().any(|child| match child.node {
+            BlockdevRef::Name(name) => late.contains(name),
+            BlockdevRef::Inline(options) => has_late_part(options, late),
+        })
+}
+
+/// Adds the names of a node and of the nodes defined inside it.
+fn add_names(node: &BlockdevOptions, names: &mut BTreeSet<String>) {
+    names.extend(node.node_name.clone());
+    for child in node.driver.children() {
+        if let BlockdevRef::Inline(options) = child.node {
+            add_names(options, names);
+        }
+    }
 }
 
 fn object(json: &Json) -> Result<&serde_json::Map<String, Json>, String> {
