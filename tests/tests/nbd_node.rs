@@ -1,5 +1,6 @@
 //! A node that is the export of another NBD server, ringmill's own: a daemon in front of a daemon.
 
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
@@ -94,6 +95,47 @@ fn other_clients_are_served_while_a_node_connects() {
     drop(far);
     let answer = waiting.answer();
     assert_eq!(answer["error"]["desc"], "Failed to read data: the server left");
+    server.stop();
+}
+
+/// So do they while a node becomes active, which makes a connection of its own.
+#[test]
+fn other_clients_are_served_while_an_inactive_node_connects() {
+    let (back, scratch) = (Scratch::new(), Scratch::new());
+    let image = Image::empty(&back, "disk.img", 1);
+    let storage = storage(&back, "storage", &image);
+    let path = back.path("nbd.sock");
+    let command = nbd_server(ServerCommand::new(&scratch).monitor("qmp"), &scratch, "");
+    let server = command.start();
+    let [mut waiting, mut other] = [0, 1].map(|_| Qmp::connect(&server.socket("qmp")));
+    let address = json!({"type": "unix", "path": path});
+    let node = json!({"driver": "nbd", "node-name": "far", "server": address, "export": "disk",
+        "active": false});
+    other.execute("blockdev-add", node);
+    storage.stop();
+    let _ = fs::remove_file(&path);
+    let silent = UnixListener::bind(&path).expect("a socket");
+    let export = json!({"type": "nbd", "id": "e", "node-name": "far"});
+    let active = json!({"node-name": "far", "active": true});
+    for (command, arguments) in [("blockdev-set-active", active), ("block-export-add", export)] {
+        waiting.send(&json!({"execute": command, "arguments": arguments}).to_string());
+        let (far, _) = silent.accept().expect("the daemon connects");
+        let nodes = other.execute("query-named-block-nodes", json!({}));
+        assert_eq!(nodes[0]["active"], false, "{nodes}");
+        let why = other.refused("x-upgrade", json!({}));
+        assert!(why.contains("a command of a monitor waits"), "{why}");
+        drop(far);
+        let answer = waiting.answer();
+        assert_eq!(answer["error"]["desc"], "Failed to read data: the server left", "{command}");
+    }
+    assert_eq!(other.execute("query-block-exports", json!({})), json!([]));
+    // The node may be gone by the time that the server answers.
+    let active = json!({"execute": "blockdev-set-active", "arguments": {"node-name": "far", "active": true}});
+    waiting.send(&active.to_string());
+    let (far, _) = silent.accept().expect("the daemon connects");
+    other.execute("blockdev-del", json!({"node-name": "far"}));
+    drop(far);
+    assert!(waiting.answer()["error"].is_object());
     server.stop();
 }
 

@@ -5,9 +5,9 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
+use block::{Connections, NodeRegistry};
 use common::*;
 use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
@@ -93,7 +93,7 @@ fn nodes_inside_change_with_the_node() {
     let control = event_loop.clone();
     let changed = event_loop.block_on(async move {
         for _ in 0..2 {
-            nodes.activate("disk").await.unwrap();
+            nodes.activate("disk", Connections::default()).await.unwrap();
             assert_eq!(listed(&nodes), both(true));
             nodes.inactivate(&control, "disk").await.unwrap();
             assert_eq!(listed(&nodes), both(false));
@@ -108,7 +108,8 @@ fn nodes_inside_change_with_the_node() {
     // Another process has the image: the nodes stay as they are.
     let mut other = NodeRegistry::new();
     other.open(&blockdev("other", common::file(&top.0, None))).unwrap();
-    let failed = async move { (nodes.activate("disk").await.is_err(), nodes) };
+    let failed =
+        async move { (nodes.activate("disk", Connections::default()).await.is_err(), nodes) };
     let (failed, mut nodes) = event_loop.block_on(failed).unwrap();
     assert!(failed);
     assert_eq!(listed(&nodes), both(false));
@@ -140,7 +141,9 @@ fn a_node_that_becomes_inactive_can_be_read_and_is_not_locked() {
         // The backing image is not locked either.
         NodeRegistry::new().open(&blockdev("base", raw(&base.0))).unwrap();
         reads_only(node.clone());
-        let activated = async move { nodes.activate("disk").await.map(|()| nodes).unwrap() };
+        let activated = async move {
+            nodes.activate("disk", Connections::default()).await.map(|()| nodes).unwrap()
+        };
         let _nodes = event_loop.block_on(activated).unwrap();
         Rig::new(node).write(0, &[1; 512], 0).unwrap();
     }

@@ -1,7 +1,9 @@
 //! Adding and removing: what options of the command line and commands of monitors come to.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::Rc;
 
 use block::options::BlockdevOptions;
@@ -24,6 +26,12 @@ use super::state::{Moving, not_recorded};
 use super::upgrade;
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
+/// Connections that nodes need, by the node's name.
+pub(super) type NodeConnections = BTreeMap<String, Connections>;
+
+/// Connections that are being made.
+type Connecting = Pin<Box<dyn Future<Output = Result<NodeConnections, OpenError>>>>;
+
 /// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
 /// the lock.
 const LOOK_AGAIN_NS: u64 = 5_000_000;
@@ -45,49 +53,72 @@ impl Daemon {
     /// Adds what a command describes. Other commands are executed while a node connects to its servers, which may take
     /// half a minute.
     pub(super) async fn add_for_monitor(&mut self, step: Step) -> Result<Answer, DaemonError> {
-        if let Action::Blockdev(options) = &step.action {
-            self.check_paths(&step.action)?;
-            self.inventory.with(&step)?;
-            if let Some(connecting) = self.connect(options) {
-                return Ok(Answer::Continued(Box::pin(async move {
-                    let connected = connecting.await;
-                    let rest: Rest = Box::new(move |daemon| {
-                        Box::pin(async move {
-                            let connections = connected.map_err(DaemonError::from)?;
-                            daemon.add_connected(&step, Some(connections)).await?;
-                            Ok(().into())
-                        })
-                    });
-                    rest
-                })));
+        let Some(connecting) = self.connect_for_step(&step)? else {
+            self.add(&step).await?;
+            return Ok(().into());
+        };
+        Ok(Answer::Continued(Box::pin(async move {
+            let connected = connecting.await;
+            let rest: Rest = Box::new(move |daemon| {
+                Box::pin(async move {
+                    let connections = connected.map_err(DaemonError::from)?;
+                    daemon.add_connected(&step, connections).await?;
+                    Ok(().into())
+                })
+            });
+            rest
+        })))
+    }
+
+    /// Begins the connections that nodes need for what a command describes, if they need any.
+    ///
+    /// # Errors
+    ///
+    /// The command would fail anyway.
+    fn connect_for_step(&mut self, step: &Step) -> Result<Option<Connecting>, DaemonError> {
+        let connecting: Option<Connecting> = match &step.action {
+            Action::Blockdev(options) => {
+                self.check_paths(&step.action)?;
+                self.inventory.with(step)?;
+                let name = options.node_name.clone().unwrap_or_default();
+                self.connect(options).map(|connecting| {
+                    let connected = async move { Ok([(name, connecting.await?)].into()) };
+                    Box::pin(connected) as Connecting
+                })
             }
-        }
-        self.add(&step).await?;
-        Ok(().into())
+            Action::Export(options) => {
+                self.check_paths(&step.action)?;
+                self.inventory.with(step)?;
+                self.connect_for(options)?.map(|connecting| Box::pin(connecting) as Connecting)
+            }
+            _ => None,
+        };
+        Ok(connecting)
     }
 
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
-        self.add_connected(step, None).await
+        self.add_connected(step, NodeConnections::new()).await
     }
 
-    /// Does the same, for a node with connections made beforehand.
+    /// Does the same, with connections made beforehand.
     async fn add_connected(
         &mut self,
         step: &Step,
-        connections: Option<Connections>,
+        mut connections: NodeConnections,
     ) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
         let mut inventory = self.inventory.with(step)?;
         match &step.action {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
-                self.open_node(options, connections).await?;
+                let name = options.node_name.as_deref().unwrap_or_default();
+                self.open_node(options, connections.remove(name)).await?;
                 inventory = self.with_generated_names(&inventory, options);
                 self.take_bitmaps().await?;
             }
             Action::Export(options) => {
-                self.be_active_for(options).await?;
+                self.be_active_for(options, &mut connections).await?;
                 self.lock_images_for(options).await?;
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;

@@ -117,14 +117,25 @@ impl NodeRegistry {
         names
     }
 
-    /// Makes an inactive node active: opens its image and locks it.
+    /// Makes an inactive node active: opens its image and locks it. `connections`: made beforehand.
     ///
     /// All nodes that it refers to must be active. Notifies its users of its size, which may have changed.
     ///
     /// # Errors
     ///
     /// As of [`open`](Self::open); then it stays inactive.
-    pub async fn activate(&mut self, name: &str) -> Result<(), OpenError> {
+    pub async fn activate(
+        &mut self,
+        name: &str,
+        connections: Connections,
+    ) -> Result<(), OpenError> {
+        self.connections = connections;
+        let activated = self.activate_connected(name).await;
+        self.connections = Connections::default();
+        activated
+    }
+
+    async fn activate_connected(&mut self, name: &str) -> Result<(), OpenError> {
         let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
         if entry.active {
             return Ok(());

@@ -3,9 +3,9 @@
 use control::qmp::Returns;
 use options::table::{Field, Row, put};
 
-use super::super::Command;
+use super::super::{Answer, Command};
 
-pub(super) static COMMAND: Command<Arguments> = Command {
+pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     name: "blockdev-set-active",
     help: "flush, close and unlock a node's image for another process, or open it again",
     example: r#"{"node-name": "disk0", "active": false}"#,
@@ -13,7 +13,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { node_name, active }| {
-        Box::pin(async move { Ok(daemon.set_active(node_name.as_deref(), active).await?) })
+        Box::pin(async move { Ok(daemon.set_active_for_monitor(node_name, active).await?) })
     },
 };
 
