@@ -109,6 +109,50 @@ fn a_stream_of_a_throttle_copies_into_the_image_below_it() {
     run("qemu-img", scratch.dir(), &["compare", "DIR/base.img", "DIR/top.qcow2"]);
 }
 
+/// The throttle lies on the base afterwards, also in the next process.
+#[test]
+fn a_chain_below_a_throttle_is_committed() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "base.img", MIB);
+    let top = ["create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "DIR/top.qcow2"];
+    run("qemu-img", scratch.dir(), &top);
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let (file, base) = (path("top.qcow2"), path("base.img"));
+    let command = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .args(["--object", "throttle-group,id=group"])
+        .args(["--blockdev", &format!("file,node-name=base,filename={base}")])
+        .args([
+            "--blockdev",
+            &format!("qcow2,node-name=top,file.driver=file,file.filename={file},backing=base"),
+        ])
+        .args(["--blockdev", "throttle,node-name=disk,throttle-group=group,file=top"]);
+    let mut server = command.export("disk", "num-queues=2").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let load = Load::start(blk, 6);
+    load.go_on();
+    let named = json!({"device": "top", "image-node-name": "top", "backing-file": base});
+    qmp.execute("change-backing-file", named);
+    qmp.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+    qmp.wait_for("BLOCK_JOB_READY");
+    // The job's filter is a node above.
+    let why = qmp.refused("block-commit", json!({"job-id": "k", "device": "top"}));
+    assert_eq!(why, "Need a root block node");
+    load.go_on();
+    qmp.execute("job-complete", json!({"id": "j"}));
+    wait_for_end(&mut qmp, "j");
+    qmp.execute("blockdev-del", json!({"node-name": "top"}));
+    std::fs::remove_file(&file).expect("the image");
+    load.go_on();
+    drop(qmp);
+    server.upgrade();
+    load.go_on();
+    let log = load.finish();
+    server.stop();
+    check(&image, &log, log.len());
+}
+
 #[test]
 fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
     let scratch = Scratch::new();

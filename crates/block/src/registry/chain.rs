@@ -49,15 +49,15 @@ impl NodeRegistry {
         names
     }
 
-    /// Returns whether a node lies below another one.
-    pub fn is_child(&self, name: &str) -> bool {
-        let mut children = self.nodes.values().flat_map(|entry| &entry.children);
-        children.any(|child| self.below_filter(child.edge.node().name()) == name)
+    /// Returns whether a job may replace a node, or change the chain below it: the node holds no data of
+    /// another one, and no job has put a filter over it.
+    pub fn is_root(&self, name: &str) -> bool {
+        !self.is_part(name) && self.filters(name).is_empty()
     }
 
     /// Returns whether a node holds data of a node above it that is no filter, such as an image whose overlay or
     /// format is open. A node that replaced it would not be what the one above names in its metadata.
-    pub fn is_part(&self, name: &str) -> bool {
+    fn is_part(&self, name: &str) -> bool {
         self.nodes.iter().any(|(above, entry)| {
             let is_filter = entry.options.driver.layer() == Layer::Filter;
             let mut children = entry.children.iter().enumerate();

@@ -162,9 +162,7 @@ impl Daemon {
             let desc = format!("Device '{device}' not found");
             return Err(QmpError { class: ErrorClass::DeviceNotFound, desc });
         }
-        if self.nodes.is_child(&device) || !self.nodes.filters(&device).is_empty() {
-            return Err(refused("Need a root block node"));
-        }
+        self.check_root(&device)?;
         let chain = self.nodes.chain(&device);
         let whole: Vec<String> = [&device].into_iter().chain(&chain).cloned().collect();
         let top = match (top.node, top.file) {

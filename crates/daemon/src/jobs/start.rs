@@ -265,6 +265,18 @@ impl Daemon {
         self.prepare_copy(copy, ends, inventory, Some(filter), how, task, buf_size).await
     }
 
+    /// Checks that a job may replace a node, or change the chain below it.
+    ///
+    /// # Errors
+    ///
+    /// Another node needs it as it is. As in QSD, a job's filter is a node above, too.
+    pub(crate) fn check_root(&self, name: &str) -> Result<(), QmpError> {
+        match self.nodes.is_root(name) {
+            true => Ok(()),
+            false => Err(QmpError::generic("Need a root block node")),
+        }
+    }
+
     /// `blockdev-mirror`.
     pub(in super::super) async fn start_mirror(
         &mut self,
@@ -272,10 +284,7 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
             options;
-        // As in QSD, a job's filter is a node above, too.
-        if self.nodes.is_part(&copy.device) || !self.nodes.filters(&copy.device).is_empty() {
-            return Err(QmpError::generic("Need a root block node"));
-        }
+        self.check_root(&copy.device)?;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
         if ends.size != ends.target.geometry().size {
             self.fail_mirror(copy).await;

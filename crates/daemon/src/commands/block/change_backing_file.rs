@@ -47,9 +47,7 @@ impl Daemon {
             return Err(missing(&device, &device));
         }
         let node = self.nodes.node(&image).map_err(|_| missing("", &image))?;
-        if self.nodes.is_child(&device) {
-            return Err(QmpError::generic("Need a root block node"));
-        }
+        self.check_root(&device)?;
         let backed = node.details().is_some() && self.nodes.backing(&image).is_some();
         if !backed {
             let desc = "not allowing backing file change on an image without a backing file";
