@@ -202,6 +202,67 @@ fn images_are_created_resized_and_removed() {
     an_image_grows_by_writes_past_its_end(&ceph);
 }
 
+/// As in QSD, the node keeps the image open, and reads what another daemon writes meanwhile.
+#[test]
+fn an_inactive_node_reads_what_another_daemon_writes() {
+    let Some(ceph) = cluster() else { return };
+    let (scratch, there) = (Scratch::new(), Scratch::new());
+    let start = || {
+        let state = scratch.path("state").display().to_string();
+        let server = ServerCommand::new(&scratch)
+            .monitor("qmp")
+            .args(["--state", &state, "--sandbox", "drivers=rbd"])
+            .start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        qmp.execute("query-block-exports", json!({}));
+        (server, qmp)
+    };
+    let io = |scratch: &Scratch, command: &str| {
+        let uri = nbd_uri(scratch, "disk");
+        integration::nbd::client(scratch, "qemu-io", &["-fraw", "-c", command, &uri])
+    };
+    let succeeds = |scratch: &Scratch, command: &str| {
+        let done = io(scratch, command);
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(done.status.success() && !text.contains("Pattern"), "{command}: {done:?}");
+    };
+    let (mut server, mut qmp) = start();
+    let node = json!({"driver": "rbd", "node-name": "disk", "pool": "rbd", "image": "disk",
+        "conf": ceph.conf(), "user": "vm"});
+    qmp.execute("blockdev-add", node);
+    let address = json!({"type": "unix", "data": {"path": scratch.path("nbd.sock")}});
+    qmp.execute("nbd-server-start", json!({"addr": address}));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+        "writable": true, "allow-inactive": true});
+    qmp.execute("block-export-add", export);
+    succeeds(&scratch, "write -P 1 0 64k");
+    qmp.execute("blockdev-set-active", json!({"node-name": "disk", "active": false}));
+    let other = nbd_daemon(&ceph, &there);
+    let mut written = 1;
+    let mut reads_alone = || {
+        written += 1;
+        succeeds(&there, &format!("write -f -P {written} 0 64k"));
+        succeeds(&scratch, &format!("read -P {written} 0 64k"));
+        let refused = io(&scratch, "write 0 4k");
+        let why = [refused.stdout, refused.stderr].concat();
+        let why = String::from_utf8_lossy(&why);
+        assert!(why.contains("Operation not permitted"), "{why}");
+    };
+    reads_alone();
+    drop(qmp);
+    server.upgrade();
+    reads_alone();
+    server.kill();
+    let (server, mut qmp) = start();
+    reads_alone();
+    other.stop();
+    qmp.execute("blockdev-set-active", json!({"node-name": "disk", "active": true}));
+    succeeds(&scratch, "read -P 4 0 64k");
+    succeeds(&scratch, "write -P 5 0 64k");
+    succeeds(&scratch, "read -P 5 0 64k");
+    server.stop();
+}
+
 /// The user's key comes from a secret object: no keyring has it.
 #[test]
 fn a_key_comes_from_a_secret() {
