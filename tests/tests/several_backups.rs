@@ -13,7 +13,7 @@ use common::{
     Load, MIB, check, check_moment, connect, create, daemon, under_load, wait_for_end,
     wait_for_status,
 };
-use integration::{Image, Qmp, Scratch, merged};
+use integration::{Image, Qmp, Scratch, eventually, merged};
 use serde_json::{Value, json};
 
 /// So slow that, before the limit is lifted, the filter copies nearly all that is copied, and no job ends by itself.
@@ -505,5 +505,150 @@ fn backups_beside_a_copy_before_write_node_have_their_own_moments() {
                 assert!(part.iter().all(|found| *found == byte), "{name}, {half}: not all {byte}");
             }
         }
+    }
+}
+
+/// The events about jobs until these have been dismissed: of each job in order, without how far the job was.
+fn ends(peers: &mut Peers, ids: &[&str]) -> Vec<Vec<Value>> {
+    let [ours, theirs] = peers.sides().map(|side| {
+        let mut told = vec![Vec::new(); ids.len()];
+        let mut left = ids.len();
+        while left > 0 {
+            let message = side.qmp.message();
+            let data = &message["data"];
+            let id = ["id", "device"].iter().find_map(|name| data[name].as_str());
+            let Some(job) = id.and_then(|id| ids.iter().position(|of| *of == id)) else { continue };
+            left -= usize::from(data["status"] == "null");
+            told[job].push(json!([message["event"], data["status"], data["error"]]));
+        }
+        told
+    });
+    assert_eq!(ours, theirs);
+    ours
+}
+
+fn status(status: &str) -> Value {
+    json!(["JOB_STATUS_CHANGE", status, null])
+}
+
+fn event(name: &str) -> Value {
+    json!([name, null, null])
+}
+
+/// Begins a transaction of backups `j1` to `a` and `j2` to `b`, of which `j1` has copied all it has to.
+fn begin_grouped(peers: &mut Peers, first: &Value, second: &Value) {
+    let first = backup("j1", "a", &merged(json!({"speed": 0}), first));
+    let actions = [first, backup("j2", "b", second)]
+        .map(|data| json!({"type": "blockdev-backup", "data": data}));
+    let grouped = json!({"completion-mode": "grouped"});
+    peers.execute("transaction", json!({"actions": actions, "properties": grouped}));
+    for side in peers.sides() {
+        wait_for_status(&mut side.qmp, "j1", "waiting");
+    }
+}
+
+/// Jobs of a grouped transaction end together, in the order of events of QSD.
+#[test]
+fn grouped_jobs_end_together_as_in_qemu_storage_daemon() {
+    let none = json!({});
+    let all_end = ["pending", "concluded", "null"].map(status);
+    // All succeed.
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch, &["a", "b"]);
+    let grouped = json!({"completion-mode": "grouped"});
+    peers.execute("transaction", json!({"actions": [], "properties": grouped}));
+    begin_grouped(&mut peers, &none, &none);
+    for (command, argument) in [("job-finalize", "id"), ("job-pause", "id"), ("job-dismiss", "id")]
+    {
+        let answer = peers.both(command, json!({argument: "j1"}));
+        assert!(answer.get("error").is_some(), "{command}");
+    }
+    peers.io(&["write -P 1 0 1M"]);
+    peers.execute("block-job-set-speed", json!({"device": "j2", "speed": 0}));
+    let told = ends(&mut peers, &["j1", "j2"]);
+    let [pending, concluded, null] = all_end.clone();
+    let completed = event("BLOCK_JOB_COMPLETED");
+    assert_eq!(told[0], [pending.clone(), completed.clone(), concluded.clone(), null.clone()]);
+    assert_eq!(told[1], [status("waiting"), pending, completed, concluded, null]);
+    peers.stop();
+    for name in ["a", "b"] {
+        has(&mut peers, name, [7, 7, 7, 7]);
+    }
+}
+
+/// If one of them is to be ended by the client, all are.
+#[test]
+fn grouped_jobs_are_finalized_together_as_in_qemu_storage_daemon() {
+    for ended in ["j1", "j2"] {
+        let scratch = Scratch::new();
+        let mut peers = peers(&scratch, &["a", "b"]);
+        begin_grouped(&mut peers, &json!({}), &json!({"auto-finalize": false}));
+        peers.execute("block-job-set-speed", json!({"device": "j2", "speed": 0}));
+        for side in peers.sides() {
+            eventually("two pending jobs", || {
+                let jobs = side.qmp.execute("query-jobs", json!({}));
+                let jobs = jobs.as_array().expect("a list");
+                jobs.iter().all(|job| job["status"] == "pending").then_some(())
+            });
+        }
+        peers.execute("job-finalize", json!({"id": ended}));
+        let told = ends(&mut peers, &["j1", "j2"]);
+        let done = [event("BLOCK_JOB_COMPLETED"), status("concluded"), status("null")];
+        assert_eq!(told[0], [&[status("pending")][..], &done].concat());
+        let pending = [status("waiting"), status("pending"), event("BLOCK_JOB_PENDING")];
+        assert_eq!(told[1], [&pending[..], &done].concat());
+        peers.stop();
+    }
+}
+
+/// If one fails or is cancelled, the others are cancelled, and their bitmaps have the bits again.
+#[test]
+fn grouped_jobs_fail_together_as_in_qemu_storage_daemon() {
+    let cancelled =
+        [status("aborting"), event("BLOCK_JOB_CANCELLED"), status("concluded"), status("null")];
+    for how in ["cancel the running one", "cancel the waiting one", "an error", "paused"] {
+        let scratch = Scratch::new();
+        let mut peers = peers(&scratch, &["a", "b"]);
+        peers.execute("blockdev-add", faults());
+        let bitmap = json!({"node": "disk", "name": "x", "granularity": 65536});
+        peers.execute("block-dirty-bitmap-add", bitmap);
+        peers.io(&["write -P 1 0 1M"]);
+        let by_bitmap = json!({"sync": "incremental", "bitmap": "x"});
+        let target = if how == "an error" { "faults" } else { "b" };
+        begin_grouped(&mut peers, &by_bitmap, &json!({"target": target}));
+        match how {
+            "an error" => {
+                peers.execute("block-job-set-speed", json!({"device": "j2", "speed": 0}));
+            }
+            "cancel the waiting one" => {
+                peers.execute("block-job-cancel", json!({"device": "j1"}));
+            }
+            "paused" => {
+                peers.execute("block-job-pause", json!({"device": "j2"}));
+                peers.execute("job-cancel", json!({"id": "j1"}));
+            }
+            _ => {
+                peers.execute("block-job-cancel", json!({"device": "j2"}));
+            }
+        }
+        let told = ends(&mut peers, &["j1", "j2"]);
+        assert_eq!(told[0], cancelled, "{how}");
+        let why = if how == "an error" { json!("No space left on device") } else { json!(null) };
+        let end = told[1].iter().rev().nth(2).expect("events");
+        assert_eq!(end[2], why, "{how}: {told:?}");
+        for side in peers.sides() {
+            let nodes = side.qmp.execute("query-named-block-nodes", json!({"flat": true}));
+            let nodes = nodes.as_array().expect("a list");
+            let disk = nodes.iter().find(|node| node["node-name"] == "disk").expect("the disk");
+            let bitmap = &disk["dirty-bitmaps"][0];
+            assert_eq!(
+                (&bitmap["count"], &bitmap["busy"]),
+                (&json!(1 << 20), &json!(false)),
+                "{how}"
+            );
+        }
+        peers.io(&["write -P 2 0 4M"]);
+        peers.stop();
+        has(&mut peers, "disk", [2, 2, 2, 2]);
     }
 }

@@ -89,6 +89,8 @@ pub(in super::super) struct Job {
     pub(super) error: Option<String>,
     /// It was cancelled, which is no failure to the events.
     pub(super) cancelled: bool,
+    /// The jobs that end together with this one have the same number. `None`: it ends alone, or has ended.
+    pub(super) group: Option<u64>,
     pub(super) work: Work,
 }
 
@@ -266,6 +268,11 @@ impl Job {
             Work::Copy(copying) => Some(copying),
             Work::Image { .. } => None,
         }
+    }
+
+    /// Returns whether its copying was cancelled. The worker may report later.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.copying().is_some_and(|copying| copying.control.is_cancelled())
     }
 
     /// Enters a status and sends `JOB_STATUS_CHANGE` to all clients.

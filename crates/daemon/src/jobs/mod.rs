@@ -77,6 +77,12 @@ impl Jobs {
         Some(self.jobs.remove(place))
     }
 
+    /// Returns the serial numbers of the jobs that end together. As in QEMU, the newest is first.
+    fn of_group(&self, group: u64) -> Vec<u64> {
+        let members = self.jobs.iter().rev().filter(|job| job.group == Some(group));
+        members.map(|job| job.serial).collect()
+    }
+
     /// Inserts a job at its place in the order of start.
     fn put(&mut self, job: Job) {
         let place = self.jobs.partition_point(|other| other.serial < job.serial);
@@ -112,8 +118,12 @@ impl Daemon {
     async fn tell_by_serial(&mut self, serial: u64, verb: JobVerb) -> Result<(), QmpError> {
         let Some(mut job) = self.jobs.take(serial) else { return Ok(()) };
         let told = self.tell_to(&mut job, verb).await;
+        let group = job.group;
         if job.status != Status::Null {
             self.jobs.put(job);
+        }
+        if let (Ok(()), JobVerb::Finalize, Some(group)) = (&told, verb, group) {
+            self.finalize_group(group).await;
         }
         told
     }
@@ -164,6 +174,8 @@ impl Daemon {
                     copying.control.complete();
                 }
             }
+            // The jobs of a group end after this one is back in the list.
+            JobVerb::Finalize if job.group.is_some() => {}
             JobVerb::Finalize => self.finalize(job).await,
             JobVerb::Dismiss => job.enter(Status::Null, &self.clients),
         }
@@ -202,30 +214,102 @@ impl Daemon {
             }
             Report::Error(failure, action) => self.tell_of_error(&mut job, failure, action),
             Report::Ended(_) if matches!(job.status, Status::Aborting | Status::Concluded) => {}
-            Report::Ended(Ok(End::Copied)) => {
-                job.enter(Status::Waiting, &self.clients);
-                job.enter(Status::Pending, &self.clients);
-                if job.options.auto_finalize {
-                    self.finalize(&mut job).await;
-                } else {
-                    let data = json!({"type": job.kind(), "id": job.options.id});
-                    self.clients.tell(&BLOCK_JOB_PENDING, data);
-                }
-            }
             Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
-            // What was in flight when the job was cancelled may fail.
-            Report::Ended(Err(_))
-                if job.copying().is_some_and(|copying| copying.control.is_cancelled()) =>
-            {
+            // The last part may have been copied after another job of the group had failed.
+            Report::Ended(Ok(End::Copied)) if job.group.is_some() && job.is_cancelled() => {
                 self.abort(&mut job, None).await;
             }
+            Report::Ended(Ok(End::Copied)) => {
+                job.enter(Status::Waiting, &self.clients);
+                if job.group.is_none() {
+                    self.enter_pending(&mut job);
+                    if job.options.auto_finalize {
+                        self.finalize(&mut job).await;
+                    }
+                }
+            }
+            // What was in flight when the job was cancelled may fail.
+            Report::Ended(Err(_)) if job.is_cancelled() => self.abort(&mut job, None).await,
             Report::Ended(Err(failure)) => {
                 let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
                 self.abort(&mut job, Some(strerror(errno))).await;
             }
         }
+        let waiting = job.group.filter(|_| job.status == Status::Waiting);
         if job.status != Status::Null {
             self.jobs.put(job);
+        }
+        if let Some(group) = waiting {
+            self.end_group(group).await;
+        }
+    }
+
+    /// Enters the status in which a client may end the job.
+    fn enter_pending(&self, job: &mut Job) {
+        job.enter(Status::Pending, &self.clients);
+        if !job.options.auto_finalize {
+            let data = json!({"type": job.kind(), "id": job.options.id});
+            self.clients.tell(&BLOCK_JOB_PENDING, data);
+        }
+    }
+
+    /// Makes the jobs of a transaction end together. Called before they run.
+    pub(super) fn group_jobs(&mut self, serials: &[u64]) {
+        let group = serials.first().copied();
+        self.jobs.jobs.iter_mut().filter(|job| serials.contains(&job.serial)).for_each(|job| {
+            job.group = group;
+        });
+    }
+
+    /// Ends the jobs of a group, if all have copied what they have to copy.
+    ///
+    /// As in QEMU, all wait for `job-finalize` if one of them does.
+    async fn end_group(&mut self, group: u64) {
+        let members = || self.jobs.jobs.iter().filter(|job| job.group == Some(group));
+        if members().any(|job| job.status != Status::Waiting) {
+            return;
+        }
+        let is_automatic = members().all(|job| job.options.auto_finalize);
+        for serial in self.jobs.of_group(group) {
+            let Some(mut job) = self.jobs.take(serial) else { continue };
+            self.enter_pending(&mut job);
+            self.jobs.put(job);
+        }
+        if is_automatic {
+            self.finalize_group(group).await;
+        }
+    }
+
+    async fn finalize_group(&mut self, group: u64) {
+        // A job whose end fails takes the rest out of the group.
+        while let Some(&serial) = self.jobs.of_group(group).first() {
+            let Some(mut job) = self.jobs.take(serial) else { return };
+            self.finalize(&mut job).await;
+            if job.status != Status::Null {
+                self.jobs.put(job);
+            }
+        }
+    }
+
+    /// Cancels the jobs of a group, one of which has failed or was cancelled.
+    async fn cancel_group(&mut self, group: u64) {
+        for serial in self.jobs.of_group(group) {
+            let Some(mut job) = self.jobs.take(serial) else { continue };
+            if matches!(job.status, Status::Waiting | Status::Pending) {
+                job.group = None;
+                self.abort(&mut job, None).await;
+            } else {
+                if job.copying().is_some_and(|copying| copying.user_paused) {
+                    self.set_paused(&mut job, false);
+                }
+                // The worker's report ends the job.
+                if let Some(copying) = job.copying_mut() {
+                    self.cancel_copying(copying);
+                }
+            }
+            if job.status != Status::Null {
+                self.jobs.put(job);
+            }
         }
     }
 
@@ -353,6 +437,7 @@ impl Daemon {
     /// As in QEMU, a job that never ran is dismissed and sends no `BLOCK_JOB_*` event.
     async fn abort(&mut self, job: &mut Job, error: Option<String>) {
         let has_run = job.status != Status::Created;
+        let group = job.group.take();
         job.options.auto_dismiss |= !has_run;
         job.enter(Status::Aborting, &self.clients);
         let event = match error {
@@ -377,11 +462,16 @@ impl Daemon {
             }
         }
         self.conclude(job, has_run.then_some(event)).await;
+        if let Some(group) = group {
+            // In a box, as the end of each of these jobs comes here.
+            Box::pin(self.cancel_group(group)).await;
+        }
     }
 
     /// Ends a job and releases its nodes. Every job ends here.
     async fn conclude(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
         let succeeded = job.status != Status::Aborting;
+        job.group = None;
         if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), backup, _), .. }) =
             job.copying_mut()
         {

@@ -458,7 +458,8 @@ impl Daemon {
         let serial = self.jobs.next;
         self.jobs.next += 1;
         let status = Status::Created;
-        let mut job = Job { serial, options, status, error: None, cancelled: false, work };
+        let mut job =
+            Job { serial, options, status, error: None, cancelled: false, group: None, work };
         job.enter(Status::Created, &self.clients);
         self.jobs.put(job);
         serial

@@ -7,7 +7,7 @@ use options::table::{self, Choice, Context, Field, Need, Row, put};
 use options::value::Value;
 
 use super::super::Command;
-use super::actions::{self, Action};
+use super::actions::{self, Action, Undo};
 use crate::Daemon;
 use control::qmp::QmpError;
 
@@ -20,13 +20,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     returns: Returns::Nothing,
     records: true,
     run: |daemon, Arguments { actions, grouped }| {
-        Box::pin(async move {
-            if grouped {
-                let desc = "Parameter 'completion-mode' with value 'grouped' is not supported yet";
-                return Err(QmpError::generic(desc));
-            }
-            daemon.transact(actions).await
-        })
+        Box::pin(async move { daemon.transact(actions, grouped).await })
     },
 };
 
@@ -75,7 +69,9 @@ static ARGUMENTS: &[Field<Arguments>] = &[
     )
     .choice(&[
         Choice::new("individual", "jobs end by themselves", |_| Ok(())),
-        Choice::unoffered("grouped", |to| put(&mut to.grouped, true)),
+        Choice::new("grouped", "jobs succeed together: if one fails, all are cancelled", |to| {
+            put(&mut to.grouped, true)
+        }),
     ])]),
 ];
 
@@ -98,7 +94,8 @@ impl Daemon {
     /// Executes all actions while no request of a user is in flight.
     ///
     /// If an action fails, the earlier actions are undone. Jobs run only after all actions have succeeded.
-    async fn transact(&mut self, actions: Vec<Action>) -> Result<(), QmpError> {
+    /// `grouped`: the jobs end together.
+    async fn transact(&mut self, actions: Vec<Action>, grouped: bool) -> Result<(), QmpError> {
         self.settle_bitmaps();
         // Held requests continue at the end, on the users' nodes at that time.
         let held = self.nodes.hold_all().await;
@@ -113,6 +110,13 @@ impl Daemon {
                     return Err(error);
                 }
             }
+        }
+        if grouped {
+            let jobs = done.iter().filter_map(|undo| match undo {
+                Undo::CancelJob(serial) => Some(*serial),
+                _ => None,
+            });
+            self.group_jobs(&jobs.collect::<Vec<_>>());
         }
         done.iter().for_each(|undo| self.commit(undo));
         drop(held);
