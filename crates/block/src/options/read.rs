@@ -256,6 +256,7 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
         let Value::Object(object) = node else {
             return Err(table::wrong_type(at.whole(), "object"));
         };
+        check_reopened(&object)?;
         let node = read_node(object, Inherited::default(), &at)?;
         match node.node_name {
             Some(_) => Ok(node),
@@ -263,6 +264,24 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
         }
     };
     nodes.into_iter().enumerate().map(read).collect()
+}
+
+/// Refuses what no node can be reopened with, and what is an error of its own in a new node.
+fn check_reopened(object: &Object) -> Result<(), OptionError> {
+    let is_on = |name| match table::look(object, name) {
+        Some(Value::Bool(on)) => *on,
+        Some(Value::Text(text)) => text == "on",
+        _ => false,
+    };
+    match table::look(object, "node-name") {
+        Some(Value::Text(name)) if !is_identifier(name) => {
+            Err(OptionError::new(format!("Failed to find node with node-name='{name}'")))
+        }
+        _ if is_on("force-share") && !is_on("read-only") => {
+            Err(OptionError::new("Cannot change the option 'force-share'"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a node below another: by name or in place.

@@ -162,6 +162,12 @@ impl NodeRegistry {
                 (BlockdevRef::Inline(options), Some(old)) => {
                     let below = old.edge.node().name().to_owned();
                     if options.node_name.as_ref().is_some_and(|name| *name != below) {
+                        // As in QSD, a node that would be new further below is refused first.
+                        if let Some(option) = self.new_below(&below, options) {
+                            return Err(OpenError::new(format!(
+                                "Cannot change the option '{option}'"
+                            )));
+                        }
                         return Err(OpenError::new("Cannot change the option 'node-name'"));
                     }
                     anew.push((below, (**options).clone()));
@@ -187,6 +193,19 @@ impl NodeRegistry {
             changed.extend(before.map(|before| (below, before)));
         }
         Ok(children)
+    }
+
+    /// Returns the option that defines a node in place where there is none, below this node or further below. As in
+    /// QSD, the option is named without the nodes above it.
+    fn new_below(&self, name: &str, options: &BlockdevOptions) -> Option<String> {
+        let below = &self.nodes.get(name)?.children;
+        options.driver.children().into_iter().find_map(|ChildOption { role, node, .. }| {
+            let BlockdevRef::Inline(options) = node else { return None };
+            match below.iter().find(|child| child.role == role) {
+                Some(child) => self.new_below(child.edge.node().name(), options),
+                None => Some(format!("{role}.driver")),
+            }
+        })
     }
 
     /// Has the users of a node use another one, or the same with other options. Returns it, and what watches it.
