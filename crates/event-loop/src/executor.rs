@@ -13,6 +13,7 @@ use std::task::{Context, Wake, Waker};
 
 use crate::flag::Flag;
 use crate::handle::{Message, Shared};
+use crate::slab::Pool;
 use crate::slots::{GENERATION_MASK, SlotId};
 
 /// A task in a slot.
@@ -26,14 +27,8 @@ pub(crate) trait Task {
 
 /// A loop's tasks.
 pub(crate) struct Tasks {
-    slots: RefCell<Slots>,
+    slots: RefCell<Pool<TaskSlot>>,
     ready: Rc<ReadyList>,
-}
-
-#[derive(Default)]
-struct Slots {
-    slots: Vec<TaskSlot>,
-    free: Vec<u32>,
 }
 
 struct TaskSlot {
@@ -160,12 +155,8 @@ impl Tasks {
     /// Adds a task, which is ready.
     pub(crate) fn add(&self, task: Rc<dyn Task>) {
         let mut slots = self.slots.borrow_mut();
-        let Slots { slots, free } = &mut *slots;
-        let index = free.pop().unwrap_or_else(|| {
-            slots.push(TaskSlot { generation: 0, wakers: None, task: None });
-            slots.len() as u32 - 1
-        });
-        let slot = &mut slots[index as usize];
+        let (index, slot) =
+            slots.take_or_add(|_| TaskSlot { generation: 0, wakers: None, task: None });
         let id = SlotId { index, generation: slot.generation };
         let wakers = slot.wakers.get_or_insert_with(|| self.new_wakers(id));
         self.ready.push(&wakers.own);
@@ -197,11 +188,11 @@ impl Tasks {
     }
 
     fn run(&self, id: SlotId) {
-        let Some((task, wakers)) = self.slots.borrow_mut().take(id) else { return };
+        let Some((task, wakers)) = self.take(id) else { return };
         let done = task.poll(&mut Context::from_waker(&wakers.given));
         {
             let mut slots = self.slots.borrow_mut();
-            let Some(slot) = slots.slots.get_mut(id.index as usize) else { return };
+            let Some(slot) = slots.get_mut(id.index) else { return };
             if !done {
                 slot.task = Some(task);
                 return;
@@ -210,7 +201,7 @@ impl Tasks {
                 slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
                 slot.wakers = None;
             }
-            slots.free.push(id.index);
+            slots.give(id.index);
         }
         // Outside of the borrow, as the task's drop may run any code.
         drop(task);
@@ -220,40 +211,30 @@ impl Tasks {
     pub(crate) fn clear(&self) -> bool {
         self.ready.list.borrow_mut().clear();
         // Dropping a future may wake or spawn others: outside the borrow.
-        let tasks: Vec<_> = {
-            let mut slots = self.slots.borrow_mut();
-            slots.free.clear();
-            slots.slots.drain(..).collect()
-        };
+        let mut slots = self.slots.take();
         let mut any = false;
-        for slot in tasks {
-            if let Some(task) = slot.task {
-                any = true;
-                task.cancel();
-            }
+        for task in slots.iter_mut().filter_map(|slot| slot.task.take()) {
+            any = true;
+            task.cancel();
         }
         any
+    }
+
+    /// Takes the task of a list entry, to poll it. `None` if the task has ended.
+    fn take(&self, id: SlotId) -> Option<(Rc<dyn Task>, Rc<Wakers>)> {
+        let mut slots = self.slots.borrow_mut();
+        let slot = slots.get_mut(id.index).filter(|slot| slot.generation == id.generation)?;
+        let wakers = slot.wakers.clone()?;
+        // Cleared before the poll, so that a wake-up during the poll counts. Also cleared for an ended task,
+        // as the slot's next task could not be listed otherwise.
+        wakers.own.listed.store(false, Ordering::Relaxed);
+        Some((slot.task.take()?, wakers))
     }
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
         self.clear();
-    }
-}
-
-impl Slots {
-    /// Takes the task of a list entry, to poll it. `None` if the task has ended.
-    fn take(&mut self, id: SlotId) -> Option<(Rc<dyn Task>, Rc<Wakers>)> {
-        let slot = self.slots.get_mut(id.index as usize)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        let wakers = slot.wakers.clone()?;
-        // Cleared before the poll, so that a wake-up during the poll counts. Also cleared for an ended task,
-        // as the slot's next task could not be listed otherwise.
-        wakers.own.listed.store(false, Ordering::Relaxed);
-        Some((slot.task.take()?, wakers))
     }
 }
 

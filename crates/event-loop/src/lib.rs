@@ -62,7 +62,7 @@ pub use ring::setup::{Chosen, RingChoice, RingFlags, SetupError, TaskRun};
 pub use ring::{read_now, write_now};
 pub use scheduling::Scheduling;
 pub use signal::Signal;
-pub use slab::Slab;
+pub use slab::{Pool, Slab};
 pub use stats::{Counter, LoopStats};
 pub use task::{JoinHandle, take_turns};
 pub use thread_pool::{ThreadBirth, ThreadPoolConfig, start_thread};

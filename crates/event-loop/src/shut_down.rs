@@ -51,13 +51,13 @@ impl EventLoop {
     fn let_go(&self) {
         for _ in 0..ROUNDS {
             let handlers = self.0.handlers.borrow().ids();
-            let timers = self.0.timers.borrow_mut().clear();
+            let mut timers = self.0.timers.borrow_mut().clear();
             let bottom_halves = self.0.bottom_halves.take();
             let mut any = !handlers.is_empty() || !bottom_halves.is_empty();
             handlers.into_iter().for_each(|id| self.remove_handler(id));
             drop(bottom_halves);
             self.section(|| {
-                for timer in timers.into_iter().flatten() {
+                for timer in timers.iter_mut().filter_map(Option::take) {
                     any = true;
                     timer.cancel();
                 }

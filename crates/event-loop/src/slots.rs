@@ -7,6 +7,7 @@ use std::rc::Rc;
 use crate::buf::IoBufs;
 use crate::op::{Engine, IoOp, IoTarget, LoopFile};
 use crate::ring::{RingFile, RingOp};
+use crate::slab::Pool;
 
 /// An operation in flight.
 pub(crate) struct InFlight {
@@ -59,10 +60,7 @@ impl InFlight {
 }
 
 /// The table of slots. It grows when full and never shrinks, so it does not allocate in steady state.
-pub(crate) struct Slots<T> {
-    slots: Vec<Slot<T>>,
-    free: Vec<u32>,
-}
+pub(crate) struct Slots<T>(Pool<Slot<T>>);
 
 struct Slot<T> {
     generation: u32,
@@ -78,59 +76,47 @@ pub(crate) struct SlotId {
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Slots { slots: Vec::new(), free: Vec::new() }
+        Slots(Pool::default())
     }
 }
 
 impl<T> Slots<T> {
     pub(crate) fn with_capacity(slots: u32) -> Self {
-        let mut table = Slots { slots: Vec::new(), free: Vec::with_capacity(slots as usize) };
-        table.grow(slots);
-        table
-    }
-
-    fn grow(&mut self, more: u32) {
-        let first = self.slots.len() as u32;
-        self.slots.extend((0..more).map(|_| Slot { generation: 0, content: None }));
-        self.free.extend((first..first + more).rev());
+        Slots(Pool::with_capacity(slots as usize))
     }
 
     #[inline(always)]
     pub(crate) fn insert(&mut self, content: T) -> (SlotId, &T) {
-        if self.free.is_empty() {
-            self.grow(self.slots.len().max(1) as u32);
-        }
-        let index = self.free.pop().unwrap_or_default();
-        let slot = &mut self.slots[index as usize];
+        let (index, slot) = self.0.take_or_add(|_| Slot { generation: 0, content: None });
         let id = SlotId { index, generation: slot.generation };
         (id, slot.content.insert(content))
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&T> {
-        let slot = self.slots.get(id.index as usize)?;
+        let slot = self.0.get(id.index)?;
         if slot.generation == id.generation { slot.content.as_ref() } else { None }
     }
 
     pub(crate) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
-        let slot = self.slots.get_mut(id.index as usize)?;
+        let slot = self.0.get_mut(id.index)?;
         if slot.generation == id.generation { slot.content.as_mut() } else { None }
     }
 
     /// Takes a slot's content out. `None` if the slot has another content by now, or none.
     #[inline]
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<T> {
-        let slot = self.slots.get_mut(id.index as usize)?;
+        let slot = self.0.get_mut(id.index)?;
         if slot.generation != id.generation {
             return None;
         }
         let content = slot.content.take()?;
         slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
-        self.free.push(id.index);
+        self.0.give(id.index);
         Some(content)
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.0.in_use()
     }
 
     pub(crate) fn ids(&self) -> Vec<SlotId> {
@@ -139,7 +125,7 @@ impl<T> Slots<T> {
 
     /// Ids of the slots for whose content `wanted` returns true.
     pub(crate) fn ids_of(&self, wanted: impl Fn(&T) -> bool) -> Vec<SlotId> {
-        self.slots
+        self.0
             .iter()
             .zip(0..)
             .filter(|(slot, _)| slot.content.as_ref().is_some_and(&wanted))

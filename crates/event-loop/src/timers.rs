@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use crate::buf::IoBufs;
 use crate::op::IoTarget;
+use crate::slab::Pool;
 
 /// Identifies a timer. Unique for the life of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,8 +23,7 @@ pub(crate) struct Timers {
     /// Timers of this iteration, removed from the heap.
     due: VecDeque<TimerId>,
     /// A slot is free once its timer is neither in the heap nor in `due`.
-    slots: Vec<Option<Timer>>,
-    free: Vec<u32>,
+    slots: Pool<Option<Timer>>,
     next_serial: u64,
     /// Cancelled timers in the heap.
     dead: usize,
@@ -54,8 +54,7 @@ impl Default for Timers {
         Timers {
             heap: BinaryHeap::with_capacity(ROOM),
             due: VecDeque::with_capacity(ROOM),
-            slots: Vec::with_capacity(ROOM),
-            free: Vec::with_capacity(ROOM),
+            slots: Pool::with_capacity(ROOM),
             next_serial: 0,
             dead: 0,
         }
@@ -64,14 +63,10 @@ impl Default for Timers {
 
 impl Timers {
     pub(crate) fn add(&mut self, deadline: u64, target: Rc<dyn IoTarget>, token: u32) -> TimerId {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
+        let (index, slot) = self.slots.take_or_add(|_| None);
         let id = TimerId { serial: self.next_serial, index };
         self.next_serial += 1;
-        self.slots[index as usize] =
-            Some(Timer { serial: id.serial, is_due: false, target, token });
+        *slot = Some(Timer { serial: id.serial, is_due: false, target, token });
         self.heap.push(Reverse((deadline, id)));
         id
     }
@@ -81,7 +76,7 @@ impl Timers {
         if !is_live(&self.slots, id) {
             return None;
         }
-        let timer = self.slots[id.index as usize].take()?;
+        let timer = self.slots.get_mut(id.index)?.take()?;
         if !timer.is_due {
             self.dead += 1;
             self.tidy_up();
@@ -92,11 +87,11 @@ impl Timers {
     /// Removes cancelled timers from the heap. Timeouts are mostly cancelled long before their deadline.
     fn tidy_up(&mut self) {
         if self.dead > MAX_DEAD && self.dead > self.heap.len() / 2 {
-            let Timers { heap, slots, free, .. } = self;
+            let Timers { heap, slots, .. } = self;
             heap.retain(|Reverse((_, id))| {
                 let live = is_live(slots, *id);
                 if !live {
-                    free.push(id.index);
+                    slots.give(id.index);
                 }
                 live
             });
@@ -111,7 +106,7 @@ impl Timers {
                 return Some(deadline);
             }
             self.heap.pop();
-            self.free.push(id.index);
+            self.slots.give(id.index);
             self.dead -= 1;
         }
         None
@@ -122,7 +117,7 @@ impl Timers {
     pub(crate) fn list_due(&mut self, now: u64) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let Some(Reverse((_, id))) = self.heap.pop() else { return };
-            if let Some(timer) = &mut self.slots[id.index as usize] {
+            if let Some(Some(timer)) = self.slots.get_mut(id.index) {
                 timer.is_due = true;
             }
             self.due.push_back(id);
@@ -132,8 +127,8 @@ impl Timers {
     /// Takes the next listed timer that was not cancelled since.
     pub(crate) fn take_due(&mut self) -> Option<(Rc<dyn IoTarget>, u32)> {
         while let Some(id) = self.due.pop_front() {
-            self.free.push(id.index);
-            if let Some(timer) = self.slots[id.index as usize].take() {
+            self.slots.give(id.index);
+            if let Some(timer) = self.slots.get_mut(id.index).and_then(Option::take) {
                 return Some((timer.target, timer.token));
             }
         }
@@ -141,17 +136,16 @@ impl Timers {
     }
 
     /// All timers, to be dropped outside of the loop's borrow.
-    pub(crate) fn clear(&mut self) -> Vec<Option<Timer>> {
+    pub(crate) fn clear(&mut self) -> Pool<Option<Timer>> {
         self.heap.clear();
         self.due.clear();
-        self.free.clear();
         self.dead = 0;
         std::mem::take(&mut self.slots)
     }
 }
 
-fn is_live(slots: &[Option<Timer>], id: TimerId) -> bool {
-    let slot = slots.get(id.index as usize).and_then(Option::as_ref);
+fn is_live(slots: &Pool<Option<Timer>>, id: TimerId) -> bool {
+    let slot = slots.get(id.index).and_then(Option::as_ref);
     slot.is_some_and(|timer| timer.serial == id.serial)
 }
 
@@ -203,7 +197,8 @@ mod tests {
             let id = timers.add(u64::MAX, Rc::new(Nobody), 0);
             timers.cancel(id);
         }
-        assert!(timers.slots.len() < 200 && timers.heap.len() < 200, "{}", timers.slots.len());
+        let slots = timers.slots.iter().len();
+        assert!(slots < 200 && timers.heap.len() < 200, "{slots}");
         assert!(timers.cancel(last).is_some());
     }
 }

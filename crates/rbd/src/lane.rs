@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
-use event_loop::{BottomHalf, IoBufs};
+use event_loop::{BottomHalf, IoBufs, Pool};
 use nix::errno::Errno;
 
 use crate::image::Image;
@@ -69,13 +69,7 @@ pub struct Done {
 pub struct Lane {
     image: Arc<Image>,
     answers: Arc<Answers>,
-    slots: RefCell<Slots>,
-}
-
-#[derive(Default)]
-struct Slots {
-    all: Vec<LaneSlot>,
-    free: Vec<u32>,
+    slots: RefCell<Pool<LaneSlot>>,
 }
 
 struct LaneSlot {
@@ -119,8 +113,7 @@ impl Lane {
     /// Returns how many requests are under way.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        let slots = self.slots.borrow();
-        slots.all.len() - slots.free.len()
+        self.slots.borrow().in_use()
     }
 
     /// Starts a request. `tag`: the requester's number for it.
@@ -137,10 +130,7 @@ impl Lane {
         let rbd = &self.image.library().rbd;
         let image = self.image.handle();
         let mut slots = self.slots.borrow_mut();
-        let index = slots.take(&self.answers);
-        let Some(slot) = slots.all.get_mut(index as usize) else {
-            return Err((Errno::ENOMEM, bufs));
-        };
+        let (index, slot) = slots.take_or_add(|index| LaneSlot::new(index, &self.answers));
         slot.tag = tag;
         slot.bufs = bufs;
         let iov = slot.bufs.iovecs().as_ptr();
@@ -180,7 +170,8 @@ impl Lane {
             }
             drop(Arc::from_raw(ticket.cast_const()));
         }
-        let bufs = slots.give_back(index).map(|(_, bufs)| bufs).unwrap_or_default();
+        let bufs = mem::take(&mut slot.bufs);
+        slots.give(index);
         Err((Errno::from_raw(started.wrapping_neg()), bufs))
     }
 
@@ -194,7 +185,11 @@ impl Lane {
             // SAFETY: the list owned a reference to each of its tickets, which is taken over here, once.
             ticket = (!next.is_null()).then(|| unsafe { Arc::from_raw(next.cast_const()) });
             let result = current.result.load(Ordering::Relaxed);
-            let given_back = self.slots.borrow_mut().give_back(current.index);
+            let given_back = {
+                let mut slots = self.slots.borrow_mut();
+                slots.give(current.index);
+                slots.get_mut(current.index).map(|slot| (slot.tag, mem::take(&mut slot.bufs)))
+            };
             drop(current);
             let result = match usize::try_from(result) {
                 Ok(bytes) => Ok(bytes),
@@ -218,28 +213,15 @@ impl Drop for Lane {
     }
 }
 
-impl Slots {
-    /// Takes a slot, or makes one.
-    fn take(&mut self, answers: &Arc<Answers>) -> u32 {
-        if let Some(index) = self.free.pop() {
-            return index;
-        }
-        let index = self.all.len() as u32;
+impl LaneSlot {
+    fn new(index: u32, answers: &Arc<Answers>) -> LaneSlot {
         let ticket = Ticket {
             answers: answers.clone(),
             index,
             result: AtomicI64::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         };
-        self.all.push(LaneSlot { ticket: Arc::new(ticket), tag: 0, bufs: IoBufs::new() });
-        index
-    }
-
-    /// Returns the number and the memory of a slot, which is free from now on.
-    fn give_back(&mut self, index: u32) -> Option<(u32, IoBufs)> {
-        let slot = self.all.get_mut(index as usize)?;
-        self.free.push(index);
-        Some((slot.tag, mem::take(&mut slot.bufs)))
+        LaneSlot { ticket: Arc::new(ticket), tag: 0, bufs: IoBufs::new() }
     }
 }
 
@@ -339,20 +321,21 @@ mod tests {
     #[test]
     fn answers_are_taken_in_their_order_and_tickets_are_used_again() {
         let (_event_loop, answers) = answers();
-        let mut slots = Slots::default();
+        let mut slots = Pool::default();
         for round in 0..3 {
-            let indexes: Vec<_> = (0..4).map(|_| slots.take(&answers)).collect();
+            let mut take = || slots.take_or_add(|index| LaneSlot::new(index, &answers)).0;
+            let indexes: Vec<_> = (0..4).map(|_| take()).collect();
             for index in &indexes {
-                answer(&slots.all[*index as usize].ticket, 10 * round + *index as usize);
+                answer(&slots.get(*index).unwrap().ticket, 10 * round + *index as usize);
             }
             let expected =
                 indexes.iter().map(|index| (*index, 10 * round as i64 + i64::from(*index)));
             assert_eq!(taken(&answers), expected.collect::<Vec<_>>());
             assert_eq!(taken(&answers), []);
-            indexes.iter().for_each(|index| drop(slots.give_back(*index)));
-            assert_eq!(slots.all.len(), 4);
+            indexes.iter().for_each(|index| slots.give(*index));
+            assert_eq!(slots.iter().len(), 4);
             // The list holds no reference any more.
-            assert!(slots.all.iter().all(|slot| Arc::strong_count(&slot.ticket) == 1));
+            assert!(slots.iter().all(|slot| Arc::strong_count(&slot.ticket) == 1));
         }
     }
 
@@ -360,11 +343,8 @@ mod tests {
     fn answers_of_several_threads_are_all_taken() {
         const EACH: usize = if cfg!(miri) { 8 } else { 1000 };
         let (_event_loop, answers) = answers();
-        let mut slots = Slots::default();
-        for _ in 0..3 * EACH {
-            slots.take(&answers);
-        }
-        let tickets: Vec<_> = slots.all.iter().map(|slot| slot.ticket.clone()).collect();
+        let new = |index| LaneSlot::new(index, &answers).ticket;
+        let tickets: Vec<_> = (0..3 * EACH as u32).map(new).collect();
         let threads: Vec<_> = tickets
             .chunks(EACH)
             .map(|chunk| chunk.to_vec())

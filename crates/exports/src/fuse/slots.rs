@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use event_loop::{AlignedBuf, IoBufs};
+use event_loop::{AlignedBuf, IoBufs, Pool};
 use stats::InFlight;
 
 use super::session::counted;
@@ -121,22 +121,17 @@ impl FuseSlot {
 }
 
 /// All slots, by tag.
-pub(super) struct Slots {
-    slots: Vec<FuseSlot>,
-    free: Vec<u32>,
-}
+pub(super) struct Slots(Pool<FuseSlot>);
 
 impl Slots {
     /// `None`: there is no memory.
     pub(super) fn new() -> Option<Self> {
-        let slots: Option<Vec<FuseSlot>> =
-            std::iter::repeat_with(FuseSlot::new).take(SLOTS).collect();
-        Some(Slots { slots: slots?, free: (0..SLOTS as u32).rev().collect() })
+        std::iter::repeat_with(FuseSlot::new).take(SLOTS).collect::<Option<_>>().map(Slots)
     }
 
     /// Takes a free slot; `None`: there is none.
     pub(super) fn take(&mut self) -> Option<u32> {
-        self.free.pop()
+        self.0.take()
     }
 
     /// Gives a slot back.
@@ -145,12 +140,12 @@ impl Slots {
             && slot.at != At::Free
         {
             slot.at = At::Free;
-            self.free.push(tag);
+            self.0.give(tag);
         }
     }
 
     pub(super) fn get(&mut self, tag: u32) -> Option<&mut FuseSlot> {
-        self.slots.get_mut(tag as usize)
+        self.0.get_mut(tag)
     }
 
     /// The requests that the node has.
@@ -164,6 +159,6 @@ impl Slots {
             let (id, started_ns) = (slot.unique, slot.started_ns);
             Some(InFlight { id, kind, lun: None, offset, len, started_ns })
         };
-        self.slots.iter().filter_map(of).collect()
+        self.0.iter().filter_map(of).collect()
     }
 }

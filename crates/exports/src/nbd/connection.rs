@@ -380,7 +380,7 @@ impl Connection {
         if state.has_replies() {
             state.gather(secure.borrow_mut().plain());
             self.publish();
-        } else if self.end.get().is_some() && state.slots.are_all_free() {
+        } else if self.end.get().is_some() && state.slots.in_use() == 0 {
             secure.borrow_mut().close();
         }
         drop(state);
@@ -425,7 +425,7 @@ impl Connection {
         if self.receiving.get() || self.sending.get() || self.pause.has_output() {
             return;
         }
-        if self.state.borrow().slots.are_all_free()
+        if self.state.borrow().slots.in_use() == 0
             && let Some(ended) = self.ended.take()
         {
             self.hang_up(Shutdown::Both);

@@ -32,7 +32,7 @@ pub(super) struct NbdSlot {
 }
 
 impl NbdSlot {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         NbdSlot {
             asked: Asked { cookie: 0, offset: 0 },
             command: Command::Nothing,
@@ -70,43 +70,5 @@ pub(super) fn counted(command: &Command) -> (Kind, u64, u64) {
             (Kind::Other, offset, 0)
         }
         Command::Nothing => (Kind::Other, 0, 0),
-    }
-}
-
-/// All slots, by tag.
-pub(super) struct Slots {
-    slots: Vec<NbdSlot>,
-    free: Vec<u32>,
-}
-
-impl Slots {
-    pub(super) fn new() -> Self {
-        Slots {
-            slots: std::iter::repeat_with(NbdSlot::new).take(SLOTS).collect(),
-            free: (0..SLOTS as u32).rev().collect(),
-        }
-    }
-
-    /// Takes a free slot; `None`: there is none.
-    pub(super) fn take(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
-    /// Gives a slot back.
-    pub(super) fn give(&mut self, tag: u32) {
-        self.free.push(tag);
-    }
-
-    pub(super) fn get(&mut self, tag: u32) -> Option<&mut NbdSlot> {
-        self.slots.get_mut(tag as usize)
-    }
-
-    /// The tags that are not free.
-    pub(super) fn taken(&self) -> impl Iterator<Item = u32> {
-        (0..self.slots.len() as u32).filter(|tag| !self.free.contains(tag))
-    }
-
-    pub(super) fn are_all_free(&self) -> bool {
-        self.free.len() == self.slots.len()
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use block::request::Op;
 use block::track::DirtyBitmap;
-use event_loop::IoBufs;
+use event_loop::{IoBufs, Pool};
 use nix::errno::Errno;
 use stats::InFlight;
 use trace::trace;
@@ -19,7 +19,7 @@ use super::extents::{self, Chunks};
 use super::holes::Out;
 use super::probes;
 use super::session::transmission::{Agreed, Command, Contexts, Verdict};
-use super::slots::{SLOTS, Slots, counted};
+use super::slots::{NbdSlot, SLOTS, counted};
 use super::wire::MAX_PAYLOAD;
 use super::wire::reply::{Asked, MAX_HEADER, NbdError, Reply, ReplyMode};
 use super::wire::request::{
@@ -91,7 +91,7 @@ pub(super) struct ServerState {
     bitmaps: Arc<[Arc<DirtyBitmap>]>,
     writethrough: bool,
     arena: Arena,
-    pub(super) slots: Slots,
+    pub(super) slots: Pool<NbdSlot>,
     incoming: Incoming,
     /// The bytes of the input that were not looked at yet.
     begin: usize,
@@ -117,7 +117,7 @@ impl ServerState {
             bitmaps,
             writethrough,
             arena: Arena::new()?,
-            slots: Slots::new(),
+            slots: std::iter::repeat_with(NbdSlot::new).take(SLOTS).collect(),
             incoming: Incoming::Header,
             begin: 0,
             end: 0,
@@ -244,7 +244,7 @@ impl ServerState {
         };
         self.begin += header_len;
         self.trace_request(&header);
-        let Some(slot) = self.slots.get(tag) else { return Next::Wait };
+        let Some(slot) = self.slots.get_mut(tag) else { return Next::Wait };
         slot.begin(asked, command, now_ns);
         slot.bufs.clear();
         if let Some(memory) = memory.filter(|_| len > 0) {
@@ -278,7 +278,7 @@ impl ServerState {
     }
 
     fn answer_at_once(&mut self, tag: u32, asked: Asked, reply: Reply, now_ns: u64) -> Next {
-        if let Some(slot) = self.slots.get(tag) {
+        if let Some(slot) = self.slots.get_mut(tag) {
             slot.begin(asked, Command::Nothing, now_ns);
             slot.reply = reply;
             self.ready.push_back(tag);
@@ -288,7 +288,7 @@ impl ServerState {
 
     fn submit(&mut self, tag: u32) -> Next {
         let through = self.writethrough;
-        let Some(slot) = self.slots.get(tag) else { return Next::Answered };
+        let Some(slot) = self.slots.get_mut(tag) else { return Next::Answered };
         let (op, offset, len) = match slot.command {
             Command::Nothing => {
                 self.ready.push_back(tag);
@@ -322,7 +322,7 @@ impl ServerState {
     pub(super) fn answered(&mut self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> bool {
         let through = self.writethrough;
         let Agreed { mode, contexts, .. } = self.agreed;
-        let Some(slot) = self.slots.get(tag) else { return false };
+        let Some(slot) = self.slots.get_mut(tag) else { return false };
         slot.bufs = bufs;
         if let Command::Trim { fua, .. } = slot.command
             && (fua || through)
@@ -361,7 +361,7 @@ impl ServerState {
     }
 
     /// What the node has been asked for and has not answered.
-    pub(super) fn in_flight(&mut self) -> Vec<InFlight> {
+    pub(super) fn in_flight(&self) -> Vec<InFlight> {
         let payload = match self.incoming {
             Incoming::Payload { tag, .. } => Some(tag),
             _ => None,
@@ -369,14 +369,12 @@ impl ServerState {
         let ServerState { slots, ready, sending, .. } = self;
         let waits =
             |tag: &u32| ready.contains(tag) || sending.contains(tag) || payload == Some(*tag);
-        let tags: Vec<u32> = slots.taken().filter(|tag| !waits(tag)).collect();
-        let of = |tag| {
-            let slot = slots.get(tag)?;
+        let of = |(_, slot): (u32, &NbdSlot)| {
             let (kind, offset, len) = counted(&slot.command);
             let (id, started_ns) = (slot.asked.cookie, slot.started_ns);
-            Some(InFlight { id, kind, lun: None, offset, len, started_ns })
+            InFlight { id, kind, lun: None, offset, len, started_ns }
         };
-        tags.into_iter().filter_map(of).collect()
+        slots.taken().filter(|(tag, _)| !waits(tag)).map(of).collect()
     }
 
     /// Whether there is something to be sent.
@@ -392,7 +390,7 @@ impl ServerState {
         let mut holes_left = MAX_HOLES;
         while let Some(tag) = self.ready.pop_front() {
             self.sending.push(tag);
-            let Some(slot) = self.slots.get(tag) else { continue };
+            let Some(slot) = self.slots.get_mut(tag) else { continue };
             if !slot.is_whole {
                 trace_reply(self.client, self.agreed.mode, slot.asked, slot.reply);
             }
@@ -436,9 +434,9 @@ impl ServerState {
     // ---- handing over --------------------------------------------------------------------------
 
     /// Bytes that [`unparsed`](Self::unparsed) and [`take_replies`](Self::take_replies) give, at most.
-    pub(super) fn left_len(&mut self) -> usize {
-        let ServerState { ready, slots, .. } = self;
-        let replies = ready.iter().filter_map(|&tag| Some(MAX_HEADER + slots.get(tag)?.data));
+    pub(super) fn left_len(&self) -> usize {
+        let data = |&tag: &u32| Some(MAX_HEADER + self.slots.get(tag)?.data);
+        let replies = self.ready.iter().filter_map(data);
         let payload = match self.incoming {
             Incoming::Payload { got, .. } => got,
             _ => 0,
@@ -502,7 +500,7 @@ impl ServerState {
     }
 
     fn forget(&mut self, tag: u32) {
-        let Some(slot) = self.slots.get(tag) else { return };
+        let Some(slot) = self.slots.get_mut(tag) else { return };
         if let Some(memory) = slot.memory.take() {
             self.arena.give(memory);
         }

@@ -1,6 +1,6 @@
 //! A channel's requests under way.
 
-use event_loop::IoBufs;
+use event_loop::{IoBufs, Pool};
 
 use super::merge::Run;
 use super::plan::FileStep;
@@ -70,55 +70,41 @@ impl FileSlot {
     }
 }
 
-/// Requests under way, by token.
-///
-/// Nearly all are simple: one operation that reads or writes all of it with its own memory. They have
-/// a table of their own, of 48 bytes each, with the same tokens.
-pub(crate) struct Slots {
-    simple: Vec<Option<Detached>>,
-    /// The others, and the lists of their steps: kept while a slot is free, for their capacity.
-    slots: Vec<(Option<FileSlot>, IoBufs)>,
-    free: Vec<u32>,
+/// The place of a request under way.
+#[derive(Default)]
+struct Place {
+    /// Nearly all requests are simple: one operation that reads or writes all of it with its own memory.
+    simple: Option<Detached>,
+    other: Option<FileSlot>,
+    /// The list of a step; kept for its capacity.
+    part: IoBufs,
 }
+
+/// Requests under way, by token.
+pub(crate) struct Slots(Pool<Place>);
 
 impl Slots {
     pub(crate) fn new() -> Self {
-        Slots {
-            simple: Vec::with_capacity(FIRST),
-            slots: Vec::with_capacity(FIRST),
-            free: Vec::with_capacity(FIRST),
-        }
+        Slots(Pool::with_capacity(FIRST))
     }
 
     /// How many requests there are.
     pub(crate) fn in_use(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
-    #[inline]
-    fn take_token(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| self.grow())
-    }
-
-    #[cold]
-    fn grow(&mut self) -> u32 {
-        self.simple.push(None);
-        self.slots.push((None, IoBufs::new()));
-        self.slots.len() as u32 - 1
+        self.0.in_use()
     }
 
     /// Puts a request in; the token is its own until it is taken out.
     pub(crate) fn insert(&mut self, slot: FileSlot) -> u32 {
-        let token = self.take_token();
-        self.put(token, slot);
+        let (token, place) = self.0.take_or_add(|_| Place::default());
+        place.other = Some(slot);
         token
     }
 
     /// Puts a simple request in.
     #[inline]
     pub(crate) fn insert_simple(&mut self, request: Detached) -> u32 {
-        let token = self.take_token();
-        self.simple[token as usize] = Some(request);
+        let (token, place) = self.0.take_or_add(|_| Place::default());
+        place.simple = Some(request);
         token
     }
 
@@ -126,25 +112,27 @@ impl Slots {
     /// [`release`](Self::release), or the request to be [`put`](Self::put) in anew.
     #[inline]
     pub(crate) fn take_simple(&mut self, token: u32) -> Option<Detached> {
-        self.simple.get_mut(token as usize)?.take()
+        self.0.get_mut(token)?.simple.take()
     }
 
     /// Puts in, under a token that it has already, a request that is not simple.
     pub(crate) fn put(&mut self, token: u32, slot: FileSlot) {
-        self.slots[token as usize].0 = Some(slot);
+        if let Some(place) = self.0.get_mut(token) {
+            place.other = Some(slot);
+        }
     }
 
     /// The request under `token` and the list for its steps.
     pub(crate) fn get(&mut self, token: u32) -> Option<(&mut FileSlot, &mut IoBufs)> {
-        let (slot, part) = self.slots.get_mut(token as usize)?;
-        Some((slot.as_mut()?, part))
+        let place = self.0.get_mut(token)?;
+        Some((place.other.as_mut()?, &mut place.part))
     }
 
     pub(crate) fn remove(&mut self, token: u32) -> Option<FileSlot> {
-        let (slot, part) = self.slots.get_mut(token as usize)?;
-        let slot = slot.take()?;
+        let place = self.0.get_mut(token)?;
+        let slot = place.other.take()?;
         // A step may have been planned that was not made.
-        part.clear();
+        place.part.clear();
         self.release(token);
         Some(slot)
     }
@@ -152,17 +140,18 @@ impl Slots {
     /// Gives the token of a request back that was taken out.
     #[inline]
     pub(crate) fn release(&mut self, token: u32) {
-        self.free.push(token);
+        self.0.give(token);
     }
 
     /// Adds a request to those of an operation that it continues.
     pub(crate) fn add_to(&mut self, run: &mut Run, request: Request) {
         // Each has its own memory when it is answered, the operation a list of all of it.
-        if let Some(alone) = self.take_simple(run.first) {
-            let list = std::mem::take(&mut self.slots[run.first as usize].1);
-            let bufs = std::mem::replace(&mut run.bufs, list);
+        if let Some(place) = self.0.get_mut(run.first)
+            && let Some(alone) = place.simple.take()
+        {
+            let bufs = std::mem::replace(&mut run.bufs, std::mem::take(&mut place.part));
             run.bufs.append_shared(&bufs);
-            self.put(run.first, FileSlot::new(alone.attach(bufs), Stage::Merged));
+            place.other = Some(FileSlot::new(alone.attach(bufs), Stage::Merged));
         }
         let appended = run.bufs.append_shared(&request.bufs);
         debug_assert!(appended, "requests of two owners in one operation");

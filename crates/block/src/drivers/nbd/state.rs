@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use event_loop::{AlignedBuf, Gather, IoBufs};
+use event_loop::{AlignedBuf, Gather, IoBufs, Pool};
 use nbd_wire::client::{ChunkKind, ReplyHeader, errno};
 use nbd_wire::reply::{ReplyMode, allocation};
 use nbd_wire::request::{CommandType, EXTENDED_HEADER_LEN};
@@ -59,8 +59,7 @@ enum Incoming {
 
 pub(super) struct ClientState {
     pub(super) agreed: Agreed,
-    slots: Vec<NbdSlot>,
-    free: Vec<u32>,
+    slots: Pool<NbdSlot>,
     /// Requests that wait for a slot.
     waiting: VecDeque<Request>,
     /// Commands to be sent, in order.
@@ -89,7 +88,6 @@ impl ClientState {
         Some(ClientState {
             agreed,
             slots: std::iter::repeat_with(NbdSlot::new).take(SLOTS).collect(),
-            free: (0..SLOTS as u32).rev().collect(),
             waiting: VecDeque::with_capacity(SLOTS),
             ready: VecDeque::with_capacity(SLOTS),
             sending: Vec::with_capacity(SLOTS),
@@ -110,7 +108,7 @@ impl ClientState {
 
     /// Takes a request, or returns it with its answer.
     pub(super) fn submit(&mut self, request: Request) -> Option<(Request, Result<(), Errno>)> {
-        let Some(tag) = self.free.pop() else {
+        let Some(tag) = self.slots.take() else {
             self.waiting.push_back(request);
             return None;
         };
@@ -118,7 +116,7 @@ impl ClientState {
     }
 
     fn begin(&mut self, tag: u32, request: Request) -> Option<(Request, Result<(), Errno>)> {
-        let slot = self.slots.get_mut(tag as usize)?;
+        let slot = self.slots.get_mut(tag)?;
         slot.request = Some(request);
         slot.done = 0;
         slot.command = CommandType::Disconnect;
@@ -126,7 +124,7 @@ impl ClientState {
     }
 
     fn go_on(&mut self, tag: u32) -> Option<(Request, Result<(), Errno>)> {
-        let slot = self.slots.get_mut(tag as usize)?;
+        let slot = self.slots.get_mut(tag)?;
         match slot.plan(&self.agreed, ZEROES) {
             Plan::Command => {
                 self.ready.push_back(tag);
@@ -137,23 +135,23 @@ impl ClientState {
     }
 
     fn end(&mut self, tag: u32, result: Result<(), Errno>) -> Option<(Request, Result<(), Errno>)> {
-        let slot = self.slots.get_mut(tag as usize)?;
+        let slot = self.slots.get_mut(tag)?;
         slot.stage = Stage::Free;
         let request = slot.request.take()?;
-        self.free.push(tag);
+        self.slots.give(tag);
         Some((request, result))
     }
 
     /// The number of requests in flight or waiting.
     pub(super) fn requests(&self) -> usize {
-        SLOTS - self.free.len() + self.waiting.len()
+        self.slots.in_use() + self.waiting.len()
     }
 
     /// Removes the next request, to fail it. No operation is in flight on the socket.
     pub(super) fn next_failed(&mut self) -> Option<Request> {
-        let taken = self.slots.iter().position(|slot| slot.request.is_some());
+        let taken = self.slots.taken().next().map(|(tag, _)| tag);
         match taken {
-            Some(tag) => self.end(tag as u32, Err(Errno::EIO)).map(|(request, _)| request),
+            Some(tag) => self.end(tag, Err(Errno::EIO)).map(|(request, _)| request),
             None => {
                 self.ready.clear();
                 self.over.clear();
@@ -178,7 +176,7 @@ impl ClientState {
             if room < 2 || list.len() >= MAX_LIST {
                 return;
             }
-            let Some(slot) = self.slots.get_mut(tag as usize) else { return };
+            let Some(slot) = self.slots.get_mut(tag) else { return };
             if !slot.sending {
                 slot.sending = true;
                 self.sending.push(tag);
@@ -209,7 +207,7 @@ impl ClientState {
     pub(super) fn sent(&mut self, list: &mut IoBufs) {
         self.send.release(list);
         while let Some(tag) = self.sending.pop() {
-            let Some(slot) = self.slots.get_mut(tag as usize) else { continue };
+            let Some(slot) = self.slots.get_mut(tag) else { continue };
             slot.sending = false;
             if slot.stage == Stage::Answered {
                 slot.stage = Stage::Over;
@@ -225,10 +223,10 @@ impl ClientState {
         (self.begin, self.end) = (0, 0);
         self.incoming = Incoming::Header;
         self.ready.clear();
-        for (tag, slot) in self.slots.iter_mut().enumerate() {
+        for (tag, slot) in (0..).zip(self.slots.iter_mut()) {
             if matches!(slot.stage, Stage::Ready | Stage::Asked) {
                 slot.make_ready();
-                self.ready.push_back(tag as u32);
+                self.ready.push_back(tag);
             }
         }
     }
@@ -238,8 +236,7 @@ impl ClientState {
         self.agreed = agreed;
         // The new limits may differ.
         self.ready.clear();
-        for tag in 0..SLOTS as u32 {
-            let Some(slot) = self.slots.get_mut(tag as usize) else { continue };
+        for (tag, slot) in (0..).zip(self.slots.iter_mut()) {
             if slot.stage == Stage::Ready {
                 match slot.plan(&agreed, ZEROES) {
                     Plan::Command => self.ready.push_back(tag),
@@ -271,7 +268,7 @@ impl ClientState {
         self.receive.begin(list);
         self.direct = 0;
         if let Incoming::Data { tag, at, left, .. } = self.incoming
-            && let Some(slot) = self.slots.get(tag as usize)
+            && let Some(slot) = self.slots.get(tag)
             && let Some(request) = &slot.request
         {
             self.direct = self.receive.append(list, &request.bufs, at, left, MAX_SEGMENTS - 1);
@@ -306,7 +303,7 @@ impl ClientState {
                     return Ok(Next::Complete(request, result));
                 }
             }
-            while !self.free.is_empty()
+            while self.slots.has_free()
                 && let Some(request) = self.waiting.pop_front()
             {
                 if let Some((request, result)) = self.submit(request) {
@@ -321,7 +318,7 @@ impl ClientState {
 
     /// Processes the end of a command.
     fn command_over(&mut self, tag: u32) -> Option<(Request, Result<(), Errno>)> {
-        let slot = self.slots.get_mut(tag as usize)?;
+        let slot = self.slots.get_mut(tag)?;
         if let Some(errno) = slot.error {
             return self.end(tag, Err(errno));
         }
@@ -361,7 +358,7 @@ impl ClientState {
                 if here == 0 {
                     return Ok(false);
                 }
-                let slot = self.slots.get_mut(tag as usize);
+                let slot = self.slots.get_mut(tag);
                 if let Some(request) = slot.and_then(|slot| slot.request.as_mut()) {
                     self.input.copy_to(self.begin, &mut request.bufs, at, here);
                 }
@@ -402,7 +399,7 @@ impl ClientState {
         let cookie = cookie_of(&header);
         let tag = cookie as u32;
         let structured = self.agreed.mode != ReplyMode::Simple;
-        let slot = self.slots.get_mut(tag as usize);
+        let slot = self.slots.get_mut(tag);
         let slot = slot.filter(|slot| slot.stage == Stage::Asked && slot.cookie(tag) == cookie);
         let slot = slot.ok_or(Violation("a reply to nothing that was asked for"))?;
         let is_read = slot.command == CommandType::Read;
@@ -447,7 +444,7 @@ impl ClientState {
         bytes: [u8; 16],
     ) -> Result<(), Violation> {
         const OUTSIDE: Violation = Violation("data that were not asked for");
-        let Some(slot) = self.slots.get_mut(tag as usize) else { return Err(OUTSIDE) };
+        let Some(slot) = self.slots.get_mut(tag) else { return Err(OUTSIDE) };
         let [a, b, c, d, rest @ ..] = bytes;
         let number = u32::from_be_bytes([a, b, c, d]);
         let [e, f, g, h, i, j, k, l, ..] = rest;
@@ -517,7 +514,7 @@ impl ClientState {
             // A hole that does not read as zeroes has unknown contents.
             (_, false) => ExtentState::Data,
         };
-        if let Some(slot) = self.slots.get_mut(tag as usize) {
+        if let Some(slot) = self.slots.get_mut(tag) {
             slot.put_extent(len, state);
         }
         self.incoming = Incoming::Extents { tag, last, left: left.saturating_sub(size as u64) };
@@ -527,7 +524,7 @@ impl ClientState {
     /// Processes the end of a chunk or of a simple reply.
     fn chunk_over(&mut self, tag: u32, last: bool) -> Result<bool, Violation> {
         self.incoming = Incoming::Header;
-        let Some(slot) = self.slots.get_mut(tag as usize).filter(|_| last) else {
+        let Some(slot) = self.slots.get_mut(tag).filter(|_| last) else {
             return Ok(true);
         };
         let is_read = slot.command == CommandType::Read;

@@ -8,12 +8,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::task::{Context, Poll, Waker};
 
+use event_loop::Slab;
+
 /// A claimed part of the disk.
 #[derive(Debug)]
 #[must_use = "has to be given back"]
 pub(super) enum Taken {
     /// Shared: a place in the list.
-    Shared(usize),
+    Shared(u32),
     /// Exclusive: the number of the request.
     Alone(u64),
 }
@@ -21,9 +23,7 @@ pub(super) enum Taken {
 /// The granted and the waiting claims.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// Empty ranges are free entries.
-    shared: Vec<Range<u64>>,
-    free: Vec<usize>,
+    shared: Slab<Range<u64>>,
     alone: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
     next: u64,
@@ -55,7 +55,7 @@ impl Ranges {
 
     fn is_free(&self, range: &Range<u64>, is_alone: bool) -> bool {
         let is_alone_free = self.alone.iter().all(|(_, taken)| !meet(taken, range));
-        is_alone_free && (!is_alone || self.shared.iter().all(|taken| !meet(taken, range)))
+        is_alone_free && (!is_alone || self.shared.values().all(|taken| !meet(taken, range)))
     }
 
     fn take(&mut self, range: Range<u64>, is_alone: bool) -> Taken {
@@ -64,16 +64,7 @@ impl Ranges {
             self.alone.push((self.next, range));
             return Taken::Alone(self.next);
         }
-        match self.free.pop() {
-            Some(at) => {
-                self.shared[at] = range;
-                Taken::Shared(at)
-            }
-            None => {
-                self.shared.push(range);
-                Taken::Shared(self.shared.len() - 1)
-            }
-        }
+        Taken::Shared(self.shared.insert(range))
     }
 
     /// Claims a range when it is its turn. `number`: `None` at first, kept for the next call.
@@ -125,10 +116,7 @@ impl Ranges {
     #[inline]
     pub(super) fn give_back(&mut self, taken: Taken) -> Vec<Waker> {
         match taken {
-            Taken::Shared(at) => {
-                self.shared[at] = 0..0;
-                self.free.push(at);
-            }
+            Taken::Shared(at) => drop(self.shared.remove(at)),
             Taken::Alone(number) => self.alone.retain(|(other, _)| *other != number),
         }
         match self.waiting.is_empty() {
