@@ -267,13 +267,30 @@ impl Needs<'_> {
     };
 }
 
-/// Implements [`BlockDriver::set_child`] for a driver with the one child `file`.
-pub fn set_only_child(file: &mut BlockdevRef, role: &str, child: BlockdevRef) -> bool {
-    let is_file = role == "file";
-    if is_file {
-        *file = child;
-    }
-    is_file
+/// Implements [`BlockDriver::children`] and [`BlockDriver::set_child`] of a driver whose options name just these children.
+///
+/// Each is `ROLE: ChildUse`, in the order of opening. The role is the name of the option's field.
+#[macro_export]
+macro_rules! children {
+    ($($role:ident: $used_as:expr),*) => {
+        fn children(&self) -> Vec<$crate::driver::ChildOption<'_>> {
+            vec![$($crate::driver::ChildOption {
+                role: stringify!($role),
+                used_as: $used_as,
+                node: &self.$role,
+            }),*]
+        }
+
+        fn set_child(&mut self, role: &str, child: $crate::options::BlockdevRef) -> bool {
+            $crate::driver::set_child(&mut [$((stringify!($role), &mut self.$role)),*], role, child)
+        }
+    };
+}
+
+/// Puts a child in the place with its role. Returns `false` if there is none.
+pub fn set_child(places: &mut [(&str, &mut BlockdevRef)], role: &str, child: BlockdevRef) -> bool {
+    let place = places.iter_mut().find(|(name, _)| *name == role);
+    place.map(|(_, place)| **place = child).is_some()
 }
 
 /// How a node's written data reaches the process that takes over in an upgrade.

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext, OptionTable,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, OpenContext,
+    OptionTable,
 };
 use block::node::{BlockNode, Channel, Geometry};
-use block::options::{BlockdevOptions, BlockdevRef, blockdev_option};
+use block::options::{BlockdevOptions, blockdev_option};
 use block::request::{Op, Request};
 use block::{NodeRegistry, OpenError, drivers};
 use control::{Action, Command, parse_args};
@@ -70,13 +70,7 @@ impl BlockDriver for Stripes {
         table::write(FIELDS, &mut self.clone())
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        Vec::new()
-    }
-
-    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
-        false
-    }
+    block::children!();
 
     fn layer(&self) -> Layer {
         Layer::Storage

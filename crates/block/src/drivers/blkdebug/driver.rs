@@ -9,8 +9,8 @@ use super::BlkdebugNode;
 use super::options::{BLKDEBUG, FIELDS};
 use super::settings::BlkdebugOptions;
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, Reopened, is_defined_anew,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, NotReopened,
+    OpenContext, Reopened, is_defined_anew,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -26,17 +26,7 @@ impl BlockDriver for BlkdebugOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        vec![ChildOption { role: "image", used_as: ChildUse::Filtered, node: &self.image }]
-    }
-
-    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        let is_image = role == "image";
-        if is_image {
-            self.image = child;
-        }
-        is_image
-    }
+    crate::children!(image: ChildUse::Filtered);
 
     fn layer(&self) -> Layer {
         Layer::Filter

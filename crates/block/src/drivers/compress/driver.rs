@@ -8,12 +8,12 @@ use ::options::Object;
 use super::node::CompressNode;
 use super::options::{COMPRESS, CompressOptions, FIELDS};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, set_only_child,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, NotReopened,
+    OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_options};
+use crate::options::write_options;
 use crate::permissions::ChildUse;
 
 impl BlockDriver for CompressOptions {
@@ -25,13 +25,7 @@ impl BlockDriver for CompressOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        vec![ChildOption { role: "file", used_as: ChildUse::Filtered, node: &self.file }]
-    }
-
-    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        set_only_child(&mut self.file, role, child)
-    }
+    crate::children!(file: ChildUse::Filtered);
 
     fn layer(&self) -> Layer {
         Layer::Filter

@@ -8,12 +8,11 @@ use ::options::Object;
 use super::node::CopyBeforeWriteNode;
 use super::options::{COPY_BEFORE_WRITE, CopyBeforeWriteOptions, FIELDS};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_options};
+use crate::options::write_options;
 use crate::permissions::ChildUse;
 
 impl BlockDriver for CopyBeforeWriteOptions {
@@ -25,21 +24,7 @@ impl BlockDriver for CopyBeforeWriteOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        vec![
-            ChildOption { role: "file", used_as: ChildUse::CopyBeforeWrite, node: &self.file },
-            ChildOption { role: "target", used_as: ChildUse::CopyTarget, node: &self.target },
-        ]
-    }
-
-    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        match role {
-            "file" => self.file = child,
-            "target" => self.target = child,
-            _ => return false,
-        }
-        true
-    }
+    crate::children!(file: ChildUse::CopyBeforeWrite, target: ChildUse::CopyTarget);
 
     fn layer(&self) -> Layer {
         Layer::Filter

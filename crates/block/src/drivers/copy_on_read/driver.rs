@@ -8,12 +8,11 @@ use ::options::Object;
 use super::node::CopyOnReadNode;
 use super::options::{COPY_ON_READ, CopyOnReadOptions, FIELDS};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext, set_only_child,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_options};
+use crate::options::write_options;
 use crate::permissions::ChildUse;
 
 impl CopyOnReadOptions {
@@ -48,13 +47,7 @@ impl BlockDriver for CopyOnReadOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        vec![ChildOption { role: "file", used_as: ChildUse::CopyOnRead, node: &self.file }]
-    }
-
-    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        set_only_child(&mut self.file, role, child)
-    }
+    crate::children!(file: ChildUse::CopyOnRead);
 
     fn layer(&self) -> Layer {
         Layer::Filter

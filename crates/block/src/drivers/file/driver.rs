@@ -8,12 +8,12 @@ use ::options::{Object, Value};
 use super::options::{FIELDS, FILE, FileOptions, HOST_DEVICE};
 use super::{FileNode, Kind};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, Reopened,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, NotReopened,
+    OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, Driver, Locking, write_options};
+use crate::options::{Driver, Locking, write_options};
 
 impl Driver {
     /// Returns the driver `file`: a regular file.
@@ -50,13 +50,7 @@ impl BlockDriver for Image {
         write_options(FIELDS, &self.options)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        Vec::new()
-    }
-
-    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
-        false
-    }
+    crate::children!();
 
     fn layer(&self) -> Layer {
         Layer::Storage

@@ -12,12 +12,12 @@ use super::options::{FIELDS, NBD, NbdOptions, NbdServerAddr, write_server};
 use super::{Changeable, NbdNode, Opened};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, NotReopened, OpenContext, Reopened,
+    BlockDriver, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_options};
+use crate::options::write_options;
 
 impl BlockDriver for NbdOptions {
     fn kind(&self) -> &'static DriverKind {
@@ -28,13 +28,7 @@ impl BlockDriver for NbdOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        Vec::new()
-    }
-
-    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
-        false
-    }
+    crate::children!();
 
     fn layer(&self) -> Layer {
         Layer::Storage

@@ -12,12 +12,12 @@ use nix::errno::Errno;
 
 use self::node::{Answer, NullNode};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, OptionTable,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, NotReopened,
+    OpenContext, OptionTable,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, Driver, Inherited};
+use crate::options::{Driver, Inherited};
 
 /// A disk's size is a multiple of this.
 const SECTOR: u64 = 512;
@@ -100,13 +100,7 @@ impl BlockDriver for Null {
         table::write(FIELDS, &mut { self.options })
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        Vec::new()
-    }
-
-    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
-        false
-    }
+    crate::children!();
 
     fn layer(&self) -> Layer {
         Layer::Storage

@@ -9,7 +9,7 @@ use super::RawNode;
 use super::options::{FIELDS, RAW, RawOptions};
 use crate::driver::{
     BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, Reopened, set_only_child,
+    NotReopened, OpenContext, Reopened, set_child,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
@@ -44,7 +44,7 @@ impl BlockDriver for RawOptions {
     }
 
     fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        set_only_child(&mut self.file, role, child)
+        set_child(&mut [("file", &mut self.file)], role, child)
     }
 
     fn layer(&self) -> Layer {

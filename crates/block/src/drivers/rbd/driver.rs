@@ -12,12 +12,11 @@ use super::node::{RbdNode, Shared};
 use super::options::{FIELDS, RBD, RbdOptions};
 use crate::connections::ConnectContext;
 use crate::driver::{
-    BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
-    NeverInactive, NotReopened, OpenContext, Reopened,
+    BlockDriver, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
+    NotReopened, OpenContext, Reopened,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::BlockdevRef;
 
 impl BlockDriver for RbdOptions {
     fn kind(&self) -> &'static DriverKind {
@@ -28,13 +27,7 @@ impl BlockDriver for RbdOptions {
         table::write(FIELDS, &mut self.clone())
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        Vec::new()
-    }
-
-    fn set_child(&mut self, _role: &str, _child: BlockdevRef) -> bool {
-        false
-    }
+    crate::children!();
 
     fn layer(&self) -> Layer {
         Layer::Storage

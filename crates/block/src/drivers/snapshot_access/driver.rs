@@ -8,12 +8,11 @@ use ::options::Object;
 use super::SnapshotAccessNode;
 use super::options::{FIELDS, SNAPSHOT_ACCESS, SnapshotAccessOptions};
 use crate::driver::{
-    BlockDriver, ChildOption, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    OpenContext, set_only_child,
+    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, OpenContext,
 };
 use crate::error::OpenError;
 use crate::node::BlockNode;
-use crate::options::{BlockdevRef, write_options};
+use crate::options::write_options;
 use crate::permissions::ChildUse;
 
 impl BlockDriver for SnapshotAccessOptions {
@@ -25,13 +24,7 @@ impl BlockDriver for SnapshotAccessOptions {
         write_options(FIELDS, self)
     }
 
-    fn children(&self) -> Vec<ChildOption<'_>> {
-        vec![ChildOption { role: "file", used_as: ChildUse::Snapshot, node: &self.file }]
-    }
-
-    fn set_child(&mut self, role: &str, child: BlockdevRef) -> bool {
-        set_only_child(&mut self.file, role, child)
-    }
+    crate::children!(file: ChildUse::Snapshot);
 
     fn layer(&self) -> Layer {
         Layer::Window
