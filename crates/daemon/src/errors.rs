@@ -7,14 +7,13 @@ use block::node::BlockNode;
 use block::policy::{ErrorPolicy, IoError, with_policy};
 use control::ExportOptions;
 use control::qmp::events::BLOCK_IO_ERROR;
-use event_loop::EventLoop;
+use event_loop::{EventLoop, until};
 use nix::errno::Errno;
 use serde_json::json;
 use stats::{Failure, Failures, Kind};
 
 use super::export::Running;
 use super::monitor::Clients;
-use super::signal::until;
 
 /// Returns the policy of an export, if any. Its reports go to the log and to monitors' clients.
 pub(super) fn policy_of(

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use block::policy::{ErrorPolicy, IoStatus};
 use control::{ExportOptions, Inventory};
-use event_loop::{EventLoop, JoinHandle, oneshot};
+use event_loop::{EventLoop, JoinHandle, oneshot, until};
 use serde_json::{Map, Value as Json};
 use stats::QueueStats;
 
 use super::export::{Asked, Running};
-use super::signal::{Mailbox, until};
+use super::signal::Mailbox;
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 use super::upgrade::document::Document;

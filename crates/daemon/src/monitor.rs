@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 
 use control::qmp::events::EventRow;
 use control::qmp::{Event, QmpError, Received, Session, Ticket};
-use event_loop::{EventLoop, oneshot, take_turns};
+use event_loop::{EventLoop, oneshot, take_turns, until};
 use log::Level;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
@@ -21,7 +21,7 @@ use nix::sys::socket::{MsgFlags, send};
 use super::chardev::{Chardev, Stream};
 use super::commands::{self, Accepted, Call};
 use super::host::Host;
-use super::signal::{Signal, until};
+use super::signal::Signal;
 use super::turn::Turn;
 
 /// Limit of unread output in bytes. Above the limit, no commands of the client are read.

@@ -1,13 +1,12 @@
 //! The main loop of the daemon: handles one message after the other.
 
 use block::job::Report;
-use event_loop::oneshot;
+use event_loop::{oneshot, until};
 use exports::fuse::Resize;
 use serde_json::json;
 
 use super::commands::Leave;
 use super::monitor::{Outcome, Request};
-use super::signal::until;
 use super::signals::StopSignals;
 use super::state::unless_stopped;
 use super::statistics::Statistics;

@@ -2,8 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
@@ -76,17 +75,4 @@ impl<T> Mailbox<T> {
         let messages = self.0.messages.take();
         drop(messages);
     }
-}
-
-/// Waits for `work`, but no longer than for `end`; an error when that came first.
-pub(crate) async fn until<T, U>(
-    work: impl Future<Output = T>,
-    end: impl Future<Output = U>,
-) -> Result<T, U> {
-    let (mut work, mut end) = (pin!(work), pin!(end));
-    poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Ok(done)),
-        Poll::Pending => end.as_mut().poll(cx).map(Err),
-    })
-    .await
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Action, SandboxOptions, Step, TAKE_OVER};
-use event_loop::{EventLoop, Readiness};
+use event_loop::{EventLoop, Readiness, until};
 use exports::fuse::mount::{AllowOther, Allowed, MountOptions, Mounted, mount, unmount};
 use exports::vhost_user::fd_passing::{receive, send};
 use nix::errno::Errno;
@@ -37,7 +37,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
 use crate::host::Successor;
-use crate::{Signal as Event, handled_signals, until};
+use crate::{Signal as Event, handled_signals};
 
 /// Request: start the program, with the socket of the handover, standard output and standard error
 /// as descriptors.

@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use control::{Action, SavedState, Step, check_configuration, configuration, relative_path};
+use event_loop::until;
 
 use super::exports::ExportState;
 use super::host::on_a_thread;
-use super::signal::until;
 use super::signals::StopSignals;
 use super::{Daemon, DaemonError};
 use crate::state_file::StateFile;

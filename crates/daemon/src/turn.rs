@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use event_loop::until;
+
 use super::signal::Signal;
 
 /// The period in which clients are accepted. During an upgrade, each client goes to the process that
@@ -53,7 +55,7 @@ impl Turn {
     /// process.
     pub(super) async fn unless_over<T>(&self, future: impl Future<Output = T>) -> T {
         let over = self.changed.until(|| (self.phase.get() == Phase::Over).then_some(()));
-        match super::until(over, future).await {
+        match until(over, future).await {
             Ok(()) => std::future::pending().await,
             Err(given) => given,
         }
@@ -71,12 +73,12 @@ mod tests {
         let control = EventLoop::new(LoopConfig::default()).unwrap();
         let ended = control.block_on(async {
             let turn = Turn::default();
-            assert!(super::super::until(turn.begun(), async {}).await.is_err());
+            assert!(until(turn.begun(), async {}).await.is_err());
             turn.begin();
             turn.begun().await;
             assert_eq!(turn.unless_over(async { 1 }).await, 1);
             turn.end();
-            super::super::until(turn.unless_over(async { 2 }), async {}).await
+            until(turn.unless_over(async { 2 }), async {}).await
         });
         assert_eq!(ended.unwrap(), Err(()));
     }

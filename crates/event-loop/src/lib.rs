@@ -64,6 +64,6 @@ pub use scheduling::Scheduling;
 pub use signal::Signal;
 pub use slab::{Pool, Slab};
 pub use stats::{Counter, LoopStats};
-pub use task::{JoinHandle, take_turns};
+pub use task::{JoinHandle, take_turns, until};
 pub use thread_pool::{ThreadBirth, ThreadPoolConfig, start_thread};
 pub use timers::TimerId;

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -29,6 +29,25 @@ pub async fn take_turns() {
         Poll::Pending
     })
     .await;
+}
+
+/// Waits for `work`, but no longer than for `end`.
+///
+/// Polls both in this order, and drops both when one of them is done.
+///
+/// # Errors
+///
+/// The result of `end`, which came first.
+pub async fn until<T, U>(
+    work: impl Future<Output = T>,
+    end: impl Future<Output = U>,
+) -> Result<T, U> {
+    let (mut work, mut end) = (pin!(work), pin!(end));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending => end.as_mut().poll(cx).map(Err),
+    })
+    .await
 }
 
 /// A task's result, awaited by another task.

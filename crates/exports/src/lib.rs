@@ -6,5 +6,6 @@
 pub mod fuse;
 mod message_socket;
 pub mod nbd;
+mod orders;
 pub mod vfio_user;
 pub mod vhost_user;

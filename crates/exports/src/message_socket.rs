@@ -5,15 +5,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
-use event_loop::{EventLoop, Readiness};
+use event_loop::{EventLoop, Readiness, until};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::MsgFlags;
@@ -204,11 +201,6 @@ pub(crate) async fn in_time<T, E: From<SocketError>>(
     event_loop: &EventLoop,
     part: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
-    let mut part = pin!(part);
-    let mut late = pin!(event_loop.sleep_until(event_loop.now_ns() + MESSAGE_NS));
-    poll_fn(|cx| match part.as_mut().poll(cx) {
-        Poll::Pending => late.as_mut().poll(cx).map(|()| Err(SocketError::Late.into())),
-        done => done,
-    })
-    .await
+    let late = event_loop.sleep_until(event_loop.now_ns() + MESSAGE_NS);
+    until(part, late).await.unwrap_or_else(|()| Err(SocketError::Late.into()))
 }

@@ -4,14 +4,11 @@
 //! inserted. A stream has the same filter, with the image as its own target.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::Poll;
 
-use event_loop::EventLoop;
+use event_loop::{EventLoop, until};
 use nix::errno::Errno;
 
 use super::backup::OnCbwError;
@@ -142,8 +139,8 @@ impl CbwChannel {
             None => copying.await,
             Some(limit) => {
                 let limit = self.event_loop.now_ns().saturating_add(limit);
-                let copied = within(copying, self.event_loop.sleep_until(limit)).await;
-                copied.ok_or(Errno::ETIMEDOUT)?
+                let copied = until(copying, self.event_loop.sleep_until(limit)).await;
+                copied.map_err(|()| Errno::ETIMEDOUT)?
             }
         };
         // After this or the limit, a request may still use the buffer: it is not used again.
@@ -188,17 +185,4 @@ impl Channel for CbwChannel {
         self.source.drain_end();
         self.target.drain_end();
     }
-}
-
-/// Returns what `work` gives, unless `limit` ends first.
-pub(super) async fn within<T>(
-    work: impl Future<Output = T>,
-    limit: impl Future<Output = ()>,
-) -> Option<T> {
-    let (mut work, mut limit) = (pin!(work), pin!(limit));
-    poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Some(done)),
-        Poll::Pending => limit.as_mut().poll(cx).map(|()| None),
-    })
-    .await
 }

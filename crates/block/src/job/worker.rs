@@ -8,12 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use event_loop::{EventLoop, mailbox};
+use event_loop::{EventLoop, mailbox, until};
 use nix::errno::Errno;
 
 use super::control::{Control, Report};
 use super::copy::{Buffer, Failure, Side};
-use super::copy_before_write::within;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel};
 
@@ -165,7 +164,7 @@ impl Worker {
                 self.target.drain_begin();
             }
             let slice = self.event_loop.sleep_until(self.event_loop.now_ns() + SLICE_NS);
-            if let Some(copied) = within(copies.next(), slice).await {
+            if let Ok(copied) = until(copies.next(), slice).await {
                 return copied;
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::OwnMount;
 use block::node::ResizeError;
 use control::{AllowOther, ExportOptions, FuseOptions};
-use event_loop::EventLoop;
+use event_loop::{EventLoop, until};
 use exports::fuse::mount::{self, MountOptions, Mounted};
 use exports::fuse::{FileAttributes, FuseConfig, FuseExport, Resize};
 use exports::vhost_user::ExportError;
@@ -16,7 +16,6 @@ use nix::errno::Errno;
 use stats::QueueStats;
 
 use super::super::Message;
-use super::super::signal::until;
 use super::super::statistics::QueueStatistics;
 use super::super::upgrade::document::{Collected, Document};
 use super::super::upgrade::{Part, TakenPart, part};

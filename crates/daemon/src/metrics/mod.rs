@@ -14,14 +14,14 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use event_loop::{EventLoop, oneshot, take_turns};
+use event_loop::{EventLoop, oneshot, take_turns, until};
 use exports::vhost_user::Listener;
 use nix::errno::Errno;
 
 use self::accept::Format;
 use self::http::Asked;
 use super::chardev::Stream;
-use super::signal::{Signal, until};
+use super::signal::Signal;
 use super::statistics::Statistics;
 use super::turn::Turn;
 

@@ -11,10 +11,10 @@ use std::rc::Rc;
 use block::driver::HandOver;
 use block::options::BlockdevOptions;
 use block::{Child, OpenImage};
+use event_loop::until;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
-use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps;
 use super::document::{Collected, GO, HAVE, INVENTORY, Part, QUEUES, READY, REFUSED, VERSION};

@@ -11,11 +11,11 @@ use block::OpenImage;
 use block::driver::HandOver;
 use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, Step, TAKE_OVER};
+use event_loop::until;
 use nix::sys::prctl;
 use nix::unistd::dup2_stdin;
 use serde_json::{Map, Value as Json};
 
-use super::super::signal::until;
 use super::super::{Daemon, DaemonError};
 use super::bitmaps::{self, TakenBitmap, TakenBits};
 use super::document::{

@@ -4,16 +4,13 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
-use event_loop::{EventLoop, LoopGone, Readiness, mailbox, oneshot};
+use event_loop::{EventLoop, LoopGone, Readiness, mailbox, oneshot, until};
 use guest_memory::GuestMemory;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
@@ -27,6 +24,7 @@ use super::memory::Memory;
 use super::session::{MessageResult, Session};
 use super::wire::{Message, Reply, command_name};
 use crate::message_socket::{MessageSocket, in_time};
+use crate::orders::Orders;
 use crate::vhost_user::descriptors::Desk;
 use crate::vhost_user::handover::SavedServer;
 use crate::vhost_user::{EventFd, ExportError, Listen, Listener};
@@ -75,15 +73,14 @@ impl Server {
             id,
             device: device.clone(),
             interrupts: interrupts.clone(),
-            orders: RefCell::new(receiver),
-            stop: RefCell::new(stop_request),
+            orders: Orders::new(stop_request, receiver),
             connected: connected.clone(),
             desk: Rc::default(),
         };
         let accepting = listener.clone();
         event_loop.spawn(async move {
             // A server that is dropped before it begins never serves.
-            if let Some(Ok(prepared)) = service.unless_stopped(beginning).await {
+            if let Some(Ok(prepared)) = service.orders.unless_stopped(beginning).await {
                 service.serve_all(&accepting, prepared).await;
             }
             drop(accepting);
@@ -181,47 +178,20 @@ struct Service {
     id: String,
     device: Rc<dyn Device>,
     interrupts: Arc<Interrupts>,
-    stop: RefCell<oneshot::Receiver<()>>,
-    orders: RefCell<mailbox::Receiver<Order>>,
+    orders: Orders<Order>,
     connected: Rc<Cell<bool>>,
     /// Inspects the descriptors of clients.
     desk: Rc<Desk>,
 }
 
 impl Service {
-    /// The result of the future, or `None` if the server has to stop first.
-    async fn unless_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            if Pin::new(&mut *self.stop.borrow_mut()).poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
-    }
-
-    /// The result of the future, or an order that comes first.
-    async fn unless_ordered<T>(&self, future: impl Future<Output = T>) -> Result<T, Order> {
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            let mut orders = self.orders.borrow_mut();
-            match pin!(orders.receive()).poll(cx) {
-                Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
-                // There are no more senders: the server stops.
-                Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
-            }
-        })
-        .await
-    }
-
     /// Carries out orders for a handover until one says to resume or to stop.
     async fn obey(&self, held: Option<(&MessageSocket, &Session<'_>, &Client)>, mut order: Order) {
         let device = self.device.hands_over();
         loop {
             let next = match order {
                 Order::Stop { flush, answer } => {
-                    let stopped = self.unless_ordered(self.pause(held, flush)).await;
+                    let stopped = self.orders.unless_ordered(self.pause(held, flush)).await;
                     // Another order comes first: this answer is not wanted any more.
                     stopped.map(|stopped| answer.send(stopped)).err()
                 }
@@ -237,13 +207,10 @@ impl Service {
             };
             order = match next {
                 Some(next) => next,
-                None => {
-                    let next = self.unless_ordered(std::future::pending::<()>());
-                    match self.unless_stopped(next).await {
-                        Some(Err(next)) => next,
-                        Some(Ok(())) | None => return,
-                    }
-                }
+                None => match self.orders.next().await {
+                    Some(next) => next,
+                    None => return,
+                },
             };
         }
     }
@@ -286,7 +253,7 @@ impl Service {
                 self.desk.settled().await;
                 listener.accept(&who).await
             };
-            match self.unless_stopped(self.unless_ordered(next)).await {
+            match self.orders.unless_stopped(self.orders.unless_ordered(next)).await {
                 Some(Ok(Ok(socket))) => {
                     log::info!("export {id}: client connected");
                     if let Err(error) = self.device.renew_mapped_area() {
@@ -300,7 +267,7 @@ impl Service {
                 }
                 Some(Ok(Err(error))) => {
                     log::error!("export {id}: takes no more clients: accept failed: {error}");
-                    self.unless_stopped(std::future::pending::<()>()).await;
+                    self.orders.unless_stopped(std::future::pending::<()>()).await;
                 }
                 Some(Err(order)) => self.obey(None, order).await,
                 None => return,
@@ -340,7 +307,11 @@ impl Service {
         let mut refused = 0;
         loop {
             // Between two messages: nothing is partly received or partly sent.
-            match self.unless_stopped(self.unless_ordered(connection.readable())).await {
+            match self
+                .orders
+                .unless_stopped(self.orders.unless_ordered(connection.readable()))
+                .await
+            {
                 None => return Ok(End::Stopped),
                 Some(Err(order)) => {
                     self.obey(Some((connection, &session, &client)), order).await;
@@ -349,7 +320,7 @@ impl Service {
                 Some(Ok(())) => {}
             }
             let incoming = in_time(&self.event_loop, connection::receive(connection, &mut payload));
-            let incoming = match self.unless_stopped(incoming).await {
+            let incoming = match self.orders.unless_stopped(incoming).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
@@ -382,7 +353,7 @@ impl Service {
             }
             let bytes = reply.encode(&header);
             let sent = in_time(&self.event_loop, connection.send(&bytes, fd));
-            match self.unless_stopped(sent).await {
+            match self.orders.unless_stopped(sent).await {
                 None => return Ok(End::Stopped),
                 Some(sent) => {
                     if !sent? {
@@ -446,15 +417,7 @@ impl Service {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let written = Readiness::new(&self.event_loop, fd.fd().clone(), events);
         self.event_loop.spawn(async move {
-            loop {
-                let mut write = pin!(written.wait());
-                let next = poll_fn(|cx| match Pin::new(&mut ended).poll(cx) {
-                    Poll::Ready(_) => Poll::Ready(None),
-                    Poll::Pending => write.as_mut().poll(cx).map(Some),
-                });
-                if next.await.is_none() {
-                    return;
-                }
+            while until(&mut ended, written.wait()).await.is_err() {
                 interrupts.unmask();
             }
         });

@@ -8,13 +8,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
-use event_loop::{EventLoop, JoinHandle, oneshot};
+use event_loop::{EventLoop, JoinHandle, oneshot, until};
 use guest_memory::{GuestMemory, Logging, MappedRegion, MemoryView, RegisteredRegion};
 
 use super::pinning::Pinning;
@@ -72,8 +69,7 @@ impl Pinned {
             if let Some(earlier) = earlier {
                 let _ = earlier.await;
             }
-            let work = pin!(me.register_all(memory, populated));
-            until(cancelled, work).await;
+            let _ = until(cancelled, me.register_all(memory, populated)).await;
         });
         self.task.set(Some(task));
     }
@@ -145,13 +141,4 @@ impl Pinned {
             }
         }
     }
-}
-
-/// Runs `work` until it is done or the sender of `end` is dropped.
-async fn until(mut end: oneshot::Receiver<()>, mut work: Pin<&mut impl Future<Output = ()>>) {
-    poll_fn(|cx| match Pin::new(&mut end).poll(cx) {
-        Poll::Ready(_) => Poll::Ready(()),
-        Poll::Pending => work.as_mut().poll(cx),
-    })
-    .await;
 }

@@ -10,14 +10,13 @@ mod hand_over;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
 
 use block::node::{Changes, Watcher};
-use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
+use event_loop::{EventLoop, LoopHandle, oneshot};
 use stats::InFlight;
 
 use self::hand_over::Waiting;
@@ -36,6 +35,7 @@ use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
 use super::worker::{Worker, WorkerHandle};
 use crate::message_socket::{MessageSocket, in_time};
+use crate::orders::Orders;
 
 /// Refused requests after which a front end is disconnected: each costs a line in the log.
 const MAX_REFUSED: u32 = 32;
@@ -119,10 +119,9 @@ impl Server {
             device,
             workers,
             pinning,
-            stop: StopRequest(RefCell::new(stop_request)),
             connected: connected.clone(),
             channel: RefCell::new(None),
-            orders: RefCell::new(orders),
+            orders: Orders::new(stop_request, orders),
             desk: Rc::default(),
         };
         let (ready, is_ready) = oneshot::channel();
@@ -218,27 +217,6 @@ impl Server {
     }
 }
 
-/// Asks the service to stop; also when the [`Server`] is dropped.
-struct StopRequest(RefCell<oneshot::Receiver<()>>);
-
-impl StopRequest {
-    fn is_made(&self, cx: &mut Context<'_>) -> bool {
-        Pin::new(&mut *self.0.borrow_mut()).poll(cx).is_ready()
-    }
-
-    /// The result of the future, or `None` if the stop request comes first.
-    async fn or<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        let mut future = pin!(future);
-        std::future::poll_fn(|cx| {
-            if self.is_made(cx) {
-                return Poll::Ready(None);
-            }
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
-    }
-}
-
 /// Why serving a front end ended.
 enum End {
     Left,
@@ -251,11 +229,10 @@ struct Service {
     device: Arc<dyn Device>,
     workers: Arc<Vec<WorkerHandle>>,
     pinning: Option<Arc<Pinning>>,
-    stop: StopRequest,
     connected: Arc<AtomicBool>,
     /// The channel to the connected front end.
     channel: RefCell<Option<BackendChannel>>,
-    orders: RefCell<mailbox::Receiver<Order>>,
+    orders: Orders<Order>,
     /// Inspects the descriptors of front ends.
     desk: Rc<Desk>,
 }
@@ -319,7 +296,7 @@ impl Service {
                 self.desk.settled().await;
                 listener.accept(&who).await
             };
-            match self.stop.or(self.unless_ordered(next)).await {
+            match self.orders.unless_stopped(self.orders.unless_ordered(next)).await {
                 Some(Err(order)) => self.obey(&listener, None, order).await,
                 Some(Ok(Ok(socket))) => {
                     let connection =
@@ -329,7 +306,7 @@ impl Service {
                 }
                 Some(Ok(Err(error))) => {
                     log::error!("export {id}: takes no more front ends: accept failed: {error}");
-                    self.stop.or(std::future::pending::<()>()).await;
+                    self.orders.unless_stopped(std::future::pending::<()>()).await;
                 }
                 None => return,
             }
@@ -396,7 +373,11 @@ impl Service {
         let mut refused = 0;
         loop {
             // A handover happens between two messages.
-            match self.stop.or(self.unless_ordered(connection.readable())).await {
+            match self
+                .orders
+                .unless_stopped(self.orders.unless_ordered(connection.readable()))
+                .await
+            {
                 None => return Ok(End::Stopped),
                 Some(Err(order)) => {
                     self.obey(listener, Some((connection, session, backend)), order).await;
@@ -404,11 +385,8 @@ impl Service {
                 }
                 Some(Ok(())) => {}
             }
-            let incoming = match self
-                .stop
-                .or(in_time(&self.event_loop, connection::receive(connection)))
-                .await
-            {
+            let incoming = in_time(&self.event_loop, connection::receive(connection));
+            let incoming = match self.orders.unless_stopped(incoming).await {
                 None => return Ok(End::Stopped),
                 Some(incoming) => incoming?,
             };
@@ -445,7 +423,7 @@ impl Service {
             let Answer { reply, fd } = reply;
             let bytes = reply.encode(header.code);
             let sent = in_time(&self.event_loop, connection.send(&bytes, fd));
-            let Some(sent) = self.stop.or(sent).await else {
+            let Some(sent) = self.orders.unless_stopped(sent).await else {
                 return Ok(End::Stopped);
             };
             if !sent? {

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use event_loop::IoBufs;
+use event_loop::sync::lock;
 
 use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
 
@@ -28,13 +29,13 @@ impl KnownData {
         self.holes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The number of holes, which [`found`](Self::found) is told with the answer to what is asked now.
+    /// The number of holes at a question, which [`found`](Self::found) takes with the answer.
     pub(super) fn holes(&self) -> u64 {
         self.holes.load(Ordering::Acquire)
     }
 
     fn range(&self) -> MutexGuard<'_, (u64, Range<u64>)> {
-        self.range.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.range)
     }
 
     /// Answers a block status from what is known. `false`: the range's first byte is not known to be data.
@@ -49,8 +50,8 @@ impl KnownData {
         is_known
     }
 
-    /// Takes an answer of `bytes` bytes, whose last extent may reach beyond the range. Cuts it there, and remembers it if it
-    /// is data. `holes`: their number when it was asked for.
+    /// Takes an answer of `bytes` bytes. Its last extent may reach beyond the range: it is remembered if it is data, and cut
+    /// at the range's end. `holes`: their number at the question.
     pub(super) fn found(&self, holes: u64, asked: Range<u64>, bufs: &mut IoBufs, bytes: usize) {
         status::end_after(bufs, bytes);
         let Some(last) = (bytes / EXTENT_LEN).checked_sub(1) else { return };

@@ -2,14 +2,11 @@
 //! that a thread resolves names, since getaddrinfo(3) blocks.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 
-use event_loop::{EventLoop, LoopHandle, Readiness, oneshot};
+use event_loop::{EventLoop, LoopHandle, Readiness, oneshot, until};
 use nbd_wire::client::{
     GREETING_LEN, Nonsense, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_go,
     encode_option, encode_set_meta_context, parse_greeting,
@@ -151,12 +148,7 @@ pub(crate) async fn connect_to(
         Ok(Connected { fd, agreed, secured: server.secured })
     };
     let deadline = event_loop.sleep_until(event_loop.now_ns() + PATIENCE_NS);
-    let (mut connecting, mut deadline) = (pin!(connecting), pin!(deadline));
-    poll_fn(|cx| match connecting.as_mut().poll(cx) {
-        Poll::Pending => deadline.as_mut().poll(cx).map(|()| Err(ConnectError::Silence)),
-        ready => ready,
-    })
-    .await
+    until(connecting, deadline).await.unwrap_or(Err(ConnectError::Silence))
 }
 
 /// The same on another loop, for a loop that may not connect.

@@ -1,13 +1,10 @@
 //! Connections to clusters: one per configuration and user, shared by all images.
 
 use std::collections::HashMap;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Poll;
 
 use event_loop::sync::lock;
-use event_loop::{EventLoop, oneshot};
+use event_loop::{EventLoop, oneshot, until};
 use nix::errno::Errno;
 use rbd::{
     CONNECTING, Cluster, Config, Creation, Encryption, Format, Image, ImageName, Key, Library,
@@ -217,12 +214,7 @@ pub(super) async fn within<T>(
     answer: oneshot::Receiver<T>,
 ) -> Option<Result<T, event_loop::LoopGone>> {
     let deadline = event_loop.sleep_until(event_loop.now_ns() + limit_ns);
-    let (mut answer, mut deadline) = (pin!(answer), pin!(deadline));
-    poll_fn(|cx| match answer.as_mut().poll(cx) {
-        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-        Poll::Pending => deadline.as_mut().poll(cx).map(|()| None),
-    })
-    .await
+    until(answer, deadline).await.ok()
 }
 
 /// Returns the connection of a configuration, or makes it. Blocks.

@@ -1,10 +1,10 @@
 //! `blockdev-del`.
 
 use control::qmp::Returns;
+use event_loop::until;
 use options::table::{Field, Row, put};
 
 use super::super::{Answer, Command};
-use crate::signal::until;
 
 /// Longest wait for the end of an image, nanoseconds. Images of a cluster are closed by threads.
 const CLOSING_NS: u64 = 5_000_000_000;

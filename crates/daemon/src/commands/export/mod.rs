@@ -5,11 +5,10 @@ mod block_export_del;
 mod query_block_exports;
 mod x_block_export_resume;
 
-use event_loop::oneshot;
+use event_loop::{oneshot, until};
 
 use super::{Answer, DaemonCommand};
 use crate::Daemon;
-use crate::signal::until;
 
 pub(super) static COMMANDS: &[&dyn DaemonCommand] = &[
     &block_export_add::COMMAND,

@@ -2,8 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::pin::pin;
-use std::task::Poll;
 
 use event_loop::oneshot;
 
@@ -33,23 +31,6 @@ enum Bases {
 }
 
 impl Service {
-    /// The result of the future, or an order that comes first.
-    pub(super) async fn unless_ordered<T>(
-        &self,
-        future: impl Future<Output = T>,
-    ) -> Result<T, Order> {
-        let mut future = pin!(future);
-        std::future::poll_fn(|cx| {
-            let mut orders = self.orders.borrow_mut();
-            match pin!(orders.receive()).poll(cx) {
-                Poll::Ready(Some(order)) => Poll::Ready(Err(order)),
-                // There are no more senders: the server stops.
-                Poll::Ready(None) | Poll::Pending => future.as_mut().poll(cx).map(Ok),
-            }
-        })
-        .await
-    }
-
     /// Carries out orders for a handover until one says to resume or to stop.
     pub(super) async fn obey(
         &self,
@@ -80,13 +61,10 @@ impl Service {
             };
             order = match next {
                 Some(next) => next,
-                None => {
-                    let next = self.unless_ordered(std::future::pending::<()>());
-                    match self.stop.or(next).await {
-                        Some(Err(next)) => next,
-                        Some(Ok(())) | None => return,
-                    }
-                }
+                None => match self.orders.next().await {
+                    Some(next) => next,
+                    None => return,
+                },
             };
         }
     }
@@ -98,7 +76,7 @@ impl Service {
         answer: oneshot::Sender<T>,
         future: impl Future<Output = T>,
     ) -> Option<Order> {
-        self.unless_ordered(future).await.map(|done| answer.send(done)).err()
+        self.orders.unless_ordered(future).await.map(|done| answer.send(done)).err()
     }
 
     async fn stop_rings(
@@ -155,7 +133,7 @@ impl Service {
             }
             None => {
                 ready.send(Ok(()));
-                if let Some(Ok((rings, _running))) = self.stop.or(begin).await
+                if let Some(Ok((rings, _running))) = self.orders.unless_stopped(begin).await
                     && !rings.device.is_empty()
                 {
                     self.device.restore(&rings.device);
@@ -177,7 +155,7 @@ impl Service {
             return None;
         }
         ready.send(Ok(()));
-        let (rings, running) = self.stop.or(begin).await?.ok()?;
+        let (rings, running) = self.orders.unless_stopped(begin).await?.ok()?;
         self.device.restore(&rings.device);
         if let Err(error) = self.hear(rings.messages, session, backend, Bases::Known).await {
             log::error!("export {}: {error}", self.id);
