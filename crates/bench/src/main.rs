@@ -53,8 +53,8 @@ fn run() -> Result<()> {
         Command::Neighbours(options) => neighbours::run(&options)?,
         Command::Scale(options) => {
             let wanted = options.run.contenders.iter().any(|name| name == "ringmill");
-            if wanted && options.run.places.ringmill.is_none() {
-                peers::build_ringmill()?;
+            if wanted {
+                peers::build_ringmill(&options.run.places)?;
             }
             scale::run(&options)?;
         }
@@ -64,12 +64,7 @@ fn run() -> Result<()> {
         Command::RoundTrips(options) => round_trips::run(&options)?,
         Command::Polling(options) => polling::run(&options)?,
         Command::Load(options) => run_load(&options)?,
-        Command::Flame(options) => {
-            if options.ringmill.is_none() {
-                peers::build_ringmill()?;
-            }
-            flame::run(&options)?;
-        }
+        Command::Flame(options) => flame::run(&options)?,
         Command::Guards(options) => guards::run(&options)?,
         Command::ServeRow { row, rounds, file } => guards::serve(&row, rounds, &file)?,
         #[cfg(feature = "loops")]

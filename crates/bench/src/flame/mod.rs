@@ -14,6 +14,7 @@ use inferno::flamegraph;
 
 use crate::host::data_file;
 use crate::load::Load;
+use crate::peers::build_ringmill;
 use crate::peers::contender::{self, Node, Places, Polling, Setup};
 use crate::peers::measure::{self, SocketDirectory};
 use crate::peers::rows;
@@ -49,6 +50,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let directory = measure::make_directory(&options.directory)?;
     let places = Places { ringmill: options.ringmill.clone(), ..Places::default() };
+    build_ringmill(&places)?;
     let ringmill = contender::find("ringmill", &places)?;
     let sockets = SocketDirectory::new()?;
     let setup = Setup {

@@ -15,16 +15,15 @@ use crate::host::{affinity, machine, syscalls};
 use crate::load::Load;
 use crate::load::queue::Op;
 use crate::options::RunOptions;
-use crate::peers::compare::{self, Comparison, Measured};
+use crate::peers::compare::{self, Comparison};
 use crate::peers::contender::Contender;
 use crate::peers::fio::{Fio, Target, Terms};
 use crate::peers::measure::{LoadSample, fio_sample, make_directory};
 use crate::peers::method;
-use crate::peers::result::{Figure, spread};
 use crate::peers::rows::load;
 use crate::peers::server::Server;
 use crate::peers::{build_ringmill, cpus};
-use crate::report::{DEBUG, Section, Table};
+use crate::report::{DEBUG, Section};
 
 /// Bytes of the file.
 const SIZE: u64 = 1 << 30;
@@ -47,16 +46,14 @@ struct Bench {
 /// Measures and reports. Fails if a contender could not be measured, not because of figures.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let rounds = options.rounds(5);
-    if options.places.ringmill.is_none() {
-        build_ringmill()?;
-    }
+    build_ringmill(&options.places)?;
     let mut names = options.contenders.clone();
     if names.is_empty() {
         names = servers::usual();
     }
     let contenders: Vec<Contender<PathBuf>> =
         names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
-    let rows = compare::choose::<Bench>(rows(options.quick), &options.only)?;
+    let rows = compare::choose::<Bench>(rows(options.quick), options)?;
     let directory = make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let bench = Bench {
@@ -80,7 +77,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         let command: Vec<_> = command.iter().map(|word| word.display().to_string()).collect();
         text.push(format!("{}: {}: `{}`", contender.name, contender.version, command.join(" ")));
     }
-    let tables = vec![table(&contenders, &results)];
+    let tables = vec![compare::table::<Bench>(&contenders, &results, Some("qsd"))];
     Section { heading: String::new(), text, tables }.publish(options.json.as_deref())?;
     compare::check(&results, &options.directory)
 }
@@ -177,55 +174,10 @@ fn device(path: &Path) -> Option<(u64, bool)> {
     Some((metadata.dev(), metadata.size() == SIZE))
 }
 
-fn table(contenders: &[Contender<PathBuf>], results: &[(Row, Vec<Measured>)]) -> Table {
-    let mut table = Table::new(&[
-        "load",
-        "server",
-        "IOPS",
-        "least..most",
-        "x qsd",
-        "CPU us/req",
-        "least..most",
-        "x qsd",
-        "calls/req",
-        "switches/req",
-        "p50 us",
-        "p99 us",
-    ]);
-    for (row, all) in results {
-        let qsd = contenders.iter().zip(all).find(|(contender, _)| contender.name == "qsd");
-        for (contender, measured) in contenders.iter().zip(all) {
-            let words = [row.name.clone(), contender.name.clone()];
-            if measured.failed.is_some() {
-                table.row(words.into_iter().chain(["failed".into()]));
-                continue;
-            }
-            let ratio = |figure| match qsd {
-                Some((_, qsd)) => format!("{:.2}", measured.median(figure) / qsd.median(figure)),
-                None => "-".into(),
-            };
-            let range = |figure| spread(figure, &measured.figures(figure));
-            let show = |figure: Figure| figure.show(measured.median(figure));
-            table.row(words.into_iter().chain([
-                show(Figure::Iops),
-                range(Figure::Iops),
-                ratio(Figure::Iops),
-                show(Figure::Cpu),
-                range(Figure::Cpu),
-                ratio(Figure::Cpu),
-                measured.calls.map_or("-".into(), |calls| format!("{calls:.2}")),
-                show(Figure::Switches),
-                show(Figure::P50),
-                show(Figure::P99),
-            ]));
-        }
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::compare::Measured;
     use crate::peers::fio::job;
 
     #[test]
@@ -250,7 +202,8 @@ mod tests {
             failed: None,
         };
         let results = [(rows(true).remove(0), vec![measured(30.0, 1.0), measured(20.0, 2.0)])];
-        let body = table(&[contender("ringmill"), contender("qsd")], &results).body;
+        let contenders = [contender("ringmill"), contender("qsd")];
+        let body = compare::table::<Bench>(&contenders, &results, Some("qsd")).body;
         assert_eq!([&body[0][4], &body[0][7]], ["1.50", "0.50"]);
         assert_eq!([&body[1][4], &body[1][7]], ["1.00", "1.00"]);
     }

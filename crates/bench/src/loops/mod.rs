@@ -48,7 +48,7 @@ pub(crate) struct Options {
 /// Measures and reports. Fails when a contender could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = options.run.rounds(5);
-    let rows = rows::chosen(&options.run.only)?;
+    let rows = rows::chosen(&options.run)?;
     let contenders = contenders::chosen(&options.run.contenders)?;
     let cpus = match *affinity::allowed()? {
         [other, of_loop, ..] => [of_loop, other],

@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 
+use crate::options::RunOptions;
+
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Row {
@@ -91,10 +93,9 @@ impl Row {
     }
 }
 
-/// Returns the rows whose name contains one of `only`, or all rows if that is empty.
-pub(crate) fn chosen(only: &[String]) -> Result<Vec<Row>> {
-    let wanted = |row: &&Row| only.is_empty() || only.iter().any(|part| row.name().contains(part));
-    let rows: Vec<Row> = ROWS.iter().filter(wanted).copied().collect();
+/// Returns the rows that are to be measured.
+pub(crate) fn chosen(options: &RunOptions) -> Result<Vec<Row>> {
+    let rows: Vec<Row> = ROWS.into_iter().filter(|row| options.wants(row.name())).collect();
     if rows.is_empty() {
         bail!("--rows matches none of: {}", ROWS.map(Row::name).join("; "));
     }

@@ -44,16 +44,14 @@ struct Bench {
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
     let quick = options.quick;
     let rounds = options.rounds(3);
-    if options.places.ringmill.is_none() {
-        build_ringmill()?;
-    }
+    build_ringmill(&options.places)?;
     let mut names = options.contenders.clone();
     if names.is_empty() {
         names = servers::USUAL.map(String::from).into();
     }
     let contenders: Vec<Contender<Serving>> =
         names.iter().map(|name| servers::find(name, &options.places)).collect::<Result<_>>()?;
-    let rows = compare::choose::<Bench>(rows::rows(quick), &options.only)?;
+    let rows = compare::choose::<Bench>(rows::rows(quick), options)?;
     let directory = make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let conditions = machine::describe(&directory);

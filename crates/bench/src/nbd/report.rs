@@ -5,11 +5,11 @@ use anyhow::Result;
 use super::Bench;
 use super::rows::{Disk, Row, Sender};
 use super::servers::Serving;
-use crate::peers::compare::Measured;
+use crate::peers::compare::{self, Measured};
 use crate::peers::contender::Contender;
 use crate::peers::fio::{self, Fio, Target};
 use crate::peers::method::{self, command_to_show};
-use crate::peers::result::{Figure, spread};
+use crate::peers::result::Figure;
 use crate::report::{DEBUG, Section, Table};
 
 type Results = [(Row, Vec<Measured>)];
@@ -50,7 +50,8 @@ pub(super) fn section(
         jobs.row([row.name.clone(), format!("`{}`", fio::job(&row.load)?.join(" "))]);
     }
     let names: Vec<&str> = contenders.iter().map(|contender| contender.name.as_str()).collect();
-    let tables = vec![ahead(&names, results), all(&names, results), jobs];
+    let tables =
+        vec![ahead(&names, results), compare::table::<Bench>(contenders, results, None), jobs];
     Ok(Section { heading: String::new(), text, tables })
 }
 
@@ -78,44 +79,6 @@ fn ahead(names: &[&str], results: &Results) -> Table {
             }
             line.push(ahead_in(most, least).into());
             table.row(line);
-        }
-    }
-    table
-}
-
-fn all(names: &[&str], results: &Results) -> Table {
-    let mut table = Table::new(&[
-        "load",
-        "server",
-        "IOPS",
-        "least..most",
-        "CPU us/req",
-        "least..most",
-        "calls/req",
-        "switches/req",
-        "p50 us",
-        "p99 us",
-    ]);
-    for (row, measured) in results {
-        for (name, measured) in names.iter().zip(measured) {
-            let words = [row.name.clone(), (*name).to_owned()];
-            if measured.failed.is_some() {
-                table.row(words.into_iter().chain(["failed".into()]));
-                continue;
-            }
-            let middle = |figure: Figure| figure.show(measured.median(figure));
-            let range = |figure: Figure| spread(figure, &measured.figures(figure));
-            let calls = measured.calls;
-            table.row(words.into_iter().chain([
-                middle(Figure::Iops),
-                range(Figure::Iops),
-                middle(Figure::Cpu),
-                range(Figure::Cpu),
-                calls.map_or("-".into(), |calls| format!("{calls:.3}")),
-                middle(Figure::Switches),
-                middle(Figure::P50),
-                middle(Figure::P99),
-            ]));
         }
     }
     table

@@ -66,9 +66,7 @@ struct Bench {
 
 /// Measures and reports. Fails if the victim sees an error, or loses more than permitted.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
-    if options.places.ringmill.is_none() {
-        build_ringmill()?;
-    }
+    build_ringmill(&options.places)?;
     let directory = make_directory(&options.directory)?;
     let [client_cpu, server_cpu] = cpus(options.client_cpu, options.server_cpu)?;
     let conditions = machine::describe(&directory);
@@ -98,7 +96,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
                 false => "control thread".to_owned(),
             };
             let name = format!("{}, {thread}", attack.name());
-            if !options.only.is_empty() && !options.only.iter().any(|part| name.contains(part)) {
+            if !options.wants(&name) {
                 continue;
             }
             eprintln!("{name}");

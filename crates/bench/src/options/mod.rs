@@ -105,7 +105,6 @@ bench round-trips [OPTIONS]   the time of one read from a polling KVM guest, by 
 
 bench polling [OPTIONS]   polling policies in the daemon, under real loads; fails where the default
                           is beaten by 10% in latency or CPU by one that is not worse in the other
-  --live                accepted; there is no other way
   --quick               a short run, to see that all of it works: fails on no figure
   --only TEXT           loads whose names contain TEXT
   --rounds N            rounds per load (3; with --quick 1)
@@ -375,7 +374,6 @@ fn parse_polling(parser: &mut lexopt::Parser) -> Result<Command> {
     };
     while let Some(argument) = parser.next()? {
         match argument {
-            Long("live") => {}
             Long("quick") => options.quick = true,
             Long("only") => options.only = string(parser)?,
             Long("rounds") => options.rounds = Some(number(parser, "--rounds")?),

@@ -22,7 +22,7 @@ pub(crate) struct RunOptions {
     /// A short run, to check that everything works.
     pub(crate) quick: bool,
     /// Only rows whose name contains one of these; all if empty.
-    pub(crate) only: Vec<String>,
+    only: Vec<String>,
     /// Names of the contenders; the default ones if empty.
     pub(crate) contenders: Vec<String>,
     /// Paths of the contenders.
@@ -98,6 +98,11 @@ impl RunOptions {
             _ => unreachable!("--{name} is accepted, but not implemented"),
         }
         Ok(())
+    }
+
+    /// Whether to measure the row with that name.
+    pub(crate) fn wants(&self, row: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| row.contains(part))
     }
 
     /// The number of rounds: by default one in a short run, else `usual`.

@@ -6,8 +6,10 @@ use anyhow::{Result, ensure};
 
 use super::contender::Contender;
 use super::measure::LoadSample;
-use super::result::Figure;
+use super::result::{Figure, spread};
 use crate::figures::{median, turns};
+use crate::options::RunOptions;
+use crate::report::Table;
 
 /// The results of one contender on one row.
 #[derive(Debug, Default)]
@@ -90,11 +92,57 @@ pub(crate) trait Comparison {
     }
 }
 
-/// Keeps rows whose name contains one of `only`, or all if that is empty.
-pub(crate) fn choose<C: Comparison>(mut rows: Vec<C::Row>, only: &[String]) -> Result<Vec<C::Row>> {
-    rows.retain(|row| only.is_empty() || only.iter().any(|part| C::name(row).contains(part)));
+/// Keeps rows that are to be measured.
+pub(crate) fn choose<C: Comparison>(
+    mut rows: Vec<C::Row>,
+    options: &RunOptions,
+) -> Result<Vec<C::Row>> {
+    rows.retain(|row| options.wants(C::name(row)));
     ensure!(!rows.is_empty(), "--rows matches none");
     Ok(rows)
+}
+
+/// All figures by row and contender, beside those of the contender `peer`, if there is to be one.
+pub(crate) fn table<C: Comparison>(
+    contenders: &[Contender<C::Setup>],
+    results: &[(C::Row, Vec<Measured>)],
+    peer: Option<&str>,
+) -> Table {
+    let ratio = peer.map(|peer| format!("x {peer}"));
+    let beside = |figure: Figure| {
+        [figure.name().into(), "least..most".into()].into_iter().chain(ratio.clone())
+    };
+    let mut head = vec!["load".to_owned(), "server".into()];
+    head.extend([Figure::Iops, Figure::Cpu].into_iter().flat_map(beside));
+    head.push("calls/req".into());
+    head.extend([Figure::Switches, Figure::P50, Figure::P99].map(|figure| figure.name().into()));
+    let mut table = Table { head, body: Vec::new() };
+    for (row, all) in results {
+        let all = || contenders.iter().zip(all);
+        let peer = all().find(|(contender, _)| Some(contender.name.as_str()) == peer);
+        for (contender, measured) in all() {
+            let mut line = vec![C::name(row).to_owned(), contender.name.clone()];
+            if measured.failed.is_some() {
+                line.push("failed".into());
+                table.row(line);
+                continue;
+            }
+            let show = |figure: Figure| figure.show(measured.median(figure));
+            for figure in [Figure::Iops, Figure::Cpu] {
+                line.extend([show(figure), spread(figure, &measured.figures(figure))]);
+                line.extend(ratio.iter().map(|_| match peer {
+                    Some((_, peer)) => {
+                        format!("{:.2}", measured.median(figure) / peer.median(figure))
+                    }
+                    None => "-".into(),
+                }));
+            }
+            line.push(measured.calls.map_or("-".into(), |calls| format!("{calls:.3}")));
+            line.extend([Figure::Switches, Figure::P50, Figure::P99].map(show));
+            table.row(line);
+        }
+    }
+    table
 }
 
 /// Fails if a contender could not be measured.

@@ -26,7 +26,7 @@ use crate::host::{affinity, data_file, machine, syscalls};
 use crate::options::RunOptions;
 use crate::report::write_json;
 use client::{Client, Wanted};
-use contender::{Contender, Polling};
+use contender::{Contender, Places, Polling};
 use fio::Fio;
 use limit::{Limits, Readers, measure_echo};
 use measure::{Bench, SocketDirectory};
@@ -50,8 +50,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let quick = options.extent == Extent::Quick;
     let rounds = options.run.rounds(3);
     let mut names = contender_names(options);
-    if names.iter().any(|name| name != "qsd") && options.run.places.ringmill.is_none() {
-        build_ringmill()?;
+    if names.iter().any(|name| name != "qsd") {
+        build_ringmill(&options.run.places)?;
     }
     let pinned = options.run.contenders.is_empty() && names.iter().any(|name| name == "pinned");
     let no_pinned = pinned && !contender::can_pin(&options.run.places)?;
@@ -211,13 +211,11 @@ fn measure_round(
 
 fn chosen_rows(options: &Options) -> Result<Vec<Row>> {
     let mut rows = rows::rows(options.extent);
-    if !options.run.only.is_empty() {
-        rows.retain(|row| options.run.only.iter().any(|part| row.name.contains(part)));
-        if rows.is_empty() {
-            let known: Vec<String> =
-                rows::rows(options.extent).into_iter().map(|row| row.name).collect();
-            bail!("--rows matches none of: {}", known.join("; "));
-        }
+    rows.retain(|row| options.run.wants(&row.name));
+    if rows.is_empty() {
+        let known: Vec<String> =
+            rows::rows(options.extent).into_iter().map(|row| row.name).collect();
+        bail!("--rows matches none of: {}", known.join("; "));
     }
     Ok(rows)
 }
@@ -248,10 +246,11 @@ pub(crate) fn cpus(client: Option<usize>, server: Option<usize>) -> Result<[Opti
     Ok([pick(client, 0)?, pick(server, 1)?])
 }
 
-/// Builds ringmill beside this program when cargo has started it: `cargo run -p bench` does not,
-/// and a stale binary is not what is to be measured.
-pub(crate) fn build_ringmill() -> Result<()> {
-    let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
+/// Builds ringmill beside this program when cargo has started it, unless another one is to be run: `cargo run -p bench`
+/// does not, and a stale binary is not what is to be measured.
+pub(crate) fn build_ringmill(places: &Places) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").filter(|_| places.ringmill.is_none());
+    let Some(cargo) = cargo else { return Ok(()) };
     let this = contender::beside_this("ringmill")?;
     let mut command = std::process::Command::new(cargo);
     command.args(["build", "-p", "ringmill"]);

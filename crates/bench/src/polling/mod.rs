@@ -12,6 +12,7 @@ use anyhow::{Result, ensure};
 
 use crate::host::machine;
 use crate::peers::build_ringmill;
+use crate::peers::contender::Places;
 use live::Live;
 
 /// A choice of polling options, to be compared.
@@ -55,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = options.rounds.unwrap_or(rounds);
     let run_time = options.run_time.unwrap_or(Duration::from_millis(ms));
     ensure!(rounds > 0, "--rounds has to be at least 1");
-    build_ringmill()?;
+    build_ringmill(&Places::default())?;
     machine::describe(&options.directory).iter().for_each(|line| println!("{line}"));
     let live = Live::new(run_time, &options.directory)?;
     let mut loads = loads::all();

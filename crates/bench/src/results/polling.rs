@@ -7,6 +7,7 @@ use super::options::Options;
 use crate::figures::median;
 use crate::goal::{Bound, Goal};
 use crate::peers;
+use crate::peers::contender::Places;
 use crate::peers::measure::LoadSample;
 use crate::polling::published::{self, POLICIES};
 use crate::report::Table;
@@ -19,7 +20,7 @@ const WEIGHTED: usize = 2;
 pub(crate) fn measure(options: &Options) -> Result<Finding> {
     let rounds = options.run.rounds(3);
     let run_time = options.run.run_time(100, 1000);
-    peers::build_ringmill()?;
+    peers::build_ringmill(&Places::default())?;
     let results = published::measure(rounds, run_time, &options.run.directory)?;
     let mut table = Table::new(&["load", "policy", "req/s", "CPU us/req", "p50 us", "p99 us"]);
     for (load, policies) in &results {

@@ -61,9 +61,7 @@ const ROWS: [Row; 4] = [
 
 /// Measures and reports. Fails if an upgrade fails, not on any figure.
 pub(crate) fn run(options: &RunOptions) -> Result<()> {
-    if options.places.ringmill.is_none() {
-        build_ringmill()?;
-    }
+    build_ringmill(&options.places)?;
     // Each successor of the daemon becomes a child of this process, to be waited for.
     set_child_subreaper(true).context("PR_SET_CHILD_SUBREAPER")?;
     let directory = make_directory(&options.directory)?;
@@ -79,10 +77,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         QCOW2 >> 30
     ));
     let mut pauses: Vec<(Row, Vec<f64>)> = Vec::new();
-    for row in ROWS {
-        if !options.only.is_empty() && !options.only.iter().any(|part| row.name.contains(part)) {
-            continue;
-        }
+    for row in ROWS.into_iter().filter(|row| options.wants(row.name)) {
         eprintln!("{}", row.name);
         let bench = Bench { options, program: &program, directory: &directory };
         pauses.push((row, bench.pauses(row, upgrades).with_context(|| row.name)?));
