@@ -212,3 +212,47 @@ fn a_null_disk_is_no_larger_than_in_qemu_storage_daemon() {
     }
     peers.stop();
 }
+
+/// The message says which of several items is wrong.
+#[test]
+fn items_of_lists_are_named_in_errors() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["n", "m"] {
+        let null = json!({"driver": "null-co", "node-name": name, "size": 1 << 20});
+        peers.execute("blockdev-add", null);
+    }
+    peers.execute("block-dirty-bitmap-add", json!({"node": "n", "name": "b"}));
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let add = |data: Value| json!({"type": "block-dirty-bitmap-add", "data": data});
+    let right = add(json!({"node": "n", "name": "new"}));
+    for (wrong, message) in [
+        (json!(5), "Invalid parameter type for 'actions[1]', expected: object"),
+        (json!({"data": {}}), "Parameter 'actions[1].type' is missing"),
+        (json!({"type": "abort"}), "Parameter 'actions[1].data' is missing"),
+        (add(json!(5)), "Invalid parameter type for 'actions[1].data', expected: object"),
+        (add(json!({"name": "x"})), "Parameter 'actions[1].data.node' is missing"),
+        (
+            add(json!({"node": 5, "name": "x"})),
+            "Invalid parameter type for 'actions[1].data.node', expected: string",
+        ),
+        (
+            json!({"type": "blockdev-backup", "data": {"device": "n", "target": "m", "sync": "full", "speed": "x"}}),
+            "Invalid parameter type for 'actions[1].data.speed', expected: integer",
+        ),
+    ] {
+        let answer = peers.both("transaction", json!({"actions": [right, wrong]}));
+        assert_eq!(answer["error"]["desc"], message);
+    }
+    let merge = json!({"node": "n", "target": "b", "bitmaps": ["b", {"node": "n"}]});
+    let answer = peers.both("block-dirty-bitmap-merge", merge);
+    assert_eq!(answer["error"]["desc"], "Parameter 'bitmaps[1].name' is missing");
+    let export = json!({"type": "nbd", "id": "e", "node-name": "n", "bitmaps": [{"node": "n"}]});
+    let answer = peers.both("block-export-add", export);
+    assert_eq!(answer["error"]["desc"], "Parameter 'bitmaps[0].name' is missing");
+    let mirror = json!({"job-id": "j", "device": "n", "target": "m", "sync": "bitmap"});
+    let answer = peers.both("blockdev-mirror", mirror);
+    assert_eq!(answer["error"]["desc"], "Sync mode 'bitmap' not supported");
+    peers.stop();
+}

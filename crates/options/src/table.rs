@@ -161,6 +161,17 @@ impl Context {
         Self { dialect: self.dialect, prefix, depth: self.depth + 1 }
     }
 
+    /// Returns the position inside item `n` of the list that is here.
+    #[must_use]
+    pub fn item(&self, n: usize) -> Self {
+        let list = self.whole();
+        let prefix = match self.dialect {
+            Dialect::Keyval => format!("{list}.{n}."),
+            Dialect::Json => format!("{list}[{n}]."),
+        };
+        Self { dialect: self.dialect, prefix, depth: self.depth + 1 }
+    }
+
     /// Returns the full name of member `name`.
     pub fn full(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
@@ -347,14 +358,9 @@ pub fn read_list<T>(
     at: &Context,
     start: fn() -> T,
 ) -> Result<Vec<T>, OptionError> {
-    let name = at.whole();
-    let Value::List(items) = value else { return Err(wrong_type(name, "array")) };
+    let Value::List(items) = value else { return Err(wrong_type(at.whole(), "array")) };
     let read = |(n, item)| {
-        let prefix = match at.dialect {
-            Dialect::Keyval => format!("{name}.{n}."),
-            Dialect::Json => format!("{name}[{n}]."),
-        };
-        let at = Context { prefix, depth: at.depth + 1, ..*at };
+        let at = at.item(n);
         let Value::Object(mut object) = item else { return Err(wrong_type(at.whole(), "object")) };
         let mut draft = start();
         read(fields, &mut draft, &mut object, &at)?;

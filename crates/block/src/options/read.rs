@@ -251,8 +251,7 @@ pub fn read_blockdev(object: Object, at: &Context) -> Result<BlockdevOptions, Op
 pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>, OptionError> {
     let Value::List(nodes) = value else { return Err(table::wrong_type(at.whole(), "array")) };
     let read = |(n, node)| {
-        let prefix = format!("{}[{n}].", at.whole());
-        let at = Context { prefix, ..at.clone() };
+        let at = at.item(n);
         let Value::Object(object) = node else {
             return Err(table::wrong_type(at.whole(), "object"));
         };

@@ -271,7 +271,7 @@ fn names(value: Value, at: &Context, expected: &str) -> Result<Vec<String>, Opti
         Value::List(ids) => ids
             .into_iter()
             .enumerate()
-            .map(|(n, id)| table::text(id, &format!("{name}.{n}"), at))
+            .map(|(n, id)| table::text(id, at.item(n).whole(), at))
             .collect(),
         Value::Object(_) if at.dialect == Dialect::Keyval => {
             Err(OptionError::new(format!("Parameters '{name}.*' are unexpected"))

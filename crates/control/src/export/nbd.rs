@@ -157,8 +157,8 @@ fn bitmaps(export: &mut Draft, value: Value, at: &Context) -> table::Set {
             Dialect::Json => Err(table::wrong_type(at.whole(), "array")),
         };
     };
-    let read = |(value, index): (Value, usize)| {
-        let at = &at.below(&index.to_string());
+    let read = |(n, value)| {
+        let at = &at.item(n);
         match value {
             Value::Text(name) => Ok(BitmapRef { node: None, name }),
             Value::Object(mut object) => {
@@ -174,6 +174,6 @@ fn bitmaps(export: &mut Draft, value: Value, at: &Context) -> table::Set {
             | Value::List(_) => Err(table::wrong_type(at.whole(), "string, object")),
         }
     };
-    export.nbd.bitmaps = list.into_iter().zip(0..).map(read).collect::<Result<_, _>>()?;
+    export.nbd.bitmaps = list.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
     Ok(())
 }

@@ -34,10 +34,19 @@ impl<A: Default, R> Command<A, R> {
     /// # Errors
     ///
     /// An argument is missing, unknown or invalid.
-    pub(super) fn parse(&self, mut arguments: Object) -> Result<A, OptionError> {
-        let (at, mut read) = (Context::new(Dialect::Json), A::default());
-        table::read(self.arguments, &mut read, &mut arguments, &at)?;
-        table::refuse_rest(&arguments, &at, self.name, table::names(self.arguments))?;
+    fn parse(&self, arguments: Object) -> Result<A, OptionError> {
+        self.parse_at(arguments, &Context::new(Dialect::Json))
+    }
+
+    /// Parses arguments that are a part of another command's.
+    ///
+    /// # Errors
+    ///
+    /// An argument is missing, unknown or invalid.
+    pub(super) fn parse_at(&self, mut arguments: Object, at: &Context) -> Result<A, OptionError> {
+        let mut read = A::default();
+        table::read(self.arguments, &mut read, &mut arguments, at)?;
+        table::refuse_rest(&arguments, at, self.name, table::names(self.arguments))?;
         Ok(read)
     }
 }

@@ -49,7 +49,8 @@ pub(in super::super) static MERGE: &[Field<Merge>] = &[
             let Value::List(list) = value else {
                 return Err(table::wrong_type(at.whole(), "array"));
             };
-            let bitmaps: Result<_, _> = list.into_iter().map(|one| source(one, at)).collect();
+            let read = |(n, one)| source(one, &at.item(n));
+            let bitmaps: Result<_, _> = list.into_iter().enumerate().map(read).collect();
             put(&mut to.bitmaps, bitmaps?)
         },
     ),

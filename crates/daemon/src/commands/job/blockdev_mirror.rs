@@ -25,8 +25,8 @@ impl Copies for MirrorOptions {
     }
 }
 
-fn no_bitmaps(_: &mut MirrorOptions) -> table::Set {
-    Err(OptionError::new("Sync mode 'incremental' not supported"))
+fn no_bitmaps(mode: &str) -> table::Set {
+    Err(OptionError::new(format!("Sync mode '{mode}' not supported")))
 }
 
 static ARGUMENTS: &[Field<MirrorOptions>] = &[
@@ -39,8 +39,8 @@ static ARGUMENTS: &[Field<MirrorOptions>] = &[
         Rows::FULL,
         Rows::NONE,
         Rows::TOP,
-        Choice::unoffered("incremental", no_bitmaps),
-        Choice::unoffered("bitmap", no_bitmaps),
+        Choice::unoffered("incremental", |_| no_bitmaps("incremental")),
+        Choice::unoffered("bitmap", |_| no_bitmaps("bitmap")),
     ]),
     Rows::SPEED,
     Row::optional(

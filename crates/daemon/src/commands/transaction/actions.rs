@@ -9,7 +9,6 @@ use control::qmp::{QmpCommand, QmpError};
 use options::OptionError;
 use options::shape::Shape;
 use options::table::{self, Context, Field};
-use options::value::Dialect;
 
 use super::super::bitmap::arguments::{MERGE, NAME, NEW};
 use super::super::job::blockdev_backup;
@@ -53,22 +52,23 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) arguments: fn() -> Shape,
-    pub(super) read: fn(Object) -> Result<Action, OptionError>,
+    pub(super) read: fn(Object, &Context) -> Result<Action, OptionError>,
 }
 
 fn read<A: Default>(
     fields: &'static [Field<A>],
     mut object: Object,
+    at: &Context,
     whom: &str,
 ) -> Result<A, OptionError> {
-    let (at, mut into) = (Context::new(Dialect::Json), A::default());
-    table::read(fields, &mut into, &mut object, &at)?;
-    table::refuse_rest(&object, &at, whom, table::names(fields))?;
+    let mut into = A::default();
+    table::read(fields, &mut into, &mut object, at)?;
+    table::refuse_rest(&object, at, whom, table::names(fields))?;
     Ok(into)
 }
 
-fn name(object: Object) -> Result<BitmapName, OptionError> {
-    read(NAME, object, "an action about a bitmap")
+fn name(object: Object, at: &Context) -> Result<BitmapName, OptionError> {
+    read(NAME, object, at, "an action about a bitmap")
 }
 
 fn name_shape() -> Shape {
@@ -81,50 +81,52 @@ pub(super) static KINDS: &[Kind] = &[
         name: "abort",
         help: "fails, so that nothing is done: for tests",
         arguments: || Shape::Object(Vec::new()),
-        read: |object| read(NOTHING, object, "abort").map(|()| Action::Abort),
+        read: |object, at| read(NOTHING, object, at, "abort").map(|()| Action::Abort),
     },
     Kind {
         name: "block-dirty-bitmap-add",
         help: "create a bitmap",
         arguments: || Shape::Object(table::members(NEW)),
-        read: |object| Ok(Action::BitmapAdd(read(NEW, object, "block-dirty-bitmap-add")?)),
+        read: |object, at| Ok(Action::BitmapAdd(read(NEW, object, at, "block-dirty-bitmap-add")?)),
     },
     Kind {
         name: "block-dirty-bitmap-remove",
         help: "remove a bitmap",
         arguments: name_shape,
-        read: |object| Ok(Action::BitmapRemove(name(object)?)),
+        read: |object, at| Ok(Action::BitmapRemove(name(object, at)?)),
     },
     Kind {
         name: "block-dirty-bitmap-clear",
         help: "clear a bitmap",
         arguments: name_shape,
-        read: |object| Ok(Action::BitmapClear(name(object)?)),
+        read: |object, at| Ok(Action::BitmapClear(name(object, at)?)),
     },
     Kind {
         name: "block-dirty-bitmap-enable",
         help: "let a bitmap record writes",
         arguments: name_shape,
-        read: |object| Ok(Action::BitmapEnable(name(object)?, true)),
+        read: |object, at| Ok(Action::BitmapEnable(name(object, at)?, true)),
     },
     Kind {
         name: "block-dirty-bitmap-disable",
         help: "stop a bitmap from recording writes",
         arguments: name_shape,
-        read: |object| Ok(Action::BitmapEnable(name(object)?, false)),
+        read: |object, at| Ok(Action::BitmapEnable(name(object, at)?, false)),
     },
     Kind {
         name: "block-dirty-bitmap-merge",
         help: "add the bits of several bitmaps to another one",
         arguments: || Shape::Object(table::members(MERGE)),
-        read: |object| Ok(Action::BitmapMerge(read(MERGE, object, "block-dirty-bitmap-merge")?)),
+        read: |object, at| {
+            Ok(Action::BitmapMerge(read(MERGE, object, at, "block-dirty-bitmap-merge")?))
+        },
     },
     Kind {
         name: "blockdev-backup",
         help: "begin a backup",
         arguments: || blockdev_backup::COMMAND.arguments(),
-        read: |object| {
-            let options = blockdev_backup::COMMAND.parse(object)?;
+        read: |object, at| {
+            let options = blockdev_backup::COMMAND.parse_at(object, at)?;
             blockdev_backup::check(&options)?;
             Ok(Action::Backup(Box::new(options)))
         },
@@ -133,14 +135,16 @@ pub(super) static KINDS: &[Kind] = &[
         name: "blockdev-snapshot",
         help: "put an image above a node",
         arguments: || blockdev_snapshot::COMMAND.arguments(),
-        read: |object| Ok(Action::Snapshot(blockdev_snapshot::COMMAND.parse(object)?)),
+        read: |object, at| Ok(Action::Snapshot(blockdev_snapshot::COMMAND.parse_at(object, at)?)),
     },
     Kind {
         name: "blockdev-snapshot-sync",
         help: "create an image above a node",
         arguments: || blockdev_snapshot_sync::COMMAND.arguments(),
-        read: |object| {
-            Ok(Action::SnapshotSync(Box::new(blockdev_snapshot_sync::COMMAND.parse(object)?)))
+        read: |object, at| {
+            Ok(Action::SnapshotSync(Box::new(
+                blockdev_snapshot_sync::COMMAND.parse_at(object, at)?,
+            )))
         },
     },
 ];

@@ -58,7 +58,8 @@ static ARGUMENTS: &[Field<Arguments>] = &[
             let Value::List(list) = value else {
                 return Err(table::wrong_type(at.whole(), "array"));
             };
-            let all: Result<_, _> = list.into_iter().map(|one| action(one, at)).collect();
+            let read = |(n, one)| action(one, &at.item(n));
+            let all: Result<_, _> = list.into_iter().enumerate().map(read).collect();
             put(&mut to.actions, all?)
         },
     ),
@@ -87,7 +88,7 @@ fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
         None => return Err(table::missing(&at.full("data"))),
     };
     table::refuse_rest(&object, at, "an action", ["type", "data"].into_iter())?;
-    (kind.read)(data)
+    (kind.read)(data, &at.below("data"))
 }
 
 impl Daemon {
