@@ -92,9 +92,29 @@ struct Entry {
     /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.
     active: bool,
     /// What jobs have put between the node and its users: the users' first, the node's last.
-    filters: Vec<Arc<dyn BlockNode>>,
+    filters: Vec<JobFilter>,
     /// What watches the node's writes. `node` is a [`Tracked`](crate::track::Tracked) then.
     tracking: Option<Arc<Tracking>>,
+}
+
+/// A filter that a job has put between a node and the node's users.
+#[derive(Clone)]
+pub struct JobFilter {
+    /// The filter.
+    pub node: Arc<dyn BlockNode>,
+    /// Name of the driver that QEMU has for it.
+    pub driver: &'static str,
+    /// The role of the node below.
+    pub role: &'static str,
+    /// The node that the filter lists as its child `target`.
+    pub target: Option<String>,
+}
+
+impl JobFilter {
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        self.node.name()
+    }
 }
 
 enum Kept {
@@ -309,9 +329,10 @@ impl NodeRegistry {
 
     fn open_as(&mut self, name: String, options: &BlockdevOptions) -> Result<(), OpenError> {
         let mut nested = Vec::new();
+        let options = self.without_filters(options);
         let top = match options.active {
-            true => self.open_tree(name, options, &mut nested)?,
-            false => self.open_inactive(name, options, &mut nested)?,
+            true => self.open_tree(name, &options, &mut nested)?,
+            false => self.open_inactive(name, &options, &mut nested)?,
         };
         self.nodes.extend(nested.into_iter().map(Opened::into_nested));
         let held = Kept::Top(top.node.clone());
@@ -343,9 +364,11 @@ impl NodeRegistry {
     }
 
     fn get_edge(&self, name: &str) -> Result<Arc<Edge>, OpenError> {
-        Ok(match self.filters(name).first() {
-            Some(filter) => self.edge_to(filter.clone()),
-            None => self.edge_to(self.node(name)?),
+        // A user of any filter goes through all of them: the name of a lower one is no way around those above.
+        let name = self.below_filter(name);
+        Ok(match self.filters(&name).first() {
+            Some(filter) => self.edge_to(filter.node.clone()),
+            None => self.edge_to(self.node(&name)?),
         })
     }
 
@@ -360,14 +383,14 @@ impl NodeRegistry {
     }
 
     /// Returns the filters that jobs have put over a node: the users' first, the node's last.
-    pub fn filters(&self, name: &str) -> &[Arc<dyn BlockNode>] {
+    pub fn filters(&self, name: &str) -> &[JobFilter] {
         self.nodes.get(name).map_or(&[], |entry| &entry.filters)
     }
 
     /// Adds a filter to a node, below the filters that the node has. Later lookups of the node return the topmost one.
     ///
     /// The caller has the users of the node itself use the filter. The filters above are among these users.
-    pub fn add_filter(&mut self, name: &str, filter: Arc<dyn BlockNode>) {
+    pub fn add_filter(&mut self, name: &str, filter: JobFilter) {
         if let Some(entry) = self.nodes.get_mut(name) {
             entry.filters.push(filter);
         }
@@ -393,9 +416,20 @@ impl NodeRegistry {
     ) -> Result<Arc<dyn BlockNode>, OpenError> {
         let mut filters = self.filters(name).iter();
         match filters.find(|other| other.name() == filter).and_then(|_| filters.next()) {
-            Some(next) => Ok(next.clone()),
+            Some(next) => Ok(next.node.clone()),
             None => self.node(name),
         }
+    }
+
+    /// Returns the filters of all jobs, each with the name of the node that it is above.
+    pub fn job_filters(&self) -> impl Iterator<Item = (&str, &JobFilter)> {
+        let all = self.nodes.iter();
+        all.flat_map(|(name, entry)| entry.filters.iter().map(move |filter| (&**name, filter)))
+    }
+
+    /// Returns whether a job's filter has that name.
+    pub fn is_filter(&self, name: &str) -> bool {
+        self.job_filters().any(|(_, filter)| filter.name() == name)
     }
 
     /// Returns a name for a filter: the wanted one, or a generated one.
@@ -585,10 +619,8 @@ impl NodeRegistry {
 
     fn new_name(&self, name: &str) -> Result<String, OpenError> {
         check_name(name)?;
-        let filters = self.nodes.values().flat_map(|entry| &entry.filters);
-        let is_filter = filters.map(|filter| filter.name()).any(|filter| filter == name);
         match self.nodes.get(name).and_then(Entry::node) {
-            None if !is_filter => Ok(name.to_owned()),
+            None if !self.is_filter(name) => Ok(name.to_owned()),
             _ => Err(duplicate(name)),
         }
     }

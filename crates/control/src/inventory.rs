@@ -75,6 +75,8 @@ struct Node {
     /// Defined inside another one.
     nested: bool,
     inactive: bool,
+    /// The job whose filter it is. Its child is the job's source, also if other filters are between.
+    filter_of: Option<String>,
 }
 
 /// A node below another one.
@@ -115,8 +117,8 @@ struct Job {
     target: Option<String>,
     /// Nodes that are to stay as they are meanwhile.
     chain: Vec<String>,
-    /// A filter lies above the source.
-    filters: bool,
+    /// The name of its filter above the source, if it has one.
+    filter: Option<String>,
     /// It discards in the source what it has copied.
     discards: bool,
 }
@@ -127,6 +129,7 @@ const RESIZE: &str = "resize";
 impl Job {
     fn uses(&self, node: &str) -> bool {
         self.source == node
+            || self.filter.as_deref() == Some(node)
             || self.target.as_deref() == Some(node)
             || self.chain.iter().any(|name| name == node)
     }
@@ -288,6 +291,8 @@ impl Inventory {
 
     /// Returns the inventory with a job that copies `source` to `target`, and then may discard what it has copied.
     ///
+    /// `filter` is the name of the job's filter. No option can refer to a name that begins with `#`.
+    ///
     /// # Errors
     ///
     /// The name is no name or another job has it, there is no such node, or a job has it already. Backups of a node can
@@ -298,6 +303,7 @@ impl Inventory {
         kind: &'static str,
         source: &str,
         target: &str,
+        filter: &str,
         discards: bool,
     ) -> Result<Inventory, OptionError> {
         for name in [source, target] {
@@ -328,17 +334,18 @@ impl Inventory {
             source: source.to_owned(),
             target: Some(target.to_owned()),
             chain: Vec::new(),
-            filters: true,
+            filter: Some(filter.to_owned()),
             discards,
         };
-        inventory.jobs.insert(id.to_owned(), job);
+        inventory.add_job(id, job);
         inventory.check_permissions()?;
         Ok(inventory)
     }
 
     /// Returns the inventory with a job that works on a chain of images.
     ///
-    /// `chain` are the nodes that are to stay as they are, the source among them. `filters`: a filter lies above the source.
+    /// `chain` are the nodes that are to stay as they are, the source among them. `filter`: the name of the filter above
+    /// the source, if there is one.
     ///
     /// # Errors
     ///
@@ -349,7 +356,7 @@ impl Inventory {
         kind: &'static str,
         source: &str,
         chain: &[String],
-        filters: bool,
+        filter: Option<String>,
     ) -> Result<Inventory, OptionError> {
         for name in chain {
             self.is_active(name)?;
@@ -359,9 +366,39 @@ impl Inventory {
         let mut inventory = self.clone();
         let serial = inventory.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
-        let job = Job { serial, kind, source, target: None, chain, filters, discards: false };
-        inventory.jobs.insert(id.to_owned(), job);
+        let job = Job { serial, kind, source, target: None, chain, filter, discards: false };
+        inventory.add_job(id, job);
         Ok(inventory)
+    }
+
+    /// Adds a job, and its filter as a node.
+    fn add_job(&mut self, id: &str, mut job: Job) {
+        // The registry refuses the name of another node later. Until then, the permissions need a name of its own.
+        if job.filter.as_ref().is_some_and(|filter| self.nodes.contains_key(filter)) {
+            job.filter = Some(format!("#filter-of-{id}"));
+        }
+        if let Some(filter) = job.filter.clone().filter(|filter| !filter.starts_with('#')) {
+            let (used_as, name) = (job.source_use(), job.source.clone());
+            let node = Node {
+                serial: job.serial,
+                read_only: self.is_read_only(&job.source),
+                stays_read_only: false,
+                force_share: false,
+                children: vec![Child { role: "file", used_as, name, owned: false }],
+                objects: Vec::new(),
+                nested: false,
+                inactive: false,
+                filter_of: Some(id.to_owned()),
+            };
+            self.nodes.insert(filter, node);
+        }
+        self.jobs.insert(id.to_owned(), job);
+    }
+
+    /// The source of the job whose filter has that name. Otherwise, the name.
+    fn below_filter<'a>(&'a self, name: &'a str) -> &'a str {
+        let node = self.nodes.get(name).filter(|node| node.filter_of.is_some());
+        node.and_then(|node| node.children.first()).map_or(name, |child| &child.name)
     }
 
     /// Returns the inventory with another image behind `overlay`, or none.
@@ -475,10 +512,16 @@ impl Inventory {
         }
     }
 
-    /// Returns the inventory without a job, if there is one of that name.
+    /// Returns the inventory without a job, if there is one of that name. Users of its filter use its source.
     #[must_use]
     pub fn without_job(&self, id: &str) -> Inventory {
-        let mut inventory = self.clone();
+        let is_its_filter = |node: &Node| node.filter_of.as_deref() == Some(id);
+        let filter = self.nodes.iter().find(|(_, node)| is_its_filter(node)).map(|(name, _)| name);
+        let mut inventory = match filter {
+            Some(filter) => self.with_replaced(filter, self.below_filter(filter)),
+            None => self.clone(),
+        };
+        inventory.nodes.retain(|_, node| !is_its_filter(node));
         inventory.jobs.remove(id);
         inventory
     }
@@ -713,6 +756,7 @@ impl Inventory {
             objects,
             nested,
             inactive,
+            filter_of: None,
         };
         self.nodes.insert(name.clone(), node);
         self.with_options_active(&name, options)?;

@@ -116,6 +116,8 @@ impl Daemon {
         bitmaps: &[BitmapRef],
         writable: bool,
     ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
+        // A job's filter has no bitmaps of its own.
+        let node = &*self.nodes.below_filter(node);
         // Other users of the node can change it.
         let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);
         let find = |BitmapRef { node: of, name }: &BitmapRef| {
@@ -169,6 +171,7 @@ impl Daemon {
         if name.is_empty() {
             return Err(refused("Bitmap name cannot be empty"));
         }
+        self.is_no_filter(&node)?;
         let missing = || format!("Cannot find device='{node}' nor node-name='{node}'");
         let opened = self.nodes.node(&node).map_err(|_| refused(missing()))?;
         self.inventory.has_fixed_size(&node).map_err(DaemonError::from)?;

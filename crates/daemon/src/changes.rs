@@ -264,6 +264,15 @@ impl Daemon {
         });
         let mut inventory = self.inventory.clone();
         for options in &nodes {
+            let name = options.node_name.as_deref().unwrap_or_default();
+            if let Some((_, filter)) =
+                self.nodes.job_filters().find(|(_, filter)| filter.name() == name)
+            {
+                return Err(DaemonError::new(format!(
+                    "Block format '{}' used by node '{name}' does not support reopening files",
+                    filter.driver
+                )));
+            }
             inventory = inventory.with_reopened(options)?;
         }
         for options in &nodes {
@@ -319,6 +328,16 @@ impl Daemon {
         Err(error)
     }
 
+    /// Checks that no job has put a filter of that name above its source.
+    ///
+    /// Exports and nodes can use such a filter; other commands are refused.
+    pub(super) fn is_no_filter(&self, name: &str) -> Result<(), DaemonError> {
+        match self.nodes.is_filter(name) {
+            true => Ok(self.inventory.free_of_jobs(name)?),
+            false => Ok(()),
+        }
+    }
+
     /// `blockdev-del`.
     pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
         let inventory = self.inventory.without_node(name)?;
@@ -335,6 +354,9 @@ impl Daemon {
         size: i64,
     ) -> Result<Answer, DaemonError> {
         // No node has a device on it.
+        if let Some(name) = node_name {
+            self.is_no_filter(name)?;
+        }
         let Some(name) = node_name.filter(|name| self.nodes.node(name).is_ok()) else {
             let (device, name) = (device.unwrap_or_default(), node_name.unwrap_or_default());
             let message = format!("Cannot find device='{device}' nor node-name='{name}'");

@@ -7,7 +7,7 @@ use std::path::{self, Path};
 use block::driver::{Description, Layer};
 use block::node::{BackingName, ImageDetails};
 use block::options::{BlockdevOptions, DetectZeroes};
-use block::{Child, NodeInfo, NodeRegistry};
+use block::{Child, JobFilter, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
 use super::bitmaps;
@@ -17,9 +17,64 @@ const PAGE: u64 = 4096;
 /// Most segments of a request: `UIO_MAXIOV`.
 const MAX_IOV: u64 = 1024;
 
-/// The descriptions of all nodes. `flat`: without their backing images.
+/// The descriptions of all nodes and of jobs' filters, by name. `flat`: without their backing images.
 pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
-    nodes.all().map(|node| info(nodes, &node, flat)).collect()
+    let own = nodes.all().map(|node| (node.name, info(nodes, &node, flat)));
+    let filters = nodes.job_filters().filter_map(|(source, filter)| {
+        let source = nodes.info(source)?;
+        Some((filter.name(), filter_info(nodes, &source, filter, flat)))
+    });
+    let mut all: Vec<_> = own.chain(filters).collect();
+    all.sort_by_key(|(name, _)| *name);
+    all.into_iter().map(|(_, told)| told).collect()
+}
+
+/// The description of a job's filter. `source` is the node that it is above, maybe with other filters between.
+fn filter_info(
+    nodes: &NodeRegistry,
+    source: &NodeInfo<'_>,
+    filter: &JobFilter,
+    flat: bool,
+) -> Json {
+    let mut told = info(nodes, source, flat);
+    let mut image = json!({
+        "filename": told["file"],
+        "format": filter.driver,
+        "virtual-size": filter.node.geometry().size,
+        "actual-size": told["image"]["actual-size"],
+        "limits": told["image"]["limits"],
+    });
+    for name in ["cluster-size", "dirty-flag"] {
+        if let Some(value) = told["image"].get(name) {
+            image[name] = value.clone();
+        }
+    }
+    if !flat {
+        image["backing-image"] = told["image"].take();
+    }
+    let below = nodes.below_filter_of(source.name, filter.name());
+    let below = below.map_or_else(|_| source.name.to_owned(), |node| node.name().to_owned());
+    let mut children = vec![json!({"node-name": below, "child": filter.role})];
+    if let Some(target) = &filter.target {
+        children.push(json!({"node-name": target, "child": "target"}));
+    }
+    if let Some(members) = told.as_object_mut() {
+        members.retain(|name, _| name != "dirty-bitmaps" && name != "backing_file");
+    }
+    let depth = if flat { 0 } else { 1 + depth(nodes, source) };
+    for (name, value) in [
+        ("node-name", filter.name().into()),
+        ("drv", filter.driver.into()),
+        ("children", children.into()),
+        ("image", image),
+        ("detect_zeroes", "off".into()),
+        ("cache", json!({"writeback": true, "direct": false, "no-flush": false})),
+        ("backing_file_depth", depth.into()),
+        ("write_threshold", 0.into()),
+    ] {
+        told[name] = value;
+    }
+    told
 }
 
 /// The file name of a node, as in [`filename`].
@@ -130,7 +185,12 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
 /// The backing image of a node.
 fn backing<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
     let child = node.children.iter().find(|child| child.role == "backing")?;
-    nodes.info(child.edge.node().name())
+    info_below(nodes, child)
+}
+
+/// The node of a child, below the filters of jobs.
+fn info_below<'a>(nodes: &'a NodeRegistry, child: &Child) -> Option<NodeInfo<'a>> {
+    nodes.info(&nodes.below_filter(child.edge.node().name()))
 }
 
 /// The path of the backing file in the header of the node's image.
@@ -153,7 +213,7 @@ fn is_backed_otherwise(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> bool {
 
 /// The first of the nodes below.
 fn below<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'_>) -> Option<NodeInfo<'a>> {
-    nodes.info(node.children.first()?.edge.node().name())
+    info_below(nodes, node.children.first()?)
 }
 
 /// The node that provides the data that this node lacks: the backing image, or the child of a filter.
@@ -194,11 +254,11 @@ fn describe(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Description {
 fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
     let driver = &node.options.driver;
     let mut options = json!({"driver": driver.kind().name});
-    for Child { role, edge } in node.children {
+    for child in node.children {
         // The header already names the backing image.
-        let named = *role != "backing" || is_backed_otherwise(nodes, node);
-        if named && let Some(below) = nodes.info(edge.node().name()) {
-            options[*role] = as_options(nodes, &below);
+        let named = child.role != "backing" || is_backed_otherwise(nodes, node);
+        if named && let Some(below) = info_below(nodes, child) {
+            options[child.role] = as_options(nodes, &below);
         }
     }
     for (name, value) in describe(nodes, node).options {

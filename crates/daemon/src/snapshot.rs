@@ -43,6 +43,7 @@ impl Daemon {
         snapshot: SnapshotSync,
     ) -> Result<(), DaemonError> {
         let SnapshotSync { node_name, snapshot_file, snapshot_node_name, .. } = snapshot;
+        self.is_no_filter(&node_name)?;
         let node = self.nodes.node(&node_name).map_err(|_| {
             let device = &snapshot.device;
             DaemonError::new(format!("Cannot find device='{device}' nor node-name='{node_name}'"))
@@ -58,7 +59,7 @@ impl Daemon {
         let Some(name) = snapshot_node_name else {
             return Err(DaemonError::new("New overlay node-name missing"));
         };
-        if self.nodes.names().any(|other| other == name) {
+        if self.nodes.is_filter(&name) || self.nodes.names().any(|other| other == name) {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
         self.inventory.free_of_jobs(&node_name)?;
@@ -114,6 +115,7 @@ impl Daemon {
     /// `blockdev-snapshot`.
     pub(super) async fn snapshot(&mut self, node: &str, overlay: &str) -> Result<(), DaemonError> {
         for name in [node, overlay] {
+            self.is_no_filter(name)?;
             self.nodes.node(name)?;
             self.inventory.free_of_jobs(name)?;
         }

@@ -6,12 +6,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
-use event_loop::EventLoop;
+use event_loop::{EventLoop, until};
 
 use crate::node::{Channel, Watcher, Watchers};
 
@@ -79,18 +78,14 @@ impl Waiting {
         copying: impl Future<Output = T>,
     ) -> Option<T> {
         let number = self.next.replace(self.next.get() + 1);
-        let mut copying = pin!(copying);
-        let copied = poll_fn(|cx| {
-            if let Poll::Ready(copied) = copying.as_mut().poll(cx) {
-                return Poll::Ready(Some(copied));
-            }
+        let given_up = poll_fn(|cx| {
             if job.is_given_up() {
-                return Poll::Ready(None);
+                return Poll::Ready(());
             }
             self.tasks.borrow_mut().insert(number, cx.waker().clone());
             Poll::Pending
-        })
-        .await;
+        });
+        let copied = until(copying, given_up).await.ok();
         self.tasks.borrow_mut().remove(&number);
         copied
     }

@@ -418,7 +418,8 @@ fn set_read_only(options: &mut BlockdevOptions) {
     }
 }
 
-fn own_children(driver: &Driver) -> Vec<(&'static str, BlockdevRef)> {
+/// Returns the children that a driver's options name or define: their roles, and what the options say.
+pub(super) fn own_children(driver: &Driver) -> Vec<(&'static str, BlockdevRef)> {
     driver.children().into_iter().map(|child| (child.role, child.node.clone())).collect()
 }
 

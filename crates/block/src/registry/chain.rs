@@ -50,9 +50,9 @@ impl NodeRegistry {
     }
 
     /// Returns whether a job may replace a node, or change the chain below it: the node holds no data of
-    /// another one, and no job has put a filter over it.
+    /// another one, no job has put a filter over it, and it is no such filter.
     pub fn is_root(&self, name: &str) -> bool {
-        !self.is_part(name) && self.filters(name).is_empty()
+        !self.is_filter(name) && !self.is_part(name) && self.filters(name).is_empty()
     }
 
     /// Returns whether a node holds data of a node above it that is no filter, such as an image whose overlay or

@@ -1,8 +1,10 @@
 //! What nodes are now, as options that make them again. Those are not always the ones that they were made
 //! with: a node may have been reopened, made inactive, or come to lie on others.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use super::activity::own_children;
 use super::{Child, Entry, Kept, NodeRegistry};
 use crate::options::{BlockdevOptions, BlockdevRef};
 
@@ -79,10 +81,37 @@ impl NodeRegistry {
     }
 
     /// Returns the node below that filter of a job. `name` itself, if no filter has that name.
-    pub(super) fn below_filter(&self, name: &str) -> String {
-        let is_over = |entry: &Entry| entry.filters.iter().any(|filter| filter.name() == name);
-        let found = self.nodes.iter().find(|(_, entry)| is_over(entry));
+    pub fn below_filter(&self, name: &str) -> String {
+        // No filter has the name of an open node.
+        if self.nodes.get(name).and_then(Entry::node).is_some() {
+            return name.to_owned();
+        }
+        let found = self.job_filters().find(|(_, filter)| filter.name() == name);
         found.map_or(name, |(below, _)| below).to_owned()
+    }
+
+    /// Returns the options with the nodes below jobs' filters in place of the filters, which do not outlive their jobs.
+    ///
+    /// A user of either goes through the filters.
+    pub(super) fn without_filters<'a>(
+        &self,
+        options: &'a BlockdevOptions,
+    ) -> Cow<'a, BlockdevOptions> {
+        let mut changed = Cow::Borrowed(options);
+        for (role, child) in own_children(&options.driver) {
+            let child = match child {
+                BlockdevRef::Name(name) if self.is_filter(&name) => {
+                    BlockdevRef::Name(self.below_filter(&name))
+                }
+                BlockdevRef::Inline(below) => match self.without_filters(&below) {
+                    Cow::Owned(below) => BlockdevRef::Inline(Box::new(below)),
+                    Cow::Borrowed(_) => continue,
+                },
+                BlockdevRef::Name(_) => continue,
+            };
+            changed.to_mut().driver.set_child(role, child);
+        }
+        changed
     }
 
     /// Whether a node is still the one that the header of the image above it names: it was neither reopened

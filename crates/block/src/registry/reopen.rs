@@ -55,6 +55,7 @@ impl NodeRegistry {
         held: Option<Drained>,
     ) -> Opening<'a> {
         Box::pin(async move {
+            let options = &*self.without_filters(options);
             let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
             check(name, &entry.options.driver, &options.driver)?;
             let closes = options.driver.closes_to_reopen();

@@ -14,11 +14,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::NodeRegistry;
 use block::node::{BlockNode, Channel, Geometry};
 use block::options::BlockdevOptions;
 use block::request::{Op, Request};
 use block::track::Tracking;
+use block::{JobFilter, NodeRegistry};
 use event_loop::ring::sim::{Faults, Sim, Storage, Unflushed, elsewhere};
 use event_loop::sync::lock;
 use event_loop::{EventLoop, LoopConfig};
@@ -91,7 +91,8 @@ impl Reopened {
         };
         let moments = Arc::new(moments);
         let watched = Watched { file, moments: moments.clone() };
-        registry.add_filter(FILE, Arc::new(watched));
+        let (node, driver, role, target) = (Arc::new(watched), "watched", "file", None);
+        registry.add_filter(FILE, JobFilter { node, driver, role, target });
         add_secret(&mut registry);
         let node = registry.open(&disk).unwrap_or_else(|error| {
             panic!("what was left cannot be opened: {error:?}");

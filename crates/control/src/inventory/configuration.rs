@@ -2,7 +2,7 @@
 
 use block::options::{BlockdevOptions, blockdev_option};
 
-use super::{Export, Inventory, Object};
+use super::{Export, Inventory, Node, Object};
 use crate::amend::{amend, put_member};
 use crate::cli::{option_words, parse_args};
 use crate::error::OptionError;
@@ -49,7 +49,8 @@ impl Inventory {
         let server =
             self.nbd_server.iter().map(|server| (server.serial, Ok(server.option.clone())));
         let mut options = in_order(objects.chain(server))?;
-        let nodes = self.nodes.iter().filter(|(_, node)| !node.nested);
+        let is_made = |node: &Node| !node.nested && node.filter_of.is_none();
+        let nodes = self.nodes.iter().filter(|(_, node)| is_made(node));
         let mut nodes: Vec<_> = nodes.map(|(name, node)| (node.serial, name.as_str())).collect();
         nodes.sort_unstable();
         // An image that came above a node is newer than what uses it now.
@@ -63,10 +64,12 @@ impl Inventory {
 
     /// The option of an export, for what it offers now.
     fn amended(&self, export: &Export) -> Result<String, OptionError> {
-        let Export { options, option, nodes: now, .. } = export;
+        let Export { options, option, nodes, .. } = export;
         let before: Vec<_> = options.nodes().collect();
+        // A job does not go on in the next process.
+        let now: Vec<_> = nodes.iter().map(|node| self.below_filter(node)).collect();
         let is_active = now.iter().all(|node| self.is_active(node).is_ok());
-        if is_active && before.iter().copied().eq(now) {
+        if is_active && before.iter().copied().eq(now.iter().copied()) {
             return Ok(option.clone());
         }
         amend(option, "type", |object| {
@@ -78,7 +81,7 @@ impl Inventory {
                 // Clients go on calling it by the name of the node that it had.
                 put_member(object, name, Value::Text((*node).clone()));
             }
-            let mut now = now.iter().cloned().map(Value::Text);
+            let mut now = now.iter().copied().map(|node| Value::Text(node.to_owned()));
             let list = options.kind.more_nodes().map(|more| more.list);
             if let Some(list) = list.filter(|list| has(object, list)) {
                 put_member(object, list, Value::List(now.collect()));

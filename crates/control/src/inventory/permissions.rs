@@ -25,7 +25,7 @@ impl Export {
 
 impl Job {
     /// Returns what the job's filter above the source uses the source for.
-    fn source_use(&self) -> ChildUse {
+    pub(super) fn source_use(&self) -> ChildUse {
         match self.kind {
             "mirror" | "commit" => ChildUse::Window,
             "stream" => ChildUse::Filtered,
@@ -65,14 +65,14 @@ fn resize_of(node: &str) -> String {
 }
 
 /// A filter of a job: its name, and the job.
-type Filter<'a> = (String, &'a Job);
+type Filter<'a> = (&'a str, &'a Job);
 
 /// Filters of jobs, by the names of their sources. The users' first, the source's last: a new filter comes below older ones.
 type Filters<'a> = BTreeMap<&'a str, Vec<Filter<'a>>>;
 
 /// Returns the filter of that number above the node `name`, counted from the users, or the node itself.
 fn nth_above<'a>(filters: &'a Filters<'_>, name: &'a str, nth: usize) -> &'a str {
-    filters.get(name).and_then(|above| above.get(nth)).map_or(name, |(filter, _)| filter)
+    filters.get(name).and_then(|above| above.get(nth)).map_or(name, |&(filter, _)| filter)
 }
 
 impl Inventory {
@@ -93,8 +93,8 @@ impl Inventory {
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
-        let (filters, discards) = (false, false);
-        let job = Job { serial, kind: RESIZE, source, target: None, chain, filters, discards };
+        let (filter, discards) = (None, false);
+        let job = Job { serial, kind: RESIZE, source, target: None, chain, filter, discards };
         inventory.jobs.insert(resize_of(name), job);
         Ok(inventory)
     }
@@ -194,13 +194,16 @@ impl Inventory {
     fn check_with(&self, user: Option<UserUse<'_>>, cut: &[String]) -> Result<(), OptionError> {
         // The filters of jobs lie between the source and its users.
         let mut filters: Filters<'_> = BTreeMap::new();
-        for (id, job) in self.jobs.iter().filter(|(_, job)| job.filters) {
-            filters.entry(&job.source).or_default().push((format!("#filter-of-{id}"), job));
+        for job in self.jobs.values() {
+            if let Some(filter) = &job.filter {
+                filters.entry(&job.source).or_default().push((filter, job));
+            }
         }
         filters.values_mut().for_each(|above| above.sort_by_key(|(_, job)| job.serial));
         let filters = &filters;
         let through_filters = |name| nth_above(filters, name, 0);
-        let nodes = self.nodes.iter().map(|(name, node)| NodeUse {
+        let own = || self.nodes.iter().filter(|(_, node)| node.filter_of.is_none());
+        let nodes = own().map(|(name, node)| NodeUse {
             name,
             writable: !node.read_only,
             active: !node.inactive,
@@ -208,7 +211,7 @@ impl Inventory {
             force_share: node.force_share && node.read_only,
             serial: node.serial,
         });
-        let filter_nodes = filters.values().flatten().map(|(name, job)| NodeUse {
+        let filter_nodes = filters.values().flatten().map(|&(name, job)| NodeUse {
             name,
             writable: true,
             active: true,
@@ -225,7 +228,7 @@ impl Inventory {
             let above = filters.get(source).map_or(&[][..], Vec::as_slice);
             above.iter().rposition(|filter| passes_by(parent, filter)).map_or(0, |last| last + 1)
         };
-        let edges = self.nodes.iter().flat_map(|(parent, node)| {
+        let edges = own().flat_map(|(parent, node)| {
             let is_cut = cut.contains(parent);
             let children = node.children.iter().filter(move |c| !is_cut || c.role != "backing");
             children.map(move |child| EdgeUse {
@@ -239,9 +242,9 @@ impl Inventory {
             })
         });
         let filter_edges = filters.iter().flat_map(|(source, above)| {
-            above.iter().enumerate().map(move |(nth, (filter, job))| EdgeUse {
+            above.iter().enumerate().map(move |(nth, &(filter, job))| EdgeUse {
                 parent: filter,
-                role: "file",
+                role: if job.source_use() == ChildUse::Window { "backing" } else { "file" },
                 child: nth_above(filters, source, nth + 1),
                 used_as: job.source_use(),
             })

@@ -13,7 +13,7 @@ use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
 use super::job::{ChainEnd, Copying, How, Parts};
 use super::options::{CopyOptions, JobOptions};
-use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, negative_speed};
+use super::start::{BACKUP_BUF_SIZE, CLUSTER, Ends, NOT_CREATED, negative_speed};
 use super::worker::{self, MirrorTask};
 
 /// A node of a chain, by either of the names that commands accept.
@@ -92,6 +92,7 @@ impl Daemon {
             }
         }
         let top = copy.device.clone();
+        self.is_no_filter(&top)?;
         self.nodes.node(&top).map_err(|_| missing(&top, &top))?;
         // A stream to a filter works on the image below the filter, and on that image's chain.
         let filters = self.nodes.filtered(&top);
@@ -122,10 +123,12 @@ impl Daemon {
         let base = place.and_then(|place| chain.get(place)).cloned();
         self.check_chain_job(&copy)?;
         let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
-        let inventory = self.inventory.with_chain_job(&copy.job.id, "stream", &device, &used, true);
+        let (id, filter) = (&copy.job.id, Some(copy.filter()));
+        let inventory = self.inventory.with_chain_job(id, "stream", &device, &used, filter);
         let mut inventory = inventory.map_err(DaemonError::from)?;
         let steady = filters.iter().chain(&dropped).map(|node| intermediate(node, true));
         self.check_steady(&copy, "stream", &used, &steady.collect::<Vec<_>>())?;
+        let name = self.filter_name(&mut copy, NOT_CREATED)?;
         let size = self.nodes.node(&device).map_err(DaemonError::from)?.geometry().size;
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
@@ -141,7 +144,6 @@ impl Daemon {
         }
         copy.device.clone_from(&device);
         copy.target.clone_from(&device);
-        let name = self.filter_name(&copy)?;
         let backup = Backup::stream(size, CLUSTER, place.map_or(ALL, depth));
         let ends = self.chain_ends(&device, &device, size)?;
         let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
@@ -158,7 +160,7 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         let ChainOptions { mut copy, base, top, backing_file, masks_protocol, .. } = options;
         let device = copy.device.clone();
-        if self.nodes.node(&device).is_err() {
+        if self.nodes.node(&device).is_err() && !self.nodes.is_filter(&device) {
             let desc = format!("Device '{device}' not found");
             return Err(QmpError { class: ErrorClass::DeviceNotFound, desc });
         }
@@ -218,7 +220,8 @@ impl Daemon {
         }
         self.check_chain_job(&copy)?;
         let id = &copy.job.id;
-        let inventory = self.inventory.with_chain_job(id, "commit", &top_name, &whole, top == 0);
+        let filter = (top == 0).then(|| copy.filter());
+        let inventory = self.inventory.with_chain_job(id, "commit", &top_name, &whole, filter);
         let mut inventory = inventory.map_err(DaemonError::from)?;
         // The base changes below these images.
         let between = whole.get(top.max(1)..base).unwrap_or_default();
@@ -244,6 +247,8 @@ impl Daemon {
                 )));
             }
         }
+        // As in QSD, the name has to be free even if there is no filter.
+        let name = self.filter_name(&mut copy, "")?;
         let read_only_again = self.make_writable(&base_name).await?;
         if base_size < size {
             let resized = self.nodes.resize(&base_name, size, &self.control);
@@ -268,7 +273,6 @@ impl Daemon {
             return self.start_copy(copy, ends, inventory, None, how, task, BACKUP_BUF_SIZE).await;
         }
         inventory = inventory.with_writable(&base_name);
-        let name = self.filter_name(&copy)?;
         let dirty = Arc::new(Bitmap::new(size, CLUSTER, false));
         let below = self.nodes.edge_below_filter(&device).map_err(DaemonError::from)?;
         let filter: Arc<dyn BlockNode> = Arc::new(MirrorTop::new(name, below, dirty.clone()));

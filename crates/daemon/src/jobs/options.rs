@@ -42,6 +42,14 @@ pub(crate) struct CopyOptions {
     pub(crate) discard_source: bool,
 }
 
+impl CopyOptions {
+    /// Returns the name of the job's filter in the inventory. One without a name gets one that no option can refer to.
+    pub(crate) fn filter(&self) -> String {
+        let name = self.filter_node_name.clone();
+        name.unwrap_or_else(|| format!("#filter-of-{}", self.job.id))
+    }
+}
+
 /// `sync`: the data that a job copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Sync {

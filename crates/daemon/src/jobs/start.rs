@@ -7,7 +7,7 @@ use block::graph::{Edge, drain};
 use block::job::{Backup, Bitmap, CHUNK, Control, CopiesTo, MirrorTop, Turns, WorkerConfig};
 use block::node::{BlockNode, cluster_size};
 use block::options::BlockdevRef;
-use block::{Amendment, Connections, NewImage, OpenError};
+use block::{Amendment, Connections, JobFilter, NewImage, OpenError};
 use control::qmp::QmpError;
 use control::{Inventory, Step};
 use event_loop::mailbox;
@@ -30,6 +30,8 @@ pub(super) const BACKUP_BUF_SIZE: u64 = 16 << 20;
 
 /// Smallest default of a mirror's granularity.
 const MIN_GRANULARITY: u64 = 4 << 10;
+/// The beginning of QSD's errors about the filters of backups and streams.
+pub(super) const NOT_CREATED: &str = "Could not create node: ";
 /// The depth of a node's backing image.
 const BELOW_TOP: u32 = 2;
 
@@ -162,7 +164,7 @@ impl Daemon {
         self.check_id(&job.id)?;
         let inventory = self
             .inventory
-            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], false)
+            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], None)
             .map_err(DaemonError::from)?;
         let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
         self.inventory = inventory;
@@ -226,7 +228,7 @@ impl Daemon {
         &mut self,
         options: BackupOptions,
     ) -> Result<u64, QmpError> {
-        let BackupOptions { copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
+        let BackupOptions { mut copy, on_cbw_error, bitmap, bitmap_mode, compress, perf } = options;
         let (mut cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
         // The target's clusters are copied whole: its backing image may be left out, and could not fill them.
@@ -255,7 +257,7 @@ impl Daemon {
         let backup = if copy.sync == Sync::Top { backup.of_top() } else { backup };
         let backup = if compress { backup.compressed() } else { backup };
         let backup = if copy.discard_source { backup.discarding() } else { backup };
-        let name = self.filter_name(&copy)?;
+        let name = self.filter_name(&mut copy, NOT_CREATED)?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let filter = backup.filter(name, below, ends.target.clone());
         let task = worker::Task::Backup(backup.clone(), copy.sync == Sync::None);
@@ -282,7 +284,7 @@ impl Daemon {
         &mut self,
         options: MirrorOptions,
     ) -> Result<(), QmpError> {
-        let MirrorOptions { copy, replaces, granularity, buf_size, blocking, target_is_zero } =
+        let MirrorOptions { mut copy, replaces, granularity, buf_size, blocking, target_is_zero } =
             options;
         self.check_root(&copy.device)?;
         let ends = self.ends(&copy, "mirror", "Can't mirror node into itself")?;
@@ -316,7 +318,7 @@ impl Daemon {
         check_parts(ends.size, granularity)?;
         let bits = |set| Arc::new(Bitmap::new(ends.size, granularity, set));
         let (dirty, zero) = (bits(is_full), target_is_zero.then(|| bits(true)));
-        let name = self.filter_name(&copy)?;
+        let name = self.filter_name(&mut copy, "")?;
         let below = self.nodes.edge_below_filter(&copy.device).map_err(DaemonError::from)?;
         let turns = Arc::new(Turns::default());
         if blocking {
@@ -357,7 +359,8 @@ impl Daemon {
         kind: &'static str,
     ) -> Result<Inventory, QmpError> {
         let CopyOptions { job, device, target, discard_source, .. } = copy;
-        let inventory = self.inventory.with_job(&job.id, kind, device, target, *discard_source);
+        let (inventory, filter) = (&self.inventory, copy.filter());
+        let inventory = inventory.with_job(&job.id, kind, device, target, &filter, *discard_source);
         Ok(inventory.map_err(DaemonError::from)?)
     }
 
@@ -379,9 +382,18 @@ impl Daemon {
         error.into()
     }
 
-    pub(super) fn filter_name(&mut self, copy: &CopyOptions) -> Result<String, QmpError> {
+    /// Returns the name of a job's filter: the given one, or a generated one, which is in `copy` from then on.
+    ///
+    /// `of`: what QSD's error begins with.
+    pub(super) fn filter_name(
+        &mut self,
+        copy: &mut CopyOptions,
+        of: &str,
+    ) -> Result<String, QmpError> {
         let name = self.nodes.filter_name(copy.filter_node_name.as_deref());
-        Ok(name.map_err(DaemonError::from)?)
+        let name = name.map_err(|error| QmpError::generic(format!("{of}{error}")))?;
+        copy.filter_node_name = Some(name.clone());
+        Ok(name)
     }
 
     /// Checks the options that backup and mirror share, and opens source and target.
@@ -392,7 +404,10 @@ impl Daemon {
         same: &str,
     ) -> Result<Ends, QmpError> {
         for name in [&copy.device, &copy.target] {
-            self.nodes.node(name).map_err(DaemonError::from)?;
+            // Below, the filter of a job is refused as in use.
+            if !self.nodes.is_filter(name) {
+                self.nodes.node(name).map_err(DaemonError::from)?;
+            }
         }
         if copy.device == copy.target {
             return Err(QmpError::generic(same));
@@ -509,7 +524,8 @@ impl Daemon {
                 used.begin(backup);
                 *size = backup.left();
             }
-            self.nodes.add_filter(&copy.device, filter.clone());
+            let filter = listed(filter.clone(), &how, &copy.target);
+            self.nodes.add_filter(&copy.device, filter);
         }
         self.inventory = inventory;
         let (reports, from_worker) = mailbox::channel();
@@ -551,4 +567,16 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Returns a job's filter as `query-named-block-nodes` lists it: by the driver that it has in QEMU.
+fn listed(node: Arc<dyn BlockNode>, how: &How, target: &str) -> JobFilter {
+    let (driver, role) = match how {
+        How::Parts(Parts::Backup(_), ..) => ("copy-before-write", "file"),
+        How::Parts(Parts::Stream(_), ..) => ("copy-on-read", "file"),
+        How::Parts(Parts::Commit(_), ..) => ("commit_top", "backing"),
+        How::Mirror { .. } => ("mirror_top", "backing"),
+    };
+    let target = (driver == "copy-before-write").then(|| target.to_owned());
+    JobFilter { node, driver, role, target }
 }

@@ -15,6 +15,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
     records: false,
     run: |daemon, Arguments { node_name, threshold }| {
         Box::pin(async move {
+            daemon.is_no_filter(&node_name)?;
             if daemon.nodes.node(&node_name).is_err() {
                 return Err(QmpError::generic(format!("Device '{node_name}' not found")));
             }
