@@ -1,7 +1,7 @@
 //! Giving up copies that guests' requests wait for.
 //!
-//! A job that ends without success needs its copies no more, and its target may never answer them. So the requests go on at
-//! once, and the end of the job waits for the target for a limited time only.
+//! A job that ends without success does not need its copies, and its target may never answer them. So the requests proceed at
+//! once, and the job's end waits for the target only for a limited time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
