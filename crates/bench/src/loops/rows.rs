@@ -95,7 +95,7 @@ impl Row {
 
 /// Returns the rows that are to be measured.
 pub(crate) fn chosen(options: &RunOptions) -> Result<Vec<Row>> {
-    let rows: Vec<Row> = ROWS.into_iter().filter(|row| options.wants(row.name())).collect();
+    let rows: Vec<Row> = ROWS.into_iter().filter(|row| options.wants(&row.name())).collect();
     if rows.is_empty() {
         bail!("--rows matches none of: {}", ROWS.map(Row::name).join("; "));
     }
