@@ -267,17 +267,22 @@ fn a_guests_disk_moves() {
     assert_eq!(lines.last(), Some(&sum), "the guest's view against the image");
 }
 
+/// Adds the node `slow`, as large as the disk, which takes this number of bytes per second.
+fn slow_target(qmp: &mut Qmp, scratch: &Scratch, bps: u64) {
+    let limits = json!({"bps-total": bps});
+    qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "tg", "limits": limits}));
+    create(qmp, "copy", &scratch.path("copy.img"), MIB << 20);
+    let throttle =
+        json!({"driver": "throttle", "node-name": "slow", "throttle-group": "tg", "file": "copy"});
+    qmp.execute("blockdev-add", throttle);
+}
+
 /// A daemon with a backup of a filled disk to a node that takes this number of bytes per second.
 fn throttled_backup(scratch: &Scratch, bps: u64) -> (Server, Qmp) {
     let image = Image::filled(scratch, "disk0.img", MIB);
     let server = daemon(scratch, &image, "");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let limits = json!({"bps-total": bps});
-    qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "tg", "limits": limits}));
-    create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
-    let throttle =
-        json!({"driver": "throttle", "node-name": "slow", "throttle-group": "tg", "file": "copy"});
-    qmp.execute("blockdev-add", throttle);
+    slow_target(&mut qmp, scratch, bps);
     let backup = json!({"job-id": "j", "device": "disk", "target": "slow", "sync": "full"});
     qmp.execute("blockdev-backup", backup);
     (server, qmp)
@@ -343,6 +348,42 @@ fn a_cancelled_job_leaves_a_target_that_hangs() {
         back.signal(Signal::SIGCONT);
         back.stop();
     }
+}
+
+/// A guest's write goes through when a backup is cancelled. What the backup is still copying there is not discarded.
+#[test]
+fn a_cancelled_backup_discards_nothing_that_is_written_meanwhile() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .iothread("io0")
+        .file("disk", &image, "discard=unmap")
+        .export("disk", "iothread=io0,stall-timeout-ms=100")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    slow_target(&mut qmp, &scratch, 1000);
+    let backup = json!({
+        "job-id": "j", "device": "disk", "target": "slow", "sync": "full", "discard-source": true,
+    });
+    qmp.execute("blockdev-backup", backup);
+    eventually("a copy", || {
+        let jobs = qmp.execute("query-block-jobs", json!({}));
+        (jobs[0]["busy"] == true).then_some(())
+    });
+    let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+    let segments = vec![Segment { at: 0, len: 512, device_writes: false }];
+    blk.put(0, &[2; 512]);
+    blk.submit(0, &Request { kind: request::OUT, sector: 0, segments });
+    eventually("a write that waits for the copy", || {
+        server.log().contains("write of 512 bytes at offset 0 takes longer").then_some(())
+    });
+    qmp.execute("job-cancel", json!({"id": "j"}));
+    assert_eq!(blk.wait(0).expect("a reply")[0].status, 0);
+    qmp.wait_for("BLOCK_JOB_CANCELLED");
+    assert_eq!(blk.read(0, 512), [2; 512]);
+    drop(blk);
+    server.stop();
 }
 
 /// A job that is paused and not busy has no request in flight.

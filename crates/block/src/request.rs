@@ -29,7 +29,8 @@ pub enum Op {
         fua: bool,
     },
     /// Report what is stored in the range: fills the one segment of the buffers with
-    /// [extents](crate::status::Extent), from the range's start on, as many as fit.
+    /// [extents](crate::status::Extent), from the range's start on: at least one, and
+    /// as many as are known and fit.
     BlockStatus,
 }
 

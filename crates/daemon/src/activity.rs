@@ -16,15 +16,15 @@ impl Daemon {
     ) -> Result<Answer, DaemonError> {
         let (_, names) = self.inventory.with_active(name.as_deref(), active)?;
         let Some(connecting) = active.then(|| self.connect_inactive(&names)).flatten() else {
-            self.set_active(name.as_deref(), active, NodeConnections::new()).await?;
+            self.set_active(name.as_deref(), active, &mut NodeConnections::new()).await?;
             return Ok(().into());
         };
         Ok(Answer::Continued(Box::pin(async move {
             let connected = connecting.await;
             let rest: Rest = Box::new(move |daemon| {
                 Box::pin(async move {
-                    let connections = connected.map_err(DaemonError::from)?;
-                    daemon.set_active(name.as_deref(), active, connections).await?;
+                    let mut connections = connected.map_err(DaemonError::from)?;
+                    daemon.set_active(name.as_deref(), active, &mut connections).await?;
                     Ok(().into())
                 })
             });
@@ -38,7 +38,7 @@ impl Daemon {
         &mut self,
         name: Option<&str>,
         active: bool,
-        mut connections: NodeConnections,
+        connections: &mut NodeConnections,
     ) -> Result<(), DaemonError> {
         let (inventory, names) = self.inventory.with_active(name, active)?;
         if !active {
@@ -52,7 +52,7 @@ impl Daemon {
         let mut changed = Vec::new();
         let mut result = Ok(());
         for name in &names {
-            result = self.change_activity(name, active, &mut connections).await;
+            result = self.change_activity(name, active, connections).await;
             if result.is_err() {
                 break;
             }
@@ -62,7 +62,7 @@ impl Daemon {
             Ok(()) => self.inventory = inventory,
             Err(_) => {
                 for name in changed.into_iter().rev() {
-                    let changed = self.change_activity(name, !active, &mut connections).await;
+                    let changed = self.change_activity(name, !active, connections).await;
                     if let Err(error) = changed {
                         log::error!("node {name}: {error}");
                     }
@@ -153,7 +153,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         for node in export.nodes().filter(|_| !export.allow_inactive) {
             if self.inventory.is_active(node).is_err() {
-                self.set_active(Some(node), true, std::mem::take(connections)).await?;
+                self.set_active(Some(node), true, connections).await?;
             }
         }
         Ok(())

@@ -160,7 +160,7 @@ impl Daemon {
                     info.children.iter().find(|child| child.role == "backing")
                 }
             };
-            node = below?.edge.node().name().to_owned();
+            node = self.nodes.below_filter(below?.edge.node().name());
         }
     }
 

@@ -1,7 +1,5 @@
 //! Values by number, where numbers are used again: what is kept per request under way.
 
-//! Values by number, where numbers are used again: what is kept per request under way.
-
 /// Slots by tag. A free slot keeps its contents, such as memory or a generation, for the next use.
 ///
 /// Allocates only to have more slots than ever before.

@@ -136,7 +136,8 @@ impl Backup {
         self.snapshot.left.bytes()
     }
 
-    /// Has users' requests proceed without copies, also those that wait for one. Call this when the job is cancelled or fails.
+    /// Has users' requests proceed without copies, also those that wait for one. Call this when the job is
+    /// cancelled or fails, but never for a stream: a write could be overtaken by old data.
     pub fn give_up(&self) {
         self.snapshot.giving_up.give_up();
     }
@@ -188,8 +189,8 @@ impl Backup {
                     let what = snapshot.what;
                     let result = what.copy(&source, &target, range.clone(), &mut buffer).await;
                     if result.is_ok() {
-                        if discards {
-                            // While writes wait for the claim, so that nothing new is discarded.
+                        if discards && let Some(_discarding) = snapshot.begin_discard(&claim.parts)
+                        {
                             what.discard(&source, range.clone(), &mut buffer).await;
                         }
                         claim.done();

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use super::backup::OnCbwError;
 use super::copy::Buffer;
-use super::giving_up::Waiting;
+use super::giving_up::PendingCopies;
 use super::keep_size;
 use super::snapshot::Snapshot;
 use super::worker::CHUNK;
@@ -90,7 +90,7 @@ pub(crate) struct CbwChannel {
     /// Number of requests for which something is copied first.
     requests: Cell<usize>,
     /// Their copies.
-    waiting: Rc<Waiting>,
+    pending: Rc<PendingCopies>,
     buffers: RefCell<Vec<Buffer>>,
 }
 
@@ -102,7 +102,7 @@ impl CbwChannel {
         snapshot: Arc<Snapshot>,
         before: Before,
     ) -> Rc<CbwChannel> {
-        let waiting = Waiting::new(event_loop, &snapshot.giving_up);
+        let pending = PendingCopies::new(event_loop, &snapshot.giving_up);
         Rc::new_cyclic(|me| CbwChannel {
             me: me.clone(),
             event_loop: event_loop.clone(),
@@ -111,18 +111,27 @@ impl CbwChannel {
             snapshot,
             before,
             requests: Cell::new(0),
-            waiting,
+            pending,
             buffers: RefCell::default(),
         })
     }
 
     async fn copy_before(self: Rc<Self>, request: Request) {
-        match (self.copy(&request).await, self.snapshot.on_error) {
+        let snapshot = &*self.snapshot;
+        let copied = match snapshot.is_over() {
+            true => Err(Errno::ECANCELED),
+            false => self.copy(&request).await,
+        };
+        match (copied, snapshot.on_error) {
             (Ok(()), _) => self.source.submit(request),
-            (Err(_), _) if self.snapshot.giving_up.is_given_up() => self.source.submit(request),
-            (Err(errno), OnCbwError::BreakGuestWrite) => request.complete(Err(errno)),
-            (Err(_), OnCbwError::BreakSnapshot) => {
-                self.snapshot.set_broken();
+            (Err(errno), OnCbwError::BreakGuestWrite) if !snapshot.is_over() => {
+                request.complete(Err(errno));
+            }
+            (Err(_), _) => {
+                if !snapshot.is_over() {
+                    snapshot.set_broken();
+                }
+                snapshot.until_kept(&snapshot.left.parts(request.offset, request.len)).await;
                 self.source.submit(request);
             }
         }
@@ -134,17 +143,15 @@ impl CbwChannel {
         let mut buffer = self.take_buffer().ok_or(Errno::ENOMEM)?;
         let snapshot = &*self.snapshot;
         let copying = snapshot.copy(parts, &self.source, &self.target, &mut buffer);
-        let copying = self.waiting.for_copy(&snapshot.giving_up, copying);
-        let copied = match snapshot.timeout_ns {
-            None => copying.await,
-            Some(limit) => {
-                let limit = self.event_loop.now_ns().saturating_add(limit);
-                let copied = until(copying, self.event_loop.sleep_until(limit)).await;
-                copied.map_err(|()| Errno::ETIMEDOUT)?
-            }
+        let copying = async {
+            let Some(limit) = snapshot.timeout_ns else { return Ok(copying.await) };
+            let limit = self.event_loop.now_ns().saturating_add(limit);
+            let copied = until(copying, self.event_loop.sleep_until(limit)).await;
+            copied.map_err(|()| Errno::ETIMEDOUT)
         };
-        // After this or the limit, a request may still use the buffer: it is not used again.
-        let copied = copied.ok_or(Errno::ECANCELED)?;
+        let copied = self.pending.wait_for(&snapshot.giving_up, copying).await;
+        // If this fails, a request may still use the buffer: it is not used again.
+        let copied = copied.ok_or(Errno::ECANCELED)??;
         self.buffers.borrow_mut().push(buffer);
         copied.map_err(|failure| failure.errno)
     }
@@ -158,13 +165,14 @@ impl CbwChannel {
 impl Channel for CbwChannel {
     fn submit(&self, request: Request) {
         let snapshot = &*self.snapshot;
-        let mut parts = snapshot.left.parts(request.offset, request.len);
+        let parts = snapshot.left.parts(request.offset, request.len);
         let passes = match request.op {
             Op::Read => self.before == Before::Changes,
             Op::Flush | Op::BlockStatus => true,
             Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => false,
         };
-        if passes || !parts.any(|part| snapshot.left.is_set(part)) || snapshot.is_over() {
+        let is_left = || parts.clone().any(|part| snapshot.left.is_set(part));
+        if passes || !is_left() || snapshot.is_over() && !snapshot.is_discarding(&parts) {
             return self.source.submit(request);
         }
         let Some(me) = self.me.upgrade() else { return };
@@ -173,7 +181,8 @@ impl Channel for CbwChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.requests.get() + self.source.in_flight() + self.waiting.in_flight(&self.target)
+        let target = self.pending.in_flight(&self.snapshot.giving_up, &self.target);
+        self.requests.get() + self.source.in_flight() + target
     }
 
     fn drain_begin(&self) {

@@ -8,71 +8,85 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, Waker};
 
-use event_loop::{EventLoop, until};
+use event_loop::sync::lock;
+use event_loop::{EventLoop, mailbox, until};
 
-use crate::node::{Channel, Watcher, Watchers};
+use crate::node::Channel;
 
-/// How long requests to the target count after the job has given up, nanoseconds. Those of a target that works end within it,
-/// so nothing of the job reaches the target later.
-const PATIENCE_NS: u64 = 1_000_000_000;
+/// How long the end of a job waits for copies that nothing waits for any more, nanoseconds. A copy that takes longer may reach
+/// the target after the job's end.
+const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Whether a job has given up, for all threads.
 #[derive(Default)]
 pub(super) struct GivingUp {
     given_up: AtomicBool,
-    watchers: Watchers,
+    channels: Mutex<Vec<Weak<mailbox::Sender<()>>>>,
 }
 
 impl GivingUp {
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
-        self.watchers.tell();
+        for channel in lock(&self.channels).iter().filter_map(Weak::upgrade) {
+            // Fails if the channel's loop has ended.
+            let _ = channel.send(());
+        }
     }
 
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
+
+    /// Returns a receiver of [`give_up`](Self::give_up), which ends when the sender is dropped.
+    fn listen(&self) -> (Arc<mailbox::Sender<()>>, mailbox::Receiver<()>) {
+        let (sender, receiver) = mailbox::channel();
+        let sender = Arc::new(sender);
+        let mut channels = lock(&self.channels);
+        channels.retain(|channel| channel.strong_count() > 0);
+        channels.push(Arc::downgrade(&sender));
+        (sender, receiver)
+    }
 }
 
 /// The copies of one channel that requests wait for.
-pub(super) struct Waiting {
+pub(super) struct PendingCopies {
     event_loop: EventLoop,
     /// The tasks that wait, by number.
     tasks: RefCell<BTreeMap<u64, Waker>>,
     next: Cell<u64>,
-    /// The loop's time at which the job has given up.
+    /// The loop's time at which the end of the job began to wait.
     since_ns: Cell<Option<u64>>,
+    /// Its receiver is a task on the loop, which ends with it.
+    _listening: Arc<mailbox::Sender<()>>,
 }
 
-impl Waiting {
-    pub(super) fn new(event_loop: &EventLoop, job: &GivingUp) -> Rc<Waiting> {
-        let waiting = Rc::new(Waiting {
+impl PendingCopies {
+    pub(super) fn new(event_loop: &EventLoop, job: &GivingUp) -> Rc<PendingCopies> {
+        let (listening, mut given_up) = job.listen();
+        let pending = Rc::new(PendingCopies {
             event_loop: event_loop.clone(),
             tasks: RefCell::default(),
             next: Cell::new(0),
             since_ns: Cell::new(None),
+            _listening: listening,
         });
-        let (watcher, mut changes) = Watcher::new();
-        job.watchers.add(watcher);
-        let own = Rc::downgrade(&waiting);
+        let own = Rc::downgrade(&pending);
         event_loop.spawn(async move {
-            // `None`: the job has ended without giving up.
-            if changes.next().await.is_some()
-                && let Some(own) = own.upgrade()
-            {
-                own.since_ns.set(Some(own.event_loop.now_ns()));
+            while let Some(()) = given_up.receive().await {
+                let Some(own) = own.upgrade() else { return };
                 let tasks = own.tasks.take();
                 tasks.into_values().for_each(Waker::wake);
             }
         });
-        waiting
+        pending
     }
 
     /// Returns what `copying` gives. `None`: the job gives up first. A request of the copy may be in flight then, and use its
     /// memory.
-    pub(super) async fn for_copy<T>(
+    pub(super) async fn wait_for<T>(
         &self,
         job: &GivingUp,
         copying: impl Future<Output = T>,
@@ -90,12 +104,17 @@ impl Waiting {
         copied
     }
 
-    /// Returns how many requests to the target count.
-    pub(super) fn in_flight(&self, target: &Rc<dyn Channel>) -> usize {
-        let waited = |since: u64| self.event_loop.now_ns().saturating_sub(since);
-        match self.since_ns.get().is_some_and(|since| waited(since) >= PATIENCE_NS) {
-            true => 0,
-            false => target.in_flight(),
+    /// Returns how many requests to the target a drain has to wait for.
+    pub(super) fn in_flight(&self, job: &GivingUp, target: &Rc<dyn Channel>) -> usize {
+        if !job.is_given_up() {
+            return target.in_flight();
+        }
+        let now = self.event_loop.now_ns();
+        let since = self.since_ns.get().unwrap_or(now);
+        self.since_ns.set(Some(since));
+        match now.saturating_sub(since) < PATIENCE_NS {
+            true => target.in_flight(),
+            false => 0,
         }
     }
 }

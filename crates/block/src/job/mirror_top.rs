@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use super::bitmap::Bitmap;
 use super::copy::{Buffer, copy};
-use super::giving_up::Waiting;
+use super::giving_up::PendingCopies;
 use super::keep_size;
 use super::turns::Turns;
 use crate::graph::Edge;
@@ -75,7 +75,7 @@ impl BlockNode for MirrorTop {
             Some(to) => Some(Copies {
                 event_loop: event_loop.clone(),
                 target: to.target.clone().open_channel(event_loop)?,
-                waiting: Waiting::new(event_loop, &to.turns.giving_up),
+                pending: PendingCopies::new(event_loop, &to.turns.giving_up),
                 turns: to.turns.clone(),
                 whole: to.whole,
                 zero: to.zero.clone(),
@@ -110,7 +110,7 @@ struct Copies {
     target: Rc<dyn Channel>,
     turns: Arc<Turns>,
     /// Copies that writes wait for.
-    waiting: Rc<Waiting>,
+    pending: Rc<PendingCopies>,
     whole: bool,
     zero: Option<Arc<Bitmap>>,
     buffers: RefCell<Vec<Buffer>>,
@@ -130,7 +130,7 @@ impl MirrorTopChannel {
     ) {
         if let Some(copies) = &self.copies {
             let copying = self.copy(copies, &write);
-            let copied = copies.waiting.for_copy(&copies.turns.giving_up, copying).await;
+            let copied = copies.pending.wait_for(&copies.turns.giving_up, copying).await;
             if copied.is_none() {
                 self.dirty.set(write.offset, write.len);
             }
@@ -179,7 +179,10 @@ impl Channel for MirrorTopChannel {
     }
 
     fn in_flight(&self) -> usize {
-        let target = self.copies.as_ref().map(|copies| copies.waiting.in_flight(&copies.target));
+        let target = self
+            .copies
+            .as_ref()
+            .map(|copies| copies.pending.in_flight(&copies.turns.giving_up, &copies.target));
         self.source.in_flight() + self.copying.get() + target.unwrap_or_default()
     }
 

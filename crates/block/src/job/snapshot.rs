@@ -69,6 +69,8 @@ pub(crate) struct Snapshot {
     /// Parts that are in the target are cleared, and only then.
     pub(crate) left: Bitmap,
     claims: Claims,
+    /// Parts that are being discarded in the source, as they are in the target.
+    discarding: Claims,
     pub(super) on_error: OnCbwError,
     pub(super) what: What,
     /// The longest time that copying before a write takes, nanoseconds.
@@ -99,6 +101,18 @@ impl Drop for Claim<'_> {
     }
 }
 
+/// Some parts that are being discarded in the source.
+pub(super) struct Discarding<'a> {
+    snapshot: &'a Snapshot,
+    parts: Range<u64>,
+}
+
+impl Drop for Discarding<'_> {
+    fn drop(&mut self) {
+        self.snapshot.discarding.release(&self.parts, false);
+    }
+}
+
 /// Where the first of some parts is to be read.
 pub(crate) enum Place<'a> {
     /// In the target, these parts.
@@ -112,6 +126,7 @@ impl Snapshot {
         Snapshot {
             left,
             claims: Claims::default(),
+            discarding: Claims::default(),
             on_error,
             what,
             timeout_ns: None,
@@ -136,6 +151,25 @@ impl Snapshot {
 
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
+    }
+
+    /// Begins to discard parts in the source that are in the target and still claimed. `None`: requests pass without the claim,
+    /// so the parts may have new data.
+    pub(super) fn begin_discard(&self, parts: &Range<u64>) -> Option<Discarding<'_>> {
+        // Before the look: a request that passes looks for this afterwards.
+        self.discarding.lock().add(parts.clone(), false);
+        let discarding = Discarding { snapshot: self, parts: parts.clone() };
+        (!self.is_over()).then_some(discarding)
+    }
+
+    /// Whether some of these parts are being discarded. If [`is_over`](Self::is_over), none will be.
+    pub(super) fn is_discarding(&self, parts: &Range<u64>) -> bool {
+        self.discarding.lock().touches(parts)
+    }
+
+    /// Waits until none of these parts is being discarded.
+    pub(super) async fn until_kept(&self, parts: &Range<u64>) {
+        self.discarding.wait_for(|| (!self.is_discarding(parts)).then_some(())).await;
     }
 
     /// Claims the first parts of `parts` that are left and unclaimed, at most `most` of them.

@@ -215,10 +215,8 @@ impl Daemon {
             Report::Error(failure, action) => self.tell_of_error(&mut job, failure, action),
             Report::Ended(_) if matches!(job.status, Status::Aborting | Status::Concluded) => {}
             Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
-            // The last part may have been copied after another job of the group had failed.
-            Report::Ended(Ok(End::Copied)) if job.group.is_some() && job.is_cancelled() => {
-                self.abort(&mut job, None).await;
-            }
+            // The last part may have been copied meanwhile, and what was in flight may have failed.
+            Report::Ended(_) if job.is_cancelled() => self.abort(&mut job, None).await,
             Report::Ended(Ok(End::Copied)) => {
                 job.enter(Status::Waiting, &self.clients);
                 if job.group.is_none() {
@@ -228,8 +226,6 @@ impl Daemon {
                     }
                 }
             }
-            // What was in flight when the job was cancelled may fail.
-            Report::Ended(Err(_)) if job.is_cancelled() => self.abort(&mut job, None).await,
             Report::Ended(Err(failure)) => {
                 let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
                 self.abort(&mut job, Some(strerror(errno))).await;
@@ -453,6 +449,14 @@ impl Daemon {
         }
         if let Some(copying) = job.copying_mut() {
             self.cancel_copying(copying);
+        }
+        // Guests' requests may wait for copies of the other jobs of the group, too.
+        for serial in group.map(|group| self.jobs.of_group(group)).unwrap_or_default() {
+            let Some(mut other) = self.jobs.take(serial) else { continue };
+            if let Some(copying) = other.copying_mut() {
+                self.cancel_copying(copying);
+            }
+            self.jobs.put(other);
         }
         if let Some(copying) = job.copying() {
             self.reset_chain(copying).await;

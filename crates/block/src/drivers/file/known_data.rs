@@ -24,7 +24,7 @@ pub(super) struct KnownData {
 }
 
 impl KnownData {
-    /// A request makes holes, or has made them. To be called before and after it.
+    /// A request makes holes, or has made them. Call this before it, and after its success.
     pub(super) fn makes_holes(&self) {
         self.holes.fetch_add(1, Ordering::AcqRel);
     }

@@ -149,9 +149,9 @@ impl ClientState {
 
     /// Removes the next request, to fail it. No operation is in flight on the socket.
     pub(super) fn next_failed(&mut self) -> Option<Request> {
-        let taken = self.slots.taken().next().map(|(tag, _)| tag);
+        let taken = self.slots.iter().position(|slot| slot.request.is_some());
         match taken {
-            Some(tag) => self.end(tag, Err(Errno::EIO)).map(|(request, _)| request),
+            Some(tag) => self.end(tag as u32, Err(Errno::EIO)).map(|(request, _)| request),
             None => {
                 self.ready.clear();
                 self.over.clear();
