@@ -204,6 +204,7 @@ fn images_are_created_resized_and_removed() {
 
 /// As in QSD, the node keeps the image open, and reads what another daemon writes meanwhile.
 #[test]
+#[ignore = "one of those that .ci/nightly has"]
 fn an_inactive_node_reads_what_another_daemon_writes() {
     let Some(ceph) = cluster() else { return };
     let (scratch, there) = (Scratch::new(), Scratch::new());
