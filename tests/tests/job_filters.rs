@@ -255,7 +255,7 @@ fn exports_of_a_mirrors_filter_move_as_in_qemu_storage_daemon() {
     }
 }
 
-/// So do the ends of jobs on chains: to the topmost image, or to the base.
+/// After jobs on chains, they move to the topmost image, or to the base.
 #[test]
 fn exports_of_filters_above_chains_move_as_in_qemu_storage_daemon() {
     for (command, driver, end) in

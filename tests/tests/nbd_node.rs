@@ -98,7 +98,7 @@ fn other_clients_are_served_while_a_node_connects() {
     server.stop();
 }
 
-/// So do they while a node becomes active, which makes a connection of its own.
+/// A node that becomes active makes another connection.
 #[test]
 fn other_clients_are_served_while_an_inactive_node_connects() {
     let (back, scratch) = (Scratch::new(), Scratch::new());
@@ -129,7 +129,7 @@ fn other_clients_are_served_while_an_inactive_node_connects() {
         assert_eq!(answer["error"]["desc"], "Failed to read data: the server left", "{command}");
     }
     assert_eq!(other.execute("query-block-exports", json!({})), json!([]));
-    // The node may be gone by the time that the server answers.
+    // The node may be gone when the server answers.
     let active = json!({"execute": "blockdev-set-active", "arguments": {"node-name": "far", "active": true}});
     waiting.send(&active.to_string());
     let (far, _) = silent.accept().expect("the daemon connects");

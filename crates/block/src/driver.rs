@@ -267,7 +267,7 @@ impl Needs<'_> {
     };
 }
 
-/// Implements [`BlockDriver::children`] and [`BlockDriver::set_child`] of a driver whose options name just these children.
+/// Implements [`BlockDriver::children`] and [`BlockDriver::set_child`] of a driver with just these children in its options.
 ///
 /// Each is `ROLE: ChildUse`, in the order of opening. The role is the name of the option's field.
 #[macro_export]

@@ -17,6 +17,7 @@ pub mod fuzzing;
 pub mod graph;
 mod inherited;
 pub mod job;
+mod listeners;
 pub mod node;
 pub mod options;
 mod own_mounts;

@@ -75,7 +75,7 @@ struct Node {
     /// Defined inside another one.
     nested: bool,
     inactive: bool,
-    /// The job whose filter it is. Its child is the job's source, also if other filters are between.
+    /// The job that it is the filter of. Its child is the job's source, also if other filters are between.
     filter_of: Option<String>,
 }
 
@@ -371,11 +371,16 @@ impl Inventory {
         Ok(inventory)
     }
 
+    /// Returns a name for the filter of a job that gives it none. No option can refer to it.
+    pub fn unnamed_filter(job: &str) -> String {
+        format!("#filter-of-{job}")
+    }
+
     /// Adds a job, and its filter as a node.
     fn add_job(&mut self, id: &str, mut job: Job) {
-        // The registry refuses the name of another node later. Until then, the permissions need a name of its own.
+        // The registry refuses the name of another node later. Until then, the permissions need another name.
         if job.filter.as_ref().is_some_and(|filter| self.nodes.contains_key(filter)) {
-            job.filter = Some(format!("#filter-of-{id}"));
+            job.filter = Some(Self::unnamed_filter(id));
         }
         if let Some(filter) = job.filter.clone().filter(|filter| !filter.starts_with('#')) {
             let (used_as, name) = (job.source_use(), job.source.clone());
@@ -395,7 +400,7 @@ impl Inventory {
         self.jobs.insert(id.to_owned(), job);
     }
 
-    /// The source of the job whose filter has that name. Otherwise, the name.
+    /// The source of a job, for the name of the job's filter. Other names are returned as they are.
     fn below_filter<'a>(&'a self, name: &'a str) -> &'a str {
         let node = self.nodes.get(name).filter(|node| node.filter_of.is_some());
         node.and_then(|node| node.children.first()).map_or(name, |child| &child.name)

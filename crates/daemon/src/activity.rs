@@ -4,7 +4,7 @@ use block::{Connections, OpenError};
 use control::ExportOptions;
 
 use super::changes::NodeConnections;
-use super::commands::{Answer, Rest};
+use super::commands::Answer;
 use super::{Daemon, DaemonError};
 
 impl Daemon {
@@ -19,17 +19,13 @@ impl Daemon {
             self.set_active(name.as_deref(), active, &mut NodeConnections::new()).await?;
             return Ok(().into());
         };
-        Ok(Answer::Continued(Box::pin(async move {
-            let connected = connecting.await;
-            let rest: Rest = Box::new(move |daemon| {
-                Box::pin(async move {
-                    let mut connections = connected.map_err(DaemonError::from)?;
-                    daemon.set_active(name.as_deref(), active, &mut connections).await?;
-                    Ok(().into())
-                })
-            });
-            rest
-        })))
+        Ok(Answer::after(connecting, move |daemon, connected| {
+            Box::pin(async move {
+                let mut connections = connected.map_err(DaemonError::from)?;
+                daemon.set_active(name.as_deref(), active, &mut connections).await?;
+                Ok(().into())
+            })
+        }))
     }
 
     /// Makes a node, or all nodes, active or inactive. While its node is inactive, a vhost-user export leaves

@@ -116,7 +116,7 @@ impl Daemon {
         bitmaps: &[BitmapRef],
         writable: bool,
     ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
-        // A job's filter has no bitmaps of its own.
+        // A job's filter has no bitmaps.
         let node = &*self.nodes.below_filter(node);
         // Other users of the node can change it.
         let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);

@@ -18,7 +18,7 @@ use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use serde_json::json;
 
 use super::chardev::{self, Chardev};
-use super::commands::{Answer, DeleteMode, Rest};
+use super::commands::{Answer, DeleteMode};
 use super::errors::{policy_of, watch};
 use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
@@ -57,17 +57,13 @@ impl Daemon {
             self.add(&step).await?;
             return Ok(().into());
         };
-        Ok(Answer::Continued(Box::pin(async move {
-            let connected = connecting.await;
-            let rest: Rest = Box::new(move |daemon| {
-                Box::pin(async move {
-                    let connections = connected.map_err(DaemonError::from)?;
-                    daemon.add_connected(&step, connections).await?;
-                    Ok(().into())
-                })
-            });
-            rest
-        })))
+        Ok(Answer::after(connecting, move |daemon, connected| {
+            Box::pin(async move {
+                let connections = connected.map_err(DaemonError::from)?;
+                daemon.add_connected(&step, connections).await?;
+                Ok(().into())
+            })
+        }))
     }
 
     /// Begins the connections that nodes need for what a command describes, if they need any.
@@ -369,17 +365,13 @@ impl Daemon {
         let resizing = self.nodes.resize(name, size, &self.control)?;
         self.inventory = inventory;
         let name = name.to_owned();
-        Ok(Answer::Continued(Box::pin(async move {
-            let resized = resizing.await.map_err(DaemonError::new);
-            let rest: Rest = Box::new(move |daemon| {
-                Box::pin(async move {
-                    daemon.inventory = daemon.inventory.resized(&name);
-                    resized?;
-                    Ok(().into())
-                })
-            });
-            rest
-        })))
+        Ok(Answer::after(resizing, move |daemon, resized| {
+            Box::pin(async move {
+                daemon.inventory = daemon.inventory.resized(&name);
+                resized.map_err(DaemonError::new)?;
+                Ok(().into())
+            })
+        }))
     }
 
     /// `block-export-del`: has the export end. When it has, [`export_ended`](Self::export_ended) is

@@ -1,21 +1,24 @@
 //! A FUSE export whose kernel is played by the test: a socket that keeps messages apart, in the place of
 //! `/dev/fuse`.
 
+#[path = "common/once.rs"]
+mod once;
+
 use std::cell::Cell;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::NodeRegistry;
-use block::node::{BlockNode, Channel, Geometry};
+use block::node::BlockNode;
 use block::options::{BlockdevOptions, Driver, NullOptions};
 use event_loop::counting::{CountingAllocator, allocations, locks_taken};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 use exports::fuse::{FileAttributes, FuseConfig, FuseExport};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use once::Once;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -222,35 +225,12 @@ fn a_stop_finishes_requests_in_flight_and_closes_the_device() {
     }
 }
 
-/// Opens one channel only.
-#[derive(Default)]
-struct Once {
-    is_open: AtomicBool,
-}
-
-impl BlockNode for Once {
-    fn name(&self) -> &str {
-        "once"
-    }
-
-    fn geometry(&self) -> Geometry {
-        null(0).geometry()
-    }
-
-    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        match self.is_open.swap(true, Ordering::Relaxed) {
-            true => Err(io::Error::other("not twice")),
-            false => null(0).open_channel(event_loop),
-        }
-    }
-}
-
 /// The caller closes the node next, and its image's lock has to be gone then.
 #[test]
 fn an_export_that_a_later_thread_cannot_serve_has_dropped_the_node() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let (device, other) = UnixStream::pair().unwrap();
-    let node = Arc::new(Once::default());
+    let node = Once::over(null(0));
     let config = FuseConfig {
         id: "e".into(),
         node: node.clone(),

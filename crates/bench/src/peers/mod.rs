@@ -246,8 +246,8 @@ pub(crate) fn cpus(client: Option<usize>, server: Option<usize>) -> Result<[Opti
     Ok([pick(client, 0)?, pick(server, 1)?])
 }
 
-/// Builds ringmill beside this program when cargo has started it, unless another one is to be run: `cargo run -p bench`
-/// does not, and a stale binary is not what is to be measured.
+/// Builds ringmill beside this program, unless another one is to be run. Only if cargo has started this program: `cargo run -p
+/// bench` does not build ringmill, and an old one would be measured.
 pub(crate) fn build_ringmill(places: &Places) -> Result<()> {
     let cargo = std::env::var_os("CARGO").filter(|_| places.ringmill.is_none());
     let Some(cargo) = cargo else { return Ok(()) };

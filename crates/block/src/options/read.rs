@@ -265,7 +265,7 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
     nodes.into_iter().enumerate().map(read).collect()
 }
 
-/// Refuses what no node can be reopened with, and what is an error of its own in a new node.
+/// Refuses what no node can be reopened with, in words that differ from those for a new node.
 fn check_reopened(object: &Object) -> Result<(), OptionError> {
     let is_on = |name| match table::look(object, name) {
         Some(Value::Bool(on)) => *on,

@@ -49,8 +49,9 @@ impl NodeRegistry {
         names
     }
 
-    /// Returns whether a job may replace a node, or change the chain below it: the node holds no data of
-    /// another one, no job has put a filter over it, and it is no such filter.
+    /// Returns whether a job may replace a node, or change the chain below it.
+    ///
+    /// The node holds no data of another one. No job has put a filter over it, and it is no such filter.
     pub fn is_root(&self, name: &str) -> bool {
         !self.is_filter(name) && !self.is_part(name) && self.filters(name).is_empty()
     }

@@ -79,8 +79,8 @@ impl Inventory {
         self.has_above(name, |node| !node.inactive)
     }
 
-    /// Whether an export keeps a node active: any that may write to it, and any whose type does not serve reads of an
-    /// inactive node.
+    /// Whether an export keeps a node active: any that may write to it, and any of a type that does not serve reads
+    /// of an inactive node.
     fn is_kept(&self, name: &str) -> bool {
         self.exports.values().any(|export| {
             let ExportOptions { allow_inactive, writable, kind, .. } = &export.options;

@@ -66,7 +66,7 @@ impl Inventory {
     fn amended(&self, export: &Export) -> Result<String, OptionError> {
         let Export { options, option, nodes, .. } = export;
         let before: Vec<_> = options.nodes().collect();
-        // A job does not go on in the next process.
+        // The next process has no job.
         let now: Vec<_> = nodes.iter().map(|node| self.below_filter(node)).collect();
         let is_active = now.iter().all(|node| self.is_active(node).is_ok());
         if is_active && before.iter().copied().eq(now.iter().copied()) {

@@ -41,6 +41,20 @@ pub(crate) enum Leave {
     Upgrade,
 }
 
+impl Answer {
+    /// Returns the answer of a command's `rest`, which takes what `wait` gives. Other commands are executed during the wait.
+    pub(crate) fn after<T: 'static>(
+        wait: impl Future<Output = T> + 'static,
+        rest: impl for<'a> FnOnce(&'a mut Daemon, T) -> Running<'a> + 'static,
+    ) -> Answer {
+        Answer::Continued(Box::pin(async move {
+            let waited = wait.await;
+            let rest: Rest = Box::new(move |daemon| rest(daemon, waited));
+            rest
+        }))
+    }
+}
+
 impl From<()> for Answer {
     fn from((): ()) -> Self {
         Answer::Now(json!({}))

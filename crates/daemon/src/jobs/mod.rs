@@ -277,7 +277,7 @@ impl Daemon {
     }
 
     async fn finalize_group(&mut self, group: u64) {
-        // A job whose end fails takes the rest out of the group.
+        // A job that fails at its end takes the rest out of the group.
         while let Some(&serial) = self.jobs.of_group(group).first() {
             let Some(mut job) = self.jobs.take(serial) else { return };
             self.finalize(&mut job).await;
@@ -287,21 +287,16 @@ impl Daemon {
         }
     }
 
-    /// Cancels the jobs of a group, one of which has failed or was cancelled.
+    /// Ends the jobs of a group, one of which has failed or was cancelled. The copying of all of them was cancelled before:
+    /// the report of a worker that still runs ends its job.
     async fn cancel_group(&mut self, group: u64) {
         for serial in self.jobs.of_group(group) {
             let Some(mut job) = self.jobs.take(serial) else { continue };
             if matches!(job.status, Status::Waiting | Status::Pending) {
                 job.group = None;
                 self.abort(&mut job, None).await;
-            } else {
-                if job.copying().is_some_and(|copying| copying.user_paused) {
-                    self.set_paused(&mut job, false);
-                }
-                // The worker's report ends the job.
-                if let Some(copying) = job.copying_mut() {
-                    self.cancel_copying(copying);
-                }
+            } else if job.copying().is_some_and(|copying| copying.user_paused) {
+                self.set_paused(&mut job, false);
             }
             if job.status != Status::Null {
                 self.jobs.put(job);

@@ -1,6 +1,7 @@
 //! Options of jobs, and the orders that jobs accept.
 
 use block::job::{OnCbwError, OnError};
+use control::Inventory;
 
 /// Options of every job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,10 +44,10 @@ pub(crate) struct CopyOptions {
 }
 
 impl CopyOptions {
-    /// Returns the name of the job's filter in the inventory. One without a name gets one that no option can refer to.
+    /// Returns the name of the job's filter in the inventory.
     pub(crate) fn filter(&self) -> String {
         let name = self.filter_node_name.clone();
-        name.unwrap_or_else(|| format!("#filter-of-{}", self.job.id))
+        name.unwrap_or_else(|| Inventory::unnamed_filter(&self.job.id))
     }
 }
 

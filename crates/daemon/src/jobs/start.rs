@@ -571,12 +571,11 @@ impl Daemon {
 
 /// Returns a job's filter as `query-named-block-nodes` lists it: by the driver that it has in QEMU.
 fn listed(node: Arc<dyn BlockNode>, how: &How, target: &str) -> JobFilter {
-    let (driver, role) = match how {
-        How::Parts(Parts::Backup(_), ..) => ("copy-before-write", "file"),
-        How::Parts(Parts::Stream(_), ..) => ("copy-on-read", "file"),
-        How::Parts(Parts::Commit(_), ..) => ("commit_top", "backing"),
-        How::Mirror { .. } => ("mirror_top", "backing"),
+    let (driver, role, target) = match how {
+        How::Parts(Parts::Backup(_), ..) => ("copy-before-write", "file", Some(target.to_owned())),
+        How::Parts(Parts::Stream(_), ..) => ("copy-on-read", "file", None),
+        How::Parts(Parts::Commit(_), ..) => ("commit_top", "backing", None),
+        How::Mirror { .. } => ("mirror_top", "backing", None),
     };
-    let target = (driver == "copy-before-write").then(|| target.to_owned());
     JobFilter { node, driver, role, target }
 }

@@ -1,38 +1,12 @@
 //! A node that the second I/O thread cannot use.
 
-use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::node::{BlockNode, Channel, Geometry};
 use event_loop::EventLoop;
 use exports::nbd::{NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 
+use crate::once::Once;
 use crate::rig::null;
-
-/// Opens one channel only.
-#[derive(Default)]
-struct Once {
-    is_open: AtomicBool,
-}
-
-impl BlockNode for Once {
-    fn name(&self) -> &str {
-        "once"
-    }
-
-    fn geometry(&self) -> Geometry {
-        null().geometry()
-    }
-
-    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        match self.is_open.swap(true, Ordering::Relaxed) {
-            true => Err(io::Error::other("not twice")),
-            false => null().open_channel(event_loop),
-        }
-    }
-}
 
 /// The caller closes the node next, and its image's lock has to be gone then.
 #[test]
@@ -47,7 +21,7 @@ fn an_export_that_a_later_thread_cannot_serve_has_dropped_the_node() {
         held: true,
     };
     let server = NbdServer::start(&event_loop, config).unwrap();
-    let node = Arc::new(Once::default());
+    let node = Once::over(null());
     // Both workers run on this thread, so that the first has not run when a start that does not wait returns.
     let added = server.add(NbdExportConfig {
         id: "disk".into(),

@@ -4,6 +4,8 @@
 mod attaching;
 mod durability;
 mod handover;
+#[path = "../common/once.rs"]
+mod once;
 mod own_driver;
 mod rig;
 

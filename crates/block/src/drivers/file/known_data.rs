@@ -14,7 +14,7 @@ use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
 
 /// A range of an image that holds data.
 ///
-/// What another program takes from the file stays data here. That is right, if not exact: it reads as zeroes.
+/// A hole that another program makes stays data here, which reads as zeroes.
 #[derive(Debug, Default)]
 pub(super) struct KnownData {
     /// The range, and the number of holes when it was asked for.

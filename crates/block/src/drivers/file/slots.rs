@@ -70,9 +70,9 @@ impl FileSlot {
     }
 }
 
-/// The place of a request under way.
+/// What is kept of a request under way.
 #[derive(Default)]
-struct Place {
+struct RequestSlot {
     /// Nearly all requests are simple: one operation that reads or writes all of it with its own memory.
     simple: Option<Detached>,
     other: Option<FileSlot>,
@@ -81,7 +81,7 @@ struct Place {
 }
 
 /// Requests under way, by token.
-pub(crate) struct Slots(Pool<Place>);
+pub(crate) struct Slots(Pool<RequestSlot>);
 
 impl Slots {
     pub(crate) fn new() -> Self {
@@ -95,7 +95,7 @@ impl Slots {
 
     /// Puts a request in; the token is its own until it is taken out.
     pub(crate) fn insert(&mut self, slot: FileSlot) -> u32 {
-        let (token, place) = self.0.take_or_add(|_| Place::default());
+        let (token, place) = self.0.take_or_add(|_| RequestSlot::default());
         place.other = Some(slot);
         token
     }
@@ -103,7 +103,7 @@ impl Slots {
     /// Puts a simple request in.
     #[inline]
     pub(crate) fn insert_simple(&mut self, request: Detached) -> u32 {
-        let (token, place) = self.0.take_or_add(|_| Place::default());
+        let (token, place) = self.0.take_or_add(|_| RequestSlot::default());
         place.simple = Some(request);
         token
     }

@@ -15,9 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use event_loop::{
-    DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId, mailbox,
-};
+use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile, TimerId};
 use log::{Level, log};
 use nbd_wire::reply::ReplyMode;
 use nbd_wire::request::{CommandType, RequestHeader};
@@ -28,6 +26,7 @@ use tls::{Client, Progress, Secure};
 use super::Shared;
 use super::connect::{Connected, Pause, connect_on};
 use super::state::{ClientState, Next, Violation};
+use crate::listeners::Listening;
 use crate::node::Channel;
 use crate::request::Request;
 
@@ -75,8 +74,7 @@ struct Socket {
 /// A connection for its users: closed when the last of them drops it.
 pub(super) struct Connection {
     inner: Rc<Inner>,
-    /// Its receiver is a task on the loop, which ends with it.
-    _impatience: Arc<mailbox::Sender<()>>,
+    _listening: Listening,
 }
 
 struct Inner {
@@ -139,17 +137,12 @@ impl Connection {
             Some(connected) => inner.up(connected),
             None => inner.reconnect(),
         }
-        let (sender, mut impatience) = shared.impatience();
         let me = Rc::downgrade(&inner);
-        event_loop.spawn(async move {
-            while let Some(()) = impatience.receive().await {
-                if let Some(me) = me.upgrade() {
-                    me.stop_timer();
-                    me.lose_patience();
-                }
-            }
+        let listening = shared.impatience.listen(event_loop, me, |me: &Rc<Inner>| {
+            me.stop_timer();
+            me.lose_patience();
         });
-        Some(Rc::new(Connection { inner, _impatience: sender }))
+        Some(Rc::new(Connection { inner, _listening: listening }))
     }
 }
 

@@ -20,7 +20,7 @@ mod state;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use event_loop::{EventLoop, IoThread, LoopHandle, mailbox, sync::lock};
 use nbd_wire::flag;
@@ -30,6 +30,7 @@ use super::align::{Aligned, WholeBlocks};
 use super::live::{self, Live};
 use super::range_lock::RangeLock;
 use crate::error::OpenError;
+use crate::listeners::Listeners;
 use crate::node::{BlockNode, Channel, Geometry, NoWaiting};
 use crate::options::BlockdevOptions;
 use crate::request::Request;
@@ -67,7 +68,7 @@ struct Shared {
     options: Live,
     range_lock: RangeLock,
     /// Tell the connections that their requests are not to wait any longer.
-    impatience: Mutex<Vec<Weak<mailbox::Sender<()>>>>,
+    impatience: Listeners,
     /// How many want requests not to wait.
     impatient: Arc<AtomicUsize>,
 }
@@ -110,7 +111,7 @@ impl NbdNode {
             agreed,
             options: Live::new(common),
             range_lock: RangeLock::new(agreed.minimum as usize),
-            impatience: Mutex::default(),
+            impatience: Listeners::default(),
             impatient: Arc::default(),
         };
         let shared = Arc::new(shared);
@@ -188,10 +189,7 @@ impl BlockNode for NbdNode {
 
     fn stop_waiting(&self) -> Option<NoWaiting> {
         let waits_no_longer = NoWaiting::new(self.shared.impatient.clone());
-        for connection in lock(&self.shared.impatience).iter().filter_map(Weak::upgrade) {
-            // Fails only if its loop has ended, with its requests.
-            let _ = connection.send(());
-        }
+        self.shared.impatience.tell();
         Some(waits_no_longer)
     }
 
@@ -230,16 +228,6 @@ impl Shared {
             1 => connection,
             _ => Aligned::new(event_loop, self, connection),
         })
-    }
-
-    /// Returns a receiver of [`stop_waiting`](BlockNode::stop_waiting), which ends when the sender is dropped.
-    fn impatience(&self) -> (Arc<mailbox::Sender<()>>, mailbox::Receiver<()>) {
-        let (sender, receiver) = mailbox::channel();
-        let sender = Arc::new(sender);
-        let mut connections = lock(&self.impatience);
-        connections.retain(|connection| connection.strong_count() > 0);
-        connections.push(Arc::downgrade(&sender));
-        (sender, receiver)
     }
 
     /// How long requests wait without a connection, nanoseconds.
