@@ -27,7 +27,7 @@ Measures vhost-user-blk servers, and event loops.
 
 bench peers [OPTIONS]   ringmill beside qemu-storage-daemon, in one run
   --quick               a few short rows, for CI (under a minute)
-  --full                the rows with something to reach, and the bare ring (about 25 minutes)
+  --full                the rows with something to reach, and the bare ring (about 55 minutes)
   --rows TEXT,...       only rows whose name contains one of these
   --rounds N            rounds per row (3; with --quick 1)
   --runtime SECONDS     measured time per round (2; with --full 5, with --quick 0.3)

@@ -11,6 +11,9 @@ use super::tree::Tree;
 /// qemu-storage-daemon in the peers tree.
 const QSD: &str = "usr/bin/qemu-storage-daemon";
 
+/// The password of images that are encrypted, as an object.
+pub(crate) const SECRET: &str = "secret,id=s,data=0123456789abcdef";
+
 /// The disk that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Node {
@@ -19,7 +22,9 @@ pub(crate) enum Node {
     /// A file with O_DIRECT and io_uring.
     File(PathBuf),
     /// A qcow2 image in such a file, and such a file behind it.
-    Image(PathBuf, Option<PathBuf>),
+    Qcow2(PathBuf, Option<PathBuf>),
+    /// An image of driver luks in such a file, with [`SECRET`] as its password.
+    Luks(PathBuf),
     /// A block device, likewise.
     Device(PathBuf),
     /// A file per export, with the export's number appended to this name.
@@ -152,6 +157,9 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
             (0..several).map(|i| format!("iothread.{i}=io{i}")).collect::<Vec<_>>().join(",")
         }
     };
+    if let Node::Luks(_) = setup.node {
+        options.extend(["--object".into(), SECRET.into()]);
+    }
     for (i, socket) in setup.sockets.iter().enumerate() {
         options.push("--blockdev".into());
         options.push(format!("{},node-name=disk{i}", setup.node.spelled(i)));
@@ -173,18 +181,13 @@ impl Node {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
             Node::File(path) => image("file", path),
             Node::Device(path) => image("host_device", path),
-            Node::Image(path, base) => {
-                let file = |name, path: &Path| {
-                    let path = quoted(path);
-                    format!(
-                        "{name}.driver=file,{name}.filename={path},{name}.cache.direct=on,{name}.aio=io_uring"
-                    )
-                };
+            Node::Qcow2(path, base) => {
                 let backing = base.as_ref().map_or(String::new(), |base| {
-                    format!(",{},backing.read-only=on", file("backing", base))
+                    format!(",{},backing.read-only=on", child("backing", base))
                 });
-                format!("driver=qcow2,{}{backing}", file("file", path))
+                format!("driver=qcow2,{}{backing}", child("file", path))
             }
+            Node::Luks(path) => format!("driver=luks,key-secret=s,{}", child("file", path)),
             Node::Files(path) => image("file", &numbered(path, i)),
             Node::Each(nodes) => nodes[i].spelled(i),
         }
@@ -193,6 +196,11 @@ impl Node {
 
 fn image(driver: &str, path: &Path) -> String {
     format!("driver={driver},filename={},cache.direct=on,aio=io_uring", quoted(path))
+}
+
+fn child(name: &str, path: &Path) -> String {
+    let path = quoted(path);
+    format!("{name}.driver=file,{name}.filename={path},{name}.cache.direct=on,{name}.aio=io_uring")
 }
 
 /// The file of export `i` for [`Node::Files`].

@@ -8,10 +8,9 @@ use anyhow::{Context, Result, ensure};
 use super::client::Client;
 use super::contender::{Contender, Node, Polling, Setup};
 use super::fio::{Fio, Target, Terms};
-use super::new_image::{self, NewImage};
-use super::rows::{Disk, Place};
+use super::images::{Image, Maker};
+use super::rows::Disk;
 use super::server::Server;
-use super::tree::Tree;
 use crate::host::process::Usage;
 use crate::host::syscalls::Counter;
 use crate::load::arrivals::{Arrivals, Pace};
@@ -23,8 +22,8 @@ use crate::load::{self, Load, Running};
 pub(crate) struct Bench {
     /// Directory of logs and the data file.
     pub(crate) directory: PathBuf,
-    /// Where qemu-img is.
-    pub(crate) tree: Tree,
+    /// Makes images.
+    pub(crate) images: Maker,
     /// Directory of sockets.
     pub(crate) sockets: SocketDirectory,
     /// The file of the file node.
@@ -69,36 +68,29 @@ pub(crate) struct IdleSample {
 pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 
 impl Bench {
-    /// The options of a server for a row.
+    /// The options of a server for a disk.
     pub(crate) fn setup(
         &self,
-        disk: Disk,
+        node: Node,
         polling: Polling,
         queues: usize,
         exports: usize,
     ) -> Setup {
-        let node = match disk {
-            Disk::Null => Node::Null,
-            Disk::File => Node::File(self.data_file.clone()),
-            Disk::NewImage(place) => Node::Image(new_image::path(place, &self.directory), None),
-            Disk::NewOverlay => {
-                let image = new_image::path(Place::Disk, &self.directory);
-                Node::Image(image, Some(self.data_file.clone()))
-            }
-        };
         let sockets =
             (0..exports).map(|i| self.sockets.0.join(format!("export{i}.sock"))).collect();
         Setup { node, polling, queues, io_threads: 1, sockets }
     }
 
-    /// The image of a row that has a new one.
-    fn new_image(&self, disk: Disk) -> Result<Option<NewImage>> {
-        let (place, base) = match disk {
-            Disk::Null | Disk::File => return Ok(None),
-            Disk::NewImage(place) => (place, None),
-            Disk::NewOverlay => (Place::Disk, Some(&*self.data_file)),
-        };
-        NewImage::create(&self.tree, new_image::path(place, &self.directory), base).map(Some)
+    /// The disk of a row, and the image that is made for it.
+    fn disk(&self, disk: Disk) -> Result<(Node, Option<Image>)> {
+        Ok(match disk {
+            Disk::Null => (Node::Null, None),
+            Disk::File => (Node::File(self.data_file.clone()), None),
+            Disk::Image(contents, place) => {
+                let image = self.images.make(contents, place)?;
+                (image.node.clone(), Some(image))
+            }
+        })
     }
 
     /// Throughput, latency and CPU time under a load.
@@ -109,10 +101,11 @@ impl Bench {
         load: &Load,
         polling: Polling,
     ) -> Result<LoadSample> {
-        let _image = self.new_image(disk)?;
+        let (node, _image) = self.disk(disk)?;
+        let setup = self.setup(node, polling, load.queues, 1);
         match &self.client {
-            Client::Own => self.own_load(contender, disk, load, polling),
-            Client::Fio(fio) => self.fio_load(fio, contender, disk, load, polling),
+            Client::Own => self.own_load(contender, &setup, load),
+            Client::Fio(fio) => self.fio_load(fio, contender, &setup, load),
         }
     }
 
@@ -122,16 +115,14 @@ impl Bench {
         &self,
         fio: &Fio,
         contender: &Contender,
-        disk: Disk,
+        setup: &Setup,
         load: &Load,
-        polling: Polling,
     ) -> Result<LoadSample> {
-        let setup = self.setup(disk, polling, load.queues, 1);
-        let mut server = self.start(contender, &setup)?;
+        let mut server = self.start(contender, setup)?;
         let socket = server.listening(0)?;
         let terms = Terms {
             // fio does not count requests of the ramp, so there is none where CPU time matters.
-            ramp: if polling == Polling::Off { Duration::ZERO } else { self.warm_up },
+            ramp: if setup.polling == Polling::Off { Duration::ZERO } else { self.warm_up },
             run_time: self.run_time,
             cpu: self.client_cpu,
             directory: &self.directory,
@@ -139,15 +130,8 @@ impl Bench {
         fio_sample(fio, Target::Export(&socket), load, terms, server)
     }
 
-    fn own_load(
-        &self,
-        contender: &Contender,
-        disk: Disk,
-        load: &Load,
-        polling: Polling,
-    ) -> Result<LoadSample> {
-        let setup = self.setup(disk, polling, load.queues, 1);
-        let mut server = self.start(contender, &setup)?;
+    fn own_load(&self, contender: &Contender, setup: &Setup, load: &Load) -> Result<LoadSample> {
+        let mut server = self.start(contender, setup)?;
         let running = server.connect(0, &self.bound(load))?.start()?;
         own_sample(server, running, self.warm_up, self.run_time)
     }
@@ -162,8 +146,8 @@ impl Bench {
         if !self.count_syscalls {
             return Ok(None);
         }
-        let _image = self.new_image(disk)?;
-        let setup = self.setup(disk, Polling::Off, load.queues, 1);
+        let (node, _image) = self.disk(disk)?;
+        let setup = self.setup(node, Polling::Off, load.queues, 1);
         let mut server = self.start(contender, &setup)?;
         let client = server.connect(0, &self.bound(load))?;
         count_syscalls(server, client, &self.directory, self.run_time).map(Some)
@@ -172,7 +156,7 @@ impl Bench {
     /// An idle server, with default polling, after a few requests.
     pub(crate) fn idle(&self, contender: &Contender, exports: usize) -> Result<IdleSample> {
         const REQUESTS: u32 = 16;
-        let setup = self.setup(Disk::Null, Polling::Default, 1, exports);
+        let setup = self.setup(Node::Null, Polling::Default, 1, exports);
         let mut server = self.start(contender, &setup)?;
         // One burst at once, and the next one long after the measurement.
         let pace = Pace { per_second: f64::from(REQUESTS) / 86_400.0, burst: REQUESTS };

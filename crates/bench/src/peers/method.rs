@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::client::Client;
-use super::contender::{Contender, Polling};
+use super::contender::{Contender, Node, Polling};
 use super::fio::{self, Fio, Target};
 use super::measure::{Bench, SETTLE};
 use super::report::Described;
@@ -102,8 +102,11 @@ pub(crate) fn contender(bench: &Bench, contender: &Contender, rows: &[Row]) -> D
 
 /// The command of a contender, without machine-dependent paths.
 fn command_of(bench: &Bench, contender: &Contender, rows: &[Row]) -> String {
-    let disk = rows.iter().map(|row| row.disk).find(|&disk| disk == Disk::File);
-    let setup = bench.setup(disk.unwrap_or(Disk::Null), Polling::Off, 1, 1);
+    let node = match rows.iter().any(|row| row.disk == Disk::File) {
+        true => Node::File(bench.data_file.clone()),
+        false => Node::Null,
+    };
+    let setup = bench.setup(node, Polling::Off, 1, 1);
     let places = [(&*bench.directory, "$DIR"), (&*bench.sockets.0, "$SOCKETS")];
     command_to_show(&contender.command(&setup), &places)
 }

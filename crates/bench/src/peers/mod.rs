@@ -5,10 +5,10 @@ pub(crate) mod client;
 pub(crate) mod compare;
 pub(crate) mod contender;
 pub(crate) mod fio;
+mod images;
 mod limit;
 pub(crate) mod measure;
 pub(crate) mod method;
-mod new_image;
 mod plots;
 mod report;
 pub(crate) mod result;
@@ -32,7 +32,7 @@ use limit::{Limits, Readers, measure_echo};
 use measure::{Bench, SocketDirectory};
 use report::Report;
 use result::{LoadFigures, Outcome, RowResult};
-use rows::{Disk, Extent, Row, Work};
+use rows::{Contents, Disk, Extent, Row, Work};
 
 /// What to measure, and where.
 #[derive(Debug)]
@@ -67,15 +67,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let [client_cpu, server_cpu] = cpus(options.run.client_cpu, options.run.server_cpu)?;
     let mut conditions = machine::describe(&directory);
     let size = if quick { 64 << 20 } else { 1 << 30 };
-    let needs_file = rows.iter().any(|row| matches!(row.disk, Disk::File | Disk::NewOverlay));
+    let needs_file =
+        rows.iter().any(|row| !matches!(row.disk, Disk::Null | Disk::Image(Contents::New, _)));
     let usual = if options.extent == Extent::Full { 5000 } else { 2000 };
+    let data_file = match needs_file {
+        true => data_file::prepare(&directory, size)?,
+        false => PathBuf::new(),
+    };
     let bench = Bench {
-        data_file: match needs_file {
-            true => data_file::prepare(&directory, size)?,
-            false => PathBuf::new(),
+        images: images::Maker {
+            tree: tree.clone(),
+            directory: directory.clone(),
+            data: data_file.clone(),
         },
+        data_file,
         directory,
-        tree: tree.clone(),
         sockets: SocketDirectory::new()?,
         warm_up: Duration::from_millis(if quick { 200 } else { 500 }),
         run_time: options.run.run_time(300, usual),

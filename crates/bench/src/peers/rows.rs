@@ -14,13 +14,28 @@ pub(crate) enum Disk {
     Null,
     /// A file with `O_DIRECT`.
     File,
-    /// A qcow2 image that is new in each measurement.
-    NewImage(Place),
-    /// The same on top of the file.
-    NewOverlay,
+    /// An image that is made for each measurement.
+    Image(Contents, Place),
 }
 
-/// Where a new image lies.
+/// What an image holds when the measurement starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// qcow2, nothing: what is measured is the first write to each cluster.
+    New,
+    /// qcow2, nothing, above a raw file with data.
+    Overlay,
+    /// qcow2, data in each cluster.
+    Mapped,
+    /// qcow2, compressed data in each cluster.
+    Compressed,
+    /// The data of `Mapped` in an image of driver luks.
+    Luks,
+    /// The data of `Mapped` in a raw file.
+    Raw,
+}
+
+/// Where an image lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the directory of the run.
@@ -86,7 +101,7 @@ pub(crate) fn rows(extent: Extent) -> Vec<Row> {
 
 /// One row of each important kind.
 fn quick() -> Vec<Row> {
-    const KINDS: [&str; 8] = [
+    const KINDS: [&str; 10] = [
         "null randread 400000/s",
         "null randread 4 jobs, depth 16",
         "file randread depth 64",
@@ -94,6 +109,8 @@ fn quick() -> Vec<Row> {
         "file read 128k depth 16",
         "new qcow2 in memory randwrite depth 64",
         "new overlay randwrite depth 64",
+        "mapped qcow2 in memory randread depth 64",
+        "luks in memory randread depth 64",
         "idle, 1 export",
     ];
     let mut rows = full();
@@ -143,12 +160,36 @@ fn full() -> Vec<Row> {
     for row in &mut rows {
         row.targets.push(Target::new(P999, 1.0));
     }
-    for disk in [Disk::NewImage(Place::Memory), Disk::NewImage(Place::Disk), Disk::NewOverlay] {
+    rows.extend(images());
+    rows.extend([idle(1), idle(100)]);
+    rows
+}
+
+/// The goals of images.
+fn images() -> Vec<Row> {
+    use Contents::{Compressed, Luks, Mapped, New, Overlay, Raw};
+    use Figure::{Cpu, Iops};
+    use Op::{Read, Write};
+    use Place::{Disk, Memory};
+    let on = super::rows::Disk::Image;
+    let mut rows = Vec::new();
+    for disk in [on(New, Memory), on(New, Disk), on(Overlay, Disk)] {
         for depth in [64, 1] {
             rows.push(unpaced(disk, Write, depth, 1).reaching(&[(Iops, 0.9), (Cpu, 1.0)]));
         }
     }
-    rows.extend([idle(1), idle(100)]);
+    for place in [Memory, Disk] {
+        rows.push(mebibytes(on(New, place)).reaching(&[(Iops, 1.0)]));
+    }
+    rows.extend([
+        unpaced(on(Mapped, Memory), Read, 64, 1).reaching(&[(Cpu, 0.85)]),
+        unpaced(on(Mapped, Memory), Write, 64, 1).reaching(&[(Cpu, 0.85)]),
+        unpaced(on(Raw, Memory), Read, 64, 1),
+        unpaced(on(Overlay, Memory), Read, 64, 1).reaching(&[(Cpu, 0.4)]),
+        unpaced(on(Compressed, Memory), Write, 16, 1).reaching(&[(Iops, 0.8)]),
+        clusters(on(Compressed, Memory), 16).reaching(&[(Iops, 0.8)]),
+        unpaced(on(Luks, Memory), Read, 64, 1).reaching(&[(Cpu, 0.8)]),
+    ]);
     rows
 }
 
@@ -210,6 +251,19 @@ fn sequential(disk: Disk, depth: usize) -> Row {
     Row::new(name, disk, Load { depth, order, block_size: 128 << 10, ..load() })
 }
 
+/// Writes of 1 MiB, one after the other.
+fn mebibytes(disk: Disk) -> Row {
+    let name = format!("{} write 1m depth 8", disk.name());
+    let (op, order) = (Op::Write, Order::Sequential);
+    Row::new(name, disk, Load { op, order, depth: 8, block_size: 1 << 20, ..load() })
+}
+
+/// Random writes of whole clusters.
+fn clusters(disk: Disk, depth: usize) -> Row {
+    let name = format!("{} randwrite 64k depth {depth}", disk.name());
+    Row::new(name, disk, Load { op: Op::Write, depth, block_size: 64 << 10, ..load() })
+}
+
 /// Random reads at a fixed rate.
 pub(crate) fn paced(disk: Disk, per_second: u32, burst: u32) -> Row {
     let name = match burst {
@@ -268,13 +322,23 @@ fn verb(op: Op) -> &'static str {
 }
 
 impl Disk {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::File => "file",
-            Self::NewImage(Place::Disk) => "new qcow2",
-            Self::NewImage(Place::Memory) => "new qcow2 in memory",
-            Self::NewOverlay => "new overlay",
+    fn name(self) -> String {
+        let (contents, place) = match self {
+            Self::Null => return "null".into(),
+            Self::File => return "file".into(),
+            Self::Image(contents, place) => (contents, place),
+        };
+        let contents = match contents {
+            Contents::New => "new qcow2",
+            Contents::Overlay => "new overlay",
+            Contents::Mapped => "mapped qcow2",
+            Contents::Compressed => "compressed qcow2",
+            Contents::Luks => "luks",
+            Contents::Raw => "raw",
+        };
+        match place {
+            Place::Disk => contents.into(),
+            Place::Memory => format!("{contents} in memory"),
         }
     }
 }
@@ -296,6 +360,6 @@ mod tests {
 
     #[test]
     fn the_quick_rows_are_there() {
-        assert_eq!(rows(Extent::Quick).len(), 8);
+        assert_eq!(rows(Extent::Quick).len(), 10);
     }
 }
