@@ -125,6 +125,67 @@ fn overlays_name_options() {
     }
 }
 
+/// What watches the writes of the node "over", as both tell.
+fn watched(peers: &mut Peers) -> Value {
+    let [ours, theirs] = peers.sides().map(|side| {
+        let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+        let nodes = nodes["return"].as_array().expect("a list");
+        let node = nodes.iter().find(|node| node["node-name"] == "over").expect("the overlay");
+        let mut bitmaps = node["dirty-bitmaps"].as_array().cloned().unwrap_or_default();
+        bitmaps.sort_by_key(|bitmap| bitmap["name"].to_string());
+        json!({"bitmaps": bitmaps, "threshold": node["write_threshold"]})
+    });
+    assert_eq!(ours, theirs);
+    ours
+}
+
+/// Its bitmaps and its write threshold stay, whether the snapshot succeeds or is undone.
+#[test]
+fn an_overlay_stays_watched() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for (name, options) in [("disk", json!({})), ("over", json!({"backing": null}))] {
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), "1M"]);
+        let file = json!({"driver": "file", "filename": format!("DIR/{name}")});
+        let node = json!({"driver": "qcow2", "node-name": name, "file": file});
+        peers.execute("blockdev-add", merged(node, &options));
+    }
+    for (name, persistent) in [("memory", false), ("image", true)] {
+        let bitmap = json!({"node": "over", "name": name, "persistent": persistent});
+        peers.execute("block-dirty-bitmap-add", bitmap);
+    }
+    let threshold = json!({"node-name": "over", "write-threshold": 786_432});
+    peers.execute("block-set-write-threshold", threshold);
+    peers.serve("over");
+    peers.io(&["write 0 64k"]);
+    peers.execute("block-export-del", json!({"id": "e"}));
+    peers.wait_for("BLOCK_EXPORT_DELETED");
+    peers.execute("nbd-server-stop", json!({}));
+    let before = watched(&mut peers);
+    assert_eq!(before["threshold"], 786_432);
+    assert_eq!(before["bitmaps"][0]["count"], 65_536);
+
+    let action = |kind: &str, data: Value| json!({"type": kind, "data": data});
+    let bitmap = |name: &str| json!({"node": "over", "name": name});
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let actions = json!({"actions": [
+        action("block-dirty-bitmap-clear", bitmap("memory")),
+        action("block-dirty-bitmap-clear", bitmap("image")),
+        action("block-dirty-bitmap-disable", bitmap("image")),
+        action("blockdev-snapshot", snapshot.clone()),
+        action("abort", json!({})),
+    ]});
+    assert!(peers.both("transaction", actions).get("error").is_some());
+    assert_eq!(watched(&mut peers), before);
+    peers.execute("blockdev-snapshot", snapshot);
+    assert_eq!(watched(&mut peers), before);
+    peers.serve("over");
+    peers.io(&["write 128k 64k"]);
+    let after = watched(&mut peers);
+    assert!(after["bitmaps"].as_array().expect("a list").iter().all(|of| of["count"] == 131_072));
+    peers.stop();
+}
+
 #[test]
 fn refused_snapshots() {
     let scratch = Scratch::new();

@@ -82,7 +82,7 @@ pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
 
 impl Daemon {
     /// A bitmap of a node.
-    fn bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>, QmpError> {
+    pub(super) fn bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>, QmpError> {
         if self.nodes.node(node).is_err() {
             return Err(refused(format!("Node '{node}' not found")));
         }
@@ -246,34 +246,26 @@ impl Daemon {
         Ok((removed, place))
     }
 
-    /// `block-dirty-bitmap-clear`. Returns the bitmap, and the bits that it had.
-    pub(super) fn clear_bitmap(
-        &mut self,
-        of: &BitmapName,
-    ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
-        let bitmap = self.own_bitmap(of)?;
-        let bits = bitmap.bits().take();
-        Ok((bitmap, bits))
+    /// `block-dirty-bitmap-clear`. Returns the bits that the bitmap had.
+    pub(super) fn clear_bitmap(&mut self, of: &BitmapName) -> Result<Bitmap, QmpError> {
+        Ok(self.own_bitmap(of)?.bits().take())
     }
 
-    /// `block-dirty-bitmap-enable` and `-disable`. Returns the bitmap, and whether it was recording.
+    /// `block-dirty-bitmap-enable` and `-disable`. Returns whether the bitmap was recording.
     pub(super) fn set_recording(
         &mut self,
         of: &BitmapName,
         recording: bool,
-    ) -> Result<(Arc<DirtyBitmap>, bool), QmpError> {
+    ) -> Result<bool, QmpError> {
         let bitmap = self.bitmap(&of.node, &of.name)?;
         check(&bitmap, READABLE)?;
         let before = bitmap.is_recording();
         bitmap.set_recording(recording);
-        Ok((bitmap, before))
+        Ok(before)
     }
 
-    /// `block-dirty-bitmap-merge`. Returns the target, and the bits that it had.
-    pub(super) fn merge_bitmaps(
-        &mut self,
-        merge: Merge,
-    ) -> Result<(Arc<DirtyBitmap>, Bitmap), QmpError> {
+    /// `block-dirty-bitmap-merge`. Returns the bits that the target had.
+    pub(super) fn merge_bitmaps(&mut self, merge: Merge) -> Result<Bitmap, QmpError> {
         let Merge { node, target, bitmaps } = merge;
         let to = self.own_bitmap(&BitmapName { node: node.clone(), name: target })?;
         let mut sources = Vec::new();
@@ -294,7 +286,7 @@ impl Daemon {
         for from in sources.iter().filter(|from| !Arc::ptr_eq(from, &to)) {
             to.bits().merge(from.bits());
         }
-        Ok((to, before))
+        Ok(before)
     }
 }
 

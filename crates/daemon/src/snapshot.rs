@@ -9,6 +9,7 @@ use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
 use block::request::Op;
+use block::track::Tracking;
 use block::{CreateQcow2, OwnMounts, create_qcow2_beside, submit};
 use control::{Action, Inventory, Step};
 use event_loop::IoBufs;
@@ -109,7 +110,7 @@ impl Daemon {
             let mounts = self.nodes.services().own_mounts().clone();
             make(&*self.host, &snapshot_file, create, mounts).await?;
         }
-        self.put_above(&node_name, &overlay).await
+        self.put_above(&node_name, &overlay, None).await
     }
 
     /// `blockdev-snapshot`.
@@ -135,19 +136,23 @@ impl Daemon {
                 .with_hint("Open it with backing=null."));
         }
         // The overlay is opened again, with its backing node.
+        let watched = self.nodes.tracking(overlay).cloned();
         self.delete_node(overlay)?;
-        let put = self.put_above(node, &after).await;
+        let put = self.put_above(node, &after, watched.as_deref()).await;
         if put.is_err() {
             self.add(&Step::of_node(before)).await?;
+            self.nodes.track_again(overlay, watched.as_deref()).await?;
         }
         put
     }
 
-    /// Opens an image with `node` as its backing node, and moves the node's users to the image.
+    /// Opens an image with `node` as its backing node, and moves the node's users to the image. `watched`: the trackers that
+    /// the image's node had before.
     async fn put_above(
         &mut self,
         node: &str,
         overlay: &BlockdevOptions,
+        watched: Option<&Tracking>,
     ) -> Result<(), DaemonError> {
         let name = overlay.node_name.as_deref().unwrap_or_default();
         let step = Step::of_node(overlay.clone());
@@ -156,7 +161,11 @@ impl Daemon {
         let users = self.nodes.edges(node);
         self.open_node(overlay, None).await?;
         let inventory = self.with_generated_names(&inventory, overlay);
-        let moved = match self.sync_folder(name).await {
+        let ready = async {
+            self.nodes.track_again(name, watched).await?;
+            self.sync_folder(name).await
+        };
+        let moved = match ready.await {
             Ok(()) => self.move_users(users, node, name, inventory).await,
             Err(error) => Err(error),
         };
@@ -180,6 +189,7 @@ impl Daemon {
         is_new: bool,
     ) -> Result<(), DaemonError> {
         let before = self.nodes.options(overlay).cloned();
+        let watched = self.nodes.tracking(overlay).cloned();
         self.nodes.make_writable(node).await?;
         let inventory = self.inventory.without_overlay(node, overlay)?;
         let below = self.nodes.node(node)?;
@@ -191,6 +201,7 @@ impl Daemon {
         if let Some(mut options) = before.filter(|_| !is_new) {
             options.driver.remove_child("backing");
             self.add(&Step::of_node(options)).await?;
+            self.nodes.track_again(overlay, watched.as_deref()).await?;
         }
         self.record().await
     }

@@ -21,7 +21,6 @@ use crate::node::{BlockNode, Geometry};
 use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
 use crate::request::Op;
 use crate::submit::submit;
-use crate::track::{DirtyBitmap, Storage};
 
 impl NodeRegistry {
     /// Returns whether the node of that name is active. `true` if there is none.
@@ -199,9 +198,7 @@ impl NodeRegistry {
         if let Some(tracking) = &entry.tracking {
             // Another process may have written anywhere. It has kept up bitmaps that are in the image.
             tracking.resize_bitmaps(size);
-            let in_memory = |bitmap: &Arc<DirtyBitmap>| bitmap.storage() == Storage::Memory;
-            let bitmaps = tracking.bitmaps().into_iter().filter(in_memory);
-            bitmaps.for_each(|bitmap| bitmap.bits().set(0, size));
+            tracking.in_memory().iter().for_each(|bitmap| bitmap.bits().set(0, size));
         }
         Ok(())
     }

@@ -70,6 +70,28 @@ impl NodeRegistry {
         Ok(tracking)
     }
 
+    /// Gives a node that was closed and opened again the trackers that it had: bitmaps in memory, and the write threshold.
+    /// Bitmaps of its image are opened with the image.
+    ///
+    /// # Errors
+    ///
+    /// As [`track`](Self::track).
+    pub async fn track_again(
+        &mut self,
+        name: &str,
+        before: Option<&Tracking>,
+    ) -> Result<(), OpenError> {
+        let Some(before) = before else { return Ok(()) };
+        let (bitmaps, threshold) = (before.in_memory(), before.threshold.get());
+        if bitmaps.is_empty() && threshold == 0 {
+            return Ok(());
+        }
+        let tracking = self.track(name).await?;
+        bitmaps.into_iter().for_each(|bitmap| tracking.add_bitmap(bitmap));
+        tracking.threshold.set(threshold);
+        Ok(())
+    }
+
     /// A node that was just opened, watched if its image has bitmaps or if the node of that name was watched before.
     pub(super) fn with_stored_bitmaps(
         &self,

@@ -135,6 +135,12 @@ impl Tracking {
         bitmaps.iter().filter(|bitmap| bitmap.storage() != Storage::Memory).cloned().collect()
     }
 
+    /// The bitmaps that are in no image, the oldest first.
+    pub(crate) fn in_memory(&self) -> Vec<Arc<DirtyBitmap>> {
+        let bitmaps = lock(&self.bitmaps);
+        bitmaps.iter().filter(|bitmap| bitmap.storage() == Storage::Memory).cloned().collect()
+    }
+
     /// Forgets the bitmaps that are in the image, which is closed, and has those of the image that took its place.
     pub(crate) fn set_stored(&self, stored: Vec<Arc<DirtyBitmap>>) {
         {

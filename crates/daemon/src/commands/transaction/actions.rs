@@ -36,8 +36,9 @@ pub(super) enum Action {
 pub(super) enum Undo {
     RemoveBitmap(BitmapName),
     AddBitmap(String, Arc<DirtyBitmap>, usize),
-    SetBits(Arc<DirtyBitmap>, Bitmap),
-    SetRecording(Arc<DirtyBitmap>, bool),
+    // By name: an image that a snapshot puts above a node is opened again, with its stored bitmaps.
+    SetBits(BitmapName, Bitmap),
+    SetRecording(BitmapName, bool),
     /// A job that does not run yet.
     CancelJob(u64),
     RemoveOverlay {
@@ -168,16 +169,17 @@ impl Daemon {
                 Undo::AddBitmap(name.node, bitmap, place)
             }
             Action::BitmapClear(name) => {
-                let (bitmap, bits) = self.clear_bitmap(&name)?;
-                Undo::SetBits(bitmap, bits)
+                let bits = self.clear_bitmap(&name)?;
+                Undo::SetBits(name, bits)
             }
             Action::BitmapEnable(name, on) => {
-                let (bitmap, before) = self.set_recording(&name, on)?;
-                Undo::SetRecording(bitmap, before)
+                let before = self.set_recording(&name, on)?;
+                Undo::SetRecording(name, before)
             }
             Action::BitmapMerge(merge) => {
-                let (bitmap, bits) = self.merge_bitmaps(merge)?;
-                Undo::SetBits(bitmap, bits)
+                let target = BitmapName { node: merge.node.clone(), name: merge.target.clone() };
+                let bits = self.merge_bitmaps(merge)?;
+                Undo::SetBits(target, bits)
             }
             Action::Backup(options) => Undo::CancelJob(self.prepare_backup(*options).await?),
             Action::Snapshot(blockdev_snapshot::Arguments { node, overlay }) => {
@@ -209,10 +211,16 @@ impl Daemon {
                     tracking.restore_bitmap(place, bitmap);
                 }
             }
-            Undo::SetBits(bitmap, bits) => {
-                bitmap.bits().restore(&bits);
+            Undo::SetBits(BitmapName { node, name }, bits) => {
+                if let Ok(bitmap) = self.bitmap(&node, &name) {
+                    bitmap.bits().restore(&bits);
+                }
             }
-            Undo::SetRecording(bitmap, before) => bitmap.set_recording(before),
+            Undo::SetRecording(BitmapName { node, name }, before) => {
+                if let Ok(bitmap) = self.bitmap(&node, &name) {
+                    bitmap.set_recording(before);
+                }
+            }
             Undo::CancelJob(serial) => self.cancel_job(serial).await,
             Undo::RemoveOverlay { node, overlay, is_new } => {
                 if let Err(error) = self.remove_overlay(&node, &overlay, is_new).await {
