@@ -199,6 +199,7 @@ fn dialogue(dir: &Path, image: &Image) -> Vec<Exchange> {
         same("blockdev-backup", mirror(json!({}))),
         same("blockdev-snapshot-sync", json!({"snapshot-file": "/nonexistent"})),
         same("blockdev-snapshot", json!({"node": "f", "overlay": "frob"})),
+        same("block-job-change", json!({"id": "j", "type": "backup", "copy-mode": "background"})),
         same("blockdev-snapshot", json!({"node": "f", "overlay": "n0"})),
         same("block-export-add", with(export("e", "n0", "e"), "writable", json!(true))),
         same("block-export-add", export("e", "n0", "f")),

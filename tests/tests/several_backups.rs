@@ -557,6 +557,9 @@ fn grouped_jobs_end_together_as_in_qemu_storage_daemon() {
     let mut peers = peers(&scratch, &["a", "b"]);
     let grouped = json!({"completion-mode": "grouped"});
     peers.execute("transaction", json!({"actions": [], "properties": grouped}));
+    let clear = json!({"type": "block-dirty-bitmap-clear", "data": {"node": "a", "name": "b"}});
+    let refused = json!({"actions": [clear], "properties": grouped});
+    assert!(peers.both("transaction", refused).get("error").is_some());
     begin_grouped(&mut peers, &none, &none);
     for (command, argument) in [("job-finalize", "id"), ("job-pause", "id"), ("job-dismiss", "id")]
     {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri, request};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded};
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded, tool};
 use serde_json::{Value, json};
 use test_requirements::{Needs, untested};
 
@@ -615,6 +615,40 @@ fn an_inactive_nbd_node_is_readable_also_after_a_kill() {
     fill(&scratch, 7);
     server.stop();
     storage.stop();
+}
+
+/// Also one that writes when it is read.
+#[test]
+fn inactive_filters_above_an_image_start_again() {
+    let scratch = Scratch::new();
+    let image = scratch.path("disk.qcow2");
+    let made = std::process::Command::new(tool("qemu-img"))
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&image)
+        .arg(SIZE.to_string())
+        .status();
+    assert!(made.expect("qemu-img runs").success());
+    let file = json!({"driver": "file", "filename": image});
+    let disk = json!({"driver": "qcow2", "node-name": "disk", "file": file});
+    for driver in ["copy-on-read", "compress", "raw"] {
+        let server = start(&scratch);
+        let mut qmp = client(&server);
+        qmp.execute("blockdev-add", disk.clone());
+        let filter = json!({"driver": driver, "node-name": "top", "file": "disk"});
+        qmp.execute("blockdev-add", filter);
+        qmp.execute("blockdev-set-active", json!({"active": false}));
+        server.kill();
+        let server = start(&scratch);
+        let mut qmp = client(&server);
+        let nodes = qmp.execute("query-named-block-nodes", json!({}));
+        let active = |node: &Value| node["active"] == true;
+        assert!(!nodes.as_array().expect("a list").iter().any(active), "{driver}: {nodes}");
+        qmp.execute("blockdev-set-active", json!({"active": true}));
+        for name in ["top", "disk"] {
+            qmp.execute("blockdev-del", json!({"node-name": name}));
+        }
+        server.stop();
+    }
 }
 
 /// With `--user`, the state file is that user's, and what it names is opened as that user.

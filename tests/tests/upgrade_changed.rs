@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Load, MIB, check, create, daemon, wait_for_end};
+use common::{Load, MIB, add_file, check, daemon, wait_for_end, wait_for_status};
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, pattern, request, tool,
@@ -217,7 +217,13 @@ fn overlays_and_copies_survive_an_upgrade() {
         let why = qmp.refused("block-export-add", export);
         assert_eq!(why, "Cannot export read-only node as writable");
     }
-    create(&mut qmp, "flat", &flat, MIB << 20);
+    let options = json!({"driver": "file", "filename": flat, "size": MIB << 20});
+    qmp.execute("blockdev-create", json!({"job-id": "c", "options": options}));
+    wait_for_status(&mut qmp, "c", "concluded");
+    let why = qmp.refused("x-upgrade", json!({}));
+    assert!(why.contains("job 'c' has ended"), "{why}");
+    qmp.execute("job-dismiss", json!({"id": "c"}));
+    add_file(&mut qmp, "flat", &flat);
     let mirror = json!({"job-id": "m", "device": "over", "target": "flat", "sync": "full"});
     qmp.execute("blockdev-mirror", mirror);
     qmp.wait_for("BLOCK_JOB_READY");

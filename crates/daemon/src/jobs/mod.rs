@@ -36,9 +36,13 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Returns whether no job exists.
-    pub(super) fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
+    /// Returns an error if a job keeps the daemon from being replaced.
+    pub(super) fn check_replaceable(&self) -> Result<(), String> {
+        if self.jobs.iter().any(|job| job.status != Status::Concluded) {
+            return Err("a job is running: wait for its end, or cancel it".into());
+        }
+        let Some(job) = self.jobs.first() else { return Ok(()) };
+        Err(format!("job '{}' has ended: read its result, then send job-dismiss", job.options.id))
     }
 
     /// Returns whether job `id` exists and copies.

@@ -124,9 +124,7 @@ impl Daemon {
 
     /// The command line that reproduces the current configuration.
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
-        if !self.jobs.is_empty() {
-            return Err("a job is running: wait for its end, or cancel it".into());
-        }
+        self.jobs.check_replaceable()?;
         if Rc::strong_count(&self.waiting) > 1 {
             return Err(
                 "a command of a monitor waits for an image: try again when it is answered".into()

@@ -18,6 +18,9 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             if mirror && copy_mode.is_none() {
                 return Err(QmpError::generic("Parameter 'copy-mode' is missing"));
             }
+            if !mirror && copy_mode.is_some() {
+                return Err(QmpError::generic("Parameter 'copy-mode' is unexpected"));
+            }
             if !daemon.jobs.is_copy(&id) {
                 return Err(QmpError::block_job_not_found(&id));
             }

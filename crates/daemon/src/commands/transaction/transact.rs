@@ -26,7 +26,7 @@ pub(super) static COMMAND: Command<Arguments> = Command {
 
 #[derive(Default)]
 pub(super) struct Arguments {
-    actions: Vec<Action>,
+    actions: Vec<(&'static str, Action)>,
     grouped: bool,
 }
 
@@ -76,7 +76,7 @@ static ARGUMENTS: &[Field<Arguments>] = &[
     ])]),
 ];
 
-fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
+fn action(value: Value, at: &Context) -> Result<(&'static str, Action), OptionError> {
     let names: Vec<&str> = actions::KINDS.iter().map(|kind| kind.name).collect();
     let (name, mut object) = table::take_type(value, at, &names)?;
     let Some(kind) = actions::KINDS.iter().find(|kind| kind.name == name) else {
@@ -88,7 +88,7 @@ fn action(value: Value, at: &Context) -> Result<Action, OptionError> {
         None => return Err(table::missing(&at.full("data"))),
     };
     table::refuse_rest(&object, at, "an action", ["type", "data"].into_iter())?;
-    (kind.read)(data, &at.below("data"))
+    Ok((kind.name, (kind.read)(data, &at.below("data"))?))
 }
 
 impl Daemon {
@@ -96,12 +96,21 @@ impl Daemon {
     ///
     /// If an action fails, the earlier actions are undone. Jobs run only after all actions have succeeded.
     /// `grouped`: the jobs end together.
-    async fn transact(&mut self, actions: Vec<Action>, grouped: bool) -> Result<(), QmpError> {
+    async fn transact(
+        &mut self,
+        actions: Vec<(&'static str, Action)>,
+        grouped: bool,
+    ) -> Result<(), QmpError> {
+        let has_no_job = |(_, action): &&(_, Action)| !matches!(action, Action::Backup(_));
+        if grouped && let Some((kind, _)) = actions.iter().find(has_no_job) {
+            let why = "does not support transaction property completion-mode = grouped";
+            return Err(QmpError::generic(format!("Action '{kind}' {why}")));
+        }
         self.settle_bitmaps();
         // Held requests continue at the end, on the users' nodes at that time.
         let held = self.nodes.hold_all().await;
         let mut done = Vec::new();
-        for action in actions {
+        for (_, action) in actions {
             match self.act(action).await {
                 Ok(undo) => done.push(undo),
                 Err(error) => {
