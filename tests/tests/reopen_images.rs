@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::peers::Peers;
+use common::peers::{Peers, run};
 use common::{BLOCKS, Load, MIB, check};
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
@@ -200,6 +200,36 @@ fn a_qcow2_image_is_closed_while_it_is_read_only() {
         ["-r", "-f", "qcow2", "-c", "read -P 2 1M 1M", "-c", "read -P 3 2M 1M", "disk.qcow2"];
     client_output(&scratch, "qemu-io", &read);
     assert_eq!(bitmap_flags(&scratch), json!(["auto"]), "right after the kill");
+}
+
+/// The file's node stays open, and its file becomes longer when the image stores its bitmaps.
+#[test]
+fn an_image_with_a_bitmap_is_reopened_in_the_same_file() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "1M"]);
+    let file = json!({"driver": "file", "node-name": "file", "filename": "DIR/disk.qcow2"});
+    peers.execute("blockdev-add", file);
+    let node = json!({"driver": "qcow2", "node-name": "disk", "file": "file"});
+    peers.execute("blockdev-add", node.clone());
+    let bitmap = json!({"node": "disk", "name": "b", "persistent": true});
+    peers.execute("block-dirty-bitmap-add", bitmap);
+    peers.serve("disk");
+    for (nth, discard) in ["unmap", "ignore", "unmap"].into_iter().enumerate() {
+        peers.io(&[&format!("write {}k 64k", nth * 128)]);
+        let options = with(&node, json!({"discard": discard}));
+        peers.execute("blockdev-reopen", json!({"options": [options]}));
+    }
+    peers.execute("block-export-del", json!({"id": "e"}));
+    peers.stop();
+    let [ours, theirs] = peers.sides().map(|side| {
+        let check = ["check", "--output=json", "-f", "qcow2", "DIR/disk.qcow2"];
+        assert!(!run("qemu-img", &side.folder, &check).contains("leaks"));
+        let info = run("qemu-img", &side.folder, &["info", "--output=json", "DIR/disk.qcow2"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        info["format-specific"]["data"]["bitmaps"].clone()
+    });
+    assert_eq!(ours, theirs);
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn run(
             let config = LoopConfig { name: "check".into(), entries: 32, ..LoopConfig::default() };
             let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
             let channels = Rc::new(below.open_channels(&event_loop)?);
-            let len = below.file.geometry().size;
+            let len = below.file_end();
             let mut image = Image { event_loop, channels, left, len };
             let checked = image.check(&header, repair, &mut tell);
             let Image { event_loop, channels, .. } = image;

@@ -64,6 +64,11 @@ impl Below {
         self.data_file.as_ref().unwrap_or(&self.file)
     }
 
+    /// The end of the file. The node may have been open when an image made it longer.
+    pub(super) fn file_end(&self) -> u64 {
+        self.file.end().unwrap_or(0).max(self.file.geometry().size)
+    }
+
     pub(super) fn open_channels(&self, event_loop: &EventLoop) -> io::Result<Channels> {
         let open = |node: &Arc<dyn BlockNode>| node.clone().open_channel(event_loop);
         let backing = |node| open(node).map(|channel| (channel, node.geometry().size));
@@ -292,7 +297,7 @@ impl Opening {
         }
         let bitmaps = match header.bitmaps {
             Some(extension) => {
-                let (header, end) = (header.clone(), below.file.geometry().size);
+                let (header, end) = (header.clone(), below.file_end());
                 run_apart(&below, move |channels| async move {
                     bitmaps::load(&channels, &header, extension, end, read_only, writes_now).await
                 })
@@ -607,8 +612,7 @@ async fn read_metadata(
     below: &Below,
 ) -> io::Result<Metadata> {
     let (offset, len) = header.refcount_table;
-    // A repair may have made the file longer.
-    let size = below.file.end().unwrap_or(0).max(below.file.geometry().size);
+    let size = below.file_end();
     let table = read(channels, offset, len as usize).await?;
     let entries = table.chunks_exact(ENTRY).map(number);
     let mut blocks: Vec<u64> = entries.collect();

@@ -243,7 +243,7 @@ impl ImageBitmaps {
 
     /// The clusters of a bitmap and its table.
     async fn clusters_of(&self, channels: &Channels, entry: &Entry) -> Result<Vec<u64>, Errno> {
-        let (cluster, end) = (self.image.cluster, self.below.file.geometry().size);
+        let (cluster, end) = (self.image.cluster, self.below.file_end());
         let len = u64::from(entry.table.1) * ENTRY as u64;
         let mut all: Vec<u64> = clusters(entry.table.0, len, cluster).collect();
         let data = data_clusters(channels, entry, end).await?.unwrap_or_default();
