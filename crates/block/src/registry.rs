@@ -87,6 +87,7 @@ pub struct NodeRegistry {
 
 struct Entry {
     node: Kept,
+    /// As given at the last opening. `children` tells what lies below now: [`NodeRegistry::options`].
     options: BlockdevOptions,
     children: Vec<Child>,
     /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.
@@ -462,8 +463,7 @@ impl NodeRegistry {
         })
     }
 
-    /// Returns the options that the node of that name was opened with.
-    pub fn options(&self, name: &str) -> Option<&BlockdevOptions> {
+    fn given_options(&self, name: &str) -> Option<&BlockdevOptions> {
         self.nodes.get(name).map(|entry| &entry.options)
     }
 

@@ -109,7 +109,7 @@ impl Daemon {
     ) -> Option<impl Future<Output = Result<NodeConnections, OpenError>> + use<>> {
         let mut begun = Vec::new();
         for name in names.iter().filter(|name| !self.nodes.is_active(name)).collect::<Vec<_>>() {
-            let options = self.nodes.options(name).cloned();
+            let options = self.nodes.options(name);
             let connecting = options.and_then(|options| self.connect(&options));
             begun.extend(connecting.map(|connecting| (name.clone(), connecting)));
         }

@@ -66,7 +66,7 @@ impl Daemon {
         self.inventory.free_of_jobs(&node_name)?;
         self.inventory.is_no_backing(&node_name)?;
         self.inventory.is_active(&node_name)?;
-        let Some(below) = self.nodes.options(&node_name).cloned() else {
+        let Some(below) = self.nodes.options(&node_name) else {
             return Err(DaemonError::new(format!("Node '{node_name}' is gone")));
         };
         let file =
@@ -122,7 +122,7 @@ impl Daemon {
         }
         self.inventory.is_no_backing(node)?;
         let no_overlay = || DaemonError::new("The overlay does not support backing images");
-        let before = self.nodes.options(overlay).cloned().ok_or_else(no_overlay)?;
+        let before = self.nodes.options(overlay).ok_or_else(no_overlay)?;
         let mut after = before.clone();
         if !after.driver.set_child("backing", BlockdevRef::Name(node.to_owned())) {
             return Err(no_overlay());
@@ -188,7 +188,7 @@ impl Daemon {
         overlay: &str,
         is_new: bool,
     ) -> Result<(), DaemonError> {
-        let before = self.nodes.options(overlay).cloned();
+        let before = self.nodes.options(overlay);
         let watched = self.nodes.tracking(overlay).cloned();
         self.nodes.make_writable(node).await?;
         let inventory = self.inventory.without_overlay(node, overlay)?;

@@ -62,7 +62,7 @@ impl NodeRegistry {
         }
         let mut moves = Vec::new();
         for (name, users) in going.iter().zip(users) {
-            let options = self.options(name).ok_or_else(|| not_found(name))?.clone();
+            let options = self.options(name).ok_or_else(|| not_found(name))?;
             let before = self.node(name)?;
             let reader = match has_no_lock(&options) {
                 true => Some(before.clone()),
@@ -139,7 +139,7 @@ impl NodeRegistry {
         if entry.active {
             return Ok(());
         }
-        let options = entry.options.clone();
+        let options = self.options(name).ok_or_else(|| not_found(name))?;
         // The nodes that are opened anew take the names.
         let inside: Vec<_> = self.with_nested(name).into_iter().skip(1).collect();
         let mut inactive: BTreeMap<_, _> =
@@ -334,13 +334,14 @@ impl NodeRegistry {
     ) -> Result<BlockdevOptions, OpenError> {
         let mut looking = BlockdevOptions { node_name: None, active: true, ..options.clone() };
         let below = |child: &BlockdevRef| -> Result<BlockdevRef, OpenError> {
-            let options = match child {
-                BlockdevRef::Inline(options) => options.as_ref(),
+            let below = match child {
+                BlockdevRef::Inline(options) => self.for_a_look(options, look)?,
                 BlockdevRef::Name(name) => {
-                    &self.nodes.get(name).ok_or_else(|| not_found(name))?.options
+                    let options = self.options(name).ok_or_else(|| not_found(name))?;
+                    self.for_a_look(&options, look)?
                 }
             };
-            Ok(BlockdevRef::Inline(Box::new(self.for_a_look(options, look)?)))
+            Ok(BlockdevRef::Inline(Box::new(below)))
         };
         let refused = |_| OpenError::new("A node of this driver cannot be inactive");
         looking.driver.look(look).map_err(refused)?;

@@ -83,8 +83,9 @@ impl NodeRegistry {
     pub fn make_writable<'a>(&'a mut self, name: &'a str) -> Opening<'a> {
         Box::pin(async move {
             let was_read_only = self.node(name)?.geometry().read_only;
+            let mut options = self.options(name).ok_or_else(|| not_found(name))?;
             let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-            let mut options = entry.options.clone();
+            options.node_name.clone_from(&entry.options.node_name);
             set_writable(&mut options);
             if !was_read_only {
                 // An image format stays open for writing behind another image.
@@ -144,6 +145,8 @@ impl NodeRegistry {
         let child = self.backing(overlay).ok_or_else(|| not_found(overlay))?.clone();
         let node = base.map(|base| self.node(base)).transpose()?;
         let size = child.edge.geometry().size;
+        // Closed at the end: the threads of its channels may not open files.
+        let before = child.edge.node();
         let new: Arc<dyn BlockNode> = match node {
             Some(node) if node.geometry().size >= size => node,
             shorter => Arc::new(Behind::new(shorter, size)),
@@ -159,6 +162,7 @@ impl NodeRegistry {
             entry.children.retain(|child| child.role != "backing");
             entry.options.driver.remove_child("backing");
         }
+        drop(before);
         self.forget_closed();
         Ok(())
     }

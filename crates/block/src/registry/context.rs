@@ -98,8 +98,8 @@ impl<'a> OpenContext<'a> {
     /// Returns where the bytes of a node of that name are, if there is one.
     pub fn layer_of(&self, name: &str) -> Option<Layer> {
         let of_nested = self.nested.iter().find(|opened| opened.name == name);
-        let options =
-            of_nested.map(|opened| &opened.options).or_else(|| self.registry.options(name));
+        let of_nested = of_nested.map(|opened| &opened.options);
+        let options = of_nested.or_else(|| self.registry.given_options(name));
         options.map(|options| options.driver.layer())
     }
 
@@ -110,7 +110,7 @@ impl<'a> OpenContext<'a> {
         let below = self.registry.below_filter(node.name());
         let nested = self.nested.iter().find(|opened| opened.name == below);
         let options = nested.map(|opened| &opened.options);
-        let options = options.or_else(|| self.registry.options(&below))?;
+        let options = options.or_else(|| self.registry.given_options(&below))?;
         Some(options.driver.kind().name)
     }
 

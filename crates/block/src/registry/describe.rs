@@ -32,7 +32,9 @@ impl NodeRegistry {
     }
 
     /// Returns options that describe a node and the nodes inside it, as they are now.
-    pub fn current_options(&self, name: &str) -> Option<BlockdevOptions> {
+    ///
+    /// A node that a job has put below this one since is among them, in place of the previous one.
+    pub fn options(&self, name: &str) -> Option<BlockdevOptions> {
         let entry = self.nodes.get(name)?;
         Some(self.describe_entry(name, entry, &mut Described::default()))
     }

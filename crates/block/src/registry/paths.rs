@@ -1,5 +1,6 @@
 //! The files that nodes lie in.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use super::NodeRegistry;
@@ -22,8 +23,8 @@ impl NodeRegistry {
     /// The path of the file that a node lies in.
     pub(super) fn path_of(&self, node: &BlockdevRef) -> Option<PathBuf> {
         let options = match node {
-            BlockdevRef::Inline(options) => options,
-            BlockdevRef::Name(name) => &self.nodes.get(name)?.options,
+            BlockdevRef::Inline(options) => Cow::Borrowed(&**options),
+            BlockdevRef::Name(name) => Cow::Owned(self.options(name)?),
         };
         match options.driver.layer() {
             Layer::Storage => options.driver.local_file().map(Path::to_owned),

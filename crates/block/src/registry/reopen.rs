@@ -56,8 +56,8 @@ impl NodeRegistry {
     ) -> Opening<'a> {
         Box::pin(async move {
             let options = &*self.without_filters(options);
-            let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
-            check(name, &entry.options.driver, &options.driver)?;
+            let now = self.options(name).ok_or_else(|| not_found(name))?;
+            check(name, &now.driver, &options.driver)?;
             let closes = options.driver.closes_to_reopen();
             let before = self.node(name)?;
             let (mut users, mut changed) = (held, Vec::new());
@@ -181,14 +181,14 @@ impl NodeRegistry {
         // Files that an image names are read-only if the image is; images behind it are so anyway.
         for child in before.iter().filter(|old| old.role != "backing" && !is_named(old.role)) {
             let below = child.edge.node().name().to_owned();
-            if let Some(Entry { node: Kept::Nested(_), options: own, .. }) = self.nodes.get(&below)
+            if let Some(Entry { node: Kept::Nested(_), .. }) = self.nodes.get(&below)
+                && let Some(own) = self.options(&below)
             {
-                let own = BlockdevOptions { read_only: options.read_only, ..own.clone() };
-                anew.push((below, own));
+                anew.push((below, BlockdevOptions { read_only: options.read_only, ..own }));
             }
         }
         for (below, options) in anew {
-            let before = self.options(&below).cloned();
+            let before = self.options(&below);
             // Draining the node above covers requests to the child.
             drop(self.reopen(&below, &options).await?);
             changed.extend(before.map(|before| (below, before)));

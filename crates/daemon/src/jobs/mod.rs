@@ -483,9 +483,12 @@ impl Daemon {
         if let Some(copying) = job.copying_mut()
             && let Some(Open { filter, orders, closed }) = copying.open.take()
         {
+            // A node that has left the graph is closed here: the worker's thread may not open files.
+            let ends = [&copying.source, &copying.target].map(|name| self.nodes.node(name));
             drop((filter, orders));
             // The wait fails only if the loop has stopped: then no node is left to close.
             let _ = closed.await;
+            drop(ends);
             copying.no_waiting = None;
         }
         self.inventory = self.inventory.without_job(&job.options.id);
