@@ -1,5 +1,6 @@
 //! Block nodes: an opened image, seen by the control plane, and its channel, seen by one loop.
 
+use std::fmt;
 use std::future::{Future, ready};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,6 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ::options::Object;
 use event_loop::sync::lock;
@@ -196,6 +198,39 @@ pub trait BlockNode: Send + Sync {
         None
     }
 
+    /// Returns whether the format of the image has internal snapshots.
+    fn has_snapshots(&self) -> bool {
+        self.child().is_some_and(|below| below.has_snapshots())
+    }
+
+    /// Returns the internal snapshots of the image. `None`: the node, or its image, has no room for any.
+    ///
+    /// They are those of the node below, where this node has no image of its own.
+    fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
+        self.child()?.snapshots()
+    }
+
+    /// Makes an internal snapshot of the disk, with all answered writes, or deletes one.
+    ///
+    /// Requests in flight are answered first, later ones wait. When the future completes, the change is on stable
+    /// storage. A kill leaves the image as it was, or as it is to be. The work runs on `event_loop`, which also awaits
+    /// the future.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTSUP`: there is no room for snapshots. `EROFS`: the node was opened for reading. `EINVAL`: the image cannot count
+    /// so many users of a cluster. The image is unchanged.
+    fn change_snapshots(
+        self: Arc<Self>,
+        change: SnapshotChange,
+        event_loop: &EventLoop,
+    ) -> ChangingSnapshots {
+        match self.child() {
+            Some(below) => below.change_snapshots(change, event_loop),
+            None => Box::pin(ready(Err(Errno::ENOTSUP.into()))),
+        }
+    }
+
     /// Changes the name of the backing file in the image, or removes it.
     ///
     /// The open node keeps reading from its current backing node. When the future completes, the name is on
@@ -266,6 +301,59 @@ pub struct ImageDetails {
     /// `format-specific` of QMP's `ImageInfo`.
     pub specific: Object,
 }
+
+/// An internal snapshot of an image: the disk as it was at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InternalSnapshot {
+    /// Its id, unique in the image.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Bytes of the state of a virtual machine.
+    pub vm_state_size: u64,
+    /// When it was made, since the beginning of 1970.
+    pub date: Duration,
+    /// What the clock of the virtual machine showed.
+    pub vm_clock: Duration,
+    /// The number of the instructions of the virtual machine, if they were counted.
+    pub icount: Option<u64>,
+}
+
+/// A change of the internal snapshots of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotChange {
+    /// Makes one with this name.
+    Make(String),
+    /// Deletes the one with this id.
+    Delete(String),
+}
+
+/// Why internal snapshots were not changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotError {
+    /// An error of a node below, or of the image.
+    Os(Errno),
+    /// The image's metadata is damaged.
+    Damaged(String),
+}
+
+impl From<Errno> for SnapshotError {
+    fn from(errno: Errno) -> SnapshotError {
+        SnapshotError::Os(errno)
+    }
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SnapshotError::Os(errno) => f.write_str(errno.desc()),
+            SnapshotError::Damaged(why) => write!(f, "the image is damaged: {why}"),
+        }
+    }
+}
+
+/// Completes with the result of [`BlockNode::change_snapshots`].
+pub type ChangingSnapshots = Pin<Box<dyn Future<Output = Result<(), SnapshotError>>>>;
 
 /// A backing file as an image names it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,6 +20,7 @@ mod errors;
 mod export;
 mod exports;
 mod host;
+mod internal_snapshots;
 mod jobs;
 mod journals;
 mod libraries;

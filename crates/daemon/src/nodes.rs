@@ -11,6 +11,7 @@ use block::{Child, JobFilter, NodeInfo, NodeRegistry};
 use serde_json::{Value as Json, json};
 
 use super::bitmaps;
+use super::internal_snapshots;
 
 /// Optimal memory alignment: a page.
 const PAGE: u64 = 4096;
@@ -169,6 +170,10 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         if let Some(full) = named_backing(nodes, node) {
             image["full-backing-filename"] = full.into();
         }
+    }
+    let snapshots = node.node.snapshots().unwrap_or_default();
+    if !snapshots.is_empty() {
+        image["snapshots"] = snapshots.iter().map(internal_snapshots::info).collect();
     }
     let specific = details.map(|details| details.specific);
     if let Some(specific) = specific.or_else(|| describe(nodes, node).specific) {

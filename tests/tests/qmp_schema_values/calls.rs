@@ -328,6 +328,20 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         json!({"driver": "qcow2", "node-name": name, "backing": null,
             "file": {"driver": "file", "filename": path(&format!("{name}.qcow2"))}})
     };
+    // The name that is tried for every argument that is a name.
+    let inside = || json!({"device": "mid", "name": "anything"});
+    let (make, delete) =
+        ("blockdev-snapshot-internal-sync", "blockdev-snapshot-delete-internal-sync");
+    let in_image = |call: Call| {
+        let call = call.before("blockdev-add", image("mid"));
+        match call.command == delete {
+            true => call.before(make, inside()),
+            false => call.after(delete, inside()),
+        }
+    };
+    for call in [call(make, inside()), call(delete, inside()), transaction(make, inside())] {
+        all.push(in_image(call).after("blockdev-del", json!({"node-name": "mid"})));
+    }
     let above = |node: &str, overlay: &str| json!({"node": node, "overlay": overlay});
     let chain = |command, arguments| {
         call(command, arguments)

@@ -185,6 +185,7 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (at, "pool" | "image" | "namespace" | "user") if at.contains("rbd/") => {
             one(json!("anything"))
         }
+        ("blockdev-snapshot-delete-internal-sync/id", _) => one(json!("1")),
         (_, "snapshot") => one(json!("anything")),
         ("blockdev-create/options/qcow2/cluster-size", _) => one(json!(4096)),
         (_, "refcount-bits") => one(json!(16)),

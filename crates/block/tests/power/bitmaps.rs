@@ -199,7 +199,8 @@ impl Bitmaps {
 #[test]
 fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     let kind = Kind::named("qcow2, 4k");
-    let start = kind.start(Extras { luks: false, bitmaps: true, compressed: false });
+    let start =
+        kind.start(Extras { luks: false, bitmaps: true, compressed: false, snapshots: false });
     let open = |left: &Left, interrupt| {
         Reopened::new(kind, start, left, &mut Rng::with_seed(1), interrupt, true)
     };

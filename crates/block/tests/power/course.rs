@@ -27,6 +27,7 @@ use crate::kinds::{Extras, Kind, Start};
 use crate::left::{Left, contents, keep};
 use crate::path_of;
 use crate::recovery::{Ended, Interrupt, Moments, Reopened, interrupted};
+use crate::snapshots::Changing;
 
 /// One recovery in this many is interrupted: if the journal has something that is not in the image, and if
 /// not.
@@ -65,6 +66,10 @@ pub(crate) struct Seen {
     pub(crate) kept_resized: usize,
     /// Compressed clusters in what was left.
     pub(crate) compressed: usize,
+    /// Snapshots that were made or deleted.
+    pub(crate) snapshots: usize,
+    /// Cuts and kills meanwhile.
+    pub(crate) while_snapshot: usize,
 }
 
 impl Seen {
@@ -82,6 +87,8 @@ impl Seen {
         self.kept_on += other.kept_on;
         self.kept_resized += other.kept_resized;
         self.compressed += other.compressed;
+        self.snapshots += other.snapshots;
+        self.while_snapshot += other.while_snapshot;
     }
 }
 
@@ -126,6 +133,8 @@ struct Life<'a> {
     closing: Option<Rng>,
     /// Decides when bitmaps begin anew.
     takes: Rng,
+    /// Decides when snapshots are made and deleted.
+    snapshots: Rng,
     is_released: bool,
     is_resized: bool,
     rig: Rig,
@@ -135,6 +144,8 @@ struct Life<'a> {
     asked: BTreeMap<u32, Asked>,
     /// The new size in sectors, and the result.
     resizing: Option<(usize, oneshot::Receiver<Result<(), ResizeError>>)>,
+    /// A change of the snapshots that is under way, and when it began.
+    changing: Option<(u64, Changing)>,
     stamp: Stamp,
     seen: Seen,
 }
@@ -244,6 +255,7 @@ impl<'a> Life<'a> {
             moments,
             closing,
             takes: Rng::with_seed(!seed ^ 0x7a4e),
+            snapshots: Rng::with_seed(!seed ^ 0x5a45),
             is_released: false,
             is_resized: false,
             rig,
@@ -251,6 +263,7 @@ impl<'a> Life<'a> {
             size,
             asked,
             resizing: None,
+            changing: None,
             stamp: 0,
             seen,
         }
@@ -325,15 +338,24 @@ impl<'a> Life<'a> {
         let resizes = self.random.usize(..3) == 0;
         let every = 1 + self.random.usize(..8);
         while self.seen.requests < habits.requests {
-            if resizes && self.resizing.is_none() && self.random.usize(..20) == 0 {
+            if resizes
+                && self.resizing.is_none()
+                && self.changing.is_none()
+                && self.random.usize(..20) == 0
+            {
                 self.resize()?;
             }
             let smaller = self.resizing.as_ref().is_some_and(|(size, _)| *size < self.size);
-            while !smaller && self.asked.len() < habits.depth && self.random.usize(..4) > 0 {
+            while !smaller
+                && self.changing.is_none()
+                && self.asked.len() < habits.depth
+                && self.random.usize(..4) > 0
+            {
                 self.ask(&habits);
             }
             self.turn()?;
             self.take_bits();
+            self.change_snapshots();
             if self.random.usize(..every) == 0 {
                 let left = self.end_now()?;
                 self.recover(left)?;
@@ -344,7 +366,7 @@ impl<'a> Life<'a> {
 
     /// Sometimes begins a bitmap anew while no request is in flight.
     fn take_bits(&mut self) {
-        let is_idle = self.asked.is_empty() && self.resizing.is_none();
+        let is_idle = self.asked.is_empty() && self.resizing.is_none() && self.changing.is_none();
         let Some(tracking) = self.tracking.clone().filter(|_| is_idle) else { return };
         if self.takes.usize(..4) > 0 {
             return;
@@ -352,6 +374,40 @@ impl<'a> Life<'a> {
         if let Ok(contents) = self.rig.read(0, self.size * SECTOR, 0) {
             self.disk.bitmaps.take(&tracking, &contents, &mut self.takes);
         }
+    }
+
+    /// Sometimes begins to make or delete a snapshot while no request is in flight.
+    fn change_snapshots(&mut self) {
+        let is_idle = self.asked.is_empty() && self.resizing.is_none() && self.changing.is_none();
+        if !self.extras.snapshots || !is_idle || self.snapshots.usize(..3) > 0 {
+            return;
+        }
+        if let Ok(contents) = self.rig.read(0, self.size * SECTOR, 0) {
+            let (at, event_loop) = (self.disk.now(), self.rig.event_loop.clone());
+            let Life { disk, node, snapshots, .. } = self;
+            let begun = disk.snapshots.begin(node, &event_loop, &contents, snapshots);
+            self.changing = begun.map(|changing| (at, changing));
+        }
+    }
+
+    /// Whether a change of the snapshots has ended.
+    fn look_at_change(&mut self) -> bool {
+        let Some((at, mut changing)) = self.changing.take() else { return false };
+        // As for a resize.
+        self.sim.storage().unstable_sectors(&self.fd);
+        match changing.is_over(&mut self.disk.snapshots) {
+            None => {
+                self.changing = Some((at, changing));
+                return false;
+            }
+            Some(true) => {
+                self.seen.snapshots += 1;
+                // So is all that a snapshot may have.
+                self.disk.flushed(at);
+            }
+            Some(false) => {}
+        }
+        true
     }
 
     fn ask(&mut self, habits: &Habits) {
@@ -471,12 +527,12 @@ impl<'a> Life<'a> {
     /// Turns the loop, and processes the answers.
     fn turn(&mut self) -> Result<(), String> {
         let mut turns = 0;
-        while !self.asked.is_empty() || self.resizing.is_some() {
+        while !self.asked.is_empty() || self.resizing.is_some() || self.changing.is_some() {
             // No other event would wake the loop.
             let waits = self.sim.in_flight() > 0;
             self.rig.event_loop.run_once(waits).unwrap();
             turns += 1;
-            if waits || self.rig.has_answers() || self.look_at_resize() {
+            if waits || self.rig.has_answers() || self.look_at_resize() || self.look_at_change() {
                 break;
             }
             if turns > 100 {
@@ -485,6 +541,7 @@ impl<'a> Life<'a> {
             }
         }
         self.look_at_resize();
+        self.look_at_change();
         let tags: Vec<u32> = self.asked.keys().copied().collect();
         for tag in tags {
             let Some((result, bufs)) = self.rig.answer(tag) else { continue };
@@ -528,6 +585,7 @@ impl<'a> Life<'a> {
                 ("kill", Left::by_kill(kind, start, &image, disk, journals))
             }
         };
+        self.seen.while_snapshot += usize::from(self.changing.is_some());
         self.seen.cuts += usize::from(is_cut);
         self.seen.kills += usize::from(!is_cut);
         let left = left.map_err(|mut error| {
@@ -646,7 +704,7 @@ impl<'a> Life<'a> {
     }
 
     fn answer_all(&mut self) -> Result<(), String> {
-        while !self.asked.is_empty() || self.resizing.is_some() {
+        while !self.asked.is_empty() || self.resizing.is_some() || self.changing.is_some() {
             self.turn()?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 use fastrand::Rng;
 
 use crate::bitmaps::Bitmaps;
+use crate::snapshots::Snapshots;
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;
@@ -100,6 +101,7 @@ pub(crate) struct Disk {
     is_resizing: bool,
     is_encrypted: bool,
     pub(crate) bitmaps: Bitmaps,
+    pub(crate) snapshots: Snapshots,
 }
 
 impl Disk {
@@ -119,7 +121,13 @@ impl Disk {
             is_resizing: false,
             is_encrypted,
             bitmaps: Bitmaps::default(),
+            snapshots: Snapshots::default(),
         }
+    }
+
+    /// The same disk with these snapshots in its image.
+    pub(crate) fn with_snapshots(self, found: &[Vec<u8>]) -> Disk {
+        Disk { snapshots: Snapshots::new(found), ..self }
     }
 
     /// The same disk with these bitmaps.

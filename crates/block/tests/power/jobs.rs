@@ -378,7 +378,8 @@ fn course(seed: u64) -> Result<Job, String> {
     let mut random = Rng::with_seed(seed);
     let job = Job::pick(&mut random);
     let kind = Kind::named("qcow2, subclusters");
-    let image = &kind.start(Extras { luks: false, bitmaps: false, compressed: false }).image;
+    let extras = Extras { luks: false, bitmaps: false, compressed: false, snapshots: false };
+    let image = &kind.start(extras).image;
     let mut images = [image.clone(), image.clone()];
     let (mut contents, mut stamp) = (vec![0; kind.size], 1 << 20);
     for number in 0..LIVES {

@@ -33,6 +33,8 @@ pub(crate) struct Extras {
     pub(crate) bitmaps: bool,
     /// Some of its data is written compressed.
     pub(crate) compressed: bool,
+    /// Internal snapshots of it are made and deleted.
+    pub(crate) snapshots: bool,
 }
 
 /// A kind of image.
@@ -135,7 +137,8 @@ impl Kind {
         let (luks, bitmaps) = (random.usize(..4) == 0, random.usize(..3) == 0);
         let luks = is_possible && luks;
         let compressed = self.is_qcow2() && !luks && random.usize(..2) == 0;
-        Extras { luks, bitmaps: is_possible && bitmaps, compressed }
+        let snapshots = self.is_qcow2() && random.usize(..3) == 0;
+        Extras { luks, bitmaps: is_possible && bitmaps, compressed, snapshots }
     }
 
     pub(crate) fn start(&self, extras: Extras) -> &Start {

@@ -44,6 +44,8 @@ pub(crate) struct Left {
     pub(crate) kept: usize,
     /// Compressed clusters.
     pub(crate) compressed: usize,
+    /// The contents of the internal snapshots.
+    pub(crate) snapshots: Vec<Vec<u8>>,
 }
 
 impl Left {
@@ -55,12 +57,14 @@ impl Left {
         disk: &Disk,
         journals: Option<&Folder>,
     ) -> Result<Left, String> {
-        let Found { contents, bitmaps, compressed } = read(kind, start, image)?;
+        let Found { contents, bitmaps, compressed, snapshots } = read(kind, start, image)?;
         disk.check_cut(&contents)?;
+        disk.snapshots.check(&snapshots)?;
         let (bitmaps, right) = disk.bitmaps.check(&bitmaps, &contents, true)?;
         let journals = journals.map(|_| Arc::new(Folder::new()));
         let luks = start.luks.is_some();
-        Ok(Left { luks, bitmaps, right, compressed, ..Left::with(contents, journals) })
+        let left = Left::with(contents, journals);
+        Ok(Left { luks, bitmaps, right, compressed, snapshots, ..left })
     }
 
     /// After a kill: with the journal no answered request is lost, and without it no flushed one.
@@ -79,13 +83,15 @@ impl Left {
         checked.map_err(|error| format!("without a journal: {error}"))?;
         let checked = disk.bitmaps.check(&without.bitmaps, &found, false);
         checked.map_err(|error| format!("without a journal: {error}"))?;
-        let mut stored = without.bitmaps;
+        let checked = disk.snapshots.check(&without.snapshots);
+        checked.map_err(|error| format!("without a journal: {error}"))?;
+        let (mut stored, mut snapshots) = (without.bitmaps, without.snapshots);
         let mut whole = image.to_vec();
         let replayed =
             journals.as_ref().map_or(Ok(false), |journals| journals.replay(&mut whole))?;
         if replayed {
             let with = read(kind, start, &whole)?;
-            stored = with.bitmaps;
+            (stored, snapshots) = (with.bitmaps, with.snapshots);
             let before = std::mem::replace(&mut found, with.contents);
             if found.len() < before.len() {
                 // L2 tables go to the image before the header, which has the size: in between, the disk is as large as
@@ -96,6 +102,7 @@ impl Left {
             bare = Some(before);
         }
         disk.check_kill(&found)?;
+        disk.snapshots.check(&snapshots)?;
         let mut kept = 0;
         if let Some(journals) = &journals {
             (stored, kept) = journals.with_kept(image, stored, found.len());
@@ -104,7 +111,8 @@ impl Left {
         let journals = journals.map(Arc::new);
         let left = Left::with(found, journals);
         let luks = start.luks.is_some();
-        Ok(Left { is_killed: true, replayed, bare, cut_off, luks, bitmaps, right, kept, ..left })
+        let left = Left { is_killed: true, replayed, bare, cut_off, luks, ..left };
+        Ok(Left { bitmaps, right, kept, snapshots, ..left })
     }
 
     /// Stable remains, with the caller's image.
@@ -128,6 +136,7 @@ impl Left {
             right: 0,
             kept: 0,
             compressed: 0,
+            snapshots: Vec::new(),
         }
     }
 
@@ -137,14 +146,16 @@ impl Left {
         let disk = match (&self.unflushed, &self.bare) {
             (Some((_, disk)), _) => disk.clone(),
             (None, Some(bare)) => Disk::new(bare, self.luks),
-            (None, None) => return Disk::new(&self.contents, self.luks).with_bitmaps(bitmaps),
+            (None, None) => return self.stable_disk(),
         };
-        disk.after_kill(&self.contents, &self.cut_off).with_bitmaps(bitmaps)
+        let disk = disk.after_kill(&self.contents, &self.cut_off).with_bitmaps(bitmaps);
+        disk.with_snapshots(&self.snapshots)
     }
 
     /// The same, once everything in it is stable.
     pub(crate) fn stable_disk(&self) -> Disk {
-        Disk::new(&self.contents, self.luks).with_bitmaps(self.bitmaps.clone())
+        let disk = Disk::new(&self.contents, self.luks).with_bitmaps(self.bitmaps.clone());
+        disk.with_snapshots(&self.snapshots)
     }
 }
 
@@ -157,7 +168,12 @@ pub(crate) fn contents(kind: &Kind, start: &Start, image: &[u8]) -> Result<Vec<u
 pub(crate) fn read(kind: &Kind, start: &Start, image: &[u8]) -> Result<Found, String> {
     match kind.is_qcow2() {
         true => Image::read_all(image, &start.behind, start.luks.as_ref()),
-        false => Ok(Found { contents: image.to_vec(), bitmaps: Vec::new(), compressed: 0 }),
+        false => Ok(Found {
+            contents: image.to_vec(),
+            bitmaps: Vec::new(),
+            compressed: 0,
+            snapshots: Vec::new(),
+        }),
     }
 }
 

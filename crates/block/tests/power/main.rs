@@ -33,6 +33,7 @@ mod left;
 mod oracle;
 mod raw_data;
 mod recovery;
+mod snapshots;
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -117,11 +118,13 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     let all = *lock(&all);
     let Seen { cuts, kills, replayed, interrupted, handed_over, requests, .. } = all;
     let Seen { closings, encrypted, right, kept, kept_on, kept_resized, compressed, .. } = all;
+    let Seen { snapshots, while_snapshot, .. } = all;
     println!(
         "{cuts} power cuts and {kills} kills, {replayed} with a journal that was needed, in {requests} \
          requests; {interrupted} while an image was recovered; {handed_over} that others went on with; {closings} while an image was \
          closed; {encrypted} lives of encrypted images; {right} bitmaps that claimed to be right, {kept} of them only because they \
-         survived a kill, {kept_on} after a handover, {kept_resized} after a resize; {compressed} compressed clusters; {:?}",
+         survived a kill, {kept_on} after a handover, {kept_resized} after a resize; {compressed} compressed clusters; {snapshots} snapshots, \
+         {while_snapshot} cuts and kills while one was made or deleted; {:?}",
         started.elapsed()
     );
     let failures = failures.into_inner().unwrap();
@@ -137,4 +140,6 @@ fn nothing_is_lost_and_nothing_foreign_appears() {
     let all_kept = kept_on > 0 && kept_resized > 0;
     assert!(is_short || all_kept, "no bitmap survived a kill after a handover, or a resize");
     assert!(is_short || compressed > 0, "no cluster was ever compressed");
+    let all_snapshots = snapshots > 0 && while_snapshot > 0;
+    assert!(is_short || all_snapshots, "no snapshot was ever made, or none interrupted");
 }

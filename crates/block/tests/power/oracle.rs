@@ -58,6 +58,8 @@ pub(crate) struct Found {
     pub(crate) bitmaps: Vec<Stored>,
     /// Compressed clusters.
     pub(crate) compressed: usize,
+    /// The contents of the internal snapshots.
+    pub(crate) snapshots: Vec<Vec<u8>>,
 }
 
 /// An image's bytes.
@@ -67,8 +69,10 @@ pub(crate) struct Image<'a> {
     refcount_bits: usize,
     /// Entries of L2 tables have a bitmap of subclusters.
     is_extended: bool,
-    /// The references to each cluster.
-    users: Vec<Vec<String>>,
+    /// The references to each cluster, each with the number of its snapshot, or 0.
+    users: Vec<Vec<(usize, String)>>,
+    /// The snapshot whose tables are read. 0: none.
+    snapshot: usize,
     /// Where compressed clusters are.
     compressed: Vec<std::ops::Range<usize>>,
     luks: Option<&'a Luks>,
@@ -77,7 +81,16 @@ pub(crate) struct Image<'a> {
 impl<'a> Image<'a> {
     fn new(bytes: &'a [u8], luks: Option<&'a Luks>) -> Image<'a> {
         let (users, compressed) = (Vec::new(), Vec::new());
-        Image { bytes, cluster: 0, refcount_bits: 16, is_extended: false, users, compressed, luks }
+        Image {
+            bytes,
+            cluster: 0,
+            refcount_bits: 16,
+            is_extended: false,
+            users,
+            snapshot: 0,
+            compressed,
+            luks,
+        }
     }
 
     /// Checks the image, which may have leaks, and returns the contents of its disk. `behind`: the contents of
@@ -111,10 +124,45 @@ impl<'a> Image<'a> {
         image.users = vec![Vec::new(); bytes.len().div_ceil(image.cluster)];
         image.refer(0, "the header")?;
         image.check_luks()?;
-        let contents = image.walk(version, behind)?;
+        let size = image.u64(24) as usize;
+        let contents = image.walk(version, behind, size, (image.u64(40), image.u32(36)))?;
+        let compressed = image.end_compressed()?;
+        let snapshots = image.snapshots(version, behind)?;
         let bitmaps = image.bitmaps(version, contents.len())?;
         image.check_counts()?;
-        Ok(Found { contents, bitmaps, compressed: image.compressed.len() })
+        Ok(Found { contents, bitmaps, compressed, snapshots })
+    }
+
+    /// Reads the disks of the snapshots.
+    fn snapshots(&mut self, version: u32, behind: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        let (count, first) = (self.u32(60) as usize, self.u64(64));
+        let (mut all, mut at) = (Vec::new(), first as usize);
+        for number in 1..=count {
+            let (l1, entries, lengths) = (self.u64(at), self.u32(at + 8), self.u32(at + 12));
+            let (extra, size) = (self.u32(at + 36), self.u64(at + 48) as usize);
+            if extra < 16 {
+                return Err(format!("snapshot {number} has {extra} bytes of extra data"));
+            }
+            self.snapshot = number;
+            let disk = self.walk(version, behind, size, (l1, entries));
+            all.push(disk.map_err(|why| format!("snapshot {number}: {why}"))?);
+            self.end_compressed()?;
+            at += 40 + (extra + (lengths >> 16) + (lengths & 0xffff)) as usize;
+            at = at.next_multiple_of(8);
+        }
+        self.snapshot = 0;
+        self.refer_all(first, at - first as usize, "the snapshot table")?;
+        Ok(all)
+    }
+
+    /// Ends the search for compressed clusters of a disk. Returns how many there are.
+    fn end_compressed(&mut self) -> Result<usize, String> {
+        let mut compressed = std::mem::take(&mut self.compressed);
+        compressed.sort_unstable_by_key(|range| range.start);
+        match compressed.windows(2).find(|w| w[0].end > w[1].start) {
+            Some(two) => Err(format!("compressed clusters overlap: {two:x?}")),
+            None => Ok(compressed.len()),
+        }
     }
 
     /// Returns place and length of the LUKS header. `None`: the image is not encrypted.
@@ -233,14 +281,20 @@ impl<'a> Image<'a> {
             return Err(format!("{subject} is at {at:#x}, which is no cluster"));
         }
         match self.users.get_mut(at / self.cluster) {
-            Some(users) => users.push(subject),
+            Some(users) => users.push((self.snapshot, subject)),
             None => return Err(format!("{subject} is at {at:#x}, past the end")),
         }
         Ok(())
     }
 
-    fn walk(&mut self, version: u32, behind: &[u8]) -> Result<Vec<u8>, String> {
-        let (size, l1, entries) = (self.u64(24) as usize, self.u64(40), self.u32(36) as usize);
+    fn walk(
+        &mut self,
+        version: u32,
+        behind: &[u8],
+        size: usize,
+        (l1, entries): (u64, u32),
+    ) -> Result<Vec<u8>, String> {
+        let entries = entries as usize;
         let mut contents = vec![0; size];
         let there = behind.len().min(size);
         contents[..there].copy_from_slice(&behind[..there]);
@@ -375,7 +429,8 @@ impl<'a> Image<'a> {
     /// Checks that the flag is set exactly if the count is 1.
     fn check_copied(&self, entry: u64, at: u64, subject: &str) -> Result<(), String> {
         let count = self.count(at as usize / self.cluster);
-        if (entry & COPIED != 0) != (count == 1) {
+        // Those of snapshots mean nothing.
+        if self.snapshot == 0 && (entry & COPIED != 0) != (count == 1) {
             return Err(format!("{subject}: entry {entry:#x}, but {count} references"));
         }
         Ok(())
@@ -403,10 +458,6 @@ impl<'a> Image<'a> {
     }
 
     fn check_counts(&mut self) -> Result<(), String> {
-        self.compressed.sort_unstable_by_key(|range| range.start);
-        if let Some(two) = self.compressed.windows(2).find(|w| w[0].end > w[1].start) {
-            return Err(format!("compressed clusters overlap: {two:x?}"));
-        }
         let (table, clusters) = (self.u64(48), self.u32(56) as usize);
         for part in 0..clusters {
             self.refer(table + (part * self.cluster) as u64, "the refcount table")?;
@@ -419,8 +470,9 @@ impl<'a> Image<'a> {
         }
         for (cluster, users) in self.users.iter().enumerate() {
             let count = self.count(cluster);
-            let is_shared = users.iter().all(|user| user == SHARED);
-            if users.len() > 1 && !is_shared || users.len() as u64 > count {
+            let is_shared = users.iter().all(|(_, user)| user == SHARED);
+            let is_twice = users.windows(2).any(|two| two[0].0 == two[1].0);
+            if is_twice && !is_shared || users.len() as u64 > count {
                 let at = cluster * self.cluster;
                 return Err(format!("{at:#x} is used by {users:?}, and counted {count} times"));
             }

@@ -14,5 +14,6 @@ mod killed;
 mod model;
 mod raw_data;
 mod resize;
+mod snapshots;
 mod subclusters;
 mod variants;

@@ -19,6 +19,7 @@ use super::engine::Engine;
 use super::extend;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
+use super::snapshots::Snapshots;
 use super::steps::write;
 use super::storage::{self, Shared};
 
@@ -38,7 +39,8 @@ pub(super) struct Image {
     pub(super) unit: u64,
     pub(super) version: u32,
     pub(super) compression: Compression,
-    pub(super) has_snapshots: bool,
+    /// The internal snapshots.
+    pub(super) snapshots: std::sync::Mutex<Snapshots>,
     /// Clusters without data may show an image behind, now or once the image is opened as its header says.
     pub(super) has_backing: bool,
     /// The data file by itself has the disk's bytes, also where the image has zeroes.
@@ -88,7 +90,7 @@ impl Image {
             unit: header.unit(),
             version: header.version,
             compression: header.compression,
-            has_snapshots: header.snapshots.1 != 0,
+            snapshots: std::sync::Mutex::default(),
             size: AtomicU64::new(header.size),
             resizing: Mutex::default(),
             has_backing,

@@ -17,7 +17,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::context::Channels;
-use super::engine::Engine;
+use super::engine::{Engine, Roots};
 use super::header::Header;
 use super::journal::Journal;
 use super::marker::{set_corrupt, set_dirty};
@@ -142,6 +142,11 @@ impl Metadata {
         let mut state = lock(&self.state);
         engine.take_changed(|number, sector| state.insert(number, sector));
         self.kept.store(state.dirty.len(), Ordering::Relaxed);
+    }
+
+    /// The header leads to other tables from now on. Nothing is kept.
+    pub(super) fn switch(&self, roots: &Roots) {
+        lock(&self.state).layout.switch(roots);
     }
 
     /// From now on the header is to say that the disk has so many bytes, whatever the engine has it say.

@@ -67,8 +67,8 @@ use self::zero::Discarding;
 use crate::drivers::encryption::{KeySlots, Unlocked};
 use crate::inherited::OpenImage;
 use crate::node::{
-    BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming, ResizeError,
-    Resized, Watcher, Watchers,
+    BackingName, BlockNode, ChangingSnapshots, Channel, Geometry, ImageDetails, InternalSnapshot,
+    Released, Renaming, ResizeError, Resized, SnapshotChange, Watcher, Watchers,
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -221,6 +221,38 @@ impl BlockNode for Qcow2Node {
 
     fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
         Some(self.bitmaps.clone())
+    }
+
+    fn has_snapshots(&self) -> bool {
+        true
+    }
+
+    fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
+        // As in QEMU: another program may change the data file.
+        self.below.data_file.is_none().then(|| self.image.list_snapshots())
+    }
+
+    fn change_snapshots(
+        self: Arc<Self>,
+        change: SnapshotChange,
+        event_loop: &EventLoop,
+    ) -> ChangingSnapshots {
+        let refused = match () {
+            () if self.below.data_file.is_some() => Some(Errno::ENOTSUP),
+            () if self.read_only => Some(Errno::EROFS),
+            () => None,
+        };
+        if let Some(errno) = refused {
+            return Box::pin(ready(Err(errno.into())));
+        }
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
+            match change {
+                SnapshotChange::Make(name) => self.image.make_snapshot(&channels, &name).await,
+                SnapshotChange::Delete(id) => self.image.delete_snapshot(&channels, &id).await,
+            }
+        })
     }
 
     fn set_backing_name(

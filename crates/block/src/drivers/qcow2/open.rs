@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use super::journal::{self, Found, Journal, Journals};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::release_for_handover::Releasing;
-use super::snapshots;
+use super::snapshots::{self, Snapshots};
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{Shared, sync};
 use crate::drivers::common::check_writable;
@@ -327,6 +328,7 @@ impl Opening {
         let opened = {
             let caches = options.caches;
             let (header, below_too) = (header.clone(), below.clone());
+            let node_name = name.clone();
             run_apart(&below, move |channels| async move {
                 let metadata = match read_only {
                     true if left.is_empty() => None,
@@ -346,16 +348,31 @@ impl Opening {
                 };
                 // If the end of the file is unknown, no part of the file counts as new.
                 let end = below_too.file.end().unwrap_or(i64::MAX as u64);
+                let snapshots = match snapshots::read_all(&channels, &header).await {
+                    Ok((all, table)) => Snapshots { all, table },
+                    // Their tables are not changed, so it is no matter where they are.
+                    Err(error) if read_only => {
+                        log::warn!("qcow2 image of node '{node_name}': {error}");
+                        Snapshots::default()
+                    }
+                    Err(error) => return Err(error),
+                };
+                let others = match read_only {
+                    true => Vec::new(),
+                    false => snapshots::places(&snapshots.all, snapshots.table.clone()),
+                };
+                let places = (others, caches, end);
                 let engine =
-                    engine(&channels, &header, metadata.as_ref(), caches, end, read_only).await?;
-                Ok((engine, Shared::new(metadata)))
+                    engine(&channels, &header, metadata.as_ref(), places, read_only).await?;
+                Ok((engine, Shared::new(metadata), snapshots))
             })
         };
-        let (engine, shared) = opened.map_err(|error| failed(&name, "open", &error))?;
+        let (engine, shared, snapshots) = opened.map_err(|error| failed(&name, "open", &error))?;
         let unmap = common.discard == Discard::Unmap;
         // The image behind may be left out now and be there later: zeroes must hide it then.
         let has_backing = below.backing.is_some() || header.backing.is_some();
         let mut image = Image::new(engine, shared, &header, has_backing, read_only);
+        image.snapshots = snapshots.into();
         if below.data_file.is_none() && below.file.geometry().request_alignment > 1 {
             image.extend_ahead();
         }
@@ -429,21 +446,20 @@ fn repair_dirty(name: &str, below: &Below, is_shared: bool) -> Result<(), OpenEr
     Err(OpenError::io(message, &error).with_hint("read-only=on opens the image for reading"))
 }
 
-/// Reads the tables that are always in memory. `end`: that of the file.
+/// Reads the tables that are always in memory. `places`: of metadata of snapshots, memory for tables, and the end of the file.
 async fn engine(
     channels: &Channels,
     header: &Header,
     metadata: Option<&Metadata>,
-    caches: CacheSizes,
-    end: u64,
+    (mut others, caches, end): (Vec<(Range<u64>, Owner)>, CacheSizes, u64),
     read_only: bool,
 ) -> io::Result<Engine> {
     let table = |(offset, len): (u64, u64)| read_kept(channels, metadata, offset, len as usize);
     let start = read_kept(channels, metadata, 0, SECTOR).await?;
     let l1 = table(header.l1_table).await?;
-    let (refcounts, mut others) = match read_only {
-        true => (Vec::new(), Vec::new()),
-        false => (table(header.refcount_table).await?, snapshots::places(channels, header).await?),
+    let refcounts = match read_only {
+        true => Vec::new(),
+        false => table(header.refcount_table).await?,
     };
     others.extend(header.luks.clone().map(|place| (place, Owner::LuksHeader)));
     if let Some(bitmaps) = &header.bitmaps {

@@ -182,10 +182,10 @@ pub(super) static FIELDS: &[Field<Node>] = &[
     .at(&Of(|node: &mut Node| &mut node.pass_discard_request)),
     Field {
         name: "pass-discard-snapshot",
-        // Snapshots inside images are not deleted here.
+        // What a deleted snapshot gives up is used again by the image itself.
         kind: Kind::Bool(|_, _| Ok(())),
         need: Need::Default("on"),
-        help: "discard below when a snapshot inside is deleted; without effect, as none is",
+        help: "discard below when a snapshot inside is deleted; without effect: the image uses the room again",
     },
     Field::unoffered("pass-discard-other", only_off),
     Row::default(

@@ -66,7 +66,7 @@ impl Image {
                 Err(ResizeError::Format("The new size must be a multiple of 512"))
             }
             // Version 2 does not say how large the disk of a snapshot was.
-            () if self.version < 3 && self.has_snapshots => {
+            () if self.version < 3 && self.has_snapshots() => {
                 Err(ResizeError::Format("Can't resize a v2 image which has snapshots"))
             }
             () if entries > MAX_L1 / ENTRY => {

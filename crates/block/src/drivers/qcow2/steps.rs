@@ -20,7 +20,7 @@ use event_loop::{AlignedBuf, IoBufs};
 use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
-use super::engine::{compressed_clusters, count, set_count};
+use super::engine::{Roots, compressed_clusters, count, set_count};
 use super::header::Header;
 use super::marker::Mark;
 use super::metadata::Metadata;
@@ -94,6 +94,15 @@ impl Layout {
         let (entries, _) = entries.as_chunks::<ENTRY>();
         let blocks = entries.iter().map(|entry| number(entry)).zip(first..);
         self.refcount_blocks.extend(blocks.filter(|(block, _)| *block != 0));
+    }
+
+    /// The header leads to other tables.
+    pub(super) fn switch(&mut self, roots: &Roots) {
+        let len = |table: &[u64]| (table.len() * ENTRY) as u64;
+        self.l1 = roots.l1_at..roots.l1_at + len(&roots.l1);
+        self.refcount_table = roots.refcounts_at..roots.refcounts_at + len(&roots.refcounts);
+        let blocks = roots.refcounts.iter().copied().zip(0..);
+        self.refcount_blocks = blocks.filter(|(block, _)| *block != 0).collect();
     }
 
     /// Assigns sectors to steps, and updates the places of moved tables.

@@ -6,6 +6,7 @@ use options::table::{Field, Row, put};
 use serde_json::Value as Json;
 
 use super::super::Command;
+use super::super::snapshot::blockdev_snapshot_delete_internal_sync::SNAPSHOT;
 use crate::nodes;
 
 pub(super) static COMMAND: Command<Arguments, Json> = Command {
@@ -114,6 +115,11 @@ static IMAGE: &[Member] = &[
     Member::optional("full-backing-filename", Reply::Text, "the path of that file"),
     Member::optional("encrypted", Reply::Bool, "whether it is encrypted"),
     Member::optional("format-specific", Reply::As(specific), "what only its driver knows"),
+    Member::optional(
+        "snapshots",
+        Reply::List(&Reply::Object(SNAPSHOT)),
+        "snapshots inside the image",
+    ),
     Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
 ];
 

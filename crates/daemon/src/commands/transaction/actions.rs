@@ -12,7 +12,9 @@ use options::table::{self, Context, Field};
 
 use super::super::bitmap::arguments::{MERGE, NAME, NEW};
 use super::super::job::blockdev_backup;
-use super::super::snapshot::{blockdev_snapshot, blockdev_snapshot_sync};
+use super::super::snapshot::{
+    blockdev_snapshot, blockdev_snapshot_internal_sync, blockdev_snapshot_sync,
+};
 use crate::bitmaps::{BitmapName, Merge, NewBitmap};
 use crate::jobs::BackupOptions;
 use crate::snapshot::SnapshotSync;
@@ -28,6 +30,7 @@ pub(super) enum Action {
     Backup(Box<BackupOptions>),
     Snapshot(blockdev_snapshot::Arguments),
     SnapshotSync(Box<SnapshotSync>),
+    SnapshotInternal(blockdev_snapshot_internal_sync::Arguments),
     /// Fails.
     Abort,
 }
@@ -41,6 +44,8 @@ pub(super) enum Undo {
     SetRecording(BitmapName, bool),
     /// A job that does not run yet.
     CancelJob(u64),
+    /// The name of a node, and the id of a snapshot in its image.
+    DeleteSnapshot(String, String),
     RemoveOverlay {
         node: String,
         overlay: String,
@@ -139,6 +144,16 @@ pub(super) static KINDS: &[Kind] = &[
         read: |object, at| Ok(Action::Snapshot(blockdev_snapshot::COMMAND.parse_at(object, at)?)),
     },
     Kind {
+        name: "blockdev-snapshot-internal-sync",
+        help: "make a snapshot inside an image",
+        arguments: || blockdev_snapshot_internal_sync::COMMAND.arguments(),
+        read: |object, at| {
+            Ok(Action::SnapshotInternal(
+                blockdev_snapshot_internal_sync::COMMAND.parse_at(object, at)?,
+            ))
+        },
+    },
+    Kind {
         name: "blockdev-snapshot-sync",
         help: "create an image above a node",
         arguments: || blockdev_snapshot_sync::COMMAND.arguments(),
@@ -186,6 +201,13 @@ impl Daemon {
                 self.snapshot(&node, &overlay).await?;
                 Undo::RemoveOverlay { node, overlay, is_new: false }
             }
+            Action::SnapshotInternal(blockdev_snapshot_internal_sync::Arguments {
+                device,
+                name,
+            }) => {
+                let made = self.make_internal_snapshot(&device, &name).await?;
+                Undo::DeleteSnapshot(device, made.id)
+            }
             Action::SnapshotSync(snapshot) => {
                 let node = snapshot.node_name.clone();
                 let overlay = snapshot.snapshot_node_name.clone().unwrap_or_default();
@@ -222,6 +244,12 @@ impl Daemon {
                 }
             }
             Undo::CancelJob(serial) => self.cancel_job(serial).await,
+            Undo::DeleteSnapshot(device, id) => {
+                if let Err(error) = self.delete_internal_snapshot(&device, Some(&id), None).await {
+                    let QmpError { desc, .. } = error;
+                    log::error!("transaction: snapshot {id} of node '{device}' stays: {desc}");
+                }
+            }
             Undo::RemoveOverlay { node, overlay, is_new } => {
                 if let Err(error) = self.remove_overlay(&node, &overlay, is_new).await {
                     let error: DaemonError = error;

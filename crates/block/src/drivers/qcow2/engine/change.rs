@@ -8,8 +8,8 @@ use crate::drivers::qcow2::header::MAX_L1;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
 /// In the header: entries and offset of the L1 table.
-const L1_ENTRIES: Range<usize> = 36..40;
-const L1_AT: Range<usize> = 40..48;
+pub(super) const L1_ENTRIES: Range<usize> = 36..40;
+pub(super) const L1_AT: Range<usize> = 40..48;
 
 /// Whether a write to a part of the cluster writes all of it, in another place.
 fn moves_whole(entry: Entry) -> bool {

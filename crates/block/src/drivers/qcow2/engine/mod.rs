@@ -18,6 +18,8 @@ mod entry;
 mod held;
 mod owners;
 mod packed;
+mod snapshot;
+mod switch;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -34,6 +36,8 @@ pub(super) use self::owners::Owner;
 use self::owners::Owners;
 use self::packed::Packing;
 pub(super) use self::packed::{Packed, UNIT};
+pub(super) use self::snapshot::{SnapshotChange, SwitchError, SwitchRooms, TableFile, prepare};
+pub(super) use self::switch::Roots;
 use self::tables::Tables;
 use super::access::Place;
 use super::caches::CacheSizes;

@@ -108,6 +108,20 @@ impl Owners {
         self.ranges.retain(|(range, other)| range.start != start || *other != owner);
     }
 
+    /// Removes all tables that an [internal snapshot](super::switch) may move.
+    pub(super) fn forget_tables(&mut self) {
+        self.tables.clear();
+        self.ranges.retain(|(_, owner)| match owner {
+            Owner::Header | Owner::BitmapDirectory | Owner::LuksHeader => true,
+            Owner::ActiveL1
+            | Owner::ActiveL2
+            | Owner::RefcountTable
+            | Owner::RefcountBlock
+            | Owner::SnapshotTable
+            | Owner::InactiveL1 => false,
+        });
+    }
+
     /// Adds a table of one cluster.
     pub(super) fn add_table(&mut self, cluster: u64, owner: Owner) {
         match self.of(cluster) {

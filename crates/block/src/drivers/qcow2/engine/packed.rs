@@ -32,6 +32,11 @@ impl Packing {
         self.pending.contains_key(&cluster)
     }
 
+    /// Puts nothing more into clusters that have others before.
+    pub(super) fn forget(&mut self) {
+        self.next = None;
+    }
+
     /// Ends what was pending in a cluster. Returns whether nothing else is.
     fn end(&mut self, cluster: u64) -> bool {
         let Some(pending) = self.pending.get_mut(&cluster) else { return true };

@@ -92,6 +92,12 @@ impl Tables {
         self.hand = 0;
     }
 
+    /// Drops all tables.
+    pub(super) fn forget_all(&mut self) {
+        self.of.fill(NONE);
+        (self.slots, self.hand) = (Vec::new(), 0);
+    }
+
     /// Takes a table that is new, or another one for an index. No other goes. Returns its slot.
     pub(super) fn add(&mut self, index: usize, bytes: Box<[u8]>) -> usize {
         if let Some(slot) = self.slot(index) {

@@ -12,24 +12,44 @@ use crate::drivers::qcow2::plan::{Features, Plan};
 use crate::drivers::qcow2::steps::number;
 
 /// An image in memory.
-struct File {
-    bytes: Vec<u8>,
+pub(super) struct File {
+    pub(super) bytes: Vec<u8>,
     /// Entries of L2 tables are extended, whatever the header says: the format has no such images with clusters as small as
     /// here.
-    is_extended: bool,
+    pub(super) is_extended: bool,
 }
 
 /// What the reader has found of a cluster of the disk: the place, plus 1 if it is compressed, and of each subcluster whether it has data, and whether it
 /// reads as zeroes. All of them are alike if entries are not extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Found {
-    host: Option<u64>,
-    data: u32,
-    zeroes: u32,
+pub(super) struct Found {
+    pub(super) host: Option<u64>,
+    pub(super) data: u32,
+    pub(super) zeroes: u32,
+}
+
+/// The uses of each cluster, as the reader finds them.
+struct Uses {
+    cluster: u64,
+    of: BTreeMap<u64, u64>,
+    /// Clusters that an entry of the disk leads to, and whether it says that they are used once.
+    marks: Vec<(u64, bool)>,
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Uses {
+    fn add(&mut self, offset: u64) {
+        assert_eq!(offset % self.cluster, 0);
+        *self.of.entry(offset / self.cluster).or_insert(0) += 1;
+    }
+
+    fn add_all(&mut self, bytes: Range<u64>) {
+        bytes.step_by(self.cluster as usize).for_each(|at| self.add(at));
+    }
 }
 
 impl File {
-    fn new(create: &CreateQcow2) -> File {
+    pub(super) fn new(create: &CreateQcow2) -> File {
         File::with(create, &Features::default())
     }
 
@@ -41,24 +61,24 @@ impl File {
         File { bytes, is_extended: create.extended_l2 }
     }
 
-    fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+    pub(super) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let there = self.bytes.get(offset as usize..).unwrap_or_default();
         let mut bytes = there[..there.len().min(len)].to_vec();
         bytes.resize(len, 0);
         bytes
     }
 
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset as usize + bytes.len();
         self.bytes.resize(self.bytes.len().max(end), 0);
         self.bytes[offset as usize..end].copy_from_slice(bytes);
     }
 
-    fn at(&self, offset: u64, len: usize) -> u64 {
+    pub(super) fn at(&self, offset: u64, len: usize) -> u64 {
         number(&self.read(offset, len))
     }
 
-    fn open(&self) -> Engine {
+    pub(super) fn open(&self) -> Engine {
         let mut header = Header::parse(&self.bytes, Purpose::Write).unwrap();
         header.extended_l2 = self.is_extended;
         let table = |(offset, len): (u64, u64)| self.read(offset, len as usize);
@@ -79,7 +99,7 @@ impl File {
     }
 
     /// Has the engine do something, and takes what that changes.
-    fn call<T>(
+    pub(super) fn call<T>(
         &mut self,
         engine: &mut Engine,
         mut call: impl FnMut(&mut Engine) -> Result<T, Stop>,
@@ -98,61 +118,33 @@ impl File {
     }
 
     /// Reads the image, and finds that each cluster counts as often as it is used.
-    fn judge(&self) -> Vec<Found> {
+    pub(super) fn judge(&self) -> Vec<Found> {
+        self.judge_all(false).remove(0)
+    }
+
+    /// The same, of the disk and of each snapshot. `may_leak`: clusters may count more often than they are used.
+    pub(super) fn judge_all(&self, may_leak: bool) -> Vec<Vec<Found>> {
         let (cluster, order) = (1 << self.at(20, 4), self.at(96, 4));
-        let mut uses = BTreeMap::from([(0, 1)]);
-        let mut used = |offset: u64| {
-            assert_eq!(offset % cluster, 0);
-            *uses.entry(offset / cluster).or_insert(0u64) += 1;
-        };
-        let (l1_at, l1_entries) = (self.at(40, 8), self.at(36, 4));
-        (l1_at..l1_at + l1_entries * 8).step_by(cluster as usize).for_each(&mut used);
+        let of = BTreeMap::from([(0, 1)]);
+        let mut uses = Uses { cluster, of, marks: Vec::new(), ranges: Vec::new() };
         let (table, table_clusters) = (self.at(48, 8), self.at(56, 4));
-        (0..table_clusters).for_each(|nth| used(table + nth * cluster));
+        uses.add_all(table..table + table_clusters * cluster);
         let blocks: Vec<u64> =
             (0..table_clusters * cluster / 8).map(|nth| self.at(table + nth * 8, 8)).collect();
-        blocks.iter().filter(|block| **block != 0).for_each(|block| used(*block));
-        let (mut found, mut ranges) = (Vec::new(), Vec::new());
-        for l2 in (0..l1_entries).map(|nth| self.at(l1_at + nth * 8, 8)) {
-            let at = l2 & !(1 << 63);
-            if at != 0 {
-                used(at);
-            }
-            let entry_len = if self.is_extended { 16 } else { 8 };
-            for nth in 0..cluster / entry_len {
-                let entry_at = |word| match at {
-                    0 => 0,
-                    at => self.at(at + nth * entry_len + word, 8),
-                };
-                let entry = entry_at(0);
-                if entry >> 62 == 1 {
-                    let bits = 70 - cluster.trailing_zeros();
-                    let host = entry & ((1 << bits) - 1);
-                    let end = host + (((entry ^ 1 << 62) >> bits) + 1) * 512;
-                    assert_eq!((host % 512, entry_at(8) * u64::from(self.is_extended)), (0, 0));
-                    ranges.push((host, end));
-                    (host / cluster..end.div_ceil(cluster)).for_each(|at| used(at * cluster));
-                    found.push(Found { host: Some(host + 1), data: ALL, zeroes: 0 });
-                    continue;
-                }
-                let host = entry & 0x00ff_ffff_ffff_fe00;
-                if host != 0 {
-                    assert_ne!(entry >> 63, 0);
-                    used(host);
-                }
-                let host = (host != 0).then_some(host);
-                let (data, zeroes) = match self.is_extended {
-                    true => (entry_at(8) as u32, (entry_at(8) >> 32) as u32),
-                    false if entry & 1 != 0 => (0, ALL),
-                    false => (if host.is_some() { ALL } else { 0 }, 0),
-                };
-                assert_eq!(data & zeroes, 0);
-                assert!(host.is_some() || data == 0);
-                found.push(Found { host, data, zeroes });
-            }
-        }
+        blocks.iter().filter(|block| **block != 0).for_each(|block| uses.add(*block));
+        let mut found = vec![self.judge_l1(self.at(40, 8), self.at(36, 4), &mut uses)];
+        let Uses { marks, ranges, .. } = &mut uses;
+        let marks = std::mem::take(marks);
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|two| two[0].1 <= two[1].0), "compressed clusters overlap");
+        let first = self.at(64, 8);
+        let mut at = first;
+        for _ in 0..self.at(60, 4) {
+            found.push(self.judge_l1(self.at(at, 8), self.at(at + 8, 4), &mut uses));
+            let len = 40 + self.at(at + 36, 4) + self.at(at + 12, 2) + self.at(at + 14, 2);
+            at += len.next_multiple_of(8);
+        }
+        uses.add_all(first..at);
         let reach = (cluster * 8) >> order;
         let mut counts = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| **block != 0) {
@@ -170,7 +162,59 @@ impl File {
                 }
             }
         }
-        assert_eq!(counts, uses, "counted and used");
+        match may_leak {
+            false => assert_eq!(counts, uses.of, "counted and used"),
+            true => uses.of.iter().for_each(|(at, uses)| assert!(counts.get(at) >= Some(uses))),
+        }
+        for (at, is_marked) in marks {
+            assert_eq!(is_marked, counts[&(at / cluster)] == 1, "the mark of {at:#x}");
+        }
+        found
+    }
+
+    fn judge_l1(&self, l1_at: u64, l1_entries: u64, uses: &mut Uses) -> Vec<Found> {
+        let cluster = uses.cluster;
+        uses.add_all(l1_at..l1_at + l1_entries * 8);
+        let mut found = Vec::new();
+        for l2 in (0..l1_entries).map(|nth| self.at(l1_at + nth * 8, 8)) {
+            let at = l2 & !(1 << 63);
+            if at != 0 {
+                uses.add(at);
+                uses.marks.push((at, l2 >> 63 != 0));
+            }
+            let entry_len = if self.is_extended { 16 } else { 8 };
+            for nth in 0..cluster / entry_len {
+                let entry_at = |word| match at {
+                    0 => 0,
+                    at => self.at(at + nth * entry_len + word, 8),
+                };
+                let entry = entry_at(0);
+                if entry >> 62 == 1 {
+                    let bits = 70 - cluster.trailing_zeros();
+                    let host = entry & ((1 << bits) - 1);
+                    let end = host + (((entry ^ 1 << 62) >> bits) + 1) * 512;
+                    assert_eq!((host % 512, entry_at(8) * u64::from(self.is_extended)), (0, 0));
+                    uses.ranges.push((host, end));
+                    (host / cluster..end.div_ceil(cluster)).for_each(|at| uses.add(at * cluster));
+                    found.push(Found { host: Some(host + 1), data: ALL, zeroes: 0 });
+                    continue;
+                }
+                let host = entry & 0x00ff_ffff_ffff_fe00;
+                if host != 0 {
+                    uses.marks.push((host, entry >> 63 != 0));
+                    uses.add(host);
+                }
+                let host = (host != 0).then_some(host);
+                let (data, zeroes) = match self.is_extended {
+                    true => (entry_at(8) as u32, (entry_at(8) >> 32) as u32),
+                    false if entry & 1 != 0 => (0, ALL),
+                    false => (if host.is_some() { ALL } else { 0 }, 0),
+                };
+                assert_eq!(data & zeroes, 0);
+                assert!(host.is_some() || data == 0);
+                found.push(Found { host, data, zeroes });
+            }
+        }
         found
     }
 }
@@ -349,7 +393,12 @@ fn course(seed: u64, is_extended: bool) {
 }
 
 /// Maps what a write to a range in one place takes.
-fn write(file: &mut File, engine: &mut Engine, expected: &mut [Found], range: Range<u64>) {
+pub(super) fn write(
+    file: &mut File,
+    engine: &mut Engine,
+    expected: &mut [Found],
+    range: Range<u64>,
+) {
     let cluster = engine.format.cluster();
     let unit = 1 << engine.format.unit_bits();
     let room = file.call(engine, |engine| engine.room(range.clone())).unwrap();

@@ -1,0 +1,176 @@
+//! Reference counts for tables that are not in use yet: new refcount blocks beside the old ones.
+
+use std::collections::{HashMap, VecDeque};
+
+use nix::errno::Errno;
+
+use super::super::counts::{count, set_count};
+use super::super::{Format, Stop};
+use super::{SwitchError, TableFile};
+
+/// Bytes of blocks in memory, and blocks at least.
+const MEMORY: u64 = 8 << 20;
+const LEAST: usize = 4;
+
+/// New refcount blocks. Each has a place of its own, and begins as a copy of the old one.
+pub(super) struct Counts {
+    format: Format,
+    /// The old places.
+    old: Vec<u64>,
+    /// The new places.
+    pub(super) new: Vec<u64>,
+    /// Blocks that have been written to their new places.
+    is_written: Vec<bool>,
+    loaded: HashMap<usize, Loaded>,
+    /// The loaded blocks, the next to go first.
+    queue: VecDeque<usize>,
+    most: usize,
+    /// The lowest cluster that has become free.
+    pub(super) free: u64,
+}
+
+struct Loaded {
+    bytes: Vec<u8>,
+    was_used: bool,
+}
+
+impl Counts {
+    /// `places`: one for each block.
+    pub(super) fn new(format: Format, old: &[u64], places: &[u64]) -> Counts {
+        let mut places = places.iter();
+        let place = |old: &u64| match old {
+            0 => 0,
+            _ => places.next().copied().unwrap_or_default(),
+        };
+        Counts {
+            format,
+            old: old.to_vec(),
+            new: old.iter().map(place).collect(),
+            is_written: vec![false; old.len()],
+            loaded: HashMap::new(),
+            queue: VecDeque::new(),
+            most: LEAST.max((MEMORY >> format.cluster_bits) as usize),
+            free: u64::MAX,
+        }
+    }
+
+    /// As few blocks in memory as possible.
+    #[cfg(test)]
+    pub(super) fn with_least_memory(self) -> Counts {
+        Counts { most: 1, ..self }
+    }
+
+    async fn load<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        index: usize,
+    ) -> Result<&mut Vec<u8>, SwitchError> {
+        if !self.loaded.contains_key(&index) {
+            while self.loaded.len() >= self.most {
+                self.drop_one(file).await?;
+            }
+            let places = if self.is_written[index] { &self.new } else { &self.old };
+            let bytes = file.read(places[index], self.format.cluster() as usize).await?;
+            self.loaded.insert(index, Loaded { bytes, was_used: true });
+            self.queue.push_back(index);
+        }
+        let loaded = self.loaded.get_mut(&index).ok_or(Errno::EIO)?;
+        loaded.was_used = true;
+        Ok(&mut loaded.bytes)
+    }
+
+    /// Writes a block that was not used lately, and drops it.
+    async fn drop_one<F: TableFile>(&mut self, file: &mut F) -> Result<(), SwitchError> {
+        while let Some(index) = self.queue.pop_front() {
+            let Some(loaded) = self.loaded.get_mut(&index) else { continue };
+            if std::mem::take(&mut loaded.was_used) {
+                self.queue.push_back(index);
+                continue;
+            }
+            if let Some(Loaded { bytes, .. }) = self.loaded.remove(&index) {
+                file.write(self.new[index], &bytes).await?;
+                self.is_written[index] = true;
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// The block that counts a cluster, and the count's index.
+    fn split(&self, cluster: u64) -> Result<(usize, usize), SwitchError> {
+        let bits = self.format.block_bits();
+        let index = (cluster >> bits) as usize;
+        match self.new.get(index) {
+            None | Some(0) => Err(uncounted(cluster)),
+            Some(_) => Ok((index, (cluster & ((1 << bits) - 1)) as usize)),
+        }
+    }
+
+    /// The count of a cluster.
+    pub(super) async fn of<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        cluster: u64,
+    ) -> Result<u64, SwitchError> {
+        let order = self.format.refcount_order;
+        let (index, at) = self.split(cluster)?;
+        Ok(count(self.load(file, index).await?, at, order))
+    }
+
+    /// Counts a cluster that is in use once more.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, as QEMU: there is no larger count.
+    pub(super) async fn raise<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        cluster: u64,
+    ) -> Result<(), SwitchError> {
+        let order = self.format.refcount_order;
+        let (index, at) = self.split(cluster)?;
+        let block = self.load(file, index).await?;
+        match count(block, at, order) {
+            0 => Err(uncounted(cluster)),
+            count if count == u64::MAX >> (64 - (1 << order)) => Err(Errno::EINVAL.into()),
+            count => {
+                set_count(block, at, order, count + 1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts a cluster that is in use once less.
+    pub(super) async fn lower<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        cluster: u64,
+    ) -> Result<(), SwitchError> {
+        let order = self.format.refcount_order;
+        let (index, at) = self.split(cluster)?;
+        let block = self.load(file, index).await?;
+        let less = count(block, at, order).checked_sub(1).ok_or_else(|| uncounted(cluster))?;
+        set_count(block, at, order, less);
+        if less == 0 {
+            self.free = self.free.min(cluster);
+        }
+        Ok(())
+    }
+
+    /// Writes all blocks to their new places.
+    pub(super) async fn write<F: TableFile>(&mut self, file: &mut F) -> Result<(), SwitchError> {
+        for index in 0..self.new.len() {
+            if self.new[index] != 0 && !self.is_written[index] {
+                let bytes = self.load(file, index).await?.clone();
+                file.write(self.new[index], &bytes).await?;
+            } else if let Some(loaded) = self.loaded.get(&index) {
+                file.write(self.new[index], &loaded.bytes).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn uncounted(cluster: u64) -> SwitchError {
+    Stop::damaged(format_args!("cluster {cluster:#x} is used and not counted")).into()
+}

@@ -1,0 +1,296 @@
+//! Making and deleting an internal snapshot, beside the tables in use.
+//!
+//! Nothing that the header leads to is changed. New refcount blocks, L2 tables and L1 tables are written to clusters that
+//! are counted and that nothing leads to. The new counts include what the change gives up: the old tables. Then one sector of
+//! the header leads to the new tables. So at any time the file has the state before or the state after, and each of
+//! them is complete.
+//!
+//! The disk and its new snapshot share all L2 tables. Entries of shared tables lack the [mark](COPIED) of clusters that may be
+//! overwritten. A write to such a cluster, or a change of such a table, makes a copy, as in an image that was opened with a
+//! snapshot.
+//!
+//! One L2 table is in memory at a time.
+
+mod counts;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use nix::errno::Errno;
+
+use self::counts::Counts;
+use super::entry::{COPIED, Entry, Raw, table};
+use super::{Format, Roots, Stop, entry_at};
+use crate::drivers::qcow2::steps::ENTRY;
+
+/// The file of an image, in which only the change happens.
+pub(in super::super) trait TableFile {
+    /// Reads bytes; zeroes past the end of the file.
+    async fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, Errno>;
+    /// Writes bytes.
+    async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+}
+
+/// Why a change did not succeed. Nothing leads to what it has written.
+#[derive(Debug)]
+pub(in super::super) enum SwitchError {
+    /// An error of the file, or `EINVAL`: a count would become too large.
+    Os(Errno),
+    /// The metadata is damaged.
+    Damaged(String),
+}
+
+impl From<Errno> for SwitchError {
+    fn from(errno: Errno) -> SwitchError {
+        SwitchError::Os(errno)
+    }
+}
+
+impl From<Stop> for SwitchError {
+    fn from(stop: Stop) -> SwitchError {
+        match stop {
+            Stop::Damaged(why) => SwitchError::Damaged(why),
+            Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy => Errno::EIO.into(),
+        }
+    }
+}
+
+/// Clusters that are counted and that nothing leads to: the first byte of each, or of several that follow each other.
+#[derive(Debug, Default, Clone)]
+pub(in super::super) struct SwitchRooms {
+    /// One for each refcount block.
+    pub(in super::super) blocks: Vec<u64>,
+    /// For the refcount table.
+    pub(in super::super) refcounts: u64,
+    /// For the L1 table.
+    pub(in super::super) l1: u64,
+    /// One for each L2 table that may change. Those that are not needed are given up.
+    pub(in super::super) l2: Vec<u64>,
+    /// For the table of snapshots.
+    pub(in super::super) snapshots: u64,
+}
+
+/// What becomes of the snapshots.
+#[derive(Debug)]
+pub(in super::super) enum SnapshotChange {
+    /// A snapshot is made. Its L1 table gets this place.
+    Make(u64),
+    /// The snapshot with this L1 table is deleted: bytes of the file.
+    Delete(Range<u64>),
+}
+
+/// Makes the new tables. Returns them, and the lowest cluster that becomes free when the header leads to them.
+///
+/// `table`: the table of snapshots before, in bytes of the file, and its bytes after.
+///
+/// # Errors
+///
+/// The file has what nothing leads to.
+pub(in super::super) async fn prepare<F: TableFile>(
+    file: &mut F,
+    old: &Roots,
+    change: &SnapshotChange,
+    table: (Range<u64>, &[u8]),
+    rooms: &SwitchRooms,
+) -> Result<(Roots, u64), SwitchError> {
+    let counts = Counts::new(old.format, &old.refcounts, &rooms.blocks);
+    prepare_with(counts, file, old, change, table, rooms).await
+}
+
+async fn prepare_with<F: TableFile>(
+    counts: Counts,
+    file: &mut F,
+    old: &Roots,
+    change: &SnapshotChange,
+    (old_table, table): (Range<u64>, &[u8]),
+    rooms: &SwitchRooms,
+) -> Result<(Roots, u64), SwitchError> {
+    let mut work = Work { file, format: old.format, counts, l2_rooms: rooms.l2.iter() };
+    let l1 = match change {
+        SnapshotChange::Make(_) => work.share(&old.l1).await?,
+        SnapshotChange::Delete(snapshot) => {
+            work.give_up_snapshot(snapshot.clone()).await?;
+            work.own(&old.l1).await?
+        }
+    };
+    let len = |entries: &[u64]| (entries.len() * ENTRY) as u64;
+    work.lower_all(old.l1_at..old.l1_at + len(&old.l1)).await?;
+    work.lower_all(old.refcounts_at..old.refcounts_at + len(&old.refcounts)).await?;
+    work.lower_all(old_table).await?;
+    for block in old.refcounts.iter().filter(|block| **block != 0) {
+        work.lower(*block).await?;
+    }
+    while let Some(unused) = work.l2_rooms.next() {
+        work.lower(*unused).await?;
+    }
+    work.counts.write(work.file).await?;
+    work.write_table(rooms.refcounts, &bytes(&work.counts.new)).await?;
+    work.write_table(rooms.l1, &bytes(&l1)).await?;
+    if let SnapshotChange::Make(place) = change {
+        work.write_table(*place, &bytes(&l1)).await?;
+    }
+    work.write_table(rooms.snapshots, table).await?;
+    let Counts { new, free, .. } = work.counts;
+    let roots =
+        Roots { l1, l1_at: rooms.l1, refcounts: new, refcounts_at: rooms.refcounts, ..old.clone() };
+    Ok((roots, free))
+}
+
+fn bytes(entries: &[u64]) -> Vec<u8> {
+    entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
+}
+
+/// A change on its way.
+struct Work<'a, F> {
+    file: &'a mut F,
+    format: Format,
+    counts: Counts,
+    l2_rooms: std::slice::Iter<'a, u64>,
+}
+
+impl<F: TableFile> Work<'_, F> {
+    async fn lower(&mut self, offset: u64) -> Result<(), SwitchError> {
+        self.counts.lower(self.file, offset >> self.format.cluster_bits).await
+    }
+
+    /// Counts all clusters of a table as used once less.
+    async fn lower_all(&mut self, bytes: Range<u64>) -> Result<(), SwitchError> {
+        for cluster in self.clusters(bytes) {
+            self.counts.lower(self.file, cluster).await?;
+        }
+        Ok(())
+    }
+
+    fn clusters(&self, bytes: Range<u64>) -> Range<u64> {
+        match bytes.is_empty() {
+            true => 0..0,
+            false => {
+                let bits = self.format.cluster_bits;
+                bytes.start >> bits..bytes.end.div_ceil(1 << bits)
+            }
+        }
+    }
+
+    /// Writes a table, and zeroes behind it in its last cluster.
+    async fn write_table(&mut self, at: u64, table: &[u8]) -> Result<(), SwitchError> {
+        const RUN: usize = 1 << 20;
+        let mut at = at;
+        let cluster = self.format.cluster() as usize;
+        for run in table.chunks(RUN.max(cluster)) {
+            let mut run = run.to_vec();
+            run.resize(run.len().next_multiple_of(cluster), 0);
+            self.file.write(at, &run).await?;
+            at += run.len() as u64;
+        }
+        Ok(())
+    }
+
+    async fn read_l2(&mut self, at: u64) -> Result<Vec<u8>, SwitchError> {
+        Ok(self.file.read(at, self.format.cluster() as usize).await?)
+    }
+
+    /// The entries of an L2 table: the first byte of each in the table, and the entry.
+    fn entries<'t>(
+        &self,
+        l2: &'t [u8],
+    ) -> impl Iterator<Item = Result<(usize, Entry), Stop>> + use<'t, F> {
+        let format = self.format;
+        let step = format.l2_entry();
+        (0..l2.len() / step).filter_map(move |nth| {
+            let at = nth * step;
+            let bitmap = if format.is_extended { entry_at(l2, at / ENTRY + 1) } else { 0 };
+            let raw = Raw { descriptor: entry_at(l2, at / ENTRY), bitmap };
+            (raw.descriptor != 0).then(|| Entry::parse(raw, &format).map(|entry| (at, entry)))
+        })
+    }
+
+    /// The disk's tables and data get another user. Returns the L1 table of both.
+    async fn share(&mut self, l1: &[u64]) -> Result<Vec<u64>, SwitchError> {
+        let mut shared = l1.to_vec();
+        for entry in &mut shared {
+            let Some((at, _)) = table(*entry, &self.format)? else { continue };
+            let mut l2 = self.read_l2(at).await?;
+            let mut marked = Vec::new();
+            let old = l2.clone();
+            for found in self.entries(&old) {
+                let (place, entry) = found?;
+                for cluster in entry.clusters(&self.format) {
+                    self.counts.raise(self.file, cluster).await?;
+                }
+                let (_, is_own, ..) = entry.parts();
+                marked.extend(is_own.then_some(place));
+            }
+            let new = match marked.is_empty() {
+                true => at,
+                false => {
+                    marked.into_iter().for_each(|place| set_mark(&mut l2, place, false));
+                    self.move_l2(at, &l2).await?
+                }
+            };
+            self.counts.raise(self.file, new >> self.format.cluster_bits).await?;
+            *entry = new;
+        }
+        Ok(shared)
+    }
+
+    /// Writes an L2 table to another place, and gives up a use of the old one.
+    async fn move_l2(&mut self, old: u64, table: &[u8]) -> Result<u64, SwitchError> {
+        let new = *self.l2_rooms.next().ok_or(Errno::EIO)?;
+        self.file.write(new, table).await?;
+        self.lower(old).await?;
+        Ok(new)
+    }
+
+    /// The tables and data of a snapshot get one user less.
+    async fn give_up_snapshot(&mut self, l1: Range<u64>) -> Result<(), SwitchError> {
+        let bytes = self.file.read(l1.start, (l1.end - l1.start) as usize).await?;
+        for nth in 0..bytes.len() / ENTRY {
+            let Some((at, _)) = table(entry_at(&bytes, nth), &self.format)? else { continue };
+            let l2 = self.read_l2(at).await?;
+            for found in self.entries(&l2) {
+                let (_, entry) = found?;
+                for cluster in entry.clusters(&self.format) {
+                    self.counts.lower(self.file, cluster).await?;
+                }
+            }
+            self.lower(at).await?;
+        }
+        self.lower_all(l1).await
+    }
+
+    /// Marks what only the disk uses from now on. Returns the new L1 table.
+    async fn own(&mut self, l1: &[u64]) -> Result<Vec<u64>, SwitchError> {
+        let mut own = l1.to_vec();
+        for entry in &mut own {
+            let Some((at, _)) = table(*entry, &self.format)? else { continue };
+            if self.counts.of(self.file, at >> self.format.cluster_bits).await? > 1 {
+                // So is everything behind it.
+                *entry = at;
+                continue;
+            }
+            let mut l2 = self.read_l2(at).await?;
+            let old = l2.clone();
+            for found in self.entries(&old) {
+                let (place, entry) = found?;
+                if let (Some(host), false, ..) = entry.parts() {
+                    let cluster = host >> self.format.cluster_bits;
+                    if self.counts.of(self.file, cluster).await? == 1 {
+                        set_mark(&mut l2, place, true);
+                    }
+                }
+            }
+            let new = if l2 == old { at } else { self.move_l2(at, &l2).await? };
+            *entry = new | COPIED;
+        }
+        Ok(own)
+    }
+}
+
+/// Marks the cluster of an entry, which begins at that byte of the table, as one that may be overwritten, or not.
+fn set_mark(l2: &mut [u8], at: usize, is_own: bool) {
+    let raw = entry_at(l2, at / ENTRY) & !COPIED | if is_own { COPIED } else { 0 };
+    if let Some(descriptor) = l2.get_mut(at..at + ENTRY) {
+        descriptor.copy_from_slice(&raw.to_be_bytes());
+    }
+}

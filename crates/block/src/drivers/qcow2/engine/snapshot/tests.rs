@@ -1,0 +1,269 @@
+//! Snapshots of images in memory, judged after each call, and before each write of a change.
+
+use std::collections::HashSet;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use fastrand::Rng;
+
+use super::super::entry::ALL;
+use super::super::tests::{File, Found, write};
+use super::super::{Engine, Zeroing};
+use super::*;
+use crate::drivers::qcow2::access::Place;
+use crate::drivers::qcow2::layout::CreateQcow2;
+use crate::drivers::qcow2::steps::SECTOR;
+
+/// A file that is judged before some of the writes.
+struct Judged<'a> {
+    file: &'a mut File,
+    expected: &'a [Vec<Found>],
+    writes_left: u64,
+    random: Rng,
+}
+
+impl TableFile for Judged<'_> {
+    async fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
+        Ok(self.file.read(offset, len))
+    }
+
+    async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if self.random.u64(..8) == 0 {
+            assert_eq!(self.file.judge_all(true), self.expected);
+        }
+        self.writes_left = self.writes_left.checked_sub(1).ok_or(Errno::EIO)?;
+        self.file.write(offset, bytes);
+        Ok(())
+    }
+}
+
+/// The disk and its snapshots, each with its L1 table and its entry in the table of snapshots.
+struct Image {
+    file: File,
+    engine: Engine,
+    expected: Vec<Vec<Found>>,
+    snapshots: Vec<(Range<u64>, Vec<u8>)>,
+}
+
+impl Image {
+    fn cluster(&self) -> u64 {
+        self.engine.format.cluster()
+    }
+
+    fn take(&mut self, counted: &mut Vec<u64>, clusters: u64) -> u64 {
+        if clusters == 0 {
+            return 0;
+        }
+        let host = self.file.call(&mut self.engine, |engine| engine.take(clusters)).unwrap();
+        counted.extend((0..clusters).map(|nth| host + nth * self.cluster()));
+        host
+    }
+
+    /// Makes a snapshot, or deletes one. `writes`: the write after so many fails.
+    fn change(
+        &mut self,
+        delete: Option<usize>,
+        writes: u64,
+        random: &mut Rng,
+    ) -> Result<(), SwitchError> {
+        let before = self.file.judge_all(false);
+        assert_eq!(before, self.expected);
+        let mut counted = Vec::new();
+        let cluster = self.cluster();
+        let (l1_len, _) = self.engine.lens();
+        let l1 = self.take(&mut counted, l1_len.div_ceil(cluster));
+        let (change, snapshots) = match delete {
+            None => {
+                let place = self.take(&mut counted, l1_len.div_ceil(cluster));
+                let mut all = self.snapshots.clone();
+                let mut entry = place.to_be_bytes().to_vec();
+                entry.extend((l1_len as u32 / 8).to_be_bytes());
+                entry.resize(40 + random.usize(..9) * 8, 0);
+                let extra = entry.len() as u32 - 40;
+                entry[36..40].copy_from_slice(&extra.to_be_bytes());
+                all.push((place..place + l1_len, entry));
+                (SnapshotChange::Make(place), all)
+            }
+            Some(at) => {
+                let mut all = self.snapshots.clone();
+                let (l1, _) = all.remove(at);
+                (SnapshotChange::Delete(l1), all)
+            }
+        };
+        let table: Vec<u8> = snapshots.iter().flat_map(|(_, entry)| entry.clone()).collect();
+        let snapshots_at = self.take(&mut counted, (table.len() as u64).div_ceil(cluster));
+        let mut rooms = SwitchRooms { l1, snapshots: snapshots_at, ..SwitchRooms::default() };
+        let (l2, _) = self.engine.tables();
+        rooms.l2.extend((0..l2).map(|_| self.take(&mut counted, 1)));
+        let mut len = 0;
+        loop {
+            let ((_, blocks), (_, now)) = (self.engine.tables(), self.engine.lens());
+            if rooms.blocks.len() as u64 == blocks && len == now {
+                break;
+            }
+            if len != now {
+                rooms.l2.extend((0..len / cluster).map(|nth| rooms.refcounts + nth * cluster));
+                (rooms.refcounts, len) = (self.take(&mut counted, now / cluster), now);
+            }
+            if rooms.blocks.len() as u64 != blocks {
+                rooms.blocks.push(self.take(&mut counted, 1));
+            }
+        }
+        assert_eq!(self.file.judge_all(true), before);
+        let old = self.engine.roots();
+        let old_table = self.file.at(64, 8);
+        let len: usize = self.snapshots.iter().map(|(_, entry)| entry.len()).sum();
+        let mut counts = Counts::new(old.format, &old.refcounts, &rooms.blocks);
+        if random.u64(..2) == 0 {
+            counts = counts.with_least_memory();
+        }
+        let random = random.fork();
+        let mut judged =
+            Judged { file: &mut self.file, expected: &before, writes_left: writes, random };
+        let prepared = {
+            let old_table = old_table..old_table + len as u64;
+            let table = (old_table, &*table);
+            let mut call = pin!(prepare_with(counts, &mut judged, &old, &change, table, &rooms));
+            match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(prepared) => prepared,
+                Poll::Pending => panic!("it waits"),
+            }
+        };
+        // Until the header leads to what was written, nothing has changed.
+        assert_eq!(self.file.judge_all(true), before);
+        let (mut roots, free) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                for host in counted {
+                    self.file.call(&mut self.engine, |engine| engine.give_back(host)).unwrap();
+                }
+                assert_eq!(self.file.judge_all(false), before);
+                return Err(error);
+            }
+        };
+        roots.snapshots = (snapshots.len() as u32, snapshots_at);
+        let mut header: [u8; SECTOR] = *self.file.bytes.first_chunk().unwrap();
+        roots.put_into(&mut header);
+        self.file.write(0, &header);
+        self.engine.switch(&roots, free);
+        self.snapshots = snapshots;
+        match delete {
+            None => self.expected.push(before[0].clone()),
+            Some(at) => drop(self.expected.remove(at + 1)),
+        }
+        // At once, all of it is as it is to be.
+        assert_eq!(self.file.judge_all(false), self.expected);
+        Ok(())
+    }
+
+    /// Clusters that a snapshot has.
+    fn shared(&self) -> HashSet<u64> {
+        let hosts = self.expected[1..].iter().flatten().filter_map(|found| found.host);
+        hosts.collect()
+    }
+}
+
+fn course(seed: u64, is_extended: bool) {
+    let mut random = Rng::with_seed(seed);
+    let cluster_size = 512 << random.u64(..3);
+    let cluster = u64::from(cluster_size);
+    let unit = if is_extended { cluster / 32 } else { cluster };
+    let clusters = 256;
+    let per_table = cluster / if is_extended { 16 } else { 8 };
+    let refcount_bits = 1 << random.u64(..7);
+    let create = CreateQcow2 {
+        cluster_size,
+        refcount_bits,
+        ..CreateQcow2::new(if is_extended { 2 } else { 1 } * clusters * cluster)
+    };
+    let mut file = File::new(&create);
+    file.is_extended = is_extended;
+    let (engine, expected) = (file.open(), vec![file.judge()]);
+    let mut image = Image { file, engine, expected, snapshots: Vec::new() };
+    for _ in 0..200 {
+        let guest = random.u64(..clusters);
+        let most = (random.u64(..20) + 1).min(clusters - guest).min(per_table - guest % per_table);
+        let has_snapshots = !image.snapshots.is_empty();
+        let Image { file, engine, expected, .. } = &mut image;
+        let disk = &mut expected[0];
+        match random.u64(..16) {
+            0 => *engine = file.open(),
+            1 => {
+                let age = engine.seal();
+                engine.settle(age);
+            }
+            2 => {
+                let made = image.change(None, u64::MAX, &mut random);
+                if let Err(error) = made {
+                    assert!(matches!(error, SwitchError::Os(Errno::EINVAL)), "{error:?}");
+                    assert!(refcount_bits <= 8, "a count of {refcount_bits} bits is too large");
+                }
+            }
+            3 if has_snapshots => {
+                let at = random.usize(..image.snapshots.len());
+                image.change(Some(at), u64::MAX, &mut random).unwrap();
+            }
+            4 => {
+                // A disk that is full, or broken.
+                let delete = Some(image.snapshots.len()).filter(|len| *len > 0);
+                let delete = delete.map(|len| random.usize(..len)).filter(|_| random.bool());
+                let writes = random.u64(..12);
+                let _ = image.change(delete, writes, &mut random);
+            }
+            5 if cluster_size > 512 => {
+                let len = (random.u64(..cluster / 512 - 1) + 1) * 512;
+                let packed = file.call(engine, |engine| engine.pack(len)).unwrap().unwrap();
+                file.call(engine, |engine| engine.map_packed(guest, packed)).unwrap();
+                let host = Some(packed.host + 1);
+                disk[guest as usize] = Found { host, data: ALL, zeroes: 0 };
+            }
+            6..9 => {
+                let zeroing = [Zeroing::Keep, Zeroing::Free, Zeroing::Uncover][random.usize(..3)];
+                let done = file.call(engine, |engine| engine.zero(guest, most, zeroing)).unwrap();
+                for found in &mut disk[guest as usize..(guest + done) as usize] {
+                    found.host = found.host.filter(|host| host % 2 == 0);
+                    *found = match zeroing {
+                        Zeroing::Keep => Found { data: 0, zeroes: ALL, ..*found },
+                        Zeroing::Free => Found { zeroes: ALL, ..Found::default() },
+                        Zeroing::Uncover => Found::default(),
+                    };
+                }
+            }
+            9 if random.u64(..8) == 0 => {
+                let size = engine.reach() + 1;
+                file.call(engine, |engine| engine.grow_l1(size)).unwrap();
+                disk.resize(file.judge_all(false)[0].len(), Found::default());
+            }
+            _ => {
+                let at = guest * cluster + random.u64(..cluster / unit) * unit;
+                let most = most * cluster - at % cluster;
+                let (place, found) = file.call(engine, |engine| engine.find(at, most)).unwrap();
+                let shared = image.shared();
+                let Image { file, engine, expected, .. } = &mut image;
+                if let Place::Data { at: host, own } = place {
+                    let first = host - host % cluster;
+                    assert_eq!(own, !shared.contains(&first), "{first:#x} may be written");
+                    if own {
+                        continue;
+                    }
+                }
+                let end = at + 1 + random.u64(..found);
+                write(file, engine, &mut expected[0], at..end);
+                let here = (at / cluster) as usize;
+                let host = expected[0][here].host.unwrap();
+                assert!(!shared.contains(&host), "{host:#x} is a snapshot's");
+            }
+        }
+        assert_eq!(image.file.judge_all(false), image.expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_image_is_consistent_with_each_snapshot() {
+    (0..64).for_each(|seed| course(seed, false));
+}
+
+#[test]
+fn the_same_with_subclusters() {
+    (0..64).for_each(|seed| course(seed, true));
+}

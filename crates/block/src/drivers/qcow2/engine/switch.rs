@@ -1,0 +1,109 @@
+//! The change to other tables that are in the file already, all at once.
+//!
+//! [Internal snapshots](super::super::snapshots) are made and deleted beside the tables in use. The header then leads to the
+//! new tables.
+
+use std::ops::Range;
+
+use super::change::{L1_AT, L1_ENTRIES};
+use super::counts::{REFCOUNTS_AT, REFCOUNTS_CLUSTERS};
+use super::entry::table;
+use super::owners::Owner;
+use super::{Engine, Format};
+use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
+
+/// In the header: number of internal snapshots, and the first byte of their table.
+const SNAPSHOTS: Range<usize> = 60..64;
+const SNAPSHOTS_AT: Range<usize> = 64..72;
+
+/// The tables that are always in memory, and what the header says of them.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Roots {
+    pub(in super::super) format: Format,
+    /// The L1 table, and its first byte in the file.
+    pub(in super::super) l1: Vec<u64>,
+    pub(in super::super) l1_at: u64,
+    /// The refcount table, and its first byte in the file.
+    pub(in super::super) refcounts: Vec<u64>,
+    pub(in super::super) refcounts_at: u64,
+    /// The number of internal snapshots, and the first byte of their table.
+    pub(in super::super) snapshots: (u32, u64),
+    /// Metadata of snapshots: its bytes in the file.
+    pub(in super::super) places: Vec<(Range<u64>, Owner)>,
+}
+
+impl Roots {
+    /// Has a header lead to these tables.
+    pub(in super::super) fn put_into(&self, header: &mut [u8; SECTOR]) {
+        let clusters = (self.refcounts.len() * ENTRY) as u64 >> self.format.cluster_bits;
+        header[L1_ENTRIES].copy_from_slice(&(self.l1.len() as u32).to_be_bytes());
+        header[L1_AT].copy_from_slice(&self.l1_at.to_be_bytes());
+        header[REFCOUNTS_AT].copy_from_slice(&self.refcounts_at.to_be_bytes());
+        header[REFCOUNTS_CLUSTERS].copy_from_slice(&(clusters as u32).to_be_bytes());
+        header[SNAPSHOTS].copy_from_slice(&self.snapshots.0.to_be_bytes());
+        header[SNAPSHOTS_AT].copy_from_slice(&self.snapshots.1.to_be_bytes());
+    }
+}
+
+impl Engine {
+    /// The tables in use. They are those of the file once all that has changed is there.
+    pub(in super::super) fn roots(&self) -> Roots {
+        Roots {
+            format: self.format,
+            l1: self.l1.clone(),
+            l1_at: self.l1_at,
+            refcounts: self.refcounts.clone(),
+            refcounts_at: self.refcounts_at,
+            snapshots: (0, 0),
+            places: Vec::new(),
+        }
+    }
+
+    /// Bytes of the L1 table, and of the refcount table.
+    pub(in super::super) fn lens(&self) -> (u64, u64) {
+        let len = |table: &[u64]| (table.len() * ENTRY) as u64;
+        (len(&self.l1), len(&self.refcounts))
+    }
+
+    /// L2 tables and refcount blocks that there are.
+    pub(in super::super) fn tables(&self) -> (u64, u64) {
+        let count = |table: &[u64]| table.iter().filter(|entry| **entry != 0).count() as u64;
+        (count(&self.l1), count(&self.refcounts))
+    }
+
+    /// Releases the clusters held for L2 tables that writes to come need. No request is in flight.
+    pub(in super::super) fn release_coming(&mut self) {
+        for cluster in std::mem::take(&mut self.coming).into_values() {
+            self.release_room(cluster << self.format.cluster_bits, 1);
+        }
+    }
+
+    /// The tables in the file are these from now on: the header leads to them. Nothing has changed in memory since
+    /// [`roots`](Self::roots), no request is in flight, and clusters from `free` on may have become free.
+    pub(in super::super) fn switch(&mut self, roots: &Roots, free: u64) {
+        let (bits, format) = (self.format.cluster_bits, self.format);
+        // Their entries were parsed when the tables were made.
+        let l2 = roots.l1.iter().filter_map(|entry| table(*entry, &format).ok().flatten());
+        let clusters = |bytes: Range<u64>| bytes.start >> bits..bytes.end.div_ceil(1 << bits);
+        let len = |table: &[u64]| (table.len() * ENTRY) as u64;
+        roots.put_into(&mut self.header);
+        self.owners.forget_tables();
+        let own = &mut self.owners;
+        own.add_range(clusters(roots.l1_at..roots.l1_at + len(&roots.l1)), Owner::ActiveL1);
+        let table = roots.refcounts_at..roots.refcounts_at + len(&roots.refcounts);
+        own.add_range(clusters(table), Owner::RefcountTable);
+        for (bytes, owner) in &roots.places {
+            own.add_range(clusters(bytes.clone()), *owner);
+        }
+        l2.for_each(|(at, _)| own.add_table(at >> bits, Owner::ActiveL2));
+        let blocks = roots.refcounts.iter().filter(|block| **block != 0);
+        blocks.for_each(|block| own.add_table(block >> bits, Owner::RefcountBlock));
+        (self.l1, self.l1_at) = (roots.l1.clone(), roots.l1_at);
+        (self.refcounts, self.refcounts_at) = (roots.refcounts.clone(), roots.refcounts_at);
+        // All that is in memory of the old ones goes, with the marks of clusters that may be overwritten.
+        self.l2.forget_all();
+        self.blocks.forget_all();
+        self.packing.forget();
+        self.first_free = self.first_free.min(free).max(1);
+    }
+}

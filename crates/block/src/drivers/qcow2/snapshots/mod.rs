@@ -1,0 +1,200 @@
+//! Internal snapshots: the table that lists them. [`change`] makes and deletes them.
+//!
+//! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources.
+
+mod change;
+
+pub(super) use self::change::Snapshots;
+
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::context::Channels;
+use super::engine::{Owner, Places};
+use super::header::{Header, MAX_L1};
+use super::steps::{ENTRY, number, read};
+use crate::node::InternalSnapshot;
+
+/// Most bytes of the snapshot table, and most snapshots, as in QEMU.
+const MAX_TABLE: u64 = 64 << 20;
+const MAX_SNAPSHOTS: usize = 65536;
+/// Bytes of an entry before its extra data, the snapshot's id and its name.
+const FIXED: usize = 40;
+/// Bytes of extra data that a snapshot of version 3 has at least.
+const EXTRA: u64 = 16;
+/// Bytes of extra data with the number of instructions, and what stands for none.
+const EXTRA_ICOUNT: u64 = 24;
+const NO_ICOUNT: u64 = u64::MAX;
+/// Most bytes of a name, as in QEMU.
+const MAX_NAME: usize = 255;
+/// Bytes that are read at once.
+const CHUNK: usize = 64 << 10;
+
+/// An entry of the snapshot table.
+#[derive(Debug, Clone)]
+pub(super) struct Snapshot {
+    /// What QMP tells of it.
+    pub(super) told: InternalSnapshot,
+    /// The bytes of its L1 table in the file.
+    l1: Range<u64>,
+    /// The entry as the table has it, with extra data that is not known here.
+    bytes: Vec<u8>,
+    /// Bytes of its extra data.
+    extra: u64,
+}
+
+/// Bytes of an entry that begins with these. `None`: it is damaged.
+fn len(fixed: &[u8; FIXED]) -> Option<u64> {
+    let (id, name) = (number(&fixed[12..14]), number(&fixed[14..16]));
+    let len = (FIXED as u64 + number(&fixed[36..40]) + id + name).next_multiple_of(8);
+    Some(len).filter(|len| *len <= MAX_TABLE)
+}
+
+impl Snapshot {
+    /// Parses a whole entry.
+    fn parse(bytes: &[u8]) -> Option<Snapshot> {
+        let fixed: &[u8; FIXED] = bytes.first_chunk()?;
+        let at = |range: Range<usize>| number(&fixed[range]);
+        let (l1_at, l1_entries, extra) = (at(0..8), at(8..12), at(36..40));
+        let l1_len = Some(l1_entries * ENTRY as u64).filter(|len| *len <= MAX_L1)?;
+        let id_at = FIXED + extra as usize;
+        let name_at = id_at + at(12..14) as usize;
+        let text = |range: Range<usize>| Some(String::from_utf8_lossy(bytes.get(range)?).into());
+        let in_extra = |nth: usize| {
+            let first = FIXED + nth * 8;
+            let is_there = nth as u64 * 8 + 8 <= extra;
+            is_there.then(|| bytes.get(first..first + 8).map(number))?
+        };
+        Some(Snapshot {
+            told: InternalSnapshot {
+                id: text(id_at..name_at)?,
+                name: text(name_at..name_at + at(14..16) as usize)?,
+                vm_state_size: in_extra(0).unwrap_or(at(32..36)),
+                date: Duration::new(at(16..20), (at(20..24) as u32).min(999_999_999)),
+                vm_clock: Duration::from_nanos(at(24..32)),
+                icount: in_extra(2).filter(|icount| *icount != NO_ICOUNT),
+            },
+            l1: l1_at..l1_at.checked_add(l1_len)?,
+            bytes: bytes.to_vec(),
+            extra,
+        })
+    }
+
+    /// An entry for the disk as it is now. `l1`: its L1 table in the file.
+    fn new(told: InternalSnapshot, l1: Range<u64>, disk_size: u64) -> Snapshot {
+        let mut bytes = l1.start.to_be_bytes().to_vec();
+        bytes.extend((((l1.end - l1.start) / ENTRY as u64) as u32).to_be_bytes());
+        bytes.extend((told.id.len() as u16).to_be_bytes());
+        bytes.extend((told.name.len() as u16).to_be_bytes());
+        bytes.extend((told.date.as_secs() as u32).to_be_bytes());
+        bytes.extend(told.date.subsec_nanos().to_be_bytes());
+        bytes.extend((told.vm_clock.as_nanos() as u64).to_be_bytes());
+        // There is no state of a virtual machine.
+        bytes.extend(0u32.to_be_bytes());
+        bytes.extend((EXTRA_ICOUNT as u32).to_be_bytes());
+        bytes.extend([0, disk_size, NO_ICOUNT].map(u64::to_be_bytes).as_flattened());
+        bytes.extend(told.id.as_bytes());
+        bytes.extend(told.name.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        Snapshot { told, l1, bytes, extra: EXTRA_ICOUNT }
+    }
+}
+
+/// Adds the places of internal snapshots, for a check.
+///
+/// # Errors
+///
+/// The snapshot table is damaged, or cannot be read.
+pub(super) async fn list(
+    channels: &Channels,
+    header: &Header,
+    places: &mut Places,
+) -> io::Result<()> {
+    let (snapshots, table) = read_all(channels, header).await?;
+    for (index, snapshot) in snapshots.iter().enumerate() {
+        if header.version > 2 && snapshot.extra < EXTRA {
+            places.errors.push(format!("snapshot table entry {index} is incomplete"));
+        }
+        let Range { start, end } = snapshot.l1;
+        places.snapshots.push((index.to_string(), start, (end - start) / ENTRY as u64));
+    }
+    places.snapshot_table = table;
+    Ok(())
+}
+
+/// The places of the snapshot table and of the snapshots' L1 tables, in bytes of the file.
+pub(super) fn places(snapshots: &[Snapshot], table: Range<u64>) -> Vec<(Range<u64>, Owner)> {
+    let l1_tables = snapshots.iter().map(|snapshot| (snapshot.l1.clone(), Owner::InactiveL1));
+    l1_tables.chain([(table, Owner::SnapshotTable)]).collect()
+}
+
+/// The snapshots, and the bytes of their table in the file.
+///
+/// # Errors
+///
+/// The snapshot table is damaged, or cannot be read.
+pub(super) async fn read_all(
+    channels: &Channels,
+    header: &Header,
+) -> io::Result<(Vec<Snapshot>, Range<u64>)> {
+    let damaged = || {
+        let why = "the snapshot table is damaged: qemu-img check -r all repairs it";
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    };
+    let (start, count) = header.snapshots;
+    let mut snapshots = Vec::new();
+    // The bytes from `at` on.
+    let (mut at, mut bytes) = (start, Vec::new());
+    for _ in 0..count {
+        if bytes.len() < FIXED {
+            bytes = read(channels, at, CHUNK).await?;
+        }
+        let len = bytes.first_chunk().and_then(len).ok_or_else(damaged)?;
+        if bytes.len() < len as usize {
+            bytes = read(channels, at, CHUNK.max(len as usize)).await?;
+        }
+        let snapshot = bytes.get(..len as usize).and_then(Snapshot::parse).ok_or_else(damaged)?;
+        at = at.checked_add(len).ok_or(Errno::EOVERFLOW)?;
+        if at - start > MAX_TABLE {
+            return Err(damaged());
+        }
+        bytes.drain(..len as usize);
+        snapshots.push(snapshot);
+    }
+    Ok((snapshots, start..at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written() {
+        let told = InternalSnapshot {
+            id: "12".to_owned(),
+            name: "before the upgrade".to_owned(),
+            vm_state_size: 0,
+            date: Duration::new(1_700_000_000, 123_456_789),
+            vm_clock: Duration::from_nanos(99_000_000_123),
+            icount: None,
+        };
+        let new = Snapshot::new(told.clone(), 0x30000..0x30010, 1 << 30);
+        assert_eq!(new.bytes.len() % 8, 0);
+        assert_eq!(new.bytes.first_chunk().and_then(len), Some(new.bytes.len() as u64));
+        let parsed = Snapshot::parse(&new.bytes).unwrap();
+        assert_eq!((parsed.told, parsed.l1, parsed.extra), (told, 0x30000..0x30010, 24));
+        assert_eq!(number(&new.bytes[FIXED + 8..FIXED + 16]), 1 << 30);
+        assert!(Snapshot::parse(&new.bytes[..FIXED + 30]).is_none());
+        // Of version 2, without extra data: the size of the state is in the fixed part.
+        let mut old = new.bytes[..FIXED].to_vec();
+        old[35] = 7;
+        old[36..40].fill(0);
+        old.extend(b"12");
+        old.extend(b"before the upgrade");
+        let told = Snapshot::parse(&old).unwrap().told;
+        assert_eq!((told.vm_state_size, told.icount, &*told.id), (7, None, "12"));
+    }
+}

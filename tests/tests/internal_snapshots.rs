@@ -1,0 +1,245 @@
+//! Snapshots inside a qcow2 image that is in use.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::peers::{Peers, run};
+use common::{check, check_moment, under_load, upgrade_under};
+use integration::{Image, Qmp, Scratch};
+use serde_json::{Value, json};
+
+const MAKE: &str = "blockdev-snapshot-internal-sync";
+const DELETE: &str = "blockdev-snapshot-delete-internal-sync";
+
+fn add(name: &str, image: &str, read_only: bool) -> Value {
+    let file = json!({"driver": "file", "filename": format!("DIR/{image}"), "node-name": format!("{name}-file")});
+    json!({"driver": "qcow2", "node-name": name, "file": file, "read-only": read_only})
+}
+
+/// Sends a command to both, which answer the same, but for the time.
+fn alike(peers: &mut Peers, command: &str, arguments: Value) -> Value {
+    let [ours, theirs] = peers.sides().map(|side| {
+        let mut answer = side.ask(command, &arguments);
+        if let Some(info) = answer.get_mut("return").and_then(Value::as_object_mut) {
+            for (name, value) in info {
+                if name.starts_with("date") || name.starts_with("vm-clock") {
+                    assert!(value.is_number(), "{name}: {value}");
+                    *value = 0.into();
+                }
+            }
+        }
+        answer
+    });
+    assert_eq!(ours, theirs, "{command} {arguments}");
+    ours
+}
+
+/// The ids and names of the snapshots that a node tells of.
+fn told(peers: &mut Peers, node: &str) -> Vec<(String, String)> {
+    let [ours, theirs] = peers.sides().map(|side| {
+        let nodes = side.qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let node = nodes.as_array().unwrap().iter().find(|one| one["node-name"] == node).cloned();
+        let image = &node.expect("the node")["image"];
+        let snapshots = image["snapshots"].as_array().cloned().unwrap_or_default();
+        let text = |one: &Value, name: &str| one[name].as_str().unwrap().to_owned();
+        let told = snapshots.iter().map(|one| (text(one, "id"), text(one, "name")));
+        told.collect::<Vec<_>>()
+    });
+    assert_eq!(ours, theirs, "{node}");
+    ours
+}
+
+/// Both daemons, and images of several kinds.
+fn peers(scratch: &Scratch) -> Peers {
+    let mut peers = Peers::new(scratch);
+    let create = ["create", "-q", "-f", "qcow2"];
+    for (image, options) in [
+        ("disk", "compat=1.1"),
+        ("old", "compat=0.10"),
+        ("one-bit", "refcount_bits=1"),
+        ("read-only", "compat=1.1"),
+        ("apart", "data_file=DIR/apart.raw"),
+    ] {
+        let image = format!("DIR/{image}.qcow2");
+        peers.run("qemu-img", &[&create[..], &["-o", options, &image, "8M"]].concat());
+    }
+    for image in ["disk", "one-bit"] {
+        let image = format!("DIR/{image}.qcow2");
+        peers.run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 1M", &image]);
+    }
+    for (name, image) in
+        [("disk", "disk"), ("old", "old"), ("one-bit", "one-bit"), ("apart", "apart")]
+    {
+        peers.execute("blockdev-add", add(name, &format!("{image}.qcow2"), false));
+    }
+    peers.execute("blockdev-add", add("read-only", "read-only.qcow2", true));
+    peers
+}
+
+#[test]
+fn snapshots_are_made_and_deleted_as_by_qsd() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch);
+    let null = json!({"driver": "null-co", "node-name": "null", "size": 1 << 20});
+    peers.execute("blockdev-add", null);
+    for (device, name) in [
+        ("none", "a"),
+        ("", "a"),
+        ("disk", ""),
+        ("disk", "a"),
+        ("disk", "a"),
+        ("disk", "1"),
+        ("disk", "2"),
+        ("old", "a"),
+        ("null", "a"),
+        ("null", ""),
+        ("disk-file", "a"),
+        ("read-only", "a"),
+        ("one-bit", "a"),
+        ("apart", "a"),
+    ] {
+        alike(&mut peers, MAKE, json!({"device": device, "name": name}));
+    }
+    alike(&mut peers, MAKE, json!({"device": "disk"}));
+    alike(&mut peers, MAKE, json!({"name": "a"}));
+    // Longer than a name can be: the rest is cut off.
+    alike(&mut peers, MAKE, json!({"device": "disk", "name": "n".repeat(300)}));
+    assert_eq!(told(&mut peers, "disk").len(), 4);
+    told(&mut peers, "old");
+    told(&mut peers, "one-bit");
+    for arguments in [
+        json!({"device": "disk"}),
+        json!({"device": "none"}),
+        json!({"device": "disk", "name": ""}),
+        json!({"device": "disk", "id": ""}),
+        json!({"device": "disk", "name": "9"}),
+        json!({"device": "disk", "id": "9"}),
+        json!({"device": "disk", "id": "1", "name": "1"}),
+        json!({"device": "disk", "id": "9", "name": "a"}),
+        json!({"device": "null", "name": "a"}),
+        json!({"device": "apart", "name": "a"}),
+        json!({"device": "disk-file", "name": "a"}),
+        json!({"device": "read-only", "name": "a"}),
+        json!({"device": "disk", "id": "2", "name": "1"}),
+        json!({"device": "disk", "name": "a"}),
+        json!({"device": "disk", "id": "3"}),
+        json!({"device": "old", "name": "a"}),
+    ] {
+        alike(&mut peers, DELETE, arguments);
+    }
+    assert_eq!(told(&mut peers, "disk").len(), 1);
+    // Ids are not used again, as long as there is a higher one.
+    alike(&mut peers, MAKE, json!({"device": "disk", "name": "again"}));
+    assert_eq!(told(&mut peers, "disk")[1], ("5".to_owned(), "again".to_owned()));
+    // Through a node above.
+    let raw = json!({"driver": "raw", "node-name": "raw", "file": "disk"});
+    peers.execute("blockdev-add", raw);
+    alike(&mut peers, MAKE, json!({"device": "disk", "name": "below"}));
+    alike(&mut peers, MAKE, json!({"device": "raw", "name": "through"}));
+    alike(&mut peers, DELETE, json!({"device": "raw", "name": "again"}));
+    told(&mut peers, "disk");
+    told(&mut peers, "raw");
+    peers.execute("blockdev-del", json!({"node-name": "raw"}));
+    // An inactive image is not changed. QSD ends when it is asked to delete one there.
+    peers.execute("blockdev-set-active", json!({"node-name": "disk", "active": false}));
+    alike(&mut peers, MAKE, json!({"device": "disk", "name": "inactive"}));
+    let why = peers.ours.qmp.refused(DELETE, json!({"device": "disk", "name": "through"}));
+    assert_eq!(why, "Node 'disk' is inactive");
+    peers.execute("blockdev-set-active", json!({"node-name": "disk", "active": true}));
+    told(&mut peers, "disk");
+    for node in ["disk", "old", "one-bit"] {
+        peers.execute("blockdev-del", json!({"node-name": node}));
+        let image = format!("DIR/{node}.qcow2");
+        peers.run("qemu-img", &["check", "-q", "-f", "qcow2", &image]);
+    }
+}
+
+#[test]
+fn transactions_and_jobs_are_as_in_qsd() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch);
+    let action =
+        |device: &str, name: &str| json!({"type": MAKE, "data": {"device": device, "name": name}});
+    let abort = || json!({"type": "abort", "data": {}});
+    for actions in [
+        json!([action("disk", "t"), action("none", "t")]),
+        json!([action("disk", "t"), action("disk", "t")]),
+        json!([action("disk", "t"), abort()]),
+        json!([action("disk", "t"), action("old", "t")]),
+        json!([action("disk", "u"), action("one-bit", "u")]),
+        json!([{"type": DELETE, "data": {"device": "disk", "name": "t"}}]),
+    ] {
+        alike(&mut peers, "transaction", json!({"actions": actions}));
+        told(&mut peers, "disk");
+        told(&mut peers, "old");
+    }
+    let grouped = json!({"completion-mode": "grouped"});
+    let one = json!({"actions": [action("disk", "g")], "properties": grouped});
+    alike(&mut peers, "transaction", one);
+    let names: Vec<_> = told(&mut peers, "disk").into_iter().map(|(_, name)| name).collect();
+    assert_eq!(names, ["t"]);
+    // A job's node is not a root.
+    peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/copy.raw", "8M"]);
+    let file = json!({"driver": "file", "filename": "DIR/copy.raw"});
+    let copy = json!({"driver": "raw", "node-name": "copy", "file": file});
+    peers.execute("blockdev-add", copy);
+    let mirror = json!({"job-id": "m", "device": "disk", "target": "copy", "sync": "full"});
+    peers.execute("blockdev-mirror", mirror);
+    peers.sides().map(|side| side.qmp.wait_for("BLOCK_JOB_READY"));
+    alike(&mut peers, MAKE, json!({"device": "disk", "name": "job"}));
+    alike(&mut peers, DELETE, json!({"device": "disk", "name": "t"}));
+    peers.sides().map(|side| {
+        side.qmp.execute("job-cancel", json!({"id": "m"}));
+        common::wait_for_end(&mut side.qmp, "m");
+    });
+    alike(&mut peers, DELETE, json!({"device": "disk", "name": "t"}));
+    for node in ["disk", "old", "one-bit"] {
+        peers.execute("blockdev-del", json!({"node-name": node}));
+        let image = format!("DIR/{node}.qcow2");
+        peers.run("qemu-img", &["check", "-q", "-f", "qcow2", &image]);
+    }
+}
+
+/// Snapshots are the disk at one moment of a load, and what is written later does not change them, nor does an upgrade.
+#[test]
+fn a_snapshot_is_the_disk_at_one_moment() {
+    let scratch = Scratch::new();
+    let (_image, mut server, mut qmp, load) = under_load(&scratch, 9);
+    load.go_on();
+    let top = scratch.path("top.qcow2");
+    let above = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    qmp.execute("blockdev-snapshot-sync", above);
+    load.go_on();
+    let mut moments = Vec::new();
+    let mut make = |qmp: &mut Qmp, name: &str| {
+        let before = load.written.load(Ordering::Relaxed);
+        qmp.execute(MAKE, json!({"device": "top", "name": name}));
+        moments.push((name.to_owned(), before..=load.written.load(Ordering::Relaxed) + 1));
+        load.go_on();
+    };
+    for name in ["a", "b", "c"] {
+        make(&mut qmp, name);
+    }
+    qmp.execute(DELETE, json!({"device": "top", "name": "b"}));
+    load.go_on();
+    upgrade_under(&mut server, &load);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    make(&mut qmp, "d");
+    qmp.execute(DELETE, json!({"device": "top", "name": "a"}));
+    load.go_on();
+    moments.retain(|(name, _)| !["a", "b"].contains(&name.as_str()));
+    let log = load.finish();
+    server.stop();
+    let folder = top.parent().unwrap();
+    run("qemu-img", folder, &["check", "-q", "-f", "qcow2", "DIR/top.qcow2"]);
+    let raw = Image::existing(&scratch.path("then.img"));
+    let convert = ["convert", "-f", "qcow2", "-O", "raw"];
+    for (name, moment) in moments {
+        let from = ["-l", &name, "DIR/top.qcow2", "DIR/then.img"];
+        run("qemu-img", folder, &[&convert[..], &from].concat());
+        check_moment(&raw, &log, moment);
+    }
+    run("qemu-img", folder, &[&convert[..], &["DIR/top.qcow2", "DIR/then.img"]].concat());
+    check(&raw, &log, log.len());
+}
