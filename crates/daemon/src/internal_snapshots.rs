@@ -24,12 +24,6 @@ impl Daemon {
         Ok(node)
     }
 
-    /// Checks that neither a job nor another process has the node.
-    fn check_unused(&self, device: &str) -> Result<(), QmpError> {
-        self.inventory.free_of_jobs(device)?;
-        Ok(self.inventory.is_active(device)?)
-    }
-
     /// `blockdev-snapshot-internal-sync`. Returns the snapshot.
     pub(super) async fn make_internal_snapshot(
         &self,
@@ -87,6 +81,9 @@ impl Daemon {
         let is_it = |snapshot: &InternalSnapshot| {
             id.is_none_or(|id| snapshot.id == id) && name.is_none_or(|name| snapshot.name == name)
         };
+        self.inventory.free_of_jobs(device)?;
+        // Another process may have its image.
+        self.inventory.is_active(device)?;
         let all = node.snapshots().ok_or_else(no_list)?;
         let Some(snapshot) = all.into_iter().find(is_it) else {
             let (id, name) = (id.unwrap_or("null"), name.unwrap_or("null"));
@@ -94,7 +91,6 @@ impl Daemon {
                 "Snapshot with id '{id}' and name '{name}' does not exist on device '{device}'"
             )));
         };
-        self.check_unused(device)?;
         if node.geometry().read_only {
             return Err(delete_failed(&SnapshotError::Os(Errno::EPERM)));
         }

@@ -108,9 +108,9 @@ impl Owners {
         self.ranges.retain(|(range, other)| range.start != start || *other != owner);
     }
 
-    /// Removes all tables that an [internal snapshot](super::switch) may move.
-    pub(super) fn forget_tables(&mut self) {
-        self.tables.clear();
+    /// Replaces all tables that an [internal snapshot](super::switch) may move. `tables` gets the old ones of one cluster.
+    pub(super) fn switch(&mut self, tables: &mut HashMap<u64, Owner>) {
+        std::mem::swap(&mut self.tables, tables);
         self.ranges.retain(|(_, owner)| match owner {
             Owner::Header | Owner::BitmapDirectory | Owner::LuksHeader => true,
             Owner::ActiveL1

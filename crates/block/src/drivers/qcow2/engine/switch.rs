@@ -3,6 +3,7 @@
 //! [Internal snapshots](super::super::snapshots) are made and deleted beside the tables in use. The header then leads to the
 //! new tables.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::change::{L1_AT, L1_ENTRIES};
@@ -32,7 +33,29 @@ pub(in super::super) struct Roots {
     pub(in super::super) places: Vec<(Range<u64>, Owner)>,
 }
 
+/// Tables to switch to.
+#[derive(Debug)]
+pub(in super::super) struct Switch {
+    roots: Roots,
+    /// The owners of clusters with L2 tables and refcount blocks. Afterwards the old ones.
+    tables: HashMap<u64, Owner>,
+    /// Clusters from this one on may have become free.
+    free: u64,
+}
+
 impl Roots {
+    /// Collects what a switch to these tables takes, outside of any lock. Clusters from `free` on may have become free.
+    pub(in super::super) fn collect(self, free: u64) -> Switch {
+        let (bits, format) = (self.format.cluster_bits, self.format);
+        // The entries were parsed when the tables were made.
+        let l2 = self.l1.iter().filter_map(|entry| table(*entry, &format).ok().flatten());
+        let l2 = l2.map(|(at, _)| (at >> bits, Owner::ActiveL2));
+        let blocks = self.refcounts.iter().filter(|block| **block != 0);
+        let blocks = blocks.map(|block| (block >> bits, Owner::RefcountBlock));
+        let tables = l2.chain(blocks).collect();
+        Switch { roots: self, tables, free }
+    }
+
     /// Has a header lead to these tables.
     pub(in super::super) fn put_into(&self, header: &mut [u8; SECTOR]) {
         let clusters = (self.refcounts.len() * ENTRY) as u64 >> self.format.cluster_bits;
@@ -79,15 +102,14 @@ impl Engine {
     }
 
     /// The tables in the file are these from now on: the header leads to them. Nothing has changed in memory since
-    /// [`roots`](Self::roots), no request is in flight, and clusters from `free` on may have become free.
-    pub(in super::super) fn switch(&mut self, roots: &Roots, free: u64) {
-        let (bits, format) = (self.format.cluster_bits, self.format);
-        // Their entries were parsed when the tables were made.
-        let l2 = roots.l1.iter().filter_map(|entry| table(*entry, &format).ok().flatten());
+    /// [`roots`](Self::roots), and no request is in flight.
+    pub(in super::super) fn switch(&mut self, switch: &mut Switch) {
+        let bits = self.format.cluster_bits;
+        let Switch { roots, tables, free } = switch;
         let clusters = |bytes: Range<u64>| bytes.start >> bits..bytes.end.div_ceil(1 << bits);
         let len = |table: &[u64]| (table.len() * ENTRY) as u64;
         roots.put_into(&mut self.header);
-        self.owners.forget_tables();
+        self.owners.switch(tables);
         let own = &mut self.owners;
         own.add_range(clusters(roots.l1_at..roots.l1_at + len(&roots.l1)), Owner::ActiveL1);
         let table = roots.refcounts_at..roots.refcounts_at + len(&roots.refcounts);
@@ -95,15 +117,13 @@ impl Engine {
         for (bytes, owner) in &roots.places {
             own.add_range(clusters(bytes.clone()), *owner);
         }
-        l2.for_each(|(at, _)| own.add_table(at >> bits, Owner::ActiveL2));
-        let blocks = roots.refcounts.iter().filter(|block| **block != 0);
-        blocks.for_each(|block| own.add_table(block >> bits, Owner::RefcountBlock));
-        (self.l1, self.l1_at) = (roots.l1.clone(), roots.l1_at);
-        (self.refcounts, self.refcounts_at) = (roots.refcounts.clone(), roots.refcounts_at);
+        std::mem::swap(&mut self.l1, &mut roots.l1);
+        std::mem::swap(&mut self.refcounts, &mut roots.refcounts);
+        (self.l1_at, self.refcounts_at) = (roots.l1_at, roots.refcounts_at);
         // All that is in memory of the old ones goes, with the marks of clusters that may be overwritten.
         self.l2.forget_all();
         self.blocks.forget_all();
         self.packing.forget();
-        self.first_free = self.first_free.min(free).max(1);
+        self.first_free = self.first_free.min(*free).max(1);
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use event_loop::sync::lock;
-use event_loop::{AlignedBuf, IoBufs};
+use event_loop::{AlignedBuf, IoBufs, take_turns};
 use nix::errno::Errno;
 
 use super::{MAX_NAME, MAX_SNAPSHOTS, MAX_TABLE, Snapshot, places};
@@ -25,6 +25,8 @@ use crate::request::Op;
 
 /// Tries to find neighbouring clusters among those that are free.
 const TRIES: usize = 16;
+/// Clusters that are taken or given back until other tasks have their turn.
+const AT_ONCE: usize = 256;
 
 /// The snapshots of an image in use.
 #[derive(Debug, Default)]
@@ -99,13 +101,19 @@ impl Rooms<'_> {
     async fn take_ones(&mut self, all: &mut Vec<u64>, count: u64) -> Result<(), Errno> {
         while (all.len() as u64) < count {
             all.push(self.take(1).await?);
-            self.image.limit(self.channels).await?;
+            if all.len().is_multiple_of(AT_ONCE) {
+                self.image.limit(self.channels).await?;
+                take_turns().await;
+            }
         }
         Ok(())
     }
 
     async fn give_back(self) {
-        for host in self.counted {
+        for (nth, host) in self.counted.into_iter().enumerate() {
+            if nth % AT_ONCE == AT_ONCE - 1 {
+                take_turns().await;
+            }
             // What is not given back is lost until the image is checked.
             let _ = self.image.engine(self.channels, |engine| engine.give_back(host)).await;
         }
@@ -279,13 +287,13 @@ impl Image {
         roots.snapshots = (all.len() as u32, table.start);
         roots.places = places(&all, table.clone());
         sync(channels).await?;
-        self.switch(&file, &roots, free).await?;
+        self.switch(&file, roots, free).await?;
         *lock(&self.snapshots) = Snapshots { all, table };
         Ok(())
     }
 
     /// Has the header lead to other tables.
-    async fn switch(&self, file: &File<'_>, roots: &Roots, free: u64) -> Result<(), Errno> {
+    async fn switch(&self, file: &File<'_>, roots: Roots, free: u64) -> Result<(), Errno> {
         let channels = file.channels;
         let before = read(channels, 0, SECTOR).await?;
         let before: [u8; SECTOR] = *before.first_chunk().ok_or(Errno::EIO)?;
@@ -298,9 +306,9 @@ impl Image {
             switching.is_over = put_header(file, &before).await.is_ok();
             return Err(errno);
         }
-        let mut core = lock(&self.core);
-        core.engine.switch(roots, free);
-        self.shared.metadata.iter().for_each(|metadata| metadata.switch(roots));
+        self.shared.metadata.iter().for_each(|metadata| metadata.switch(&roots));
+        let mut tables = roots.collect(free);
+        lock(&self.core).engine.switch(&mut tables);
         switching.is_over = true;
         Ok(())
     }

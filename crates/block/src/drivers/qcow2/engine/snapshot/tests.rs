@@ -145,7 +145,7 @@ impl Image {
         let mut header: [u8; SECTOR] = *self.file.bytes.first_chunk().unwrap();
         roots.put_into(&mut header);
         self.file.write(0, &header);
-        self.engine.switch(&roots, free);
+        self.engine.switch(&mut roots.collect(free));
         self.snapshots = snapshots;
         match delete {
             None => self.expected.push(before[0].clone()),
@@ -260,10 +260,10 @@ fn course(seed: u64, is_extended: bool) {
 
 #[test]
 fn the_image_is_consistent_with_each_snapshot() {
-    (0..64).for_each(|seed| course(seed, false));
+    (0..20).for_each(|seed| course(seed, false));
 }
 
 #[test]
 fn the_same_with_subclusters() {
-    (0..64).for_each(|seed| course(seed, true));
+    (0..32).for_each(|seed| course(seed, true));
 }
