@@ -189,6 +189,9 @@ impl Image {
         if self.shared.metadata.is_none() {
             return Err(Errno::EROFS);
         }
+        if self.damage.is_damaged() {
+            return Err(Errno::EIO);
+        }
         let mut first = read(channels, 0, LOOKED_AT.min(self.cluster as usize)).await?;
         let apart = with_engine(&lock(&self.core).engine, &mut first, self.cluster, change);
         if let Some((at, sectors)) = apart.ok_or(Errno::EFBIG)?.name {

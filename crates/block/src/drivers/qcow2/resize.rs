@@ -35,6 +35,9 @@ impl Image {
         pass: bool,
     ) -> Result<(), ResizeError> {
         let _turn = self.resizing.lock().await;
+        if self.damage.is_damaged() {
+            return Err(failed(Errno::EIO));
+        }
         let old = self.size();
         self.check_size(size)?;
         if size == old {

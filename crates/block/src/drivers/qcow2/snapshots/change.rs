@@ -2,7 +2,7 @@
 //!
 //! All requests of all loops wait: the whole disk is claimed. All metadata is written to the file. What the change needs is
 //! [prepared](engine::prepare) beside the tables in use, then one sector of the header leads to it. A kill or a power cut leaves
-//! the image before the change or after it, besides clusters that are counted and not used.
+//! the image before the change or after it.
 
 use std::ops::Range;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ use super::{MAX_NAME, MAX_SNAPSHOTS, MAX_TABLE, Snapshot, places};
 use crate::drivers::qcow2::context::{Channels, Transfer};
 use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::engine::{
-    self, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
+    self, Room, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
 };
 use crate::drivers::qcow2::image::Image;
 use crate::drivers::qcow2::steps::{SECTOR, read};
@@ -25,8 +25,8 @@ use crate::request::Op;
 
 /// Tries to find neighbouring clusters among those that are free.
 const TRIES: usize = 16;
-/// Clusters that are taken or given back until other tasks have their turn.
-const AT_ONCE: usize = 256;
+/// Clusters that are reserved until other tasks have their turn.
+const AT_ONCE: u64 = 1024;
 
 /// The snapshots of an image in use.
 #[derive(Debug, Default)]
@@ -61,59 +61,58 @@ impl File<'_> {
     }
 }
 
-/// Clusters that are counted and that nothing leads to.
+/// Clusters that nothing leads to and no other use takes. Dropping them frees those that are not in use.
 struct Rooms<'a> {
     image: &'a Image,
     channels: &'a Channels,
+    reserved: Vec<Reserved<'a>>,
+    /// Those that are counted.
     counted: Vec<u64>,
 }
 
-impl Rooms<'_> {
+impl<'a> Rooms<'a> {
+    async fn reserve(&mut self, most: u64) -> Result<Room, Errno> {
+        let room = self.image.engine(self.channels, |engine| engine.reserve(most)).await?;
+        self.reserved.push(Reserved::new(self.image, room.clone()));
+        Ok(room)
+    }
+
     /// Takes clusters that follow each other. Returns the first byte.
     async fn take(&mut self, clusters: u64) -> Result<u64, Errno> {
-        let (image, channels) = (self.image, self.channels);
         if clusters == 0 {
             return Ok(0);
         }
-        // Too small ones are held, so that they are not found again.
-        let mut small = Vec::new();
         for _ in 0..TRIES {
-            let room = image.engine(channels, |engine| engine.reserve(clusters)).await?;
-            let (host, found) = (room.host, room.clusters);
-            let mut reserved = Reserved::new(image, room);
-            if found < clusters {
-                small.push(reserved);
-                continue;
+            // Too small ones are held, so that they are not found again.
+            let room = self.reserve(clusters).await?;
+            if room.clusters == clusters {
+                return Ok(room.host);
             }
-            while reserved.room.clusters > 0 {
-                let host = reserved.room.host;
-                image.engine(channels, |engine| engine.use_reserved(host)).await?;
-                reserved.advance(1);
-                self.counted.push(host);
-            }
-            return Ok(host);
         }
+        let (image, channels) = (self.image, self.channels);
         let host = image.engine(channels, |engine| engine.take(clusters)).await?;
         self.counted.extend((0..clusters).map(|nth| host + nth * image.cluster));
         Ok(host)
     }
 
+    /// Takes clusters, until there are so many.
     async fn take_ones(&mut self, all: &mut Vec<u64>, count: u64) -> Result<(), Errno> {
         while (all.len() as u64) < count {
-            all.push(self.take(1).await?);
-            if all.len().is_multiple_of(AT_ONCE) {
-                self.image.limit(self.channels).await?;
-                take_turns().await;
-            }
+            let room = self.reserve((count - all.len() as u64).min(AT_ONCE)).await?;
+            all.extend((0..room.clusters).map(|nth| room.host + nth * self.image.cluster));
+            take_turns().await;
         }
         Ok(())
     }
 
-    async fn give_back(self) {
-        for (nth, host) in self.counted.into_iter().enumerate() {
-            if nth % AT_ONCE == AT_ONCE - 1 {
-                take_turns().await;
-            }
+    /// Whether writes to them are in flight.
+    fn set_writing(&mut self, is_writing: bool) {
+        self.reserved.iter_mut().for_each(|reserved| reserved.is_writing = is_writing);
+    }
+
+    /// Gives counted clusters back, from that one of them on.
+    async fn give_back(&mut self, from: usize) {
+        for host in self.counted.split_off(from.min(self.counted.len())) {
             // What is not given back is lost until the image is checked.
             let _ = self.image.engine(self.channels, |engine| engine.give_back(host)).await;
         }
@@ -213,17 +212,13 @@ impl Image {
         // Of tasks that have ended.
         self.shared.settle_writes().await;
         lock(&self.core).engine.release_coming();
-        let mut rooms = Rooms { image: self, channels, counted: Vec::new() };
-        match self.try_change(channels, &mut rooms, change).await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // They are in use if the header may lead to them.
-                if !self.damage.is_damaged() {
-                    rooms.give_back().await;
-                }
-                Err(error)
-            }
+        let mut rooms = Rooms { image: self, channels, reserved: Vec::new(), counted: Vec::new() };
+        let changed = self.try_change(channels, &mut rooms, change).await;
+        // They are in use if the header may lead to them.
+        if changed.is_err() && !self.damage.is_damaged() {
+            rooms.give_back(0).await;
         }
+        changed
     }
 
     async fn try_change(
@@ -252,7 +247,7 @@ impl Image {
         let (l2, _) = lock(&self.core).engine.tables();
         rooms.take_ones(&mut taken.l2, l2).await?;
         // Each room that is taken may add blocks, and have their table grow.
-        let mut len = 0;
+        let (mut len, before) = (0, rooms.counted.len());
         loop {
             let ((_, blocks), (_, now)) = {
                 let core = lock(&self.core);
@@ -262,8 +257,7 @@ impl Image {
                 break;
             }
             if len != now {
-                // What is too small is as good as any other room.
-                taken.l2.extend((0..clusters(len)).map(|nth| taken.refcounts + nth * self.cluster));
+                rooms.give_back(before).await;
                 (taken.refcounts, len) = (rooms.take(clusters(now)).await?, now);
             }
             rooms.take_ones(&mut taken.blocks, blocks).await?;
@@ -278,7 +272,10 @@ impl Image {
         let old = lock(&self.core).engine.roots();
         let mut file = File { image: self, channels };
         let old_table = lock(&self.snapshots).table.clone();
+        // Dropped meanwhile, they are free only after the writes to them.
+        rooms.set_writing(true);
         let prepared = engine::prepare(&mut file, &old, &change, (old_table, &table), &taken).await;
+        rooms.set_writing(false);
         let (mut roots, free) = prepared.map_err(|error| match error {
             SwitchError::Os(errno) => SnapshotError::from(errno),
             SwitchError::Damaged(why) => SnapshotError::Damaged(why),

@@ -140,6 +140,23 @@ impl Counts {
         }
     }
 
+    /// Counts a cluster as used once that nothing has led to.
+    pub(super) async fn take<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        cluster: u64,
+    ) -> Result<(), SwitchError> {
+        let order = self.format.refcount_order;
+        let (index, at) = self.split(cluster)?;
+        let block = self.load(file, index).await?;
+        match count(block, at, order) {
+            // Counted beforehand, where free clusters did not follow each other.
+            0 | 1 => set_count(block, at, order, 1),
+            _ => return Err(Stop::damaged(format_args!("cluster {cluster:#x} is used")).into()),
+        }
+        Ok(())
+    }
+
     /// Counts a cluster that is in use once less.
     pub(super) async fn lower<F: TableFile>(
         &mut self,
@@ -160,11 +177,14 @@ impl Counts {
     /// Writes all blocks to their new places.
     pub(super) async fn write<F: TableFile>(&mut self, file: &mut F) -> Result<(), SwitchError> {
         for index in 0..self.new.len() {
-            if self.new[index] != 0 && !self.is_written[index] {
-                let bytes = self.load(file, index).await?.clone();
+            let is_there = self.is_written[index] && !self.loaded.contains_key(&index);
+            if self.new[index] == 0 || is_there {
+                continue;
+            }
+            self.load(file, index).await?;
+            if let Some(Loaded { bytes, .. }) = self.loaded.remove(&index) {
                 file.write(self.new[index], &bytes).await?;
-            } else if let Some(loaded) = self.loaded.get(&index) {
-                file.write(self.new[index], &loaded.bytes).await?;
+                self.is_written[index] = true;
             }
         }
         Ok(())

@@ -1,9 +1,9 @@
 //! Making and deleting an internal snapshot, beside the tables in use.
 //!
-//! Nothing that the header leads to is changed. New refcount blocks, L2 tables and L1 tables are written to clusters that
-//! are counted and that nothing leads to. The new counts include what the change gives up: the old tables. Then one sector of
-//! the header leads to the new tables. So at any time the file has the state before or the state after, and each of
-//! them is complete.
+//! Nothing that the header leads to is changed. New refcount blocks, L2 tables and L1 tables are written to reserved clusters,
+//! which the file has as free. The new counts have them, and no longer what the change gives up: the old tables. Then one
+//! sector of the header leads to the new tables. So at any time the file has the state before or the state after, and
+//! each of them is complete.
 //!
 //! The disk and its new snapshot share all L2 tables. Entries of shared tables lack the [mark](COPIED) of clusters that may be
 //! overwritten. A write to such a cluster, or a change of such a table, makes a copy, as in an image that was opened with a
@@ -56,7 +56,8 @@ impl From<Stop> for SwitchError {
     }
 }
 
-/// Clusters that are counted and that nothing leads to: the first byte of each, or of several that follow each other.
+/// [Reserved](super::Engine::reserve) clusters: the first byte of each, or of several that follow each other. The new counts
+/// have those that are used.
 #[derive(Debug, Default, Clone)]
 pub(in super::super) struct SwitchRooms {
     /// One for each refcount block.
@@ -65,7 +66,7 @@ pub(in super::super) struct SwitchRooms {
     pub(in super::super) refcounts: u64,
     /// For the L1 table.
     pub(in super::super) l1: u64,
-    /// One for each L2 table that may change. Those that are not needed are given up.
+    /// One for each L2 table that may change.
     pub(in super::super) l2: Vec<u64>,
     /// For the table of snapshots.
     pub(in super::super) snapshots: u64,
@@ -107,6 +108,9 @@ async fn prepare_with<F: TableFile>(
     rooms: &SwitchRooms,
 ) -> Result<(Roots, u64), SwitchError> {
     let mut work = Work { file, format: old.format, counts, l2_rooms: rooms.l2.iter() };
+    for block in &rooms.blocks {
+        work.take(*block..*block + 1).await?;
+    }
     let l1 = match change {
         SnapshotChange::Make(_) => work.share(&old.l1).await?,
         SnapshotChange::Delete(snapshot) => {
@@ -121,16 +125,14 @@ async fn prepare_with<F: TableFile>(
     for block in old.refcounts.iter().filter(|block| **block != 0) {
         work.lower(*block).await?;
     }
-    while let Some(unused) = work.l2_rooms.next() {
-        work.lower(*unused).await?;
-    }
-    work.counts.write(work.file).await?;
-    work.write_table(rooms.refcounts, &bytes(&work.counts.new)).await?;
-    work.write_table(rooms.l1, &bytes(&l1)).await?;
+    work.put_table(rooms.l1, &bytes(&l1)).await?;
     if let SnapshotChange::Make(place) = change {
-        work.write_table(*place, &bytes(&l1)).await?;
+        work.put_table(*place, &bytes(&l1)).await?;
     }
-    work.write_table(rooms.snapshots, table).await?;
+    work.put_table(rooms.snapshots, table).await?;
+    let refcounts = bytes(&work.counts.new);
+    work.put_table(rooms.refcounts, &refcounts).await?;
+    work.counts.write(work.file).await?;
     let Counts { new, free, .. } = work.counts;
     let roots =
         Roots { l1, l1_at: rooms.l1, refcounts: new, refcounts_at: rooms.refcounts, ..old.clone() };
@@ -172,9 +174,18 @@ impl<F: TableFile> Work<'_, F> {
         }
     }
 
-    /// Writes a table, and zeroes behind it in its last cluster.
-    async fn write_table(&mut self, at: u64, table: &[u8]) -> Result<(), SwitchError> {
+    /// Counts reserved clusters as used.
+    async fn take(&mut self, bytes: Range<u64>) -> Result<(), SwitchError> {
+        for cluster in self.clusters(bytes) {
+            self.counts.take(self.file, cluster).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a table to reserved clusters, and zeroes behind it in the last one.
+    async fn put_table(&mut self, at: u64, table: &[u8]) -> Result<(), SwitchError> {
         const RUN: usize = 1 << 20;
+        self.take(at..at + table.len() as u64).await?;
         let mut at = at;
         let cluster = self.format.cluster() as usize;
         for run in table.chunks(RUN.max(cluster)) {
@@ -237,6 +248,7 @@ impl<F: TableFile> Work<'_, F> {
     /// Writes an L2 table to another place, and gives up a use of the old one.
     async fn move_l2(&mut self, old: u64, table: &[u8]) -> Result<u64, SwitchError> {
         let new = *self.l2_rooms.next().ok_or(Errno::EIO)?;
+        self.take(new..new + 1).await?;
         self.file.write(new, table).await?;
         self.lower(old).await?;
         Ok(new)
