@@ -159,7 +159,8 @@ fn follow((command, arguments, expected): Change, nested: bool, anew: Anew) {
     drop(qmp);
     server.stop();
     let image = format!("DIR/{}.qcow2", expected[0]);
-    let read = ["-r", "-c", "read -P 1 0 4k", "-c", "read -P 2 4k 4k", "-c", "read -P 3 8k 4k", &image];
+    let read =
+        ["-r", "-c", "read -P 1 0 4k", "-c", "read -P 2 4k 4k", "-c", "read -P 3 8k 4k", &image];
     let output = run("qemu-io", scratch.dir(), &read);
     assert!(!output.contains("failed"), "{output}");
 }

@@ -124,6 +124,27 @@ fn the_backing_file_of_a_backing_image_is_named_anew() {
     }
 }
 
+/// The header tells the format from now on: it is not to be guessed from what a guest writes.
+#[test]
+fn a_backing_file_is_named_with_its_format() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base.qcow2", "1M"]);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/top.qcow2", "1M"]);
+    add(&mut peers, "base", "base.qcow2");
+    let file = json!({"driver": "file", "filename": "DIR/top.qcow2"});
+    let top = json!({"driver": "qcow2", "node-name": "top", "file": file, "backing": "base"});
+    peers.execute("blockdev-add", top);
+    let name = json!({"device": "top", "image-node-name": "top", "backing-file": "DIR/base.qcow2"});
+    peers.execute("change-backing-file", name);
+    peers.stop();
+    for side in peers.sides() {
+        let info = run("qemu-img", &side.folder, &["info", "--output=json", "DIR/top.qcow2"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        assert_eq!(info["backing-filename-format"], "qcow2");
+    }
+}
+
 #[test]
 fn a_backing_file_is_named_anew() {
     let scratch = Scratch::new();

@@ -306,6 +306,40 @@ fn a_filter_above_a_node_inside_an_image_survives_an_upgrade() {
     server.stop();
 }
 
+/// Its data file, which only the header names, stays locked for writing below the snapshot.
+#[test]
+fn a_snapshot_of_an_image_with_a_data_file_is_handed_over() {
+    let scratch = Scratch::new();
+    let (image, data) = (scratch.path("disk.qcow2"), scratch.path("disk.data"));
+    let made = Command::new(tool("qemu-img"))
+        .args(["create", "-q", "-f", "qcow2", "-o"])
+        .arg(format!("data_file={}", data.display()))
+        .args([image.as_os_str(), "1M".as_ref()])
+        .status();
+    assert!(made.expect("qemu-img runs").success());
+    let command = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(format!("qcow2,node-name=disk,file.driver=file,file.filename={}", image.display()));
+    let mut server = command.export("disk", "num-queues=2").start();
+    let mut client = connect(&server);
+    client.write(0, &pattern::block(0, 1));
+    let top = scratch.path("top.qcow2");
+    let snapshot = json!({"node-name": "disk", "snapshot-file": top, "snapshot-node-name": "top"});
+    monitor(&server).execute("blockdev-snapshot-sync", snapshot);
+    let before = told(&server);
+    for generation in 2..4 {
+        server.upgrade();
+        assert_eq!(told(&server), before);
+        assert_eq!(client.read(0, pattern::BLOCK), pattern::block(0, generation - 1));
+        client.write(0, &pattern::block(0, generation));
+    }
+    drop(client);
+    server.stop();
+    let below = Image::existing(&data).read(0, pattern::BLOCK);
+    assert_eq!(pattern::generation(0, &below), Ok(1));
+}
+
 #[test]
 fn inactive_nodes_stay_inactive() {
     let scratch = Scratch::new();

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use super::activity::own_children;
 use super::{Child, Entry, Kept, NodeRegistry};
+use crate::node::BlockNode;
 use crate::options::{BlockdevOptions, BlockdevRef};
 
 /// What was described so far.
@@ -71,7 +72,9 @@ impl NodeRegistry {
         for Child { role, edge } in &entry.children {
             let below = self.below_filter(edge.node().name());
             let is_told = entry.options.driver.children().iter().any(|told| told.role == *role);
-            if !is_told && self.is_as_named(&below) {
+            // A file that is open for writing stays so when an image comes above its image. It is locked.
+            let is_as_image = !entry.options.read_only || edge.geometry().read_only;
+            if !is_told && is_as_image && self.is_as_named(&below) {
                 continue;
             }
             if let Some(below) = self.describe_ref(&below, described) {

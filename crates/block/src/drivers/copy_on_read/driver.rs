@@ -78,12 +78,12 @@ impl BlockDriver for CopyOnReadOptions {
     }
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
-        let end = self.end(node)?;
         let child = node.child("file")?;
         if node.is_look() {
-            // Nothing is copied, and the image below is open for reading.
+            // Nothing is copied. The image below is open for reading, and those behind it have no names.
             return Ok(child);
         }
+        let end = self.end(node)?;
         Ok(Arc::new(CopyOnReadNode::new(node.name().to_owned(), node.options(), end, child)?))
     }
 }

@@ -48,16 +48,19 @@ impl Daemon {
         }
         let node = self.nodes.node(&image).map_err(|_| missing("", &image))?;
         self.check_root(&device)?;
-        let backed = node.details().is_some() && self.nodes.backing(&image).is_some();
-        if !backed {
+        let backing = self.nodes.backing(&image).filter(|_| node.details().is_some());
+        let Some(backing) = backing.map(|child| child.edge.node().name().to_owned()) else {
             let desc = "not allowing backing file change on an image without a backing file";
             return Err(QmpError::generic(desc));
-        }
+        };
         if image != device && !self.nodes.chain(&device).contains(&image) {
             let desc = format!("'{device}' and image file are not in the same chain");
             return Err(QmpError::generic(desc));
         }
         let format = node.details().and_then(|details| details.backing?.format);
+        // Without a format, the next program guesses it from what the guest has written.
+        let opened = self.nodes.options(&self.nodes.below_filter(&backing));
+        let format = format.or_else(|| Some(opened?.driver.kind().name.to_owned()));
         let name = BackingName { filename: backing_file, format };
         drop(node);
         let _moving = Moving::new(&self.moving);
