@@ -191,7 +191,7 @@ fn transactions_and_jobs_are_as_in_qsd() {
     alike(&mut peers, DELETE, json!({"device": "disk", "name": "t"}));
     peers.sides().map(|side| {
         side.qmp.execute("job-cancel", json!({"id": "m"}));
-        common::wait_for_end(&mut side.qmp, "m");
+        side.qmp.wait_for("BLOCK_JOB_CANCELLED");
     });
     alike(&mut peers, DELETE, json!({"device": "disk", "name": "t"}));
     for node in ["disk", "old", "one-bit"] {
@@ -233,13 +233,12 @@ fn a_snapshot_is_the_disk_at_one_moment() {
     server.stop();
     let folder = top.parent().unwrap();
     run("qemu-img", folder, &["check", "-q", "-f", "qcow2", "DIR/top.qcow2"]);
-    let raw = Image::existing(&scratch.path("then.img"));
     let convert = ["convert", "-f", "qcow2", "-O", "raw"];
     for (name, moment) in moments {
         let from = ["-l", &name, "DIR/top.qcow2", "DIR/then.img"];
         run("qemu-img", folder, &[&convert[..], &from].concat());
-        check_moment(&raw, &log, moment);
+        check_moment(&Image::existing(&scratch.path("then.img")), &log, moment);
     }
     run("qemu-img", folder, &[&convert[..], &["DIR/top.qcow2", "DIR/then.img"]].concat());
-    check(&raw, &log, log.len());
+    check(&Image::existing(&scratch.path("then.img")), &log, log.len());
 }

@@ -339,7 +339,9 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
             false => call.after(delete, inside()),
         }
     };
-    for call in [call(make, inside()), call(delete, inside()), transaction(make, inside())] {
+    // As in QSD, a transaction whose jobs end together has no such action.
+    let action = transaction(make, inside()).below("transaction/actions");
+    for call in [call(make, inside()), call(delete, inside()), action] {
         all.push(in_image(call).after("blockdev-del", json!({"node-name": "mid"})));
     }
     let above = |node: &str, overlay: &str| json!({"node": node, "overlay": overlay});

@@ -57,7 +57,7 @@ impl Workers {
             for (part, model) in models.iter_mut().enumerate() {
                 let (node, batch, random) = (node.clone(), batch.clone(), random.fork());
                 let mut worker = Worker { random, stripe: STRIPE, part, parts: LOOPS };
-                let more = (0..rounds).inspect(move |_| drop(batch.send(())));
+                let more = (0..rounds).inspect(move |_| _ = batch.send(()));
                 scope.spawn(move || worker.run(node, model, more));
             }
             drop(batch);
