@@ -379,7 +379,7 @@ impl<'a> Life<'a> {
     /// Sometimes begins to make or delete a snapshot while no request is in flight.
     fn change_snapshots(&mut self) {
         let is_idle = self.asked.is_empty() && self.resizing.is_none() && self.changing.is_none();
-        if !self.extras.snapshots || !is_idle || self.snapshots.usize(..3) > 0 {
+        if !self.extras.snapshots || !is_idle || self.snapshots.usize(..5) > 0 {
             return;
         }
         if let Ok(contents) = self.rig.read(0, self.size * SECTOR, 0) {

@@ -137,7 +137,7 @@ impl Kind {
         let (luks, bitmaps) = (random.usize(..4) == 0, random.usize(..3) == 0);
         let luks = is_possible && luks;
         let compressed = self.is_qcow2() && !luks && random.usize(..2) == 0;
-        let snapshots = self.is_qcow2() && random.usize(..3) == 0;
+        let snapshots = self.is_qcow2() && random.usize(..5) == 0;
         Extras { luks, bitmaps: is_possible && bitmaps, compressed, snapshots }
     }
 

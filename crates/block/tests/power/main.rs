@@ -13,6 +13,9 @@
 //! several times in a row, with the same checks each time. Or another process takes the image over, as in
 //! an upgrade, with unwritten changes only in the journal, and is interrupted in its turn.
 //!
+//! Internal snapshots are made and deleted meanwhile: what a cut or a kill leaves has the snapshots from before the change
+//! or those from after it, each with its contents.
+//!
 //! A failure prints its seed. `RINGMILL_POWER_SEED=n cargo test -p ringmill-block --test power` repeats that course.
 //! `RINGMILL_POWER_SEEDS=n` tries more than
 //! the few of CI (with `CARGO_PROFILE_DEV_OPT_LEVEL=2` five times as fast). `RINGMILL_POWER_TRACE=1` prints
