@@ -58,6 +58,8 @@ pub fn play(run: fn(&[u8]), data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::{self, Read};
     use std::path::Path;
 
     use fastrand::Rng;
@@ -81,25 +83,76 @@ mod tests {
         input
     }
 
+    /// The seeds of a tar archive, by name.
+    fn unpack(archive: &[u8]) -> io::Result<Vec<(String, Vec<u8>)>> {
+        let mut seeds = Vec::new();
+        for entry in tar::Archive::new(archive).entries()? {
+            let mut entry = entry?;
+            let name = entry.path()?.display().to_string();
+            let mut seed = Vec::new();
+            entry.read_to_end(&mut seed)?;
+            if entry.header().entry_type() != tar::EntryType::Regular {
+                return Err(io::Error::other(format!("{name} is not a file")));
+            }
+            if seed.len() as u64 != entry.size() {
+                return Err(io::Error::other(format!("{name} is incomplete")));
+            }
+            seeds.push((name, seed));
+        }
+        match seeds.is_empty() {
+            true => Err(io::Error::other("no seeds")),
+            false
+                if !archive.len().is_multiple_of(BLOCK) || !archive.ends_with(&[0; 2 * BLOCK]) =>
+            {
+                Err(io::Error::other("cut off"))
+            }
+            false => Ok(seeds),
+        }
+    }
+
+    /// Bytes of a tar archive's block. Two blocks of zeroes end it.
+    const BLOCK: usize = 512;
+
     /// Runs the seeds of a target, and inputs made of them. libFuzzer, which knows what an input reaches, runs every night.
     fn replay(target: &str, run: fn(&[u8]), inputs: u64) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-        let mut paths: Vec<_> = std::fs::read_dir(&folder)
-            .expect("the seeds are in the repository")
-            .map(|seed| seed.expect("a directory entry").path())
-            .collect();
-        paths.sort();
-        assert!(!paths.is_empty(), "no seeds in {}", folder.display());
-        let read = |path| std::fs::read(path).expect("a readable seed");
-        let seeds: Vec<_> = paths.iter().map(read).collect();
-        for (path, seed) in paths.iter().zip(&seeds) {
-            println!("{}", path.display());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("corpus/{target}.tar"));
+        let seeds = fs::read(&path).and_then(|archive| unpack(&archive));
+        let seeds = seeds.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        for (name, seed) in &seeds {
+            println!("{name}");
             run(seed);
         }
+        let seeds: Vec<_> = seeds.into_iter().map(|(_, seed)| seed).collect();
         for number in 0..inputs {
             let input = made(&seeds, &mut Rng::with_seed(number));
             println!("input {number}, {} bytes", input.len());
             run(&input);
+        }
+    }
+
+    #[test]
+    fn damaged_archives_are_errors() {
+        let archive = |seeds: &[(&str, &[u8])]| {
+            let mut archive = tar::Builder::new(Vec::new());
+            for (name, seed) in seeds {
+                let mut header = tar::Header::new_ustar();
+                header.set_size(seed.len() as u64);
+                archive.append_data(&mut header, name, *seed).unwrap();
+            }
+            archive.into_inner().unwrap()
+        };
+        let whole = archive(&[("a", &[1; 600]), ("b", &[])]);
+        let seeds = [("a".to_owned(), vec![1; 600]), ("b".to_owned(), Vec::new())];
+        assert_eq!(unpack(&whole).unwrap(), seeds);
+        assert!(unpack(&archive(&[])).is_err(), "no seeds");
+        for len in 0..whole.len() {
+            assert!(unpack(&whole[..len]).is_err(), "cut off after {len} bytes");
+        }
+        // A checksum covers each header.
+        for at in (0..148).chain(3 * BLOCK..3 * BLOCK + 148) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            assert!(unpack(&damaged).is_err(), "byte {at}");
         }
     }
 
@@ -112,12 +165,24 @@ mod tests {
                 }
             )*
 
+            const TARGETS: &[&str] = &[$(stringify!($target)),*];
+
             /// A target without libFuzzer's program would never run at night.
             #[test]
             fn each_has_a_program() {
                 let manifest = include_str!("../libfuzzer/Cargo.toml");
-                for target in [$(stringify!($target)),*] {
+                for target in TARGETS {
                     assert!(manifest.contains(&format!("path = \"../targets/{target}.rs\"")), "{target}");
+                }
+            }
+
+            /// Seeds that no target reads would be replayed by nothing.
+            #[test]
+            fn each_archive_has_a_target() {
+                for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/corpus")).unwrap() {
+                    let name = entry.unwrap().file_name();
+                    let target = name.to_str().and_then(|name| name.strip_suffix(".tar"));
+                    assert!(target.is_some_and(|target| TARGETS.contains(&target)), "{name:?}");
                 }
             }
         };
