@@ -1,10 +1,12 @@
-//! Checks the Markdown documents: links lead to files and headings, decision records are short and indexed.
+//! Checks the documents: links lead to files and headings, decision records are short and indexed, plots are drawn from the
+//! records beside them.
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use integration::repository;
+use integration::{Scratch, repository};
 
 /// Words of a decision record at most, table cells included.
 const RECORD_WORDS: usize = 300;
@@ -180,4 +182,20 @@ fn decision_records_are_short_numbered_and_indexed() {
         let entries = index.matches(&format!("](decisions/{name})")).count();
         assert_eq!(entries, 1, "docs/DESIGN.md lists {name} {entries} times, not once");
     }
+}
+
+#[test]
+fn plots_are_drawn_from_the_records() {
+    let (plots, drawn) = (repository().join("docs/plots"), Scratch::new());
+    let status = Command::new(plots.join("draw")).arg(drawn.path(".")).status().expect("python3");
+    assert!(status.success(), "docs/plots/draw: {status}");
+    let mut count = 0;
+    for entry in fs::read_dir(&plots).expect("a folder").map(|entry| entry.expect("an entry")) {
+        if entry.path().extension().is_some_and(|kind| kind == "svg") {
+            let again = read(&drawn.path(&entry.file_name().to_string_lossy()));
+            assert!(read(&entry.path()) == again, "{:?}: run docs/plots/draw", entry.file_name());
+            count += 1;
+        }
+    }
+    assert_eq!(count, 4);
 }

@@ -62,7 +62,7 @@ pub(crate) fn read(path: &Path, load: &Load, run_time: Duration) -> Result<Done>
             // SAFETY: `slot` is below the depth, so its block is inside the mapping.
             let buffer = unsafe { buffers.as_ptr().add(slot * load.block_size) };
             let read = opcode::ReadFixed::new(types::Fixed(0), buffer, load.block_size as u32, 0)
-                .offset(offsets.next())
+                .offset(offsets.next_offset())
                 .build()
                 .user_data(slot as u64);
             // SAFETY: the buffer is registered and used only by this slot.

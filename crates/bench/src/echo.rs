@@ -17,16 +17,10 @@ use crate::host::affinity;
 use crate::load::Load;
 use crate::load::offsets::Offsets;
 use crate::load::queue::Op;
+use crate::session::Cpus;
 
 /// `O_DIRECT` takes buffers that begin on a page.
 const PAGE: usize = 4096;
-
-/// Who runs where.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cpus {
-    pub(crate) client: Option<usize>,
-    pub(crate) server: Option<usize>,
-}
 
 /// Echoes for `run_time`, with a block of `file` transferred for each as `load` says, if there is one.
 pub(crate) fn run(
@@ -68,7 +62,7 @@ fn ask(
 ) -> Result<(f64, f64)> {
     let mut requests = 0u64;
     let begin = Instant::now();
-    let mut work = || {
+    affinity::while_bound_to(cpu, || {
         // At least once, however long this thread waits for a CPU: figures are per request.
         while (requests == 0 || begin.elapsed() < run_time) && !ends.load(Ordering::SeqCst) {
             kick.write(1).context("kicking")?;
@@ -76,11 +70,7 @@ fn ask(
             requests += 1;
         }
         Ok(())
-    };
-    match cpu {
-        Some(cpu) => affinity::while_bound_to(cpu, work)?,
-        None => work()?,
-    }
+    })?;
     Ok((requests as f64, begin.elapsed().as_secs_f64()))
 }
 
@@ -116,8 +106,12 @@ fn serve(
             return Ok(cpu_time()?.saturating_sub(before));
         }
         match (&file, load.op) {
-            (Some(file), Op::Read) => file.read_exact_at(block, offsets.next()).context("reading"),
-            (Some(file), Op::Write) => file.write_all_at(block, offsets.next()).context("writing"),
+            (Some(file), Op::Read) => {
+                file.read_exact_at(block, offsets.next_offset()).context("reading")
+            }
+            (Some(file), Op::Write) => {
+                file.write_all_at(block, offsets.next_offset()).context("writing")
+            }
             (None, _) => Ok(()),
         }?;
         signal.write(1).context("signalling")?;

@@ -1,7 +1,7 @@
 //! Figures of several rounds.
 
 /// The median: of an even number of values the mean of the middle two; NaN of none.
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let upper = values.len() / 2;
@@ -13,22 +13,46 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// The lower quartile: what a quarter of the values do not exceed; NaN of none.
-pub(crate) fn lower_quartile(values: impl Iterator<Item = f64>) -> f64 {
+pub fn lower_quartile(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 4).copied().unwrap_or(f64::NAN)
 }
 
 /// The least and the most of several values.
-pub(crate) fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
         (least.min(value), most.max(value))
     })
 }
 
+/// The median of several rounds, with their minimum and maximum.
+#[derive(Debug, Clone, Copy)]
+pub struct Rounds {
+    /// The median.
+    pub median: f64,
+    /// The minimum.
+    pub least: f64,
+    /// The maximum.
+    pub most: f64,
+}
+
+impl Rounds {
+    /// Those of these figures.
+    pub fn of(rounds: &[f64]) -> Self {
+        let (least, most) = range(rounds.iter().copied());
+        Self { median: median(rounds.iter().copied()), least, most }
+    }
+
+    /// The minimum and the maximum, with this many digits after the point.
+    pub fn range(&self, digits: usize) -> String {
+        format!("{:.digits$}..{:.digits$}", self.least, self.most)
+    }
+}
+
 /// Each contender with its state. Every other round begins with the last one, as conditions such as the clock speed drift
 /// during a round.
-pub(crate) fn turns<'a, C, S>(
+pub fn turns<'a, C, S>(
     contenders: &'a [C],
     states: &'a mut [S],
     round: usize,

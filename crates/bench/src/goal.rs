@@ -2,39 +2,50 @@
 
 use crate::report::Table;
 
-/// The side of its limit on which a figure has to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The limit of a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
     /// At the limit or below.
-    AtMost,
+    AtMost(f64),
     /// At the limit or above.
-    AtLeast,
+    AtLeast(f64),
 }
 
 /// A limit, and the measured figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Goal {
-    /// The name of the figure.
-    pub(crate) what: String,
-    /// The side of the limit it has to be on.
-    pub(crate) bound: Bound,
+    what: String,
     /// The limit.
-    pub(crate) limit: f64,
-    /// The figure; `None` if it was not measured.
-    pub(crate) value: Option<f64>,
-    /// Digits after the point, in both.
-    pub(crate) digits: usize,
+    pub(crate) bound: Bound,
+    value: Option<f64>,
+    digits: usize,
 }
 
 impl Goal {
+    /// A goal for the figure called `what`, whose value is `None` if it was not measured. Limit and value are shown with so many
+    /// digits after the point.
+    pub(crate) fn new(
+        what: impl Into<String>,
+        bound: Bound,
+        value: Option<f64>,
+        digits: usize,
+    ) -> Self {
+        Self { what: what.into(), bound, value, digits }
+    }
+
     /// `met`, `missed` or `not measured`.
     pub(crate) fn verdict(&self) -> &'static str {
         match (self.bound, self.value) {
             (_, None) => "not measured",
-            (Bound::AtMost, Some(value)) if value <= self.limit => "met",
-            (Bound::AtLeast, Some(value)) if value >= self.limit => "met",
+            (Bound::AtMost(limit), Some(value)) if value <= limit => "met",
+            (Bound::AtLeast(limit), Some(value)) if value >= limit => "met",
             (_, Some(_)) => "missed",
         }
+    }
+
+    /// The figure.
+    pub(crate) fn measured(&self) -> String {
+        self.value.map_or("-".into(), |value| format!("{value:.*}", self.digits))
     }
 }
 
@@ -42,36 +53,31 @@ impl Goal {
 pub(crate) fn table(heading: &str, goals: &[Goal]) -> Table {
     let mut table = Table::new(&[heading, "", "goal", "measured", "verdict"]);
     for goal in goals {
-        let bound = match goal.bound {
-            Bound::AtMost => "at most",
-            Bound::AtLeast => "at least",
+        let (side, limit) = match goal.bound {
+            Bound::AtMost(limit) => ("at most", limit),
+            Bound::AtLeast(limit) => ("at least", limit),
         };
-        table.row([
-            goal.what.clone(),
-            bound.into(),
-            format!("{:.*}", goal.digits, goal.limit),
-            goal.value.map_or("-".into(), |value| format!("{value:.*}", goal.digits)),
-            goal.verdict().into(),
-        ]);
+        let limit = format!("{limit:.*}", goal.digits);
+        let verdict = goal.verdict().into();
+        table.row([goal.what.clone(), side.into(), limit, goal.measured(), verdict]);
     }
     table
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Bound::{AtLeast, AtMost};
     use super::*;
 
     #[test]
     fn verdicts_are_not_rounded() {
-        let verdict = |value, bound, limit| {
-            Goal { what: String::new(), bound, limit, value, digits: 3 }.verdict()
-        };
-        assert_eq!(verdict(Some(0.8), Bound::AtMost, 0.80), "met");
-        assert_eq!(verdict(Some(0.8004), Bound::AtMost, 0.80), "missed");
-        assert_eq!(verdict(Some(0.7996), Bound::AtLeast, 0.80), "missed");
-        assert_eq!(verdict(Some(0.8), Bound::AtLeast, 0.80), "met");
-        assert_eq!(verdict(None, Bound::AtMost, 0.8), "not measured");
-        assert_eq!(verdict(Some(f64::NAN), Bound::AtMost, 0.8), "missed");
-        assert_eq!(verdict(Some(f64::NAN), Bound::AtLeast, 0.8), "missed");
+        let verdict = |value, bound| Goal::new("", bound, value, 3).verdict();
+        assert_eq!(verdict(Some(0.8), AtMost(0.80)), "met");
+        assert_eq!(verdict(Some(0.8004), AtMost(0.80)), "missed");
+        assert_eq!(verdict(Some(0.7996), AtLeast(0.80)), "missed");
+        assert_eq!(verdict(Some(0.8), AtLeast(0.80)), "met");
+        assert_eq!(verdict(None, AtMost(0.8)), "not measured");
+        assert_eq!(verdict(Some(f64::NAN), AtMost(0.8)), "missed");
+        assert_eq!(verdict(Some(f64::NAN), AtLeast(0.8)), "missed");
     }
 }

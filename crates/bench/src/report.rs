@@ -7,31 +7,31 @@ use anyhow::{Context, Result};
 use serde_json::Value as Json;
 
 /// Ends the description of a method.
-pub(crate) const DEBUG: &str =
+pub const DEBUG: &str =
     if cfg!(debug_assertions) { "; DEBUG BUILD, figures mean nothing" } else { "" };
 
 /// Words and figures in columns.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Table {
+pub struct Table {
     /// What the columns are.
-    pub(crate) head: Vec<String>,
+    pub head: Vec<String>,
     /// The lines.
-    pub(crate) body: Vec<Vec<String>>,
+    pub body: Vec<Vec<String>>,
 }
 
 impl Table {
     /// An empty table with these columns.
-    pub(crate) fn new(head: &[&str]) -> Self {
+    pub fn new(head: &[&str]) -> Self {
         Table { head: head.iter().map(|&cell| cell.into()).collect(), body: Vec::new() }
     }
 
     /// Adds a line.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.body.push(cells.into_iter().collect());
     }
 
     /// Aligned text.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let lines = || std::iter::once(&self.head).chain(&self.body);
         let width = |column: usize| {
             lines().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max()
@@ -61,32 +61,32 @@ fn is_figure(column: usize) -> bool {
 
 /// A part of a report, as it is recorded beside docs/BENCHMARKS.md.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Section {
+pub struct Section {
     /// Empty, if the report has one section only.
-    pub(crate) heading: String,
+    pub heading: String,
     /// Machine, method, servers with their command lines; a fact each.
-    pub(crate) text: Vec<String>,
+    pub text: Vec<String>,
     /// The figures.
-    pub(crate) tables: Vec<Table>,
+    pub tables: Vec<Table>,
 }
 
 impl Section {
     /// Aligned text.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let heading = Some(&self.heading).filter(|heading| !heading.is_empty());
         let lines = heading.into_iter().chain(&self.text).map(|line| format!("{line}\n"));
         self.tables.iter().fold(lines.collect(), |text: String, table| text + "\n" + &table.text())
     }
 
     /// Prints the report, and writes it into a file if one is given.
-    pub(crate) fn publish(self, json: Option<&Path>) -> Result<()> {
+    pub fn publish(self, json: Option<&Path>) -> Result<()> {
         print!("{}", self.text());
         json.map_or(Ok(()), |file| write_json(file, &[self]))
     }
 }
 
 /// Writes a report into `file`.
-pub(crate) fn write_json(file: &Path, sections: &[Section]) -> Result<()> {
+pub fn write_json(file: &Path, sections: &[Section]) -> Result<()> {
     fs::write(file, json(sections)).with_context(|| format!("writing {}", file.display()))
 }
 

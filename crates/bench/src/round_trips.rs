@@ -11,7 +11,7 @@ use vcpu::wake_ups::round_trips::{self, Device, RoundTrips, RoundTripsConfig};
 
 use crate::figures::median;
 use crate::host::{affinity, machine};
-use crate::options::RunOptions;
+use crate::options::Options;
 use crate::report::{Section, Table};
 
 /// How long the idle device is watched.
@@ -20,8 +20,8 @@ const IDLE: Duration = Duration::from_secs(2);
 const SIZE: u32 = 4096;
 
 /// Measures and reports. Fails if a request is lost or fails, not on any figure.
-pub(crate) fn run(options: &RunOptions) -> Result<()> {
-    let rounds = options.rounds(5);
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let rounds = options.rounds(5)?;
     let cpus = affinity::allowed()?;
     let guest = *cpus.first().context("no CPU")?;
     let config = RoundTripsConfig {
@@ -43,7 +43,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
             results.push(result.with_context(|| device.to_string())?);
         }
     }
-    let mut text = machine::describe(&options.directory);
+    let mut text = machine::describe(&options.directory()?);
     text.push(format!(
         "Method: {} reads of {} KiB per round, one at a time, {rounds} round(s), on a null node; the guest is a KVM vCPU that \
          polls, on a CPU of its own; polling of the I/O thread as by default. Figures are medians of the rounds. Idle: CPU of the \
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<()> {
         IDLE.as_secs()
     ));
     let tables = vec![table(&results, config.requests)];
-    Section { heading: String::new(), text, tables }.publish(options.json.as_deref())
+    Section { heading: String::new(), text, tables }.publish(options.path("json").as_deref())
 }
 
 fn table(results: &[(Device, Vec<RoundTrips>)], requests: u64) -> Table {

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use fastrand::Rng;
 
-use super::conditions::Conditions;
-use super::executor::{Count, Executor};
-use super::meter::{Meter, median_us};
-use super::page::{PAGE_SIZE, Page};
-use super::rows::Row;
-use super::signal::Signal;
-use crate::host::affinity::bind_this_thread;
-use crate::load::offsets::{Offsets, Order};
+use crate::conditions::Conditions;
+use crate::executor::{Count, Executor};
+use crate::meter::{Meter, median_us};
+use crate::page::{PAGE_SIZE, Page};
+use crate::rows::Row;
+use crate::signal::Signal;
+use bench::host::affinity::bind_this_thread;
+use bench::load::offsets::{Offsets, Order};
 
 /// Sockets in a ring.
 pub(crate) const SOCKETS: usize = 100;
@@ -419,7 +419,7 @@ async fn reads<E: Executor>(meter: Rc<Meter>, path: &Path, depth: usize) -> Resu
             let mut offsets = Offsets::new(Order::Random, pages, PAGE_SIZE as u64, queue, queues);
             let mut page = Page::boxed();
             loop {
-                page = match E::read_at(&file, page, offsets.next()).await {
+                page = match E::read_at(&file, page, offsets.next_offset()).await {
                     Ok(page) => page,
                     Err(error) => {
                         failed.set(Some(error));

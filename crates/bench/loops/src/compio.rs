@@ -17,10 +17,10 @@ use compio::fs::OpenOptions;
 use compio::io::{AsyncRead, AsyncReadAt, AsyncWriteExt};
 use compio::runtime::RuntimeBuilder;
 
-use super::async_rows;
-use super::contenders::Contender;
-use super::executor::Executor;
-use super::page::{PAGE_SIZE, Page};
+use crate::async_rows;
+use crate::contenders::Contender;
+use crate::executor::Executor;
+use crate::page::{PAGE_SIZE, Page};
 
 /// See [`Compio`].
 pub(crate) const CONTENDER: Contender = Contender {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::report::DEBUG;
+use bench::report::DEBUG;
 
 /// The same for every contender of a row.
 #[derive(Debug, Clone)]

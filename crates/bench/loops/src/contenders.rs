@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 
-use super::conditions::Conditions;
-use super::rows::Row;
-use super::{compio, glommio, monoio, raw, ringmill, tokio};
+use crate::conditions::Conditions;
+use crate::rows::Row;
+use crate::{compio, glommio, monoio, raw, ringmill, tokio};
 
 /// A way to drive one thread's events.
 #[derive(Debug)]

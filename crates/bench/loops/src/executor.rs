@@ -11,7 +11,7 @@ use anyhow::Result;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 
-use super::page::Page;
+use crate::page::Page;
 
 /// A boxed closure posted between threads.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;

@@ -15,10 +15,10 @@ use glommio::io::DmaFile;
 use glommio::timer::Timer;
 use glommio::{LocalExecutorBuilder, Placement};
 
-use super::async_rows;
-use super::contenders::Contender;
-use super::executor::Executor;
-use super::page::{PAGE_SIZE, Page};
+use crate::async_rows;
+use crate::contenders::Contender;
+use crate::executor::Executor;
+use crate::page::{PAGE_SIZE, Page};
 
 /// See [`Glommio`].
 pub(crate) const CONTENDER: Contender = Contender {

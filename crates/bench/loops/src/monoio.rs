@@ -13,10 +13,10 @@ use monoio::buf::IoBufMut;
 use monoio::io::{AsyncReadRent, AsyncWriteRentExt};
 use monoio::{IoUringDriver, RuntimeBuilder};
 
-use super::async_rows;
-use super::contenders::Contender;
-use super::executor::Executor;
-use super::page::{PAGE_SIZE, Page};
+use crate::async_rows;
+use crate::contenders::Contender;
+use crate::executor::Executor;
+use crate::page::{PAGE_SIZE, Page};
 
 /// See [`Monoio`].
 pub(crate) const CONTENDER: Contender = Contender {

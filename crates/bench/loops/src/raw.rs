@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::async_rows::{BEFORE_WAKE, buffer_size, open_direct, socket_ring, spin};
-use super::conditions::Conditions;
-use super::contenders::Contender;
-use super::meter::{Meter, median_us};
-use super::page::{PAGE_SIZE, Page};
-use super::rows::Row;
-use crate::host::affinity::bind_this_thread;
-use crate::load::offsets::{Offsets, Order};
+use crate::async_rows::{BEFORE_WAKE, buffer_size, open_direct, socket_ring, spin};
+use crate::conditions::Conditions;
+use crate::contenders::Contender;
+use crate::meter::{Meter, median_us};
+use crate::page::{PAGE_SIZE, Page};
+use crate::rows::Row;
+use bench::host::affinity::bind_this_thread;
+use bench::load::offsets::{Offsets, Order};
 
 /// Has no timers, tasks or closures.
 pub(crate) const CONTENDER: Contender = Contender {
@@ -178,7 +178,7 @@ fn reads(meter: &Meter, path: &std::path::Path, depth: usize) -> Result<()> {
     let mut offsets = Offsets::new(Order::Random, pages, PAGE_SIZE as u64, 0, 1);
     let mut read = |slot: usize, page: &mut Page| {
         opcode::Read::new(types::Fixed(0), page.0.as_mut_ptr(), PAGE_SIZE as u32)
-            .offset(offsets.next())
+            .offset(offsets.next_offset())
             .build()
             .user_data(slot as u64)
     };

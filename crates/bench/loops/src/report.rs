@@ -1,11 +1,11 @@
-//! The report: a line per row, a column per contender.
+//! The table: a line per row, a column per contender.
 
 use anyhow::Result;
 
-use super::contenders::Contender;
-use super::rows::Row;
-use crate::figures::{median, range};
-use crate::report::{Section, Table};
+use crate::contenders::Contender;
+use crate::rows::Row;
+use bench::figures::{Rounds, median};
+use bench::report::Table;
 
 /// What one measurement has come to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,11 +68,12 @@ impl Figure {
     fn cell(&self) -> String {
         match self {
             Figure::Measured(rounds) => {
-                let (least, most) = range(rounds.iter().copied());
-                let middle = median(rounds.iter().copied());
+                let all = Rounds::of(rounds);
                 match rounds.len() {
-                    1 => short(middle),
-                    _ => format!("{} ({}..{})", short(middle), short(least), short(most)),
+                    1 => short(all.median),
+                    _ => {
+                        format!("{} ({}..{})", short(all.median), short(all.least), short(all.most))
+                    }
                 }
             }
             Figure::Nothing => "-".into(),
@@ -92,73 +93,32 @@ fn short(figure: f64) -> String {
     format!("{figure:.digits$}")
 }
 
-/// All that a run has found.
-#[derive(Debug)]
-pub(crate) struct Report {
-    conditions: Vec<String>,
-    contenders: Vec<&'static Contender>,
-    rows: Vec<(Row, Vec<Figure>)>,
+/// An empty table for these contenders.
+pub(crate) fn table(contenders: &[&Contender]) -> Table {
+    let mut head = vec!["row", "unit"];
+    head.extend(contenders.iter().map(|contender| contender.name));
+    head.extend(["x raw", "x best peer"]);
+    Table::new(&head)
 }
 
-impl Report {
-    /// With nothing measured yet.
-    pub(crate) fn new(conditions: Vec<String>, contenders: &[&'static Contender]) -> Self {
-        Report { conditions, contenders: contenders.to_vec(), rows: Vec::new() }
-    }
-
-    /// A row, with a figure per contender.
-    pub(crate) fn add(&mut self, row: Row, figures: Vec<Figure>) {
-        self.rows.push((row, figures));
-    }
-
-    /// With the settings of the contenders, and what failed.
-    pub(crate) fn section(&self) -> Section {
-        let mut text = self.conditions.clone();
-        text.extend(self.contenders.iter().map(|c| format!("{}: {}", c.name, c.settings)));
-        for (row, figures) in &self.rows {
-            for (contender, figure) in self.contenders.iter().zip(figures) {
-                if let Figure::Failed(why) = figure {
-                    text.push(format!("{}, {} failed: {why}", row.name(), contender.name));
-                }
-            }
-        }
-        Section { heading: String::new(), text, tables: vec![self.table()] }
-    }
-
-    fn table(&self) -> Table {
-        let mut head = vec!["row", "unit"];
-        head.extend(self.contenders.iter().map(|contender| contender.name));
-        head.extend(["x raw", "x best peer"]);
-        let mut table = Table::new(&head);
-        for (row, figures) in &self.rows {
-            let mut cells = vec![row.name(), row.unit().into()];
-            cells.extend(figures.iter().map(Figure::cell));
-            let [raw, peer] = self.ratios(*row, figures);
-            cells.extend([raw, peer].map(|ratio| match ratio {
-                Some(ratio) => format!("{ratio:.2}"),
-                None => "-".into(),
-            }));
-            table.row(cells);
-        }
-        table
-    }
-
-    /// How much better ringmill is than raw io_uring and than the best of its peers: more than 1 is
-    /// better, whatever the unit.
-    fn ratios(&self, row: Row, figures: &[Figure]) -> [Option<f64>; 2] {
-        let better = |own: f64, other: f64| match row.less_is_better() {
-            true => other / own,
-            false => own / other,
-        };
-        let named = || self.contenders.iter().zip(figures).map(|(c, figure)| (c.name, figure));
-        let of = |name: &str| named().find(|(known, _)| *known == name)?.1.median();
-        let Some(own) = of("ringmill") else { return [None, None] };
-        let raw = of("raw io_uring").map(|raw| better(own, raw));
-        let peers = named().filter(|(name, _)| !name.contains("ringmill") && !name.contains("raw"));
-        let peer = peers
-            .filter_map(|(_, figure)| figure.median())
-            .map(|peer| better(own, peer))
-            .min_by(f64::total_cmp);
-        [raw, peer]
-    }
+/// A line of the table. The last two cells say how much better ringmill is than raw io_uring and than the best of its peers:
+/// more than 1 is better, whatever the unit.
+pub(crate) fn line(row: Row, contenders: &[&Contender], figures: &[Figure]) -> Vec<String> {
+    let better = |own: f64, other: f64| match row.less_is_better() {
+        true => other / own,
+        false => own / other,
+    };
+    let named = || contenders.iter().zip(figures).map(|(c, figure)| (c.name, figure));
+    let of = |name: &str| named().find(|(known, _)| *known == name)?.1.median();
+    let own = of("ringmill");
+    let raw = own.zip(of("raw io_uring")).map(|(own, raw)| better(own, raw));
+    let peers = named().filter(|(name, _)| !["ringmill", "raw io_uring"].contains(name));
+    let peers = peers.filter_map(|(_, figure)| Some(better(own?, figure.median()?)));
+    let mut cells = vec![row.name(), row.unit().into()];
+    cells.extend(figures.iter().map(Figure::cell));
+    cells.extend([raw, peers.min_by(f64::total_cmp)].map(|ratio| match ratio {
+        Some(ratio) => format!("{ratio:.2}"),
+        None => "-".into(),
+    }));
+    cells
 }

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use event_loop::{EventLoop, JoinHandle, LoopConfig, LoopFile, PollParams};
 
-use super::async_rows;
-use super::conditions::Conditions;
-use super::contenders::Contender;
-use super::executor::{Count, Executor};
-use super::page::Page;
-use super::ringmill_rows;
-use super::rows::Row;
+use crate::async_rows;
+use crate::conditions::Conditions;
+use crate::contenders::Contender;
+use crate::executor::{Count, Executor};
+use crate::page::Page;
+use crate::ringmill_rows;
+use crate::rows::Row;
 
 /// Its own interfaces where a row is about those, tasks elsewhere.
 pub(crate) const CONTENDER: Contender = Contender {

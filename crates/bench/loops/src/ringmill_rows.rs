@@ -11,17 +11,17 @@ use anyhow::{Context, Result, ensure};
 use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use fastrand::Rng;
 
-use super::async_rows::{
+use crate::async_rows::{
     BATCH, BEFORE_WAKE, FIRING, FIRING_DELAY, FIRING_SPREAD, PENDING, SOCKETS, buffer_size,
     open_direct, socket_ring, spin,
 };
-use super::conditions::Conditions;
-use super::meter::{Meter, median_us};
-use super::page::PAGE_SIZE;
-use super::ringmill::{nanoseconds, new_loop};
-use super::rows::Row;
-use crate::host::affinity::bind_this_thread;
-use crate::load::offsets::{Offsets, Order};
+use crate::conditions::Conditions;
+use crate::meter::{Meter, median_us};
+use crate::page::PAGE_SIZE;
+use crate::ringmill::{nanoseconds, new_loop};
+use crate::rows::Row;
+use bench::host::affinity::bind_this_thread;
+use bench::load::offsets::{Offsets, Order};
 
 /// Measures on the calling thread.
 pub(crate) fn measure(row: Row, conditions: &Conditions) -> Result<f64> {
@@ -246,7 +246,7 @@ impl Readers {
     fn read(&self, bufs: IoBufs) {
         let this = self.this.borrow();
         let Some(this) = &*this else { return };
-        let read = IoOp::Read { offset: self.offsets.borrow_mut().next() };
+        let read = IoOp::Read { offset: self.offsets.borrow_mut().next_offset() };
         self.in_flight.set(self.in_flight.get() + 1);
         self.event_loop.submit(&self.file, read, Engine::Uring, bufs, this, 0);
     }

@@ -1,9 +1,5 @@
 //! The measured rows.
 
-use anyhow::{Result, bail};
-
-use crate::options::RunOptions;
-
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Row {
@@ -91,13 +87,4 @@ impl Row {
     pub(crate) fn less_is_better(self) -> bool {
         self.unit() == "us"
     }
-}
-
-/// Returns the rows that are to be measured.
-pub(crate) fn chosen(options: &RunOptions) -> Result<Vec<Row>> {
-    let rows: Vec<Row> = ROWS.into_iter().filter(|row| options.wants(&row.name())).collect();
-    if rows.is_empty() {
-        bail!("--rows matches none of: {}", ROWS.map(Row::name).join("; "));
-    }
-    Ok(rows)
 }

@@ -16,11 +16,11 @@ use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, LocalSet};
 
-use super::async_rows;
-use super::contenders::Contender;
-use super::executor::{Call, Count, Executor};
-use super::page::Page;
-use crate::host::affinity::unbind_this_thread;
+use crate::async_rows;
+use crate::contenders::Contender;
+use crate::executor::{Call, Count, Executor};
+use crate::page::Page;
+use bench::host::affinity::unbind_this_thread;
 
 /// See [`Tokio`].
 pub(crate) const CONTENDER: Contender = Contender {

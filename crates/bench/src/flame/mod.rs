@@ -4,7 +4,7 @@ mod layers;
 
 use std::fs::{self, File};
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -14,16 +14,14 @@ use inferno::flamegraph;
 
 use crate::host::data_file;
 use crate::load::Load;
-use crate::peers::build_ringmill;
-use crate::peers::contender::{self, Node, Places, Polling, Setup};
-use crate::peers::measure::{self, SocketDirectory};
-use crate::peers::rows;
-use crate::peers::server::Server;
+use crate::options::Options;
+use crate::peers::contender::{Node, Polling, Setup};
+use crate::peers::measure::watch;
+use crate::peers::{ringmill, rows};
+use crate::session::Session;
 
 /// Requests in flight.
 const DEPTH: usize = 64;
-/// Duration of the load before the recording.
-const WARM_UP: Duration = Duration::from_millis(500);
 /// Samples per second of CPU time. No divisor of a timer's frequency.
 const FREQUENCY: &str = "1999";
 /// Bytes of stack per sample, from which a stack without frame pointers is unwound.
@@ -31,51 +29,32 @@ const CALL_GRAPH: &str = "dwarf,8192";
 /// Narrower frames are omitted, percent.
 const NARROWEST: f64 = 0.2;
 
-/// What to record.
-#[derive(Debug)]
-pub(crate) struct Options {
-    /// Duration.
-    pub(crate) run_time: Duration,
-    /// Directory of the data file, whose file system is measured, and of perf's output.
-    pub(crate) directory: PathBuf,
-    /// File of the graph.
-    pub(crate) output: PathBuf,
-    /// The daemon, if not the one next to this program.
-    pub(crate) ringmill: Option<PathBuf>,
-    /// CPUs of client and server, if they are to be bound.
-    pub(crate) cpus: Option<[usize; 2]>,
-}
-
 /// Records, draws, and prints the layers.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let directory = measure::make_directory(&options.directory)?;
-    let places = Places { ringmill: options.ringmill.clone(), ..Places::default() };
-    build_ringmill(&places)?;
-    let ringmill = contender::find("ringmill", &places)?;
-    let sockets = SocketDirectory::new()?;
+    let session = Session::new(options, 1, [1_000, 10_000])?;
     let setup = Setup {
-        node: Node::File(data_file::prepare(&directory, 1 << 30)?),
+        nodes: vec![Node::File(data_file::prepare(&session.directory, 1 << 30)?)],
         polling: Polling::Default,
         queues: 1,
         io_threads: 1,
-        sockets: vec![sockets.0.join("flame.sock")],
+        sockets: vec![session.sockets.path("flame.sock")],
     };
-    let [client_cpu, server_cpu] = [0, 1].map(|i| options.cpus.map(|cpus| cpus[i]));
-    let mut server = Server::start(&ringmill, &setup, server_cpu, &directory)?;
-    let load = Load { depth: DEPTH, cpu: client_cpu, ..rows::load() };
+    let mut server = session.serve(&ringmill(options)?, &setup)?;
+    let load = session.bound(&Load { depth: DEPTH, ..rows::load() });
     let running = server.connect(0, &load)?.start()?;
-    measure::watch(&mut server, &running, WARM_UP)?;
-    let data = directory.join("flame.perf");
+    watch(&mut server, &running, session.warm_up)?;
+    let data = session.directory.join("flame.perf");
     let before = running.completed();
-    record(&server.pid().to_string(), options.run_time, &data)?;
+    record(&server.pid().to_string(), session.run_time, &data)?;
     let requests = running.completed() - before;
     running.finish()?;
     server.stop()?;
     ensure!(requests > 0, "no request was served while perf recorded");
     let folded = fold(&data)?;
     print_layers(&folded, requests);
-    draw(&folded, &options.output)?;
-    println!("the graph is in {}", options.output.display());
+    let output = options.path("output").unwrap_or("docs/benchmarks/flame-read-64.svg".into());
+    draw(&folded, &output)?;
+    println!("the graph is in {}", output.display());
     Ok(())
 }
 

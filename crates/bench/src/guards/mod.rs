@@ -9,7 +9,7 @@ mod recorded;
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,6 +18,7 @@ use vcpu::machine::{direct, null_co};
 use vcpu::one_thread::OneThread;
 
 use crate::host::data_file;
+use crate::options::Options;
 use recorded::{Counts, Verdict};
 
 /// The function in which callgrind counts, with all its callees.
@@ -26,15 +27,6 @@ const COUNTED: &str = "--toggle-collect=vcpu::one_thread::turn";
 const REQUESTS: u64 = 6400;
 /// Bytes of the file.
 const FILE: u64 = 16 << 20;
-
-/// What to count.
-#[derive(Debug)]
-pub(crate) struct Options {
-    /// Directory of callgrind's output and of the file.
-    pub(crate) directory: PathBuf,
-    /// Record the counts instead of comparing them.
-    pub(crate) record: bool,
-}
 
 struct Row {
     name: &'static str,
@@ -70,7 +62,8 @@ const COUNTS: &str = if cfg!(debug_assertions) {
 
 /// Counts all rows. Fails if a row costs more than recorded, or so much less that the record is useless.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let file = data_file::prepare(&options.directory, FILE)?;
+    let directory = options.directory()?;
+    let file = data_file::prepare(&directory, FILE)?;
     // Into the page cache.
     fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
     let context = || COUNTS.to_owned();
@@ -86,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut wrong = 0;
     println!("instructions in user space per 4 KiB read, without the guest's:");
     for row in &ROWS {
-        let count = count(row, &file, &options.directory)?;
+        let count = count(row, &file, &directory)?;
         let before = recorded.get(row.name);
         let verdict = Verdict::of(count, before);
         wrong += u32::from(verdict != Verdict::Fine);
@@ -109,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             MOST_FOR_RECORD * 100.0
         );
     }
-    if options.record {
+    if options.has("record") {
         fs::write(COUNTS, format!("{comments}{}", counts.format())).with_context(context)?;
         println!("recorded in {COUNTS}");
     } else if wrong > 0 {

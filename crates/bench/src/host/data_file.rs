@@ -11,7 +11,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 /// Makes sure that `directory` has a file of `size` bytes, all written: holes are read without the disk, and allocated but
 /// unwritten blocks nearly so.
-pub(crate) fn prepare(directory: &Path, size: u64) -> Result<PathBuf> {
+pub fn prepare(directory: &Path, size: u64) -> Result<PathBuf> {
     let path = directory.join(format!("disk-{}m.dat", size >> 20));
     if is_written(&path, size) {
         return Ok(path);
@@ -37,7 +37,7 @@ fn write_random(path: &Path, size: u64) -> Result<()> {
 }
 
 /// Writes `size` bytes of random data, to the disk.
-pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
+pub fn fill(file: &mut File, size: u64) -> Result<()> {
     let mut random = Rng::with_seed(size);
     let mut chunk = vec![0u8; 1 << 20];
     let mut left = size;
@@ -52,14 +52,14 @@ pub(crate) fn fill(file: &mut File, size: u64) -> Result<()> {
 }
 
 /// Reads a whole file into the page cache.
-pub(crate) fn bring_into_cache(path: &Path) -> Result<()> {
+pub fn bring_into_cache(path: &Path) -> Result<()> {
     let read = || std::io::copy(&mut File::open(path)?, &mut std::io::sink());
     read().with_context(|| format!("reading {}", path.display()))?;
     Ok(())
 }
 
 /// Drops a file from the page cache.
-pub(crate) fn drop_from_cache(path: &Path) -> Result<()> {
+pub fn drop_from_cache(path: &Path) -> Result<()> {
     let drop = || -> Result<()> {
         let file = File::open(path)?;
         // Dirty pages cannot be dropped.

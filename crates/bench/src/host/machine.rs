@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Lines about the machine.
-pub(crate) fn describe(directory: &Path) -> Vec<String> {
+pub fn describe(directory: &Path) -> Vec<String> {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let virtual_machine = if cpuinfo("flags").is_some_and(|flags| flags.contains("hypervisor")) {
         ", in a virtual machine"

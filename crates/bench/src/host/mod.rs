@@ -1,9 +1,9 @@
 //! The machine on which the benchmark runs: its state and its settings.
 
-pub(crate) mod affinity;
-pub(crate) mod data_file;
+pub mod affinity;
+pub mod data_file;
 pub(crate) mod footprint;
-pub(crate) mod machine;
+pub mod machine;
 pub(crate) mod process;
-pub(crate) mod ram_disk;
+pub mod ram_disk;
 pub(crate) mod syscalls;

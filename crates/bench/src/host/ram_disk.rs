@@ -13,16 +13,16 @@ use crate::host::data_file;
 
 /// A loop device, detached when dropped.
 #[derive(Debug)]
-pub(crate) struct RamDisk {
+pub struct RamDisk {
     device: PathBuf,
 }
 
 /// A tmpfs on every Linux.
-const MEMORY: &str = "/dev/shm";
+pub const MEMORY: &str = "/dev/shm";
 
 impl RamDisk {
     /// A new device of `size` bytes, filled with random data. Needs root.
-    pub(crate) fn new(size: u64) -> Result<Self> {
+    pub fn new(size: u64) -> Result<Self> {
         let file = Path::new(MEMORY).join(format!("bench-ram-disk-{}", std::process::id()));
         let attached = fill(&file, size).and_then(|()| attach(&file));
         // The device keeps the file open.
@@ -31,7 +31,7 @@ impl RamDisk {
     }
 
     /// Its device node.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.device.clone()
     }
 }

@@ -1,30 +1,31 @@
-//! The load generator: a vhost-user-blk or NBD client that sends requests and measures how long they
-//! take.
+//! The load generator: a vhost-user-blk client that sends requests and measures how long they take. `bench load` runs it
+//! alone.
 
 pub(crate) mod arrivals;
-pub(crate) mod nbd;
-pub(crate) mod offsets;
+pub mod offsets;
 pub(crate) mod queue;
-pub(crate) mod requests;
 mod worker;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
+use nix::unistd::Pid;
 use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
 use crate::host::affinity;
-use arrivals::{Arrivals, Schedule};
+use crate::host::process::Usage;
+use crate::options::Options;
+use crate::peers::rows::load;
+use arrivals::{Arrivals, Pace, Schedule};
 use offsets::{Offsets, Order};
 use queue::{Buffers, Op, Queue};
-use requests::Requests;
 pub(crate) use worker::Wait;
 use worker::{Lane, Shared, Worker};
 
@@ -43,7 +44,7 @@ pub(crate) enum Threads {
 }
 
 /// A load.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Load {
     /// The kind of request.
     pub(crate) op: Op,
@@ -66,8 +67,8 @@ pub(crate) struct Load {
 }
 
 /// A connected client that sends nothing.
-pub(crate) struct Client<Q = Queue> {
-    queues: Vec<Q>,
+pub(crate) struct Client {
+    queues: Vec<Queue>,
     capacity: u64,
     load: Load,
     /// Delay of each queue's start relative to the one before, if requests are paced, nanoseconds.
@@ -134,9 +135,7 @@ impl Client {
             all
         })
     }
-}
 
-impl<Q: Requests> Client<Q> {
     /// Starts sending.
     pub(crate) fn start(self) -> Result<Running> {
         let load = self.load;
@@ -161,7 +160,7 @@ impl<Q: Requests> Client<Q> {
             free: (0..load.depth as u16).rev().collect(),
             started: vec![0; load.depth],
         });
-        let groups: Vec<Vec<Lane<Q>>> = match load.threads {
+        let groups: Vec<Vec<Lane>> = match load.threads {
             Threads::One => vec![lanes.collect()],
             Threads::PerQueue => lanes.map(|lane| vec![lane]).collect(),
         };
@@ -233,18 +232,17 @@ impl Running {
     }
 
     /// Waits for requests in flight and ends the load. Returns the measured latencies (ns) and the number of all requests.
-    pub(crate) fn finish(self) -> Result<(Histogram<u64>, u64)> {
-        let (queues, completed) = self.finish_queues()?;
-        let mut queues = queues.into_iter();
-        let mut all = queues.next().context("the load has no queues")?;
-        for latencies in queues {
-            all.add(latencies).context("adding up latencies")?;
-        }
-        Ok((all, completed))
+    pub(crate) fn finish(mut self) -> Result<(Histogram<u64>, u64)> {
+        let queues = self.end()?;
+        Ok((together(queues)?, self.completed()))
     }
 
     /// The same, with the latencies of each queue.
-    pub(crate) fn finish_queues(mut self) -> Result<(Vec<Histogram<u64>>, u64)> {
+    pub(crate) fn finish_queues(mut self) -> Result<Vec<Histogram<u64>>> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Vec<Histogram<u64>>> {
         for (shared, _) in &self.workers {
             shared.stop.store(true, Ordering::Relaxed);
         }
@@ -253,8 +251,18 @@ impl Running {
             let Some(thread) = thread.take() else { continue };
             queues.extend(thread.join().map_err(|_| anyhow!("a client thread panicked"))??);
         }
-        Ok((queues, self.completed()))
+        Ok(queues)
     }
+}
+
+/// The latencies of all queues.
+pub(crate) fn together(queues: Vec<Histogram<u64>>) -> Result<Histogram<u64>> {
+    let mut queues = queues.into_iter();
+    let mut all = queues.next().context("the load has no queues")?;
+    for latencies in queues {
+        all.add(latencies).context("adding up latencies")?;
+    }
+    Ok(all)
 }
 
 impl Drop for Running {
@@ -266,5 +274,99 @@ impl Drop for Running {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+/// `bench load`: the load of the options, on any server.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let load = given(options)?;
+    let socket = options.path("socket").context("--socket is missing")?;
+    let run_time = options.duration("runtime").unwrap_or(Duration::from_secs(5));
+    let pid = options.number("server-pid")?.map(Pid::from_raw);
+    let usage = || pid.map(Usage::read).transpose();
+    let running = Client::connect(&socket, &load)?.start()?;
+    std::thread::sleep(options.duration("warm-up").unwrap_or(Duration::from_millis(500)));
+    running.measure(true);
+    let before = (Instant::now(), running.completed(), usage()?);
+    std::thread::sleep(run_time);
+    let after = (Instant::now(), running.completed(), usage()?);
+    running.measure(false);
+    let (latencies, _) = running.finish()?;
+    let requests = (after.1 - before.1) as f64;
+    ensure!(requests > 0.0, "no request was served within {run_time:?}");
+    let microseconds = |percentile| latencies.value_at_percentile(percentile) as f64 / 1e3;
+    println!(
+        "{:.0} IOPS, latency p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
+        requests / (after.0 - before.0).as_secs_f64(),
+        microseconds(50.0),
+        microseconds(99.0),
+        microseconds(99.9)
+    );
+    if let (Some(before), Some(after)) = (before.2, after.2) {
+        println!(
+            "server: {:.3} CPU-seconds per million requests, {:.3} context switches per request",
+            (after.cpu - before.cpu).as_secs_f64() * 1e6 / requests,
+            after.switches.saturating_sub(before.switches) as f64 / requests
+        );
+    }
+    Ok(())
+}
+
+fn given(options: &Options) -> Result<Load> {
+    let usual = load();
+    let (op, order) = match options.text("rw") {
+        Some("read") => (Op::Read, Order::Sequential),
+        Some("write") => (Op::Write, Order::Sequential),
+        Some("randwrite") => (Op::Write, Order::Random),
+        _ => (Op::Read, Order::Random),
+    };
+    let burst = options.number("burst")?.unwrap_or(1);
+    let arrivals = match options.number("rate")? {
+        Some(per_second) => Arrivals::Paced(Pace { per_second, burst }),
+        None => Arrivals::Closed,
+    };
+    let load = Load {
+        op,
+        order,
+        block_size: options.number("bs")?.unwrap_or(usual.block_size),
+        depth: options.number("depth")?.unwrap_or(usual.depth),
+        queues: options.number("queues")?.unwrap_or(usual.queues),
+        threads: match options.text("threads") {
+            Some("per-queue") => Threads::PerQueue,
+            _ => Threads::One,
+        },
+        arrivals,
+        wait: match options.text("wait") {
+            Some("poll") => Wait::Poll,
+            _ => Wait::Signal,
+        },
+        cpu: options.number("cpu")?,
+    };
+    if let Arrivals::Paced(pace) = load.arrivals {
+        ensure!(
+            pace.per_second > 0.0 && pace.burst > 0,
+            "--rate and --burst have to be more than 0"
+        );
+    }
+    let size = load.block_size;
+    ensure!(size > 0 && size.is_multiple_of(512), "--bs={size}: has to be a multiple of 512");
+    ensure!(load.depth > 0 && load.queues > 0, "--depth and --queues have to be more than 0");
+    Ok(load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::COMMANDS;
+    use crate::options::parse;
+
+    #[test]
+    fn a_load_is_read_from_options() {
+        let arguments = "load --socket s --rw write --depth 8 --rate 1000 --burst 4".split(' ');
+        let parser = lexopt::Parser::from_args(arguments);
+        let (_, options) = parse(COMMANDS, parser).unwrap().unwrap();
+        let arrivals = Arrivals::Paced(Pace { per_second: 1000.0, burst: 4 });
+        let (op, order) = (Op::Write, Order::Sequential);
+        assert_eq!(given(&options).unwrap(), Load { op, order, arrivals, depth: 8, ..load() });
     }
 }

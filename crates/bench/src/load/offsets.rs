@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 /// The order of offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub enum Order {
     /// Uniformly random blocks.
     Random,
     /// One block after the other, from the start again at the end.
@@ -13,7 +13,7 @@ pub(crate) enum Order {
 
 /// The offsets of one queue, each a multiple of the block size.
 #[derive(Debug)]
-pub(crate) struct Offsets {
+pub struct Offsets {
     order: Order,
     blocks: u64,
     block_size: u64,
@@ -24,13 +24,13 @@ pub(crate) struct Offsets {
 impl Offsets {
     /// Offsets on a disk of `blocks` blocks, for queue `queue` of `queues`. Sequential queues start
     /// at different places, so that they do not read the same blocks at the same time.
-    pub(crate) fn new(order: Order, blocks: u64, block_size: u64, queue: u64, queues: u64) -> Self {
+    pub fn new(order: Order, blocks: u64, block_size: u64, queue: u64, queues: u64) -> Self {
         let next_block = blocks / queues.max(1) * queue;
         Self { order, blocks, block_size, next_block, random: Rng::with_seed(queue + 1) }
     }
 
     /// The next offset, in bytes.
-    pub(crate) fn next(&mut self) -> u64 {
+    pub fn next_offset(&mut self) -> u64 {
         let block = match self.order {
             Order::Random => self.random.u64(..self.blocks),
             Order::Sequential => {
@@ -52,7 +52,7 @@ mod tests {
         let mut offsets = Offsets::new(Order::Random, 16, 4096, 0, 1);
         let mut seen = [0u32; 16];
         for _ in 0..16_000 {
-            let offset = offsets.next();
+            let offset = offsets.next_offset();
             assert_eq!(offset % 4096, 0);
             seen[(offset / 4096) as usize] += 1;
         }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn sequential_offsets_start_apart_and_wrap() {
         let mut offsets = Offsets::new(Order::Sequential, 8, 512, 1, 2);
-        let taken: Vec<u64> = (0..5).map(|_| offsets.next() / 512).collect();
+        let taken: Vec<u64> = (0..5).map(|_| offsets.next_offset() / 512).collect();
         assert_eq!(taken, [4, 5, 6, 7, 0]);
     }
 }

@@ -14,8 +14,6 @@ use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue, VirtioBlkTransport};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
-use super::requests::Requests;
-
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
@@ -96,10 +94,10 @@ impl Queue {
     fn has_completed(&mut self) -> bool {
         self.queue.completions().has_next()
     }
-}
 
-impl Requests for Queue {
-    fn submit(&mut self, op: Op, offset: u64, slot: u16) -> Result<()> {
+    /// Makes ready a request of one block, which goes with the next [`kick`](Self::kick). `slot` comes
+    /// back when it is done; it must not be in flight.
+    pub(crate) fn submit(&mut self, op: Op, offset: u64, slot: u16) -> Result<()> {
         let length = self.buffers.block_size;
         let start = (self.first_buffer + usize::from(slot)) * length;
         ensure!(start + length <= self.buffers.region.size(), "slot {slot} has no buffer");
@@ -115,14 +113,16 @@ impl Requests for Queue {
         .context("queueing a request")
     }
 
-    fn kick(&mut self) -> Result<()> {
+    /// Lets the server have what was submitted since the last call.
+    pub(crate) fn kick(&mut self) -> Result<()> {
         if self.queue.avail_notif_needed() {
             self.notifier.notify().context("kicking a queue")?;
         }
         Ok(())
     }
 
-    fn completed(&mut self) -> Result<Option<(u16, i32)>> {
+    /// Takes one completed request: its slot, and 0 or a negative errno.
+    pub(crate) fn completed(&mut self) -> Result<Option<(u16, i32)>> {
         if self.signals_wanted && self.has_completed() {
             // As a guest's driver: no more signals until all answers are taken.
             self.queue.set_used_notif_enabled(false);
@@ -131,7 +131,9 @@ impl Requests for Queue {
         Ok(self.queue.completions().next().map(|done| (done.context, done.ret)))
     }
 
-    fn want_signal(&mut self) -> bool {
+    /// Asks for a signal on [`Self::signal_fd`] at the next completion. Returns whether there is
+    /// one already: then there may be no signal.
+    pub(crate) fn want_signal(&mut self) -> bool {
         if !self.signals_wanted {
             self.queue.set_used_notif_enabled(true);
             self.signals_wanted = true;
@@ -139,11 +141,13 @@ impl Requests for Queue {
         self.has_completed()
     }
 
-    fn signal_fd(&self) -> BorrowedFd<'_> {
+    /// Readable after a signal.
+    pub(crate) fn signal_fd(&self) -> BorrowedFd<'_> {
         self.completion_fd.as_fd()
     }
 
-    fn take_signal(&self) -> Result<()> {
+    /// Takes a signal that has come.
+    pub(crate) fn take_signal(&self) -> Result<()> {
         self.completion_fd.read().context("reading a call eventfd")?;
         Ok(())
     }

@@ -11,8 +11,7 @@ use nix::sys::time::TimeSpec;
 
 use super::arrivals::Schedule;
 use super::offsets::Offsets;
-use super::queue::Op;
-use super::requests::Requests;
+use super::queue::{Op, Queue};
 
 /// How the client learns of completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +49,9 @@ pub(crate) struct Shared {
 }
 
 /// One queue as a worker drives it.
-pub(crate) struct Lane<Q> {
-    /// The virtqueue, or the like.
-    pub(crate) queue: Q,
+pub(crate) struct Lane {
+    /// The virtqueue.
+    pub(crate) queue: Queue,
     /// Where its requests go.
     pub(crate) offsets: Offsets,
     /// When they start.
@@ -65,7 +64,7 @@ pub(crate) struct Lane<Q> {
     pub(crate) latencies: Histogram<u64>,
 }
 
-impl<Q> Lane<Q> {
+impl Lane {
     fn in_flight(&self) -> usize {
         self.started.len() - self.free.len()
     }
@@ -77,9 +76,9 @@ impl<Q> Lane<Q> {
 }
 
 /// One client thread.
-pub(crate) struct Worker<Q> {
+pub(crate) struct Worker {
     /// The queues it drives.
-    pub(crate) lanes: Vec<Lane<Q>>,
+    pub(crate) lanes: Vec<Lane>,
     /// What requests do.
     pub(crate) op: Op,
     /// How it waits.
@@ -92,7 +91,7 @@ pub(crate) struct Worker<Q> {
     pub(crate) answered: Option<u64>,
 }
 
-impl<Q: Requests> Worker<Q> {
+impl Worker {
     /// Runs until stopped; returns the latencies measured on each lane, in nanoseconds.
     pub(crate) fn run(mut self) -> Result<Vec<Histogram<u64>>> {
         // The default slack of 50 us would be added to every timed sleep.
@@ -131,7 +130,7 @@ impl<Q: Requests> Worker<Q> {
                 let Some(start) = lane.schedule.take(now) else { break };
                 lane.free.pop();
                 lane.started[usize::from(slot)] = start;
-                lane.queue.submit(self.op, lane.offsets.next(), slot)?;
+                lane.queue.submit(self.op, lane.offsets.next_offset(), slot)?;
                 submitted = true;
             }
             if submitted {

@@ -15,15 +15,6 @@ pub(crate) enum Disk {
     Cached,
 }
 
-/// Who sends the load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sender {
-    /// fio, by libnbd.
-    Fio,
-    /// The load generator of this program.
-    Own,
-}
-
 /// One row.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
@@ -33,19 +24,16 @@ pub(crate) struct Row {
     pub(crate) disk: Disk,
     /// Over TCP, instead of a unix socket.
     pub(crate) tcp: bool,
-    /// Who sends.
-    pub(crate) sender: Sender,
     /// What; a queue is a connection.
     pub(crate) load: Load,
 }
 
 /// Those of the short form: of each kind one.
-const QUICK: [&str; 5] = [
+const QUICK: [&str; 4] = [
     "cached randwrite depth 64",
     "direct randread depth 1",
     "cached randread depth 16 x 4 connections",
     "cached randread depth 64, TCP",
-    "cached randread depth 64, own client",
 ];
 
 /// All of them, or those of the short form.
@@ -66,10 +54,6 @@ pub(crate) fn rows(quick: bool) -> Vec<Row> {
         random(Direct, Write, 16).connections(4),
         random(Cached, Read, 1).over_tcp(),
         random(Cached, Read, 64).over_tcp(),
-        random(Cached, Read, 64).by_own_client(),
-        random(Cached, Write, 64).by_own_client(),
-        random(Direct, Read, 64).by_own_client(),
-        random(Cached, Read, 64).over_tcp().by_own_client(),
         random(Cached, Read, 1).paced(5_000),
         sequential(Cached, Read),
         sequential(Cached, Write),
@@ -89,7 +73,7 @@ fn random(disk: Disk, op: Op, depth: usize) -> Row {
     };
     let name = format!("{} {verb} depth {depth}", disk.name());
     let load = Load { op, depth, ..load() };
-    Row { name, disk, tcp: false, sender: Sender::Fio, load }
+    Row { name, disk, tcp: false, load }
 }
 
 /// 128 KiB, one after the other.
@@ -101,7 +85,7 @@ fn sequential(disk: Disk, op: Op) -> Row {
     let name = format!("{} {verb} 128k depth 16", disk.name());
     let order = Order::Sequential;
     let load = Load { op, depth: 16, order, block_size: 128 << 10, ..load() };
-    Row { name, disk, tcp: false, sender: Sender::Fio, load }
+    Row { name, disk, tcp: false, load }
 }
 
 impl Row {
@@ -115,12 +99,6 @@ impl Row {
     fn over_tcp(mut self) -> Self {
         self.name += ", TCP";
         self.tcp = true;
-        self
-    }
-
-    fn by_own_client(mut self) -> Self {
-        self.name += ", own client";
-        self.sender = Sender::Own;
         self
     }
 

@@ -1,83 +1,65 @@
 //! The compared NBD servers: their programs and options.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-
-use crate::load::nbd::Address;
-use crate::peers::contender::{
-    Contender, OptionsFor, Places, in_path, quoted, ringmill_program, version,
-};
-use crate::peers::tree::Tree;
+use crate::peers::contender::{Contender, quoted};
 
 /// The task of a server.
 #[derive(Debug, Clone)]
-pub(crate) struct Serving {
+pub(super) struct Serving {
     /// A raw file.
-    pub(crate) file: PathBuf,
+    pub(super) file: PathBuf,
     /// With O_DIRECT, as far as the server supports it.
-    pub(crate) direct: bool,
+    pub(super) direct: bool,
     /// The address for clients.
-    pub(crate) address: Address,
+    pub(super) address: Address,
 }
-
-/// The default contenders; the first should beat the others.
-pub(crate) const USUAL: [&str; 4] = ["ringmill", "unpolled", "qemu-nbd", "nbdkit"];
 
 /// Limit of qemu-nbd's connections, which is 1 by default. The other servers have none by default.
 const CONNECTIONS: u32 = 16;
 
-/// The contender called `name`.
-pub(crate) fn find(name: &str, places: &Places) -> Result<Contender<Serving>> {
-    let tree = places.tree();
-    let ringmill = || Ok(vec![ringmill_program(places)?.into(), "storage-daemon".into()]);
-    let (program, options): (Result<Vec<OsString>>, OptionsFor<Serving>) = match name {
-        "ringmill" => (ringmill(), ringmill_options),
-        "unpolled" => (ringmill(), unpolled_options),
-        "qemu-nbd" => (peer("qemu-nbd", &tree), qemu_nbd_options),
-        "nbdkit" => (nbdkit(&tree), nbdkit_options),
-        _ => bail!("unknown contender '{name}'; known are {}", USUAL.join(", ")),
-    };
-    let program = program.with_context(|| format!("looking for {name}"))?;
-    // A plugin has a separate version.
-    let of_program = if name == "nbdkit" { &program[..program.len() - 1] } else { &program };
-    let version = version(of_program).with_context(|| format!("asking {name} for its version"))?;
-    let name = if name == "unpolled" { "ringmill unpolled" } else { name };
-    Ok(Contender { name: name.to_owned(), version, program, options })
+/// The address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Address {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A TCP port of this machine.
+    Tcp(u16),
 }
 
-/// The program in the peers' tree, else the machine's.
-fn peer(name: &str, tree: &Tree) -> Result<Vec<OsString>> {
-    let of_tree = format!("usr/bin/{name}");
-    if tree.has(&of_tree) {
-        return tree.program(&of_tree);
+impl Address {
+    /// The URI for clients, for the export without a name.
+    pub(super) fn uri(&self) -> String {
+        match self {
+            Self::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
+            Self::Tcp(port) => format!("nbd://127.0.0.1:{port}/"),
+        }
     }
-    let path = in_path(name).with_context(|| {
-        format!("it is neither in {} nor in PATH (scripts/setup-tests.sh)", tree.path().display())
-    })?;
-    Ok(vec![path.into()])
 }
 
-/// nbdkit with its file plugin from the same tree, since a program run by the tree's loader would otherwise use the
-/// machine's plugin.
-fn nbdkit(tree: &Tree) -> Result<Vec<OsString>> {
-    let mut program = peer("nbdkit", tree)?;
+/// The command of a contender.
+pub(super) fn command(contender: &Contender, serving: &Serving) -> Vec<OsString> {
+    contender.command(match contender.key.as_str() {
+        "qemu-nbd" => qemu_nbd_options(serving),
+        "nbdkit" => nbdkit_options(&plugin(contender), serving),
+        "unpolled" => storage_daemon_options(serving, ",poll-max-ns=0"),
+        _ => storage_daemon_options(serving, ""),
+    })
+}
+
+/// nbdkit's file plugin from the same tree, since a program run by the tree's loader would otherwise use the machine's.
+fn plugin(nbdkit: &Contender) -> String {
     let arch = std::env::consts::ARCH;
-    let plugin = format!("usr/lib/{arch}-linux-gnu/nbdkit/plugins/nbdkit-file-plugin.so");
-    program.push(match tree.has("usr/bin/nbdkit") {
-        true => tree.path().join(plugin).into(),
-        false => "file".into(),
-    });
-    Ok(program)
-}
-
-fn ringmill_options(serving: &Serving) -> Vec<String> {
-    storage_daemon_options(serving, "")
-}
-
-fn unpolled_options(serving: &Serving) -> Vec<String> {
-    storage_daemon_options(serving, ",poll-max-ns=0")
+    match nbdkit.program.as_slice() {
+        // The last word is the tree's usr/bin/nbdkit.
+        [_, .., program] => {
+            let usr = Path::new(program).ancestors().nth(2).unwrap_or(Path::new("/usr"));
+            let file = format!("lib/{arch}-linux-gnu/nbdkit/plugins/nbdkit-file-plugin.so");
+            usr.join(file).display().to_string()
+        }
+        _ => "file".into(),
+    }
 }
 
 fn storage_daemon_options(serving: &Serving, polling: &str) -> Vec<String> {
@@ -122,8 +104,9 @@ fn qemu_nbd_options(serving: &Serving) -> Vec<String> {
 
 /// Its file plugin has no `O_DIRECT`. With `cache=none` it asks the kernel to drop data from the page cache. It starts 16
 /// threads per connection.
-fn nbdkit_options(serving: &Serving) -> Vec<String> {
-    let mut options = vec![format!("file={}", serving.file.display()), "fadvise=random".into()];
+fn nbdkit_options(plugin: &str, serving: &Serving) -> Vec<String> {
+    let file = format!("file={}", serving.file.display());
+    let mut options = vec![plugin.to_owned(), file, "fadvise=random".into()];
     if serving.direct {
         options.push("cache=none".into());
     }
@@ -149,7 +132,7 @@ mod tests {
         };
         let tcp = Serving { direct: false, address: Address::Tcp(10809), ..unix.clone() };
         assert_eq!(
-            unpolled_options(&unix).join(" "),
+            storage_daemon_options(&unix, ",poll-max-ns=0").join(" "),
             "--object iothread,id=io0,poll-max-ns=0 --blockdev driver=file,node-name=disk,\
              filename=/d/disk.dat,cache.direct=on,aio=io_uring --nbd-server addr.type=unix,\
              addr.path=/s/nbd.sock --export type=nbd,id=export,node-name=disk,name=,writable=on,\
@@ -166,12 +149,12 @@ mod tests {
              --bind=127.0.0.1 --port=10809 /d/disk.dat"
         );
         assert_eq!(
-            nbdkit_options(&unix).join(" "),
-            "file=/d/disk.dat fadvise=random cache=none --foreground --unix=/s/nbd.sock"
+            nbdkit_options("file", &unix).join(" "),
+            "file file=/d/disk.dat fadvise=random cache=none --foreground --unix=/s/nbd.sock"
         );
         assert_eq!(
-            nbdkit_options(&tcp).join(" "),
-            "file=/d/disk.dat fadvise=random --foreground --ipaddr=127.0.0.1 --port=10809"
+            nbdkit_options("file", &tcp).join(" "),
+            "file file=/d/disk.dat fadvise=random --foreground --ipaddr=127.0.0.1 --port=10809"
         );
         assert!(storage_daemon_options(&tcp, "").join(" ").contains("addr.port=10809"));
     }

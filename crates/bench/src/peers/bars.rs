@@ -1,148 +1,187 @@
-//! Goals for ringmill and whether they are met: ratios to qemu-storage-daemon in the same run, and to the bare ring.
+//! Goals for ringmill and whether they are met: ratios to qemu-storage-daemon in the same run, and to programs without a
+//! server.
 
-use super::result::{Figure, RowResult, spread};
+use super::compare::{Figure, Measured, Results};
+use super::contender::Contender;
+use super::limit::{BARE, T_IO_URING};
 use super::rows::{Row, Target, Work};
-use crate::figures::median;
+use crate::figures::Rounds;
 use crate::goal::{Bound, Goal};
 use crate::report::Table;
 
 /// CPU time per request at depth 64, as a ratio to the bare ring's.
 const OF_THE_RING: f64 = 1.35;
-/// Requests per second, as a ratio to fio's on the file itself.
-const OF_THE_FILE: f64 = 0.95;
 
-/// One contender's figure compared with another's, for one target.
+/// A goal of one contender on one row.
 #[derive(Debug)]
-pub(crate) struct Shown {
-    /// Its median.
-    pub(crate) own: f64,
-    /// The figure that is compared, from the medians: a ratio or the figure itself.
-    pub(crate) value: f64,
-    /// The same for each round.
-    pub(crate) rounds: Vec<f64>,
+pub(crate) struct Bar {
+    row: String,
+    figure: Figure,
+    server: String,
+    /// What it is compared with, if that is no server.
+    beside: Option<&'static str>,
+    rounds: String,
+    goal: Goal,
 }
 
-/// The figure of contender `own` in a row.
-pub(crate) fn shown(result: &RowResult, figure: Figure, own: usize, base: usize) -> Option<Shown> {
-    let rounds = |contender: usize| Some(result.outcomes.get(contender)?.rounds(figure));
-    let (own, base) = (rounds(own)?, rounds(base)?);
-    let absolute = matches!(result.row.work, Work::Idle(_));
-    if own.is_empty() || (base.is_empty() && !absolute) {
-        return None;
-    }
-    let medians = (median(own.iter().copied()), median(base.iter().copied()));
-    Some(match absolute {
-        // Rounded to one digit: 0.04 % is 0.0 %.
-        true => Shown { own: medians.0, value: (medians.0 * 10.0).round() / 10.0, rounds: own },
-        false => Shown {
-            own: medians.0,
-            value: medians.0 / medians.1,
-            rounds: own.iter().zip(&base).map(|(own, base)| own / base).collect(),
-        },
-    })
-}
-
-fn goal(what: String, target: &Target, value: Option<f64>) -> Goal {
-    Goal { what, bound: target.bound, limit: target.limit, value, digits: 3 }
-}
-
-/// All targets of all rows: the contenders at `own` (with their names) compared with the one at `base`.
-pub(crate) fn table(results: &[RowResult], own: &[(usize, &str)], base: (usize, &str)) -> Table {
-    let mut head = vec!["to reach".to_owned(), "of".into(), "bar".into(), base.1.into()];
-    for (_, name) in own {
-        head.extend([(*name).to_owned(), "ratio".into(), "of the rounds".into(), String::new()]);
-    }
-    let mut table = Table { head, body: Vec::new() };
-    for result in results {
-        for target in &result.row.targets {
-            let figure = target.figure;
-            let sign = match target.bound {
-                Bound::AtMost => "≤",
-                Bound::AtLeast => "≥",
-            };
-            let of_base = result.outcomes.get(base.0).map_or(f64::NAN, |base| base.median(figure));
-            let mut line = vec![
-                result.row.name.clone(),
-                figure.name().into(),
-                format!("{sign} {:.2}", target.limit),
-                figure.show(of_base),
-            ];
-            for &(contender, _) in own {
-                let shown = shown(result, figure, contender, base.0);
-                let verdict =
-                    goal(String::new(), target, shown.as_ref().map(|s| s.value)).verdict();
-                let ratio = !matches!(result.row.work, Work::Idle(_));
-                line.extend(match shown {
-                    Some(shown) if ratio => [
-                        figure.show(shown.own),
-                        format!("{:.3}", shown.value),
-                        spread(Figure::Cpu, &shown.rounds),
-                        verdict.into(),
-                    ],
-                    Some(shown) => [
-                        figure.show(shown.own),
-                        "-".into(),
-                        spread(figure, &shown.rounds),
-                        verdict.into(),
-                    ],
-                    None => ["-".into(), "-".into(), "-".into(), verdict.into()],
-                });
+impl Bar {
+    fn new(
+        row: &Row,
+        target: Target,
+        server: &str,
+        own: &Measured,
+        base: Option<&Measured>,
+    ) -> Bar {
+        let own = own.figures(target.figure);
+        let values: Vec<f64> = match base {
+            Some(base) => {
+                let base = base.figures(target.figure);
+                own.iter().zip(base).map(|(own, base)| own / base).collect()
             }
-            table.row(line);
+            None => own.clone(),
+        };
+        let value = match base {
+            Some(base) => Rounds::of(&own).median / base.median(target.figure),
+            // Rounded to one digit: 0.04 % is 0.0 %.
+            None => (Rounds::of(&own).median * 10.0).round() / 10.0,
+        };
+        let value = Some(value).filter(|value| !value.is_nan());
+        Bar {
+            row: row.name.clone(),
+            figure: target.figure,
+            server: server.to_owned(),
+            beside: None,
+            rounds: if value.is_some() { Rounds::of(&values).range(3) } else { "-".into() },
+            goal: Goal::new("", target.bound, value, 3),
+        }
+    }
+
+    /// Whether the contender called `server` meets this goal relative to qemu-storage-daemon. `None`: it is not such a goal.
+    fn is_met_by(&self, server: &str) -> Option<bool> {
+        let is_its = self.server == server && self.beside.is_none();
+        is_its.then(|| self.goal.verdict() == "met")
+    }
+}
+
+/// All goals of all rows: of each ringmill, compared with the contender called `qsd`, if there is one.
+pub(crate) fn bars(results: &Results<Row>, contenders: &[Contender]) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    let base = contenders.iter().position(|contender| contender.name == "qsd");
+    for (row, all) in results {
+        let own = || contenders.iter().zip(all).filter(|(contender, _)| contender.is_ringmill());
+        for &target in &row.targets {
+            let base = match (&row.work, base) {
+                (Work::Idle(_), _) => None,
+                (Work::Load(_), Some(base)) => Some(&all[base]),
+                (Work::Load(_), None) => continue,
+            };
+            bars.extend(
+                own().map(|(contender, own)| Bar::new(row, target, &contender.name, own, base)),
+            );
+        }
+        let Work::Load(load) = &row.work else { continue };
+        for (beside, measured) in row.limits.all.iter().filter(|_| load.block_size == 4096) {
+            let target = match *beside {
+                T_IO_URING | BARE if load.depth == 64 => Target::new(Figure::Cpu, OF_THE_RING),
+                _ => continue,
+            };
+            bars.extend(own().map(|(contender, own)| Bar {
+                beside: Some(beside),
+                ..Bar::new(row, target, &contender.name, own, Some(measured))
+            }));
+        }
+    }
+    bars
+}
+
+/// The goals with their verdicts.
+pub(crate) fn table(bars: &[Bar]) -> Table {
+    let mut table =
+        Table::new(&["to reach", "of", "bar", "server", "measured", "of the rounds", "verdict"]);
+    for bar in bars {
+        let limit = match bar.goal.bound {
+            Bound::AtMost(limit) => format!("≤ {limit:.2}"),
+            Bound::AtLeast(limit) => format!("≥ {limit:.2}"),
+        };
+        let beside = bar.beside.map_or(String::new(), |beside| format!(", beside {beside}"));
+        table.row([
+            bar.row.clone(),
+            format!("{}{beside}", bar.figure.name()),
+            limit,
+            bar.server.clone(),
+            bar.goal.measured(),
+            bar.rounds.clone(),
+            bar.goal.verdict().into(),
+        ]);
+    }
+    table
+}
+
+/// How many of the goals relative to qemu-storage-daemon each contender meets.
+pub(crate) fn sums(bars: &[Bar], contenders: &[Contender]) -> Vec<String> {
+    let own = contenders.iter().filter(|contender| contender.is_ringmill());
+    own.map(|contender| {
+        let verdicts: Vec<bool> =
+            bars.iter().filter_map(|bar| bar.is_met_by(&contender.name)).collect();
+        let met = verdicts.iter().filter(|&&met| met).count();
+        format!("{}: {met} of {} bars met", contender.name, verdicts.len())
+    })
+    .collect()
+}
+
+/// The figures of each server beside those of what does the same without one.
+pub(crate) fn beside_table(results: &Results<Row>, contenders: &[Contender]) -> Table {
+    let mut table =
+        Table::new(&["load", "server", "beside", "CPU us/req", "CPU x", "IOPS", "IOPS x"]);
+    for (row, all) in results {
+        for (name, peer) in &row.limits.all {
+            let servers = contenders.iter().zip(all);
+            let servers = servers.map(|(contender, own)| (contender.name.as_str(), own));
+            for (server, own) in servers.chain([(*name, peer)]) {
+                let mut line = vec![row.name.clone(), server.to_owned(), (*name).to_owned()];
+                for figure in [Figure::Cpu, Figure::Iops] {
+                    let (own, peer) = (own.median(figure), peer.median(figure));
+                    let ratio = own / peer;
+                    let ratio = if ratio.is_nan() { "-".into() } else { format!("{ratio:.3}") };
+                    line.extend([figure.show(own), ratio]);
+                }
+                table.row(line);
+            }
         }
     }
     table
 }
 
-/// How many of the goals contender `own` meets, and their number.
-pub(crate) fn met(results: &[RowResult], own: usize, base: usize) -> (usize, usize) {
-    let verdicts = results.iter().flat_map(|result| {
-        result.row.targets.iter().map(move |target| {
-            let value = shown(result, target.figure, own, base).map(|shown| shown.value);
-            goal(String::new(), target, value).verdict() == "met"
-        })
-    });
-    verdicts.fold((0, 0), |(met, all), verdict| (met + usize::from(verdict), all + 1))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::compare::Sample;
+    use crate::peers::rows::{Extent, rows};
 
-/// The limit of a row's CPU time per request, as a ratio to the bare ring's.
-pub(crate) fn of_the_ring(row: &Row) -> Option<f64> {
-    match &row.work {
-        Work::Load(load) if row.limits && load.depth == 64 => Some(OF_THE_RING),
-        _ => None,
+    #[test]
+    fn bars_are_met_by_medians_of_rounds() {
+        let row = rows(Extent::Full).remove(0);
+        let contender = |name: &str| Contender {
+            key: name.into(),
+            name: name.into(),
+            version: String::new(),
+            program: Vec::new(),
+        };
+        let measured = |cpu: [f64; 3]| Measured {
+            rounds: cpu.map(|cpu| Sample::of(&[(Figure::Cpu, cpu)])).into(),
+            ..Measured::default()
+        };
+        let contenders = ["qsd", "ringmill", "ringmill pinned"].map(contender);
+        let all = [[2.0, 4.0, 3.0], [1.5, 9.0, 1.0], [1.6, 1.6, 1.6]].map(measured);
+        let bars = bars(&vec![(row, all.into())], &contenders);
+        let body = table(&bars).body;
+        assert_eq!(
+            body[0][1..],
+            ["CPU us/req", "≤ 0.50", "ringmill", "0.500", "0.333..2.250", "met"]
+        );
+        assert_eq!(body[1][3..], ["ringmill pinned", "0.533", "0.400..0.800", "missed"]);
+        assert_eq!(body[2][3..], ["ringmill", "-", "-", "not measured"]);
+        let sums = sums(&bars, &contenders);
+        assert_eq!(sums, ["ringmill: 1 of 2 bars met", "ringmill pinned: 0 of 2 bars met"]);
     }
-}
-
-/// The goals relative to the bare ring, for each of the contenders at `own`.
-pub(crate) fn beside_the_limit(results: &[RowResult], own: &[(usize, &str)]) -> Vec<Goal> {
-    let mut goals = Vec::new();
-    for result in results.iter().filter(|result| result.row.limits) {
-        let Work::Load(load) = &result.row.work else { continue };
-        if load.block_size != 4096 {
-            continue;
-        }
-        let limits = &result.limits;
-        for &(contender, name) in own {
-            let figure = |figure| result.outcomes.get(contender).map(|own| own.median(figure));
-            let mut add = |what: String, bound, limit, figure: Option<f64>, of: &[f64]| {
-                let value = figure
-                    .filter(|figure| !figure.is_nan() && !of.is_empty())
-                    .map(|figure| figure / median(of.iter().copied()));
-                goals.push(Goal { what, bound, limit, value, digits: 3 });
-            };
-            if let Some(limit) = of_the_ring(&result.row) {
-                let cpu = figure(Figure::Cpu);
-                for (rival, rounds) in
-                    [("t/io_uring", &limits.t_io_uring), ("bare loop", &limits.bare)]
-                {
-                    let rounds: Vec<f64> = rounds.iter().map(|done| done.cpu).collect();
-                    let what = format!("CPU per request, {}: {name} / {rival}", result.row.name);
-                    add(what, Bound::AtMost, limit, cpu, &rounds);
-                }
-            }
-            let what = format!("IOPS, {}: guest of {name} / fio on the file", result.row.name);
-            add(what, Bound::AtLeast, OF_THE_FILE, figure(Figure::Iops), &limits.fio);
-        }
-    }
-    goals
 }

@@ -1,21 +1,109 @@
-//! Servers compared load by load, in several rounds.
+//! Servers compared load by load, in several rounds: figures, their medians, and the table of all of them.
 
+use std::ops::Index;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 
 use super::contender::Contender;
-use super::measure::LoadSample;
-use super::result::{Figure, spread};
-use crate::figures::{median, turns};
-use crate::options::RunOptions;
+use crate::figures::{median, range, turns};
 use crate::report::Table;
 
+/// A figure of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Figure {
+    /// Requests per second.
+    Iops,
+    /// CPU time per request in microseconds (the same number as CPU-seconds per million).
+    Cpu,
+    /// Context switches per request.
+    Switches,
+    /// Median latency in microseconds.
+    P50,
+    /// 99th percentile of the latency.
+    P99,
+    /// 99.9th percentile of the latency.
+    P999,
+    /// CPU time, percent of one CPU.
+    CpuShare,
+    /// Context switches per second: each wake-up of an idle server is one.
+    WakeUps,
+}
+
+impl Figure {
+    /// Its name, and the number of digits after the point.
+    const fn words(self) -> (&'static str, usize) {
+        match self {
+            Self::Iops => ("IOPS", 0),
+            Self::Cpu => ("CPU us/req", 3),
+            Self::Switches => ("switches/req", 3),
+            Self::P50 => ("p50 us", 1),
+            Self::P99 => ("p99 us", 1),
+            Self::P999 => ("p99.9 us", 1),
+            Self::CpuShare => ("CPU %", 2),
+            Self::WakeUps => ("wake-ups/s", 1),
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        self.words().0
+    }
+
+    /// A value with its significant digits.
+    pub(crate) fn show(self, value: f64) -> String {
+        match value.is_nan() {
+            true => "-".into(),
+            false => format!("{value:.*}", self.words().1),
+        }
+    }
+
+    /// Minimum and maximum of several rounds.
+    pub(crate) fn spread(self, rounds: &[f64]) -> String {
+        if rounds.iter().all(|round| round.is_nan()) {
+            return "-".into();
+        }
+        let (least, most) = range(rounds.iter().copied());
+        format!("{}..{}", self.show(least), self.show(most))
+    }
+}
+
+/// The figures of a server in one round; NaN if a figure was not measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample([f64; 8]);
+
+impl Sample {
+    /// These figures.
+    pub(crate) fn of(figures: &[(Figure, f64)]) -> Self {
+        let mut sample = [f64::NAN; 8];
+        for &(figure, value) in figures {
+            sample[figure as usize] = value;
+        }
+        Self(sample)
+    }
+
+    /// These figures of another sample, the others of this one.
+    pub(crate) fn with(mut self, figures: &[Figure], other: &Sample) -> Self {
+        for &figure in figures {
+            self.0[figure as usize] = other[figure];
+        }
+        self
+    }
+}
+
+impl Index<Figure> for Sample {
+    type Output = f64;
+
+    fn index(&self, figure: Figure) -> &f64 {
+        &self.0[figure as usize]
+    }
+}
+
 /// The results of one contender on one row.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Measured {
     /// Its rounds.
-    pub(crate) rounds: Vec<LoadSample>,
+    pub(crate) rounds: Vec<Sample>,
     /// System calls per request, counted once.
     pub(crate) calls: Option<f64>,
     /// Why it could not be measured.
@@ -25,49 +113,46 @@ pub(crate) struct Measured {
 impl Measured {
     /// A figure of each round.
     pub(crate) fn figures(&self, figure: Figure) -> Vec<f64> {
-        let of = |sample: &LoadSample| match figure {
-            Figure::Iops => sample.iops,
-            Figure::Cpu => sample.cpu,
-            Figure::Switches => sample.switches,
-            Figure::P50 => sample.latency[0],
-            Figure::P99 => sample.latency[1],
-            Figure::P999 | Figure::IdleCpu | Figure::WakeUps => f64::NAN,
-        };
-        self.rounds.iter().map(of).collect()
+        self.rounds.iter().map(|sample| sample[figure]).collect()
     }
 
-    /// The median of the rounds.
+    /// The median of the rounds; NaN without rounds.
     pub(crate) fn median(&self, figure: Figure) -> f64 {
-        median(self.figures(figure).into_iter())
+        median(self.rounds.iter().map(|sample| sample[figure]))
     }
 }
+
+/// Rows with the results of each contender.
+pub(crate) type Results<R> = Vec<(R, Vec<Measured>)>;
 
 /// How contenders are measured.
 pub(crate) trait Comparison {
     /// A load.
     type Row;
-    /// What a server's options are made of.
-    type Setup;
 
     /// The row's name; names are unique.
     fn name(row: &Self::Row) -> &str;
     /// Measures once.
-    fn sample(&self, contender: &Contender<Self::Setup>, row: &Self::Row) -> Result<LoadSample>;
-    /// Counts the system calls per request. `None`: they cannot be counted here.
-    fn calls(&self, contender: &Contender<Self::Setup>, row: &Self::Row) -> Result<Option<f64>>;
+    fn sample(&self, contender: &Contender, row: &Self::Row) -> Result<Sample>;
+    /// Counts the system calls per request, if they can be counted.
+    fn calls(&self, contender: &Contender, row: &Self::Row) -> Result<f64>;
+    /// Measures what else belongs to a row, once in each round.
+    fn beside(&self, _row: &mut Self::Row) {}
 
-    /// Runs all rounds of all rows. A contender that fails is omitted from later rounds of the row.
+    /// Runs all rounds of all rows. A contender that fails is omitted from later rounds of the row. `with_calls`: system calls
+    /// can be counted.
     fn measure(
         &self,
         rows: Vec<Self::Row>,
-        contenders: &[Contender<Self::Setup>],
+        contenders: &[Contender],
         rounds: usize,
-    ) -> Vec<(Self::Row, Vec<Measured>)> {
+        with_calls: bool,
+    ) -> Results<Self::Row> {
         let mut results = Vec::new();
         let count = rows.len();
-        for (i, row) in rows.into_iter().enumerate() {
+        for (i, mut row) in rows.into_iter().enumerate() {
             eprintln!("[{}/{count}] {}", i + 1, Self::name(&row));
-            let mut all: Vec<Measured> = contenders.iter().map(|_| Measured::default()).collect();
+            let mut all = vec![Measured::default(); contenders.len()];
             for round in 0..rounds {
                 for (contender, measured) in turns(contenders, &mut all, round) {
                     if measured.failed.is_some() {
@@ -75,8 +160,8 @@ pub(crate) trait Comparison {
                     }
                     let done = self.sample(contender, &row).and_then(|sample| {
                         measured.rounds.push(sample);
-                        if round == 0 {
-                            measured.calls = self.calls(contender, &row)?;
+                        if round == 0 && with_calls {
+                            measured.calls = Some(self.calls(contender, &row)?);
                         }
                         Ok(())
                     });
@@ -85,6 +170,7 @@ pub(crate) trait Comparison {
                         measured.failed = Some(format!("{error:#}"));
                     }
                 }
+                self.beside(&mut row);
             }
             results.push((row, all));
         }
@@ -92,35 +178,35 @@ pub(crate) trait Comparison {
     }
 }
 
-/// Keeps rows that are to be measured.
-pub(crate) fn choose<C: Comparison>(
-    mut rows: Vec<C::Row>,
-    options: &RunOptions,
-) -> Result<Vec<C::Row>> {
-    rows.retain(|row| options.wants(C::name(row)));
-    ensure!(!rows.is_empty(), "--rows matches none");
-    Ok(rows)
-}
-
-/// All figures by row and contender, beside those of the contender `peer`, if there is to be one.
+/// All figures by row and contender, with ratios to the contender at `base`, if there is to be one.
 pub(crate) fn table<C: Comparison>(
-    contenders: &[Contender<C::Setup>],
-    results: &[(C::Row, Vec<Measured>)],
-    peer: Option<&str>,
+    contenders: &[Contender],
+    results: &Results<C::Row>,
+    base: Option<usize>,
 ) -> Table {
-    let ratio = peer.map(|peer| format!("x {peer}"));
-    let beside = |figure: Figure| {
-        [figure.name().into(), "least..most".into()].into_iter().chain(ratio.clone())
-    };
-    let mut head = vec!["load".to_owned(), "server".into()];
-    head.extend([Figure::Iops, Figure::Cpu].into_iter().flat_map(beside));
-    head.push("calls/req".into());
-    head.extend([Figure::Switches, Figure::P50, Figure::P99].map(|figure| figure.name().into()));
-    let mut table = Table { head, body: Vec::new() };
+    use Figure::{Cpu, Iops, P50, P99, P999, Switches};
+    let mut table = Table::new(&[
+        "load",
+        "server",
+        "IOPS",
+        "least..most",
+        "CPU s/M",
+        "least..most",
+        "calls/req",
+        "switches/req",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+    ]);
+    if base.is_some() {
+        table.head.extend(["IOPS x", "CPU x", "p50 x"].map(String::from));
+    }
     for (row, all) in results {
-        let all = || contenders.iter().zip(all);
-        let peer = all().find(|(contender, _)| Some(contender.name.as_str()) == peer);
-        for (contender, measured) in all() {
+        // Idle servers have a table of their own.
+        if all.iter().all(|measured| measured.failed.is_none() && measured.median(Iops).is_nan()) {
+            continue;
+        }
+        for (contender, measured) in contenders.iter().zip(all) {
             let mut line = vec![C::name(row).to_owned(), contender.name.clone()];
             if measured.failed.is_some() {
                 line.push("failed".into());
@@ -128,31 +214,32 @@ pub(crate) fn table<C: Comparison>(
                 continue;
             }
             let show = |figure: Figure| figure.show(measured.median(figure));
-            for figure in [Figure::Iops, Figure::Cpu] {
-                line.extend([show(figure), spread(figure, &measured.figures(figure))]);
-                line.extend(ratio.iter().map(|_| match peer {
-                    Some((_, peer)) => {
-                        format!("{:.2}", measured.median(figure) / peer.median(figure))
-                    }
-                    None => "-".into(),
-                }));
+            for figure in [Iops, Cpu] {
+                line.extend([show(figure), figure.spread(&measured.figures(figure))]);
             }
             line.push(measured.calls.map_or("-".into(), |calls| format!("{calls:.3}")));
-            line.extend([Figure::Switches, Figure::P50, Figure::P99].map(show));
+            line.extend([Switches, P50, P99, P999].map(show));
+            if let Some(base) = base {
+                line.extend([Iops, Cpu, P50].map(|figure| ratio(measured, &all[base], figure)));
+            }
             table.row(line);
         }
     }
     table
 }
 
-/// Fails if a contender could not be measured.
-pub(crate) fn check<R>(results: &[(R, Vec<Measured>)], directory: &Path) -> Result<()> {
-    let all = results.iter().flat_map(|(_, measured)| measured);
-    no_failures(all.filter(|measured| measured.failed.is_some()).count(), directory)
+/// A figure beside that of a peer.
+pub(crate) fn ratio(own: &Measured, peer: &Measured, figure: Figure) -> String {
+    match own.median(figure) / peer.median(figure) {
+        ratio if ratio.is_nan() => "-".into(),
+        ratio => format!("{ratio:.2}"),
+    }
 }
 
-/// Fails if there were failures.
-pub(crate) fn no_failures(count: usize, directory: &Path) -> Result<()> {
+/// Fails if a contender could not be measured, or if there were `others` failures.
+pub(crate) fn check<R>(results: &Results<R>, others: usize, directory: &Path) -> Result<()> {
+    let all = results.iter().flat_map(|(_, measured)| measured);
+    let count = others + all.filter(|measured| measured.failed.is_some()).count();
     let directory = directory.display();
     ensure!(count == 0, "{count} measurements failed; the servers' output is in {directory}");
     Ok(())

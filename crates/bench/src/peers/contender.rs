@@ -1,15 +1,13 @@
-//! The compared servers: their programs and options.
+//! The compared servers: their programs, and the options that all storage daemons share.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::tree::Tree;
-
-/// qemu-storage-daemon in the peers tree.
-const QSD: &str = "usr/bin/qemu-storage-daemon";
+use crate::options::Options;
 
 /// The password of images that are encrypted, as an object.
 pub(crate) const SECRET: &str = "secret,id=s,data=0123456789abcdef";
@@ -27,10 +25,6 @@ pub(crate) enum Node {
     Luks(PathBuf),
     /// A block device, likewise.
     Device(PathBuf),
-    /// A file per export, with the export's number appended to this name.
-    Files(PathBuf),
-    /// One of these per export.
-    Each(Vec<Node>),
 }
 
 /// Whether the server may busy-poll.
@@ -44,11 +38,11 @@ pub(crate) enum Polling {
     Given(&'static str),
 }
 
-/// The task of a server, in terms that apply to all contenders.
+/// The task of a storage daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
-    /// The disk. Each export gets a separate node.
-    pub(crate) node: Node,
+    /// A disk per export.
+    pub(crate) nodes: Vec<Node>,
     /// Busy-polling.
     pub(crate) polling: Polling,
     /// Queues per export.
@@ -59,29 +53,88 @@ pub(crate) struct Setup {
     pub(crate) sockets: Vec<PathBuf>,
 }
 
-/// A server. To add one, add a `Contender` with the function that turns a [`Setup`] into its options, and a line in
-/// [`find`].
+/// A server. To add one, add its program in [`Contender::find`], and its options where they are made.
 #[derive(Debug, Clone)]
-pub(crate) struct Contender<S = Setup> {
+pub(crate) struct Contender {
+    /// Its name on the command line.
+    pub(crate) key: String,
     /// Its name in the table.
     pub(crate) name: String,
     /// Its version, as reported by the program.
     pub(crate) version: String,
     /// The program, with the arguments that precede its options.
     pub(crate) program: Vec<OsString>,
-    /// Returns its options.
-    pub(crate) options: OptionsFor<S>,
 }
 
-/// Turns a task into options.
-pub(crate) type OptionsFor<S = Setup> = fn(&S) -> Vec<String>;
+impl Contender {
+    /// Those of a run: the given ones, else all that are `known` but the `unusual` last ones. One that is named twice gets a
+    /// number.
+    pub(crate) fn all(options: &Options, known: &[&str], unusual: usize) -> Result<Vec<Self>> {
+        let mut names = options.list("contenders");
+        if names.is_empty() {
+            names = known[..known.len() - unusual].iter().map(|&name| name.into()).collect();
+        }
+        let mut found: Vec<Self> = Vec::new();
+        for name in &names {
+            let known_names =
+                || format!("unknown contender '{name}'; known are {}", known.join(", "));
+            ensure!(known.contains(&name.as_str()), known_names());
+            let mut contender = Self::find(name, &options.places())?;
+            let before = found.iter().filter(|other| other.key == *name).count();
+            if before > 0 {
+                contender.name += &format!("#{}", before + 1);
+            }
+            found.push(contender);
+        }
+        Ok(found)
+    }
 
-impl<S> Contender<S> {
-    /// The command that serves `setup` in the foreground.
-    pub(crate) fn command(&self, setup: &S) -> Vec<OsString> {
-        let mut command = self.program.clone();
-        command.extend((self.options)(setup).into_iter().map(OsString::from));
-        command
+    /// The contender called `key`.
+    pub(crate) fn find(key: &str, places: &Places) -> Result<Self> {
+        let program = Self::program(key, places).with_context(|| format!("looking for {key}"))?;
+        let version = match key {
+            "bare" => "a loop of this program".to_owned(),
+            _ => version(&program).with_context(|| format!("asking {key} for its version"))?,
+        };
+        let name = match key {
+            "pinned" | "unpolled" => format!("ringmill {key}"),
+            _ => key.to_owned(),
+        };
+        Ok(Self { key: key.to_owned(), name, version, program })
+    }
+
+    fn program(key: &str, places: &Places) -> Result<Vec<OsString>> {
+        match key {
+            "qsd" => match &places.qsd {
+                Some(path) => Ok(vec![path.into()]),
+                None => peer("qemu-storage-daemon", &places.tree()),
+            },
+            "ringmill" | "pinned" | "unpolled" => {
+                Ok(vec![ringmill_program(places)?.into(), "storage-daemon".into()])
+            }
+            "bare" => {
+                let this = std::env::current_exe().context("finding this program's own path")?;
+                Ok(vec![this.into(), "bare-fuse".into()])
+            }
+            name => peer(name, &places.tree()),
+        }
+    }
+
+    /// Whether this is ringmill, however it is set up.
+    pub(crate) fn is_ringmill(&self) -> bool {
+        self.name.starts_with("ringmill")
+    }
+
+    /// Its command with these options.
+    pub(crate) fn command<T: Into<OsString>>(&self, options: Vec<T>) -> Vec<OsString> {
+        self.program.iter().cloned().chain(options.into_iter().map(Into::into)).collect()
+    }
+
+    /// The command of a storage daemon that serves `setup` in the foreground.
+    pub(crate) fn serving(&self, setup: &Setup) -> Vec<OsString> {
+        // Opt-in, since pinned memory cannot be reclaimed from a guest.
+        let of_export = if self.key == "pinned" { ",pin-memory=on" } else { "" };
+        self.command(storage_daemon_options(setup, of_export))
     }
 }
 
@@ -103,46 +156,8 @@ impl Places {
     }
 }
 
-/// The contender called `name`.
-pub(crate) fn find(name: &str, places: &Places) -> Result<Contender> {
-    let (program, options): (Vec<OsString>, OptionsFor) = match name {
-        "qsd" => (qsd_program(places)?, storage_daemon_options),
-        "ringmill" => {
-            let path = ringmill_program(places)?;
-            (vec![path.into(), "storage-daemon".into()], storage_daemon_options)
-        }
-        "pinned" => {
-            let path = ringmill_program(places)?;
-            (vec![path.into(), "storage-daemon".into()], pinned_options)
-        }
-        _ => bail!("unknown contender '{name}'; known are qsd, ringmill, pinned"),
-    };
-    let version = version(&program).with_context(|| format!("asking {name} for its version"))?;
-    let name = if name == "pinned" { "ringmill pinned" } else { name };
-    Ok(Contender { name: name.to_owned(), version, program, options })
-}
-
-/// Whether ringmill knows `pin-memory`.
-pub(crate) fn can_pin(places: &Places) -> Result<bool> {
-    let output = Command::new(ringmill_program(places)?)
-        .args(["storage-daemon", "--export", "vhost-user-blk,help"])
-        .output()
-        .context("asking ringmill for its options")?;
-    Ok(String::from_utf8_lossy(&output.stdout).contains("pin-memory"))
-}
-
 /// The options of qemu-storage-daemon, which are ringmill's too.
-fn storage_daemon_options(setup: &Setup) -> Vec<String> {
-    options_with(setup, "")
-}
-
-/// ringmill's options with guest memory registered with the ring. Opt-in, since pinned memory cannot be reclaimed from a
-/// guest.
-fn pinned_options(setup: &Setup) -> Vec<String> {
-    options_with(setup, ",pin-memory=on")
-}
-
-fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
+fn storage_daemon_options(setup: &Setup, of_export: &str) -> Vec<String> {
     let polling = match setup.polling {
         Polling::Default => String::new(),
         Polling::Off => ",poll-max-ns=0".into(),
@@ -157,12 +172,12 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
             (0..several).map(|i| format!("iothread.{i}=io{i}")).collect::<Vec<_>>().join(",")
         }
     };
-    if let Node::Luks(_) = setup.node {
+    if setup.nodes.iter().any(|node| matches!(node, Node::Luks(_))) {
         options.extend(["--object".into(), SECRET.into()]);
     }
-    for (i, socket) in setup.sockets.iter().enumerate() {
+    for (i, (socket, node)) in setup.sockets.iter().zip(&setup.nodes).enumerate() {
         options.push("--blockdev".into());
-        options.push(format!("{},node-name=disk{i}", setup.node.spelled(i)));
+        options.push(format!("{},node-name=disk{i}", node.spelled()));
         options.push("--export".into());
         options.push(format!(
             "type=vhost-user-blk,id=export{i},node-name=disk{i},writable=on,num-queues={},\
@@ -175,8 +190,8 @@ fn options_with(setup: &Setup, of_export: &str) -> Vec<String> {
 }
 
 impl Node {
-    /// The options of export `i`'s node.
-    fn spelled(&self, i: usize) -> String {
+    /// Its options.
+    pub(crate) fn spelled(&self) -> String {
         match self {
             Node::Null => "driver=null-co,size=1073741824,read-zeroes=on".into(),
             Node::File(path) => image("file", path),
@@ -188,8 +203,6 @@ impl Node {
                 format!("driver=qcow2,{}{backing}", child("file", path))
             }
             Node::Luks(path) => format!("driver=luks,key-secret=s,{}", child("file", path)),
-            Node::Files(path) => image("file", &numbered(path, i)),
-            Node::Each(nodes) => nodes[i].spelled(i),
         }
     }
 }
@@ -203,35 +216,32 @@ fn child(name: &str, path: &Path) -> String {
     format!("{name}.driver=file,{name}.filename={path},{name}.cache.direct=on,{name}.aio=io_uring")
 }
 
-/// The file of export `i` for [`Node::Files`].
-pub(crate) fn numbered(path: &Path, i: usize) -> PathBuf {
-    let mut path = path.as_os_str().to_owned();
-    path.push(i.to_string());
-    path.into()
-}
-
 /// A path as an option value, with commas doubled.
 pub(crate) fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// qemu-storage-daemon: the given one, else the newest that scripts/setup-peers.sh has set up, else the machine's.
-pub(crate) fn qsd_program(places: &Places) -> Result<Vec<OsString>> {
-    if let Some(path) = &places.qsd {
-        return Ok(vec![path.into()]);
+/// A peer: that of scripts/setup-peers.sh, else the machine's.
+fn peer(name: &str, tree: &Tree) -> Result<Vec<OsString>> {
+    let of_tree = format!("usr/bin/{name}");
+    if tree.has(&of_tree) {
+        return tree.program(&of_tree);
     }
-    let tree = places.tree();
-    if places.qsd_tree.is_some() || tree.has(QSD) {
-        return tree.program(QSD);
-    }
-    if let Some(path) = in_path("qemu-storage-daemon") {
-        return Ok(vec![path.into()]);
-    }
-    bail!(
-        "qemu-storage-daemon is neither in {} (made by scripts/setup-peers.sh) nor in PATH \
-         (Debian packages qemu-system-common or qemu-utils); --qsd PATH names it",
-        tree.path().display()
-    )
+    let path = in_path(name).with_context(|| {
+        let tree = tree.path().display();
+        format!("{name} is neither in {tree} (scripts/setup-peers.sh) nor in PATH (scripts/setup-tests.sh)")
+    })?;
+    Ok(vec![path.into()])
+}
+
+/// Runs qemu-img of the peers' tree, else the machine's.
+pub(crate) fn qemu_img(tree: &Tree, options: &[&str], paths: &[&OsStr]) -> Result<()> {
+    let program = peer("qemu-img", tree)?;
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).args(options).arg("-q").args(paths);
+    let status = command.status().context("starting qemu-img")?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
 }
 
 /// ringmill: the given one, else the one built next to this program.
@@ -281,14 +291,14 @@ mod tests {
     #[test]
     fn a_file_node_is_spelled_as_qsd_wants_it() {
         let setup = Setup {
-            node: Node::File("/tmp/a,b.dat".into()),
+            nodes: vec![Node::File("/tmp/a,b.dat".into())],
             polling: Polling::Off,
             queues: 4,
             io_threads: 1,
             sockets: vec!["/tmp/s.sock".into()],
         };
         assert_eq!(
-            storage_daemon_options(&setup).join(" "),
+            storage_daemon_options(&setup, "").join(" "),
             "--object iothread,id=io0,poll-max-ns=0 \
              --blockdev driver=file,filename=/tmp/a,,b.dat,cache.direct=on,aio=io_uring,node-name=disk0 \
              --export type=vhost-user-blk,id=export0,node-name=disk0,writable=on,num-queues=4,\

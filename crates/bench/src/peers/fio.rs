@@ -17,6 +17,7 @@ use crate::load::arrivals::Arrivals;
 use crate::load::offsets::Order;
 use crate::load::queue::Op;
 use crate::load::{Load, Wait};
+use crate::report::Table;
 
 /// fio in the peers tree, built with libblkio.
 const PROGRAM: &str = "usr/local/bin/fio-blkio";
@@ -38,8 +39,6 @@ pub(crate) enum Target<'a> {
     Export(&'a Path),
     /// The NBD export at this URI.
     Nbd(&'a str),
-    /// This file, with `O_DIRECT` and io_uring.
-    File(&'a Path),
     /// This file of a FUSE file system, with `O_DIRECT` and Linux AIO: io_uring would use a thread per request.
     Mounted(&'a Path),
 }
@@ -71,14 +70,6 @@ pub(crate) struct Counted {
 }
 
 impl Fio {
-    /// The machine's.
-    pub(crate) fn of_machine() -> Result<Self> {
-        let path = in_path("fio").context("fio is not in PATH (scripts/setup-tests.sh)")?;
-        let program = vec![path.into()];
-        let version = version(&program).context("asking fio for its version")?;
-        Ok(Self { program, version })
-    }
-
     /// Finds fio in the tree, if it has one.
     pub(crate) fn find(tree: &Tree) -> Result<Option<Self>> {
         if !tree.has(PROGRAM) {
@@ -89,17 +80,14 @@ impl Fio {
         Ok(Some(Self { program, version }))
     }
 
-    /// Finds the machine's fio, with its nbd engine.
-    pub(crate) fn find_with_nbd() -> Result<Self> {
-        let program: Vec<OsString> = vec![
-            in_path("fio")
-                .context("fio is not in PATH; scripts/setup-tests.sh installs it")?
-                .into(),
-        ];
+    /// Finds the machine's fio, which has this engine.
+    pub(crate) fn of_machine(engine: &str) -> Result<Self> {
+        let path = in_path("fio").context("fio is not in PATH (scripts/setup-tests.sh)")?;
+        let program = vec![path.into()];
         let version = version(&program).context("asking fio for its version")?;
-        let engine = Command::new(&program[0]).arg("--enghelp=nbd").output();
-        let known = engine.context("asking fio for its nbd engine")?;
-        ensure!(known.status.success(), "{version} has no nbd engine; Debian's fio has");
+        let known = Command::new(&program[0]).arg(format!("--enghelp={engine}")).output();
+        let known = known.context("asking fio for its engines")?;
+        ensure!(known.status.success(), "{version} has no {engine} engine; Debian's fio has");
         Ok(Self { program, version })
     }
 
@@ -124,11 +112,8 @@ impl Fio {
             File::create(path).with_context(|| format!("creating {}", path.display()))
         };
         command.stdin(Stdio::null()).stdout(create(&output)?).stderr(create(&log)?);
-        let mut spawn = || command.spawn().context("starting fio");
-        let mut running = Running(match terms.cpu {
-            Some(cpu) => affinity::while_bound_to(cpu, &mut spawn)?,
-            None => spawn()?,
-        });
+        let spawn = || command.spawn().context("starting fio");
+        let mut running = Running(affinity::while_bound_to(terms.cpu, spawn)?);
         let end = Instant::now() + terms.ramp + terms.run_time + PATIENCE;
         let said = || fs::read_to_string(&log).unwrap_or_default();
         let status = loop {
@@ -185,13 +170,6 @@ fn engine(target: Target<'_>) -> Vec<String> {
             "--size=1g".into(),
             format!("--filename={}", path.display().to_string().replace(':', "\\:")),
         ]),
-        Target::File(path) => options.extend([
-            "--ioengine=io_uring".into(),
-            "--direct=1".into(),
-            "--readonly".into(),
-            // A colon separates files.
-            format!("--filename={}", path.display().to_string().replace(':', "\\:")),
-        ]),
     }
     options
 }
@@ -223,6 +201,15 @@ pub(crate) fn job(load: &Load) -> Result<Vec<String>> {
         options.push("--hipri".into());
     }
     Ok(options)
+}
+
+/// The options of each load.
+pub(crate) fn jobs<'a>(loads: impl Iterator<Item = (&'a str, &'a Load)>) -> Result<Table> {
+    let mut table = Table::new(&["load", "JOB"]);
+    for (name, load) in loads {
+        table.row([name.to_owned(), format!("`{}`", job(load)?.join(" "))]);
+    }
+    Ok(table)
 }
 
 /// In milliseconds, since fio accepts no fractions.

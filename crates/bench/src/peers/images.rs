@@ -1,22 +1,19 @@
 //! The images of rows. Each measurement has its own, so that none finds what the one before has written.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use fastrand::Rng;
 
-use super::contender::{Node, SECRET};
+use super::contender::{Node, SECRET, qemu_img};
 use super::rows::{Contents, Place};
 use super::tree::Tree;
+use crate::host::ram_disk::MEMORY;
 
 /// Bytes of a disk with nothing in it, and of one that is compressed: clusters for seconds of first writes.
 const SIZE: u64 = 4 << 30;
-/// A file system in memory.
-const MEMORY: &str = "/dev/shm";
 /// Bytes of a cluster, qemu-img's default.
 const CLUSTER: usize = 64 << 10;
 
@@ -93,7 +90,11 @@ impl Maker {
     }
 
     fn create(&self, path: &Path, size: u64) -> Result<()> {
-        self.qemu_img(&["create", "-f", "qcow2"], &[path.as_ref(), size.to_string().as_ref()])
+        qemu_img(
+            &self.tree,
+            &["create", "-f", "qcow2"],
+            &[path.as_ref(), size.to_string().as_ref()],
+        )
     }
 
     /// The image that others are copied from; it stays for later runs.
@@ -105,7 +106,7 @@ impl Maker {
             let unfinished = path.with_extension("unfinished");
             let convert: Vec<&str> =
                 ["convert", "-f", "raw"].iter().chain(options).copied().collect();
-            self.qemu_img(&convert, &[data.as_ref(), unfinished.as_ref()])?;
+            qemu_img(&self.tree, &convert, &[data.as_ref(), unfinished.as_ref()])?;
             fs::rename(&unfinished, &path).with_context(|| path.display().to_string())?;
         }
         Ok(path)
@@ -130,19 +131,6 @@ impl Maker {
             self.template("compressed", &data.0, &["-O", "qcow2", "-c", "-W", "-m", "8"])?;
         }
         Ok(path)
-    }
-
-    fn qemu_img(&self, options: &[&str], paths: &[&std::ffi::OsStr]) -> Result<()> {
-        let mut command = match self.tree.has("usr/bin/qemu-img") {
-            true => self.tree.program("usr/bin/qemu-img")?,
-            false => vec!["qemu-img".into()],
-        };
-        command.extend(options.iter().map(OsString::from));
-        command.push("-q".into());
-        command.extend(paths.iter().map(OsString::from));
-        let status = Command::new(&command[0]).args(&command[1..]).status().context("qemu-img")?;
-        ensure!(status.success(), "{command:?}: {status}");
-        Ok(())
     }
 }
 

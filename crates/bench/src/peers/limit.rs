@@ -6,142 +6,97 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 
-use super::client::Client;
-use super::fio::{Fio, Target, Terms};
+use super::compare::{Figure, Measured, Sample};
 use super::measure::Bench;
-use super::rows::Disk;
+use super::rows::{Disk, Row, Work};
 use super::tree::Tree;
 use crate::bare;
 use crate::echo;
-use crate::host::affinity;
+use crate::host::affinity::while_bound_to;
 use crate::load::Load;
 use crate::load::offsets::Order;
 
-/// fio's bare loop in the peers tree.
-const T_IO_URING: &str = "usr/local/bin/t_io_uring";
+/// Names of what reads the file itself.
+pub(crate) const T_IO_URING: &str = "t/io_uring";
+pub(crate) const BARE: &str = "bare loop";
+/// What sleeping and waking costs, which no server that sleeps can do without: at depth 1, also for a null node.
+const ECHO: &str = "bare echo";
 
-/// Rounds of reads of the file itself.
+/// The results without a server, by the names above. CPU time is in [`Measured::median`]'s unit, microseconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
-    /// By fio's `t/io_uring`, a bare loop.
-    pub(crate) t_io_uring: Vec<bare::Done>,
-    /// By the bare loop of this program.
-    pub(crate) bare: Vec<bare::Done>,
-    /// By fio's io_uring engine on the client's CPU: requests per second.
-    pub(crate) fio: Vec<f64>,
-    /// At depth 1, also for a null node: a bare echo in place of the server.
-    pub(crate) echo: Vec<bare::Done>,
+    /// Rounds of each.
+    pub(crate) all: Vec<(&'static str, Measured)>,
     /// Failed measurements, with the reasons.
     pub(crate) failures: Vec<String>,
 }
 
-/// The programs that read the file.
-#[derive(Debug)]
-pub(crate) struct Readers {
-    t_io_uring: Option<Vec<OsString>>,
-    fio: Option<Fio>,
+/// fio's bare loop, if it is in the peers' tree.
+pub(crate) fn find_t_io_uring(tree: &Tree) -> Option<Vec<OsString>> {
+    tree.program("usr/local/bin/t_io_uring").ok()
 }
 
-impl Readers {
-    /// Finds the available ones. fio only if it is also the client, as the results could not be compared otherwise.
-    pub(crate) fn find(tree: &Tree, client: &Client) -> Result<Self> {
-        Ok(Self {
-            t_io_uring: tree.has(T_IO_URING).then(|| tree.program(T_IO_URING)).transpose()?,
-            fio: match client {
-                Client::Fio(fio) => Some(fio.clone()),
-                Client::Own => None,
-            },
-        })
-    }
-
-    /// Their number.
-    pub(crate) fn count(&self) -> usize {
-        1 + usize::from(self.t_io_uring.is_some()) + usize::from(self.fio.is_some())
-    }
-
-    /// Their names, for the report.
-    pub(crate) fn describe(&self) -> Vec<String> {
-        let bare = "bare loop: ours (`crates/bench/src/bare.rs`): SINGLE_ISSUER, DEFER_TASKRUN, \
-                    NO_SQARRAY, file and buffers registered, half of the depth per io_uring_enter, \
-                    on the servers' CPU";
-        let t_io_uring = match self.t_io_uring {
-            Some(_) => format!(
-                "t/io_uring: fio's, on the servers' CPU: `t_io_uring {} $DIR/FILE`",
-                bare_options(&Load { depth: 64, ..super::rows::load() }, 4).join(" ")
-            ),
-            None => "t/io_uring: not there, made by scripts/setup-peers.sh".into(),
-        };
-        let fio = match self.fio {
-            Some(_) => format!(
-                "fio on the file: on the client's CPU: `{}`",
-                Fio::command_to_show(Target::File("$DIR/FILE".as_ref()))
-            ),
-            None => "fio on the file: only with fio as the client".into(),
-        };
-        let echo = "bare echo: ours (`crates/bench/src/echo.rs`): a thread on the servers' CPU sleeps in \
-                    read(2) of an eventfd, reads or writes a block of the file with pread(2) or pwrite(2) \
-                    (not for the null node), and writes another eventfd; the client does nothing else \
-                    than that, on its own CPU";
-        vec![bare.into(), t_io_uring, fio, echo.into()]
-    }
-
-    /// One round of each.
-    pub(crate) fn measure(&self, bench: &Bench, load: &Load, limits: &mut Limits) {
-        let failures = &mut limits.failures;
-        keep(&mut limits.bare, failures, "bare loop", || bare_loop(bench, load));
-        if let Some(program) = &self.t_io_uring {
-            let measure = || t_io_uring(program, bench, load);
-            keep(&mut limits.t_io_uring, failures, "t/io_uring", measure);
-        }
-        if let Some(fio) = &self.fio {
-            keep(&mut limits.fio, failures, "fio on the file", || on_the_file(fio, bench, load));
-        }
-    }
+/// Their names, for the report.
+pub(crate) fn describe() -> [String; 3] {
+    [
+        "bare loop: ours (`crates/bench/src/bare.rs`): SINGLE_ISSUER, DEFER_TASKRUN, NO_SQARRAY, file and buffers \
+         registered, half of the depth per io_uring_enter, on the servers' CPU"
+            .to_owned(),
+        format!(
+            "t/io_uring: fio's, on the servers' CPU, made by scripts/setup-peers.sh: `t_io_uring {} $DIR/FILE`",
+            bare_options(&Load { depth: 64, ..super::rows::load() }, 4).join(" ")
+        ),
+        "bare echo: ours (`crates/bench/src/echo.rs`): a thread on the servers' CPU sleeps in read(2) of an eventfd, reads or \
+         writes a block of the file with pread(2) or pwrite(2) (not for the null node), and writes another eventfd; the client \
+         does nothing else than that, on its own CPU"
+            .to_owned(),
+    ]
 }
 
-fn keep<T>(
-    rounds: &mut Vec<T>,
-    failures: &mut Vec<String>,
-    name: &str,
-    measure: impl FnOnce() -> Result<T>,
-) {
-    match measure() {
-        Ok(done) => rounds.push(done),
-        Err(error) => failures.push(format!("{name}: {error:#}")),
-    }
-}
-
-/// One round of the bare echo.
-pub(crate) fn measure_echo(bench: &Bench, disk: Disk, load: &Load, limits: &mut Limits) {
-    let cpus = echo::Cpus { client: bench.client_cpu, server: bench.server_cpu };
-    let file = (disk == Disk::File).then_some(&*bench.data_file);
-    keep(&mut limits.echo, &mut limits.failures, "bare echo", || {
-        echo::run(file, load, cpus, bench.run_time)
-    });
-}
-
-fn bare_loop(bench: &Bench, load: &Load) -> Result<bare::Done> {
-    on_cpu(bench.server_cpu, || bare::read(&bench.data_file, load, bench.run_time))
-}
-
-fn on_the_file(fio: &Fio, bench: &Bench, load: &Load) -> Result<f64> {
-    let terms = Terms {
-        ramp: bench.warm_up,
-        run_time: bench.run_time,
-        cpu: bench.client_cpu,
-        directory: &bench.directory,
+/// Measures one round of what a row is compared with.
+pub(crate) fn measure(bench: &Bench, t_io_uring: Option<&[OsString]>, row: &mut Row) {
+    let Work::Load(load) = row.work.clone() else { return };
+    let (session, disk, has_echo) = (&bench.session, row.disk, row.has_echo());
+    let mut keep = |name, measure: &dyn Fn() -> Result<Sample>| match measure() {
+        Ok(sample) => row.limits.add(name, sample),
+        Err(error) => row.limits.failures.push(format!("{name}: {error:#}")),
     };
-    Ok(fio.run(Target::File(&bench.data_file), load, terms, || Ok(()))?.iops)
+    let done = |done: bare::Done| Sample::of(&[(Figure::Cpu, done.cpu), (Figure::Iops, done.iops)]);
+    if row.is_beside_limits {
+        keep(BARE, &|| {
+            let read = || bare::read(&bench.images.data, &load, session.run_time);
+            while_bound_to(session.cpus.server, read).map(done)
+        });
+        if let Some(program) = t_io_uring {
+            keep(T_IO_URING, &|| self::t_io_uring(program, bench, &load).map(done));
+        }
+    }
+    if has_echo {
+        let file = (disk == Disk::File).then_some(&*bench.images.data);
+        keep(ECHO, &|| echo::run(file, &load, session.cpus, session.run_time).map(done));
+    }
+}
+
+impl Limits {
+    fn add(&mut self, name: &'static str, sample: Sample) {
+        match self.all.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, measured)) => measured.rounds.push(sample),
+            None => {
+                let rounds = vec![sample];
+                self.all.push((name, Measured { rounds, ..Measured::default() }));
+            }
+        }
+    }
 }
 
 fn t_io_uring(program: &[OsString], bench: &Bench, load: &Load) -> Result<bare::Done> {
     // It takes whole seconds and prints a line after each but the last.
-    let seconds = bench.run_time.as_secs().max(2);
+    let seconds = bench.session.run_time.as_secs().max(2);
     let (first, rest) = program.split_first().context("no program")?;
     let before = children_cpu()?;
-    let output = on_cpu(bench.server_cpu, || {
+    let output = while_bound_to(bench.session.cpus.server, || {
         let mut command = Command::new(first);
-        command.args(rest).args(bare_options(load, seconds)).arg(&bench.data_file);
+        command.args(rest).args(bare_options(load, seconds)).arg(&bench.images.data);
         command.stdin(Stdio::null()).output().context("starting t/io_uring")
     })?;
     let cpu = children_cpu()? - before;
@@ -187,13 +142,6 @@ fn children_cpu() -> Result<f64> {
     let seconds =
         |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
-}
-
-fn on_cpu<T>(cpu: Option<usize>, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    match cpu {
-        Some(cpu) => affinity::while_bound_to(cpu, work),
-        None => work(),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The rows of the table: the measured loads and nodes.
 
-use super::result::Figure;
+use super::compare::Figure;
+use super::limit::Limits;
 use crate::goal::Bound;
 use crate::load::arrivals::{Arrivals, Pace};
 use crate::load::offsets::Order;
@@ -58,10 +59,8 @@ pub(crate) enum Work {
 pub(crate) struct Target {
     /// The figure.
     pub(crate) figure: Figure,
-    /// The side of the limit.
-    pub(crate) bound: Bound,
     /// The limit.
-    pub(crate) limit: f64,
+    pub(crate) bound: Bound,
 }
 
 /// One row.
@@ -75,8 +74,10 @@ pub(crate) struct Row {
     pub(crate) work: Work,
     /// The goals.
     pub(crate) targets: Vec<Target>,
-    /// Whether the same is measured without a server.
-    pub(crate) limits: bool,
+    /// Whether the file is also read without a server.
+    pub(crate) is_beside_limits: bool,
+    /// The results without a server.
+    pub(crate) limits: Limits,
 }
 
 /// The extent of a run.
@@ -194,16 +195,25 @@ fn images() -> Vec<Row> {
 }
 
 impl Target {
-    fn new(figure: Figure, limit: f64) -> Self {
+    /// A limit of a figure.
+    pub(crate) fn new(figure: Figure, limit: f64) -> Self {
         // Requests per second have a minimum, other figures a maximum.
-        let bound = if figure == Figure::Iops { Bound::AtLeast } else { Bound::AtMost };
-        Self { figure, bound, limit }
+        let is_least = figure == Figure::Iops;
+        let bound = if is_least { Bound::AtLeast(limit) } else { Bound::AtMost(limit) };
+        Self { figure, bound }
     }
 }
 
 impl Row {
     fn new(name: String, disk: Disk, load: Load) -> Self {
-        Self { name, disk, work: Work::Load(load), targets: Vec::new(), limits: false }
+        Self {
+            name,
+            disk,
+            work: Work::Load(load),
+            targets: Vec::new(),
+            is_beside_limits: false,
+            limits: Limits::default(),
+        }
     }
 
     fn reaching(mut self, targets: &[(Figure, f64)]) -> Self {
@@ -224,7 +234,7 @@ impl Row {
     }
 
     fn beside_the_limit(self) -> Self {
-        Self { limits: true, ..self }
+        Self { is_beside_limits: true, ..self }
     }
 }
 
@@ -294,8 +304,9 @@ fn idle(exports: usize) -> Row {
         name: format!("idle, {exports} export{plural}"),
         disk: Disk::Null,
         work: Work::Idle(exports),
-        targets: vec![Target::new(Figure::IdleCpu, 0.0), Target::new(Figure::WakeUps, 0.0)],
-        limits: false,
+        targets: vec![Target::new(Figure::CpuShare, 0.0), Target::new(Figure::WakeUps, 0.0)],
+        is_beside_limits: false,
+        limits: Limits::default(),
     }
 }
 

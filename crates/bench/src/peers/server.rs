@@ -10,7 +10,6 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::contender::{Contender, Setup};
 use crate::host::affinity;
 use crate::load::{Client, Load};
 
@@ -26,18 +25,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `contender` on `cpu`. What it prints goes to a file in `directory`.
-    pub(crate) fn start(
-        contender: &Contender,
-        setup: &Setup,
-        cpu: Option<usize>,
-        directory: &Path,
-    ) -> Result<Self> {
-        let command = contender.command(setup);
-        Self::spawn(&contender.name, &command, &setup.sockets, cpu, directory)
-    }
-
-    /// Starts a server called `name` by a command, with the sockets that it will have.
+    /// Starts a server called `name` by a command on `cpu`, with the sockets that it will have. What it prints goes to a file
+    /// in `directory`.
     pub(crate) fn spawn(
         name: &str,
         command: &[OsString],
@@ -53,13 +42,10 @@ impl Server {
         let (program, arguments) = command.split_first().context("no program to start")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let mut spawn =
-            || command.spawn().with_context(|| format!("starting {}", program.display()));
-        let child = match cpu {
-            // A child inherits the affinity of the thread that starts it.
-            Some(cpu) => affinity::while_bound_to(cpu, &mut spawn)?,
-            None => spawn()?,
-        };
+        // A child inherits the affinity of the thread that starts it.
+        let child = affinity::while_bound_to(cpu, || {
+            command.spawn().with_context(|| format!("starting {}", program.display()))
+        })?;
         Ok(Self { child, name: name.to_owned(), log, sockets: sockets.to_owned() })
     }
 

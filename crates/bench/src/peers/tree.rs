@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 /// Such a tree.
 #[derive(Debug, Clone)]
-pub(crate) struct Tree(PathBuf);
+pub(crate) struct Tree {
+    path: PathBuf,
+    is_named: bool,
+}
 
 impl Tree {
     /// The one at `named`, else where the script makes it; there may be none.
@@ -16,35 +19,35 @@ impl Tree {
             std::env::var_os("RINGMILL_PEERS")
                 .map_or(PathBuf::from("/var/tmp/ringmill-peers"), PathBuf::from)
         };
-        Self(named.map_or_else(made, Path::to_owned))
+        Self { path: named.map_or_else(made, Path::to_owned), is_named: named.is_some() }
     }
 
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
-    /// Whether it has this program.
+    /// Whether it has this program. One that was named has to have all.
     pub(crate) fn has(&self, program: &str) -> bool {
-        self.0.join(program).exists()
+        self.is_named || self.path.join(program).exists()
     }
 
     /// A program of the tree, run by the tree's own loader with its libraries. Unlike a chroot that
     /// needs no root and leaves all paths as they are.
     pub(crate) fn program(&self, program: &str) -> Result<Vec<OsString>> {
-        let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
-        let loader = match std::env::consts::ARCH {
-            "x86_64" => "lib64/ld-linux-x86-64.so.2",
+        let arch = std::env::consts::ARCH;
+        let loader = match arch {
             "aarch64" => "lib/ld-linux-aarch64.so.1",
-            arch => bail!("do not know the program loader of {arch}"),
+            _ => "lib64/ld-linux-x86-64.so.2",
         };
-        let (loader, path) = (self.0.join(loader), self.0.join(program));
+        let (loader, path) = (self.path.join(loader), self.path.join(program));
         for needed in [&loader, &path] {
-            if !needed.exists() {
-                bail!("{} is missing; scripts/setup-peers.sh makes such a tree", needed.display());
-            }
+            let missing = || {
+                format!("{} is missing; scripts/setup-peers.sh makes such a tree", needed.display())
+            };
+            ensure!(needed.exists(), missing());
         }
-        let libraries = self.0.join("usr/lib").join(triplet);
+        let libraries = self.path.join(format!("usr/lib/{arch}-linux-gnu"));
         Ok(vec![loader.into(), "--library-path".into(), libraries.into(), path.into()])
     }
 }

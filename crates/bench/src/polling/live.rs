@@ -1,94 +1,82 @@
 //! Measures one load under several choices of polling options.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Contender;
+use super::Policy;
 use super::loads::{Disk, LiveLoad};
 use crate::figures::turns;
+use crate::host::data_file;
 use crate::host::ram_disk::RamDisk;
-use crate::host::{affinity, data_file};
-use crate::load::{Client, Load};
-use crate::peers::contender::{self, Node, Places, Polling, Setup, find};
-use crate::peers::cpus;
-use crate::peers::measure::{LoadSample, SocketDirectory, make_directory, own_sample};
-use crate::peers::server::Server;
+use crate::load::Client;
+use crate::options::Options;
+use crate::peers::compare::{Measured, Sample};
+use crate::peers::contender::{Contender, Node, Polling, Setup};
+use crate::peers::measure::own_sample;
+use crate::peers::ringmill;
+use crate::session::Session;
 
 const SIZE: u64 = 256 << 20;
 
-/// Settings common to all measurements.
-pub(super) struct Live {
-    ringmill: contender::Contender,
-    directory: PathBuf,
-    sockets: SocketDirectory,
+/// The daemon and its disks.
+pub(crate) struct Live {
+    /// The run.
+    pub(crate) session: Session,
+    ringmill: Contender,
     file: PathBuf,
     ram: RamDisk,
-    cpus: [Option<usize>; 2],
-    run_time: Duration,
 }
 
 impl Live {
-    /// Prepares the disks. Measures for `run_time` each.
-    pub(super) fn new(run_time: Duration, directory: &Path) -> Result<Self> {
-        let directory = make_directory(directory)?;
-        let cpus = cpus(None, None)?;
-        if let [Some(cpu), _] = cpus {
-            affinity::bind_this_thread(cpu)?;
-        }
-        Ok(Live {
-            ringmill: find("ringmill", &Places::default())?,
-            file: data_file::prepare(&directory, SIZE)?,
-            ram: RamDisk::new(SIZE)?,
-            directory,
-            sockets: SocketDirectory::new()?,
-            cpus,
-            run_time,
-        })
+    /// Prepares the disks.
+    pub(crate) fn new(options: &Options, session: Session) -> Result<Self> {
+        let file = data_file::prepare(&session.directory, SIZE)?;
+        Ok(Live { ringmill: ringmill(options)?, file, ram: RamDisk::new(SIZE)?, session })
     }
 
-    /// Returns the samples of each contender, one per round. Contenders alternate their order.
-    pub(super) fn measure(
+    /// Returns the rounds of each policy. Policies alternate their order.
+    pub(crate) fn measure(
         &self,
         load: &LiveLoad,
-        contenders: &[Contender],
+        policies: &[Policy],
         rounds: usize,
-    ) -> Result<Vec<Vec<LoadSample>>> {
-        let mut samples = vec![Vec::new(); contenders.len()];
+    ) -> Result<Vec<Measured>> {
+        let mut all = vec![Measured::default(); policies.len()];
         for round in 0..rounds {
-            for (contender, samples) in turns(contenders, &mut samples, round) {
-                let sample = self.sample(load, contender);
-                let of = || format!("{}, {}", load.name, contender.name);
-                samples.push(sample.with_context(of)?);
+            for (policy, measured) in turns(policies, &mut all, round) {
+                let sample = self.sample(load, policy);
+                let of = || format!("{}, {}", load.name, policy.name);
+                measured.rounds.push(sample.with_context(of)?);
             }
         }
-        Ok(samples)
+        Ok(all)
     }
 
     /// One measurement.
-    fn sample(&self, load: &LiveLoad, contender: &Contender) -> Result<LoadSample> {
+    fn sample(&self, load: &LiveLoad, policy: &Policy) -> Result<Sample> {
         let disks = std::iter::once(load.disk).chain(load.beside.iter().map(|(disk, _)| *disk));
         let nodes: Vec<Node> = disks.map(|disk| self.node(disk)).collect();
-        let sockets = (0..nodes.len()).map(|i| self.sockets.0.join(format!("{i}.sock"))).collect();
+        let session = &self.session;
+        let sockets = (0..nodes.len()).map(|i| session.sockets.path(&format!("{i}.sock")));
         let setup = Setup {
-            node: Node::Each(nodes),
-            polling: Polling::Given(contender.options),
+            sockets: sockets.collect(),
+            nodes,
+            polling: Polling::Given(policy.options),
             queues: load.load.queues,
             io_threads: load.io_threads,
-            sockets,
         };
-        let mut server = Server::start(&self.ringmill, &setup, self.cpus[1], &self.directory)?;
-        let bound = |load: &Load| Load { cpu: self.cpus[0], ..load.clone() };
+        let mut server = session.serve(&self.ringmill, &setup)?;
         let others = load.beside.iter().zip(1..);
         let others: Vec<Client> = others
-            .map(|((_, load), export)| server.connect(export, &bound(load)))
+            .map(|((_, load), export)| server.connect(export, &session.bound(load)))
             .collect::<Result<_>>()?;
-        let measured = server.connect(0, &bound(&load.load))?;
+        let measured = server.connect(0, &session.bound(&load.load))?;
         // One thread drives them all, as a client with few requests has few threads.
         let _others = Client::join(others).map(Client::start).transpose()?;
-        let warm_up = self.run_time.min(Duration::from_millis(200));
-        own_sample(server, measured.start()?, warm_up, self.run_time)
+        let warm_up = session.run_time.min(Duration::from_millis(200));
+        own_sample(server, measured.start()?, warm_up, session.run_time)
     }
 
     fn node(&self, disk: Disk) -> Node {

@@ -41,7 +41,8 @@ pub(crate) struct LiveLoad {
 }
 
 impl LiveLoad {
-    pub(super) fn new(what: &str, disk: Disk, load: Load) -> Self {
+    /// A load on a disk.
+    pub(crate) fn new(what: &str, disk: Disk, load: Load) -> Self {
         let wait = match load.wait {
             Wait::Signal => "",
             Wait::Poll => ", client polls",

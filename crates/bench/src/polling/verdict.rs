@@ -1,8 +1,8 @@
 //! Whether one choice is better than another.
 
-use super::Contender;
+use super::Policy;
 use crate::figures::{lower_quartile, median};
-use crate::peers::measure::LoadSample;
+use crate::peers::compare::{Figure, Measured};
 use crate::report::Table;
 
 /// How much better one has to be in latency or in CPU time per request to beat another.
@@ -14,42 +14,27 @@ const NOISE: f64 = 1.03;
 /// By how much `rival` beats `default`, in words: by the medians of the rounds, and by their lower quartiles.
 ///
 /// The host takes time away from some rounds and not from others, and so a median may be of either kind.
-pub(super) fn beats(rival: &[LoadSample], default: &[LoadSample]) -> Option<String> {
-    let ratio = |figure: fn(&[LoadSample], Of) -> f64, of| figure(rival, of) / figure(default, of);
-    let wins = |figure| {
-        let [p50, cpu] = [ratio(figure, p50), ratio(figure, cpu)];
+pub(super) fn beats(rival: &Measured, default: &Measured) -> Option<String> {
+    let wins = |middle: fn(std::vec::IntoIter<f64>) -> f64| {
+        let of = |measured: &Measured, figure| middle(measured.figures(figure).into_iter());
+        let [p50, cpu] =
+            [Figure::P50, Figure::Cpu].map(|figure| of(rival, figure) / of(default, figure));
         let wins = (p50 <= MARGIN && cpu <= NOISE) || (cpu <= MARGIN && p50 <= NOISE);
         wins.then_some([p50, cpu])
     };
-    let [p50, cpu] = wins(|samples, of| median(samples.iter().map(of)))?;
-    wins(|samples, of| lower_quartile(samples.iter().map(of)))?;
+    let [p50, cpu] = wins(median)?;
+    wins(lower_quartile)?;
     Some(format!("p50 x{p50:.2}, CPU per request x{cpu:.2}"))
 }
 
-type Of = fn(&LoadSample) -> f64;
-
-fn p50(sample: &LoadSample) -> f64 {
-    sample.latency[0]
-}
-
-fn cpu(sample: &LoadSample) -> f64 {
-    sample.cpu
-}
-
 /// The medians.
-pub(super) fn table(load: &str, contenders: &[Contender], results: &[Vec<LoadSample>]) -> Table {
-    let heads = [load, "req/s", "CPU us/req", "switches/req", "p50 us", "p99 us"];
-    let mut table = Table::new(&heads);
-    for (contender, samples) in contenders.iter().zip(results) {
-        let figure = |of: fn(&LoadSample) -> f64| median(samples.iter().map(of));
-        table.row([
-            contender.name.into(),
-            format!("{:.0}", figure(|sample| sample.iops)),
-            format!("{:.2}", figure(|sample| sample.cpu)),
-            format!("{:.3}", figure(|sample| sample.switches)),
-            format!("{:.1}", figure(|sample| sample.latency[0])),
-            format!("{:.1}", figure(|sample| sample.latency[1])),
-        ]);
+pub(super) fn table(load: &str, policies: &[Policy], results: &[Measured]) -> Table {
+    use Figure::{Cpu, Iops, P50, P99, Switches};
+    let mut table = Table::new(&[load, "req/s", "CPU us/req", "switches/req", "p50 us", "p99 us"]);
+    for (policy, measured) in policies.iter().zip(results) {
+        let figures =
+            [Iops, Cpu, Switches, P50, P99].map(|figure| figure.show(measured.median(figure)));
+        table.row(std::iter::once(policy.name.into()).chain(figures));
     }
     table
 }
@@ -57,10 +42,11 @@ pub(super) fn table(load: &str, contenders: &[Contender], results: &[Vec<LoadSam
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::compare::Sample;
 
-    fn samples(p50: f64, cpu: f64) -> Vec<LoadSample> {
-        let latency = [p50, p50, p50];
-        vec![LoadSample { iops: 1.0, cpu, switches: 0.0, latency }; 3]
+    fn samples(p50: f64, cpu: f64) -> Measured {
+        let sample = Sample::of(&[(Figure::P50, p50), (Figure::Cpu, cpu)]);
+        Measured { rounds: vec![sample; 3], ..Measured::default() }
     }
 
     #[test]
@@ -76,7 +62,7 @@ mod tests {
     #[test]
     fn rounds_that_the_host_slowed_down_do_not_count() {
         let mut default = samples(130.0, 13.0);
-        default[0] = samples(100.0, 10.0)[0];
+        default.rounds[0] = samples(100.0, 10.0).rounds[0];
         assert!(beats(&samples(100.0, 10.0), &default).is_none());
         assert!(beats(&samples(80.0, 10.0), &default).is_some());
     }

@@ -5,32 +5,29 @@ use event_loop::Ablation;
 use vcpu::load::Wait;
 use vcpu::virtio_blk::Op;
 
-use super::finding::Finding;
-use super::options::Options;
 use super::rig::{Disk, Figures, Rig, Row, Variant};
-use crate::figures::median;
+use super::section;
+use crate::figures::Rounds;
 use crate::goal::{Bound, Goal};
-use crate::plot::Bar;
-use crate::report::Table;
+use crate::options::Options;
+use crate::report::{Section, Table};
 
 /// Depth, jobs, and the published change of IOPS in percent.
 const ROWS: [(u16, u16, Option<f64>); 4] =
     [(1, 1, Some(-1.0)), (1, 8, None), (64, 1, None), (64, 8, Some(9.0))];
 
 /// Measures it.
-pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
+pub(super) fn measure(options: &Options) -> Result<Section> {
+    let rig = Rig::new(options)?;
     let off = Ablation { no_batching: true, ..Ablation::default() };
     let variants = [Variant { ablation: off, ..Variant::default() }, Variant::default()];
-    let mut finding = Finding {
-        heading: "Batched used-buffer notifications".into(),
-        method: vec![format!(
-            "randread, 4 KiB, 1 I/O thread, a queue and a thread per job, {} rounds; the guest \
+    let mut goals = Vec::new();
+    let mut text = vec![format!(
+        "randread, 4 KiB, 1 I/O thread, a queue and a thread per job, {} rounds; the guest \
              asks for signals (EVENT_IDX) and runs when one comes, as a busy vCPU does. Off: used index and signal per request. Published: \
              QEMU, 8 vCPUs, NVMe.",
-            rig.rounds
-        )],
-        ..Finding::default()
-    };
+        rig.rounds
+    )];
     let mut table = Table::new(&[
         "load",
         "batching",
@@ -47,7 +44,7 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     for disk in [Disk::Null, Disk::Ram, Disk::File] {
         for (depth, jobs, published) in ROWS {
             let row = Row { disk, op: Op::Read, depth, jobs, wait: Wait::Running };
-            if !rig.has(&row) || (options.run.quick && jobs == 8) {
+            if !rig.has(&row) || (options.quick() && jobs == 8) {
                 continue;
             }
             let figures = rig.compare(&row, &variants)?;
@@ -55,52 +52,47 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
             let more = percent(&on.iops, &off.iops);
             let cost = percent(&on.cpu, &off.cpu);
             for (name, figures) in [("off", off), ("on", on)] {
-                let (iops, cpu) = (Bar::of(&figures.iops), Bar::of(&figures.cpu));
+                let (iops, cpu) = (Rounds::of(&figures.iops), Rounds::of(&figures.cpu));
                 let mut cells = vec![
                     row.to_string(),
                     name.into(),
-                    format!("{:.3}", median(figures.signals.iter().copied())),
+                    format!("{:.3}", Rounds::of(&figures.signals).median),
                     format!("{:.0}", iops.median),
-                    format!("{:.0}..{:.0}", iops.least, iops.most),
+                    iops.range(0),
                     format!("{:.3}", cpu.median),
-                    format!("{:.3}..{:.3}", cpu.least, cpu.most),
-                    format!("{:.1}", median(figures.p50.iter().copied())),
+                    cpu.range(3),
+                    format!("{:.1}", Rounds::of(&figures.p50).median),
                 ];
                 if name == "on" {
-                    cells.push(format!("{:+.1}", Bar::of(&more).median));
-                    cells.push(format!("{:+.1}", Bar::of(&cost).median));
+                    cells.push(format!("{:+.1}", Rounds::of(&more).median));
+                    cells.push(format!("{:+.1}", Rounds::of(&cost).median));
                     cells.push(published.map_or("-".into(), |change| format!("{change:+.0}")));
                 }
                 table.row(cells);
             }
             if depth == 1 {
-                finding.goals.push(within_noise(&row, &more, off));
+                goals.push(within_noise(&row, &more, off));
             } else {
-                finding.goals.push(Goal {
-                    what: format!("IOPS gained by 9 % or CPU saved by 15 %, the better: {row}"),
-                    bound: Bound::AtLeast,
-                    limit: 1.0,
-                    value: Some((Bar::of(&more).median / 9.0).max(-Bar::of(&cost).median / 15.0)),
-                    digits: 2,
-                });
+                let (more, cost) = (Rounds::of(&more).median, Rounds::of(&cost).median);
+                goals.push(Goal::new(
+                    format!("IOPS gained by 9 % or CPU saved by 15 %, the better: {row}"),
+                    Bound::AtLeast(1.0),
+                    Some((more / 9.0).max(-cost / 15.0)),
+                    2,
+                ));
             }
         }
     }
-    finding.method.extend(rig.notes.iter().cloned());
-    finding.tables = vec![table];
-    Ok(finding)
+    text.extend(rig.notes.iter().cloned());
+    Ok(section("Batched used-buffer notifications", text, vec![table], &goals))
 }
 
 /// The median change may be below zero by as much as the rounds without batching differ.
 fn within_noise(row: &Row, more: &[f64], off: &Figures) -> Goal {
-    let spread = Bar::of(&off.iops);
-    Goal {
-        what: format!("IOPS %, within the spread of the rounds: {row}"),
-        bound: Bound::AtLeast,
-        limit: -(spread.most - spread.least) / spread.median * 100.0,
-        value: Some(Bar::of(more).median),
-        digits: 1,
-    }
+    let spread = Rounds::of(&off.iops);
+    let what = format!("IOPS %, within the spread of the rounds: {row}");
+    let limit = -(spread.most - spread.least) / spread.median * 100.0;
+    Goal::new(what, Bound::AtLeast(limit), Some(Rounds::of(more).median), 1)
 }
 
 /// The change in percent per round.

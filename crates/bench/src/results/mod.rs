@@ -1,49 +1,54 @@
 //! The four published results, each mechanism off and on in one run: docs/BENCHMARKS.md.
 
 mod batched_signals;
-mod finding;
-pub(crate) mod options;
 mod polling;
 mod rig;
 mod ring_flags;
 mod wake_ups;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 
+use crate::goal::{self, Goal};
 use crate::host::{affinity, machine};
-use crate::report::{Section, write_json};
-use finding::Finding;
-use options::{Options, Which};
-use rig::Rig;
+use crate::options::Options;
+use crate::report::{DEBUG, Section, Table, write_json};
+
+/// One result.
+type Measure = fn(&Options) -> Result<Section>;
+
+/// All of them.
+const RESULTS: [(&str, Measure); 4] = [
+    ("wake-ups", wake_ups::measure),
+    ("ring-flags", ring_flags::measure),
+    ("batched-signals", batched_signals::measure),
+    ("polling", polling::measure),
+];
 
 /// Measures and reports. Fails when something could not be measured, not on any figure.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let cpus = affinity::allowed()?;
-    ensure!(!options.which.is_empty(), "--only names none of the results");
-    std::fs::create_dir_all(&options.run.directory)?;
-    let mut text: Vec<String> = machine::describe(&options.run.directory);
-    if cpus.len() < 2 {
+    let results = options.choose(RESULTS.to_vec(), |(name, _)| (*name).to_owned())?;
+    let directory = options.directory()?;
+    std::fs::create_dir_all(&directory)?;
+    let mut text: Vec<String> = machine::describe(&directory);
+    if affinity::allowed()?.len() < 2 {
         text.push("One CPU: guest and I/O thread share it, figures of both are mixed up".into());
     }
-    if cfg!(debug_assertions) {
-        text.push("DEBUG BUILD, figures mean nothing".into());
-    }
+    text.push(format!("Rounds in turns; medians{DEBUG}"));
     text.iter().for_each(|line| println!("{line}"));
     let mut sections = vec![Section { text, ..Section::default() }];
     let mut failures = Vec::new();
-    for &which in &options.which {
-        eprintln!("{which} …");
-        match measure(which, options) {
-            Ok(finding) => {
-                let section = finding.section();
+    for (name, measure) in results {
+        eprintln!("{name} …");
+        match measure(options) {
+            Ok(section) => {
                 println!("\n{}", section.text());
                 sections.push(section);
             }
-            Err(error) => failures.push(format!("{which}: {error:#}")),
+            Err(error) => failures.push(format!("{name}: {error:#}")),
         }
     }
-    if let Some(file) = &options.run.json {
-        write_json(file, &sections)?;
+    if let Some(file) = options.path("json") {
+        write_json(&file, &sections)?;
     }
     if !failures.is_empty() {
         bail!("not measured: {}", failures.join("; "));
@@ -51,11 +56,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn measure(which: Which, options: &Options) -> Result<Finding> {
-    match which {
-        Which::WakeUps => wake_ups::measure(options),
-        Which::RingFlags => ring_flags::measure(&Rig::new(options)?, options),
-        Which::BatchedSignals => batched_signals::measure(&Rig::new(options)?, options),
-        Which::Polling => polling::measure(options),
-    }
+/// The report of a result: how it was measured, the figures, what was to be reached.
+fn section(heading: &str, text: Vec<String>, mut tables: Vec<Table>, goals: &[Goal]) -> Section {
+    let goals = goal::table("to reach", goals);
+    tables.extend((!goals.body.is_empty()).then_some(goals));
+    Section { heading: heading.into(), text, tables }
 }

@@ -12,10 +12,10 @@ use vcpu::load::{LoadConfig, LoadResult, Wait};
 use vcpu::machine::{Machine, MachineConfig, direct, null_co};
 use vcpu::virtio_blk::Op;
 
-use super::options::Options;
 use crate::figures::turns;
 use crate::host::ram_disk::RamDisk;
 use crate::host::{affinity, data_file};
+use crate::options::Options;
 
 /// A disk to measure on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(options: &Options) -> Result<Rig> {
-        let size = if options.run.quick { 64 << 20 } else { 1 << 30 };
+        let size = if options.quick() { 64 << 20 } else { 1 << 30 };
         let mut notes = Vec::new();
         let ram = match RamDisk::new(size) {
             Ok(disk) => Some(disk),
@@ -107,10 +107,10 @@ impl Rig {
         };
         Ok(Rig {
             ram,
-            file: data_file::prepare(&options.run.directory, size)?,
-            warm_up: Duration::from_millis(if options.run.quick { 50 } else { 200 }),
-            measured: options.run.run_time(100, 800),
-            rounds: options.run.rounds(5),
+            file: data_file::prepare(&options.directory()?, size)?,
+            warm_up: Duration::from_millis(if options.quick() { 50 } else { 200 }),
+            measured: options.run_time(100, 800),
+            rounds: options.rounds(5)?,
             cpus: affinity::allowed()?,
             notes,
         })

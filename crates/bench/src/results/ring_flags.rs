@@ -5,12 +5,12 @@ use event_loop::{RingChoice, RingFlags, TaskRun};
 use vcpu::load::Wait;
 use vcpu::virtio_blk::Op;
 
-use super::finding::Finding;
-use super::options::Options;
 use super::rig::{Disk, Figures, Rig, Row, Variant};
+use super::section;
+use crate::figures::Rounds;
 use crate::goal::{Bound, Goal};
-use crate::plot::Bar;
-use crate::report::Table;
+use crate::options::Options;
+use crate::report::{Section, Table};
 
 /// The columns: a plain ring (with what has nothing to do with speed, as all of them have it), each
 /// published flag with those before it, and DEFER_TASKRUN for COOP_TASKRUN.
@@ -40,19 +40,17 @@ const PUBLISHED: [(Op, u16, [f64; 3]); 4] = [
 ];
 
 /// Measures it.
-pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
+pub(super) fn measure(options: &Options) -> Result<Section> {
+    let rig = Rig::new(options)?;
     let variants = columns()
         .map(|(_, flags)| Variant { ring: RingChoice::Exactly(flags), ..Variant::default() });
-    let mut finding = Finding {
-        heading: "Ring set-up flags".into(),
-        method: vec![format!(
-            "4 KiB, one queue, {} rounds; the guest polls for its answers. IOPS with default polling, \
+    let mut goals = Vec::new();
+    let mut text = vec![format!(
+        "4 KiB, one queue, {} rounds; the guest polls for its answers. IOPS with default polling, \
              CPU of the I/O thread with polling off. Changes are medians of each round's ratio to the \
              plain ring of that round. Published: QEMU, virtio-blk on NVMe, 4 vCPUs.",
-            rig.rounds
-        )],
-        ..Finding::default()
-    };
+        rig.rounds
+    )];
     // The first column is the baseline.
     let ours = columns()[1..].iter().position(|(_, flags)| *flags == RingFlags::BEST);
     let names = columns().map(|(name, _)| name);
@@ -64,20 +62,20 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
     for disk in [Disk::Ram, Disk::File] {
         for (op, depth, published) in PUBLISHED {
             let row = Row { disk, op, depth, jobs: 1, wait: Wait::Poll };
-            if !rig.has(&row) || (options.run.quick && op == Op::Write) {
+            if !rig.has(&row) || (options.quick() && op == Op::Write) {
                 continue;
             }
             let figures = rig.compare(&row, &variants)?;
             iops.row(std::iter::once(row.to_string()).chain(figures.iter().map(|figures| {
-                let bar = Bar::of(&figures.iops);
+                let bar = Rounds::of(&figures.iops);
                 format!("{:.0} ({:.0}..{:.0})", bar.median, bar.least, bar.most)
             })));
             cpu.row(std::iter::once(row.to_string()).chain(figures.iter().map(|figures| {
-                let bar = Bar::of(&figures.cpu);
+                let bar = Rounds::of(&figures.cpu);
                 format!("{:.3} ({:.3}..{:.3})", bar.median, bar.least, bar.most)
             })));
-            let gains: Vec<Bar> =
-                figures[1..].iter().map(|column| Bar::of(&gain(column, &figures[0]))).collect();
+            let gains: Vec<Rounds> =
+                figures[1..].iter().map(|column| Rounds::of(&gain(column, &figures[0]))).collect();
             changes.row(
                 [row.to_string(), "measured".into()].into_iter().chain(gains.iter().map(|bar| {
                     format!("{:+.1} ({:+.1}..{:+.1})", bar.median, bar.least, bar.most)
@@ -90,18 +88,17 @@ pub(crate) fn measure(rig: &Rig, options: &Options) -> Result<Finding> {
                         .chain(published.iter().map(|change| format!("{change:+.2}"))),
                 );
             }
-            finding.goals.push(Goal {
-                what: format!("our default against plain, %: {row}"),
-                bound: Bound::AtLeast,
-                limit: if disk == Disk::Ram && depth == 1 { 5.0 } else { -1.0 },
-                value: ours.and_then(|column| gains.get(column)).map(|bar| bar.median),
-                digits: 1,
-            });
+            let limit = if disk == Disk::Ram && depth == 1 { 5.0 } else { -1.0 };
+            goals.push(Goal::new(
+                format!("our default against plain, %: {row}"),
+                Bound::AtLeast(limit),
+                ours.and_then(|column| gains.get(column)).map(|gain| gain.median),
+                1,
+            ));
         }
     }
-    finding.method.extend(rig.notes.iter().cloned());
-    finding.tables = vec![iops, changes, cpu];
-    Ok(finding)
+    text.extend(rig.notes.iter().cloned());
+    Ok(section("Ring set-up flags", text, vec![iops, changes, cpu], &goals))
 }
 
 /// Per round, how much more requests per second than the baseline's of that round, in percent.

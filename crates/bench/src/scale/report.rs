@@ -1,44 +1,25 @@
-//! The report: tables, goals, a plot.
+//! The report: tables and goals.
 
-use super::figures::{DEPTHS, Figures, Rounds, SECOND_THREAD, middle};
 use super::measure::{Bench, Busy, Idle};
-use crate::figures::range;
+use super::{DEPTHS, Figures, Rounds, SECOND_THREAD, middle};
+use crate::figures;
 use crate::goal::{self, Bound, Goal};
 use crate::peers::contender::Contender;
-use crate::plot::Bar;
-use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
-use crate::report::{DEBUG, Section, Table};
+use crate::report::{Section, Table};
 
 /// The report of a run.
-pub(crate) fn section(
-    mut text: Vec<String>,
-    bench: &Bench,
-    rounds: usize,
-    contenders: &[Contender],
-    figures: &Figures,
-) -> Section {
-    for contender in contenders {
-        text.push(format!("{}: {}", contender.name, contender.version));
+pub(super) fn section(bench: &Bench, contenders: &[Contender], figures: &Figures) -> Section {
+    let mut text = bench.session.machine.clone();
+    text.extend(contenders.iter().map(|of| format!("{}: {}", of.name, of.version)));
+    text.push(bench.session.method("each"));
+    for (server, exports, why) in figures.failures() {
+        text.push(format!("{server} FAILED with {exports} exports: {why}"));
     }
-    let bound = match (bench.client_cpu, bench.server_cpu) {
-        (Some(client), Some(server)) if client != server => {
-            format!("clients on CPU {client}, server, with all its threads, on CPU {server}")
-        }
-        _ => "clients and server share the CPUs, so that figures of both are mixed up".into(),
-    };
-    text.push(format!("Method: {rounds} round(s) of {:?} each; {bound}{DEBUG}", bench.run_time));
-    for contender in contenders {
-        for (exports, why) in figures.failures(&contender.name) {
-            text.push(format!("{} FAILED with {exports} exports: {why}", contender.name));
-        }
-    }
-    let servers: Vec<&str> = contenders.iter().map(|c| c.name.as_str()).collect();
-    let mut tables = vec![idle_table(figures, &servers), busy_table(figures, &servers)];
-    if servers.contains(&"ringmill") {
+    let mut tables = vec![idle_table(figures), busy_table(figures)];
+    if figures.with_fewest("ringmill").is_some() {
         tables.push(threads_table(figures));
         tables.push(goal::table("to reach", &goals(figures)));
     }
-    tables.retain(|table| !table.body.is_empty());
     Section { heading: String::new(), text, tables }
 }
 
@@ -46,7 +27,7 @@ fn anonymous(idle: &Idle) -> f64 {
     idle.footprint.anonymous as f64
 }
 
-fn idle_table(figures: &Figures, servers: &[&str]) -> Table {
+fn idle_table(figures: &Figures) -> Table {
     let mut table = Table::new(&[
         "idle exports",
         "server",
@@ -60,14 +41,14 @@ fn idle_table(figures: &Figures, servers: &[&str]) -> Table {
         "CPU %",
         "switches/s",
     ]);
-    for (exports, server, rounds) in lines(figures, servers) {
+    for (exports, server, rounds) in figures.lines() {
         let idle = &rounds.idle;
         if idle.is_empty() {
             table.row([exports.to_string(), server.to_owned(), "failed".into()]);
             continue;
         }
         let each = |figure: fn(&Idle) -> f64, digits| {
-            let each = figures.each(exports, server, figure);
+            let each = figures.each(exports, server, rounds, figure);
             each.map_or("-".into(), |each| format!("{each:.digits$}"))
         };
         table.row([
@@ -87,7 +68,7 @@ fn idle_table(figures: &Figures, servers: &[&str]) -> Table {
     table
 }
 
-fn busy_table(figures: &Figures, servers: &[&str]) -> Table {
+fn busy_table(figures: &Figures) -> Table {
     let mut table = Table::new(&[
         "busy",
         "server",
@@ -100,7 +81,7 @@ fn busy_table(figures: &Figures, servers: &[&str]) -> Table {
         "slowest p50 x",
     ]);
     let mut add = |what: String, pick: &dyn Fn(&Rounds) -> &[Busy]| {
-        for (exports, server, rounds) in lines(figures, servers) {
+        for (exports, server, rounds) in figures.lines() {
             let rounds = pick(rounds);
             if rounds.is_empty() {
                 let failed =
@@ -108,14 +89,14 @@ fn busy_table(figures: &Figures, servers: &[&str]) -> Table {
                 table.row(failed);
                 continue;
             }
-            let fewest = figures.exports().first().and_then(|&n| figures.get(n, server)).map(pick);
-            let (least, most) = range(rounds.iter().map(|busy| busy.iops));
+            let fewest = figures.with_fewest(server).map(|(_, fewest)| pick(fewest));
+            let of = figures::Rounds::of(&rounds.iter().map(|busy| busy.iops).collect::<Vec<_>>());
             table.row([
                 what.clone(),
                 server.to_owned(),
                 exports.to_string(),
-                format!("{:.0}", iops(rounds)),
-                format!("{least:.0}..{most:.0}"),
+                format!("{:.0}", of.median),
+                of.range(0),
                 fewest.map_or("-".into(), |fewest| format!("{:.2}", iops(rounds) / iops(fewest))),
                 format!("{:.2}", middle(rounds, |busy| busy.cpu)),
                 format!("{:.1}", middle(rounds, |busy| busy.p50)),
@@ -156,92 +137,37 @@ fn cpu(rounds: &[Busy]) -> f64 {
     middle(rounds, |busy| busy.cpu)
 }
 
-/// The available figures, by number of exports, then by server.
-fn lines<'a>(
-    figures: &'a Figures,
-    servers: &'a [&'a str],
-) -> impl Iterator<Item = (usize, &'a str, &'a Rounds)> {
-    figures.exports().into_iter().flat_map(move |exports| {
-        servers
-            .iter()
-            .filter_map(move |server| Some((exports, *server, figures.get(exports, server)?)))
-    })
-}
-
 /// The goals of ringmill.
 fn goals(figures: &Figures) -> Vec<Goal> {
-    let own = "ringmill";
-    let all = figures.exports();
-    let (Some(&fewest), Some(&most)) = (all.first(), all.last()) else { return Vec::new() };
-    let measured = |value: f64| value.is_finite().then_some(value);
-    let mut goals = vec![Goal {
-        what: format!("KiB of resident memory per export, of {most}"),
-        bound: Bound::AtMost,
-        limit: 256.0,
-        value: figures.each(most, own, anonymous),
-        digits: 1,
-    }];
+    let own = || figures.lines().filter(|(_, server, _)| *server == "ringmill");
+    let (Some((fewest, few)), Some((most, server, many))) =
+        (figures.with_fewest("ringmill"), own().last())
+    else {
+        return Vec::new();
+    };
+    let goal = |what: String, bound, value: f64, digits| {
+        Goal::new(what, bound, Some(value).filter(|value| value.is_finite()), digits)
+    };
+    let each = figures.each(most, server, many, anonymous).unwrap_or(f64::NAN);
+    let memory = format!("KiB of resident memory per export, of {most}");
+    let mut goals = vec![goal(memory, Bound::AtMost(256.0), each, 1)];
     for (i, depth) in DEPTHS.into_iter().enumerate() {
-        let one = |exports| figures.get(exports, own).map(|rounds| iops(&rounds.one_busy[i]));
-        goals.push(Goal {
-            what: format!("IOPS of one, depth {depth}, with {most} exports to that with {fewest}"),
-            bound: Bound::AtLeast,
-            limit: 0.95,
-            value: one(most).zip(one(fewest)).and_then(|(many, few)| measured(many / few)),
-            digits: 3,
-        });
+        let what = format!("IOPS of one, depth {depth}, with {most} exports to that with {fewest}");
+        let ratio = iops(&many.one_busy[i]) / iops(&few.one_busy[i]);
+        goals.push(goal(what, Bound::AtLeast(0.95), ratio, 3));
     }
-    for &exports in &all {
-        let idle = figures.get(exports, own).map_or(&[][..], |rounds| &rounds.idle);
+    for (exports, _, rounds) in own() {
         // The goal has one digit: 0.04 % is 0.0 %.
-        let rounded = |value: f64| measured((value * 10.0).round() / 10.0);
-        for (what, figure) in [
-            ("CPU %", (|idle: &Idle| idle.cpu) as fn(&Idle) -> f64),
-            ("context switches/s", |idle: &Idle| idle.switches),
-        ] {
-            goals.push(Goal {
-                what: format!("{what}, {exports} idle"),
-                bound: Bound::AtMost,
-                limit: 0.0,
-                value: rounded(middle(idle, figure)),
-                digits: 1,
-            });
+        let rounded = |value: f64| (value * 10.0).round() / 10.0;
+        let cpu = rounded(middle(&rounds.idle, |idle| idle.cpu));
+        let switches = rounded(middle(&rounds.idle, |idle| idle.switches));
+        for (what, value) in [("CPU %", cpu), ("context switches/s", switches)] {
+            goals.push(goal(format!("{what}, {exports} idle"), Bound::AtMost(0.0), value, 1));
         }
     }
     for ((name, _), [one, two]) in SECOND_THREAD.iter().zip(&figures.threads) {
-        goals.push(Goal {
-            what: format!("CPU per request, two I/O threads to one, {name}"),
-            bound: Bound::AtMost,
-            limit: 1.05,
-            value: measured(cpu(two) / cpu(one)),
-            digits: 3,
-        });
+        let what = format!("CPU per request, two I/O threads to one, {name}");
+        goals.push(goal(what, Bound::AtMost(1.05), cpu(two) / cpu(one), 3));
     }
     goals
-}
-
-/// Memory per export.
-pub(crate) fn plot(figures: &Figures, contenders: &[Contender]) -> Lines {
-    let each = |exports, contender: &Contender| figures.each(exports, &contender.name, anonymous);
-    let all = figures.exports();
-    let values =
-        all.iter().flat_map(|&exports| contenders.iter().filter_map(move |c| each(exports, c)));
-    let (_, most) = range(values);
-    // Of the fewest exports there is no figure per export.
-    let groups = all.iter().skip(1).map(|&exports| {
-        let line = |contender| {
-            let kib = each(exports, contender)?;
-            let bar = Bar { median: kib, least: kib, most: kib };
-            Some(Line { mark: Mark::Bar(bar), label: format!("{kib:.1}") })
-        };
-        let lines = contenders.iter().map(line).collect();
-        Group { name: format!("{exports} exports"), lines, goal: None }
-    });
-    Lines {
-        title: "Resident memory of an idle export with a client".into(),
-        unit: "KiB".into(),
-        scale: Scale::Linear(most),
-        series: contenders.iter().map(|contender| contender.name.clone()).collect(),
-        groups: groups.collect(),
-    }
 }

@@ -3,7 +3,6 @@
 //! A client keeps its queue full while the daemon is upgraded, again and again, by the same program. The pause of an upgrade is the
 //! longest time without an answer from before the upgrade until after it.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,17 +17,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
-use crate::figures::{median, range};
-use crate::host::{data_file, machine};
+use crate::figures::Rounds;
+use crate::host::data_file;
 use crate::load::queue::Op;
 use crate::load::{Load, Running};
-use crate::options::RunOptions;
-use crate::peers::contender::ringmill_program;
-use crate::peers::measure::{SocketDirectory, make_directory};
-use crate::peers::server::Server;
-use crate::peers::{build_ringmill, rows};
-use crate::plot::lines::{Group, Line, Lines, Mark, Scale};
-use crate::report::{Section, Table, write_json};
+use crate::options::Options;
+use crate::peers::contender::{Contender, Node, qemu_img};
+use crate::peers::{ringmill, rows};
+use crate::report::{Section, Table};
+use crate::session::Session;
 
 /// Requests in flight.
 const DEPTH: usize = 64;
@@ -60,101 +57,74 @@ const ROWS: [Row; 4] = [
 ];
 
 /// Measures and reports. Fails if an upgrade fails, not on any figure.
-pub(crate) fn run(options: &RunOptions) -> Result<()> {
-    build_ringmill(&options.places)?;
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let rows = options.choose(ROWS.to_vec(), |row| row.name.to_owned())?;
     // Each successor of the daemon becomes a child of this process, to be waited for.
     set_child_subreaper(true).context("PR_SET_CHILD_SUBREAPER")?;
-    let directory = make_directory(&options.directory)?;
-    let mut text = machine::describe(&directory);
-    let program = ringmill_program(&options.places)?;
-    let upgrades = if options.quick { options.rounds(1) } else { options.rounds(50) };
+    let session = Session::unbound(options, 50, [0, 0])?;
+    let bench = Bench { ringmill: ringmill(options)?, session };
+    let mut text = bench.session.machine.clone();
     text.push(format!(
-        "Method: {upgrades} upgrades per row; random writes of 4 KiB, {DEPTH} in flight, O_DIRECT, neither side bound to a CPU; \
+        "Method: {} upgrades per row; random writes of 4 KiB, {DEPTH} in flight, O_DIRECT, neither side bound to a CPU; \
          {} MiB raw file, written with random data; new qcow2 image of {} GiB with clusters of 64 KiB. Busy disk: another \
          thread writes {WRITER} MiB to the same file system and syncs them, in a loop. A pause is the longest time without an \
          answer",
+        bench.session.rounds,
         RAW >> 20,
         QCOW2 >> 30
     ));
     let mut pauses: Vec<(Row, Vec<f64>)> = Vec::new();
-    for row in ROWS.into_iter().filter(|row| options.wants(row.name)) {
+    for row in rows {
         eprintln!("{}", row.name);
-        let bench = Bench { options, program: &program, directory: &directory };
-        pauses.push((row, bench.pauses(row, upgrades).with_context(|| row.name)?));
+        pauses.push((row, bench.pauses(row).with_context(|| row.name)?));
     }
-    ensure!(!pauses.is_empty(), "--rows matches none");
     let tables = vec![summary(&pauses), each(&pauses)];
-    print!("{}\n\n{}", text.join("\n"), tables[0].text());
-    if let Some(plots) = &options.plots {
-        fs::create_dir_all(plots).with_context(|| format!("making {}", plots.display()))?;
-        plot(&pauses).draw(&plots.join("upgrade-pause.svg"))?;
-    }
-    if let Some(file) = &options.json {
-        write_json(file, &[Section { heading: String::new(), text, tables }])?;
-    }
-    Ok(())
+    Section { heading: String::new(), text, tables }.publish(options.path("json").as_deref())
 }
 
-struct Bench<'a> {
-    options: &'a RunOptions,
-    program: &'a Path,
-    directory: &'a Path,
+struct Bench {
+    session: Session,
+    ringmill: Contender,
 }
 
-impl Bench<'_> {
+impl Bench {
     /// The pause of each upgrade, milliseconds.
-    fn pauses(&self, row: Row, upgrades: usize) -> Result<Vec<f64>> {
-        let sockets = SocketDirectory::new()?;
-        let path = |name: &str| sockets.0.join(name);
-        let blockdev = self.blockdev(row)?;
+    fn pauses(&self, row: Row) -> Result<Vec<f64>> {
+        let path = |name: &str| self.session.sockets.path(name);
         let (disk, monitor, pid_file) = (path("disk.sock"), path("qmp.sock"), path("pid"));
-        let mut command: Vec<OsString> = vec![self.program.into(), "storage-daemon".into()];
-        command.extend([
-            format!("--pidfile={}", pid_file.display()).into(),
+        let command = self.ringmill.command(vec![
+            format!("--pidfile={}", pid_file.display()),
             "--object=iothread,id=io0".into(),
-            format!("--blockdev={blockdev}").into(),
-            format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display()).into(),
+            format!("--blockdev={},node-name=disk", self.node(row)?.spelled()),
+            format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display()),
             "--monitor=chardev=qmp".into(),
             format!(
                 "--export=type=vhost-user-blk,id=disk,node-name=disk,writable=on,iothread=io0,\
                  addr.type=unix,addr.path={}",
                 disk.display()
-            )
-            .into(),
+            ),
         ]);
-        let mut server = Server::spawn("upgrade", &command, &[disk], None, self.directory)?;
+        let mut server = self.session.start("upgrade", &command, &[disk, monitor.clone()])?;
         let load = Load { op: Op::Write, depth: DEPTH, ..rows::load() };
         let client = server.connect(0, &load)?;
         let _daemon = Successor(pid_file);
-        let _writer = row.writer.then(|| Writer::start(self.directory)).transpose()?;
-        measure(&client.start()?, upgrades, || self.upgrade(&monitor))
+        let _writer = row.writer.then(|| Writer::start(&self.session.directory)).transpose()?;
+        measure(&client.start()?, self.session.rounds, || self.upgrade(&monitor))
     }
 
-    /// The options of the disk's node. Makes the image.
-    fn blockdev(&self, row: Row) -> Result<String> {
+    /// The disk. Makes the image.
+    fn node(&self, row: Row) -> Result<Node> {
         if !row.qcow2 {
-            let file = data_file::prepare(self.directory, RAW)?;
-            let file = file.display();
-            return Ok(format!("file,node-name=disk,filename={file},cache.direct=on,aio=io_uring"));
+            return Ok(Node::File(data_file::prepare(&self.session.directory, RAW)?));
         }
-        let image = self.directory.join("upgrade.qcow2");
-        let tree = self.options.places.tree();
-        let mut create = match tree.has("usr/bin/qemu-img") {
-            true => tree.program("usr/bin/qemu-img")?,
-            false => vec!["qemu-img".into()],
-        };
-        create.extend(["create", "-q", "-f", "qcow2"].map(OsString::from));
-        create.extend([image.clone().into(), QCOW2.to_string().into()]);
-        let status = Command::new(&create[0]).args(&create[1..]).status().context("qemu-img")?;
-        ensure!(status.success(), "qemu-img could not create {}: {status}", image.display());
-        let image = image.display();
-        Ok(format!(
-            "qcow2,node-name=disk,file.driver=file,file.filename={image},file.cache.direct=on,file.aio=io_uring"
-        ))
+        let image = self.session.directory.join("upgrade.qcow2");
+        let (options, size) = (["create", "-f", "qcow2"], QCOW2.to_string());
+        qemu_img(&self.session.tree, &options, &[image.as_ref(), size.as_ref()])?;
+        Ok(Node::Qcow2(image, None))
     }
 
     fn upgrade(&self, monitor: &Path) -> Result<()> {
-        let output = Command::new(self.program).arg("upgrade").arg(monitor).output();
+        let output = Command::new(&self.ringmill.program[0]).arg("upgrade").arg(monitor).output();
         let output = output.context("running ringmill upgrade")?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "ringmill upgrade ended with {}: {said}", output.status);
@@ -237,12 +207,12 @@ impl Drop for Writer {
 fn summary(pauses: &[(Row, Vec<f64>)]) -> Table {
     let mut table = Table::new(&["image", "upgrades", "median ms", "longest ms", "over 100 ms"]);
     for (row, pauses) in pauses {
-        let (_, longest) = range(pauses.iter().copied());
+        let all = Rounds::of(pauses);
         table.row([
             row.name.to_owned(),
             pauses.len().to_string(),
-            format!("{:.1}", median(pauses.iter().copied())),
-            format!("{longest:.1}"),
+            format!("{:.1}", all.median),
+            format!("{:.1}", all.most),
             pauses.iter().filter(|pause| **pause > LIMIT).count().to_string(),
         ]);
     }
@@ -257,23 +227,6 @@ fn each(pauses: &[(Row, Vec<f64>)]) -> Table {
         table.row([row.name.to_owned(), pauses.join(" ")]);
     }
     table
-}
-
-fn plot(pauses: &[(Row, Vec<f64>)]) -> Lines {
-    let groups = pauses.iter().map(|(row, pauses)| {
-        let (_, longest) = range(pauses.iter().copied());
-        let median = median(pauses.iter().copied());
-        let label = format!("{median:.1} to {longest:.1} ms");
-        let line = Line { mark: Mark::Span(median, longest), label };
-        Group { name: row.name.to_owned(), lines: vec![Some(line)], goal: Some(LIMIT) }
-    });
-    Lines {
-        title: "Pause of an upgrade, from the median (full dot) to the longest (empty dot)".into(),
-        unit: "milliseconds without an answer; thick stroke: the limit".into(),
-        scale: Scale::Decades(0, 3),
-        series: vec!["ringmill".into()],
-        groups: groups.collect(),
-    }
 }
 
 #[cfg(test)]
