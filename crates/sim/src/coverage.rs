@@ -14,6 +14,10 @@ macro_rules! counters {
                 vec![$(($text, self.$name.get())),*]
             }
         }
+
+        /// Descriptions of the counters.
+        #[expect(non_upper_case_globals, reason = "named as the counters")]
+        mod text { $(#[allow(dead_code)] pub(super) const $name: &str = $text;)* }
     };
 }
 
@@ -24,6 +28,7 @@ counters! {
     qcow2_hard "of them, in worlds with kills or power cuts",
     refused_commands "QMP commands refused, as they must be",
     bitmaps "dirty bitmaps added and removed",
+    bitmaps_kept "of them, persistent",
     exports "exports added and deleted over QMP",
     threads "I/O threads added and deleted over QMP",
     jobs "jobs that have ended",
@@ -154,6 +159,39 @@ counters! {
     nbd_too_long "NBD clients that announced too long a payload",
     nbd_unanswered "NBD requests left unanswered",
 }
+
+/// What has to happen in a run whose disks are all qcow2 images.
+pub(crate) const OF_QCOW2: &[&str] = &[
+    text::qcow2,
+    text::qcow2_hard,
+    text::refused_commands,
+    text::bitmaps,
+    text::bitmaps_kept,
+    text::bitmaps_hard,
+    text::backups,
+    text::backups_beside,
+    text::incrementals,
+    text::mirrors,
+    text::pivots,
+    text::snapshots,
+    text::commits,
+    text::streams,
+    text::moves_hard,
+    text::reads,
+    text::writes,
+    text::flushes,
+    text::zeroes,
+    text::discards,
+    text::resizes,
+    text::upgrades,
+    text::upgrades_killed,
+    text::restarts,
+    text::kills,
+    text::cuts,
+    text::torn,
+    text::recovered,
+    text::redone,
+];
 
 /// One counter.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! A daemon under simulation: the daemon library with its command line, on simulated loops.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -238,8 +238,8 @@ impl Daemon {
     }
 
     /// The control loop, then the loops of I/O threads.
-    pub(crate) fn loops(&self) -> Vec<Rc<Loop>> {
-        self.loops.borrow().clone()
+    pub(crate) fn loops(&self) -> Ref<'_, Vec<Rc<Loop>>> {
+        self.loops.borrow()
     }
 
     /// Number of file operations in flight.

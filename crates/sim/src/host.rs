@@ -122,6 +122,11 @@ impl Loop {
         }
     }
 
+    /// Whether [`poke`](Self::poke) would change nothing.
+    pub(crate) fn is_poked(&self, machine: &Machine) -> bool {
+        self.ring.sim.will_look_at_descriptors() && machine.is_ready(self.actor)
+    }
+
     /// Returns whether the loop was woken since the last call.
     pub(crate) fn was_woken(&self) -> bool {
         let wakes = self.handle.stats().wakes.get();

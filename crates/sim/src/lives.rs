@@ -119,6 +119,9 @@ impl World {
 
     /// Called before an actor runs.
     pub(crate) fn before_step(&self, actor: ActorId) {
+        if self.daemons.borrow().iter().any(|daemon| daemon.has(actor)) {
+            self.fds.daemon_runs();
+        }
         // A blocked thread opens nothing, and a list takes long.
         if let [_, young] = &self.daemons.borrow()[..]
             && young.has(actor)

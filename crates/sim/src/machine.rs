@@ -174,6 +174,12 @@ impl Machine {
         self.with_actor(id, waits).unwrap_or(false)
     }
 
+    /// Whether an actor is ready, whatever the time.
+    pub(crate) fn is_ready(&self, id: ActorId) -> bool {
+        let is_ready = |actor: &mut Option<Actor>| actor.as_ref().is_some_and(|it| it.until == 0);
+        self.with_actor(id, is_ready).unwrap_or(false)
+    }
+
     /// Ends an actor wherever it is. Nothing on its stack is dropped, as with a killed process.
     pub(crate) fn kill(&self, id: ActorId) {
         let actor = self.with_actor(id, Option::take).flatten();

@@ -10,6 +10,7 @@ mod coverage;
 mod daemon;
 mod fds;
 mod guest;
+mod heap;
 mod host;
 mod image;
 mod journals;
@@ -62,8 +63,14 @@ fn main() -> ExitCode {
         }
     };
     match (options.worker, options.seeds) {
-        (true, _) => run_here(&options),
-        (false, 1) => run_one(&options),
+        (true, _) => {
+            heap::set_up();
+            run_here(&options)
+        }
+        (false, 1) => {
+            heap::set_up();
+            run_one(&options)
+        }
         (false, _) => run_all(&options),
     }
 }
@@ -137,7 +144,7 @@ fn run_all(options: &Options) -> ExitCode {
     let rate = report.requests() as f64 / took;
     println!("{report}");
     println!("{took:.1} s, {:.0} requests/s, {:.2e} requests per hour", rate, rate * 3600.0);
-    let missing = report.missing();
+    let missing = report.missing(options.is_of_qcow2().then_some(coverage::OF_QCOW2));
     if !failed.is_empty() {
         eprintln!("sim: {} of {} seeds ran to their ends", report.runs(), options.seeds);
         return ExitCode::FAILURE;

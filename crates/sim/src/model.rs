@@ -132,11 +132,17 @@ const GATHER: u64 = {
     inverse
 };
 
-fn word(version: Version, sector: u32, word: usize) -> u64 {
+/// The first word of a sector, and the distance from one word to the next; both 0 for zeroes.
+fn words(version: Version, sector: u32) -> (u64, u64) {
     if version.is_multiple_of(2) {
-        return 0;
+        return (0, 0);
     }
-    (u64::from(version) << 32 | u64::from(sector) << 6 | word as u64).wrapping_mul(SCATTER)
+    ((u64::from(version) << 32 | u64::from(sector) << 6).wrapping_mul(SCATTER), SCATTER)
+}
+
+fn word(version: Version, sector: u32, word: usize) -> u64 {
+    let (first, step) = words(version, sector);
+    first.wrapping_add(step.wrapping_mul(word as u64))
 }
 
 /// Returns the write, sector and word that a word encodes.
@@ -151,20 +157,26 @@ fn explain(found: u64) -> Option<(Version, u32, usize)> {
 
 /// Fills a sector with the contents of a write.
 pub(crate) fn fill(version: Version, sector: u32, bytes: &mut [u8]) {
-    for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-        chunk.copy_from_slice(&word(version, sector, at).to_le_bytes());
+    let (mut word, step) = words(version, sector);
+    for place in bytes.as_chunks_mut().0 {
+        *place = word.to_le_bytes();
+        word = word.wrapping_add(step);
     }
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-    u64::from_le_bytes(word)
+    u64::from_le_bytes(bytes.as_chunks().0[at])
 }
 
 fn holds(version: Version, sector: u32, bytes: &[u8]) -> bool {
-    // Without an early exit, so that the compiler vectorises the loop.
-    (0..WORDS).fold(0, |wrong, at| wrong | (word_at(bytes, at) ^ word(version, sector, at))) == 0
+    // Without an early exit and multiplications, so that the compiler vectorises the loop.
+    let (mut word, step) = words(version, sector);
+    let mut wrong = 0;
+    for found in bytes.as_chunks().0 {
+        wrong |= u64::from_le_bytes(*found) ^ word;
+        word = word.wrapping_add(step);
+    }
+    wrong == 0
 }
 
 impl Model {
@@ -344,7 +356,10 @@ impl Model {
         for (number, bytes) in (0..self.sectors()).zip(bytes.chunks_exact(SECTOR)) {
             self.check(number, bytes).map_err(|wrong| wrong.to_string())?;
             let writes = &mut self.sectors[number as usize].writes;
-            if anew && writes.iter().any(|write| holds(write.version, number, bytes)) {
+            if anew
+                && writes.len() > 1
+                && writes.iter().any(|write| holds(write.version, number, bytes))
+            {
                 // After a restart of the guest, only the present contents can be read.
                 writes.retain(|write| holds(write.version, number, bytes));
             }

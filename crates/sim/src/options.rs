@@ -45,6 +45,11 @@ Simulates the daemon, seed by seed, and checks all that its guests get.
 ";
 
 impl Options {
+    /// Whether all disks of the seeds are qcow2 images.
+    pub(crate) fn is_of_qcow2(&self) -> bool {
+        self.first.is_multiple_of(8) && self.step.is_multiple_of(8)
+    }
+
     /// Parses the process's arguments. Returns `None` for `--help`.
     pub(crate) fn from_args() -> Result<Option<Options>, lexopt::Error> {
         let mut options = Options {

@@ -62,6 +62,11 @@ impl Plan {
             _ => {}
         }
         plan.daemon.state = plan.daemon.life_ns > 0 && random.one_in(2);
+        if is_odd && seed % 16 == 8 {
+            // Commits, streams and mirrors move disks in all worlds of this kind, kills or not.
+            plan.daemon.faults.fail = 0;
+            plan.daemon.state = plan.daemon.life_ns > 0;
+        }
         if is_odd && matches!(seed % 16, 10 | 12) {
             plan.guests.iter_mut().for_each(guest::Plan::manage_tasks);
         }

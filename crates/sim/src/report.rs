@@ -83,9 +83,11 @@ impl Report {
         self.count(1)
     }
 
-    /// Descriptions of counters that are zero.
-    pub(crate) fn missing(&self) -> Vec<&str> {
-        self.counts.iter().filter(|what| self.sums[*what] == 0).map(String::as_str).collect()
+    /// Descriptions of counters that are zero, of all or of the `wanted` ones.
+    pub(crate) fn missing(&self, wanted: Option<&[&str]>) -> Vec<&str> {
+        let is_wanted = |what: &&str| wanted.is_none_or(|wanted| wanted.contains(what));
+        let zero = self.counts.iter().filter(|what| self.sums[*what] == 0);
+        zero.map(String::as_str).filter(is_wanted).collect()
     }
 }
 

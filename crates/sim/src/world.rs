@@ -28,6 +28,8 @@ use crate::user::User;
 /// The state of a run.
 pub(crate) struct World {
     pub(crate) seed: u64,
+    /// Requests of the run.
+    requests: u64,
     pub(crate) machine: Machine,
     pub(crate) coverage: Coverage,
     pub(crate) fds: Rc<Fds>,
@@ -159,6 +161,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         .collect();
     let world = Rc::new(World {
         seed,
+        requests: plan.requests,
         machine,
         coverage: Coverage::default(),
         fds,
@@ -289,7 +292,8 @@ impl World {
     }
 
     pub(crate) fn poke_all_of(&self, loops: &[Rc<Loop>]) {
-        let concerned = loops.iter().filter(|l| l.ring.sim.has_events());
+        let concerned =
+            loops.iter().filter(|l| !l.is_poked(&self.machine) && l.ring.sim.has_events());
         concerned.for_each(|l| l.poke(&self.machine));
     }
 
@@ -363,6 +367,17 @@ impl World {
     pub(crate) fn may_move(&self) -> bool {
         let is_known = self.plan.life_ns == 0 || self.keeps_state() && self.plan.power_cuts == 0;
         is_known && self.never_fails()
+    }
+
+    /// Whether a disk was made as a qcow2 image.
+    pub(crate) fn has_qcow2(&self) -> bool {
+        self.disks.iter().any(|disk| disk.image.format != Format::Raw)
+    }
+
+    /// Whether a disk is on an image that can have persistent bitmaps, which no kill makes inconsistent.
+    pub(crate) fn may_keep_bitmaps(&self, disk: usize) -> bool {
+        let is_mild = self.plan.life_ns == 0 && self.never_fails() && !self.is_throttled();
+        is_mild && self.images.borrow()[disk].format != Format::Raw
     }
 
     /// Whether the daemon has a state file.
@@ -526,7 +541,7 @@ impl World {
                 // The control loop may have passed a doorbell on to a queue's thread.
                 self.poke_all_of(&loops[1..]);
             }
-            for l in &loops {
+            for l in loops.iter() {
                 if l.was_woken() {
                     l.poke(&self.machine);
                 }
@@ -538,6 +553,7 @@ impl World {
     /// Fails the run with `what`, and prints how to repeat it.
     pub(crate) fn fail(&self, what: &str) -> ! {
         let (seed, steps, now) = (self.seed, self.machine.steps(), self.machine.now_ns());
-        panic!("seed {seed}, step {steps}, at {now} ns: {what}\nto see it again: --seed {seed}");
+        let again = format!("--seed {seed} --requests {}", self.requests);
+        panic!("seed {seed}, step {steps}, at {now} ns: {what}\nto see it again: {again}");
     }
 }

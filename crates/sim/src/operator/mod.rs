@@ -84,10 +84,12 @@ impl Operator {
     fn work(&mut self) -> Result<(), Gone> {
         while !self.world.is_over() {
             // Slow worlds do not need more commands.
-            let calm = 1 + self.memory.serial / 32;
+            let calm = 1 + self.memory.serial / 16;
             self.pause(20_000 * calm, 400_000 * calm);
             let disk = self.random().below(self.world.disks() as u64) as usize;
-            match self.random().below(22) {
+            // Chains and moves are what jobs on qcow2 images are about.
+            let all = if self.world.has_qcow2() && self.world.may_move() { 28 } else { 22 };
+            match self.random().below(all) {
                 0..3 => self.limits()?,
                 3..5 => self.grow(disk)?,
                 5..9 => self.query()?,
@@ -99,6 +101,8 @@ impl Operator {
                 17 | 18 => self.mirror(disk)?,
                 19 => self.incremental(disk)?,
                 20 => self.may_upgrade(2)?,
+                22 => self.mirror(disk)?,
+                23 => self.incremental(disk)?,
                 _ if self.world.may_move() => self.snapshot(disk)?,
                 _ => self.query()?,
             }

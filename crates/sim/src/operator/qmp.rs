@@ -31,6 +31,8 @@ pub(crate) struct Qmp {
     /// Number of killed daemons before the connection.
     kills: u64,
     input: Vec<u8>,
+    /// Place for what the socket has.
+    buffer: Box<[u8]>,
     /// Events not yet looked at.
     events: VecDeque<Json>,
     /// A command may have changed the configuration since [`is_known`](Qmp::is_known).
@@ -53,7 +55,9 @@ impl Qmp {
         world.poke_control();
         let (input, events) = (Vec::new(), VecDeque::new());
         let kills = world.kills();
-        let mut qmp = Qmp { world: world.clone(), stream, kills, input, events, changed: false };
+        let buffer = vec![0; 65536].into();
+        let world_of = world.clone();
+        let mut qmp = Qmp { world: world_of, stream, kills, input, buffer, events, changed: false };
         let greeting = qmp.line()?;
         if greeting.get("QMP").is_none() {
             world.fail(&format!("no greeting of QMP: {greeting}"));
@@ -74,10 +78,10 @@ impl Qmp {
         self.stream.write_all(line.as_bytes()).map_err(|_| Gone)?;
         self.world.poke_control();
         loop {
-            let line = self.line()?;
-            if let Some(value) = line.get("return") {
+            let mut line = self.line()?;
+            if let Some(value) = line.get_mut("return") {
                 self.world.coverage.commands.one();
-                return Ok(Ok(value.clone()));
+                return Ok(Ok(value.take()));
             }
             if let Some(error) = line.get("error") {
                 self.world.coverage.commands.one();
@@ -137,11 +141,10 @@ impl Qmp {
                     self.world.fail(&format!("not JSON from a monitor: {error}: {line}"))
                 }));
             }
-            let mut bytes = [0; 65536];
-            match self.stream.read(&mut bytes) {
+            match self.stream.read(&mut self.buffer) {
                 Ok(0) => return Err(Gone),
                 Ok(len) => {
-                    self.input.extend(&bytes[..len]);
+                    self.input.extend(&self.buffer[..len]);
                     // The daemon may wait for room in the socket.
                     self.world.poke_control();
                 }

@@ -68,7 +68,11 @@ impl Operator {
         let (node, name) = (self.memory.nodes[disk].clone(), self.name("bitmap"));
         let bitmap = json!({"node": node, "name": name});
         let granularity = self.random().pick(&[512, 4096, 65536]);
-        let add = json!({"node": node, "name": name, "granularity": granularity});
+        let mut add = json!({"node": node, "name": name, "granularity": granularity});
+        let persistent = self.world.may_keep_bitmaps(disk) && self.random().one_in(2);
+        if persistent {
+            add["persistent"] = true.into();
+        }
         self.succeeds("block-dirty-bitmap-add", add.clone())?;
         self.is_refused("block-dirty-bitmap-add", add)?;
         self.pause(0, 300_000);
@@ -84,6 +88,7 @@ impl Operator {
         self.may_upgrade(8)?;
         self.succeeds("block-dirty-bitmap-remove", bitmap)?;
         self.world.coverage.bitmaps.one();
+        self.world.coverage.bitmaps_kept.add(persistent.into());
         Ok(())
     }
 

@@ -274,6 +274,11 @@ impl Sim {
         self.0.borrow_mut().touched = Some(true);
     }
 
+    /// Returns whether the next call of the loop checks real descriptors.
+    pub fn will_look_at_descriptors(&self) -> bool {
+        self.0.borrow().touched != Some(false)
+    }
+
     /// Returns whether a real descriptor has an event.
     pub fn has_events(&self) -> bool {
         let world = self.0.borrow();

@@ -218,9 +218,10 @@ impl Storage {
         if disks.is_empty() {
             return None;
         }
-        let disk = disks.get_mut(&id_of(fd)?)?;
+        let stat = fstat(fd).ok()?;
+        let disk = disks.get_mut(&(stat.st_dev, stat.st_ino))?;
         // ftruncate(2) does not use the ring.
-        disk.look_at_size();
+        disk.look_at_size(stat.st_size.cast_unsigned());
         Some(call(disk))
     }
 }
@@ -282,9 +283,25 @@ impl Disk {
     }
 
     fn restore(&mut self, contents: Vec<u8>) -> io::Result<()> {
-        // Truncating first makes holes, which need no memory.
-        self.file.set_len(0)?;
-        self.file.write_all_at(&contents, 0)?;
+        self.file.set_len(contents.len() as u64)?;
+        let present = self.read();
+        let is_same = |at: usize, sector: &[u8]| {
+            present.get(at..at + sector.len()).is_some_and(|present| present == sector)
+        };
+        let (mut at, mut sectors) = (0, contents.chunks(SECTOR).peekable());
+        while let Some(sector) = sectors.next() {
+            let (start, mut end) = (at, at + sector.len());
+            at = end;
+            if is_same(start, sector) {
+                continue;
+            }
+            // All that differ in a row are written at once.
+            while let Some(sector) = sectors.next_if(|sector| !is_same(end, sector)) {
+                end += sector.len();
+                at = end;
+            }
+            self.file.write_all_at(contents.get(start..end).unwrap_or_default(), start as u64)?;
+        }
         (self.size, self.stable_size) = (contents.len() as u64, contents.len() as u64);
         self.stable = contents;
         self.stable.resize(padded(self.size), 0);
@@ -293,8 +310,7 @@ impl Disk {
         Ok(())
     }
 
-    fn look_at_size(&mut self) {
-        let Ok(size) = self.file.metadata().map(|metadata| metadata.len()) else { return };
+    fn look_at_size(&mut self, size: u64) {
         if size == self.size {
             return;
         }
