@@ -426,6 +426,104 @@ fn a_mirror_copies_no_more_at_once_than_its_buffers_hold() {
     server.stop();
 }
 
+/// With what counts, these jobs would take longer than a lifetime.
+#[test]
+fn zeroes_and_what_is_not_stored_do_not_count_for_the_speed() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for side in peers.sides() {
+        // qemu-img would store the first block.
+        let hole = fs::File::create(side.path("hole")).expect("a new file");
+        hole.set_len(256 << 20).expect("a longer file");
+    }
+    for (name, backing) in [("base", None), ("mid", Some("base")), ("top", Some("mid"))] {
+        let behind = backing.map(|backing| ["-b", backing, "-F", "qcow2"]);
+        let mut create = vec!["create", "-q", "-f", "qcow2"];
+        create.extend(behind.iter().flatten());
+        let path = format!("DIR/{name}");
+        create.extend([&*path, "256M"]);
+        peers.run("qemu-img", &create);
+    }
+    for name in ["zero", "to"] {
+        let path = format!("DIR/{name}");
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &path, "256M"]);
+    }
+    peers.run("qemu-io", &["-f", "qcow2", "-c", "write -q -z 0 256M", "DIR/zero"]);
+    peers.run("qemu-io", &["-f", "qcow2", "-c", "write -q -z 0 1M", "DIR/base"]);
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let raw = json!({"driver": "raw", "node-name": "hole", "file": file("hole")});
+    peers.execute("blockdev-add", raw);
+    let nodes =
+        [("base", None), ("mid", Some("base")), ("top", Some("mid")), ("zero", None), ("to", None)];
+    for (name, backing) in nodes {
+        let node =
+            json!({"driver": "qcow2", "node-name": name, "file": file(name), "backing": backing});
+        peers.execute("blockdev-add", node);
+    }
+    let job = |more: Value| merged(json!({"job-id": "j", "speed": 1}), &more);
+    let mirror =
+        |device: &str, sync: &str| job(json!({"device": device, "target": "to", "sync": sync}));
+    for (command, arguments) in [
+        ("blockdev-mirror", mirror("hole", "full")),
+        ("blockdev-mirror", mirror("zero", "full")),
+        ("blockdev-mirror", mirror("top", "top")),
+        ("blockdev-backup", mirror("top", "top")),
+        ("block-commit", job(json!({"device": "top", "top-node": "mid", "base-node": "base"}))),
+        ("block-stream", job(json!({"device": "top", "base-node": "base"}))),
+    ] {
+        peers.execute(command, arguments);
+        if command == "blockdev-mirror" {
+            peers.wait_for("BLOCK_JOB_READY");
+            peers.execute("block-job-cancel", json!({"device": "j", "force": true}));
+            peers.wait_for("BLOCK_JOB_CANCELLED");
+        } else {
+            peers.wait_for("BLOCK_JOB_COMPLETED");
+        }
+        for side in peers.sides() {
+            eventually("the job's end", || {
+                (side.ask("query-jobs", &json!({}))["return"] == json!([])).then_some(())
+            });
+        }
+    }
+    peers.stop();
+}
+
+#[test]
+fn another_speed_counts_at_once() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["from", "to"] {
+        let path = format!("DIR/{name}");
+        peers.run("qemu-img", &["create", "-q", "-f", "raw", &path, "8M"]);
+        peers.run("qemu-io", &["-f", "raw", "-c", "write -q -P 1 0 8M", &path]);
+        let file = json!({"driver": "file", "node-name": name, "filename": path});
+        peers.execute("blockdev-add", file);
+    }
+    for command in ["blockdev-backup", "blockdev-mirror"] {
+        let job =
+            json!({"job-id": "j", "device": "from", "target": "to", "sync": "full", "speed": 1});
+        peers.execute(command, job);
+        for side in peers.sides() {
+            eventually("the first copy", || {
+                let jobs = side.ask("query-block-jobs", &json!({}));
+                jobs["return"][0]["offset"].as_u64().filter(|offset| *offset > 0).map(drop)
+            });
+        }
+        peers.execute("block-job-set-speed", json!({"device": "j", "speed": 1_u64 << 40}));
+        if command == "blockdev-mirror" {
+            peers.wait_for("BLOCK_JOB_READY");
+            peers.execute("block-job-cancel", json!({"device": "j"}));
+        }
+        peers.wait_for("BLOCK_JOB_COMPLETED");
+        for side in peers.sides() {
+            eventually("the job's end", || {
+                (side.ask("query-jobs", &json!({}))["return"] == json!([])).then_some(())
+            });
+        }
+    }
+    peers.stop();
+}
+
 #[test]
 fn refused_jobs() {
     let scratch = Scratch::new();

@@ -182,7 +182,7 @@ impl Backup {
                 };
                 next = claim.parts.end;
                 let range = snapshot.left.bytes_of(&claim.parts);
-                worker.pace(range.end - range.start);
+                let paced = worker.pace(range.end - range.start);
                 let (source, target) = (Rc::clone(&source), Rc::clone(&target));
                 let discards = self.discard;
                 copies.push(async move {
@@ -195,12 +195,11 @@ impl Backup {
                         }
                         claim.done();
                     }
-                    (range, buffer, result)
+                    (range, buffer, paced, result)
                 });
             }
             if !copies.is_empty() {
-                let (range, buffer, result) = worker.next(&mut copies).await;
-                worker.buffers.push(buffer);
+                let (range, result) = worker.next(&mut copies).await;
                 match result {
                     Ok(()) => control.add_copied(range.end - range.start),
                     Err(failure) => {

@@ -44,6 +44,10 @@ pub(super) struct Buffer {
     data: IoBufs,
     extents: IoBufs,
     len: u64,
+    /// Bytes that count for the job's speed, of the copy for which the memory is used.
+    pub(super) counted: u64,
+    /// Whether zeroes count.
+    pub(super) counts_zeroes: bool,
 }
 
 /// Extents per request for the block status.
@@ -53,7 +57,12 @@ impl Buffer {
     /// `None`: out of memory.
     pub(super) fn new(len: u64) -> Option<Buffer> {
         let data = AlignedBuf::io_bufs(usize::try_from(len).ok()?, 4096)?;
-        Some(Buffer { data, extents: AlignedBuf::io_bufs(EXTENTS * EXTENT_LEN, 4096)?, len })
+        let extents = AlignedBuf::io_bufs(EXTENTS * EXTENT_LEN, 4096)?;
+        Some(Buffer { data, extents, len, counted: 0, counts_zeroes: true })
+    }
+
+    fn count_zeroes(&mut self, len: u64) {
+        self.counted += if self.counts_zeroes { len } else { 0 };
     }
 
     fn part(&self, len: u64) -> IoBufs {
@@ -92,7 +101,9 @@ pub(super) async fn copy(
     zero: Option<&Bitmap>,
 ) -> Result<(), Failure> {
     if buffer.len < unit {
-        *buffer = Buffer::new(unit).ok_or(at_target(Errno::ENOMEM))?;
+        let larger = Buffer::new(unit).ok_or(at_target(Errno::ENOMEM))?;
+        let Buffer { counted, counts_zeroes, .. } = *buffer;
+        *buffer = Buffer { counted, counts_zeroes, ..larger };
     }
     let mut at = range.start;
     while at < range.end {
@@ -149,6 +160,7 @@ pub(super) async fn populate(
                 ExtentState::Data => copy_data(node, node, at..end, buffer).await?,
                 ExtentState::Hole | ExtentState::Zeroes => {
                     // The range may read as zeroes only because nothing is behind it; it has to stay so.
+                    buffer.count_zeroes(end - at);
                     let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                     let (result, _) = submit(node, op, at, end - at, IoBufs::new()).await;
                     result.map_err(at_target)?;
@@ -219,8 +231,9 @@ pub(super) async fn copy_top(
             let from = (at - at % len).max(done);
             let to = end.next_multiple_of(len).min(range.end);
             if extent.depth == 1 && from < to {
+                let counted = buffer.counted + (to - from);
                 copy(source, target, from..to, buffer, unit, None).await?;
-                done = to;
+                (buffer.counted, done) = (counted, to);
             }
             at = end;
         }
@@ -253,8 +266,9 @@ async fn copy_data(
     source: &Rc<dyn Channel>,
     target: &Rc<dyn Channel>,
     range: Range<u64>,
-    buffer: &Buffer,
+    buffer: &mut Buffer,
 ) -> Result<(), Failure> {
+    buffer.counted += range.end - range.start;
     let mut offset = range.start;
     while offset < range.end {
         let len = (range.end - offset).min(buffer.len);
@@ -279,6 +293,7 @@ async fn write_zeroes(
             let end = offset.saturating_add(extent.len).min(range.end);
             // Zeroes of an image behind the target may become data: that image may be the source.
             if extent.state == ExtentState::Data || extent.depth != 1 {
+                buffer.count_zeroes(end - offset);
                 let op = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
                 let (result, _) = submit(target, op, offset, end - offset, IoBufs::new()).await;
                 result.map_err(at(Side::Target))?;

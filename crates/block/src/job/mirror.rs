@@ -36,7 +36,11 @@ pub enum End {
 
 impl Mirror {
     /// Returns a mirror that copies the ranges in `dirty`, in turn with its filter.
-    pub fn new(worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
+    ///
+    /// Zeroes do not count for its speed, unless the target has them written as data.
+    pub fn new(mut worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
+        let counts_zeroes = !worker.zeroes_fast;
+        worker.buffers.iter_mut().for_each(|buffer| buffer.counts_zeroes = counts_zeroes);
         Mirror { worker, dirty, turns, zero: None, next: 0 }
     }
 
@@ -99,7 +103,7 @@ impl Mirror {
                     break;
                 };
                 let range = self.dirty.bytes_of(&parts);
-                self.worker.pace(range.end - range.start);
+                let paced = self.worker.pace(range.end - range.start);
                 let (source, target) = (source.clone(), target.clone());
                 let (dirty, zero) = (self.dirty.clone(), self.zero.clone());
                 copies.push(async move {
@@ -109,12 +113,11 @@ impl Mirror {
                         dirty.set(range.start, range.end - range.start);
                     }
                     drop(turn);
-                    (range, buffer, result)
+                    (range, buffer, paced, result)
                 });
             }
             if !copies.is_empty() {
-                let (range, buffer, result) = self.worker.next(&mut copies).await;
-                self.worker.buffers.push(buffer);
+                let (range, result) = self.worker.next(&mut copies).await;
                 let len = range.end - range.start;
                 match result {
                     Ok(()) => control.add_copied(len),

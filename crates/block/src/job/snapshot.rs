@@ -43,7 +43,13 @@ impl What {
         buffer: &mut Buffer,
     ) -> Result<(), Failure> {
         match self {
-            What::All(unit) => copy(source, target, range, buffer, unit, None).await,
+            What::All(unit) => {
+                let counted = buffer.counted + (range.end - range.start);
+                copy(source, target, range, buffer, unit, None).await?;
+                // As in QSD, with what is zero.
+                buffer.counted = counted;
+                Ok(())
+            }
             What::Top(clusters) => copy_top(source, target, range, buffer, clusters).await,
             What::Behind(depth) => populate(target, range, depth, buffer).await,
             What::Above(depth) => copy_above(source, target, range, depth, buffer).await,

@@ -70,12 +70,25 @@ pub struct Worker {
     pub(super) chunk: u64,
     /// Before this nothing more is to be begun, for the speed's sake.
     not_before: u64,
+    /// The speed for which that was calculated.
+    paced_for: u64,
+    /// Whether the target has zeroes written faster than data.
+    pub(super) zeroes_fast: bool,
     /// Filters below hold no request back any more.
     hastened: bool,
 }
 
-/// A copied range, its memory, and the result.
-pub(super) type Copied = (Range<u64>, Buffer, Result<(), Failure>);
+/// What [`Worker::pace`] has accounted for.
+#[derive(Clone, Copy)]
+pub(super) struct Paced {
+    bytes: u64,
+    /// How long other copies wait for it, nanoseconds.
+    ns: u64,
+    speed: u64,
+}
+
+/// A copied range, its memory, what was accounted for, and the result.
+pub(super) type Copied = (Range<u64>, Buffer, Paced, Result<(), Failure>);
 type Copy<'a> = Pin<Box<dyn Future<Output = Copied> + 'a>>;
 
 /// Copies under way.
@@ -125,7 +138,10 @@ impl Worker {
     pub fn new(config: WorkerConfig, event_loop: &EventLoop) -> io::Result<Worker> {
         let copies = (config.buf_size / CHUNK).clamp(1, COPIES);
         let buffers = (0..copies).map(|_| Buffer::new(CHUNK)).collect::<Option<Vec<_>>>();
+        let zeroes_fast = config.target.geometry().write_zeroes;
         Ok(Worker {
+            zeroes_fast,
+            paced_for: 0,
             source: config.source.open_channel(event_loop)?,
             target: config.target.open_channel(event_loop)?,
             event_loop: event_loop.clone(),
@@ -147,7 +163,7 @@ impl Worker {
 
     /// Returns memory for one more copy, if one may begin now.
     pub(super) fn begin(&mut self) -> Option<Buffer> {
-        if self.control.is_paused() || self.event_loop.now_ns() < self.not_before {
+        if self.control.is_paused() || self.is_early() {
             return None;
         }
         // Nothing begins after a client has seen the job paused and not busy.
@@ -156,7 +172,22 @@ impl Worker {
     }
 
     /// Waits for one of the copies; there is one. Those of a cancelled job are not throttled.
-    pub(super) async fn next(&mut self, copies: &mut Copies<'_>) -> Copied {
+    ///
+    /// Corrects what was accounted for the copy, and takes its memory back.
+    pub(super) async fn next(
+        &mut self,
+        copies: &mut Copies<'_>,
+    ) -> (Range<u64>, Result<(), Failure>) {
+        let (range, mut buffer, paced, result) = self.finished(copies).await;
+        let counted = std::mem::take(&mut buffer.counted);
+        self.buffers.push(buffer);
+        if result.is_ok() {
+            self.correct(paced, counted);
+        }
+        (range, result)
+    }
+
+    async fn finished(&mut self, copies: &mut Copies<'_>) -> Copied {
         loop {
             if self.control.is_cancelled() && !self.hastened {
                 self.hastened = true;
@@ -170,21 +201,40 @@ impl Worker {
         }
     }
 
-    /// Accounts for `bytes` that are about to be copied.
-    pub(super) fn pace(&mut self, bytes: u64) {
+    /// Accounts for `bytes` that are about to be copied, all of which may count for the speed.
+    pub(super) fn pace(&mut self, bytes: u64) -> Paced {
         let speed = self.control.speed();
-        if speed > 0 {
-            let time = u128::from(bytes) * 1_000_000_000 / u128::from(speed);
-            let from = self.not_before.max(self.event_loop.now_ns());
-            self.not_before = from.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
-        } else {
-            self.not_before = 0;
+        let time = match speed {
+            0 => 0,
+            _ => u128::from(bytes) * 1_000_000_000 / u128::from(speed),
+        };
+        let ns = u64::try_from(time).unwrap_or(u64::MAX);
+        let from = self.earliest().max(self.event_loop.now_ns());
+        self.not_before = from.saturating_add(ns);
+        Paced { bytes, ns, speed }
+    }
+
+    /// Accounts for a copy of which only `counted` bytes count for the speed.
+    fn correct(&mut self, Paced { bytes, ns, speed }: Paced, counted: u64) {
+        if counted < bytes && speed == self.paced_for {
+            let uncounted = u128::from(ns) * u128::from(bytes - counted) / u128::from(bytes);
+            let uncounted = u64::try_from(uncounted).unwrap_or(u64::MAX);
+            self.not_before = self.not_before.saturating_sub(uncounted);
         }
     }
 
+    /// Returns when the next copy may begin. A copy that began with another speed does not count.
+    fn earliest(&mut self) -> u64 {
+        let speed = self.control.speed();
+        if std::mem::replace(&mut self.paced_for, speed) != speed {
+            self.not_before = 0;
+        }
+        self.not_before
+    }
+
     /// Whether nothing more is to be begun now, for the speed's sake.
-    pub(super) fn is_early(&self) -> bool {
-        self.control.speed() > 0 && self.event_loop.now_ns() < self.not_before
+    pub(super) fn is_early(&mut self) -> bool {
+        self.control.speed() > 0 && self.event_loop.now_ns() < self.earliest()
     }
 
     /// Waits without copies in flight.
@@ -195,11 +245,8 @@ impl Worker {
 
     /// Waits, but not so long that an order would wait.
     pub(super) async fn wait(&mut self) {
-        if self.control.speed() == 0 {
-            self.not_before = 0;
-        }
         let now = self.event_loop.now_ns();
-        let until = match self.not_before {
+        let until = match self.earliest() {
             later if later > now => later.min(now + SLICE_NS),
             _ => now + SLICE_NS,
         };
