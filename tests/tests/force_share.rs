@@ -76,6 +76,9 @@ fn a_file_is_read_while_others_write_to_it() {
             assert_eq!(answer, theirs);
         }
     }
+    let writable = file(&json!({"node-name": "s", "force-share": true}));
+    let refused = peers.both("blockdev-reopen", json!({"options": [writable]}));
+    assert_eq!(refused["error"]["desc"], "Cannot change the option 'force-share'");
     peers.stop();
 }
 

@@ -236,7 +236,7 @@ pub(crate) fn common_names() -> impl Iterator<Item = &'static str> {
 ///
 /// In QSD's words.
 pub fn read_blockdev(object: Object, at: &Context) -> Result<BlockdevOptions, OptionError> {
-    let node = read_node(object, Inherited::default(), at)?;
+    let node = read_node(object, Inherited::default(), Purpose::Opened, at)?;
     if node.node_name.is_none() {
         return Err(OptionError::new("'node-name' must be specified for the root node"));
     }
@@ -255,8 +255,8 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
         let Value::Object(object) = node else {
             return Err(table::wrong_type(at.whole(), "object"));
         };
-        check_reopened(&object)?;
-        let node = read_node(object, Inherited::default(), &at)?;
+        check_reopened_name(&object)?;
+        let node = read_node(object, Inherited::default(), Purpose::Reopened, &at)?;
         match node.node_name {
             Some(_) => Ok(node),
             None => Err(OptionError::new("node-name not specified")),
@@ -265,19 +265,11 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
     nodes.into_iter().enumerate().map(read).collect()
 }
 
-/// Refuses what no node can be reopened with, in words that differ from those for a new node.
-fn check_reopened(object: &Object) -> Result<(), OptionError> {
-    let is_on = |name| match table::look(object, name) {
-        Some(Value::Bool(on)) => *on,
-        Some(Value::Text(text)) => text == "on",
-        _ => false,
-    };
+/// Refuses a name that no node has, in words that differ from those for a new node.
+fn check_reopened_name(object: &Object) -> Result<(), OptionError> {
     match table::look(object, "node-name") {
         Some(Value::Text(name)) if !is_identifier(name) => {
             Err(OptionError::new(format!("Failed to find node with node-name='{name}'")))
-        }
-        _ if is_on("force-share") && !is_on("read-only") => {
-            Err(OptionError::new("Cannot change the option 'force-share'"))
         }
         _ => Ok(()),
     }
@@ -300,15 +292,26 @@ pub fn read_ref(
                 .hint(format!("At most {MAX_DEPTH} nodes may lie in one another.")))
         }
         Value::Object(object) => {
-            Ok(BlockdevRef::Inline(Box::new(read_node(object, inherited, at)?)))
+            let node = read_node(object, inherited, Purpose::Opened, at)?;
+            Ok(BlockdevRef::Inline(Box::new(node)))
         }
         _ => Err(table::wrong_type(at.whole(), "BlockdevRef")),
     }
 }
 
+/// What a node's options are read for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// The node is opened.
+    Opened,
+    /// It is open, and is opened again.
+    Reopened,
+}
+
 fn read_node(
     mut object: Object,
     inherited: Inherited,
+    purpose: Purpose,
     at: &Context,
 ) -> Result<BlockdevOptions, OptionError> {
     let names = || drivers::all().map(|driver| driver.name);
@@ -331,9 +334,14 @@ fn read_node(
 
     let mut node = Common { inherited, ..Common::default() };
     table::read(COMMON, &mut node, &mut object, at)?;
+    let shares_writable = node.force_share() && !node.read_only();
+    // Before the nodes inside, which inherit both, are refused in other words.
+    if shares_writable && purpose == Purpose::Reopened {
+        return Err(OptionError::new("Cannot change the option 'force-share'"));
+    }
     let discard = node.discards();
     let built = driver.options.read(object, node.bequest(), at, driver.name)?;
-    if node.force_share() && !node.read_only() {
+    if shares_writable {
         return Err(OptionError::new("force-share=on can only be used with read-only images"));
     }
     if node.detect_zeroes == DetectZeroes::Unmap && discard != Discard::Unmap {
