@@ -229,3 +229,41 @@ fn a_compress_node_is_inactive_or_above_a_node_that_is_read() {
     server.stop();
     assert_eq!(check(&scratch, "disk.qcow2"), (16, 16));
 }
+
+/// What is cut off within a cluster that is compressed is gone, whichever program makes the disk larger.
+#[test]
+fn a_disk_that_ends_within_a_compressed_cluster_grows_by_zeroes() {
+    const SIZE: u64 = 256 << 10;
+    let kinds = [("compat=0.10", 64 << 10), ("cluster_size=4k", 4 << 10), (KINDS[3], 64 << 10)];
+    for (kind, cluster) in kinds {
+        for grows_here in [true, false] {
+            let scratch = Scratch::new();
+            let (data, disk) = (path(&scratch, "data"), path(&scratch, "disk.qcow2"));
+            fs::write(&data, half_random(SIZE as usize)).expect("data");
+            let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", kind, &data, &disk];
+            image(&scratch, &convert);
+            let (compressed, _) = check(&scratch, "disk.qcow2");
+            assert_eq!(compressed, SIZE / cluster, "{kind}");
+            let end = SIZE / 2 + cluster / 2;
+            let (server, mut qmp) = daemon(&scratch);
+            qmp.execute("blockdev-add", qcow2(&scratch, "disk"));
+            qmp.execute("block_resize", json!({"node-name": "disk", "size": end}));
+            if grows_here {
+                qmp.execute("block_resize", json!({"node-name": "disk", "size": SIZE}));
+                let uri = serve(&scratch, &mut qmp, "disk");
+                io(&scratch, &uri, &[&format!("read -P 0 {end} {}", SIZE - end)]);
+            }
+            drop(qmp);
+            server.stop();
+            check(&scratch, "disk.qcow2");
+            if !grows_here {
+                image(&scratch, &["resize", "-q", "-f", "qcow2", &disk, &SIZE.to_string()]);
+            }
+            let copy = path(&scratch, "copy");
+            image(&scratch, &["convert", "-f", "qcow2", "-O", "raw", &disk, &copy]);
+            let mut expected = half_random(SIZE as usize);
+            expected[end as usize..].fill(0);
+            assert!(fs::read(&copy).expect("a copy") == expected, "{kind}, {grows_here}");
+        }
+    }
+}
