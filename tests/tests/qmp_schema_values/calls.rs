@@ -291,7 +291,9 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
         all.push(call(name, arguments).before(add, bitmap()).after(remove, bitmap()));
     }
     let transaction = |kind: &str, data: Value| {
-        call("transaction", json!({"actions": [{"type": kind, "data": data}]}))
+        let call = call("transaction", json!({"actions": [{"type": kind, "data": data}]}));
+        // As in QSD, a transaction whose jobs end together has no other actions.
+        if kind == "blockdev-backup" { call } else { call.below("transaction/actions") }
     };
     all.push(transaction(add, bitmap()).after(remove, bitmap()));
     all.push(transaction(remove, bitmap()).before(add, bitmap()));
@@ -339,8 +341,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
             false => call.after(delete, inside()),
         }
     };
-    // As in QSD, a transaction whose jobs end together has no such action.
-    let action = transaction(make, inside()).below("transaction/actions");
+    let action = transaction(make, inside());
     for call in [call(make, inside()), call(delete, inside()), action] {
         all.push(in_image(call).after("blockdev-del", json!({"node-name": "mid"})));
     }

@@ -273,6 +273,8 @@ fn beside(what: &str) -> Value {
         } else {
             json!({})
         }
+    } else if what.starts_with("block-job-change/type=") && !is("\"mirror\"") {
+        json!({"copy-mode": null})
     } else if is("/force-share=true") {
         json!({"read-only": true})
     } else if what.contains("/backing-fmt=") {
