@@ -3,7 +3,7 @@
 mod common;
 
 use common::peers::{Peers, run};
-use integration::{Scratch, merged};
+use integration::{Qmp, Scratch, ServerCommand, merged};
 use serde_json::{Value, json};
 
 /// A chain of three images: a raw one, and two of qcow2 that name theirs with and without the folder.
@@ -143,6 +143,35 @@ fn a_backing_file_is_named_with_its_format() {
         let info: Value = serde_json::from_str(&info).expect("JSON");
         assert_eq!(info["backing-filename-format"], "qcow2");
     }
+}
+
+/// The header's format was that of another image.
+#[test]
+fn a_backing_file_is_named_with_the_format_of_its_node() {
+    let scratch = Scratch::new();
+    let create = |arguments: &[&str]| {
+        let create = [&["create", "-q", "-f"], arguments].concat();
+        run("qemu-img", scratch.dir(), &create);
+    };
+    create(&["raw", "DIR/base.raw", "1M"]);
+    create(&["qcow2", "DIR/base.qcow2", "1M"]);
+    create(&["qcow2", "-b", "DIR/base.raw", "-F", "raw", "DIR/top.qcow2"]);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let image = |name: &str| {
+        let file = json!({"driver": "file", "filename": scratch.path(&format!("{name}.qcow2"))});
+        json!({"driver": "qcow2", "node-name": name, "file": file})
+    };
+    let backing = json!({"driver": "throttle", "throttle-group": "t", "file": image("base")});
+    qmp.execute("object-add", json!({"qom-type": "throttle-group", "id": "t"}));
+    qmp.execute("blockdev-add", merged(image("top"), &json!({"backing": backing})));
+    let name = json!({"device": "top", "image-node-name": "top",
+        "backing-file": scratch.path("base.qcow2")});
+    qmp.execute("change-backing-file", name);
+    server.stop();
+    let info = run("qemu-img", scratch.dir(), &["info", "--output=json", "DIR/top.qcow2"]);
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    assert_eq!(info["backing-filename-format"], "qcow2");
 }
 
 #[test]

@@ -232,6 +232,40 @@ fn an_image_with_a_bitmap_is_reopened_in_the_same_file() {
     assert_eq!(ours, theirs);
 }
 
+/// Again and again, and back when another node of the command cannot be reopened.
+#[test]
+fn an_image_whose_header_names_a_data_file_is_reopened() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let create =
+        ["create", "-q", "-f", "qcow2", "-o", "data_file=DIR/data", "DIR/disk.qcow2", "1M"];
+    peers.run("qemu-img", &create);
+    let file = json!({"driver": "file", "filename": "DIR/disk.qcow2"});
+    let node = json!({"driver": "qcow2", "node-name": "disk", "file": file});
+    peers.execute("blockdev-add", node.clone());
+    let null = json!({"driver": "null-co", "node-name": "null"});
+    peers.execute("blockdev-add", null.clone());
+    peers.serve("disk");
+    for discard in ["unmap", "ignore", "unmap"] {
+        let options = with(&node, json!({"discard": discard}));
+        peers.execute("blockdev-reopen", json!({"options": [options]}));
+        peers.io(&["write -P 7 0 64k"]);
+        let wrong = with(&null, json!({"size": 1 << 20}));
+        let options = with(&node, json!({"cache": {"no-flush": true}}));
+        let answer = peers.both("blockdev-reopen", json!({"options": [options, wrong]}));
+        assert!(answer.get("error").is_some());
+        peers.io(&["read -P 7 0 64k"]);
+        let [ours, theirs] = peers.sides().map(|side| {
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+            let nodes = nodes["return"].as_array().expect("a list");
+            nodes.iter().find(|node| node["node-name"] == "disk").expect("it")["cache"].clone()
+        });
+        assert_eq!(ours, theirs);
+        assert_eq!(ours["no-flush"], false);
+    }
+    peers.stop();
+}
+
 #[test]
 fn an_nbd_node_keeps_its_connection() {
     let (back, scratch) = (Scratch::new(), Scratch::new());

@@ -186,6 +186,40 @@ fn an_overlay_stays_watched() {
     peers.stop();
 }
 
+/// The image of an overlay may be a node inside another one. A bitmap that was removed comes back if the snapshot is undone.
+#[test]
+fn an_undone_snapshot_leaves_the_overlay_as_it_was() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.execute("object-add", json!({"qom-type": "throttle-group", "id": "t"}));
+    for name in ["disk", "over"] {
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), "1M"]);
+    }
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    let disk = json!({"driver": "qcow2", "node-name": "disk", "file": file("disk")});
+    peers.execute("blockdev-add", disk);
+    let inside = merged(file("over"), &json!({"node-name": "inside"}));
+    let throttle = json!({"driver": "throttle", "node-name": "outside", "throttle-group": "t", "file": inside});
+    peers.execute("blockdev-add", throttle);
+    let over = json!({"driver": "qcow2", "node-name": "over", "file": "inside", "backing": null});
+    peers.execute("blockdev-add", over);
+    let bitmap = json!({"node": "over", "name": "b"});
+    peers.execute("block-dirty-bitmap-add", bitmap.clone());
+    let before = watched(&mut peers);
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let action = |kind: &str, data: &Value| json!({"type": kind, "data": data});
+    let actions = json!({"actions": [
+        action("block-dirty-bitmap-remove", &bitmap),
+        action("blockdev-snapshot", &snapshot),
+        action("abort", &json!({})),
+    ]});
+    assert!(peers.both("transaction", actions).get("error").is_some());
+    assert_eq!(watched(&mut peers), before);
+    peers.execute("blockdev-snapshot", snapshot);
+    assert_eq!(watched(&mut peers), before);
+    peers.stop();
+}
+
 #[test]
 fn refused_snapshots() {
     let scratch = Scratch::new();

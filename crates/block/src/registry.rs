@@ -87,7 +87,8 @@ pub struct NodeRegistry {
 
 struct Entry {
     node: Kept,
-    /// As given at the last opening. `children` tells what lies below now: [`NodeRegistry::options`].
+    /// What the node was opened with, but for changes of its backing image and of `read_only`. `children` has what lies below
+    /// now: [`NodeRegistry::options`].
     options: BlockdevOptions,
     children: Vec<Child>,
     /// Otherwise an [`InactiveNode`](crate::drivers::inactive::InactiveNode) stands for it.

@@ -302,7 +302,7 @@ impl Daemon {
         options: &BlockdevOptions,
     ) -> Result<Option<BlockdevOptions>, DaemonError> {
         let _moving = Moving::new(&self.moving);
-        let (before, inventory) = (self.nodes.options(name), self.inventory.clone());
+        let (before, inventory) = (self.nodes.told_options(name), self.inventory.clone());
         // The reopened node may accept writes from now on: until the state file has it, requests are held.
         let held = self.nodes.reopen(name, options).await?;
         if let Some(tracking) = self.nodes.tracking(name) {

@@ -139,11 +139,25 @@ impl Daemon {
         let watched = self.nodes.tracking(overlay).cloned();
         self.delete_node(overlay)?;
         let put = self.put_above(node, &after, watched.as_deref()).await;
-        if put.is_err() {
-            self.add(&Step::of_node(before)).await?;
-            self.nodes.track_again(overlay, watched.as_deref()).await?;
+        if put.is_err()
+            && let Err(error) = self.open_again(overlay, before, watched.as_deref()).await
+        {
+            log::error!(
+                "node '{overlay}' was closed for the snapshot and cannot be opened: {error}"
+            );
         }
         put
+    }
+
+    /// Opens an image that was closed to come above a node, without that node. `watched`: its trackers.
+    async fn open_again(
+        &mut self,
+        overlay: &str,
+        options: BlockdevOptions,
+        watched: Option<&Tracking>,
+    ) -> Result<(), DaemonError> {
+        self.add(&Step::of_node(options)).await?;
+        Ok(self.nodes.track_again(overlay, watched).await?)
     }
 
     /// Opens an image with `node` as its backing node, and moves the node's users to the image. `watched`: the trackers that
@@ -198,12 +212,15 @@ impl Daemon {
         drop(users);
         self.inventory = inventory;
         self.nodes.remove(overlay)?;
-        if let Some(mut options) = before.filter(|_| !is_new) {
-            options.driver.remove_child("backing");
-            self.add(&Step::of_node(options)).await?;
-            self.nodes.track_again(overlay, watched.as_deref()).await?;
-        }
-        self.record().await
+        let opened = match before.filter(|_| !is_new) {
+            Some(mut options) => {
+                options.driver.remove_child("backing");
+                self.open_again(overlay, options, watched.as_deref()).await
+            }
+            None => Ok(()),
+        };
+        self.record().await?;
+        opened
     }
 
     /// Syncs the folder of a node's image. Otherwise a power cut may remove a new image, with all that was

@@ -37,7 +37,33 @@ impl NodeRegistry {
     /// A node that a job has put below this one since is among them, in place of the previous one.
     pub fn options(&self, name: &str) -> Option<BlockdevOptions> {
         let entry = self.nodes.get(name)?;
-        Some(self.describe_entry(name, entry, &mut Described::default()))
+        let mut now = self.describe_entry(name, entry, &mut Described::default());
+        for told in entry.options.driver.children() {
+            // By its name, as it was told: it may be defined inside another node.
+            if let BlockdevRef::Name(below) = told.node
+                && self.child_now(entry, told.role).is_some_and(|child| child == *below)
+            {
+                now.driver.set_child(told.role, told.node.clone());
+            }
+        }
+        Some(now)
+    }
+
+    /// Returns the options that a node was last opened with. The nodes below that they tell are those of now.
+    pub fn told_options(&self, name: &str) -> Option<BlockdevOptions> {
+        let now = self.options(name)?;
+        let mut driver = self.nodes.get(name)?.options.driver.clone();
+        let roles: Vec<_> = driver.children().into_iter().map(|told| told.role).collect();
+        for child in now.driver.children().into_iter().filter(|child| roles.contains(&child.role)) {
+            driver.set_child(child.role, child.node.clone());
+        }
+        Some(BlockdevOptions { driver, ..now })
+    }
+
+    /// The name of a node's child, below the filters of jobs.
+    fn child_now(&self, entry: &Entry, role: &str) -> Option<String> {
+        let child = entry.children.iter().find(|child| child.role == role)?;
+        Some(self.below_filter(child.edge.node().name()))
     }
 
     /// The way to refer to a node, which is described by then. `None`: there is none of that name.
@@ -72,9 +98,9 @@ impl NodeRegistry {
         for Child { role, edge } in &entry.children {
             let below = self.below_filter(edge.node().name());
             let is_told = entry.options.driver.children().iter().any(|told| told.role == *role);
-            // A file that is open for writing stays so when an image comes above its image. It is locked.
-            let is_as_image = !entry.options.read_only || edge.geometry().read_only;
-            if !is_told && is_as_image && self.is_as_named(&below) {
+            // The data file of an image that an overlay made read-only stays open and locked for writing.
+            let still_writes = entry.options.read_only && !edge.geometry().read_only;
+            if !is_told && !still_writes && self.is_as_named(&below) {
                 continue;
             }
             if let Some(below) = self.describe_ref(&below, described) {

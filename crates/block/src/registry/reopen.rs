@@ -56,7 +56,7 @@ impl NodeRegistry {
     ) -> Opening<'a> {
         Box::pin(async move {
             let options = &*self.without_filters(options);
-            let now = self.options(name).ok_or_else(|| not_found(name))?;
+            let now = self.told_options(name).ok_or_else(|| not_found(name))?;
             check(name, &now.driver, &options.driver)?;
             let closes = options.driver.closes_to_reopen();
             let before = self.node(name)?;
@@ -182,13 +182,13 @@ impl NodeRegistry {
         for child in before.iter().filter(|old| old.role != "backing" && !is_named(old.role)) {
             let below = child.edge.node().name().to_owned();
             if let Some(Entry { node: Kept::Nested(_), .. }) = self.nodes.get(&below)
-                && let Some(own) = self.options(&below)
+                && let Some(own) = self.told_options(&below)
             {
                 anew.push((below, BlockdevOptions { read_only: options.read_only, ..own }));
             }
         }
         for (below, options) in anew {
-            let before = self.options(&below);
+            let before = self.told_options(&below);
             // Draining the node above covers requests to the child.
             drop(self.reopen(&below, &options).await?);
             changed.extend(before.map(|before| (below, before)));

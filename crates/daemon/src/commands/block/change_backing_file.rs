@@ -1,5 +1,6 @@
 //! `change-backing-file`.
 
+use block::driver::Layer;
 use block::node::BackingName;
 use control::qmp::{QmpError, Returns};
 use nix::errno::Errno;
@@ -57,10 +58,14 @@ impl Daemon {
             let desc = format!("'{device}' and image file are not in the same chain");
             return Err(QmpError::generic(desc));
         }
-        let format = node.details().and_then(|details| details.backing?.format);
-        // Without a format, the next program guesses it from what the guest has written.
-        let opened = self.nodes.options(&self.nodes.below_filter(&backing));
-        let format = format.or_else(|| Some(opened?.driver.kind().name.to_owned()));
+        // The format of the image behind, as it is open now. Without one, the next program guesses from what the guest has
+        // written.
+        let backing = self.nodes.below_filter(&backing);
+        let image_behind = self.nodes.filtered(&backing).pop().unwrap_or(backing);
+        let format = self.nodes.options(&image_behind).map(|options| {
+            let is_format = options.driver.layer() == Layer::Format;
+            if is_format { options.driver.kind().name } else { "raw" }.to_owned()
+        });
         let name = BackingName { filename: backing_file, format };
         drop(node);
         let _moving = Moving::new(&self.moving);

@@ -229,8 +229,12 @@ impl Daemon {
         match undo {
             Undo::RemoveBitmap(name) => drop(self.remove_bitmap(&name).await),
             Undo::AddBitmap(node, bitmap, place) => {
-                if let Some(tracking) = self.nodes.tracking(&node) {
-                    tracking.restore_bitmap(place, bitmap);
+                // An image that a snapshot was put above may not be watched any more.
+                match self.nodes.track(&node).await {
+                    Ok(tracking) => tracking.restore_bitmap(place, bitmap),
+                    Err(error) => {
+                        log::error!("transaction: bitmap '{}' is lost: {error}", bitmap.name());
+                    }
                 }
             }
             Undo::SetBits(BitmapName { node, name }, bits) => {
