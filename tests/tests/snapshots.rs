@@ -196,7 +196,8 @@ fn an_undone_snapshot_leaves_the_overlay_as_it_was() {
         peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), "1M"]);
     }
     let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
-    let disk = json!({"driver": "qcow2", "node-name": "disk", "file": file("disk")});
+    let disk = json!({"driver": "qcow2", "node-name": "disk", "file": file("disk"),
+        "read-only": true});
     peers.execute("blockdev-add", disk);
     let inside = merged(file("over"), &json!({"node-name": "inside"}));
     let throttle = json!({"driver": "throttle", "node-name": "outside", "throttle-group": "t", "file": inside});
@@ -215,6 +216,11 @@ fn an_undone_snapshot_leaves_the_overlay_as_it_was() {
     ]});
     assert!(peers.both("transaction", actions).get("error").is_some());
     assert_eq!(watched(&mut peers), before);
+    let writable =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": true});
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    assert!(peers.both("block-export-add", writable).get("error").is_some());
     peers.execute("blockdev-snapshot", snapshot);
     assert_eq!(watched(&mut peers), before);
     peers.stop();

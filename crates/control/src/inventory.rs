@@ -579,10 +579,15 @@ impl Inventory {
     /// # Errors
     ///
     /// Two users of a node exclude each other.
-    pub fn without_overlay(&self, node: &str, overlay: &str) -> Result<Inventory, OptionError> {
+    pub fn without_overlay(
+        &self,
+        node: &str,
+        overlay: &str,
+        read_only: bool,
+    ) -> Result<Inventory, OptionError> {
         let mut inventory = self.clone();
         inventory.nodes.remove(overlay);
-        let mut inventory = inventory.with_replaced(overlay, node).with_writable(node);
+        let mut inventory = inventory.with_replaced(overlay, node).with_read_only(node, read_only);
         let nested: Vec<String> = inventory
             .nodes
             .iter()

@@ -195,17 +195,20 @@ impl Daemon {
     }
 
     /// Undoes a snapshot: moves the users of an image back to the node below. Nothing was written to the image.
-    /// `is_new`: the image's node is removed. Otherwise it is opened as before.
+    /// `read_only`: whether the node below was so before. `is_new`: the image's node is removed. Otherwise it is opened as before.
     pub(super) async fn remove_overlay(
         &mut self,
         node: &str,
         overlay: &str,
+        read_only: bool,
         is_new: bool,
     ) -> Result<(), DaemonError> {
         let before = self.nodes.options(overlay);
         let watched = self.nodes.tracking(overlay).cloned();
-        self.nodes.make_writable(node).await?;
-        let inventory = self.inventory.without_overlay(node, overlay)?;
+        if !read_only {
+            self.nodes.make_writable(node).await?;
+        }
+        let inventory = self.inventory.without_overlay(node, overlay, read_only)?;
         let below = self.nodes.node(node)?;
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;

@@ -49,6 +49,8 @@ pub(super) enum Undo {
     RemoveOverlay {
         node: String,
         overlay: String,
+        /// Whether the node was read-only before.
+        read_only: bool,
         is_new: bool,
     },
 }
@@ -198,8 +200,9 @@ impl Daemon {
             }
             Action::Backup(options) => Undo::CancelJob(self.prepare_backup(*options).await?),
             Action::Snapshot(blockdev_snapshot::Arguments { node, overlay }) => {
+                let read_only = self.inventory.is_read_only(&node);
                 self.snapshot(&node, &overlay).await?;
-                Undo::RemoveOverlay { node, overlay, is_new: false }
+                Undo::RemoveOverlay { node, overlay, read_only, is_new: false }
             }
             Action::SnapshotInternal(blockdev_snapshot_internal_sync::Arguments {
                 device,
@@ -211,8 +214,9 @@ impl Daemon {
             Action::SnapshotSync(snapshot) => {
                 let node = snapshot.node_name.clone();
                 let overlay = snapshot.snapshot_node_name.clone().unwrap_or_default();
+                let read_only = self.inventory.is_read_only(&node);
                 self.snapshot_sync(*snapshot).await?;
-                Undo::RemoveOverlay { node, overlay, is_new: true }
+                Undo::RemoveOverlay { node, overlay, read_only, is_new: true }
             }
         })
     }
@@ -254,8 +258,9 @@ impl Daemon {
                     log::error!("transaction: snapshot {id} of node '{device}' stays: {desc}");
                 }
             }
-            Undo::RemoveOverlay { node, overlay, is_new } => {
-                if let Err(error) = self.remove_overlay(&node, &overlay, is_new).await {
+            Undo::RemoveOverlay { node, overlay, read_only, is_new } => {
+                let removed = self.remove_overlay(&node, &overlay, read_only, is_new).await;
+                if let Err(error) = removed {
                     let error: DaemonError = error;
                     log::error!("transaction: '{overlay}' stays above '{node}': {error}");
                 }
