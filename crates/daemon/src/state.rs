@@ -38,19 +38,22 @@ pub(super) fn not_recorded(error: DaemonError) -> DaemonError {
     error.of("carried out, but not kept for a restart")
 }
 
-/// Guard: while it exists, a stop signal waits for the change that is under way.
-pub(super) struct Moving(Rc<Cell<bool>>);
+/// Guard: while it exists, a stop signal waits for the change that is under way. Guards may be nested.
+pub(super) struct Moving {
+    moving: Rc<Cell<bool>>,
+    /// Whether it is inside another one.
+    is_inner: bool,
+}
 
 impl Moving {
     pub(super) fn new(moving: &Rc<Cell<bool>>) -> Self {
-        moving.set(true);
-        Moving(moving.clone())
+        Moving { moving: moving.clone(), is_inner: moving.replace(true) }
     }
 }
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.moving.set(self.is_inner);
     }
 }
 

@@ -9,6 +9,7 @@ use options::value::Value;
 use super::super::Command;
 use super::actions::{self, Action, Undo};
 use crate::Daemon;
+use crate::state::Moving;
 use control::qmp::QmpError;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
@@ -114,6 +115,7 @@ impl Daemon {
             match self.act(action).await {
                 Ok(undo) => done.push(undo),
                 Err(error) => {
+                    let _moving = Moving::new(&self.moving);
                     for undo in done.into_iter().rev() {
                         self.undo(undo).await;
                     }
