@@ -39,13 +39,13 @@ pub(in super::super) struct Switch {
     roots: Roots,
     /// The owners of clusters with L2 tables and refcount blocks. Afterwards the old ones.
     tables: HashMap<u64, Owner>,
-    /// Clusters from this one on may have become free.
-    free: u64,
+    /// Some of these clusters have become free.
+    free: Option<Range<u64>>,
 }
 
 impl Roots {
-    /// Collects what a switch to these tables takes, outside of any lock. Clusters from `free` on may have become free.
-    pub(in super::super) fn collect(self, free: u64) -> Switch {
+    /// Collects what a switch to these tables takes, outside of any lock. Some of the clusters `free` have become free.
+    pub(in super::super) fn collect(self, free: Option<Range<u64>>) -> Switch {
         let (bits, format) = (self.format.cluster_bits, self.format);
         // The entries were parsed when the tables were made.
         let l2 = self.l1.iter().filter_map(|entry| table(*entry, &format).ok().flatten());
@@ -124,6 +124,10 @@ impl Engine {
         self.l2.forget_all();
         self.blocks.forget_all();
         self.packing.forget();
-        self.first_free = self.first_free.min(*free).max(1);
+        if let Some(free) = free {
+            self.first_free = self.first_free.min(free.start).max(1);
+            // They may lie behind what the file had when it was opened, and were written to since.
+            self.fresh = self.fresh.max(free.end);
+        }
     }
 }

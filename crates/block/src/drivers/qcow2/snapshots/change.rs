@@ -290,7 +290,12 @@ impl Image {
     }
 
     /// Has the header lead to other tables.
-    async fn switch(&self, file: &File<'_>, roots: Roots, free: u64) -> Result<(), Errno> {
+    async fn switch(
+        &self,
+        file: &File<'_>,
+        roots: Roots,
+        free: Option<Range<u64>>,
+    ) -> Result<(), Errno> {
         let channels = file.channels;
         let before = read(channels, 0, SECTOR).await?;
         let before: [u8; SECTOR] = *before.first_chunk().ok_or(Errno::EIO)?;

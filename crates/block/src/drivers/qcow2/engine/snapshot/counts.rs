@@ -1,6 +1,7 @@
 //! Reference counts for tables that are not in use yet: new refcount blocks beside the old ones.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use nix::errno::Errno;
 
@@ -25,8 +26,8 @@ pub(super) struct Counts {
     /// The loaded blocks, the next to go first.
     queue: VecDeque<usize>,
     most: usize,
-    /// The lowest cluster that has become free.
-    pub(super) free: u64,
+    /// From the lowest cluster that has become free to the highest one.
+    pub(super) free: Option<Range<u64>>,
 }
 
 struct Loaded {
@@ -36,22 +37,26 @@ struct Loaded {
 
 impl Counts {
     /// `places`: one for each block.
-    pub(super) fn new(format: Format, old: &[u64], places: &[u64]) -> Counts {
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: a block was added meanwhile, which has no place.
+    pub(super) fn new(format: Format, old: &[u64], places: &[u64]) -> Result<Counts, Errno> {
         let mut places = places.iter();
         let place = |old: &u64| match old {
-            0 => 0,
-            _ => places.next().copied().unwrap_or_default(),
+            0 => Ok(0),
+            _ => places.next().copied().ok_or(Errno::EBUSY),
         };
-        Counts {
+        Ok(Counts {
             format,
             old: old.to_vec(),
-            new: old.iter().map(place).collect(),
+            new: old.iter().map(place).collect::<Result<_, _>>()?,
             is_written: vec![false; old.len()],
             loaded: HashMap::new(),
             queue: VecDeque::new(),
             most: LEAST.max((MEMORY >> format.cluster_bits) as usize),
-            free: u64::MAX,
-        }
+            free: None,
+        })
     }
 
     /// As few blocks in memory as possible.
@@ -106,7 +111,7 @@ impl Counts {
         }
     }
 
-    /// The count of a cluster.
+    /// The count of a cluster that is in use.
     pub(super) async fn of<F: TableFile>(
         &mut self,
         file: &mut F,
@@ -114,7 +119,10 @@ impl Counts {
     ) -> Result<u64, SwitchError> {
         let order = self.format.refcount_order;
         let (index, at) = self.split(cluster)?;
-        Ok(count(self.load(file, index).await?, at, order))
+        match count(self.load(file, index).await?, at, order) {
+            0 => Err(uncounted(cluster)),
+            count => Ok(count),
+        }
     }
 
     /// Counts a cluster that is in use once more.
@@ -157,21 +165,22 @@ impl Counts {
         Ok(())
     }
 
-    /// Counts a cluster that is in use once less.
+    /// Counts a cluster that is in use once less. Returns the count.
     pub(super) async fn lower<F: TableFile>(
         &mut self,
         file: &mut F,
         cluster: u64,
-    ) -> Result<(), SwitchError> {
+    ) -> Result<u64, SwitchError> {
         let order = self.format.refcount_order;
         let (index, at) = self.split(cluster)?;
         let block = self.load(file, index).await?;
         let less = count(block, at, order).checked_sub(1).ok_or_else(|| uncounted(cluster))?;
         set_count(block, at, order, less);
         if less == 0 {
-            self.free = self.free.min(cluster);
+            let free = self.free.get_or_insert(cluster..cluster + 1);
+            *free = free.start.min(cluster)..free.end.max(cluster + 1);
         }
-        Ok(())
+        Ok(less)
     }
 
     /// Writes all blocks to their new places.
@@ -191,6 +200,6 @@ impl Counts {
     }
 }
 
-fn uncounted(cluster: u64) -> SwitchError {
+pub(super) fn uncounted(cluster: u64) -> SwitchError {
     Stop::damaged(format_args!("cluster {cluster:#x} is used and not counted")).into()
 }

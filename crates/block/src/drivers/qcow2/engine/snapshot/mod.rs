@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use nix::errno::Errno;
 
-use self::counts::Counts;
+use self::counts::{Counts, uncounted};
 use super::entry::{COPIED, Entry, Raw, table};
 use super::{Format, Roots, Stop, entry_at};
 use crate::drivers::qcow2::steps::ENTRY;
@@ -81,7 +81,7 @@ pub(in super::super) enum SnapshotChange {
     Delete(Range<u64>),
 }
 
-/// Makes the new tables. Returns them, and the lowest cluster that becomes free when the header leads to them.
+/// Makes the new tables. Returns them, and from which to which cluster some become free when the header leads to them.
 ///
 /// `table`: the table of snapshots before, in bytes of the file, and its bytes after.
 ///
@@ -94,8 +94,8 @@ pub(in super::super) async fn prepare<F: TableFile>(
     change: &SnapshotChange,
     table: (Range<u64>, &[u8]),
     rooms: &SwitchRooms,
-) -> Result<(Roots, u64), SwitchError> {
-    let counts = Counts::new(old.format, &old.refcounts, &rooms.blocks);
+) -> Result<(Roots, Option<Range<u64>>), SwitchError> {
+    let counts = Counts::new(old.format, &old.refcounts, &rooms.blocks)?;
     prepare_with(counts, file, old, change, table, rooms).await
 }
 
@@ -106,7 +106,7 @@ async fn prepare_with<F: TableFile>(
     change: &SnapshotChange,
     (old_table, table): (Range<u64>, &[u8]),
     rooms: &SwitchRooms,
-) -> Result<(Roots, u64), SwitchError> {
+) -> Result<(Roots, Option<Range<u64>>), SwitchError> {
     let mut work = Work { file, format: old.format, counts, l2_rooms: rooms.l2.iter() };
     for block in &rooms.blocks {
         work.take(*block..*block + 1).await?;
@@ -152,7 +152,7 @@ struct Work<'a, F> {
 }
 
 impl<F: TableFile> Work<'_, F> {
-    async fn lower(&mut self, offset: u64) -> Result<(), SwitchError> {
+    async fn lower(&mut self, offset: u64) -> Result<u64, SwitchError> {
         self.counts.lower(self.file, offset >> self.format.cluster_bits).await
     }
 
@@ -260,18 +260,22 @@ impl<F: TableFile> Work<'_, F> {
         for nth in 0..bytes.len() / ENTRY {
             let Some((at, _)) = table(entry_at(&bytes, nth), &self.format)? else { continue };
             let l2 = self.read_l2(at).await?;
+            // What other users of the table lead to stays in use too.
+            let is_used = self.lower(at).await? > 0;
             for found in self.entries(&l2) {
                 let (_, entry) = found?;
                 for cluster in entry.clusters(&self.format) {
-                    self.counts.lower(self.file, cluster).await?;
+                    let left = self.counts.lower(self.file, cluster).await?;
+                    if is_used && left == 0 {
+                        return Err(uncounted(cluster));
+                    }
                 }
             }
-            self.lower(at).await?;
         }
         self.lower_all(l1).await
     }
 
-    /// Marks what only the disk uses from now on. Returns the new L1 table.
+    /// Marks what only the disk uses from now on, and checks that all of it is counted. Returns the new L1 table.
     async fn own(&mut self, l1: &[u64]) -> Result<Vec<u64>, SwitchError> {
         let mut own = l1.to_vec();
         for entry in &mut own {
@@ -285,11 +289,14 @@ impl<F: TableFile> Work<'_, F> {
             let old = l2.clone();
             for found in self.entries(&old) {
                 let (place, entry) = found?;
-                if let (Some(host), false, ..) = entry.parts() {
-                    let cluster = host >> self.format.cluster_bits;
-                    if self.counts.of(self.file, cluster).await? == 1 {
-                        set_mark(&mut l2, place, true);
-                    }
+                let mut is_single = true;
+                for cluster in entry.clusters(&self.format) {
+                    is_single &= self.counts.of(self.file, cluster).await? == 1;
+                }
+                if let (Some(_), false, ..) = entry.parts()
+                    && is_single
+                {
+                    set_mark(&mut l2, place, true);
                 }
             }
             let new = if l2 == old { at } else { self.move_l2(at, &l2).await? };

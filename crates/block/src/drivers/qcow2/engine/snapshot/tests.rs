@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use fastrand::Rng;
 
+use super::super::counts::set_count;
 use super::super::entry::ALL;
 use super::super::tests::{File, Found, write};
 use super::super::{Engine, Zeroing};
@@ -137,7 +138,7 @@ impl Image {
         let old = self.engine.roots();
         let old_table = self.file.at(64, 8);
         let len: usize = self.snapshots.iter().map(|(_, entry)| entry.len()).sum();
-        let mut counts = Counts::new(old.format, &old.refcounts, &rooms.blocks);
+        let mut counts = Counts::new(old.format, &old.refcounts, &rooms.blocks).unwrap();
         if random.u64(..2) == 0 {
             counts = counts.with_least_memory();
         }
@@ -292,4 +293,73 @@ fn the_image_is_consistent_with_each_snapshot() {
 #[test]
 fn the_same_with_subclusters() {
     (0..32).for_each(|seed| course(seed, true));
+}
+
+/// A disk with data in its first cluster, where `count` is the number of the cluster `of`, which gets the L2 table and the
+/// data.
+fn miscounted(of: impl FnOnce(u64, u64) -> u64, count: u64) -> (File, Roots) {
+    let mut file = File::new(&CreateQcow2 { cluster_size: 512, ..CreateQcow2::new(64 << 10) });
+    let (mut engine, mut expected) = (file.open(), file.judge());
+    write(&mut file, &mut engine, &mut expected, 0..512);
+    let roots = engine.roots();
+    let (l2, _) = table(roots.l1[0], &roots.format).unwrap().unwrap();
+    let cluster = of(l2, expected[0].host.unwrap()) >> roots.format.cluster_bits;
+    let (bits, at) = (roots.format.block_bits(), roots.refcounts[0] as usize);
+    assert_eq!(cluster >> bits, 0, "the first block counts it");
+    let block = &mut file.bytes[at..at + 512];
+    set_count(block, cluster as usize, roots.format.refcount_order, count);
+    (file, roots)
+}
+
+/// Calls `call` for a change of these tables, which must not write.
+fn found_damage(
+    mut file: File,
+    roots: &Roots,
+    call: impl AsyncFnOnce(&mut Work<'_, Judged<'_>>) -> Result<(), SwitchError>,
+) -> bool {
+    let random = Rng::with_seed(0);
+    let mut judged = Judged { file: &mut file, expected: &[], writes_left: 0, random };
+    let counts = Counts::new(roots.format, &roots.refcounts, &roots.refcounts).unwrap();
+    let mut work = Work { file: &mut judged, format: roots.format, counts, l2_rooms: [].iter() };
+    let called = pin!(call(&mut work)).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(called) = called else { panic!("it waits") };
+    matches!(called, Err(SwitchError::Damaged(_)))
+}
+
+#[test]
+fn a_snapshot_is_not_deleted_where_the_disk_uses_what_is_not_counted() {
+    let own = |(file, roots): (File, Roots)| {
+        found_damage(file, &roots, async |work| work.own(&roots.l1).await.map(drop))
+    };
+    assert!(!own(miscounted(|_, data| data, 1)));
+    assert!(own(miscounted(|_, data| data, 0)));
+    assert!(own(miscounted(|l2, _| l2, 0)));
+}
+
+/// The data counts once, the L2 table that leads there twice.
+#[test]
+fn a_snapshot_is_not_deleted_where_a_shared_table_leads_to_what_becomes_free() {
+    let (file, roots) = miscounted(|l2, _| l2, 2);
+    let l1 = roots.l1_at..roots.l1_at + (roots.l1.len() * ENTRY) as u64;
+    assert!(found_damage(file, &roots, async |work| work.give_up_snapshot(l1).await));
+}
+
+#[test]
+fn a_block_without_a_place_fails_before_anything_is_written() {
+    let (_, Roots { format, .. }) = miscounted(|_, data| data, 1);
+    let new = |places: &[u64]| Counts::new(format, &[512, 0, 1024], places).map(|new| new.new);
+    assert_eq!(new(&[2048, 4096]), Ok(vec![2048, 0, 4096]));
+    assert_eq!(new(&[2048]), Err(Errno::EBUSY));
+}
+
+/// They may have been written to, behind what the file had when it was opened.
+#[test]
+fn clusters_that_a_switch_frees_are_not_fresh() {
+    let (file, roots) = miscounted(|_, data| data, 1);
+    let mut engine = file.open();
+    let fresh = engine.fresh;
+    engine.switch(&mut roots.clone().collect(Some(3..fresh)));
+    assert_eq!(engine.fresh, fresh);
+    engine.switch(&mut roots.collect(Some(fresh + 2..fresh + 5)));
+    assert_eq!(engine.fresh, fresh + 5);
 }
