@@ -149,7 +149,8 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the reference counts have too few bits. `EFBIG`: there are too many snapshots.
+    /// `EINVAL`: the reference counts have too few bits. `EFBIG`: there are too many snapshots. `EOVERFLOW`: no id is above
+    /// those in use.
     pub(in super::super) async fn make_snapshot(
         &self,
         channels: &Channels,
@@ -168,7 +169,7 @@ impl Image {
         let _all = self.claim(0..self.size(), true).await;
         let mut all = lock(&self.snapshots).all.clone();
         let ids = all.iter().filter_map(|snapshot| snapshot.told.id.parse::<u64>().ok());
-        told.id = ids.max().unwrap_or_default().saturating_add(1).to_string();
+        told.id = next_id(ids)?.to_string();
         if all.len() >= MAX_SNAPSHOTS {
             return Err(Errno::EFBIG.into());
         }
@@ -316,6 +317,11 @@ impl Image {
     }
 }
 
+/// An id above those in use. The highest one has none above it.
+fn next_id(ids: impl Iterator<Item = u64>) -> Result<u64, Errno> {
+    ids.max().unwrap_or_default().checked_add(1).ok_or(Errno::EOVERFLOW)
+}
+
 /// As much of a name as an image takes. The rest is cut off, as in QEMU.
 fn cut(name: &str) -> &str {
     let most = (0..=MAX_NAME.min(name.len())).rev().find(|at| name.is_char_boundary(*at));
@@ -328,4 +334,16 @@ async fn put_header(file: &File<'_>, sector: &[u8; SECTOR]) -> Result<(), Errno>
     bufs.copy_in(0, sector);
     file.send(Op::Write { fua: false }, 0, SECTOR as u64, bufs).await?;
     sync(file.channels).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_id_is_given_twice() {
+        assert_eq!(next_id([].into_iter()), Ok(1));
+        assert_eq!(next_id([7, 2].into_iter()), Ok(8));
+        assert_eq!(next_id([1, u64::MAX].into_iter()), Err(Errno::EOVERFLOW));
+    }
 }
