@@ -64,7 +64,7 @@ pub(super) struct Image {
     /// Held while metadata is written to the file.
     pub(super) flushing: Mutex<()>,
     /// Held during a commit to the journal, or a change of the image's mark. Taken after `flushing`.
-    committing: Mutex<()>,
+    pub(super) committing: Mutex<()>,
     /// Held while the file is extended.
     pub(super) extending: Mutex<()>,
     /// Clusters by which the file is extended ahead of use. 0: only writes extend it.

@@ -266,6 +266,8 @@ impl Image {
         // From here on the tables in the file are those in memory.
         self.flush(channels).await?;
         let _turn = self.flushing.lock().await;
+        // A mark would be lost that another task writes to the same sector.
+        let _committing = self.committing.lock().await;
         let is_in_file = self.shared.metadata.as_ref().is_some_and(|metadata| metadata.len() == 0);
         if !self.is_clean() || !is_in_file {
             return Err(Errno::EBUSY.into());
