@@ -569,10 +569,11 @@ impl<'a> Life<'a> {
     fn end_now(&mut self) -> Result<Left, String> {
         let is_cut = self.random.usize(..2) == 0;
         let seed = self.random.u64(..);
-        let image = match is_cut {
+        let mut image = match is_cut {
             true => self.sim.cut(&self.fd, seed).unwrap(),
             false => self.sim.killed(&self.fd, seed).unwrap(),
         };
+        self.disk.snapshots.unmark(&mut image);
         if trace() {
             println!("{} here", if is_cut { "cut" } else { "killed" });
         }
@@ -742,7 +743,8 @@ impl<'a> Life<'a> {
         moments.begin();
         self.end()?;
         let ended = moments.end();
-        let image = sim.cut(&fd, random.u64(..)).unwrap();
+        let mut image = sim.cut(&fd, random.u64(..)).unwrap();
+        disk.snapshots.unmark(&mut image);
         let before = disk.clone();
         if !may_fail {
             // Closing an image flushes it.
@@ -763,9 +765,10 @@ impl<'a> Life<'a> {
         let closed = closed.inspect_err(|_| keep(&image));
         let closed = closed.map_err(|error| format!("{error} (closed)"))?;
         seen.right += closed.right;
-        let Some(Ended { image, journals: kept, unflushed }) = ended else {
+        let Some(Ended { mut image, journals: kept, unflushed }) = ended else {
             return Ok(Some(closed));
         };
+        before.snapshots.unmark(&mut image);
         seen.closings += 1;
         let left = match unflushed {
             Some(_) => Left::by_kill(kind, start, &image, &before, kept),

@@ -235,7 +235,7 @@ impl Owed {
     /// Reports damage, if the request failed because of damage.
     async fn tell_damage(&self) {
         let Inner { node, channels, .. } = &*self.inner;
-        let at = self.request.as_ref().map_or(0, |request| request.offset);
+        let at = Some(self.request.as_ref().map_or(0, |request| request.offset));
         node.image.tell_damage(channels, &node.name, at, node.damages.as_ref()).await;
     }
 

@@ -100,7 +100,8 @@ impl<'a> Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let Room { host, clusters, is_reserved, .. } = self.room;
-        if is_reserved && clusters > 0 {
+        // The file may lead to the clusters of a change that was cut short.
+        if is_reserved && clusters > 0 && !self.image.damage.is_cut_off() {
             let engine = &mut lock(&self.image.core).engine;
             match self.is_writing {
                 true => engine.give_up_room(host, clusters),
@@ -130,6 +131,10 @@ impl Image {
 
     /// Calls the engine, and reads the tables that the call needs. Records changed sectors before any other
     /// task can call the engine.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: the metadata is damaged, or the image is [cut off](Image::cut_off).
     pub(super) async fn engine<T>(
         &self,
         channels: &Channels,
@@ -138,6 +143,10 @@ impl Image {
         loop {
             let done = {
                 let mut core = lock(&self.core);
+                // Under the lock: a claim that a change of the snapshots gave back was given back after the mark.
+                if self.damage.is_cut_off() {
+                    return Err(Errno::EIO);
+                }
                 let done = call(&mut core.engine);
                 self.keep(&mut core.engine);
                 done

@@ -39,12 +39,20 @@ pub(super) struct Found {
     report: Mutex<Option<(String, Option<Range<u64>>)>>,
     /// Damage was found. Later damage is not reported.
     is_damaged: AtomicBool,
+    /// The file may lead to other tables than those in memory.
+    is_cut_off: AtomicBool,
 }
 
 impl Found {
     /// Whether the metadata is known to be damaged.
     pub(super) fn is_damaged(&self) -> bool {
         self.is_damaged.load(Ordering::Acquire)
+    }
+
+    /// Whether the tables in memory must not be used any more: the file may lead to others, in clusters that these tables
+    /// have as free.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Acquire)
     }
 
     /// Takes the report. `None`: there is no damage, or the report was taken before.
@@ -63,19 +71,26 @@ impl Image {
         Errno::EIO
     }
 
+    /// As [`damaged`](Self::damaged), where the file may lead to other tables than those in memory. From now on, calls of
+    /// the engine fail, no metadata is written out, and no reserved cluster becomes free.
+    pub(super) fn cut_off(&self, why: String) {
+        self.damage.is_cut_off.store(true, Ordering::Release);
+        self.damaged(why, None);
+    }
+
     /// As [`damaged`](Self::damaged), for a prevented write to clusters that hold metadata. In QEMU's words.
     pub(super) fn overlapped(&self, clusters: Range<u64>, owner: Owner) -> Errno {
         let why = format!("Preventing invalid write on metadata (overlaps with {owner})");
         self.damaged(why, Some(clusters.start * self.cluster..clusters.end * self.cluster))
     }
 
-    /// Reports damage that a request has found, once per image. An image that is open for writing is marked as
-    /// corrupt first. `at`: the request's offset on the disk, bytes.
+    /// Reports damage that was found, once per image. An image that is open for writing is marked as corrupt first.
+    /// `at`: the offset of the request that has found it, bytes of the disk. `None`: a change of the snapshots has.
     pub(super) async fn tell_damage(
         &self,
         channels: &Channels,
         node_name: &str,
-        at: u64,
+        at: Option<u64>,
         damages: Option<&Damages>,
     ) {
         let Some((message, place)) = self.damage.take() else { return };
@@ -90,9 +105,13 @@ impl Image {
                 format!("{marked}, and all further requests fail")
             }
         };
+        let finder = match at {
+            Some(at) => format!("a request at byte {at}"),
+            None => "a change of its snapshots".to_owned(),
+        };
         log::error!(
-            "node '{node_name}': the metadata of its qcow2 image is damaged: {message}, found by a request at byte \
-             {at}: {consequence} (Input/output error); ringmill check shows what is damaged"
+            "node '{node_name}': the metadata of its qcow2 image is damaged: {message}, found by {finder}: \
+             {consequence} (Input/output error); ringmill check shows what is damaged"
         );
         if let Some(damages) = damages {
             // Without a receiver, the log line is the only report.

@@ -104,6 +104,9 @@ fn find<'a>(
         return None;
     }
     let mut core = lock(&image.core);
+    if image.damage.is_cut_off() {
+        return None;
+    }
     // What is damaged is found again, and reported, by the task.
     let (place, found) = match writes {
         false => core.engine.find(offset, len),

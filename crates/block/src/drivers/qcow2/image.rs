@@ -237,6 +237,9 @@ impl Image {
         let Some(metadata) = &self.shared.metadata else {
             return Ok(self.changes.load(Ordering::Acquire));
         };
+        if self.damage.is_cut_off() {
+            return Err(Errno::EIO);
+        }
         let (write_out, changes, age) = {
             let _turn = self.committing.lock().await;
             self.make_marked(channels, metadata).await;
@@ -366,6 +369,10 @@ impl Image {
 
     /// `false`: the journal does not have all changes.
     async fn leave_to_journal(&self, channels: &Channels) -> Result<bool, Errno> {
+        if self.damage.is_cut_off() {
+            // It is not known which tables the other process would find.
+            return Err(Errno::EIO);
+        }
         if !self.has_journal() || self.is_whole() {
             return Ok(self.is_whole());
         }

@@ -248,10 +248,15 @@ impl BlockNode for Qcow2Node {
         let event_loop = event_loop.clone();
         Box::pin(async move {
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
-            match change {
+            let changed = match change {
                 SnapshotChange::Make(name) => self.image.make_snapshot(&channels, &name).await,
                 SnapshotChange::Delete(id) => self.image.delete_snapshot(&channels, &id).await,
+            };
+            if changed.is_err() {
+                let damages = self.damages.as_ref();
+                self.image.tell_damage(&channels, &self.name, None, damages).await;
             }
+            changed
         })
     }
 
@@ -292,6 +297,10 @@ impl BlockNode for Qcow2Node {
         self.image.kept.lend();
         let (image, bitmaps) = (self.image.clone(), self.bitmaps.clone());
         let begun = self.begin_apart(|channels| async move {
+            if image.damage.is_cut_off() {
+                // It is not known which tables another process would find.
+                return Err(Errno::EIO);
+            }
             bitmaps.store(&channels).await?;
             image.close(&channels).await
         });

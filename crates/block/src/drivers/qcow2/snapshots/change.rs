@@ -119,8 +119,8 @@ impl<'a> Rooms<'a> {
     }
 }
 
-/// From the first change of the header on until the tables in memory are those that it leads to. Dropped before: nothing
-/// must be written with the old tables.
+/// From the first change of the header on until the tables in memory are those that it leads to. Dropped before, the image
+/// is [cut off](Image::cut_off), while the claim of the disk, the reserved clusters and the locks are still held.
 struct Switching<'a> {
     image: &'a Image,
     is_over: bool,
@@ -129,7 +129,7 @@ struct Switching<'a> {
 impl Drop for Switching<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.image.damaged("changing its snapshots was cut short".to_owned(), None);
+            self.image.cut_off("changing its snapshots was cut short".to_owned());
         }
     }
 }
@@ -218,6 +218,9 @@ impl Image {
         // They are in use if the header may lead to them.
         if changed.is_err() && !self.damage.is_damaged() {
             rooms.give_back(0).await;
+        }
+        if let Err(SnapshotError::Damaged(why)) = &changed {
+            self.damaged(why.clone(), None);
         }
         changed
     }
