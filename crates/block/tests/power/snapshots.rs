@@ -1,8 +1,7 @@
 //! Internal snapshots of the image that a guest uses.
 
-use std::cell::Cell;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -114,7 +113,7 @@ const NONE: [usize; 2] = [usize::MAX; 2];
 /// The simulated file of an image in use.
 struct Life {
     sim: Sim,
-    fd: Arc<std::os::fd::OwnedFd>,
+    fd: Arc<OwnedFd>,
     node: Arc<dyn BlockNode>,
     rig: Rig,
 }
@@ -175,10 +174,13 @@ struct Failed {
 fn change(image: &[u8], failing: [usize; 2], byte: u8) -> Failed {
     let before = found(image);
     let mut life = Life::begin(image);
-    let count = Rc::new(Cell::new(0));
-    life.sim.script(move |_| match failing.contains(&count.replace(count.get() + 1)) {
-        true => Verdict::Fail(Errno::EIO as i32),
-        false => Verdict::Good,
+    let mut count = 0;
+    life.sim.script(move |_| {
+        count += 1;
+        match failing.contains(&(count - 1)) {
+            true => Verdict::Fail(Errno::EIO as i32),
+            false => Verdict::Good,
+        }
     });
     let mut after = before.snapshots.clone();
     let change = match after.pop() {
@@ -240,7 +242,7 @@ fn requests_that_wait_for_a_change_that_fails() {
     for image in [without, with] {
         let mut cut_off = 0;
         for gap in [1, 2] {
-            let fail = |first| change(&image, [first, first + gap], 3);
+            let fail = |first: usize| change(&image, [first, first + gap], 3);
             let failed = (0..).map(fail).take_while(|failed| failed.changed.is_err());
             let failed: Vec<bool> = failed.map(|failed| failed.is_cut_off).collect();
             assert!(failed.len() > 8, "{} operations make no change", failed.len());
