@@ -232,38 +232,36 @@ fn an_image_with_a_bitmap_is_reopened_in_the_same_file() {
     assert_eq!(ours, theirs);
 }
 
-/// Again and again, and back when another node of the command cannot be reopened.
+/// Again and again, and back when another node of the command cannot be reopened. QSD refuses it without `data-file`.
 #[test]
 fn an_image_whose_header_names_a_data_file_is_reopened() {
     let scratch = Scratch::new();
-    let mut peers = Peers::new(&scratch);
-    let create =
-        ["create", "-q", "-f", "qcow2", "-o", "data_file=DIR/data", "DIR/disk.qcow2", "1M"];
-    peers.run("qemu-img", &create);
-    let file = json!({"driver": "file", "filename": "DIR/disk.qcow2"});
+    create(&scratch, &["-o", "data_file=disk.data"]);
+    let server = nbd_server(ServerCommand::new(&scratch).monitor("qmp"), &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let file = json!({"driver": "file", "filename": scratch.path("disk.qcow2")});
     let node = json!({"driver": "qcow2", "node-name": "disk", "file": file});
-    peers.execute("blockdev-add", node.clone());
     let null = json!({"driver": "null-co", "node-name": "null"});
-    peers.execute("blockdev-add", null.clone());
-    peers.serve("disk");
-    for discard in ["unmap", "ignore", "unmap"] {
-        let options = with(&node, json!({"discard": discard}));
-        peers.execute("blockdev-reopen", json!({"options": [options]}));
-        peers.io(&["write -P 7 0 64k"]);
-        let wrong = with(&null, json!({"size": 1 << 20}));
-        let options = with(&node, json!({"cache": {"no-flush": true}}));
-        let answer = peers.both("blockdev-reopen", json!({"options": [options, wrong]}));
-        assert!(answer.get("error").is_some());
-        peers.io(&["read -P 7 0 64k"]);
-        let [ours, theirs] = peers.sides().map(|side| {
-            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
-            let nodes = nodes["return"].as_array().expect("a list");
-            nodes.iter().find(|node| node["node-name"] == "disk").expect("it")["cache"].clone()
-        });
-        assert_eq!(ours, theirs);
-        assert_eq!(ours["no-flush"], false);
+    for node in [&node, &null] {
+        qmp.execute("blockdev-add", node.clone());
     }
-    peers.stop();
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk", "writable": true});
+    qmp.execute("block-export-add", export);
+    let uri = nbd_uri(&scratch, "disk");
+    for discard in ["unmap", "ignore", "unmap"] {
+        reopen(&mut qmp, with(&node, json!({"discard": discard})));
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "write -P 7 0 64k", &uri]);
+        let wrong = with(&null, json!({"size": 1 << 20}));
+        let changed = with(&node, json!({"cache": {"no-flush": true}}));
+        qmp.refused("blockdev-reopen", json!({"options": [changed, wrong]}));
+        client_output(&scratch, "qemu-io", &["-fraw", "-c", "read -P 7 0 64k", &uri]);
+        let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let is_disk = |node: &&Value| node["node-name"] == "disk";
+        let disk = nodes.as_array().expect("a list").iter().find(is_disk).expect("the disk");
+        assert_eq!(disk["cache"]["no-flush"], false);
+    }
+    server.stop();
 }
 
 #[test]

@@ -39,9 +39,10 @@ impl NodeRegistry {
         let entry = self.nodes.get(name)?;
         let mut now = self.describe_entry(name, entry, &mut Described::default());
         for told in entry.options.driver.children() {
-            // By its name, as it was told: it may be defined inside another node.
+            // By its name, as it was told, if it is defined inside another node.
             if let BlockdevRef::Name(below) = told.node
                 && self.child_now(entry, told.role).is_some_and(|child| child == *below)
+                && self.nodes.iter().any(|(other, entry)| other != name && defines(entry, below))
             {
                 now.driver.set_child(told.role, told.node.clone());
             }
@@ -155,6 +156,16 @@ impl NodeRegistry {
                 && entry.children.iter().all(|child| self.is_as_named(&self.below_filter(child.edge.node().name())))
         })
     }
+}
+
+/// Whether the options of a node define another one, by name, that lies below it.
+fn defines(entry: &Entry, below: &str) -> bool {
+    let is_below = entry.children.iter().any(|child| child.edge.node().name() == below);
+    let is_told = |told: &BlockdevRef| match told {
+        BlockdevRef::Inline(options) => options.node_name.as_deref() == Some(below),
+        BlockdevRef::Name(_) => false,
+    };
+    is_below && entry.options.driver.children().iter().any(|told| is_told(told.node))
 }
 
 /// Whether a name may have come from options.
