@@ -224,7 +224,9 @@ fn change(image: &[u8], failing: [usize; 2], byte: u8) -> Failed {
     if is_cut_off {
         assert!(results.iter().all(|(_, result)| *result == Err(Errno::EIO)), "{results:?}");
         let header = std::fs::read(path_of(&life.fd)).unwrap();
-        assert_eq!(header[79] & 2, 2, "marked as corrupt");
+        // The other failure may meet the mark itself.
+        let is_marked = header[79] & 2 != 0;
+        assert!(is_marked || failing[1] - failing[0] > 1, "{failing:?}: marked as corrupt");
     }
     check(&std::fs::read(path_of(&life.fd)).unwrap());
     let image = life.close();
