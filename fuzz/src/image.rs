@@ -79,13 +79,7 @@ impl World {
         fill(&self.overlay, &self.contents);
         let driver = Driver::from(Qcow2Options {
             file: file_node(&self.overlay),
-            data_file: None,
-            backing: Backing::Implicit,
-            pass_discard_request: None,
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
+            ..Qcow2Options::default()
         });
         world::node_options(Some("image"), driver)
     }

@@ -31,13 +31,8 @@ pub(crate) fn options(path: String, read_only: bool) -> BlockdevOptions {
     let file = FileOptions { filename: path.into(), aio: None, locking: Locking::Off };
     let driver = Driver::from(Qcow2Options {
         file: BlockdevRef::Inline(Box::new(node(None, Driver::file(file)))),
-        data_file: None,
         backing: Backing::None,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
+        ..Qcow2Options::default()
     });
     node(Some("image"), driver)
 }

@@ -64,16 +64,9 @@ fn open(mut nodes: NodeRegistry, fd: &OwnedFd, format: Format) -> Arc<dyn BlockN
     let file = BlockdevRef::Inline(Box::new(blockdev("file", Driver::file(file))));
     let driver = match format {
         Format::Raw => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
-        Format::Qcow2 => Driver::from(Qcow2Options {
-            file,
-            data_file: None,
-            backing: Backing::None,
-            pass_discard_request: None,
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
-        }),
+        Format::Qcow2 => {
+            Driver::from(Qcow2Options { file, backing: Backing::None, ..Qcow2Options::default() })
+        }
     };
     nodes.open(&blockdev("disk", driver)).expect("an image that can be opened")
 }

@@ -22,16 +22,7 @@ fn raw(path: &Path) -> Driver {
 }
 
 fn qcow2(path: &Path) -> Driver {
-    Driver::from(Qcow2Options {
-        file: below(path),
-        data_file: None,
-        backing: Backing::Implicit,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
-    })
+    Driver::from(Qcow2Options { file: below(path), ..Qcow2Options::default() })
 }
 
 fn qemu_img(args: &[&str]) {

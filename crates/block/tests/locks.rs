@@ -159,16 +159,8 @@ fn only_idle_nodes_without_pending_metadata_release_their_locks() {
         Driver::from(RawOptions { file: on(file), offset: 0, size: None, keep_raw: false })
     };
     nodes.open(&blockdev("top", raw("busy"))).unwrap();
-    let qcow2 = Qcow2Options {
-        file: on("under"),
-        data_file: None,
-        backing: Backing::None,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
-    };
+    let qcow2 =
+        Qcow2Options { file: on("under"), backing: Backing::None, ..Qcow2Options::default() };
     nodes.open(&blockdev("qcow2", Driver::from(qcow2))).unwrap();
     let is_free = |image: &TempFile| tool("qemu-io", &WRITE, &image.0).0;
     nodes.give_up_locks(&["top".into()]);

@@ -266,16 +266,8 @@ fn nodes_are_described_as_they_are() {
     let create = block::CreateQcow2 { backing: format, ..block::CreateQcow2::new(1 << 20) };
     std::fs::remove_file(&top_file.0).unwrap();
     block::create_qcow2(&top_file.0, &create).unwrap();
-    let qcow2 = Qcow2Options {
-        file: inline(unnamed(file(&top_file.0, None))),
-        data_file: None,
-        backing: Backing::Implicit,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
-    };
+    let qcow2 =
+        Qcow2Options { file: inline(unnamed(file(&top_file.0, None))), ..Qcow2Options::default() };
     let named = |name: &str| BlockdevRef::Name(name.to_owned());
     let mut nodes = NodeRegistry::new();
     for options in [

@@ -83,13 +83,9 @@ impl Life<'_> {
         file.cache.direct = direct;
         let driver = Driver::from(Qcow2Options {
             file: BlockdevRef::Inline(Box::new(file)),
-            data_file: None,
             backing: Backing::None,
             pass_discard_request: Some(false),
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
+            ..Qcow2Options::default()
         });
         let options = BlockdevOptions { discard: Discard::Unmap, ..blockdev("disk", driver) };
         let journals = case.journals.then(Folder::new);

@@ -33,13 +33,8 @@ fn a_grown_disk_does_not_show_truncated_data() {
     let below = FileOptions { locking: Locking::Off, ..file_options(&path_of(&fd), None) };
     let driver = Driver::from(Qcow2Options {
         file: BlockdevRef::Inline(Box::new(blockdev("file", Driver::file(below)))),
-        data_file: None,
         backing: Backing::None,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
+        ..Qcow2Options::default()
     });
     let node = NodeRegistry::new().open(&blockdev("disk", driver)).unwrap();
     let config = LoopConfig { poll: NO_POLLING, ..LoopConfig::default() };

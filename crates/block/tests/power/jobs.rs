@@ -102,13 +102,9 @@ impl World {
         let file = BlockdevRef::Inline(Box::new(BlockdevOptions { discard, ..file }));
         let driver = Driver::from(Qcow2Options {
             file,
-            data_file: None,
             backing,
-            pass_discard_request: None,
             discard_no_unref: self.random.usize(..4) == 0,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
+            ..Qcow2Options::default()
         });
         BlockdevOptions { discard, ..blockdev(name, driver) }
     }

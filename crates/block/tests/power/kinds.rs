@@ -200,7 +200,6 @@ impl Kind {
             }
             true => Driver::from(Qcow2Options {
                 file: below,
-                data_file: None,
                 backing: match &start.behind_file {
                     None => Backing::None,
                     Some(file) => {
@@ -213,9 +212,8 @@ impl Kind {
                 },
                 pass_discard_request: [None, Some(true), Some(false)][random.usize(..3)],
                 discard_no_unref: random.usize(..4) == 0,
-                unheeded: Default::default(),
                 encrypt: start.luks.as_ref().map(|_| Encrypt { key_secret: Some(SECRET.into()) }),
-                caches: Default::default(),
+                ..Qcow2Options::default()
             }),
         };
         let (discard, detect_zeroes) = freeing(random);

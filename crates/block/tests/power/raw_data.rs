@@ -62,11 +62,7 @@ fn course(seed: u64) {
         file: below(&fd, "file"),
         data_file: Some(below(&data_fd, "data")),
         backing: Backing::None,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
+        ..Qcow2Options::default()
     });
     let options = BlockdevOptions { discard: Discard::Unmap, ..blockdev("disk", driver) };
     let node = NodeRegistry::new().open(&options).unwrap();

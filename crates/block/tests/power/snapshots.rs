@@ -125,13 +125,8 @@ impl Life {
         let file = FileOptions { locking: Locking::Off, ..file_options(&path_of(&fd), None) };
         let driver = Driver::from(Qcow2Options {
             file: BlockdevRef::Inline(Box::new(blockdev("file", Driver::file(file)))),
-            data_file: None,
             backing: Backing::None,
-            pass_discard_request: None,
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
+            ..Qcow2Options::default()
         });
         let node = NodeRegistry::new().open(&blockdev("disk", driver)).unwrap();
         let rig = Rig::on(sim.event_loop(LoopConfig::default()).unwrap(), node.clone());

@@ -72,16 +72,7 @@ pub(crate) fn qcow2(path: &Path, backing: Backing) -> Qcow2Options {
         discard: Discard::Unmap,
         ..blockdev("", file(path, None))
     };
-    Qcow2Options {
-        file: BlockdevRef::Inline(Box::new(below)),
-        data_file: None,
-        backing,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
-    }
+    Qcow2Options { file: BlockdevRef::Inline(Box::new(below)), backing, ..Qcow2Options::default() }
 }
 
 /// Opens an image that no other process has open.

@@ -71,13 +71,8 @@ impl Case {
         create_qcow2(image, &create).unwrap();
         let qcow2 = Qcow2Options {
             file: BlockdevRef::Inline(Box::new(file)),
-            data_file: None,
             backing: Backing::None,
-            pass_discard_request: None,
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            encrypt: None,
-            caches: Default::default(),
+            ..Qcow2Options::default()
         };
         let options = BlockdevOptions::new(Some("disk"), Driver::from(qcow2));
         nodes.open(&BlockdevOptions { discard: Discard::Unmap, ..options }).unwrap()

@@ -115,16 +115,7 @@ impl Drop for Home {
 }
 
 fn qcow2(file: BlockdevRef) -> Qcow2Options {
-    Qcow2Options {
-        file,
-        data_file: None,
-        backing: Backing::None,
-        pass_discard_request: None,
-        discard_no_unref: false,
-        unheeded: Default::default(),
-        encrypt: None,
-        caches: Default::default(),
-    }
+    Qcow2Options { file, backing: Backing::None, ..Qcow2Options::default() }
 }
 
 /// A filter that delays or fails a request of some kind.
