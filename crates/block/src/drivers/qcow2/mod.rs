@@ -40,6 +40,7 @@ mod plan;
 mod raw_data;
 mod release_for_handover;
 mod resize;
+mod rooms;
 mod snapshots;
 mod status;
 mod steps;

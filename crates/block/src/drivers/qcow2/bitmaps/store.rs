@@ -9,17 +9,14 @@ use nix::errno::Errno;
 use super::directory::{self, Entry, Extension};
 use super::{Directory, ImageBitmaps, data_clusters, inconsistent};
 use crate::drivers::qcow2::context::{Channels, Transfer};
-use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::header_layout::Change;
-use crate::drivers::qcow2::image::Image;
+use crate::drivers::qcow2::rooms::Rooms;
 use crate::drivers::qcow2::steps::ENTRY;
 use crate::request::Op;
 use crate::track::Storage;
 
 /// Bytes written at once.
 const RUN: u64 = 1 << 20;
-/// Tries to find neighbouring clusters among those that are free.
-const TRIES: usize = 16;
 
 /// A bitmap that is to be stored.
 struct New {
@@ -27,46 +24,21 @@ struct New {
     bits: Vec<u8>,
 }
 
-/// Clusters for bitmaps that nothing refers to yet. Dropping gives them up.
-struct Rooms<'a> {
-    image: &'a Image,
-    channels: &'a Channels,
-    reserved: Vec<Reserved<'a>>,
-    /// Offsets of clusters that are in use.
-    counted: Vec<u64>,
-}
-
-impl<'a> Rooms<'a> {
+impl Rooms<'_> {
     /// Writes bytes to new clusters, as many as follow each other. Returns the first byte's place in the file, and how
     /// many bytes were written.
     async fn put_some(&mut self, bytes: &[u8]) -> Result<(u64, usize), Errno> {
         let cluster = self.image.cluster;
         let most = (bytes.len() as u64).div_ceil(cluster).min((RUN / cluster).max(1));
-        let room = self.image.engine(self.channels, |engine| engine.reserve(most)).await?;
+        let room = self.reserve(most).await?;
         let (host, len) = (room.host, bytes.len().min((room.clusters * cluster) as usize));
-        self.reserved.push(Reserved::new(self.image, room));
         self.write(host, &bytes[..len]).await?;
         Ok((host, len))
     }
 
     /// Writes bytes to new clusters that follow each other. Returns the first byte's place in the file.
     async fn put(&mut self, bytes: &[u8]) -> Result<u64, Errno> {
-        let clusters = (bytes.len() as u64).div_ceil(self.image.cluster);
-        // Too small ones are held, so that they are not found again.
-        let mut small = Vec::new();
-        for _ in 0..TRIES {
-            let room = self.image.engine(self.channels, |engine| engine.reserve(clusters)).await?;
-            let (host, found) = (room.host, room.clusters);
-            let reserved = Reserved::new(self.image, room);
-            if found == clusters {
-                self.reserved.push(reserved);
-                self.write(host, bytes).await?;
-                return Ok(host);
-            }
-            small.push(reserved);
-        }
-        let host = self.image.engine(self.channels, |engine| engine.take(clusters)).await?;
-        self.counted.extend((0..clusters).map(|nth| host + nth * self.image.cluster));
+        let host = self.take((bytes.len() as u64).div_ceil(self.image.cluster)).await?;
         self.write(host, bytes).await?;
         Ok(host)
     }
@@ -125,13 +97,6 @@ impl<'a> Rooms<'a> {
             }
         }
         Ok(())
-    }
-
-    async fn give_back(&self, clusters: &[u64]) {
-        for host in clusters {
-            // What is not given back is lost until the image is checked.
-            let _ = self.image.engine(self.channels, |engine| engine.give_back(*host)).await;
-        }
     }
 }
 
@@ -201,8 +166,7 @@ impl ImageBitmaps {
         gone: Vec<Entry>,
     ) -> Result<(), Errno> {
         let image = &*self.image;
-        let (counted, reserved) = (Vec::new(), Vec::new());
-        let mut rooms = Rooms { image, channels, reserved, counted };
+        let mut rooms = Rooms::new(image, channels);
         let mut old = Vec::new();
         for entry in &gone {
             old.extend(self.clusters_of(channels, entry).await?);

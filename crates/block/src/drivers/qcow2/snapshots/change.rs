@@ -8,23 +8,21 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use event_loop::sync::lock;
-use event_loop::{AlignedBuf, IoBufs, take_turns};
+use event_loop::{AlignedBuf, take_turns};
 use nix::errno::Errno;
 
 use super::{MAX_NAME, MAX_SNAPSHOTS, MAX_TABLE, Snapshot, places};
 use crate::drivers::qcow2::context::{Channels, Transfer};
-use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::engine::{
-    self, Room, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
+    self, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
 };
 use crate::drivers::qcow2::image::Image;
+use crate::drivers::qcow2::rooms::Rooms;
 use crate::drivers::qcow2::steps::{SECTOR, read};
 use crate::drivers::qcow2::storage::sync;
 use crate::node::{InternalSnapshot, SnapshotError};
 use crate::request::Op;
 
-/// Tries to find neighbouring clusters among those that are free.
-const TRIES: usize = 16;
 /// Clusters that are reserved until other tasks have their turn.
 const AT_ONCE: u64 = 1024;
 
@@ -50,51 +48,13 @@ impl TableFile for File<'_> {
     async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let mut bufs = AlignedBuf::io_bufs(bytes.len(), 4096).ok_or(Errno::ENOMEM)?;
         bufs.copy_in(0, bytes);
-        self.send(Op::Write { fua: false }, offset, bytes.len() as u64, bufs).await
-    }
-}
-
-impl File<'_> {
-    async fn send(&self, op: Op, offset: u64, len: u64, bufs: IoBufs) -> Result<(), Errno> {
+        let (op, len) = (Op::Write { fua: false }, bytes.len() as u64);
         let ticket = self.image.shared.begin_write();
         Transfer::start_write(&self.channels.file, op, offset, len, bufs, ticket).await.0
     }
 }
 
-/// Clusters that nothing leads to and no other use takes. Dropping them frees those that are not in use.
-struct Rooms<'a> {
-    image: &'a Image,
-    channels: &'a Channels,
-    reserved: Vec<Reserved<'a>>,
-    /// Those that are counted.
-    counted: Vec<u64>,
-}
-
-impl<'a> Rooms<'a> {
-    async fn reserve(&mut self, most: u64) -> Result<Room, Errno> {
-        let room = self.image.engine(self.channels, |engine| engine.reserve(most)).await?;
-        self.reserved.push(Reserved::new(self.image, room.clone()));
-        Ok(room)
-    }
-
-    /// Takes clusters that follow each other. Returns the first byte.
-    async fn take(&mut self, clusters: u64) -> Result<u64, Errno> {
-        if clusters == 0 {
-            return Ok(0);
-        }
-        for _ in 0..TRIES {
-            // Too small ones are held, so that they are not found again.
-            let room = self.reserve(clusters).await?;
-            if room.clusters == clusters {
-                return Ok(room.host);
-            }
-        }
-        let (image, channels) = (self.image, self.channels);
-        let host = image.engine(channels, |engine| engine.take(clusters)).await?;
-        self.counted.extend((0..clusters).map(|nth| host + nth * image.cluster));
-        Ok(host)
-    }
-
+impl Rooms<'_> {
     /// Takes clusters, until there are so many.
     async fn take_ones(&mut self, all: &mut Vec<u64>, count: u64) -> Result<(), Errno> {
         while (all.len() as u64) < count {
@@ -108,14 +68,6 @@ impl<'a> Rooms<'a> {
     /// Whether writes to them are in flight.
     fn set_writing(&mut self, is_writing: bool) {
         self.reserved.iter_mut().for_each(|reserved| reserved.is_writing = is_writing);
-    }
-
-    /// Gives counted clusters back, from that one of them on.
-    async fn give_back(&mut self, from: usize) {
-        for host in self.counted.split_off(from.min(self.counted.len())) {
-            // What is not given back is lost until the image is checked.
-            let _ = self.image.engine(self.channels, |engine| engine.give_back(host)).await;
-        }
     }
 }
 
@@ -135,7 +87,7 @@ impl Drop for Switching<'_> {
 }
 
 impl Image {
-    /// The internal snapshots, as QMP tells of them.
+    /// The internal snapshots, as QMP shows them.
     pub(in super::super) fn list_snapshots(&self) -> Vec<InternalSnapshot> {
         lock(&self.snapshots).all.iter().map(|snapshot| snapshot.told.clone()).collect()
     }
@@ -175,8 +127,7 @@ impl Image {
         }
         let (l1_len, _) = lock(&self.core).engine.lens();
         let size = self.size();
-        self.change(channels, |l1| {
-            let made = l1.unwrap_or_default();
+        self.change(channels, |made| {
             all.push(Snapshot::new(told, made..made + l1_len, size));
             (SnapshotChange::Make(made), all)
         })
@@ -205,7 +156,7 @@ impl Image {
     async fn change(
         &self,
         channels: &Channels,
-        change: impl FnOnce(Option<u64>) -> (SnapshotChange, Vec<Snapshot>),
+        change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
     ) -> Result<(), SnapshotError> {
         if self.damage.is_damaged() {
             return Err(Errno::EIO.into());
@@ -213,11 +164,11 @@ impl Image {
         // Of tasks that have ended.
         self.shared.settle_writes().await;
         lock(&self.core).engine.release_coming();
-        let mut rooms = Rooms { image: self, channels, reserved: Vec::new(), counted: Vec::new() };
+        let mut rooms = Rooms::new(self, channels);
         let changed = self.try_change(channels, &mut rooms, change).await;
         // They are in use if the header may lead to them.
         if changed.is_err() && !self.damage.is_damaged() {
-            rooms.give_back(0).await;
+            rooms.give_back(&rooms.counted).await;
         }
         if let Err(SnapshotError::Damaged(why)) = &changed {
             self.damaged(why.clone(), None);
@@ -229,12 +180,12 @@ impl Image {
         &self,
         channels: &Channels,
         rooms: &mut Rooms<'_>,
-        change: impl FnOnce(Option<u64>) -> (SnapshotChange, Vec<Snapshot>),
+        change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
     ) -> Result<(), SnapshotError> {
         let (l1_len, _) = lock(&self.core).engine.lens();
         let clusters = |len: u64| len.div_ceil(self.cluster);
         let made = rooms.take(clusters(l1_len)).await?;
-        let (change, all) = change(Some(made));
+        let (change, all) = change(made);
         let table: Vec<u8> = all.iter().flat_map(|snapshot| &snapshot.bytes).copied().collect();
         if table.len() as u64 > MAX_TABLE {
             return Err(Errno::EFBIG.into());
@@ -261,7 +212,8 @@ impl Image {
                 break;
             }
             if len != now {
-                rooms.give_back(before).await;
+                let smaller = rooms.counted.split_off(before);
+                rooms.give_back(&smaller).await;
                 (taken.refcounts, len) = (rooms.take(clusters(now)).await?, now);
             }
             rooms.take_ones(&mut taken.blocks, blocks).await?;
@@ -290,7 +242,7 @@ impl Image {
         roots.snapshots = (all.len() as u32, table.start);
         roots.places = places(&all, table.clone());
         sync(channels).await?;
-        self.switch(&file, roots, free).await?;
+        self.switch(&mut file, roots, free).await?;
         *lock(&self.snapshots) = Snapshots { all, table };
         Ok(())
     }
@@ -298,7 +250,7 @@ impl Image {
     /// Has the header lead to other tables.
     async fn switch(
         &self,
-        file: &File<'_>,
+        file: &mut File<'_>,
         roots: Roots,
         free: Option<Range<u64>>,
     ) -> Result<(), Errno> {
@@ -334,10 +286,8 @@ fn cut(name: &str) -> &str {
 }
 
 /// Writes the first sector of the header. On stable storage on return.
-async fn put_header(file: &File<'_>, sector: &[u8; SECTOR]) -> Result<(), Errno> {
-    let mut bufs = AlignedBuf::io_bufs(SECTOR, 4096).ok_or(Errno::ENOMEM)?;
-    bufs.copy_in(0, sector);
-    file.send(Op::Write { fua: false }, 0, SECTOR as u64, bufs).await?;
+async fn put_header(file: &mut File<'_>, sector: &[u8; SECTOR]) -> Result<(), Errno> {
+    file.write(0, sector).await?;
     sync(file.channels).await
 }
 

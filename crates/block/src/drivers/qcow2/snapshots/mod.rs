@@ -36,7 +36,7 @@ const CHUNK: usize = 64 << 10;
 /// An entry of the snapshot table.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
-    /// What QMP tells of it.
+    /// What QMP shows of it.
     pub(super) told: InternalSnapshot,
     /// The bytes of its L1 table in the file.
     l1: Range<u64>,

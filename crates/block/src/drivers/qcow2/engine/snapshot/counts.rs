@@ -13,7 +13,7 @@ use super::{SwitchError, TableFile};
 const MEMORY: u64 = 8 << 20;
 const LEAST: usize = 4;
 
-/// New refcount blocks. Each has a place of its own, and begins as a copy of the old one.
+/// New refcount blocks, each in a new place. A block begins as a copy of the old one.
 pub(super) struct Counts {
     format: Format,
     /// The old places.
@@ -92,23 +92,32 @@ impl Counts {
                 self.queue.push_back(index);
                 continue;
             }
-            if let Some(Loaded { bytes, .. }) = self.loaded.remove(&index) {
-                file.write(self.new[index], &bytes).await?;
-                self.is_written[index] = true;
-            }
-            return Ok(());
+            return self.put(file, index).await;
         }
         Ok(())
     }
 
     /// The block that counts a cluster, and the count's index.
-    fn split(&self, cluster: u64) -> Result<(usize, usize), SwitchError> {
+    async fn block_of<F: TableFile>(
+        &mut self,
+        file: &mut F,
+        cluster: u64,
+    ) -> Result<(&mut Vec<u8>, usize), SwitchError> {
         let bits = self.format.block_bits();
         let index = (cluster >> bits) as usize;
-        match self.new.get(index) {
-            None | Some(0) => Err(uncounted(cluster)),
-            Some(_) => Ok((index, (cluster & ((1 << bits) - 1)) as usize)),
+        if matches!(self.new.get(index), None | Some(0)) {
+            return Err(uncounted(cluster));
         }
+        Ok((self.load(file, index).await?, (cluster & ((1 << bits) - 1)) as usize))
+    }
+
+    /// Writes a block to its new place, and drops it.
+    async fn put<F: TableFile>(&mut self, file: &mut F, index: usize) -> Result<(), SwitchError> {
+        if let Some(Loaded { bytes, .. }) = self.loaded.remove(&index) {
+            file.write(self.new[index], &bytes).await?;
+            self.is_written[index] = true;
+        }
+        Ok(())
     }
 
     /// The count of a cluster that is in use.
@@ -118,8 +127,8 @@ impl Counts {
         cluster: u64,
     ) -> Result<u64, SwitchError> {
         let order = self.format.refcount_order;
-        let (index, at) = self.split(cluster)?;
-        match count(self.load(file, index).await?, at, order) {
+        let (block, at) = self.block_of(file, cluster).await?;
+        match count(block, at, order) {
             0 => Err(uncounted(cluster)),
             count => Ok(count),
         }
@@ -136,8 +145,7 @@ impl Counts {
         cluster: u64,
     ) -> Result<(), SwitchError> {
         let order = self.format.refcount_order;
-        let (index, at) = self.split(cluster)?;
-        let block = self.load(file, index).await?;
+        let (block, at) = self.block_of(file, cluster).await?;
         match count(block, at, order) {
             0 => Err(uncounted(cluster)),
             count if count == u64::MAX >> (64 - (1 << order)) => Err(Errno::EINVAL.into()),
@@ -155,8 +163,7 @@ impl Counts {
         cluster: u64,
     ) -> Result<(), SwitchError> {
         let order = self.format.refcount_order;
-        let (index, at) = self.split(cluster)?;
-        let block = self.load(file, index).await?;
+        let (block, at) = self.block_of(file, cluster).await?;
         match count(block, at, order) {
             // Counted beforehand, where free clusters did not follow each other.
             0 | 1 => set_count(block, at, order, 1),
@@ -172,8 +179,7 @@ impl Counts {
         cluster: u64,
     ) -> Result<u64, SwitchError> {
         let order = self.format.refcount_order;
-        let (index, at) = self.split(cluster)?;
-        let block = self.load(file, index).await?;
+        let (block, at) = self.block_of(file, cluster).await?;
         let less = count(block, at, order).checked_sub(1).ok_or_else(|| uncounted(cluster))?;
         set_count(block, at, order, less);
         if less == 0 {
@@ -191,10 +197,7 @@ impl Counts {
                 continue;
             }
             self.load(file, index).await?;
-            if let Some(Loaded { bytes, .. }) = self.loaded.remove(&index) {
-                file.write(self.new[index], &bytes).await?;
-                self.is_written[index] = true;
-            }
+            self.put(file, index).await?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Making and deleting an internal snapshot, beside the tables in use.
 //!
 //! Nothing that the header leads to is changed. New refcount blocks, L2 tables and L1 tables are written to reserved clusters,
-//! which the file has as free. The new counts have them, and no longer what the change gives up: the old tables. Then one
+//! which the file has as free. The new counts have them, and not the old tables that the change frees. Then one
 //! sector of the header leads to the new tables. So at any time the file has the state before or the state after, and
 //! each of them is complete.
 //!
@@ -245,7 +245,7 @@ impl<F: TableFile> Work<'_, F> {
         Ok(shared)
     }
 
-    /// Writes an L2 table to another place, and gives up a use of the old one.
+    /// Writes an L2 table to another place. The old one has a user less.
     async fn move_l2(&mut self, old: u64, table: &[u8]) -> Result<u64, SwitchError> {
         let new = *self.l2_rooms.next().ok_or(Errno::EIO)?;
         self.take(new..new + 1).await?;
@@ -281,7 +281,7 @@ impl<F: TableFile> Work<'_, F> {
         for entry in &mut own {
             let Some((at, _)) = table(*entry, &self.format)? else { continue };
             if self.counts.of(self.file, at >> self.format.cluster_bits).await? > 1 {
-                // So is everything behind it.
+                // All clusters behind a shared table are shared.
                 *entry = at;
                 continue;
             }
