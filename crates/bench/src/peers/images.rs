@@ -97,10 +97,14 @@ impl Maker {
         )
     }
 
+    fn template_path(&self, name: &str, size: u64) -> PathBuf {
+        self.directory.join(format!("{name}-{}m", size >> 20))
+    }
+
     /// The image that others are copied from; it stays for later runs.
     fn template(&self, name: &str, data: &Path, options: &[&str]) -> Result<PathBuf> {
         let size = fs::metadata(data).with_context(|| data.display().to_string())?.len();
-        let path = self.directory.join(format!("{name}-{}m", size >> 20));
+        let path = self.template_path(name, size);
         if !path.exists() {
             // Under another name until it is complete.
             let unfinished = path.with_extension("unfinished");
@@ -125,12 +129,12 @@ impl Maker {
             }
             Ok(())
         };
-        let path = self.directory.join(format!("compressed-{}m", SIZE >> 20));
-        if !path.exists() {
-            write().with_context(|| data.0.display().to_string())?;
-            self.template("compressed", &data.0, &["-O", "qcow2", "-c", "-W", "-m", "8"])?;
+        let path = self.template_path("compressed", SIZE);
+        if path.exists() {
+            return Ok(path);
         }
-        Ok(path)
+        write().with_context(|| data.0.display().to_string())?;
+        self.template("compressed", &data.0, &["-O", "qcow2", "-c", "-W", "-m", "8"])
     }
 }
 

@@ -83,15 +83,16 @@ impl NodeRegistry {
     pub fn make_writable<'a>(&'a mut self, name: &'a str) -> Opening<'a> {
         Box::pin(async move {
             let was_read_only = self.node(name)?.geometry().read_only;
-            let mut options = self.options(name).ok_or_else(|| not_found(name))?;
             let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
-            options.node_name.clone_from(&entry.options.node_name);
-            set_writable(&mut options);
             if !was_read_only {
                 // An image format stays open for writing behind another image.
                 entry.options.read_only = false;
                 return Ok(());
             }
+            let mut options = self.options(name).ok_or_else(|| not_found(name))?;
+            let entry = self.nodes.get(name).ok_or_else(|| not_found(name))?;
+            options.node_name.clone_from(&entry.options.node_name);
+            set_writable(&mut options);
             if options.driver.layer() != Layer::Format {
                 return self.reopen(name, &options).await.map(drop);
             }

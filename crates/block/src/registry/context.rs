@@ -97,10 +97,13 @@ impl<'a> OpenContext<'a> {
 
     /// Returns where the bytes of a node of that name are, if there is one.
     pub fn layer_of(&self, name: &str) -> Option<Layer> {
-        let of_nested = self.nested.iter().find(|opened| opened.name == name);
-        let of_nested = of_nested.map(|opened| &opened.options);
-        let options = of_nested.or_else(|| self.registry.given_options(name));
-        options.map(|options| options.driver.layer())
+        self.options_of(name).map(|options| options.driver.layer())
+    }
+
+    /// The options that a node of that name was opened with: one inside this node, or any other.
+    fn options_of(&self, name: &str) -> Option<&BlockdevOptions> {
+        let nested = self.nested.iter().find(|opened| opened.name == name);
+        nested.map(|opened| &opened.options).or_else(|| self.registry.given_options(name))
     }
 
     /// Returns the name of the driver of the child with that role.
@@ -108,10 +111,7 @@ impl<'a> OpenContext<'a> {
         let child = self.children.iter().find(|child| child.role == role)?;
         let node = child.edge.node();
         let below = self.registry.below_filter(node.name());
-        let nested = self.nested.iter().find(|opened| opened.name == below);
-        let options = nested.map(|opened| &opened.options);
-        let options = options.or_else(|| self.registry.given_options(&below))?;
-        Some(options.driver.kind().name)
+        Some(self.options_of(&below)?.driver.kind().name)
     }
 
     /// Returns the names of a child's images, the first and those behind it.

@@ -39,7 +39,7 @@ impl NodeRegistry {
         let entry = self.nodes.get(name)?;
         let mut now = self.describe_entry(name, entry, &mut Described::default());
         for told in entry.options.driver.children() {
-            // By its name, as it was told, if it is defined inside another node.
+            // By its name, as the options have it, if another node defines it.
             if let BlockdevRef::Name(below) = told.node
                 && self.child_now(entry, told.role).is_some_and(|child| child == *below)
                 && self.nodes.iter().any(|(other, entry)| other != name && defines(entry, below))

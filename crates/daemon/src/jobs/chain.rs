@@ -314,7 +314,12 @@ impl Daemon {
 
     /// Returns the name of `base` for another image's header: `given`, or the file name.
     /// `masks_protocol`: the bytes of a base that has no format are named as `raw`.
-    fn backing_name(&self, base: &str, given: Option<String>, masks_protocol: bool) -> BackingName {
+    pub(crate) fn backing_name(
+        &self,
+        base: &str,
+        given: Option<String>,
+        masks_protocol: bool,
+    ) -> BackingName {
         let format = self.nodes.options(base).map(|options| {
             let is_masked = masks_protocol && options.driver.layer() == Layer::Storage;
             if is_masked { "raw" } else { options.driver.kind().name }.to_owned()

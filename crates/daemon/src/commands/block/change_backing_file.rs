@@ -1,7 +1,5 @@
 //! `change-backing-file`.
 
-use block::driver::Layer;
-use block::node::BackingName;
 use control::qmp::{QmpError, Returns};
 use nix::errno::Errno;
 use options::table::{Field, Row, put};
@@ -62,11 +60,7 @@ impl Daemon {
         // written.
         let backing = self.nodes.below_filter(&backing);
         let image_behind = self.nodes.filtered(&backing).pop().unwrap_or(backing);
-        let format = self.nodes.options(&image_behind).map(|options| {
-            let is_format = options.driver.layer() == Layer::Format;
-            if is_format { options.driver.kind().name } else { "raw" }.to_owned()
-        });
-        let name = BackingName { filename: backing_file, format };
+        let name = self.backing_name(&image_behind, Some(backing_file), true);
         drop(node);
         let _moving = Moving::new(&self.moving);
         let made_writable = self.make_writable(&image).await?;
