@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use block::options::{
-    Backing, BlkdebugOptions, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking,
-    NullOptions, Qcow2Options, RawOptions,
+    BlkdebugOptions, BlockdevOptions, BlockdevRef, Driver, FileOptions, Locking, NullOptions,
+    Qcow2Options, RawOptions,
 };
 use block::{CreateQcow2, create_qcow2};
 use event_loop::EventLoop;

@@ -230,7 +230,7 @@ fn a_compress_node_is_inactive_or_above_a_node_that_is_read() {
     assert_eq!(check(&scratch, "disk.qcow2"), (16, 16));
 }
 
-/// What is cut off within a cluster that is compressed is gone, whichever program makes the disk larger.
+/// The cut-off part of a compressed cluster reads as zeroes when a program makes the disk larger.
 #[test]
 fn a_disk_that_ends_within_a_compressed_cluster_grows_by_zeroes() {
     const SIZE: u64 = 256 << 10;

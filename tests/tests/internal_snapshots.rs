@@ -35,7 +35,7 @@ fn alike(peers: &mut Peers, command: &str, arguments: Value) -> Value {
     ours
 }
 
-/// The ids and names of the snapshots that a node tells of.
+/// The ids and names of a node's snapshots.
 fn told(peers: &mut Peers, node: &str) -> Vec<(String, String)> {
     let [ours, theirs] = peers.sides().map(|side| {
         let nodes = side.qmp.execute("query-named-block-nodes", json!({"flat": true}));

@@ -205,7 +205,7 @@ pub trait BlockNode: Send + Sync {
 
     /// Returns the internal snapshots of the image. `None`: the node, or its image, has no room for any.
     ///
-    /// They are those of the node below, where this node has no image of its own.
+    /// A node without an image has those of the node below.
     fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
         self.child()?.snapshots()
     }

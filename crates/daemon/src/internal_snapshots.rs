@@ -15,7 +15,7 @@ fn no_list() -> QmpError {
 }
 
 impl Daemon {
-    /// The node whose image is changed.
+    /// The node with the image.
     fn root_of_snapshots(&self, device: &str) -> Result<Arc<dyn BlockNode>, QmpError> {
         let node = self.nodes.node(device).map_err(|_| {
             let desc = format!("Cannot find device='{device}' nor node-name='{device}'");

@@ -160,7 +160,7 @@ counters! {
     nbd_unanswered "NBD requests left unanswered",
 }
 
-/// What has to happen in a run whose disks are all qcow2 images.
+/// Counters that a run with only qcow2 images must raise.
 pub(crate) const OF_QCOW2: &[&str] = &[
     text::qcow2,
     text::qcow2_hard,

@@ -37,7 +37,7 @@ pub enum End {
 impl Mirror {
     /// Returns a mirror that copies the ranges in `dirty`, in turn with its filter.
     ///
-    /// Zeroes do not count for its speed, unless the target has them written as data.
+    /// Zeroes do not count for its speed, unless the target stores them as data.
     pub fn new(mut worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
         let counts_zeroes = !worker.zeroes_fast;
         worker.buffers.iter_mut().for_each(|buffer| buffer.counts_zeroes = counts_zeroes);

@@ -402,7 +402,7 @@ impl<'a> Life<'a> {
             }
             Some(true) => {
                 self.seen.snapshots += 1;
-                // So is all that a snapshot may have.
+                // The change has flushed all that was written before it.
                 self.disk.flushed(at);
             }
             Some(false) => {}

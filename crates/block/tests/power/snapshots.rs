@@ -157,7 +157,7 @@ fn image() -> Vec<u8> {
     life.close()
 }
 
-/// What comes of a change of which operations fail.
+/// The result of a change with failing operations.
 struct Failed {
     image: Vec<u8>,
     changed: Result<(), SnapshotError>,
@@ -229,8 +229,8 @@ fn change(image: &[u8], failing: [usize; 2], byte: u8) -> Failed {
     Failed { image, changed, is_cut_off }
 }
 
-/// After a change that was cut short, the tables in memory may not be those of the file: no request that has waited goes on
-/// with them.
+/// After a change that was cut short, the tables in memory may not be those of the file: a waiting request must not use
+/// them.
 #[test]
 fn requests_that_wait_for_a_change_that_fails() {
     let without = image();

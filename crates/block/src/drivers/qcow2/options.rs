@@ -182,7 +182,7 @@ pub(super) static FIELDS: &[Field<Node>] = &[
     .at(&Of(|node: &mut Node| &mut node.pass_discard_request)),
     Field {
         name: "pass-discard-snapshot",
-        // What a deleted snapshot gives up is used again by the image itself.
+        // The image itself uses the clusters of a deleted snapshot again.
         kind: Kind::Bool(|_, _| Ok(())),
         need: Need::Default("on"),
         help: "discard below when a snapshot inside is deleted; without effect: the image uses the room again",
