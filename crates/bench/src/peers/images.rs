@@ -45,11 +45,10 @@ impl Maker {
         let image = |node| Image { node, _files: vec![file] };
         match contents {
             Contents::New => {
-                self.create(&path, SIZE)?;
+                self.create(&path, &[], SIZE)?;
                 Ok(image(Node::Qcow2(path, None)))
             }
-            Contents::Overlay => {
-                self.create(&path, fs::metadata(&self.data).context("the base's size")?.len())?;
+            Contents::Overlay | Contents::Named => {
                 let base = match place {
                     Place::Disk => None,
                     Place::Memory => Some(self.file(place, "base")),
@@ -58,7 +57,11 @@ impl Maker {
                     copy(&self.data, &base.0)?;
                 }
                 let below = base.as_ref().map_or(&self.data, |base| &base.0).clone();
-                let mut image = image(Node::Qcow2(path, Some(below)));
+                let size = fs::metadata(&below).context("the base's size")?.len();
+                let is_named = contents == Contents::Named;
+                let names = ["-F", "raw", "-b", below.to_str().context("the base's name")?];
+                self.create(&path, if is_named { &names } else { &[] }, size)?;
+                let mut image = image(Node::Qcow2(path, (!is_named).then_some(below)));
                 image._files.extend(base);
                 Ok(image)
             }
@@ -89,12 +92,9 @@ impl Maker {
         })
     }
 
-    fn create(&self, path: &Path, size: u64) -> Result<()> {
-        qemu_img(
-            &self.tree,
-            &["create", "-f", "qcow2"],
-            &[path.as_ref(), size.to_string().as_ref()],
-        )
+    fn create(&self, path: &Path, backing: &[&str], size: u64) -> Result<()> {
+        let options = [&["create", "-f", "qcow2"], backing].concat();
+        qemu_img(&self.tree, &options, &[path.as_ref(), size.to_string().as_ref()])
     }
 
     fn template_path(&self, name: &str, size: u64) -> PathBuf {

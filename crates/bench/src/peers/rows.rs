@@ -26,6 +26,8 @@ pub(crate) enum Contents {
     New,
     /// qcow2, nothing, above a raw file with data.
     Overlay,
+    /// The same, where the image's header names the file instead of an option: the peer reads it by threads.
+    Named,
     /// qcow2, data in each cluster.
     Mapped,
     /// qcow2, compressed data in each cluster.
@@ -168,7 +170,7 @@ fn full() -> Vec<Row> {
 
 /// The goals of images.
 fn images() -> Vec<Row> {
-    use Contents::{Compressed, Luks, Mapped, New, Overlay, Raw};
+    use Contents::{Compressed, Luks, Mapped, Named, New, Overlay, Raw};
     use Figure::{Cpu, Iops};
     use Op::{Read, Write};
     use Place::{Disk, Memory};
@@ -187,6 +189,7 @@ fn images() -> Vec<Row> {
         unpaced(on(Mapped, Memory), Write, 64, 1).reaching(&[(Cpu, 0.85)]),
         unpaced(on(Raw, Memory), Read, 64, 1),
         unpaced(on(Overlay, Memory), Read, 64, 1).reaching(&[(Cpu, 0.4)]),
+        unpaced(on(Named, Memory), Read, 64, 1).reaching(&[(Cpu, 0.4)]),
         unpaced(on(Compressed, Memory), Write, 16, 1).reaching(&[(Iops, 0.8)]),
         clusters(on(Compressed, Memory), 16).reaching(&[(Iops, 0.8)]),
         unpaced(on(Luks, Memory), Read, 64, 1).reaching(&[(Cpu, 0.8)]),
@@ -342,6 +345,7 @@ impl Disk {
         let contents = match contents {
             Contents::New => "new qcow2",
             Contents::Overlay => "new overlay",
+            Contents::Named => "new overlay with a named base",
             Contents::Mapped => "mapped qcow2",
             Contents::Compressed => "compressed qcow2",
             Contents::Luks => "luks",

@@ -16,6 +16,8 @@ use crate::request::Op;
 const SEGMENTS: usize = usize::MAX;
 /// Of memory of ours, bytes.
 const ALIGN: usize = 4096;
+/// What is overwritten is read too, up to so many bytes, if one read then replaces two.
+const READ_OVER: usize = 16 << 10;
 
 /// Where a part of the disk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -314,9 +316,21 @@ impl Image {
         let end = at + data.len() as u64;
         // Nothing is asked of what lies past the disk's end, and zeroes are written there.
         let last = whole.end.min(self.size()).max(end);
-        let mut filled = self.around(channels, whole.start..at).await?;
+        let (before, after) = (whole.start..at, end..last);
+        let (mut filled, behind) = match data.len() <= READ_OVER
+            && !before.is_empty()
+            && !after.is_empty()
+        {
+            true => {
+                let all = self.around(channels, whole.start..last).await?;
+                let gap = (end - whole.start) as usize;
+                let behind = part(&all, gap, all.len() - gap);
+                (part(&all, 0, (at - whole.start) as usize), behind)
+            }
+            false => (self.around(channels, before).await?, self.around(channels, after).await?),
+        };
         filled.append(&data);
-        filled.append(&self.around(channels, end..last).await?);
+        filled.append(&behind);
         let rest = (whole.end - last) as usize;
         filled.append(&AlignedBuf::io_bufs(rest, ALIGN).ok_or(Errno::ENOMEM)?);
         Ok(filled)
