@@ -66,8 +66,8 @@ pub struct Guest {
     queues: Option<u32>,
     device_options: String,
     chardev_options: String,
-    /// Sockets, and QEMU's device for each.
-    disks: Vec<(PathBuf, &'static str)>,
+    /// Sockets, and QEMU's device for each, with its options.
+    disks: Vec<(PathBuf, String)>,
     attachment: Option<String>,
     more: Vec<String>,
     reboots: bool,
@@ -122,13 +122,19 @@ impl Guest {
 
     /// Adds a disk: `/dev/vda` is the first one.
     pub fn disk(mut self, socket: PathBuf) -> Self {
-        self.disks.push((socket, "vhost-user-blk-pci"));
+        self.disks.push((socket, "vhost-user-blk-pci".to_owned()));
+        self
+    }
+
+    /// Adds such a disk, with options of its QEMU device.
+    pub fn disk_with(mut self, socket: PathBuf, options: &str) -> Self {
+        self.disks.push((socket, format!("vhost-user-blk-pci,{options}")));
         self
     }
 
     /// Adds a SCSI controller, each of whose logical units is a disk: `/dev/sda` is the first one.
     pub fn scsi(mut self, socket: PathBuf) -> Self {
-        self.disks.push((socket, "vhost-user-scsi-pci,param_change=on"));
+        self.disks.push((socket, "vhost-user-scsi-pci,param_change=on".to_owned()));
         self
     }
 
@@ -139,7 +145,7 @@ impl Guest {
         self.initramfs = "generic/initramfs";
         self.memory_mib = 512;
         self.qemu = peers_qemu();
-        self.disks.push((socket, VFIO_USER));
+        self.disks.push((socket, VFIO_USER.to_owned()));
         self
     }
 
