@@ -64,7 +64,6 @@ pub struct Guest {
     cpus: u32,
     /// Number of queues; `None` for QEMU's default.
     queues: Option<u32>,
-    device_options: String,
     chardev_options: String,
     /// Sockets, and QEMU's device for each, with its options.
     disks: Vec<(PathBuf, String)>,
@@ -110,7 +109,6 @@ impl Guest {
             memory_mib: 256,
             cpus: 2,
             queues: Some(1),
-            device_options: String::new(),
             chardev_options: String::new(),
             disks: Vec::new(),
             attachment: None,
@@ -184,12 +182,6 @@ impl Guest {
     /// Leaves the number of queues to QEMU, which requests one per processor.
     pub fn unsaid_queues(mut self) -> Self {
         self.queues = None;
-        self
-    }
-
-    /// Adds options to each disk's QEMU device, `vhost-user-blk-pci` or `vhost-user-scsi-pci`.
-    pub fn device_options(mut self, options: &str) -> Self {
-        self.device_options = format!(",{options}");
         self
     }
 
@@ -327,7 +319,7 @@ impl Guest {
             let option = if device.contains("scsi") { "num_queues" } else { "num-queues" };
             let queues = self.queues.map(|queues| format!(",{option}={queues}"));
             let queues = queues.unwrap_or_default();
-            add("device", format!("{device}{queues}{}", self.device_options));
+            add("device", format!("{device}{queues}"));
         }
         arguments
     }

@@ -18,51 +18,49 @@ fn assert_contents(image: &Image, zeroed: &[(u64, u64)]) {
     }
 }
 
-/// Runs the job on an image with data; gives by how many MiB the image then takes up less space. The file system
-/// counts its own blocks too, therefore rounded.
-fn run(job: &str, file_options: &str) -> (i64, Image, Scratch) {
-    let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk.img", 64);
-    let before = image.allocated();
-    let server =
-        ServerCommand::new(&scratch).file("disk", &image, file_options).export("disk", "").start();
-    Guest::new().disk(server.socket("disk")).run(job);
-    server.stop();
-    let freed = before.cast_signed() - image.allocated().cast_signed();
-    ((freed as f64 / MIB as f64).round() as i64, image, scratch)
-}
+/// A disk: the option of its file, what is done to it, the MiB that are zeroes afterwards, and by how many MiB the image
+/// then takes up less space.
+type Disk = (&'static str, &'static str, &'static [(u64, u64)], i64);
 
-#[test]
-fn discarded_space_is_given_back() {
-    let job = "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) /dev/vda";
-    let (freed, image, _scratch) = run(job, "discard=unmap");
-    assert_contents(&image, &[(8, 16)]);
-    assert_eq!(freed, 16);
-}
-
-#[test]
-fn discard_is_ignored_unless_asked_for() {
-    let job = "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) /dev/vda";
-    let (freed, image, _scratch) = run(job, "discard=ignore");
-    assert_contents(&image, &[]);
-    assert_eq!(freed, 0);
-}
-
-#[test]
-fn zeroes_are_written_without_giving_space_back() {
-    let job = "/bin/blkdiscard -z -o $((4 << 20)) -l $((4 << 20)) /dev/vda
-        /bin/fallocate -z -o $((32 << 20)) -l $((8 << 20)) /dev/vda
+/// What is given back, ignored, written as zeroes without giving anything back, and punched out.
+const DISKS: [Disk; 4] = [
+    ("discard=unmap", "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) $disk", &[(8, 16)], 16),
+    ("discard=ignore", "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) $disk", &[], 0),
+    (
+        "discard=unmap",
+        "/bin/blkdiscard -z -o $((4 << 20)) -l $((4 << 20)) $disk
+        /bin/fallocate -z -o $((32 << 20)) -l $((8 << 20)) $disk
         head -c $((4 << 20)) /dev/zero >/tmp/zeroes
-        dd if=/dev/vda bs=1M skip=4 count=4 iflag=direct 2>/dev/null | cmp - /tmp/zeroes";
-    let (freed, image, _scratch) = run(job, "discard=unmap");
-    assert_contents(&image, &[(4, 4), (32, 8)]);
-    assert_eq!(freed, 0);
-}
+        dd if=$disk bs=1M skip=4 count=4 iflag=direct 2>/dev/null | cmp - /tmp/zeroes",
+        &[(4, 4), (32, 8)],
+        0,
+    ),
+    ("discard=unmap", "/bin/fallocate -p -o $((32 << 20)) -l $((8 << 20)) $disk", &[(32, 8)], 8),
+];
 
 #[test]
-fn punched_holes_are_zeroes_and_given_back() {
-    let job = "/bin/fallocate -p -o $((32 << 20)) -l $((8 << 20)) /dev/vda";
-    let (freed, image, _scratch) = run(job, "discard=unmap");
-    assert_contents(&image, &[(32, 8)]);
-    assert_eq!(freed, 8);
+fn what_is_given_back_is_asked_for() {
+    let scratch = Scratch::new();
+    let mut server = ServerCommand::new(&scratch);
+    let mut images = Vec::new();
+    for (name, (file, ..)) in ('a'..).zip(DISKS) {
+        let id = format!("vd{name}");
+        let image = Image::filled(&scratch, &format!("{id}.img"), 64);
+        server = server.file(&id, &image, file).export(&id, "");
+        images.push((image.allocated(), image));
+    }
+    let server = server.start();
+    let (mut guest, mut job) = (Guest::new(), String::new());
+    for (name, (_, done, ..)) in ('a'..).zip(DISKS) {
+        guest = guest.disk(server.socket(&format!("vd{name}")));
+        job += &format!("disk=/dev/vd{name}\n{done}\n");
+    }
+    guest.run(&job);
+    server.stop();
+    for ((before, image), (_, done, zeroed, freed)) in images.iter().zip(DISKS) {
+        assert_contents(image, zeroed);
+        // The file system counts its own blocks too, therefore rounded.
+        let less = before.cast_signed() - image.allocated().cast_signed();
+        assert_eq!((less as f64 / MIB as f64).round() as i64, freed, "{done}");
+    }
 }
