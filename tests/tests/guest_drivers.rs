@@ -10,7 +10,9 @@ const EVENT_IDX: usize = 29;
 const VERSION_1: usize = 32;
 
 /// The options of QEMU's device, the size of what each of two jobs writes and reads, MiB, and feature bits.
-const DRIVERS: [(&str, u32, &[(usize, char)]); 4] = [
+type Driver = (&'static str, u32, &'static [(usize, char)]);
+
+const DRIVERS: [Driver; 4] = [
     ("disable-modern=on,disable-legacy=off", 6, &[(VERSION_1, '0')]),
     ("indirect_desc=off,event_idx=off", 6, &[(INDIRECT, '0'), (EVENT_IDX, '0'), (VERSION_1, '1')]),
     ("queue-size=4", 6, &[(INDIRECT, '1'), (EVENT_IDX, '1')]),

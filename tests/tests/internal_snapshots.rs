@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use common::peers::{Peers, run};
 use common::{check, check_moment, under_load, upgrade_under};
-use integration::{Image, Qmp, Scratch};
+use integration::{Image, Qmp, Scratch, ServerCommand};
 use serde_json::{Value, json};
 
 const MAKE: &str = "blockdev-snapshot-internal-sync";
@@ -249,4 +249,75 @@ fn a_snapshot_is_the_disk_at_one_moment() {
     }
     run("qemu-img", folder, &[&convert[..], &["DIR/top.qcow2", "DIR/then.img"]].concat());
     check(&Image::existing(&scratch.path("then.img")), &log, log.len());
+}
+
+/// A number of so many bytes, big-endian.
+fn number(bytes: &[u8]) -> usize {
+    bytes.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+}
+
+/// Images whose table of snapshots is damaged are opened and refused as by QSD. A refused image is not repaired either: its
+/// snapshots would count as unused.
+#[test]
+fn a_damaged_table_of_snapshots_is_left_as_it_is() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/good", "8M"]);
+    peers.run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 1M", "DIR/good"]);
+    for name in ["a", "b"] {
+        peers.run("qemu-img", &["snapshot", "-c", name, "DIR/good"]);
+    }
+    let good = std::fs::read(peers.ours.path("good")).expect("the image");
+    let table = number(&good[64..72]);
+    let l1 = number(&good[table..table + 8]);
+    let past_the_end = (good.len() as u64).next_multiple_of(64 << 10);
+    let put = |at: usize, bytes: &[u8]| (at, bytes.to_vec());
+    let places = [
+        // Of the header: the table's place, and the number of snapshots.
+        ("offset", put(64, &(table as u64 + 512).to_be_bytes()), true),
+        ("count", put(60, &70_000u32.to_be_bytes()), true),
+        // Of the first entry: extra data, the number of entries of the L1 table, and its place.
+        ("extra", put(table + 36, &5000u32.to_be_bytes()), true),
+        ("entries", put(table + 8, &(1u32 << 30).to_be_bytes()), false),
+        ("aligned", put(table, &(l1 as u64 + 512).to_be_bytes()), false),
+        ("end", put(table, &past_the_end.to_be_bytes()), false),
+        // Of its L1 table.
+        ("entry", put(l1, &0xffff_0000_0000_0000u64.to_be_bytes()), false),
+    ];
+    for (name, (at, bytes), is_refused) in places {
+        let mut damaged = good.clone();
+        damaged[at..at + bytes.len()].copy_from_slice(&bytes);
+        for side in peers.sides() {
+            std::fs::write(side.path(name), &damaged).expect("a copy");
+        }
+        let answers = peers.sides().map(|side| side.ask("blockdev-add", &add(name, name, false)));
+        for answer in &answers {
+            assert_eq!(answer.get("error").is_some(), is_refused, "{name}: {answer}");
+        }
+        if is_refused {
+            let [ours, theirs] = answers.map(|answer| answer["error"]["desc"].to_string());
+            assert!(ours.contains(theirs.trim_matches('"').split('\n').next().unwrap()), "{ours}");
+            let path = peers.ours.path(name);
+            let repair = ServerCommand::other_command(&scratch, "check").named("repair");
+            let repair = repair.arg("--repair").arg("all").arg(path.display().to_string());
+            let (repaired, said) = repair.run();
+            assert_eq!(repaired.code(), Some(1), "{name}: {said}");
+            assert_eq!(std::fs::read(&path).expect("the image"), damaged, "{name}");
+            continue;
+        }
+        // The disk goes on, and its other snapshot can be deleted.
+        let deleted = peers.ours.ask(DELETE, &json!({"device": name, "name": "a"}));
+        let why = deleted["error"]["desc"].as_str().unwrap_or_default();
+        assert!(why.contains("the snapshot is damaged"), "{name}: {deleted}");
+        peers.ours.qmp.execute(DELETE, json!({"device": name, "name": "b"}));
+        peers.ours.qmp.execute(MAKE, json!({"device": name, "name": "c"}));
+        let nodes = peers.ours.qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let is_it = |node: &&Value| node["node-name"] == name;
+        let node = nodes.as_array().unwrap().iter().find(is_it).expect("the node");
+        assert_eq!(node["image"]["format-specific"]["data"]["corrupt"], false, "{name}");
+        for side in peers.sides() {
+            side.qmp.execute("blockdev-del", json!({"node-name": name}));
+        }
+    }
+    peers.stop();
 }

@@ -335,6 +335,8 @@ pub enum SnapshotError {
     Os(Errno),
     /// The image's metadata is damaged.
     Damaged(String),
+    /// The metadata of the snapshot that was to be deleted is damaged. Nothing has changed.
+    OfSnapshot(String),
 }
 
 impl From<Errno> for SnapshotError {
@@ -348,6 +350,7 @@ impl fmt::Display for SnapshotError {
         match self {
             SnapshotError::Os(errno) => f.write_str(errno.desc()),
             SnapshotError::Damaged(why) => write!(f, "the image is damaged: {why}"),
+            SnapshotError::OfSnapshot(why) => write!(f, "the snapshot is damaged: {why}"),
         }
     }
 }

@@ -149,6 +149,9 @@ impl Image {
         let mut all = lock(&self.snapshots).all.clone();
         let at = all.iter().position(|snapshot| snapshot.told.id == id);
         let deleted = all.remove(at.ok_or(Errno::ENOENT)?);
+        if let Some(why) = deleted.fault {
+            return Err(SnapshotError::OfSnapshot(why.to_owned()));
+        }
         self.change(channels, |_| (SnapshotChange::Delete(deleted.l1), all)).await
     }
 
@@ -237,6 +240,7 @@ impl Image {
         let (mut roots, free) = prepared.map_err(|error| match error {
             SwitchError::Os(errno) => SnapshotError::from(errno),
             SwitchError::Damaged(why) => SnapshotError::Damaged(why),
+            SwitchError::OfSnapshot(why) => SnapshotError::OfSnapshot(why),
         })?;
         let table = taken.snapshots..taken.snapshots + table.len() as u64;
         roots.snapshots = (all.len() as u32, table.start);

@@ -28,6 +28,8 @@ const EXTRA: u64 = 16;
 /// Bytes of extra data with the number of instructions, and what stands for none.
 const EXTRA_ICOUNT: u64 = 24;
 const NO_ICOUNT: u64 = u64::MAX;
+/// Most bytes of extra data, as in QEMU.
+const MOST_EXTRA: u64 = 1024;
 /// Most bytes of a name, as in QEMU.
 const MAX_NAME: usize = 255;
 /// Bytes that are read at once.
@@ -38,19 +40,25 @@ const CHUNK: usize = 64 << 10;
 pub(super) struct Snapshot {
     /// What QMP shows of it.
     pub(super) told: InternalSnapshot,
-    /// The bytes of its L1 table in the file.
+    /// The bytes of its L1 table in the file, as its entry has them.
     l1: Range<u64>,
     /// The entry as the table has it, with extra data that is not known here.
     bytes: Vec<u8>,
     /// Bytes of its extra data.
     extra: u64,
+    /// Why its L1 table is not used.
+    fault: Option<&'static str>,
 }
 
-/// Bytes of an entry that begins with these. `None`: it is damaged.
-fn len(fixed: &[u8; FIXED]) -> Option<u64> {
+/// Bytes of an entry that begins with these.
+fn len(fixed: &[u8; FIXED]) -> u64 {
     let (id, name) = (number(&fixed[12..14]), number(&fixed[14..16]));
-    let len = (FIXED as u64 + number(&fixed[36..40]) + id + name).next_multiple_of(8);
-    Some(len).filter(|len| *len <= MAX_TABLE)
+    (FIXED as u64 + extra(fixed) + id + name).next_multiple_of(8)
+}
+
+/// Bytes of extra data of an entry that begins with these.
+fn extra(fixed: &[u8; FIXED]) -> u64 {
+    number(&fixed[36..40])
 }
 
 impl Snapshot {
@@ -58,8 +66,7 @@ impl Snapshot {
     fn parse(bytes: &[u8]) -> Option<Snapshot> {
         let fixed: &[u8; FIXED] = bytes.first_chunk()?;
         let at = |range: Range<usize>| number(&fixed[range]);
-        let (l1_at, l1_entries, extra) = (at(0..8), at(8..12), at(36..40));
-        let l1_len = Some(l1_entries * ENTRY as u64).filter(|len| *len <= MAX_L1)?;
+        let (l1_at, l1_len, extra) = (at(0..8), at(8..12) * ENTRY as u64, extra(fixed));
         let id_at = FIXED + extra as usize;
         let name_at = id_at + at(12..14) as usize;
         let text = |range: Range<usize>| Some(String::from_utf8_lossy(bytes.get(range)?).into());
@@ -77,10 +84,21 @@ impl Snapshot {
                 vm_clock: Duration::from_nanos(at(24..32)),
                 icount: in_extra(2).filter(|icount| *icount != NO_ICOUNT),
             },
-            l1: l1_at..l1_at.checked_add(l1_len)?,
+            l1: l1_at..l1_at.saturating_add(l1_len),
             bytes: bytes.to_vec(),
             extra,
+            fault: None,
         })
+    }
+
+    /// What is wrong with the place of its L1 table, in a file with such clusters and such an end. In QEMU's words.
+    fn fault(&self, cluster: u64, file_end: u64) -> Option<&'static str> {
+        let Range { start, end } = self.l1;
+        match end - start > MAX_L1 {
+            true => Some("Snapshot L1 table too large"),
+            false => (!start.is_multiple_of(cluster) || end > file_end)
+                .then_some("Snapshot L1 table offset invalid"),
+        }
     }
 
     /// An entry for the disk as it is now. `l1`: its L1 table in the file.
@@ -99,7 +117,7 @@ impl Snapshot {
         bytes.extend(told.id.as_bytes());
         bytes.extend(told.name.as_bytes());
         bytes.resize(bytes.len().next_multiple_of(8), 0);
-        Snapshot { told, l1, bytes, extra: EXTRA_ICOUNT }
+        Snapshot { told, l1, bytes, extra: EXTRA_ICOUNT, fault: None }
     }
 }
 
@@ -113,7 +131,7 @@ pub(super) async fn list(
     header: &Header,
     places: &mut Places,
 ) -> io::Result<()> {
-    let (snapshots, table) = read_all(channels, header).await?;
+    let (snapshots, table) = read_all(channels, header, i64::MAX as u64).await?;
     for (index, snapshot) in snapshots.iter().enumerate() {
         if header.version > 2 && snapshot.extra < EXTRA {
             places.errors.push(format!("snapshot table entry {index} is incomplete"));
@@ -127,11 +145,12 @@ pub(super) async fn list(
 
 /// The places of the snapshot table and of the snapshots' L1 tables, in bytes of the file.
 pub(super) fn places(snapshots: &[Snapshot], table: Range<u64>) -> Vec<(Range<u64>, Owner)> {
-    let l1_tables = snapshots.iter().map(|snapshot| (snapshot.l1.clone(), Owner::InactiveL1));
+    let sound = snapshots.iter().filter(|snapshot| snapshot.fault.is_none());
+    let l1_tables = sound.map(|snapshot| (snapshot.l1.clone(), Owner::InactiveL1));
     l1_tables.chain([(table, Owner::SnapshotTable)]).collect()
 }
 
-/// The snapshots, and the bytes of their table in the file.
+/// The snapshots, and the bytes of their table in the file, which ends there.
 ///
 /// # Errors
 ///
@@ -139,30 +158,40 @@ pub(super) fn places(snapshots: &[Snapshot], table: Range<u64>) -> Vec<(Range<u6
 pub(super) async fn read_all(
     channels: &Channels,
     header: &Header,
+    file_end: u64,
 ) -> io::Result<(Vec<Snapshot>, Range<u64>)> {
-    let damaged = || {
-        let why = "the snapshot table is damaged: qemu-img check -r all repairs it";
-        io::Error::new(io::ErrorKind::InvalidData, why)
-    };
+    let damaged = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let (start, count) = header.snapshots;
+    if count as usize > MAX_SNAPSHOTS {
+        return Err(damaged("Snapshot table too large"));
+    }
+    if count > 0 && (!start.is_multiple_of(header.cluster) || i64::try_from(start).is_err()) {
+        return Err(damaged("Snapshot table offset invalid"));
+    }
     let mut snapshots = Vec::new();
     // The bytes from `at` on.
     let (mut at, mut bytes) = (start, Vec::new());
-    for _ in 0..count {
+    for index in 0..count {
         if bytes.len() < FIXED {
             bytes = read(channels, at, CHUNK).await?;
         }
-        let len = bytes.first_chunk().and_then(len).ok_or_else(damaged)?;
-        if bytes.len() < len as usize {
-            bytes = read(channels, at, CHUNK.max(len as usize)).await?;
+        let fixed = bytes.first_chunk().ok_or(Errno::EIO)?;
+        if extra(fixed) > MOST_EXTRA {
+            let why = format!("Too much extra metadata in snapshot table entry {index}");
+            return Err(damaged(&why));
         }
-        let snapshot = bytes.get(..len as usize).and_then(Snapshot::parse).ok_or_else(damaged)?;
-        at = at.checked_add(len).ok_or(Errno::EOVERFLOW)?;
+        let len = len(fixed) as usize;
+        if bytes.len() < len {
+            bytes = read(channels, at, CHUNK.max(len)).await?;
+        }
+        let snapshot = bytes.get(..len).and_then(Snapshot::parse).ok_or(Errno::EIO)?;
+        let fault = snapshot.fault(header.cluster, file_end);
+        snapshots.push(Snapshot { fault, ..snapshot });
+        at += len as u64;
         if at - start > MAX_TABLE {
-            return Err(damaged());
+            return Err(damaged("Snapshot table too large"));
         }
-        bytes.drain(..len as usize);
-        snapshots.push(snapshot);
+        bytes.drain(..len);
     }
     Ok((snapshots, start..at))
 }
@@ -183,7 +212,7 @@ mod tests {
         };
         let new = Snapshot::new(told.clone(), 0x30000..0x30010, 1 << 30);
         assert_eq!(new.bytes.len() % 8, 0);
-        assert_eq!(new.bytes.first_chunk().and_then(len), Some(new.bytes.len() as u64));
+        assert_eq!(new.bytes.first_chunk().map(len), Some(new.bytes.len() as u64));
         let parsed = Snapshot::parse(&new.bytes).unwrap();
         assert_eq!((parsed.told, parsed.l1, parsed.extra), (told, 0x30000..0x30010, 24));
         assert_eq!(number(&new.bytes[FIXED + 8..FIXED + 16]), 1 << 30);

@@ -39,6 +39,18 @@ pub(in super::super) enum SwitchError {
     Os(Errno),
     /// The metadata is damaged.
     Damaged(String),
+    /// That of the snapshot that was to be deleted is.
+    OfSnapshot(String),
+}
+
+impl SwitchError {
+    /// Damage on the way through the tables of a snapshot.
+    fn of_snapshot(self) -> SwitchError {
+        match self {
+            SwitchError::Damaged(why) => SwitchError::OfSnapshot(why),
+            SwitchError::Os(_) | SwitchError::OfSnapshot(_) => self,
+        }
+    }
 }
 
 impl From<Errno> for SwitchError {
@@ -258,21 +270,25 @@ impl<F: TableFile> Work<'_, F> {
     async fn give_up_snapshot(&mut self, l1: Range<u64>) -> Result<(), SwitchError> {
         let bytes = self.file.read(l1.start, (l1.end - l1.start) as usize).await?;
         for nth in 0..bytes.len() / ENTRY {
-            let Some((at, _)) = table(entry_at(&bytes, nth), &self.format)? else { continue };
+            let entry = table(entry_at(&bytes, nth), &self.format);
+            let Some((at, _)) = entry.map_err(|stop| SwitchError::from(stop).of_snapshot())? else {
+                continue;
+            };
             let l2 = self.read_l2(at).await?;
             // What other users of the table lead to stays in use too.
-            let is_used = self.lower(at).await? > 0;
+            let is_used = self.lower(at).await.map_err(SwitchError::of_snapshot)? > 0;
             for found in self.entries(&l2) {
-                let (_, entry) = found?;
+                let (_, entry) = found.map_err(|stop| SwitchError::from(stop).of_snapshot())?;
                 for cluster in entry.clusters(&self.format) {
-                    let left = self.counts.lower(self.file, cluster).await?;
+                    let left = self.counts.lower(self.file, cluster).await;
+                    let left = left.map_err(SwitchError::of_snapshot)?;
                     if is_used && left == 0 {
                         return Err(uncounted(cluster));
                     }
                 }
             }
         }
-        self.lower_all(l1).await
+        self.lower_all(l1).await.map_err(SwitchError::of_snapshot)
     }
 
     /// Marks what only the disk uses from now on, and checks that all of it is counted. Returns the new L1 table.
