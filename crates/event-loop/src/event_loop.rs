@@ -150,6 +150,10 @@ impl EventLoop {
     /// Names the system call and its errno. A missing io_uring is no error: the loop then uses epoll, see
     /// [`EventLoop::ring`].
     pub fn new(config: LoopConfig) -> Result<Self, SetupError> {
+        #[cfg(any(test, feature = "sim"))]
+        if let Some(simulated) = crate::ring::sim::new_loop(&config) {
+            return simulated;
+        }
         let entries = config.entries.clamp(1, MAX_ENTRIES);
         let workers = config.thread_pool.max.clamp(1, ThreadPoolConfig::MOST) as u32;
         let (ring, chosen) = setup::set_up(config.ring, entries, config.completions, workers)?;

@@ -139,8 +139,8 @@ fn keep(path: &Path, steps: Vec<Step>) -> Start {
 }
 
 impl Daemon {
-    /// Starts a daemon. It calls `on_ready` before it serves.
-    pub(crate) fn start(around: &Surroundings<'_>, on_ready: impl FnOnce() + 'static) -> Self {
+    /// Starts a daemon.
+    pub(crate) fn start(around: &Surroundings<'_>) -> Self {
         let Surroundings { plan, disks, nbd_socket, monitor, .. } = around;
         let (daemon, machines) = Daemon::new(around);
         let mut environment = around.environment(&machines);
@@ -167,14 +167,7 @@ impl Daemon {
                 Some(path) => keep(&path, steps),
                 None => Start { steps, ..Start::default() },
             };
-            let ready = |_: &::daemon::Daemon| {
-                // After the steps of the state file.
-                let tell = Box::new(|| {
-                    on_ready();
-                    Ok(())
-                });
-                Ok(Ready { status: None, tell })
-            };
+            let ready = |_: &::daemon::Daemon| Ok(Ready::new(None));
             let end = ::daemon::run_on(control, &SigSet::empty(), start, environment, ready);
             result.replace(Some(end.map_err(|error| error.to_string())));
         };

@@ -11,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::fds::{Fds, Kept};
 use crate::model::SECTOR;
-use crate::oracle;
+use crate::oracle::{self, Found};
 
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +22,23 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the contents of the disk in an image with these bytes. Fails if the image is damaged.
-    pub(crate) fn contents(self, bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+    /// Returns what an image with these bytes has. `behind`: the contents of its backing image. Fails if the image is
+    /// damaged.
+    fn found(self, bytes: Vec<u8>, behind: &[u8]) -> Result<Found, String> {
         match self {
-            Format::Raw => Ok(bytes),
-            Format::Qcow2(_) => oracle::Image::read(&bytes, &[]),
+            Format::Raw => Ok(Found {
+                contents: bytes,
+                bitmaps: Vec::new(),
+                compressed: 0,
+                snapshots: Vec::new(),
+            }),
+            Format::Qcow2(_) => oracle::Image::read_all(&bytes, behind, None),
         }
+    }
+
+    /// Returns the contents of the disk in an image with these bytes and without a backing image.
+    pub(crate) fn contents(self, bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+        Ok(self.found(bytes, &[])?.contents)
     }
 }
 
@@ -36,8 +47,6 @@ impl Format {
 pub(crate) struct Image {
     file: Rc<Kept>,
     pub(crate) format: Format,
-    /// The image behind it, if its header names one.
-    below: Option<Box<Image>>,
 }
 
 impl Image {
@@ -45,7 +54,7 @@ impl Image {
     pub(crate) fn new(fds: &Rc<Fds>, format: Format, sectors: u32) -> Self {
         let file = memfd_create(c"sim-disk", MFdFlags::MFD_CLOEXEC).expect("a memfd");
         let size = u64::from(sectors) * SECTOR as u64;
-        let image = Image { file: Kept::new(fds, file), format, below: None };
+        let image = Image { file: Kept::new(fds, file), format };
         match format {
             Format::Raw => nix::unistd::ftruncate(image.fd(), size.cast_signed()).expect("memory"),
             Format::Qcow2(cluster_size) => {
@@ -59,12 +68,7 @@ impl Image {
     /// The image in a file that exists.
     pub(crate) fn of_file(fds: &Rc<Fds>, path: &Path, format: Format) -> Self {
         let file = File::open(path).expect("the image");
-        Image { file: Kept::new(fds, file.into()), format, below: None }
-    }
-
-    /// With an image behind it.
-    pub(crate) fn over(self, below: Image) -> Self {
-        Image { below: Some(Box::new(below)), ..self }
+        Image { file: Kept::new(fds, file.into()), format }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -80,21 +84,25 @@ impl Image {
         self.format != Format::Raw
     }
 
-    /// Returns the contents of the disk, read from the file alone. Fails if the image is damaged.
-    pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
-        let bytes = std::fs::read(self.path()).expect("the image");
-        // qcow2's specification: the place of the name of the backing image, or 0.
-        let has_backing = bytes.get(8..16).is_some_and(|place| place.iter().any(|byte| *byte != 0));
-        match &self.below {
-            Some(below) if has_backing => oracle::Image::read(&bytes, &below.contents()?),
-            _ => self.format.contents(bytes),
+    /// The name of the backing image, if the header has one: its first byte and its length are in bytes 8 and 16.
+    pub(crate) fn backing_name(&self) -> Option<String> {
+        if self.format == Format::Raw {
+            return None;
         }
+        let bytes = self.bytes();
+        let at = usize::try_from(u64::from_be_bytes(*bytes.get(8..)?.first_chunk()?)).ok()?;
+        let len = u32::from_be_bytes(*bytes.get(16..)?.first_chunk()?) as usize;
+        let name = bytes.get(at..at + len).unwrap_or_default();
+        (at != 0).then(|| String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Marks the file's contents as stable.
-    pub(crate) fn is_stable(&self, storage: &Storage) {
-        let bytes = std::fs::read(self.path()).expect("the image");
-        storage.restore(self.fd(), bytes).expect("an image on the storage");
+    /// Returns what the file has. `behind`: the contents of the backing image. Fails if the image is damaged.
+    pub(crate) fn found(&self, behind: &[u8]) -> Result<Found, String> {
+        self.format.found(self.bytes(), behind)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        std::fs::read(self.path()).expect("the image")
     }
 
     /// Cuts the power: the file then has what its storage kept.

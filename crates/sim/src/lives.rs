@@ -5,11 +5,15 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
 
-use crate::daemon::{Daemon, Offered, Surroundings};
+use crate::chain::State;
+use crate::daemon::{Daemon, Disk, Offered, Surroundings};
 use crate::fds;
 use crate::host::Loop;
-use crate::image::Format;
+use crate::image::Image;
+use crate::lasting::{Claim, Lasting};
 use crate::machine::ActorId;
+use crate::model::SECTOR;
+use crate::operator::Moving;
 use crate::world::World;
 use crate::{mappings, operator};
 
@@ -48,23 +52,9 @@ impl World {
     }
 
     pub(crate) fn start_daemon(self: &Rc<Self>) {
-        let filled = self.journals.filled();
-        self.recovered.set(filled > 0 || self.recovered.get());
-        self.coverage.recovered.add(filled as u64);
-        // A killed daemon keeps the function for ever.
-        let world = Rc::downgrade(self);
-        let ready = move || world.upgrade().iter().for_each(|world| world.daemon_is_ready());
-        let daemon = Daemon::start(&self.around(), ready);
+        self.coverage.recovered.add(self.journals.filled() as u64);
+        let daemon = Daemon::start(&self.around());
         self.daemons.borrow_mut().push(daemon);
-    }
-
-    /// The daemon has opened all images, and has not served a request.
-    fn daemon_is_ready(&self) {
-        // The recovery of the images wrote and flushed outside of the simulated rings.
-        if self.recovered.take() && self.plan.power_cuts > 0 {
-            let images = self.disks.iter().filter(|disk| disk.image.format != Format::Raw);
-            images.for_each(|disk| disk.image.is_stable(&self.storage));
-        }
     }
 
     /// Fails the run if a daemon has ended by itself.
@@ -89,13 +79,74 @@ impl World {
         }
     }
 
-    // ---- upgrades ------------------------------------------------------------------------------
-
-    /// Whether upgrades are possible. A hand-over of a qcow2 image writes outside of the simulated rings, which a cut of
-    /// the power would take back.
-    pub(crate) fn can_upgrade(&self) -> bool {
-        self.plan.power_cuts == 0 || !self.disks.iter().any(|disk| disk.image.keeps_back())
+    /// Whether the daemon may be ended in order in the middle of the run. Its users do not expect that if it is never
+    /// killed.
+    pub(crate) fn may_stop(&self) -> bool {
+        let is_vhost_user = |disk: &Disk| matches!(disk.offered, Offered::VhostUser { .. });
+        self.is_hard()
+            && self.never_fails()
+            && !self.is_upgrading()
+            && self.disks.iter().all(is_vhost_user)
     }
+
+    /// The daemon is about to end, or was.
+    pub(crate) fn is_stopping(&self, stops: bool) {
+        self.quits.set(stops);
+        self.stops.set(self.stops.get() + 1);
+    }
+
+    /// Whether the daemon has ended in order.
+    pub(crate) fn has_stopped(&self) -> bool {
+        let daemons = self.daemons.borrow();
+        let end = daemons.first().and_then(Daemon::ended);
+        if let Some(Err(error)) = &end {
+            self.fail(&format!("the daemon fails: {error}"));
+        }
+        end.is_some()
+    }
+
+    /// Starts a daemon after one that has ended in order, which has stored its bitmaps. Sometimes, the power is cut in
+    /// between.
+    pub(crate) fn start_again(self: &Rc<Self>, serving: &[String]) {
+        self.coverage.stops.one();
+        self.check_stored(serving);
+        for (user, image) in self.users.borrow().iter().zip(&*self.images.borrow()) {
+            if image.keeps_back() {
+                // Closing an image flushes it.
+                let mut model = user.model().borrow_mut();
+                let flush = model.begin_flush();
+                model.flushed(&flush);
+            }
+        }
+        let cut = self.random().one_in(self.plan.power_cuts);
+        self.coverage.stops_cut.add(cut.into());
+        self.kill(cut);
+        self.start_daemon();
+    }
+
+    /// Kills a daemon, and starts the next one.
+    pub(crate) fn kill_and_start(self: &Rc<Self>) {
+        self.kill(false);
+        self.start_daemon();
+    }
+
+    /// Checks that the bitmaps are in images that were closed. `serving`: the nodes of the disks.
+    fn check_stored(&self, serving: &[String]) {
+        for (number, lasting) in self.lasting.borrow_mut().iter_mut().enumerate() {
+            let is_serving = |lasting: &&mut Lasting| lasting.node == serving[number];
+            let Some(lasting) = lasting.as_mut().filter(is_serving) else { continue };
+            let Some(image) = self.find_image_of(&lasting.node) else { continue };
+            let found = self.found(&image);
+            let claim = found.and_then(|found| lasting.check(&found.bitmaps, &found.contents));
+            if claim != Ok(Claim::Right) {
+                let name = &lasting.name;
+                self.fail(&format!("{name} of disk {number} was not stored: {claim:?}"));
+            }
+            lasting.stored = true;
+        }
+    }
+
+    // ---- upgrades ------------------------------------------------------------------------------
 
     /// Whether there are two daemons.
     pub(crate) fn is_upgrading(&self) -> bool {
@@ -114,7 +165,11 @@ impl World {
 
     /// Number of moments so far at which a daemon may have lost its connections.
     pub(crate) fn losses(&self) -> u64 {
-        self.kills() + self.disturbed_upgrades()
+        if self.quits.get() {
+            // A daemon that ends closes connections at any time.
+            self.stops.set(self.stops.get() + 1);
+        }
+        self.kills() + self.disturbed_upgrades() + self.stops.get()
     }
 
     /// Called before an actor runs.
@@ -270,9 +325,10 @@ impl World {
             return;
         }
         self.machine.say(|| if cut { "the power is cut" } else { "the daemon is killed" }.into());
-        self.coverage.kills.one();
+        self.coverage.kills.add(daemons.iter().any(|daemon| daemon.ended().is_none()).into());
         self.kills.set(self.kills.get() + 1);
         self.died.set(true);
+        self.is_cut.set(cut);
         let in_flight = self.users.borrow().iter().map(|user| user.in_flight()).sum();
         self.coverage.redone.add(in_flight);
         self.coverage.ahci_kills.add(self.in_flight_on(Offered::is_ahci));
@@ -292,24 +348,91 @@ impl World {
         mappings::unmap_others(&self.mappings.borrow());
         self.fds.close_all_but(&BTreeSet::new());
         self.upgrade.fds.take();
-        if cut {
-            self.coverage.cuts.one();
-            self.cuts.set(self.cuts.get() + 1);
+        match cut {
+            true => self.cut_power(),
+            false => self.check_images(),
         }
-        for (number, (disk, user)) in self.disks.iter().zip(&*self.users.borrow()).enumerate() {
-            let image = &disk.image;
-            if cut {
-                self.journals.remove();
-                self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
-                image.cut(&self.storage, self.random().next());
-            } else if !image.keeps_back() {
+    }
+
+    /// Loses what is not flushed, and checks what is left: the disks that the next daemon opens.
+    fn cut_power(&self) {
+        self.coverage.cuts.one();
+        self.cuts.set(self.cuts.get() + 1);
+        match self.moving.get() {
+            Some(Moving::Commit) => self.coverage.commits_cut.one(),
+            Some(Moving::Stream) => self.coverage.streams_cut.one(),
+            Some(Moving::Mirror) => self.coverage.mirrors_cut.one(),
+            None => {}
+        }
+        self.journals.remove();
+        let state = self.state();
+        let paths = self.paths_after_restart(state.as_ref());
+        for disk in &self.disks {
+            self.cut_image(&disk.image);
+        }
+        for (path, image) in self.named_images() {
+            match path.to_str().is_some_and(|path| paths.contains(path)) {
+                true => self.cut_image(&image),
+                // No daemon opens it any more.
+                false => self.remove_image(&path),
+            }
+        }
+        for (number, user) in self.users.borrow().iter().enumerate() {
+            let node = self.node_after_restart(state.as_ref(), number);
+            let checked = self.check_chain(state.as_ref(), &node);
+            let checked = checked.and_then(|bytes| user.lose(&bytes, true));
+            let checked = checked.and_then(|()| self.check_bitmap(number));
+            if let Err(wrong) = checked {
+                self.fail(&format!("what a power cut leaves of disk {number} on {node}: {wrong}"));
+            }
+        }
+    }
+
+    fn cut_image(&self, image: &Image) {
+        self.coverage.torn.add(self.storage.unstable_sectors(image.fd()) as u64);
+        image.cut(&self.storage, self.random().next());
+    }
+
+    /// The contents of a node, which are the same by the state file and by the names in headers.
+    fn check_chain(&self, state: Option<&State>, node: &str) -> Result<Vec<u8>, String> {
+        let contents = self.contents_after_restart(state, node)?;
+        let image = self.image_of(node);
+        if image.backing_name().is_none() && state.is_none() {
+            return Ok(contents);
+        }
+        let found = self.found(&image)?.contents;
+        self.coverage.chains_cut.add(image.backing_name().is_some().into());
+        let differs = |(one, other): (&[u8], &[u8])| one != other;
+        let mut sectors = contents.chunks(SECTOR).zip(found.chunks(SECTOR));
+        match sectors.position(differs) {
+            _ if contents.len() != found.len() => {
+                Err(format!("{} bytes, and {} by its headers", contents.len(), found.len()))
+            }
+            Some(sector) => Err(format!("sector {sector} is another one by its headers")),
+            None => Ok(contents),
+        }
+    }
+
+    /// Checks the persistent bitmap of a disk, which may lie in an image that is below another one now.
+    fn check_bitmap(&self, disk: usize) -> Result<(), String> {
+        let mut lasting = self.lasting.borrow_mut();
+        let Some(bitmap) = &mut lasting[disk] else { return Ok(()) };
+        let Some(image) = self.find_image_of(&bitmap.node) else {
+            lasting[disk] = None;
+            return Ok(());
+        };
+        let found = self.found(&image)?;
+        bitmap.check(&found.bitmaps, &found.contents)?;
+        Ok(())
+    }
+
+    /// Checks that the images are consistent. Their journals have what is missing.
+    fn check_images(&self) {
+        for (number, disk) in self.disks.iter().enumerate() {
+            if !disk.image.keeps_back() {
                 continue;
             }
-            let checked = match (image.contents(), cut) {
-                (Ok(bytes), true) => user.lose(&bytes, true),
-                // The image is consistent. Its journal has the missing changes.
-                (contents, _) => contents.map(drop),
-            };
+            let checked = self.found(&disk.image).and_then(|_| self.check_bitmap(number));
             if let Err(wrong) = checked {
                 self.fail(&format!("what is left of disk {number}: {wrong}"));
             }

@@ -5,6 +5,7 @@
 //! sends QMP commands, and faults come by the seed. The same seed shows the same failure again.
 
 mod ahci;
+mod chain;
 mod client;
 mod coverage;
 mod daemon;
@@ -13,6 +14,7 @@ mod guest;
 mod host;
 mod image;
 mod journals;
+mod lasting;
 mod listener;
 mod lives;
 mod machine;
@@ -22,7 +24,7 @@ mod nvme;
 mod operator;
 mod options;
 // Judges what power cuts leave of qcow2 images, and shares nothing with the driver.
-#[expect(dead_code, reason = "encrypted images and bitmaps are for the power-cut test")]
+#[expect(dead_code, reason = "encrypted images and snapshots are for the power-cut test")]
 #[path = "../../block/tests/power/oracle.rs"]
 mod oracle;
 mod plan;

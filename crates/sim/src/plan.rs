@@ -62,10 +62,14 @@ impl Plan {
             _ => {}
         }
         plan.daemon.state = plan.daemon.life_ns > 0 && random.one_in(2);
-        if is_odd && seed % 16 == 8 {
-            // Commits, streams and mirrors move disks in all worlds of this kind, kills or not.
+        if is_odd && matches!(seed % 16, 0 | 8) {
+            // Commits, streams and mirrors move disks in all worlds of this kind, kills, power cuts or not.
             plan.daemon.faults.fail = 0;
             plan.daemon.state = plan.daemon.life_ns > 0;
+            if plan.daemon.power_cuts > 0 {
+                // Long enough for jobs.
+                plan.daemon.life_ns = 20_000_000;
+            }
         }
         if is_odd && matches!(seed % 16, 10 | 12) {
             plan.guests.iter_mut().for_each(guest::Plan::manage_tasks);

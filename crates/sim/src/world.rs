@@ -2,10 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use event_loop::ring::sim::{Happened, Storage, socket_transfers, without_threads};
+use event_loop::ring::sim::{
+    Happened, Storage, simulate_new_loops, socket_transfers, without_threads,
+};
 
 use crate::ahci::{self, AhciGuest};
 use crate::client::{self, Client};
@@ -16,12 +20,13 @@ use crate::guest::{self, Guest};
 use crate::host::Loop;
 use crate::image::{Format, Image};
 use crate::journals::{Folder, Journals};
+use crate::lasting::Lasting;
 use crate::listener::Socket;
 use crate::lives::Upgrade;
 use crate::machine::{ActorId, FOREVER, Machine, Step};
 use crate::model::{Seen, Ticket};
 use crate::nvme::{self, NvmeGuest};
-use crate::operator;
+use crate::operator::{self, Moving};
 use crate::random::Random;
 use crate::user::User;
 
@@ -49,7 +54,7 @@ pub(crate) struct World {
     /// A disk is exported as a namespace of an NVMe controller.
     has_nvme: bool,
     /// By disk, after the operator has changed them.
-    images: RefCell<Vec<Image>>,
+    pub(crate) images: RefCell<Vec<Image>>,
     /// Images of the operator's nodes, by name.
     named: RefCell<BTreeMap<String, Named>>,
     /// Files of the operator.
@@ -57,13 +62,19 @@ pub(crate) struct World {
     /// The storage of the images. Cuts of the power act on it.
     pub(crate) storage: Storage,
     pub(crate) journals: Journals,
-    /// Images were recovered by a daemon that is not ready yet.
-    pub(crate) recovered: Cell<bool>,
+    /// The persistent bitmap of each disk.
+    pub(crate) lasting: RefCell<Vec<Option<Lasting>>>,
+    /// What the operator does to a chain of images.
+    pub(crate) moving: Cell<Option<Moving>>,
     /// The daemon may end.
     pub(crate) quits: Cell<bool>,
     /// The counters of the rings of killed daemons.
     pub(crate) past: RefCell<Happened>,
     pub(crate) kills: Cell<u64>,
+    /// Grows while a daemon is ended in order.
+    pub(crate) stops: Cell<u64>,
+    /// The last daemon has ended by a power cut, or before one.
+    pub(crate) is_cut: Cell<bool>,
     pub(crate) cuts: Cell<u64>,
     /// The daemon was killed since the last check of the users.
     pub(crate) died: Cell<bool>,
@@ -80,7 +91,6 @@ pub(crate) struct World {
 struct Named {
     path: PathBuf,
     format: Format,
-    below: Option<String>,
 }
 
 /// Interval of that check, nanoseconds.
@@ -146,6 +156,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         .map(|(format, sectors)| Image::new(&fds, format, sectors))
         .collect();
     let storage = Storage::new();
+    simulate_new_loops(Some(storage.clone()));
     if plan.daemon.power_cuts > 0 {
         images.iter().for_each(|image| storage.add(image.fd()).expect("an image"));
         // The descriptors of the storage.
@@ -159,6 +170,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
             throttled: plan.daemon.throttled,
         })
         .collect();
+    let lasting = disks.len();
     let world = Rc::new(World {
         seed,
         requests: plan.requests,
@@ -179,10 +191,13 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         folder: Folder::new(seed),
         storage,
         journals: Journals::new(seed),
-        recovered: Cell::new(false),
+        lasting: RefCell::new((0..lasting).map(|_| None).collect()),
+        moving: Cell::new(None),
         quits: Cell::new(false),
         past: RefCell::default(),
         kills: Cell::new(0),
+        stops: Cell::new(0),
+        is_cut: Cell::new(false),
         cuts: Cell::new(0),
         died: Cell::new(false),
         transfers: Cell::new(0),
@@ -233,15 +248,16 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     {
         let checked = match flushed {
             false if image.keeps_back() => {
-                image.contents().and_then(|bytes| user.lose(&bytes, false))
+                world.found(image).and_then(|found| user.lose(&found.contents, false))
             }
-            _ => image.contents().and_then(|bytes| user.check_disk(&bytes)),
+            _ => world.found(image).and_then(|found| user.check_disk(&found.contents)),
         };
         if let Err(wrong) = checked {
             world.fail(&format!("disk {number}, in the end: {wrong}"));
         }
     }
     world.users.borrow_mut().clear();
+    world.named_images().iter().for_each(|(path, _)| world.remove_image(path));
     world.folder.remove();
     world.journals.remove();
     let happened = world.happened();
@@ -362,11 +378,20 @@ impl World {
         self.plan.life_ns > 0
     }
 
+    /// Whether the power is cut.
+    pub(crate) fn has_power_cuts(&self) -> bool {
+        self.plan.power_cuts > 0
+    }
+
+    /// Whether the power was cut after the last daemon.
+    pub(crate) fn is_cut_last(&self) -> bool {
+        self.is_cut.get()
+    }
+
     /// Whether disks may move to other images. No operation fails for good, and the next daemon knows of the move: it
     /// has a state file, or there is none.
     pub(crate) fn may_move(&self) -> bool {
-        let is_known = self.plan.life_ns == 0 || self.keeps_state() && self.plan.power_cuts == 0;
-        is_known && self.never_fails()
+        (self.plan.life_ns == 0 || self.keeps_state()) && self.never_fails()
     }
 
     /// Whether a disk was made as a qcow2 image.
@@ -374,10 +399,10 @@ impl World {
         self.disks.iter().any(|disk| disk.image.format != Format::Raw)
     }
 
-    /// Whether a disk is on an image that can have persistent bitmaps, which no kill makes inconsistent.
-    pub(crate) fn may_keep_bitmaps(&self, disk: usize) -> bool {
-        let is_mild = self.plan.life_ns == 0 && self.never_fails() && !self.is_throttled();
-        is_mild && self.images.borrow()[disk].format != Format::Raw
+    /// Whether the node of a disk can have persistent bitmaps.
+    pub(crate) fn may_keep_bitmaps(&self, node: &str) -> bool {
+        let may = self.never_fails() && !self.is_throttled();
+        may && self.image_of(node).format != Format::Raw
     }
 
     /// Whether the daemon has a state file.
@@ -385,10 +410,39 @@ impl World {
         self.plan.state
     }
 
-    /// Records the image of a node of the operator. `below`: the node behind it.
-    pub(crate) fn name_image(&self, node: &str, path: &Path, format: Format, below: Option<&str>) {
-        let (path, below) = (path.to_owned(), below.map(str::to_owned));
-        self.named.borrow_mut().insert(node.to_owned(), Named { path, format, below });
+    /// Records the image of a node of the operator. In a world with power cuts, its file becomes one of the storage.
+    pub(crate) fn name_image(&self, node: &str, path: &Path, format: Format) {
+        if self.plan.power_cuts > 0 {
+            let file =
+                File::options().write(true).read(true).create(true).truncate(false).open(path);
+            let file = OwnedFd::from(file.expect("a file in memory"));
+            self.storage.add(&file).expect("a file in memory");
+            self.fds.keep(self.storage.descriptor(&file).expect("a file of the storage"));
+        }
+        let path = path.to_owned();
+        self.named.borrow_mut().insert(node.to_owned(), Named { path, format });
+    }
+
+    /// Removes an image of the operator.
+    pub(crate) fn remove_image(&self, path: &Path) {
+        self.named.borrow_mut().retain(|_, named| named.path != path);
+        if let Ok(file) = File::open(path).map(OwnedFd::from)
+            && let Some(own) = self.storage.descriptor(&file)
+        {
+            self.storage.remove(&file);
+            self.fds.forget(own);
+        }
+        // A killed daemon may not have made it.
+        let _ = fs::remove_file(path);
+    }
+
+    /// The paths and images of the operator.
+    pub(crate) fn named_images(&self) -> Vec<(PathBuf, Image)> {
+        let named = self.named.borrow();
+        let there = named.values().filter(|named| named.path.exists());
+        there
+            .map(|Named { path, format }| (path.clone(), Image::of_file(&self.fds, path, *format)))
+            .collect()
     }
 
     /// The image of a node that serves a disk.
@@ -398,14 +452,28 @@ impl World {
             return self.disks[number].image.clone();
         }
         let named = self.named.borrow();
-        let Some(Named { path, format, below }) = named.get(node) else {
+        let Some(Named { path, format }) = named.get(node) else {
             self.fail(&format!("a disk is on node {node}, which no command has put there"));
         };
-        let image = Image::of_file(&self.fds, path, *format);
-        match below {
-            Some(below) => image.over(self.image_of(below)),
-            None => image,
+        Image::of_file(&self.fds, path, *format)
+    }
+
+    /// The image of a node, if there is still one.
+    pub(crate) fn find_image_of(&self, node: &str) -> Option<Image> {
+        let is_disk = (0..self.disks.len()).any(|number| daemon::disk_name(number) == node);
+        let is_there = |named: &Named| named.path.exists();
+        let is_there = is_disk || self.named.borrow().get(node).is_some_and(is_there);
+        is_there.then(|| self.image_of(node))
+    }
+
+    /// The image at a path.
+    pub(crate) fn image_at(&self, path: &Path) -> Option<Image> {
+        if let Some(disk) = self.disks.iter().find(|disk| disk.image.path() == path) {
+            return Some(disk.image.clone());
         }
+        let named = self.named.borrow();
+        let found = named.values().find(|named| named.path == path && path.exists());
+        found.map(|named| Image::of_file(&self.fds, path, named.format))
     }
 
     /// Whether no operation fails for good.

@@ -93,7 +93,8 @@ impl Connection {
             return Ok(());
         }
         let mode = self.mode.get().expect("agreed on");
-        self.late.set(world.is_upgrading());
+        // The server may have sent its last answer before an upgrade that has ended since.
+        self.late.set(world.is_upgrading() || world.upgrades() != self.upgrades.get());
         world.machine.say(|| {
             format!("client of disk {}, connection {}: {mode:?}", self.shared.disk, self.index)
         });

@@ -1,17 +1,18 @@
 //! Jobs that copy a disk. The copy must equal the disk at one moment.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use super::{Gone, Operator};
+use super::{Gone, Moving, Operator};
 use crate::image::Format;
 use crate::model::Seen;
 
 /// A node to copy to, and its image.
-struct Target {
-    node: String,
+pub(super) struct Target {
+    pub(super) node: String,
     path: PathBuf,
     format: Format,
 }
@@ -51,7 +52,7 @@ impl Operator {
 
     /// Begins a backup. `None`: that has failed.
     fn begin_backup(&mut self, disk: usize) -> Result<Option<Begun>, Gone> {
-        let Some(target) = self.target(disk)? else { return Ok(None) };
+        let Some(target) = self.target(disk, None)? else { return Ok(None) };
         let (source, job) = (self.memory.nodes[disk].clone(), self.name("backup"));
         let look = self.world.begin_look(disk);
         let started = self.tries("blockdev-backup", self.copy(&job, &source, &target.node));
@@ -71,7 +72,7 @@ impl Operator {
         self.remove(&target)?;
         if end == End::Done {
             self.world.coverage.backups.one();
-            let checked = contents(&target).and_then(|bytes| seen.check(&bytes));
+            let checked = self.contents(&target).and_then(|bytes| seen.check(&bytes));
             checked.unwrap_or_else(|wrong| {
                 self.world.fail(&format!("{job} of disk {disk} is wrong: {wrong}"))
             });
@@ -81,7 +82,7 @@ impl Operator {
 
     /// Copies a disk, and later to the same copy what a dirty bitmap has recorded since.
     pub(super) fn incremental(&mut self, disk: usize) -> Result<(), Gone> {
-        let Some(target) = self.target(disk)? else { return Ok(()) };
+        let Some(target) = self.target(disk, None)? else { return Ok(()) };
         let (source, bitmap) = (self.memory.nodes[disk].clone(), self.name("bitmap"));
         let job = self.name("backup");
         let granularity = self.random().pick(&[512, 4096, 65536]);
@@ -114,7 +115,7 @@ impl Operator {
         }
         self.succeeds("block-dirty-bitmap-remove", bitmap_of)?;
         self.remove(&target)?;
-        let bytes = contents(&target);
+        let bytes = self.contents(&target);
         let Some(seen) = seen.filter(|_| end == End::Done) else { return Ok(()) };
         self.world.coverage.incrementals.one();
         self.world.coverage.bitmaps_hard.add(self.world.is_hard().into());
@@ -128,14 +129,16 @@ impl Operator {
     /// Copies a disk with `blockdev-mirror`, whose copy has the contents of the moment of its end. In a mild world,
     /// the copy may take the place of the disk.
     pub(super) fn mirror(&mut self, disk: usize) -> Result<(), Gone> {
-        let Some(target) = self.target(disk)? else { return Ok(()) };
+        let Some(target) = self.target(disk, None)? else { return Ok(()) };
         let (source, job) = (self.memory.nodes[disk].clone(), self.name("mirror"));
         if !self.tries("blockdev-mirror", self.copy(&job, &source, &target.node))? {
             return self.remove(&target);
         }
+        self.world.moving.set(Some(Moving::Mirror));
         self.disturb(&job, &source, &target.node)?;
         if !self.is_ready(&job)? {
             self.conclude(&job)?;
+            self.world.moving.set(None);
             return self.remove(&target);
         }
         self.pause(0, 500_000);
@@ -145,7 +148,8 @@ impl Operator {
                 self.world.fail(&format!("{job} fails, and no operation has"));
             }
             self.world.coverage.pivots.one();
-            self.world.coverage.moves_hard.add(self.world.is_hard().into());
+            self.has_moved();
+            self.world.moving.set(None);
             self.memory.nodes[disk] = target.node.clone();
             self.succeeds("blockdev-del", json!({"node-name": source}))?;
             self.world.set_image(disk, self.world.image_of(&target.node));
@@ -158,28 +162,39 @@ impl Operator {
             Err(Gone) => Err(Gone),
         };
         let seen = self.world.end_look(disk, &look);
+        self.world.moving.set(None);
         if ended? == End::Failed {
             return self.remove(&target);
         }
         self.world.coverage.mirrors.one();
         self.remove(&target)?;
-        let checked = contents(&target).and_then(|bytes| seen.check(&bytes));
+        let checked = self.contents(&target).and_then(|bytes| seen.check(&bytes));
         checked.unwrap_or_else(|wrong| {
             self.world.fail(&format!("{job} of disk {disk} is wrong: {wrong}"))
         });
         Ok(())
     }
 
-    /// Makes a node to copy a disk to, with a new image. `None`: that has failed.
-    fn target(&mut self, disk: usize) -> Result<Option<Target>, Gone> {
+    /// Makes a node to copy a disk to, with a new image, or with a raw one that has the contents `base`. `None`: that has
+    /// failed.
+    pub(super) fn target(
+        &mut self,
+        disk: usize,
+        base: Option<&[u8]>,
+    ) -> Result<Option<Target>, Gone> {
         let node = self.name("copy");
         let size = self.size(disk)?;
         let path = self.path(&node);
-        let format = match self.random().one_in(3) {
+        let format = match base.is_none() && self.random().one_in(3) {
             true => Format::Qcow2(65536),
             false => Format::Raw,
         };
-        self.world.name_image(&node, &path, format, None);
+        if format == Format::Raw {
+            let file = File::create(&path).expect("a file in memory");
+            let made = file.write_all_at(base.unwrap_or_default(), 0);
+            made.and_then(|()| file.set_len(size)).expect("a file in memory");
+        }
+        self.world.name_image(&node, &path, format);
         let filename = path.display().to_string();
         let file = format!("{node}-file");
         let protocol = json!({
@@ -187,7 +202,6 @@ impl Operator {
         });
         let driver = match format {
             Format::Raw => {
-                File::create(&path).and_then(|file| file.set_len(size)).expect("a file in memory");
                 self.succeeds("blockdev-add", protocol)?;
                 "raw"
             }
@@ -220,6 +234,13 @@ impl Operator {
         Ok(size.unwrap_or_else(|| self.world.fail(&format!("node {name} is not listed"))))
     }
 
+    /// The contents of a copy whose nodes are closed. Removes its image.
+    pub(super) fn contents(&self, target: &Target) -> Result<Vec<u8>, String> {
+        let bytes = fs::read(&target.path).expect("the image");
+        self.world.remove_image(&target.path);
+        target.format.contents(bytes)
+    }
+
     fn create(&mut self, job: &str, options: Json) -> Result<(), Gone> {
         self.succeeds("blockdev-create", json!({"job-id": job, "options": options}))?;
         if self.conclude(job)? == End::Failed {
@@ -229,14 +250,14 @@ impl Operator {
     }
 
     /// Closes the target's nodes.
-    fn remove(&mut self, target: &Target) -> Result<(), Gone> {
+    pub(super) fn remove(&mut self, target: &Target) -> Result<(), Gone> {
         self.succeeds("blockdev-del", json!({"node-name": target.node}))?;
         self.succeeds("blockdev-del", json!({"node-name": format!("{}-file", target.node)}))?;
         Ok(())
     }
 
     /// The arguments of a job that copies.
-    fn copy(&self, job: &str, source: &str, target: &str) -> Json {
+    pub(super) fn copy(&self, job: &str, source: &str, target: &str) -> Json {
         let speed = self.random().pick(&[0, 0, 20_000_000, 200_000_000]);
         json!({
             "job-id": job, "device": source, "target": target, "sync": "full", "speed": speed,
@@ -328,10 +349,3 @@ impl Operator {
 
 /// How long a job may take, nanoseconds.
 const PATIENCE_NS: u64 = 20_000_000_000;
-
-/// The contents of a copy whose nodes are closed. Removes its image.
-fn contents(target: &Target) -> Result<Vec<u8>, String> {
-    let bytes = fs::read(&target.path).expect("the image");
-    let _ = fs::remove_file(&target.path);
-    target.format.contents(bytes)
-}

@@ -6,6 +6,7 @@
 
 mod chains;
 mod copies;
+mod lasting;
 mod qmp;
 mod refused;
 mod restarts;
@@ -30,7 +31,8 @@ pub(crate) fn run(world: &Rc<World>) {
     while !world.is_over() {
         if let Ok(qmp) = Qmp::connect(world) {
             let mut operator = Operator { world: world.clone(), qmp, memory };
-            let worked = operator.after_restart().and_then(|()| operator.work());
+            let ready = operator.after_restart().and_then(|()| operator.use_restarted());
+            let worked = ready.and_then(|()| operator.work());
             if operator.qmp.has_changed() {
                 operator.memory.known = None;
             }
@@ -69,6 +71,14 @@ struct Memory {
     chained: Option<usize>,
 }
 
+/// What a job does to the images of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moving {
+    Commit,
+    Stream,
+    Mirror,
+}
+
 struct Operator {
     world: Rc<World>,
     qmp: Qmp,
@@ -87,8 +97,12 @@ impl Operator {
             let calm = 1 + self.memory.serial / 16;
             self.pause(20_000 * calm, 400_000 * calm);
             let disk = self.random().below(self.world.disks() as u64) as usize;
-            // Chains and moves are what jobs on qcow2 images are about.
-            let all = if self.world.has_qcow2() && self.world.may_move() { 28 } else { 22 };
+            // Chains, moves and bitmaps are what jobs on qcow2 images are about.
+            let all = match (self.world.has_qcow2(), self.world.may_move()) {
+                (true, true) => 36,
+                (true, false) => 29,
+                (false, _) => 22,
+            };
             match self.random().below(all) {
                 0..3 => self.limits()?,
                 3..5 => self.grow(disk)?,
@@ -101,8 +115,10 @@ impl Operator {
                 17 | 18 => self.mirror(disk)?,
                 19 => self.incremental(disk)?,
                 20 => self.may_upgrade(2)?,
-                22 => self.mirror(disk)?,
-                23 => self.incremental(disk)?,
+                22..27 => self.keep_bitmap(disk)?,
+                27 | 28 => self.may_stop()?,
+                29 => self.mirror(disk)?,
+                30 => self.incremental(disk)?,
                 _ if self.world.may_move() => self.snapshot(disk)?,
                 _ => self.query()?,
             }

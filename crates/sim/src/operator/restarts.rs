@@ -29,6 +29,9 @@ pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gon
     Ok(nodes)
 }
 
+/// After this time, a daemon that is to end is killed, nanoseconds.
+const STOP_NS: u64 = 5_000_000_000;
+
 impl Operator {
     /// Does nothing for a while. A daemon that is killed meanwhile has to have the same configuration when it is
     /// started again.
@@ -43,7 +46,13 @@ impl Operator {
     /// After a kill, checks the new daemon's configuration, and removes what the operator had begun.
     pub(super) fn after_restart(&mut self) -> Result<(), Gone> {
         let kills = self.world.kills();
-        if !self.world.keeps_state() || self.memory.kills == kills {
+        if self.memory.kills == kills {
+            return Ok(());
+        }
+        self.world.moving.set(None);
+        if !self.world.keeps_state() {
+            self.look_at_bitmaps()?;
+            self.memory.kills = kills;
             return Ok(());
         }
         self.memory.nodes = learn(&self.world, &mut self.qmp)?;
@@ -78,14 +87,11 @@ impl Operator {
         if let Some(disk) = self.memory.chained
             && self.memory.nodes[disk].starts_with("overlay")
         {
-            let (node, job) = (self.memory.nodes[disk].clone(), self.name("stream"));
-            let stream = json!({"job-id": job, "device": node, "auto-dismiss": false});
-            self.succeeds("block-stream", stream)?;
-            self.conclude(&job)?;
+            self.stream_to(disk, None)?;
         }
         self.memory.chained = None;
-        // A node may lie on another one.
-        for _ in 0..2 {
+        // A node may lie on others.
+        for _ in 0..3 {
             for (key, _) in &after {
                 let Some(node) = key.strip_prefix("node ") else { continue };
                 // Refused for nodes in use.
@@ -93,7 +99,33 @@ impl Operator {
             }
         }
         self.memory.nodes = learn(&self.world, &mut self.qmp)?;
+        self.look_at_bitmaps()?;
         self.memory.kills = kills;
         Ok(())
+    }
+
+    /// Ends the daemon in order, if that is possible, and starts another one. The power may be cut in between.
+    pub(super) fn may_stop(&mut self) -> Result<(), Gone> {
+        if !self.world.may_stop() {
+            return Ok(());
+        }
+        let kills = self.world.kills();
+        self.world.is_stopping(true);
+        let _ = self.qmp.command("quit", json!({}));
+        let until = self.world.machine.now_ns() + STOP_NS;
+        while self.world.kills() == kills
+            && !self.world.has_stopped()
+            && self.world.machine.now_ns() < until
+        {
+            self.world.machine.sleep(20_000);
+        }
+        self.world.is_stopping(false);
+        if self.world.kills() == kills && !self.world.has_stopped() {
+            self.world.machine.say(|| "the daemon does not end".into());
+            self.world.kill_and_start();
+        } else if self.world.kills() == kills {
+            self.world.start_again(&self.memory.nodes);
+        }
+        Err(Gone)
     }
 }

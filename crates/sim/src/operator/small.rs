@@ -69,7 +69,7 @@ impl Operator {
         let bitmap = json!({"node": node, "name": name});
         let granularity = self.random().pick(&[512, 4096, 65536]);
         let mut add = json!({"node": node, "name": name, "granularity": granularity});
-        let persistent = self.world.may_keep_bitmaps(disk) && self.random().one_in(2);
+        let persistent = self.world.may_keep_bitmaps(&node) && self.random().one_in(2);
         if persistent {
             add["persistent"] = true.into();
         }

@@ -14,7 +14,7 @@ impl Operator {
         if self.world.keeps_state() && self.random().one_in(n) {
             self.rest()?;
         }
-        if !self.world.can_upgrade() || !self.random().one_in(n) {
+        if !self.random().one_in(n) {
             return Ok(());
         }
         let before = self.inventory()?;

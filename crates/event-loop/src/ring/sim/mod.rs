@@ -39,7 +39,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -54,6 +54,7 @@ use crate::ring::epoll::EpollRing;
 use crate::ring::setup::{Chosen, RingFlags, SetupError};
 pub use crate::ring::socket::socket_transfers;
 use crate::ring::{Completion, Ready, Ring, RingFile, RingOp, Wait};
+use crate::sync::lock;
 pub use crate::thread_pool::without_threads;
 
 /// A simulated world: one ring, one clock, any number of files.
@@ -63,6 +64,23 @@ pub use crate::thread_pool::without_threads;
 /// Equal seeds, faults and calls cause equal courses of events, unless other threads take part.
 #[derive(Clone)]
 pub struct Sim(Rc<RefCell<World>>);
+
+/// The storage of loops that [`EventLoop::new`] makes; `None`: such loops are real.
+static NEW_LOOPS: Mutex<Option<Storage>> = Mutex::new(None);
+
+/// Makes [`EventLoop::new`] return simulated loops over `storage`, on all threads of the process. `None`: real loops.
+///
+/// A simulation has its own loops by [`Sim::event_loop`]. The code under test makes further ones, such as for opening an
+/// image. The storage then knows what those write and flush. They have no faults, and each has a time of its own.
+pub fn simulate_new_loops(storage: Option<Storage>) {
+    *lock(&NEW_LOOPS) = storage;
+}
+
+/// A simulated loop in place of a real one, if there is to be one.
+pub(crate) fn new_loop(config: &LoopConfig) -> Option<Result<EventLoop, SetupError>> {
+    let storage = lock(&NEW_LOOPS).clone()?;
+    Some(Sim::with_storage(0, Faults::default(), storage).event_loop(config.clone()))
+}
 
 #[cfg(not(miri))]
 fn memory_file() -> io::Result<File> {

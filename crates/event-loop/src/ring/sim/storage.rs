@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
@@ -133,6 +133,11 @@ impl Storage {
     /// Notes unflushed changes made outside of the ring.
     pub fn look(&self, fd: &OwnedFd) {
         self.with(fd.as_fd(), Disk::look);
+    }
+
+    /// Returns the storage's own descriptor of a file. `None` if the file is not tracked.
+    pub fn descriptor(&self, fd: &OwnedFd) -> Option<RawFd> {
+        self.with(fd.as_fd(), |disk| disk.file.as_raw_fd())
     }
 
     /// Stops tracking a file.
