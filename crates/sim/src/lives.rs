@@ -124,12 +124,6 @@ impl World {
         self.start_daemon();
     }
 
-    /// Kills a daemon, and starts the next one.
-    pub(crate) fn kill_and_start(self: &Rc<Self>) {
-        self.kill(false);
-        self.start_daemon();
-    }
-
     /// Checks that the bitmaps are in images that were closed. `serving`: the nodes of the disks.
     fn check_stored(&self, serving: &[String]) {
         for (number, lasting) in self.lasting.borrow_mut().iter_mut().enumerate() {

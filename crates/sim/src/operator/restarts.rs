@@ -29,9 +29,6 @@ pub(super) fn learn(world: &Rc<World>, qmp: &mut Qmp) -> Result<Vec<String>, Gon
     Ok(nodes)
 }
 
-/// After this time, a daemon that is to end is killed, nanoseconds.
-const STOP_NS: u64 = 5_000_000_000;
-
 impl Operator {
     /// Does nothing for a while. A daemon that is killed meanwhile has to have the same configuration when it is
     /// started again.
@@ -106,24 +103,19 @@ impl Operator {
 
     /// Ends the daemon in order, if that is possible, and starts another one. The power may be cut in between.
     pub(super) fn may_stop(&mut self) -> Result<(), Gone> {
+        let kills = self.world.kills();
+        // The connection may be that to a daemon that was killed.
+        let _ = self.qmp.command("query-version", json!({}))?;
         if !self.world.may_stop() {
             return Ok(());
         }
-        let kills = self.world.kills();
         self.world.is_stopping(true);
         let _ = self.qmp.command("quit", json!({}));
-        let until = self.world.machine.now_ns() + STOP_NS;
-        while self.world.kills() == kills
-            && !self.world.has_stopped()
-            && self.world.machine.now_ns() < until
-        {
+        while self.world.kills() == kills && !self.world.has_stopped() {
             self.world.machine.sleep(20_000);
         }
         self.world.is_stopping(false);
-        if self.world.kills() == kills && !self.world.has_stopped() {
-            self.world.machine.say(|| "the daemon does not end".into());
-            self.world.kill_and_start();
-        } else if self.world.kills() == kills {
+        if self.world.kills() == kills {
             self.world.start_again(&self.memory.nodes);
         }
         Err(Gone)
