@@ -232,6 +232,52 @@ fn failures_over_nbd_are_reported_too() {
     server.stop();
 }
 
+/// An event names the node that the export offers at the time, as `query-block-exports` does.
+#[test]
+fn an_event_names_the_node_that_a_snapshot_has_put_in_place() {
+    for (policy, status) in [("report", IOERR), ("ignore", OK)] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk.img", 1);
+        // An export has one event a second: each has one here.
+        let export = |id: &str| {
+            let socket = scratch.path(&format!("{id}.sock"));
+            let (socket, policy) = (socket.display(), format!("rerror={policy}"));
+            format!(
+                "vhost-user-blk,id={id},node-name=disk,addr.type=unix,addr.path={socket},{policy}"
+            )
+        };
+        let server = ServerCommand::new(&scratch)
+            .monitor("qmp")
+            .arg("--blockdev")
+            .arg(format!(
+                "driver=blkdebug,node-name=disk,image.driver=file,image.filename={},\
+                 inject-error.0.event=none,inject-error.0.iotype=read,inject-error.0.sector=8",
+                image.path().display()
+            ))
+            .args(["--blockdev", "null-co,node-name=target,size=1048576"])
+            .args(["--export", &export("a"), "--export", &export("b"), "--export", &export("c")])
+            .start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let reads = |qmp: &mut Qmp, id: &str| {
+            let mut blk = BlkClient::connect(&server.socket(id), 1, 16).expect("it serves");
+            assert_eq!(blk.call(request::IN, 8, &[], 512).status, status);
+            let event = qmp.wait_for("BLOCK_IO_ERROR");
+            assert_eq!(event["device"], id);
+            event["node-name"].clone()
+        };
+        assert_eq!(reads(&mut qmp, "a"), "disk");
+        let snapshot = json!({"node-name": "disk", "snapshot-file": scratch.path("over"),
+            "snapshot-node-name": "over"});
+        qmp.execute("blockdev-snapshot-sync", snapshot);
+        assert_eq!(reads(&mut qmp, "b"), "over");
+        let backup = json!({"job-id": "j", "device": "over", "target": "target", "sync": "none"});
+        qmp.execute("blockdev-backup", backup);
+        assert_eq!(qmp.execute("query-block-exports", json!({}))[0]["node-name"], "over");
+        assert_eq!(reads(&mut qmp, "c"), "over");
+        server.stop();
+    }
+}
+
 /// Linux's report of the sense data, and a write that is held until space is free.
 const SCSI: &str = "
     dmesg -c >/dev/null

@@ -50,6 +50,11 @@ pub trait BlockNode: Send + Sync {
     /// Returns the node's `node-name`.
     fn name(&self) -> &str;
 
+    /// Returns the name of the node that users know here: below edges, and below filters of jobs.
+    fn known_name(&self) -> String {
+        self.name().to_owned()
+    }
+
     /// Returns the current size and limits of the node.
     ///
     /// For changes see [`watch`](Self::watch).

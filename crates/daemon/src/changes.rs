@@ -116,14 +116,16 @@ impl Daemon {
             Action::Export(options) => {
                 self.be_active_for(options, &mut connections).await?;
                 self.lock_images_for(options).await?;
+                let nodes: Vec<_> =
+                    options.nodes().map(|node| self.nodes.get(node)).collect::<Result<_, _>>()?;
                 let policy = policy_of(options, &self.control, &self.clients);
                 let export = self.start_export(options, policy.as_ref()).await?;
-                watch(options, &*export, &self.control, &self.clients);
+                watch(options, &nodes, &*export, &self.control, &self.clients);
                 // While the daemon starts, exports begin later and all together: see `let_in`.
                 if self.serves {
                     drop(export.begin());
                 }
-                self.exports.add(options, export, policy);
+                self.exports.add(options, export, nodes, policy);
             }
             Action::Chardev(options) => {
                 let name = format!("chardev {}", options.id);

@@ -1,6 +1,6 @@
 //! Failed requests of exports: error policies, log lines and events.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use block::job::OnError;
 use block::node::BlockNode;
@@ -128,9 +128,11 @@ const COUNT_NS: u64 = 60_000_000_000;
 /// Least interval between two events about reported failures, nanoseconds: as in QEMU.
 const EVENT_NS: u64 = 1_000_000_000;
 
-/// Logs failed requests and sends events to monitors' clients, for as long as the export exists.
+/// Logs failed requests and sends events to monitors' clients, for as long as the export exists. `nodes`: those that the
+/// export offers, by logical unit.
 pub(super) fn watch(
     options: &ExportOptions,
+    nodes: &[Arc<dyn BlockNode>],
     export: &dyn Running,
     control: &EventLoop,
     clients: &Clients,
@@ -140,7 +142,7 @@ pub(super) fn watch(
     let failures = Arc::downgrade(&failures);
     let mut watch = Watch {
         id: options.id.clone(),
-        nodes: options.nodes().cloned().collect(),
+        nodes: nodes.iter().map(|node| (Arc::downgrade(node), node.known_name())).collect(),
         told_whom: if options.kind.error_policies().is_some() { "guest" } else { "client" },
         clients: clients.clone(),
         logged: Vec::new(),
@@ -176,8 +178,8 @@ pub(super) fn watch(
 /// Logs the failed requests of an export, and sends events about them.
 struct Watch {
     id: String,
-    /// Indexed by logical unit.
-    nodes: Vec<String>,
+    /// With the name at the last look, indexed by logical unit.
+    nodes: Vec<(Weak<dyn BlockNode>, String)>,
     /// The word in log lines for the receiver of the error: guest or client.
     told_whom: &'static str,
     clients: Clients,
@@ -188,18 +190,26 @@ struct Watch {
 }
 
 impl Watch {
-    fn node(&self, failure: &Failure) -> &str {
-        self.nodes.get(usize::from(failure.unit)).map_or("", String::as_str)
+    /// The name of a unit's node now, which a snapshot or a job may have replaced.
+    fn node(&mut self, unit: u16) -> String {
+        let Some((node, name)) = self.nodes.get_mut(usize::from(unit)) else {
+            return String::new();
+        };
+        if let Some(node) = node.upgrade() {
+            *name = node.known_name();
+        }
+        name.clone()
     }
 
     fn tell(&mut self, failure: Failure, now_ns: u64) {
         let Failure { unit, kind, errno, offset, count } = failure;
+        let node = self.node(unit);
         let alike =
             |(old, _): &&mut (Failure, u64)| (old.unit, old.kind, old.errno) == (unit, kind, errno);
         if let Some((logged, _)) = self.logged.iter_mut().find(alike) {
             logged.count += count;
         } else {
-            let (id, node, whom) = (&self.id, self.node(&failure), self.told_whom);
+            let (id, whom) = (&self.id, self.told_whom);
             let (operation, reason) = (operation(kind), errno.desc());
             log::warn!(
                 "export {id}: {operation} at offset {offset} of node '{node}' failed: {reason} ({errno:?}); the \
@@ -213,16 +223,15 @@ impl Watch {
                 Kind::Read | Kind::Other => "read",
                 Kind::Write | Kind::Flush | Kind::Discard | Kind::WriteZeroes => "write",
             };
-            let node = self.node(&failure);
-            tell_clients(&self.clients, &self.id, node, operation, "report", errno);
+            tell_clients(&self.clients, &self.id, &node, operation, "report", errno);
         }
     }
 
     /// Logs the counts of kinds whose interval `is_over`, and removes these kinds.
     fn count(&mut self, is_over: impl Fn(u64) -> bool) {
-        for (failure, _) in self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns)) {
-            let (id, unit) = (&self.id, usize::from(failure.unit));
-            let node = self.nodes.get(unit).map_or("", String::as_str);
+        let over = self.logged.extract_if(.., |(_, since_ns)| is_over(*since_ns));
+        for (failure, _) in over.collect::<Vec<_>>() {
+            let (node, id) = (self.node(failure.unit), &self.id);
             let (operation, reason) = (operation(failure.kind), failure.errno.desc());
             if failure.count > 0 {
                 log::warn!(

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::node::BlockNode;
 use block::policy::{ErrorPolicy, IoStatus};
 use control::{ExportOptions, Inventory};
 use event_loop::{EventLoop, JoinHandle, oneshot, until};
@@ -42,6 +43,8 @@ struct Export {
     stopping: Option<JoinHandle<bool>>,
     /// Dropped with the export, which completes the receiver of [`Exports::stop`].
     awaited: Option<oneshot::Sender<()>>,
+    /// The nodes that it offers. [`errors::watch`](super::errors::watch) knows them for as long as the export exists.
+    _nodes: Vec<Arc<dyn BlockNode>>,
     /// The policy for failed requests; `None`: the front end gets the error.
     policy: Option<Arc<ErrorPolicy>>,
     /// The record of stalled requests; `None`: switched off.
@@ -88,6 +91,7 @@ impl Exports {
         &mut self,
         options: &ExportOptions,
         export: Box<dyn Running>,
+        nodes: Vec<Arc<dyn BlockNode>>,
         policy: Option<Arc<ErrorPolicy>>,
     ) {
         let limit_ns = options.stall_timeout_ms * 1_000_000;
@@ -101,6 +105,7 @@ impl Exports {
             serving: Some(export),
             stopping: None,
             awaited: None,
+            _nodes: nodes,
             policy,
             stalls,
         });

@@ -67,6 +67,10 @@ impl BlockNode for Edge {
         &self.name
     }
 
+    fn known_name(&self) -> String {
+        self.node().known_name()
+    }
+
     fn geometry(&self) -> Geometry {
         self.node().geometry()
     }

@@ -49,6 +49,10 @@ impl BlockNode for CopyBeforeWrite {
         &self.name
     }
 
+    fn known_name(&self) -> String {
+        self.source.known_name()
+    }
+
     fn geometry(&self) -> Geometry {
         self.source.geometry()
     }

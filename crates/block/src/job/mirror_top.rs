@@ -57,6 +57,10 @@ impl BlockNode for MirrorTop {
         &self.name
     }
 
+    fn known_name(&self) -> String {
+        self.source.known_name()
+    }
+
     fn geometry(&self) -> Geometry {
         self.source.geometry()
     }

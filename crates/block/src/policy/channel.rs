@@ -133,7 +133,7 @@ impl PolicyChannel {
             action => action,
         };
         let error = || {
-            let node_name = self.node.node.name().to_owned();
+            let node_name = self.node.node.known_name();
             IoError { node_name, is_read, action, errno, offset, untold: 0 }
         };
         match action {
