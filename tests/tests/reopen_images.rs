@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::peers::{Peers, run};
+use common::peers::{Peers, Side, run};
 use common::{BLOCKS, Load, MIB, check};
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
@@ -447,5 +447,39 @@ fn what_can_be_changed_is_what_qemu_storage_daemon_lets_one_change() {
         assert_eq!(ours, theirs, "after {options}");
     }
     assert!(differ.is_empty(), "{}", differ.join("\n"));
+    peers.stop();
+}
+
+/// A backing image that only the header names is named by its generated name.
+#[test]
+fn a_node_is_reopened_with_a_backing_image_of_its_header() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "4M"]);
+    let top = ["create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2", "DIR/top"];
+    peers.run("qemu-img", &top);
+    let file = json!({"driver": "file", "filename": "DIR/top"});
+    let top = json!({"driver": "qcow2", "node-name": "top", "file": file});
+    peers.execute("blockdev-add", top.clone());
+    for side in peers.sides() {
+        // QSD 10.0 lists no children.
+        let generated = |side: &mut Side| {
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+            let nodes = nodes["return"].as_array().expect("a list").clone();
+            let is_backing = |node: &&Value| {
+                node["drv"] == "qcow2" && node["node-name"].as_str().is_some_and(|n| n != "top")
+            };
+            let backing: Vec<_> = nodes.iter().filter(is_backing).collect();
+            backing.iter().map(|node| node["node-name"].clone()).collect::<Vec<_>>()
+        };
+        let before = generated(side);
+        assert_eq!(before.len(), 1, "{before:?}");
+        for more in [json!({}), json!({"discard": "unmap"})] {
+            let top = with(&with(&top, more), json!({"backing": before[0]}));
+            let answer = side.ask("blockdev-reopen", &json!({"options": [top]}));
+            assert_eq!(answer["return"], json!({}), "{answer}");
+            assert_eq!(generated(side), before);
+        }
+    }
     peers.stop();
 }

@@ -401,6 +401,86 @@ fn backups_by_bitmaps_side_by_side_are_as_in_qemu_storage_daemon() {
     has(&mut peers, "a", [1, 1, 1, 0]);
 }
 
+/// Backups go on when an overlay is put above the disk: by itself, in the transaction of a backup, or in one that is undone.
+#[test]
+fn backups_continue_below_a_new_overlay() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch, &["a", "b", "c"]);
+    let action = |kind: &str, data: Value| json!({"type": kind, "data": data});
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/over", "4M"]);
+    let file = json!({"driver": "file", "filename": "DIR/over"});
+    let over = json!({"driver": "qcow2", "node-name": "over", "file": file, "backing": null});
+    peers.execute("blockdev-add", over);
+    peers.execute("blockdev-backup", backup("j1", "a", &json!({"filter-node-name": "f1"})));
+    peers.io(&["write -P 1 0 1M"]);
+    let undone = [
+        action("blockdev-backup", backup("j2", "b", &json!({}))),
+        action("blockdev-snapshot", snapshot.clone()),
+        action("abort", json!({})),
+    ];
+    assert!(peers.both("transaction", json!({"actions": undone})).get("error").is_some());
+    let filters = |peers: &mut Peers| {
+        let [ours, theirs] = peers.sides().map(|side| {
+            let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+            let nodes = nodes["return"].as_array().expect("a list");
+            let filters = nodes.iter().filter(|node| node["drv"] == "copy-before-write");
+            let children = filters.map(|node| node["children"][0]["node-name"].clone());
+            children.collect::<Vec<_>>()
+        });
+        assert_eq!(ours.len(), theirs.len());
+        ours
+    };
+    assert_eq!(filters(&mut peers), ["disk"]);
+    peers.io(&["write -P 2 1M 64k"]);
+    let both = [
+        action("blockdev-backup", backup("j2", "b", &json!({}))),
+        action("blockdev-snapshot", snapshot.clone()),
+    ];
+    peers.execute("transaction", json!({"actions": both}));
+    assert!(filters(&mut peers).contains(&json!("over")));
+    peers.io(&["write -P 3 1M 1M", "read -P 1 0 1M", "read -P 7 2M 2M"]);
+    assert!(peers.both("blockdev-snapshot", snapshot).get("error").is_some());
+    peers.execute("blockdev-backup", backup("j3", "c", &json!({"device": "over"})));
+    peers.io(&["write -P 4 2M 1M"]);
+    for id in ["j1", "j2", "j3"] {
+        finish(&mut peers, id);
+    }
+    assert!(filters(&mut peers).is_empty());
+    peers.io(&["write -P 5 3M 1M", "read -P 4 2M 1M"]);
+    peers.stop();
+    has(&mut peers, "a", [7, 7, 7, 7]);
+    has(&mut peers, "c", [1, 3, 7, 7]);
+    for side in peers.sides() {
+        for (name, second) in [("b", [2; 65536]), ("disk", [2; 65536])] {
+            let found = fs::read(side.path(name)).expect("a file");
+            assert_eq!(found[..1 << 20], [1; 1 << 20], "{name}");
+            assert_eq!(found[1 << 20..(1 << 20) + 65536], second, "{name}");
+            assert!(found[(1 << 20) + 65536..].iter().all(|byte| *byte == 7), "{name}");
+        }
+    }
+}
+
+/// A backup that looks at the topmost image, or discards in the disk, needs the disk as the topmost image.
+#[test]
+fn some_backups_refuse_an_overlay() {
+    for (sync, discards) in [("top", false), ("full", true)] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk0.img", MIB);
+        let server = daemon(&scratch, &image, "discard=unmap");
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        create(&mut qmp, "a", &scratch.path("a"), MIB << 20);
+        let more = json!({"sync": sync, "discard-source": discards});
+        qmp.execute("blockdev-backup", backup("j", "a", &more));
+        let file = scratch.path("over");
+        let snapshot =
+            json!({"node-name": "disk", "snapshot-file": file, "snapshot-node-name": "over"});
+        let why = qmp.refused("blockdev-snapshot-sync", snapshot);
+        assert_eq!(why, "Node 'disk' is busy: block device is in use by block job: backup");
+        server.stop();
+    }
+}
+
 /// Two overlays of a disk show what it was at two moments.
 #[test]
 fn two_overlays_of_one_source_show_two_moments() {

@@ -5,9 +5,11 @@ mod common;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use common::peers::{Peers, run};
+use common::peers::{Peers, Side, run};
 use common::{BLOCKS, MIB, check, check_moment, create, daemon, under_load, wait_for_end};
-use integration::{Image, Qmp, Scratch, merged, pattern, tool};
+use integration::{
+    BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, merged, pattern, tool,
+};
 use serde_json::{Value, json};
 
 #[test]
@@ -127,10 +129,14 @@ fn overlays_name_options() {
 
 /// What watches the writes of the node "over", as both tell.
 fn watched(peers: &mut Peers) -> Value {
+    watched_node(peers, "over")
+}
+
+fn watched_node(peers: &mut Peers, name: &str) -> Value {
     let [ours, theirs] = peers.sides().map(|side| {
         let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
         let nodes = nodes["return"].as_array().expect("a list");
-        let node = nodes.iter().find(|node| node["node-name"] == "over").expect("the overlay");
+        let node = nodes.iter().find(|node| node["node-name"] == name).expect("the node");
         let mut bitmaps = node["dirty-bitmaps"].as_array().cloned().unwrap_or_default();
         bitmaps.sort_by_key(|bitmap| bitmap["name"].to_string());
         json!({"bitmaps": bitmaps, "threshold": node["write_threshold"]})
@@ -224,6 +230,186 @@ fn an_undone_snapshot_leaves_the_overlay_as_it_was() {
     peers.execute("blockdev-snapshot", snapshot);
     assert_eq!(watched(&mut peers), before);
     peers.stop();
+}
+
+/// So do the write thresholds of the nodes inside it, which keep their generated names.
+#[test]
+fn nodes_inside_an_overlay_stay_watched() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["disk", "over"] {
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), "1M"]);
+    }
+    let file = json!({"driver": "file", "filename": "DIR/disk"});
+    peers.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "disk", "file": file}));
+    let file = json!({"driver": "file", "node-name": "inside", "filename": "DIR/over"});
+    let raw = json!({"driver": "raw", "file": file});
+    let over = json!({"driver": "qcow2", "node-name": "over", "file": raw, "backing": null});
+    peers.execute("blockdev-add", over);
+    let threshold = json!({"node-name": "inside", "write-threshold": 1 << 30});
+    peers.execute("block-set-write-threshold", threshold);
+    let names = generated_names(&mut peers);
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let actions = json!({"actions": [
+        {"type": "blockdev-snapshot", "data": snapshot}, {"type": "abort", "data": {}},
+    ]});
+    for (command, arguments) in [("transaction", actions), ("blockdev-snapshot", snapshot)] {
+        peers.both(command, arguments);
+        assert_eq!(watched_node(&mut peers, "inside")["threshold"], 1 << 30);
+        assert_eq!(generated_names(&mut peers), names);
+    }
+    peers.stop();
+}
+
+/// The drivers and names of the nodes with generated names, of both sides. QSD 10.0 lists no children.
+fn generated_names(peers: &mut Peers) -> [Vec<(String, Value)>; 2] {
+    peers.sides().map(|side| {
+        let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+        let nodes = nodes["return"].as_array().expect("a list").iter();
+        let generated = nodes.filter(|node| node["node-name"].to_string().starts_with("\"#"));
+        let named = |node: &Value| (node["drv"].to_string(), node["node-name"].clone());
+        let mut names: Vec<_> = generated.map(named).collect();
+        names.sort_by_key(|(driver, name)| (driver.clone(), name.to_string()));
+        names
+    })
+}
+
+/// Nodes that are inactivated and activated keep their generated names.
+#[test]
+fn an_activated_node_is_reopened_with_generated_names() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk", "1M"]);
+    let file = json!({"driver": "file", "filename": "DIR/disk"});
+    let raw = json!({"driver": "raw", "file": file});
+    peers.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "disk", "file": raw}));
+    let names = generated_names(&mut peers);
+    for active in [false, true] {
+        for side in peers.sides() {
+            let all = json!({"active": active});
+            assert_eq!(side.ask("blockdev-set-active", &all)["return"], json!({}));
+        }
+        assert_eq!(generated_names(&mut peers), names);
+    }
+    for (side, names) in peers.sides().into_iter().zip(names) {
+        let [_, (driver, raw)] = &names[..] else { panic!("{names:?}") };
+        assert_eq!(driver, "\"raw\"");
+        let qcow2 = json!({"driver": "qcow2", "node-name": "disk", "file": raw,
+            "discard": "unmap"});
+        let answer = side.ask("blockdev-reopen", &json!({"options": [qcow2]}));
+        assert_eq!(answer["return"], json!({}), "{answer}");
+    }
+    peers.stop();
+}
+
+/// The sizes of all nodes that have a given name.
+fn sizes(side: &mut Side) -> Vec<(String, u64)> {
+    let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+    let nodes = nodes["return"].as_array().expect("a list").iter();
+    let size = |node: &Value| {
+        let name = node["node-name"].as_str().expect("a name");
+        let size = node["image"]["virtual-size"].as_u64().expect("a size");
+        (!name.starts_with('#')).then(|| (name.to_owned(), size))
+    };
+    let mut sizes: Vec<_> = nodes.filter_map(size).collect();
+    sizes.sort();
+    sizes
+}
+
+/// An overlay of another size gives the disk that size.
+#[test]
+fn an_overlay_may_have_another_size() {
+    for (size, bytes) in [("2M", 2 << 20), ("512k", 512 << 10)] {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        for (name, size) in [("disk", "1M"), ("over", size)] {
+            peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}"), size]);
+            let file = json!({"driver": "file", "filename": format!("DIR/{name}")});
+            let node = json!({"driver": "qcow2", "node-name": name, "file": file, "backing": null});
+            peers.execute("blockdev-add", node);
+        }
+        peers.serve("disk");
+        let disk = json!({"type": "vhost-user-blk", "id": "v", "node-name": "disk",
+            "addr": {"type": "unix", "path": "DIR/v.sock"}, "writable": true});
+        peers.execute("block-export-add", disk);
+        peers.io(&["write -P 7 0 64k"]);
+        let socket = peers.ours.path("v.sock");
+        let blk = BlkClient::connect(&socket, 1, 16).expect("it serves");
+        let snapshot = json!({"node": "disk", "overlay": "over"});
+        let actions = json!({"actions": [
+            {"type": "blockdev-snapshot", "data": snapshot}, {"type": "abort", "data": {}},
+        ]});
+        for (command, arguments, bytes) in
+            [("transaction", actions, 1 << 20), ("blockdev-snapshot", snapshot, bytes)]
+        {
+            peers.both(command, arguments);
+            let [ours, theirs] = peers.sides().map(sizes);
+            assert_eq!(ours, theirs);
+            // What a guest is told.
+            eventually("the new size", || {
+                let capacity = blk.config().expect("it answers").capacity.to_native();
+                (capacity * 512 == bytes).then_some(())
+            });
+        }
+        drop(blk);
+        for id in ["e", "v"] {
+            peers.execute("block-export-del", json!({"id": id, "mode": "hard"}));
+            peers.wait_for("BLOCK_EXPORT_DELETED");
+        }
+        let export = json!({"type": "nbd", "id": "e", "node-name": "over", "writable": true});
+        peers.execute("block-export-add", export);
+        for side in peers.sides() {
+            let uri = "nbd+unix:///over?socket=DIR/nbd.sock";
+            let told = run("nbdinfo", &side.folder, &["--size", uri]);
+            assert_eq!(told.trim(), bytes.to_string());
+            let last = format!("write -P 8 {} 512", bytes - 512);
+            run("qemu-io", &side.folder, &["-f", "raw", "-c", "read -P 7 0 64k", "-c", &last, uri]);
+        }
+        peers.stop();
+        peers.run("qemu-img", &["check", "-q", "-f", "qcow2", "DIR/over"]);
+    }
+}
+
+/// A filter above the disk and its bitmaps get the new size. A node that shows a part of the disk refuses another size.
+#[test]
+fn nodes_above_follow_the_size_of_an_overlay() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("throttle-group,id=t")
+        .file("disk", &image, "")
+        .arg("--blockdev")
+        .arg("throttle,node-name=top,throttle-group=t,file=disk")
+        .arg("--blockdev")
+        .arg("raw,node-name=part,file=disk,size=65536,read-only=on")
+        .export("top", "")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("block-dirty-bitmap-add", json!({"node": "top", "name": "b"}));
+    let over = scratch.path("over");
+    let create = ["create", "-q", "-f", "qcow2"];
+    let made = Command::new(tool("qemu-img")).args(create).arg(&over).arg("2M").status();
+    assert!(made.expect("qemu-img runs").success());
+    let file = json!({"driver": "file", "filename": over});
+    let node = json!({"driver": "qcow2", "node-name": "over", "file": file});
+    qmp.execute("blockdev-add", node);
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let why = qmp.refused("blockdev-snapshot", snapshot.clone());
+    assert!(why.starts_with("Permission conflict on node 'disk': permissions 'resize'"), "{why}");
+    qmp.execute("blockdev-del", json!({"node-name": "part"}));
+    qmp.execute("blockdev-snapshot", snapshot);
+    let mut blk = BlkClient::connect(&server.socket("top"), 1, 16).expect("it serves");
+    blk.write(3072, &[1; 65536]);
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let mut nodes = nodes.as_array().expect("a list").iter();
+    let top = nodes.find(|node| node["node-name"] == "top").expect("it is there");
+    assert_eq!(top["image"]["virtual-size"], 2 << 20);
+    // What is new counts as written.
+    assert_eq!(top["dirty-bitmaps"][0]["count"], 1 << 20);
+    drop(blk);
+    server.stop();
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub struct NodeRegistry {
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     credentials: Credentials,
     generated: u32,
+    /// Given to the nodes inside a node that is opened again.
+    names: GeneratedNames,
     /// State that a node which is opened anew takes over, by the node's name.
     kept: BTreeMap<String, Weak<dyn Any + Send + Sync>>,
     /// Of nodes' images.
@@ -84,6 +86,10 @@ pub struct NodeRegistry {
     /// and those that are open.
     images: Images,
 }
+
+/// The generated names of the nodes inside a node, for nodes that are opened in their places.
+#[derive(Default)]
+pub struct GeneratedNames(BTreeMap<(String, &'static str), String>);
 
 struct Entry {
     node: Kept,
@@ -398,6 +404,18 @@ impl NodeRegistry {
         }
     }
 
+    /// Takes all filters of a node away from it, for [`set_filters`](Self::set_filters).
+    pub fn take_filters(&mut self, name: &str) -> Vec<JobFilter> {
+        self.nodes.get_mut(name).map(|entry| std::mem::take(&mut entry.filters)).unwrap_or_default()
+    }
+
+    /// Sets the filters of a node. The caller has the lowest one use the node.
+    pub fn set_filters(&mut self, name: &str, filters: Vec<JobFilter>) {
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.filters = filters;
+        }
+    }
+
     /// Removes a filter of a node. The caller has the users of the filter use what lies
     /// [below](Self::below_filter_of).
     pub fn remove_filter(&mut self, name: &str, filter: &str) {
@@ -538,7 +556,8 @@ impl NodeRegistry {
         }
         let mut children = Vec::new();
         for ChildOption { role, used_as, node } in options.driver.children() {
-            let edge = self.open_child(&name, node, nested).map_err(|e| e.of_child(role))?;
+            let edge =
+                self.open_child((&name, role), node, nested).map_err(|e| e.of_child(role))?;
             if is_used(used_as, Claim::NOTHING, !options.read_only) {
                 self.lock_images(edge.node().name(), nested)?;
             }
@@ -569,9 +588,10 @@ impl NodeRegistry {
         Ok(self.connector.insert(thread).clone())
     }
 
+    /// Opens a child of a node. `place`: the node's name, and the child's role.
     fn open_child(
         &mut self,
-        parent_name: &str,
+        place: (&str, &'static str),
         child: &BlockdevRef,
         nested: &mut Vec<Opened>,
     ) -> Result<Arc<Edge>, OpenError> {
@@ -579,25 +599,29 @@ impl NodeRegistry {
             BlockdevRef::Name(name) => return self.get_edge(name),
             BlockdevRef::Inline(options) => options.as_ref(),
         };
-        let name = self.child_name(parent_name, options, nested)?;
+        let name = self.child_name(place, options, nested)?;
         let opened = self.open_tree(name, options, nested)?;
         let edge = self.edge_to(opened.node.clone());
         nested.push(opened);
         Ok(edge)
     }
 
-    /// Returns the name of a node that is defined inside another one: its own, or a generated one.
+    /// Returns the name of a node that is defined inside another one: its own, or a generated one. `place`: the name of the
+    /// other node, and the role of the one inside.
     fn child_name(
         &mut self,
-        parent_name: &str,
+        (above, role): (&str, &'static str),
         options: &BlockdevOptions,
         nested: &[Opened],
     ) -> Result<String, OpenError> {
         let name = match &options.node_name {
             Some(name) => self.new_name(name)?,
-            None => self.generate_name(),
+            None => match self.names.0.get(&(above.to_owned(), role)) {
+                Some(name) if !self.looks && !self.nodes.contains_key(name) => name.clone(),
+                _ => self.generate_name(),
+            },
         };
-        match name == parent_name || nested.iter().any(|other| other.name == name) {
+        match name == above || nested.iter().any(|other| other.name == name) {
             true => Err(duplicate(&name)),
             false => Ok(name),
         }
@@ -624,6 +648,27 @@ impl NodeRegistry {
             None if !self.is_filter(name) => Ok(name.to_owned()),
             _ => Err(duplicate(name)),
         }
+    }
+
+    /// Returns the names that were generated for the nodes inside a node, at all depths.
+    pub fn generated_names(&self, name: &str) -> GeneratedNames {
+        let mut names = GeneratedNames::default();
+        for above in self.with_nested(name) {
+            for Child { role, edge } in self.nodes.get(&above).map_or(&[][..], |e| &e.children) {
+                let child = edge.node().name().to_owned();
+                if check_name(&child).is_err() {
+                    names.0.insert((above.clone(), role), child);
+                }
+            }
+        }
+        names
+    }
+
+    /// Sets the names of nodes that have none in options and are opened in these places from now on.
+    ///
+    /// Names that nodes have are not given again.
+    pub fn set_generated_names(&mut self, names: GeneratedNames) {
+        self.names = names;
     }
 
     fn generate_name(&mut self) -> String {

@@ -555,16 +555,30 @@ impl Inventory {
         users.all(|job| job.kind == "backup" && job.source == node)
     }
 
+    /// Checks that an overlay can be put above a node: only backups that leave its data use the node.
+    ///
+    /// # Errors
+    ///
+    /// Another job uses the node.
+    pub fn can_get_overlay(&self, node: &str) -> Result<(), OptionError> {
+        let discards = self.jobs.values().any(|job| job.discards && job.uses(node));
+        match self.is_only_backed_up(node) && !discards {
+            true => Ok(()),
+            false => self.free_of_jobs(node),
+        }
+    }
+
     /// Returns the inventory with an image put above a node.
     ///
-    /// All users of `node` use `overlay` instead. `overlay` reads from `node`, which is read-only from then
-    /// on.
+    /// All users of `node` use `overlay` instead, also jobs that copy `node`. `overlay` reads from `node`, which is
+    /// read-only from then on.
     ///
     /// # Errors
     ///
     /// Two users of a node exclude each other.
     pub fn with_overlay(&self, node: &str, overlay: &str) -> Result<Inventory, OptionError> {
         let mut inventory = self.with_replaced(node, overlay);
+        inventory.move_jobs(node, overlay);
         if let Some(below) = inventory.nodes.get_mut(node) {
             below.read_only = true;
         }
@@ -588,15 +602,26 @@ impl Inventory {
         let mut inventory = self.clone();
         inventory.nodes.remove(overlay);
         let mut inventory = inventory.with_replaced(overlay, node).with_read_only(node, read_only);
-        let nested: Vec<String> = inventory
-            .nodes
-            .iter()
-            .filter(|(name, n)| n.nested && !inventory.is_owned(name))
-            .map(|(name, _)| name.clone())
-            .collect();
-        nested.iter().for_each(|name| drop(inventory.nodes.remove(name)));
+        inventory.move_jobs(overlay, node);
+        // The nodes inside the image, at all depths.
+        loop {
+            let is_left =
+                |(name, node): &(&String, &Node)| node.nested && !inventory.is_owned(name);
+            let Some(left) = inventory.nodes.iter().find(is_left).map(|(name, _)| name.clone())
+            else {
+                break;
+            };
+            inventory.nodes.remove(&left);
+        }
         inventory.check_permissions()?;
         Ok(inventory)
+    }
+
+    /// Has jobs that copy node `old` copy `new`.
+    fn move_jobs(&mut self, old: &str, new: &str) {
+        for job in self.jobs.values_mut().filter(|job| job.source == old) {
+            new.clone_into(&mut job.source);
+        }
     }
 
     /// Whether a node is defined inside another one that is there.

@@ -3,14 +3,15 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use block::graph::drain;
+use block::graph::{Edge, drain};
 use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
 use block::request::Op;
 use block::track::Tracking;
-use block::{CreateQcow2, OwnMounts, create_qcow2_beside, submit};
+use block::{CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside, submit};
 use control::{Action, Inventory, Step};
 use event_loop::IoBufs;
 
@@ -19,6 +20,9 @@ use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
 use crate::nodes::filename_of;
+
+/// The trackers of a node, with its name.
+type Watched = (String, Arc<Tracking>);
 
 /// The arguments of `blockdev-snapshot-sync`.
 #[derive(Debug, Clone, Default)]
@@ -63,7 +67,7 @@ impl Daemon {
         if self.nodes.is_filter(&name) || self.nodes.names().any(|other| other == name) {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
-        self.inventory.free_of_jobs(&node_name)?;
+        self.can_get_overlay(&node_name)?;
         self.inventory.is_no_backing(&node_name)?;
         self.inventory.is_active(&node_name)?;
         let Some(below) = self.nodes.options(&node_name) else {
@@ -110,7 +114,7 @@ impl Daemon {
             let mounts = self.nodes.services().own_mounts().clone();
             make(&*self.host, &snapshot_file, create, mounts).await?;
         }
-        self.put_above(&node_name, &overlay, None).await
+        self.put_above(&node_name, &overlay, &[]).await
     }
 
     /// `blockdev-snapshot`.
@@ -118,9 +122,10 @@ impl Daemon {
         for name in [node, overlay] {
             self.is_no_filter(name)?;
             self.nodes.node(name)?;
-            self.inventory.free_of_jobs(name)?;
         }
+        self.can_get_overlay(node)?;
         self.inventory.is_no_backing(node)?;
+        self.inventory.free_of_jobs(overlay)?;
         let no_overlay = || DaemonError::new("The overlay does not support backing images");
         let before = self.nodes.options(overlay).ok_or_else(no_overlay)?;
         let mut after = before.clone();
@@ -136,47 +141,55 @@ impl Daemon {
                 .with_hint("Open it with backing=null."));
         }
         // The overlay is opened again, with its backing node.
-        let watched = self.nodes.tracking(overlay).cloned();
+        let (watched, names) =
+            (self.nodes.tracking_within(overlay), self.nodes.generated_names(overlay));
         self.delete_node(overlay)?;
-        let put = self.put_above(node, &after, watched.as_deref()).await;
+        self.nodes.set_generated_names(names);
+        let put = self.put_above(node, &after, &watched).await;
         if put.is_err()
-            && let Err(error) = self.open_again(overlay, before, watched.as_deref()).await
+            && let Err(error) = self.open_again(before, &watched).await
         {
             log::error!(
                 "node '{overlay}' was closed for the snapshot and cannot be opened: {error}"
             );
         }
+        self.nodes.set_generated_names(GeneratedNames::default());
         put
     }
 
-    /// Opens an image that was closed to come above a node, without that node. `watched`: its trackers.
+    /// Opens an image that was closed to come above a node, without that node. `watched`: the trackers of its nodes.
     async fn open_again(
         &mut self,
-        overlay: &str,
         options: BlockdevOptions,
-        watched: Option<&Tracking>,
+        watched: &[Watched],
     ) -> Result<(), DaemonError> {
         self.add(&Step::of_node(options)).await?;
-        Ok(self.nodes.track_again(overlay, watched).await?)
+        Ok(self.nodes.track_again(watched).await?)
     }
 
     /// Opens an image with `node` as its backing node, and moves the node's users to the image. `watched`: the trackers that
-    /// the image's node had before.
+    /// the nodes of the image had before.
     async fn put_above(
         &mut self,
         node: &str,
         overlay: &BlockdevOptions,
-        watched: Option<&Tracking>,
+        watched: &[Watched],
     ) -> Result<(), DaemonError> {
         let name = overlay.node_name.as_deref().unwrap_or_default();
         let step = Step::of_node(overlay.clone());
         let inventory = self.inventory.with(&step)?.with_overlay(node, name)?;
         // Listed before the image is opened: the image itself must not be among the users.
         let users = self.nodes.edges(node);
-        self.open_node(overlay, None).await?;
+        // The image lies on the node itself, below the filters of backups.
+        let filters = self.nodes.take_filters(node);
+        if let Err(error) = self.open_node(overlay, None).await {
+            self.nodes.set_filters(node, filters);
+            return Err(error);
+        }
+        self.nodes.set_filters(name, filters);
         let inventory = self.with_generated_names(&inventory, overlay);
         let ready = async {
-            self.nodes.track_again(name, watched).await?;
+            self.nodes.track_again(watched).await?;
             self.sync_folder(name).await
         };
         let moved = match ready.await {
@@ -184,9 +197,12 @@ impl Daemon {
             Err(error) => Err(error),
         };
         if let Err(error) = moved {
+            let filters = self.nodes.take_filters(name);
+            self.nodes.set_filters(node, filters);
             self.nodes.remove(name)?;
             return Err(error);
         }
+        self.move_jobs(node, name);
         if let Err(error) = self.nodes.make_read_only(node).await {
             // No user of the node writes to it in any case.
             log::warn!("node {node}: stays open for writing behind '{name}': {error}");
@@ -204,24 +220,38 @@ impl Daemon {
         is_new: bool,
     ) -> Result<(), DaemonError> {
         let before = self.nodes.options(overlay);
-        let watched = self.nodes.tracking(overlay).cloned();
+        let (watched, names) =
+            (self.nodes.tracking_within(overlay), self.nodes.generated_names(overlay));
         if !read_only {
             self.nodes.make_writable(node).await?;
         }
         let inventory = self.inventory.without_overlay(node, overlay, read_only)?;
         let below = self.nodes.node(node)?;
+        let sizes = [&below, &self.nodes.node(overlay)?].map(|node| node.geometry().size);
+        let held = match sizes[0] == sizes[1] {
+            true => None,
+            false => Some(self.nodes.hold_all().await),
+        };
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;
-        drop(users);
+        if held.is_some() {
+            self.nodes.resize_bitmaps_above(node);
+        }
+        drop((users, held));
+        let filters = self.nodes.take_filters(overlay);
+        self.nodes.set_filters(node, filters);
+        self.move_jobs(overlay, node);
         self.inventory = inventory;
         self.nodes.remove(overlay)?;
         let opened = match before.filter(|_| !is_new) {
             Some(mut options) => {
                 options.driver.remove_child("backing");
-                self.open_again(overlay, options, watched.as_deref()).await
+                self.nodes.set_generated_names(names);
+                self.open_again(options, &watched).await
             }
             None => Ok(()),
         };
+        self.nodes.set_generated_names(GeneratedNames::default());
         self.record().await?;
         opened
     }
@@ -250,17 +280,20 @@ impl Daemon {
     /// file names `to`.
     async fn move_users(
         &mut self,
-        users: Vec<std::sync::Arc<block::graph::Edge>>,
+        users: Vec<Arc<Edge>>,
         from: &str,
         to: &str,
         inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
-        let sizes = (self.nodes.node(from)?.geometry().size, target.geometry().size);
-        if sizes.0 != sizes.1 {
-            let message = format!("'{to}' has {} bytes, and '{from}' has {}", sizes.1, sizes.0);
-            return Err(DaemonError::new(message));
-        }
+        let held = match self.nodes.node(from)?.geometry().size == target.geometry().size {
+            true => None,
+            false => {
+                self.inventory.check_new_size(from)?;
+                // Bitmaps of nodes above are resized.
+                Some(self.nodes.hold_all().await)
+            }
+        };
         let users = drain(users).await.map_err(DaemonError::new)?;
         // After the move, a flush by the users reaches only the image above.
         let node = self.nodes.node(from)?;
@@ -273,12 +306,18 @@ impl Daemon {
         }
         let _moving = Moving::new(&self.moving);
         users.point_to(&target).await.map_err(DaemonError::new)?;
+        if held.is_some() {
+            self.nodes.resize_bitmaps_above(to);
+        }
         let before = std::mem::replace(&mut self.inventory, inventory);
         let recorded = self.record().await;
         if recorded.is_err() {
             self.inventory = before;
             let node = self.nodes.node(from)?;
             users.point_to(&node).await.map_err(DaemonError::new)?;
+            if held.is_some() {
+                self.nodes.resize_bitmaps_above(from);
+            }
             // The new file may be in place, if only the fsync of its folder failed.
             let _ = self.record().await;
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, IoBufs};
 
-use super::{Child, Entry, Kept, NodeRegistry, Opened, not_found};
+use super::{Child, Entry, GeneratedNames, Kept, NodeRegistry, Opened, not_found};
 use crate::connections::{ConnectContext, Connections};
 use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
@@ -101,7 +101,7 @@ impl NodeRegistry {
     }
 
     /// A node's name and those of all that are defined inside it.
-    fn with_nested(&self, name: &str) -> Vec<String> {
+    pub(super) fn with_nested(&self, name: &str) -> Vec<String> {
         let mut names = vec![name.to_owned()];
         let mut at = 0;
         while let Some(entry) = names.get(at).and_then(|name| self.nodes.get(name)) {
@@ -129,7 +129,9 @@ impl NodeRegistry {
         connections: Connections,
     ) -> Result<(), OpenError> {
         self.connections = connections;
+        self.set_generated_names(self.generated_names(name));
         let activated = self.activate_connected(name).await;
+        self.set_generated_names(GeneratedNames::default());
         self.connections = Connections::default();
         activated
     }
@@ -216,7 +218,7 @@ impl NodeRegistry {
             let edge = match node {
                 BlockdevRef::Name(below) => self.get_edge(below)?,
                 BlockdevRef::Inline(options) => {
-                    let below = self.child_name(&name, options, nested)?;
+                    let below = self.child_name((&name, role), options, nested)?;
                     let below = self.open_inactive(below, options, nested)?;
                     let edge = self.edge_to(below.node.clone());
                     nested.push(below);

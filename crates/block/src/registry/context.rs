@@ -185,7 +185,7 @@ impl<'a> OpenContext<'a> {
     ///
     /// Those of opening that node.
     pub fn open_child(&mut self, role: &'static str, node: &BlockdevRef) -> Result<(), OpenError> {
-        let edge = self.registry.open_child(self.name, node, self.nested);
+        let edge = self.registry.open_child((self.name, role), node, self.nested);
         let edge = edge.map_err(|error| error.of_child(role))?;
         self.children.push(Child { role, edge });
         Ok(())

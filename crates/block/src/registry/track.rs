@@ -26,6 +26,12 @@ impl NodeRegistry {
         self.nodes.get(name)?.tracking.as_ref()
     }
 
+    /// Returns the trackers of a node and of the nodes inside it, by name.
+    pub fn tracking_within(&self, name: &str) -> Vec<(String, Arc<Tracking>)> {
+        let names = self.with_nested(name).into_iter();
+        names.filter_map(|name| Some((name.clone(), self.tracking(&name)?.clone()))).collect()
+    }
+
     /// Returns the trackers of a node and of those below that are resized with it.
     pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
         let mut names = vec![name.to_owned()];
@@ -36,6 +42,22 @@ impl NodeRegistry {
             names.push(child.edge.node().name().to_owned());
         }
         names.iter().filter_map(|name| self.tracking(name)).cloned().collect()
+    }
+
+    /// Gives the bitmaps of the nodes above a node that have the node's size that size.
+    ///
+    /// No write of their users is under way: [`hold_all`](Self::hold_all).
+    pub fn resize_bitmaps_above(&self, name: &str) {
+        for (above, entry) in &self.nodes {
+            let follows = matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter);
+            let child = entry.children.first().filter(|_| follows);
+            if child.is_some_and(|child| self.below_filter(child.edge.node().name()) == name) {
+                if let (Some(tracking), Some(node)) = (&entry.tracking, entry.node()) {
+                    tracking.resize_bitmaps(node.geometry().size);
+                }
+                self.resize_bitmaps_above(above);
+            }
+        }
     }
 
     /// Returns whether a node becomes longer as a format that lies on it needs.
@@ -70,18 +92,27 @@ impl NodeRegistry {
         Ok(tracking)
     }
 
-    /// Gives a node that was closed and opened again the trackers that it had: bitmaps in memory, and the write threshold.
-    /// Bitmaps of its image are opened with the image.
+    /// Gives nodes that were closed and opened again the trackers that they had: bitmaps in memory, and the write threshold.
+    /// Bitmaps of an image are opened with the image.
     ///
     /// # Errors
     ///
     /// As [`track`](Self::track).
     pub async fn track_again(
         &mut self,
-        name: &str,
-        before: Option<&Tracking>,
+        before: &[(String, Arc<Tracking>)],
     ) -> Result<(), OpenError> {
-        let Some(before) = before else { return Ok(()) };
+        for (name, tracking) in before {
+            self.track_one_again(name, tracking).await?;
+        }
+        Ok(())
+    }
+
+    async fn track_one_again(&mut self, name: &str, before: &Tracking) -> Result<(), OpenError> {
+        // A node inside another node than the closed one was not closed.
+        if self.tracking(name).is_some_and(|now| std::ptr::eq(&**now, before)) {
+            return Ok(());
+        }
         let (bitmaps, threshold) = (before.in_memory(), before.threshold.get());
         if bitmaps.is_empty() && threshold == 0 {
             return Ok(());

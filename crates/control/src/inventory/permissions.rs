@@ -105,6 +105,21 @@ impl Inventory {
         self.without_job(&resize_of(name))
     }
 
+    /// Checks that users of a node can bear that an overlay of another size replaces it.
+    ///
+    /// # Errors
+    ///
+    /// In QSD's words for a resize: a user does not share resizing. NBD exports do not count: their clients keep the size
+    /// that they know.
+    pub fn check_new_size(&self, name: &str) -> Result<(), OptionError> {
+        let mut inventory = self.clone();
+        let exports = inventory.exports.values_mut();
+        for export in exports.filter(|export| export.size_use == SizeUse::Fixed) {
+            export.size_use = SizeUse::Follows;
+        }
+        inventory.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])
+    }
+
     /// The nodes that are being resized.
     fn resizing(&self) -> impl Iterator<Item = &str> {
         self.jobs.values().filter(|job| job.kind == RESIZE).map(|job| job.source.as_str())

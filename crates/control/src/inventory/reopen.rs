@@ -40,6 +40,9 @@ impl Inventory {
         for ChildOption { role, used_as, node: child } in options.driver.children() {
             let old = before.iter().find(|child| child.role == role);
             match child {
+                // A file that an image names, which is not in the inventory. The registry refuses other ones.
+                BlockdevRef::Name(below)
+                    if below.starts_with('#') && !self.nodes.contains_key(below) => {}
                 BlockdevRef::Name(below) => {
                     if !self.nodes.contains_key(below) {
                         let message = format!("Cannot find device='' nor node-name='{below}'");

@@ -49,7 +49,8 @@ impl Operator {
                 });
                 self.is_refused("block-export-add", export)
             }
-            5 => {
+            // A backup goes on below an overlay.
+            5 if !job.starts_with("backup") => {
                 let snapshot = json!({
                     "node-name": source, "snapshot-file": path, "snapshot-node-name": "refused",
                 });
