@@ -286,10 +286,16 @@ impl Daemon {
         inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
-        let held = match self.nodes.node(from)?.geometry().size == target.geometry().size {
+        let (size, new) = (self.nodes.node(from)?.geometry().size, target.geometry().size);
+        let held = match size == new {
             true => None,
             false => {
-                self.inventory.check_new_size(from)?;
+                let sizes = format!("'{to}' has {new} bytes, and '{from}' has {size}");
+                if new < size {
+                    return Err(DaemonError::new(sizes));
+                }
+                let checked = self.inventory.check_new_size(from);
+                checked.map_err(|error| DaemonError::new(format!("{sizes}: {}", error.message)))?;
                 // Bitmaps of nodes above are resized.
                 Some(self.nodes.hold_all().await)
             }

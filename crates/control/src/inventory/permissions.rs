@@ -105,7 +105,7 @@ impl Inventory {
         self.without_job(&resize_of(name))
     }
 
-    /// Checks that users of a node can bear that an overlay of another size replaces it.
+    /// Checks that users of a node can bear that a larger overlay replaces it.
     ///
     /// # Errors
     ///
