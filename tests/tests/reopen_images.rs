@@ -483,3 +483,42 @@ fn a_node_is_reopened_with_a_backing_image_of_its_header() {
     }
     peers.stop();
 }
+
+/// The backing image that only another image's header names is no node for `blockdev-reopen`.
+#[test]
+fn the_backing_image_of_another_header_is_refused() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let mut options = Vec::new();
+    for (name, base) in [("a", "base-a"), ("b", "base-b")] {
+        run(
+            "qemu-img",
+            scratch.dir(),
+            &["create", "-q", "-f", "qcow2", &format!("DIR/{base}"), "1M"],
+        );
+        let top =
+            ["create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", &format!("DIR/{name}")];
+        run("qemu-img", scratch.dir(), &top);
+        let file = json!({"driver": "file", "filename": scratch.path(name)});
+        let node = json!({"driver": "qcow2", "node-name": name, "file": file});
+        qmp.execute("blockdev-add", node.clone());
+        options.push(node);
+    }
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let backing = |base: &str| {
+        let is_base = |node: &&Value| {
+            node["drv"] == "qcow2" && node["file"].as_str().is_some_and(|file| file.ends_with(base))
+        };
+        let mut nodes = nodes.as_array().expect("a list").iter();
+        nodes.find(is_base).expect("a backing image")["node-name"].clone()
+    };
+    let (own, other) = (backing("base-a"), backing("base-b"));
+    let reopened =
+        |backing: &Value| json!({"options": [with(&options[0], json!({"backing": backing}))]});
+    let why = qmp.refused("blockdev-reopen", reopened(&other));
+    let name = other.as_str().expect("a name");
+    assert_eq!(why, format!("Cannot find device='' nor node-name='{name}'"));
+    qmp.execute("blockdev-reopen", reopened(&own));
+    server.stop();
+}

@@ -1,7 +1,7 @@
 //! Disks that change their size while guests and clients use them (`block_resize`).
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{BlkClient, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -203,5 +203,39 @@ fn a_bitmap_bounds_the_size_to_which_a_disk_grows() {
     let why = qmp.refused("block_resize", grow);
     assert!(why.contains("more than 2147483648 parts of 512 bytes"), "{why}");
     qmp.execute("block_resize", json!({"node-name": "disk", "size": 2 << 20}));
+    server.stop();
+}
+
+/// Bitmaps of filters above the disk that is resized get its size, too.
+#[test]
+fn bitmaps_above_a_disk_grow_with_it() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("throttle-group,id=t")
+        .file("disk", &image, "")
+        .arg("--blockdev")
+        .arg("throttle,node-name=top,throttle-group=t,file=disk")
+        .arg("--blockdev")
+        .arg("throttle,node-name=above,throttle-group=t,file=top")
+        .export("above", "")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    for node in ["disk", "top", "above"] {
+        qmp.execute("block-dirty-bitmap-add", json!({"node": node, "name": "b"}));
+    }
+    let mut blk = BlkClient::connect(&server.socket("above"), 1, 16).expect("it serves");
+    for (resized, mib) in [("disk", 2), ("top", 3), ("above", 4)] {
+        resize(&server, resized, mib * MIB);
+        blk.write((mib * MIB - 65536) / 512, &[1; 65536]);
+        let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        for node in nodes.as_array().expect("a list") {
+            // What is new counts as written.
+            assert_eq!(node["dirty-bitmaps"][0]["count"], (mib - 1) * MIB, "{resized}: {node}");
+        }
+    }
+    drop(blk);
     server.stop();
 }

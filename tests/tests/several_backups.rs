@@ -13,7 +13,7 @@ use common::{
     Load, MIB, check, check_moment, connect, create, daemon, under_load, wait_for_end,
     wait_for_status,
 };
-use integration::{Image, Qmp, Scratch, eventually, merged};
+use integration::{Image, Qmp, Scratch, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
 /// So slow that, before the limit is lifted, the filter copies nearly all that is copied, and no job ends by itself.
@@ -479,6 +479,65 @@ fn some_backups_refuse_an_overlay() {
         assert_eq!(why, "Node 'disk' is busy: block device is in use by block job: backup");
         server.stop();
     }
+}
+
+/// So does a job of a filter above the disk that looks at the topmost image.
+#[test]
+fn jobs_of_a_filter_refuse_an_overlay_below_it() {
+    for kind in ["backup", "mirror"] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk0.img", MIB);
+        let server = ServerCommand::new(&scratch)
+            .monitor("qmp")
+            .arg("--object")
+            .arg("throttle-group,id=t")
+            .file("disk", &image, "")
+            .arg("--blockdev")
+            .arg("throttle,node-name=top,throttle-group=t,file=disk")
+            .start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        create(&mut qmp, "a", &scratch.path("a"), MIB << 20);
+        let job = json!({"job-id": "j", "device": "top", "target": "a", "sync": "top", "speed": 1});
+        qmp.execute(&format!("blockdev-{kind}"), job);
+        let file = scratch.path("over");
+        let snapshot =
+            json!({"node-name": "disk", "snapshot-file": file, "snapshot-node-name": "over"});
+        let why = qmp.refused("blockdev-snapshot-sync", snapshot.clone());
+        let busy = "Node 'top' is busy: block device is in use by block job:";
+        assert_eq!(why, format!("{busy} {kind}"));
+        qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
+        wait_for_status(&mut qmp, "j", "null");
+        qmp.execute("blockdev-snapshot-sync", snapshot);
+        server.stop();
+    }
+}
+
+/// The target of a backup has the size of its disk: a larger overlay is refused meanwhile.
+#[test]
+fn a_backup_refuses_a_larger_overlay() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    create(&mut qmp, "a", &scratch.path("a"), MIB << 20);
+    let (size, over) = (format!("{}M", MIB + 1), scratch.path("over"));
+    run("qemu-img", scratch.dir(), &["create", "-q", "-f", "qcow2", "DIR/over", &size]);
+    let file = json!({"driver": "file", "filename": over});
+    qmp.execute("blockdev-add", json!({"driver": "qcow2", "node-name": "over", "file": file}));
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let actions = json!({"actions": [
+        {"type": "blockdev-backup", "data": backup("undone", "a", &json!({}))},
+        {"type": "blockdev-snapshot", "data": snapshot},
+    ]});
+    let why = qmp.refused("transaction", actions);
+    assert!(why.contains("Permission conflict on node 'disk': permissions 'resize'"), "{why}");
+    qmp.execute("blockdev-backup", backup("j", "a", &json!({})));
+    let why = qmp.refused("blockdev-snapshot", snapshot.clone());
+    assert!(why.contains("Permission conflict on node 'disk': permissions 'resize'"), "{why}");
+    qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
+    wait_for_status(&mut qmp, "j", "null");
+    qmp.execute("blockdev-snapshot", snapshot);
+    server.stop();
 }
 
 /// Two overlays of a disk show what it was at two moments.

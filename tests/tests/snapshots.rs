@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 
 use common::peers::{Peers, Side, run};
 use common::{BLOCKS, MIB, check, check_moment, create, daemon, under_load, wait_for_end};
+use integration::nbd::nbd_server;
 use integration::{
-    BlkClient, Image, Qmp, Scratch, ServerCommand, eventually, merged, pattern, tool,
+    BlkClient, Image, Qmp, Request, Scratch, Segment, ServerCommand, eventually, merged, pattern,
+    request, tool,
 };
 use serde_json::{Value, json};
 
@@ -410,6 +412,136 @@ fn nodes_above_follow_the_size_of_an_overlay() {
     assert_eq!(top["image"]["virtual-size"], 2 << 20);
     // What is new counts as written.
     assert_eq!(top["dirty-bitmaps"][0]["count"], 1 << 20);
+    drop(blk);
+    server.stop();
+}
+
+/// Adds a qcow2 node of that name and size, which lies on no other.
+fn add_overlay(qmp: &mut Qmp, scratch: &Scratch, name: &str, size: &str) {
+    let file = scratch.path(name);
+    let create = ["create", "-q", "-f", "qcow2"];
+    let made = Command::new(tool("qemu-img")).args(create).arg(&file).arg(size).status();
+    assert!(made.expect("qemu-img runs").success());
+    let file = json!({"driver": "file", "filename": file});
+    qmp.execute("blockdev-add", json!({"driver": "qcow2", "node-name": name, "file": file}));
+}
+
+/// A daemon with the filter "top" on "disk", which has 1 MiB.
+fn filtered<'a>(scratch: &'a Scratch, image: &Image) -> ServerCommand<'a> {
+    ServerCommand::new(scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("throttle-group,id=t")
+        .file("disk", image, "")
+        .arg("--blockdev")
+        .arg("throttle,node-name=top,throttle-group=t,file=disk")
+}
+
+/// As `block_resize` does, a larger overlay leaves alone bitmaps above it that are in use, or would become too large.
+#[test]
+fn bitmaps_above_may_refuse_a_larger_overlay() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = nbd_server(filtered(&scratch, &image), &scratch, "").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    add_overlay(&mut qmp, &scratch, "over", "2M");
+    add_overlay(&mut qmp, &scratch, "huge", "8T");
+    qmp.execute("block-dirty-bitmap-add", json!({"node": "top", "name": "b", "granularity": 512}));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "top", "writable": true,
+        "bitmaps": ["b"]});
+    qmp.execute("block-export-add", export);
+    let snapshot = |overlay: &str| json!({"node": "disk", "overlay": overlay});
+    let action = json!({"type": "blockdev-snapshot", "data": snapshot("over")});
+    let actions = json!({"actions": [action, {"type": "abort", "data": {}}]});
+    for (command, arguments) in [("transaction", actions), ("blockdev-snapshot", snapshot("over"))]
+    {
+        let why = qmp.refused(command, arguments);
+        let busy =
+            "'over' has 2097152 bytes, and 'disk' has 1048576: Bitmap 'b' of 'top' is in use";
+        assert_eq!(why, busy);
+    }
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let mut nodes = nodes.as_array().expect("a list").iter();
+    let top = nodes.find(|node| node["node-name"] == "top").expect("it is there");
+    assert_eq!(top["dirty-bitmaps"][0]["busy"], true);
+    qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    let why = qmp.refused("blockdev-snapshot", snapshot("huge"));
+    assert!(why.contains("more than 2147483648 parts of 512 bytes"), "{why}");
+    qmp.execute("blockdev-snapshot", snapshot("over"));
+    server.stop();
+}
+
+/// An image keeps the size that its backing image had, also if a filter is between the two.
+#[test]
+fn a_backing_image_below_a_filter_keeps_its_size() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = filtered(&scratch, &image).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    add_overlay(&mut qmp, &scratch, "same", "1M");
+    add_overlay(&mut qmp, &scratch, "over", "2M");
+    add_overlay(&mut qmp, &scratch, "image", "2M");
+    let node = json!({"node": "top", "overlay": "image"});
+    qmp.execute("blockdev-snapshot", node);
+    let why = qmp.refused("blockdev-snapshot", json!({"node": "disk", "overlay": "over"}));
+    let busy = "Node 'disk' is busy: node is used as backing hd of 'image'";
+    assert!(why.ends_with(busy), "{why}");
+    qmp.execute("blockdev-snapshot", json!({"node": "disk", "overlay": "same"}));
+    server.stop();
+}
+
+/// A request of another disk that takes long delays no larger overlay.
+#[test]
+fn a_larger_overlay_waits_for_no_other_disk() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = filtered(&scratch, &image)
+        .export("top", "")
+        .arg("--blockdev")
+        .arg("null-co,node-name=hangs,size=1048576,latency-ns=600000000000")
+        .export("hangs", "stall-timeout-ms=100")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    add_overlay(&mut qmp, &scratch, "over", "2M");
+    let mut blk = BlkClient::connect(&server.socket("hangs"), 1, 16).expect("it serves");
+    let segments = vec![Segment { at: 0, len: 512, device_writes: true }];
+    blk.submit(0, &Request { kind: request::IN, sector: 0, segments });
+    eventually("a read that hangs", || server.log().contains("takes longer").then_some(()));
+    qmp.execute("blockdev-snapshot", json!({"node": "disk", "overlay": "over"}));
+    server.kill();
+}
+
+/// The inventory has a node that is defined inside another one, also after its snapshot was undone.
+#[test]
+fn the_undo_of_a_nested_nodes_snapshot_leaves_it_in_its_place() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 1);
+    let server = ServerCommand::new(&scratch)
+        .monitor("qmp")
+        .arg("--object")
+        .arg("throttle-group,id=t")
+        .arg("--blockdev")
+        .arg(format!(
+            "throttle,node-name=top,throttle-group=t,file.driver=file,file.node-name=disk,file.filename={}",
+            image.path().display()
+        ))
+        .export("top", "")
+        .start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    add_overlay(&mut qmp, &scratch, "over", "1M");
+    let snapshot = json!({"node": "disk", "overlay": "over"});
+    let action = json!({"type": "blockdev-snapshot", "data": snapshot});
+    let actions = json!({"actions": [action, {"type": "abort", "data": {}}]});
+    for _ in 0..2 {
+        qmp.refused("transaction", actions.clone());
+        let why = qmp.refused("blockdev-del", json!({"node-name": "disk"}));
+        assert_eq!(why, "Node disk is not owned by the monitor");
+    }
+    qmp.execute("blockdev-snapshot", snapshot);
+    let mut blk = BlkClient::connect(&server.socket("top"), 1, 16).expect("it serves");
+    blk.write(0, &[1; 512]);
+    assert_eq!(blk.read(0, 512), [1; 512]);
     drop(blk);
     server.stop();
 }

@@ -47,6 +47,6 @@ pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
 pub use inherited::OpenImage;
 pub use own_mounts::{OwnMount, OwnMounts};
-pub use registry::{Child, GeneratedNames, JobFilter, NodeInfo, NodeRegistry};
+pub use registry::{BitmapsAbove, Child, GeneratedNames, JobFilter, NodeInfo, NodeRegistry};
 pub use services::DriverServices;
 pub use submit::submit;

@@ -25,6 +25,7 @@ pub(crate) use self::activity::ToRead;
 pub use self::context::OpenContext;
 use self::locks::is_used;
 use self::resize::Resizing;
+pub use self::track::BitmapsAbove;
 use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
 use crate::drivers::file::ImageLock;

@@ -119,8 +119,16 @@ struct Job {
     chain: Vec<String>,
     /// The name of its filter above the source, if it has one.
     filter: Option<String>,
+    source_use: SourceUse,
+}
+
+/// What a job does with its source, besides reading all of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SourceUse {
     /// It discards in the source what it has copied.
-    discards: bool,
+    pub discards: bool,
+    /// It copies what the source's topmost image stores.
+    pub of_top: bool,
 }
 
 /// The kind of a job that is a `block_resize`.
@@ -304,8 +312,9 @@ impl Inventory {
         source: &str,
         target: &str,
         filter: &str,
-        discards: bool,
+        source_use: SourceUse,
     ) -> Result<Inventory, OptionError> {
+        let discards = source_use.discards;
         for name in [source, target] {
             self.find(name, name)?;
             self.is_active(name)?;
@@ -335,7 +344,7 @@ impl Inventory {
             target: Some(target.to_owned()),
             chain: Vec::new(),
             filter: Some(filter.to_owned()),
-            discards,
+            source_use,
         };
         inventory.add_job(id, job);
         inventory.check_permissions()?;
@@ -366,7 +375,8 @@ impl Inventory {
         let mut inventory = self.clone();
         let serial = inventory.serial();
         let (source, chain) = (source.to_owned(), chain.to_vec());
-        let job = Job { serial, kind, source, target: None, chain, filter, discards: false };
+        let source_use = SourceUse::default();
+        let job = Job { serial, kind, source, target: None, chain, filter, source_use };
         inventory.add_job(id, job);
         Ok(inventory)
     }
@@ -555,16 +565,25 @@ impl Inventory {
         users.all(|job| job.kind == "backup" && job.source == node)
     }
 
-    /// Checks that an overlay can be put above a node: only backups that leave its data use the node.
+    /// Checks that an overlay can be put above a node: only backups that leave its data use the node, no job needs it as the
+    /// topmost image of a source, and its size stays meanwhile.
     ///
     /// # Errors
     ///
-    /// Another job uses the node.
+    /// Another job uses the node, or a node above it.
     pub fn can_get_overlay(&self, node: &str) -> Result<(), OptionError> {
-        let discards = self.jobs.values().any(|job| job.discards && job.uses(node));
-        match self.is_only_backed_up(node) && !discards {
-            true => Ok(()),
-            false => self.free_of_jobs(node),
+        if !self.is_only_backed_up(node) {
+            self.free_of_jobs(node)?;
+        }
+        self.has_fixed_size(node)?;
+        // The overlay would be the topmost image, and get the discards.
+        let needs_it = |job: &&Job| {
+            (job.source_use.of_top || job.source_use.discards)
+                && (job.source == node || self.lies_on(&job.source, node))
+        };
+        match self.jobs.values().find(needs_it) {
+            Some(job) => self.free_of_jobs(&job.source),
+            None => Ok(()),
         }
     }
 
@@ -588,7 +607,8 @@ impl Inventory {
 
     /// Returns the inventory without an image above a node.
     ///
-    /// What used the image uses `node`, which can be written to again.
+    /// What used the image uses `node`, which can be written to again. `owner`: the node that it was
+    /// [defined in](Self::owner).
     ///
     /// # Errors
     ///
@@ -598,10 +618,17 @@ impl Inventory {
         node: &str,
         overlay: &str,
         read_only: bool,
+        owner: Option<&str>,
     ) -> Result<Inventory, OptionError> {
         let mut inventory = self.clone();
         inventory.nodes.remove(overlay);
-        let mut inventory = inventory.with_replaced(overlay, node).with_read_only(node, read_only);
+        let mut inventory = inventory.with_replaced(overlay, node);
+        if let Some(owner) = owner.and_then(|owner| inventory.nodes.get_mut(owner))
+            && let Some(child) = owner.children.iter_mut().find(|child| child.name == node)
+        {
+            child.owned = true;
+        }
+        let mut inventory = inventory.with_read_only(node, read_only);
         inventory.move_jobs(overlay, node);
         // The nodes inside the image, at all depths.
         loop {
@@ -624,10 +651,16 @@ impl Inventory {
         }
     }
 
+    /// Returns the node that a node is defined inside of, if that is there.
+    pub fn owner(&self, name: &str) -> Option<&str> {
+        let owns =
+            |node: &Node| node.children.iter().any(|child| child.owned && child.name == name);
+        self.nodes.iter().find(|(_, node)| owns(node)).map(|(above, _)| above.as_str())
+    }
+
     /// Whether a node is defined inside another one that is there.
     fn is_owned(&self, name: &str) -> bool {
-        let mut children = self.nodes.values().flat_map(|node| &node.children);
-        children.any(|child| child.owned && child.name == name)
+        self.owner(name).is_some()
     }
 
     /// Returns the inventory in which users of node `old` use `new` instead.

@@ -271,7 +271,7 @@ impl Daemon {
                     filter.driver
                 )));
             }
-            inventory = inventory.with_reopened(options)?;
+            inventory = inventory.with_reopened(options, &|node, role| self.child(node, role))?;
         }
         for options in &nodes {
             self.check_paths(&Action::Blockdev(options.clone()))?;
@@ -310,7 +310,8 @@ impl Daemon {
         if let Some(tracking) = self.nodes.tracking(name) {
             tracking.secure(name, &self.control).await;
         }
-        self.inventory = self.inventory.with_reopened(options)?;
+        self.inventory =
+            self.inventory.with_reopened(options, &|node, role| self.child(node, role))?;
         let Err(error) = self.record().await else { return Ok(before) };
         let Some(before) = before else { return Err(not_recorded(error)) };
         if let Err(why) = self.nodes.undo_reopen(name, &before, held).await {
@@ -324,6 +325,12 @@ impl Daemon {
         // The new file may be in place, if only the fsync of its folder failed.
         let _ = self.record().await;
         Err(error)
+    }
+
+    /// The name of the child that a node has in a role.
+    fn child(&self, node: &str, role: &str) -> Option<String> {
+        let children = self.nodes.info(node)?.children;
+        Some(children.iter().find(|child| child.role == role)?.edge.node().known_name())
     }
 
     /// Checks that no job has put a filter of that name above its source.

@@ -11,7 +11,7 @@ use block::options::{
 };
 use block::request::Op;
 use block::track::Tracking;
-use block::{CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside, submit};
+use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside, submit};
 use control::{Action, Inventory, Step};
 use event_loop::IoBufs;
 
@@ -23,6 +23,15 @@ use crate::nodes::filename_of;
 
 /// The trackers of a node, with its name.
 type Watched = (String, Arc<Tracking>);
+
+/// A node that gets an overlay, as it was before.
+#[derive(Debug)]
+pub(crate) struct Below {
+    pub(crate) node: String,
+    pub(crate) read_only: bool,
+    /// The node that it is defined in.
+    pub(crate) owner: Option<String>,
+}
 
 /// The arguments of `blockdev-snapshot-sync`.
 #[derive(Debug, Clone, Default)]
@@ -67,7 +76,7 @@ impl Daemon {
         if self.nodes.is_filter(&name) || self.nodes.names().any(|other| other == name) {
             return Err(DaemonError::new("New overlay node-name already in use"));
         }
-        self.can_get_overlay(&node_name)?;
+        self.inventory.can_get_overlay(&node_name)?;
         self.inventory.is_no_backing(&node_name)?;
         self.inventory.is_active(&node_name)?;
         let Some(below) = self.nodes.options(&node_name) else {
@@ -123,7 +132,7 @@ impl Daemon {
             self.is_no_filter(name)?;
             self.nodes.node(name)?;
         }
-        self.can_get_overlay(node)?;
+        self.inventory.can_get_overlay(node)?;
         self.inventory.is_no_backing(node)?;
         self.inventory.free_of_jobs(overlay)?;
         let no_overlay = || DaemonError::new("The overlay does not support backing images");
@@ -211,32 +220,36 @@ impl Daemon {
     }
 
     /// Undoes a snapshot: moves the users of an image back to the node below. Nothing was written to the image.
-    /// `read_only`: whether the node below was so before. `is_new`: the image's node is removed. Otherwise it is opened as before.
+    /// `is_new`: the image's node is removed. Otherwise it is opened as before.
     pub(super) async fn remove_overlay(
         &mut self,
-        node: &str,
+        below: &Below,
         overlay: &str,
-        read_only: bool,
         is_new: bool,
     ) -> Result<(), DaemonError> {
+        let Below { node, read_only, owner } = below;
         let before = self.nodes.options(overlay);
         let (watched, names) =
             (self.nodes.tracking_within(overlay), self.nodes.generated_names(overlay));
         if !read_only {
             self.nodes.make_writable(node).await?;
         }
-        let inventory = self.inventory.without_overlay(node, overlay, read_only)?;
+        let inventory =
+            self.inventory.without_overlay(node, overlay, *read_only, owner.as_deref())?;
         let below = self.nodes.node(node)?;
+        // No bitmap has come into use since: users' requests are held, and the actions after this one are undone.
         let sizes = [&below, &self.nodes.node(overlay)?].map(|node| node.geometry().size);
-        let held = match sizes[0] == sizes[1] {
+        let above = match sizes[0] == sizes[1] {
+            true => BitmapsAbove::default(),
+            false => self.nodes.bitmaps_above(overlay),
+        };
+        let held = match above.is_empty() {
             true => None,
             false => Some(self.nodes.hold_all().await),
         };
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;
-        if held.is_some() {
-            self.nodes.resize_bitmaps_above(node);
-        }
+        above.resize();
         drop((users, held));
         let filters = self.nodes.take_filters(overlay);
         self.nodes.set_filters(node, filters);
@@ -286,21 +299,29 @@ impl Daemon {
         inventory: Inventory,
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
-        let (size, new) = (self.nodes.node(from)?.geometry().size, target.geometry().size);
-        let held = match size == new {
+        // A growable export may be giving the node another size.
+        self.nodes.resized().await;
+        let below = self.nodes.node(from)?;
+        let sizes = || (below.geometry().size, target.geometry().size);
+        let (size, new) = sizes();
+        let differ = move || format!("'{to}' has {new} bytes, and '{from}' has {size}");
+        let above = match size == new {
+            true => BitmapsAbove::default(),
+            false => self.can_grow(from, size, new).map_err(|error| {
+                DaemonError::new(match error {
+                    Some(error) => format!("{}: {error}", differ()),
+                    None => differ(),
+                })
+            })?,
+        };
+        let held = match above.is_empty() {
             true => None,
-            false => {
-                let sizes = format!("'{to}' has {new} bytes, and '{from}' has {size}");
-                if new < size {
-                    return Err(DaemonError::new(sizes));
-                }
-                let checked = self.inventory.check_new_size(from);
-                checked.map_err(|error| DaemonError::new(format!("{sizes}: {}", error.message)))?;
-                // Bitmaps of nodes above are resized.
-                Some(self.nodes.hold_all().await)
-            }
+            false => Some(self.nodes.hold_all().await),
         };
         let users = drain(users).await.map_err(DaemonError::new)?;
+        if sizes() != (size, new) {
+            return Err(DaemonError::new(format!("'{from}' has been given another size")));
+        }
         // After the move, a flush by the users reaches only the image above.
         let node = self.nodes.node(from)?;
         if !node.geometry().read_only {
@@ -312,22 +333,31 @@ impl Daemon {
         }
         let _moving = Moving::new(&self.moving);
         users.point_to(&target).await.map_err(DaemonError::new)?;
-        if held.is_some() {
-            self.nodes.resize_bitmaps_above(to);
-        }
+        above.resize();
         let before = std::mem::replace(&mut self.inventory, inventory);
         let recorded = self.record().await;
         if recorded.is_err() {
             self.inventory = before;
             let node = self.nodes.node(from)?;
             users.point_to(&node).await.map_err(DaemonError::new)?;
-            if held.is_some() {
-                self.nodes.resize_bitmaps_above(from);
-            }
+            above.resize();
             // The new file may be in place, if only the fsync of its folder failed.
             let _ = self.record().await;
         }
+        drop(held);
         recorded
+    }
+
+    /// Checks that a larger overlay can be put above a node. Returns the bitmaps of the nodes above that get its size. An error
+    /// is `None`, if the overlay is smaller.
+    fn can_grow(&self, node: &str, size: u64, new: u64) -> Result<BitmapsAbove, Option<String>> {
+        if new < size {
+            return Err(None);
+        }
+        self.inventory.check_new_size(node).map_err(|error| Some(error.message))?;
+        let above = self.nodes.bitmaps_above(node);
+        above.check(new).map_err(|error| Some(error.to_string()))?;
+        Ok(above)
     }
 }
 

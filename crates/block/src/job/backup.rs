@@ -78,11 +78,6 @@ impl Backup {
         self.copying(What::Top(Clusters { len, unit: 1 }))
     }
 
-    /// Returns whether it is to copy what the source's topmost image stores while it runs.
-    pub fn is_of_top(&self) -> bool {
-        matches!(self.snapshot.what, What::Top(_))
-    }
-
     /// Discards in the source what was copied.
     #[must_use]
     pub fn discarding(self) -> Backup {

@@ -39,7 +39,7 @@ impl NodeRegistry {
     /// Resizes a node's image, as `block_resize` does.
     ///
     /// A node that shrinks is drained meanwhile, because a write in flight would extend the image again. Dirty bitmaps
-    /// of the node and of nodes below it are resized as well.
+    /// of the node, and of nodes below and above it that have its size, are resized as well.
     /// Await the future on `event_loop`. If it is dropped, a resize that has begun
     /// [continues](Self::resized).
     ///
@@ -53,9 +53,9 @@ impl NodeRegistry {
         event_loop: &EventLoop,
     ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
         let node = self.node(name)?;
-        let tracking = self.tracking_of_size(name);
-        let has_bitmaps = check_bitmaps(name, &tracking, size)?;
         let whose = self.whose_size(name);
+        let tracking = self.tracking_of_size(name, whose, node.geometry().size)?;
+        let has_bitmaps = check_bitmaps(name, &tracking, size)?;
         let (users, turn) = (self.edges(whose), self.resizing.turn_of(whose));
         let (event_loop, all) = (event_loop.clone(), self.all_users());
         let name = name.to_owned();
@@ -109,6 +109,40 @@ impl NodeRegistry {
         }
     }
 
+    /// Returns the trackers of the nodes that get their size from the node `whose`, as the node `name` of `size` bytes does.
+    fn tracking_of_size(
+        &self,
+        name: &str,
+        whose: &str,
+        size: u64,
+    ) -> Result<Vec<Arc<Tracking>>, OpenError> {
+        let mut watched = Vec::new();
+        let (mut below, mut path) = (name, vec![name]);
+        while below != whose
+            && let Some(child) = self.nodes.get(below).and_then(|entry| entry.children.first())
+            && let Some((next, _)) = self.nodes.get_key_value(child.edge.node().name())
+        {
+            below = next;
+            path.push(below);
+        }
+        let above = self.above_of_its_size(whose);
+        let others = above.iter().filter(|other| !path.contains(other));
+        for other in others {
+            let Some(tracking) = self.tracking(other) else { continue };
+            let bitmaps = tracking.bitmaps();
+            if let Some(bitmap) = bitmaps.iter().find(|bitmap| bitmap.bits().size() != size) {
+                return Err(OpenError::new(format!(
+                    "Bitmap '{}' of '{other}' is of another size than '{name}'",
+                    bitmap.name()
+                ))
+                .with_hint("Remove the bitmap."));
+            }
+            watched.push(tracking.clone());
+        }
+        watched.extend(path.iter().filter_map(|name| self.tracking(name)).cloned());
+        Ok(watched)
+    }
+
     /// Returns the name of the node that determines this node's size: itself, or one below it.
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
@@ -124,7 +158,11 @@ impl NodeRegistry {
 }
 
 /// Checks that all bitmaps can be resized. Returns whether there are any. The messages but the last are QEMU's.
-fn check_bitmaps(name: &str, tracking: &[Arc<Tracking>], size: u64) -> Result<bool, OpenError> {
+pub(super) fn check_bitmaps(
+    name: &str,
+    tracking: &[Arc<Tracking>],
+    size: u64,
+) -> Result<bool, OpenError> {
     let bitmaps: Vec<_> = tracking.iter().flat_map(|tracking| tracking.bitmaps()).collect();
     let inconsistent = |bitmap: &&Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
     if let Some(bitmap) = bitmaps.iter().rev().find(inconsistent) {

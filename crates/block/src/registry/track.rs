@@ -4,12 +4,43 @@ use std::sync::Arc;
 
 use event_loop::mailbox;
 
-use super::{Kept, NodeRegistry, not_found};
+use super::resize::check_bitmaps;
+use super::{Entry, Kept, NodeRegistry, not_found};
 use crate::driver::Layer;
 use crate::error::OpenError;
 use crate::graph::drain;
 use crate::node::BlockNode;
 use crate::track::{Exceeded, Tracked, Tracking};
+
+/// The bitmaps of nodes that get their size from a node below.
+#[derive(Default)]
+pub struct BitmapsAbove(Vec<(String, Arc<dyn BlockNode>, Arc<Tracking>)>);
+
+impl BitmapsAbove {
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Checks that all can get that size.
+    ///
+    /// # Errors
+    ///
+    /// One is in use or inconsistent, or would take too much memory.
+    pub fn check(&self, size: u64) -> Result<(), OpenError> {
+        self.0.iter().try_for_each(|(name, _, tracking)| {
+            check_bitmaps(name, std::slice::from_ref(tracking), size).map(drop)
+        })
+    }
+
+    /// Gives all the sizes that their nodes have now. No write of the nodes' users is under way:
+    /// [`hold_all`](NodeRegistry::hold_all).
+    pub fn resize(&self) {
+        for (_, node, tracking) in &self.0 {
+            tracking.resize_bitmaps(node.geometry().size);
+        }
+    }
+}
 
 impl NodeRegistry {
     /// Returns a receiver of write thresholds that were exceeded.
@@ -32,32 +63,37 @@ impl NodeRegistry {
         names.filter_map(|name| Some((name.clone(), self.tracking(&name)?.clone()))).collect()
     }
 
-    /// Returns the trackers of a node and of those below that are resized with it.
-    pub fn tracking_of_size(&self, name: &str) -> Vec<Arc<Tracking>> {
-        let mut names = vec![name.to_owned()];
-        while let Some(entry) = names.last().and_then(|name| self.nodes.get(name))
-            && matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)
-            && let Some(child) = entry.children.first()
-        {
-            names.push(child.edge.node().name().to_owned());
-        }
-        names.iter().filter_map(|name| self.tracking(name)).cloned().collect()
+    /// Returns the bitmaps of the nodes above a node that have its size.
+    pub fn bitmaps_above(&self, name: &str) -> BitmapsAbove {
+        let above = self.above_of_its_size(name).into_iter();
+        let watched = above.filter_map(|name| {
+            let tracking = self.tracking(name).filter(|tracking| !tracking.bitmaps().is_empty())?;
+            Some((name.to_owned(), self.node(name).ok()?, tracking.clone()))
+        });
+        BitmapsAbove(watched.collect())
     }
 
-    /// Gives the bitmaps of the nodes above a node that have the node's size that size.
-    ///
-    /// No write of their users is under way: [`hold_all`](Self::hold_all).
-    pub fn resize_bitmaps_above(&self, name: &str) {
-        for (above, entry) in &self.nodes {
-            let follows = matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter);
-            let child = entry.children.first().filter(|_| follows);
-            if child.is_some_and(|child| self.below_filter(child.edge.node().name()) == name) {
-                if let (Some(tracking), Some(node)) = (&entry.tracking, entry.node()) {
-                    tracking.resize_bitmaps(node.geometry().size);
-                }
-                self.resize_bitmaps_above(above);
-            }
+    /// The names of the nodes above a node that have its size, at all heights.
+    pub(super) fn above_of_its_size(&self, name: &str) -> Vec<&str> {
+        let mut names: Vec<&str> = self.right_above(name).collect();
+        let mut next = 0;
+        while let Some(below) = names.get(next).copied() {
+            next += 1;
+            names.extend(self.right_above(below));
         }
+        names
+    }
+
+    /// Those whose first child is the node.
+    fn right_above<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+        let follows = move |(_, entry): &(&String, &Entry)| {
+            matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)
+                && entry
+                    .children
+                    .first()
+                    .is_some_and(|child| self.below_filter(child.edge.node().name()) == name)
+        };
+        self.nodes.iter().filter(follows).map(|(above, _)| above.as_str())
     }
 
     /// Returns whether a node becomes longer as a format that lies on it needs.

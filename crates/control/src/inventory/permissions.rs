@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, JobUse, NodeUse, Permissions, UserUse, check};
 
-use super::{Export, Inventory, Job, RESIZE};
+use super::{Export, Inventory, Job, RESIZE, SourceUse};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -29,7 +29,7 @@ impl Job {
         match self.kind {
             "mirror" | "commit" => ChildUse::Window,
             "stream" => ChildUse::Filtered,
-            _ if self.discards => ChildUse::CopyAndDiscard,
+            _ if self.source_use.discards => ChildUse::CopyAndDiscard,
             _ => ChildUse::CopyBeforeWrite,
         }
     }
@@ -93,8 +93,8 @@ impl Inventory {
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
         let chain = Vec::new();
-        let (filter, discards) = (None, false);
-        let job = Job { serial, kind: RESIZE, source, target: None, chain, filter, discards };
+        let (filter, source_use) = (None, SourceUse::default());
+        let job = Job { serial, kind: RESIZE, source, target: None, chain, filter, source_use };
         inventory.jobs.insert(resize_of(name), job);
         Ok(inventory)
     }
@@ -109,9 +109,18 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// In QSD's words for a resize: a user does not share resizing. NBD exports do not count: their clients keep the size
-    /// that they know.
+    /// In QSD's words for a resize: a user does not share resizing, or the node is behind an image. Exports over NBD and
+    /// `vfio-user-ahci` do not count: their clients and guests keep the size that they know.
     pub fn check_new_size(&self, name: &str) -> Result<(), OptionError> {
+        // What an image knows of its backing image's size is as old as its users.
+        for (above, node) in &self.nodes {
+            let mut backing = node.children.iter().filter(|child| child.role == "backing");
+            if backing.any(|child| child.name == name || self.lies_on(&child.name, name)) {
+                return Err(OptionError::new(format!(
+                    "Node '{name}' is busy: node is used as backing hd of '{above}'"
+                )));
+            }
+        }
         let mut inventory = self.clone();
         let exports = inventory.exports.values_mut();
         for export in exports.filter(|export| export.size_use == SizeUse::Fixed) {

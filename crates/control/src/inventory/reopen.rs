@@ -10,19 +10,30 @@ use crate::error::OptionError;
 impl Inventory {
     /// Returns the inventory with a node's other options, and those of the nodes defined inside it.
     ///
+    /// `present` returns the name of the child that a node has, by its role: that of a file which only an image names, too.
+    ///
     /// # Errors
     ///
     /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
     /// two users of a node exclude each other.
-    pub fn with_reopened(&self, options: &BlockdevOptions) -> Result<Inventory, OptionError> {
+    pub fn with_reopened(
+        &self,
+        options: &BlockdevOptions,
+        present: &dyn Fn(&str, &str) -> Option<String>,
+    ) -> Result<Inventory, OptionError> {
         let name = options.node_name.as_deref().unwrap_or_default();
         let mut inventory = self.clone();
-        inventory.reopen(name, options)?;
+        inventory.reopen(name, options, present)?;
         inventory.check_permissions()?;
         Ok(inventory)
     }
 
-    fn reopen(&mut self, name: &str, options: &BlockdevOptions) -> Result<(), OptionError> {
+    fn reopen(
+        &mut self,
+        name: &str,
+        options: &BlockdevOptions,
+        present: &dyn Fn(&str, &str) -> Option<String>,
+    ) -> Result<(), OptionError> {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         let Some(node) = self.nodes.get(name) else {
@@ -40,9 +51,11 @@ impl Inventory {
         for ChildOption { role, used_as, node: child } in options.driver.children() {
             let old = before.iter().find(|child| child.role == role);
             match child {
-                // A file that an image names, which is not in the inventory. The registry refuses other ones.
+                // A file that this image names, which is not in the inventory.
                 BlockdevRef::Name(below)
-                    if below.starts_with('#') && !self.nodes.contains_key(below) => {}
+                    if below.starts_with('#')
+                        && !self.nodes.contains_key(below)
+                        && present(name, role).as_deref() == Some(below) => {}
                 BlockdevRef::Name(below) => {
                     if !self.nodes.contains_key(below) {
                         let message = format!("Cannot find device='' nor node-name='{below}'");
@@ -82,7 +95,7 @@ impl Inventory {
             return Err(OptionError::new(message));
         }
         for (below, options) in inside {
-            self.reopen(&below, options)?;
+            self.reopen(&below, options, present)?;
         }
         Ok(())
     }

@@ -427,21 +427,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that an overlay can be put above a node: only backups that it does not change use the node.
-    pub(super) fn can_get_overlay(&self, node: &str) -> Result<(), DaemonError> {
-        self.inventory.can_get_overlay(node)?;
-        let copies = |job: &Job| match job.copying() {
-            Some(Copying { source, how: How::Parts(Parts::Backup(_), backup, _), .. }) => {
-                source == node && backup.is_of_top()
-            }
-            _ => false,
-        };
-        if self.jobs.jobs.iter().any(copies) {
-            self.inventory.free_of_jobs(node)?;
-        }
-        Ok(())
-    }
-
     /// Has jobs that copy node `old` copy `new`: their edges have moved.
     pub(super) fn move_jobs(&mut self, old: &str, new: &str) {
         let copyings = self.jobs.jobs.iter_mut().filter_map(Job::copying_mut);

@@ -9,7 +9,7 @@ use block::node::{BlockNode, cluster_size};
 use block::options::BlockdevRef;
 use block::{Amendment, Connections, JobFilter, NewImage, OpenError};
 use control::qmp::QmpError;
-use control::{Inventory, Step};
+use control::{Inventory, SourceUse, Step};
 use event_loop::mailbox;
 use options::OptionError;
 
@@ -360,7 +360,8 @@ impl Daemon {
     ) -> Result<Inventory, QmpError> {
         let CopyOptions { job, device, target, discard_source, .. } = copy;
         let (inventory, filter) = (&self.inventory, copy.filter());
-        let inventory = inventory.with_job(&job.id, kind, device, target, &filter, *discard_source);
+        let source_use = SourceUse { discards: *discard_source, of_top: copy.sync == Sync::Top };
+        let inventory = inventory.with_job(&job.id, kind, device, target, &filter, source_use);
         Ok(inventory.map_err(DaemonError::from)?)
     }
 

@@ -17,7 +17,7 @@ use super::super::snapshot::{
 };
 use crate::bitmaps::{BitmapName, Merge, NewBitmap};
 use crate::jobs::BackupOptions;
-use crate::snapshot::SnapshotSync;
+use crate::snapshot::{Below, SnapshotSync};
 use crate::{Daemon, DaemonError};
 
 /// An action with its arguments.
@@ -47,10 +47,8 @@ pub(super) enum Undo {
     /// The name of a node, and the id of a snapshot in its image.
     DeleteSnapshot(String, String),
     RemoveOverlay {
-        node: String,
+        below: Below,
         overlay: String,
-        /// Whether the node was read-only before.
-        read_only: bool,
         is_new: bool,
     },
 }
@@ -201,8 +199,10 @@ impl Daemon {
             Action::Backup(options) => Undo::CancelJob(self.prepare_backup(*options).await?),
             Action::Snapshot(blockdev_snapshot::Arguments { node, overlay }) => {
                 let read_only = self.inventory.is_read_only(&node);
+                let owner = self.inventory.owner(&node).map(str::to_owned);
                 self.snapshot(&node, &overlay).await?;
-                Undo::RemoveOverlay { node, overlay, read_only, is_new: false }
+                let below = Below { node, read_only, owner };
+                Undo::RemoveOverlay { below, overlay, is_new: false }
             }
             Action::SnapshotInternal(blockdev_snapshot_internal_sync::Arguments {
                 device,
@@ -215,8 +215,10 @@ impl Daemon {
                 let node = snapshot.node_name.clone();
                 let overlay = snapshot.snapshot_node_name.clone().unwrap_or_default();
                 let read_only = self.inventory.is_read_only(&node);
+                let owner = self.inventory.owner(&node).map(str::to_owned);
                 self.snapshot_sync(*snapshot).await?;
-                Undo::RemoveOverlay { node, overlay, read_only, is_new: true }
+                let below = Below { node, read_only, owner };
+                Undo::RemoveOverlay { below, overlay, is_new: true }
             }
         })
     }
@@ -258,10 +260,11 @@ impl Daemon {
                     log::error!("transaction: snapshot {id} of node '{device}' stays: {desc}");
                 }
             }
-            Undo::RemoveOverlay { node, overlay, read_only, is_new } => {
-                let removed = self.remove_overlay(&node, &overlay, read_only, is_new).await;
+            Undo::RemoveOverlay { below, overlay, is_new } => {
+                let removed = self.remove_overlay(&below, &overlay, is_new).await;
                 if let Err(error) = removed {
                     let error: DaemonError = error;
+                    let node = below.node;
                     log::error!("transaction: '{overlay}' stays above '{node}': {error}");
                 }
             }
