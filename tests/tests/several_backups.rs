@@ -461,6 +461,32 @@ fn backups_continue_below_a_new_overlay() {
     }
 }
 
+/// Under a load on two I/O threads, an overlay leaves running backups their moments, and the disk its own.
+#[test]
+fn an_overlay_under_load_leaves_backups_their_moments() {
+    let scratch = Scratch::new();
+    let (image, server, mut qmp, load) = under_load(&scratch, 6);
+    let begun = KINDS.map(|(id, kind)| begin(&scratch, &mut qmp, &load, id, kind));
+    let over = scratch.path("over");
+    let snapshot =
+        json!({"node-name": "disk", "snapshot-file": over, "snapshot-node-name": "over"});
+    let before = load.written.load(Ordering::Relaxed);
+    qmp.execute("blockdev-snapshot-sync", snapshot);
+    let moment = before..=load.written.load(Ordering::Relaxed) + 1;
+    load.go_on();
+    for (id, _) in KINDS {
+        qmp.execute("block-job-set-speed", json!({"device": id, "speed": 0}));
+        wait_for_end(&mut qmp, id);
+        load.go_on();
+    }
+    let log = load.finish();
+    server.stop();
+    check_moment(&image, &log, moment);
+    begun.iter().for_each(|backup| check_backup(&scratch, backup, &log));
+    run("qemu-img", scratch.dir(), &["convert", "-O", "raw", "DIR/over", "DIR/flat"]);
+    check(&Image::existing(&scratch.path("flat")), &log, log.len());
+}
+
 /// A backup that looks at the topmost image, or discards in the disk, needs the disk as the topmost image.
 #[test]
 fn some_backups_refuse_an_overlay() {

@@ -59,7 +59,7 @@ pub struct NodeRegistry {
     credentials: Credentials,
     generated: u32,
     /// Given to the nodes inside a node that is opened again.
-    names: GeneratedNames,
+    names_to_give: GeneratedNames,
     /// State that a node which is opened anew takes over, by the node's name.
     kept: BTreeMap<String, Weak<dyn Any + Send + Sync>>,
     /// Of nodes' images.
@@ -617,7 +617,7 @@ impl NodeRegistry {
     ) -> Result<String, OpenError> {
         let name = match &options.node_name {
             Some(name) => self.new_name(name)?,
-            None => match self.names.0.get(&(above.to_owned(), role)) {
+            None => match self.names_to_give.0.get(&(above.to_owned(), role)) {
                 Some(name) if !self.looks && !self.nodes.contains_key(name) => name.clone(),
                 _ => self.generate_name(),
             },
@@ -669,7 +669,7 @@ impl NodeRegistry {
     ///
     /// Names that nodes have are not given again.
     pub fn set_generated_names(&mut self, names: GeneratedNames) {
-        self.names = names;
+        self.names_to_give = names;
     }
 
     fn generate_name(&mut self) -> String {

@@ -43,7 +43,7 @@ struct Export {
     stopping: Option<JoinHandle<bool>>,
     /// Dropped with the export, which completes the receiver of [`Exports::stop`].
     awaited: Option<oneshot::Sender<()>>,
-    /// The nodes that it offers. [`errors::watch`](super::errors::watch) knows them for as long as the export exists.
+    /// The nodes that it offers, kept alive for [`errors::watch`](super::errors::watch), which looks up their names.
     _nodes: Vec<Arc<dyn BlockNode>>,
     /// The policy for failed requests; `None`: the front end gets the error.
     policy: Option<Arc<ErrorPolicy>>,
