@@ -300,7 +300,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let target = self.nodes.node(to)?;
         // A growable export may be giving the node another size.
-        self.nodes.resized().await;
+        self.nodes.resized_of(from)?.await;
         let below = self.nodes.node(from)?;
         let sizes = || (below.geometry().size, target.geometry().size);
         let (size, new) = sizes();

@@ -109,6 +109,21 @@ impl NodeRegistry {
         }
     }
 
+    /// Waits until the node that a node has its size from is not being given another one.
+    ///
+    /// # Errors
+    ///
+    /// There is no node with that name.
+    pub fn resized_of(&self, name: &str) -> Result<impl Future<Output = ()> + use<>, OpenError> {
+        self.node(name)?;
+        let turn = lock(&self.resizing.0).get(self.whose_size(name)).cloned();
+        Ok(async move {
+            if let Some(turn) = turn {
+                drop(turn.lock().await);
+            }
+        })
+    }
+
     /// Returns the trackers of the nodes that get their size from the node `whose`, as the node `name` of `size` bytes does.
     fn tracking_of_size(
         &self,
@@ -116,7 +131,6 @@ impl NodeRegistry {
         whose: &str,
         size: u64,
     ) -> Result<Vec<Arc<Tracking>>, OpenError> {
-        let mut watched = Vec::new();
         let (mut below, mut path) = (name, vec![name]);
         while below != whose
             && let Some(child) = self.nodes.get(below).and_then(|entry| entry.children.first())
@@ -127,19 +141,19 @@ impl NodeRegistry {
         }
         let above = self.above_of_its_size(whose);
         let others = above.iter().filter(|other| !path.contains(other));
-        for other in others {
-            let Some(tracking) = self.tracking(other) else { continue };
+        let mut watched = Vec::new();
+        for node in others.chain(&path) {
+            let Some(tracking) = self.tracking(node) else { continue };
             let bitmaps = tracking.bitmaps();
             if let Some(bitmap) = bitmaps.iter().find(|bitmap| bitmap.bits().size() != size) {
                 return Err(OpenError::new(format!(
-                    "Bitmap '{}' of '{other}' is of another size than '{name}'",
+                    "Bitmap '{}' of '{node}' is of another size than '{name}'",
                     bitmap.name()
                 ))
                 .with_hint("Remove the bitmap."));
             }
             watched.push(tracking.clone());
         }
-        watched.extend(path.iter().filter_map(|name| self.tracking(name)).cloned());
         Ok(watched)
     }
 

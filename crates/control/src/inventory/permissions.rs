@@ -89,6 +89,7 @@ impl Inventory {
         self.free_of_jobs(name)?;
         self.is_active(name)?;
         self.is_no_backing(name)?;
+        self.is_behind_no_image(name)?;
         self.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])?;
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
@@ -112,7 +113,18 @@ impl Inventory {
     /// In QSD's words for a resize: a user does not share resizing, or the node is behind an image. Exports over NBD and
     /// `vfio-user-ahci` do not count: their clients and guests keep the size that they know.
     pub fn check_new_size(&self, name: &str) -> Result<(), OptionError> {
-        // What an image knows of its backing image's size is as old as its users.
+        self.is_behind_no_image(name)?;
+        let mut inventory = self.clone();
+        let exports = inventory.exports.values_mut();
+        for export in exports.filter(|export| export.size_use == SizeUse::Fixed) {
+            export.size_use = SizeUse::Follows;
+        }
+        inventory.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])
+    }
+
+    /// Checks that a node is neither the backing image of another one nor below that. What an image knows of its backing
+    /// image's size is as old as its users.
+    fn is_behind_no_image(&self, name: &str) -> Result<(), OptionError> {
         for (above, node) in &self.nodes {
             let mut backing = node.children.iter().filter(|child| child.role == "backing");
             if backing.any(|child| child.name == name || self.lies_on(&child.name, name)) {
@@ -121,12 +133,7 @@ impl Inventory {
                 )));
             }
         }
-        let mut inventory = self.clone();
-        let exports = inventory.exports.values_mut();
-        for export in exports.filter(|export| export.size_use == SizeUse::Fixed) {
-            export.size_use = SizeUse::Follows;
-        }
-        inventory.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])
+        Ok(())
     }
 
     /// The nodes that are being resized.

@@ -317,17 +317,18 @@ impl Image {
         // Nothing is asked of what lies past the disk's end, and zeroes are written there.
         let last = whole.end.min(self.size()).max(end);
         let (before, after) = (whole.start..at, end..last);
-        let (mut filled, behind) = match data.len() <= READ_OVER
-            && !before.is_empty()
-            && !after.is_empty()
-        {
-            true => {
-                let all = self.around(channels, whole.start..last).await?;
+        let all = match data.len() <= READ_OVER && !before.is_empty() && !after.is_empty() {
+            // What is overwritten may be all that cannot be read.
+            true => self.around(channels, whole.start..last).await.ok(),
+            false => None,
+        };
+        let (mut filled, behind) = match all {
+            Some(all) => {
                 let gap = (end - whole.start) as usize;
                 let behind = part(&all, gap, all.len() - gap);
                 (part(&all, 0, (at - whole.start) as usize), behind)
             }
-            false => (self.around(channels, before).await?, self.around(channels, after).await?),
+            None => (self.around(channels, before).await?, self.around(channels, after).await?),
         };
         filled.append(&data);
         filled.append(&behind);

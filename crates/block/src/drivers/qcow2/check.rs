@@ -196,7 +196,7 @@ impl Image {
         let len = self.len;
         self.event_loop.block_on(async move {
             let mut places = Places { luks: header.luks.clone(), ..Places::default() };
-            snapshots::list(&channels, &header, &mut places).await?;
+            snapshots::list(&channels, &header, len, &mut places).await?;
             if let Some(extension) = header.bitmaps {
                 bitmaps::list(&channels, &header, extension, len, &mut places).await?;
             }

@@ -348,7 +348,8 @@ impl Opening {
                 };
                 // If the end of the file is unknown, no part of the file counts as new.
                 let end = below_too.file.end().unwrap_or(i64::MAX as u64);
-                let snapshots = match snapshots::read_all(&channels, &header, end).await {
+                let file_end = below_too.file_end();
+                let snapshots = match snapshots::read_all(&channels, &header, file_end).await {
                     Ok((all, table)) => Snapshots { all, table },
                     // Their tables are not changed, so it is no matter where they are.
                     Err(error) if read_only => {

@@ -91,7 +91,7 @@ impl Snapshot {
         })
     }
 
-    /// What is wrong with the place of its L1 table, in a file with such clusters and such an end. In QEMU's words.
+    /// What is wrong with the place of its L1 table, in a file with such clusters and such an end.
     fn fault(&self, cluster: u64, file_end: u64) -> Option<&'static str> {
         let Range { start, end } = self.l1;
         match end - start > MAX_L1 {
@@ -121,7 +121,7 @@ impl Snapshot {
     }
 }
 
-/// Adds the places of internal snapshots, for a check.
+/// Adds the places of internal snapshots of a file that ends at `file_end`, for a check.
 ///
 /// # Errors
 ///
@@ -129,9 +129,10 @@ impl Snapshot {
 pub(super) async fn list(
     channels: &Channels,
     header: &Header,
+    file_end: u64,
     places: &mut Places,
 ) -> io::Result<()> {
-    let (snapshots, table) = read_all(channels, header, i64::MAX as u64).await?;
+    let (snapshots, table) = read_all(channels, header, file_end).await?;
     for (index, snapshot) in snapshots.iter().enumerate() {
         if header.version > 2 && snapshot.extra < EXTRA {
             places.errors.push(format!("snapshot table entry {index} is incomplete"));
@@ -150,7 +151,7 @@ pub(super) fn places(snapshots: &[Snapshot], table: Range<u64>) -> Vec<(Range<u6
     l1_tables.chain([(table, Owner::SnapshotTable)]).collect()
 }
 
-/// The snapshots, and the bytes of their table in the file, which ends there.
+/// The snapshots of a file that ends at `file_end`, and the bytes of their table.
 ///
 /// # Errors
 ///
@@ -168,21 +169,30 @@ pub(super) async fn read_all(
     if count > 0 && (!start.is_multiple_of(header.cluster) || i64::try_from(start).is_err()) {
         return Err(damaged("Snapshot table offset invalid"));
     }
+    // Zeroes past the end, where devices cannot be read.
+    let read = async |at: u64, len: usize| -> Result<Vec<u8>, Errno> {
+        let there = file_end.saturating_sub(at).min(len as u64) as usize;
+        let mut bytes = if there == 0 { Vec::new() } else { read(channels, at, there).await? };
+        bytes.resize(len, 0);
+        Ok(bytes)
+    };
     let mut snapshots = Vec::new();
     // The bytes from `at` on.
     let (mut at, mut bytes) = (start, Vec::new());
     for index in 0..count {
         if bytes.len() < FIXED {
-            bytes = read(channels, at, CHUNK).await?;
+            bytes = read(at, CHUNK).await?;
         }
         let fixed = bytes.first_chunk().ok_or(Errno::EIO)?;
         if extra(fixed) > MOST_EXTRA {
-            let why = format!("Too much extra metadata in snapshot table entry {index}");
+            let why = format!(
+                "Too much extra metadata in snapshot table entry {index}: qemu-img check -r all removes it"
+            );
             return Err(damaged(&why));
         }
         let len = len(fixed) as usize;
         if bytes.len() < len {
-            bytes = read(channels, at, CHUNK.max(len)).await?;
+            bytes = read(at, CHUNK.max(len)).await?;
         }
         let snapshot = bytes.get(..len).and_then(Snapshot::parse).ok_or(Errno::EIO)?;
         let fault = snapshot.fault(header.cluster, file_end);
