@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs::File;
 use std::sync::atomic::Ordering;
 
 use common::peers::{Peers, run};
@@ -249,6 +250,28 @@ fn a_snapshot_is_the_disk_at_one_moment() {
     }
     run("qemu-img", folder, &[&convert[..], &["DIR/top.qcow2", "DIR/then.img"]].concat());
     check(&Image::existing(&scratch.path("then.img")), &log, log.len());
+}
+
+/// The table of snapshots may be the last there is on a device, and a device is not read past its end.
+#[test]
+fn a_table_at_the_end_of_a_device_is_read() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "DIR/short", "1M"];
+    peers.run("qemu-img", &create);
+    peers.run("qemu-img", &["snapshot", "-c", "a", "DIR/short"]);
+    let len = std::fs::metadata(peers.ours.path("short")).expect("the image").len();
+    let len = len.next_multiple_of(512);
+    for side in peers.sides() {
+        let image = File::options().write(true).open(side.path("short"));
+        image.expect("the image").set_len(len).expect("it becomes longer");
+    }
+    let device =
+        json!({"driver": "raw", "size": len, "file": {"driver": "file", "filename": "DIR/short"}});
+    let node = json!({"driver": "qcow2", "node-name": "short", "file": device});
+    peers.execute("blockdev-add", node);
+    assert_eq!(told(&mut peers, "short"), [("1".to_owned(), "a".to_owned())]);
+    peers.stop();
 }
 
 /// A number of so many bytes, big-endian.

@@ -206,6 +206,24 @@ fn a_bitmap_bounds_the_size_to_which_a_disk_grows() {
     server.stop();
 }
 
+/// The disk is longer than a node that shows a part of it: its bitmap cannot get that node's size.
+#[test]
+fn a_bitmap_below_a_part_of_its_disk_refuses_a_resize_of_that() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", 4);
+    let command = ServerCommand::new(&scratch).monitor("qmp").file("disk", &image, "");
+    let part = "raw,node-name=part,file=disk,offset=1048576";
+    let server = command.arg("--blockdev").arg(part).start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let grow = json!({"node-name": "part", "size": 4 << 20});
+    qmp.execute("block-dirty-bitmap-add", json!({"node": "disk", "name": "b"}));
+    let why = qmp.refused("block_resize", grow.clone());
+    assert!(why.contains("Bitmap 'b' of 'disk' is of another size than 'part'"), "{why}");
+    qmp.execute("block-dirty-bitmap-remove", json!({"node": "disk", "name": "b"}));
+    qmp.execute("block_resize", grow);
+    server.stop();
+}
+
 /// Bitmaps of filters above the disk that is resized get its size, too.
 #[test]
 fn bitmaps_above_a_disk_grow_with_it() {

@@ -487,6 +487,8 @@ fn a_backing_image_below_a_filter_keeps_its_size() {
     let why = qmp.refused("blockdev-snapshot", json!({"node": "disk", "overlay": "over"}));
     let busy = "Node 'disk' is busy: node is used as backing hd of 'image'";
     assert!(why.ends_with(busy), "{why}");
+    let why = qmp.refused("block_resize", json!({"node-name": "disk", "size": 2 << 20}));
+    assert_eq!(why, busy);
     qmp.execute("blockdev-snapshot", json!({"node": "disk", "overlay": "same"}));
     server.stop();
 }
