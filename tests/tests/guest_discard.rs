@@ -22,7 +22,7 @@ fn assert_contents(image: &Image, zeroed: &[(u64, u64)]) {
 /// then takes up less space.
 type Disk = (&'static str, &'static str, &'static [(u64, u64)], i64);
 
-/// What is given back, ignored, written as zeroes without giving anything back, and punched out.
+/// A discard that gives space back, one that is ignored, zeroes that keep their space, and holes.
 const DISKS: [Disk; 4] = [
     ("discard=unmap", "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) $disk", &[(8, 16)], 16),
     ("discard=ignore", "/bin/blkdiscard -o $((8 << 20)) -l $((16 << 20)) $disk", &[], 0),

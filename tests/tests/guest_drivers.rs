@@ -1,4 +1,4 @@
-//! A guest whose drivers use other features of the device than Linux's default, on a disk for each.
+//! One guest, with a disk for each set of features that differs from what Linux uses by default.
 
 use integration::{Guest, Image, Scratch, ServerCommand};
 

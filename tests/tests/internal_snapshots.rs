@@ -279,7 +279,7 @@ fn number(bytes: &[u8]) -> usize {
     bytes.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
 }
 
-/// Images whose table of snapshots is damaged are opened and refused as by QSD. A refused image is not repaired either: its
+/// Of images with a damaged table of snapshots, the same are opened and refused as by QSD. A repair refuses them, too: their
 /// snapshots would count as unused.
 #[test]
 fn a_damaged_table_of_snapshots_is_left_as_it_is() {
@@ -328,7 +328,7 @@ fn a_damaged_table_of_snapshots_is_left_as_it_is() {
             assert_eq!(std::fs::read(&path).expect("the image"), damaged, "{name}");
             continue;
         }
-        // The disk goes on, and its other snapshot can be deleted.
+        // The disk is still served, and its other snapshot can be deleted.
         let deleted = peers.ours.ask(DELETE, &json!({"device": name, "name": "a"}));
         let why = deleted["error"]["desc"].as_str().unwrap_or_default();
         assert!(why.contains("the snapshot is damaged"), "{name}: {deleted}");

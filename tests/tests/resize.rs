@@ -250,7 +250,7 @@ fn bitmaps_above_a_disk_grow_with_it() {
         blk.write((mib * MIB - 65536) / 512, &[1; 65536]);
         let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
         for node in nodes.as_array().expect("a list") {
-            // What is new counts as written.
+            // The new part counts as written.
             assert_eq!(node["dirty-bitmaps"][0]["count"], (mib - 1) * MIB, "{resized}: {node}");
         }
     }

@@ -401,7 +401,7 @@ fn backups_by_bitmaps_side_by_side_are_as_in_qemu_storage_daemon() {
     has(&mut peers, "a", [1, 1, 1, 0]);
 }
 
-/// Backups go on when an overlay is put above the disk: by itself, in the transaction of a backup, or in one that is undone.
+/// Backups continue when an overlay is put above the disk: by itself, in the transaction of a backup, or in one that is undone.
 #[test]
 fn backups_continue_below_a_new_overlay() {
     let scratch = Scratch::new();
@@ -507,7 +507,7 @@ fn some_backups_refuse_an_overlay() {
     }
 }
 
-/// So does a job of a filter above the disk that looks at the topmost image.
+/// An overlay is also refused below a filter with a job that looks at the topmost image.
 #[test]
 fn jobs_of_a_filter_refuse_an_overlay_below_it() {
     for kind in ["backup", "mirror"] {

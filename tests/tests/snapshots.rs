@@ -234,7 +234,7 @@ fn an_undone_snapshot_leaves_the_overlay_as_it_was() {
     peers.stop();
 }
 
-/// So do the write thresholds of the nodes inside it, which keep their generated names.
+/// The write thresholds of the nodes inside it are kept, too, and so are their generated names.
 #[test]
 fn nodes_inside_an_overlay_stay_watched() {
     let scratch = Scratch::new();
@@ -347,7 +347,7 @@ fn an_overlay_may_be_larger() {
             peers.both(command, arguments);
             let [ours, theirs] = peers.sides().map(sizes);
             assert_eq!(ours, theirs);
-            // What a guest is told.
+            // The size that the guest sees.
             eventually("the new size", || {
                 let capacity = blk.config().expect("it answers").capacity.to_native();
                 (capacity * 512 == bytes).then_some(())
@@ -410,7 +410,7 @@ fn nodes_above_follow_the_size_of_an_overlay() {
     let mut nodes = nodes.as_array().expect("a list").iter();
     let top = nodes.find(|node| node["node-name"] == "top").expect("it is there");
     assert_eq!(top["image"]["virtual-size"], 2 << 20);
-    // What is new counts as written.
+    // The new part counts as written.
     assert_eq!(top["dirty-bitmaps"][0]["count"], 1 << 20);
     drop(blk);
     server.stop();

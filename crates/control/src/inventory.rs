@@ -565,8 +565,8 @@ impl Inventory {
         users.all(|job| job.kind == "backup" && job.source == node)
     }
 
-    /// Checks that an overlay can be put above a node: only backups that leave its data use the node, no job needs it as the
-    /// topmost image of a source, and its size stays meanwhile.
+    /// Checks that an overlay can be put above a node. Only backups that leave its data may use the node, and no job may need
+    /// it as the topmost image of a source. It must not be getting another size.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::graph::{Edge, drain};
+use block::graph::{Edge, HeldEdges, drain};
 use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
@@ -243,10 +243,7 @@ impl Daemon {
             true => BitmapsAbove::default(),
             false => self.nodes.bitmaps_above(overlay),
         };
-        let held = match above.is_empty() {
-            true => None,
-            false => Some(self.nodes.hold_all().await),
-        };
+        let held = self.hold_for(&above).await;
         let users = drain(self.nodes.edges(overlay)).await.map_err(DaemonError::new)?;
         users.point_to(&below).await.map_err(DaemonError::new)?;
         above.resize();
@@ -304,20 +301,13 @@ impl Daemon {
         let below = self.nodes.node(from)?;
         let sizes = || (below.geometry().size, target.geometry().size);
         let (size, new) = sizes();
-        let differ = move || format!("'{to}' has {new} bytes, and '{from}' has {size}");
         let above = match size == new {
             true => BitmapsAbove::default(),
-            false => self.can_grow(from, size, new).map_err(|error| {
-                DaemonError::new(match error {
-                    Some(error) => format!("{}: {error}", differ()),
-                    None => differ(),
-                })
+            false => self.can_grow(from, size, new).map_err(|why| {
+                DaemonError::new(format!("'{to}' has {new} bytes, and '{from}' has {size}{why}"))
             })?,
         };
-        let held = match above.is_empty() {
-            true => None,
-            false => Some(self.nodes.hold_all().await),
-        };
+        let held = self.hold_for(&above).await;
         let users = drain(users).await.map_err(DaemonError::new)?;
         if sizes() != (size, new) {
             return Err(DaemonError::new(format!("'{from}' has been given another size")));
@@ -348,16 +338,24 @@ impl Daemon {
         recorded
     }
 
-    /// Checks that a larger overlay can be put above a node. Returns the bitmaps of the nodes above that get its size. An error
-    /// is `None`, if the overlay is smaller.
-    fn can_grow(&self, node: &str, size: u64, new: u64) -> Result<BitmapsAbove, Option<String>> {
+    /// Checks that an overlay of another size can be put above a node. Returns the bitmaps of the nodes above that get its
+    /// size. An error follows the two sizes; it is empty if the overlay is smaller.
+    fn can_grow(&self, node: &str, size: u64, new: u64) -> Result<BitmapsAbove, String> {
         if new < size {
-            return Err(None);
+            return Err(String::new());
         }
-        self.inventory.check_new_size(node).map_err(|error| Some(error.message))?;
+        self.inventory.check_new_size(node).map_err(|error| format!(": {}", error.message))?;
         let above = self.nodes.bitmaps_above(node);
-        above.check(new).map_err(|error| Some(error.to_string()))?;
+        above.check(new).map_err(|error| format!(": {error}"))?;
         Ok(above)
+    }
+
+    /// Holds the requests of all users, if there are bitmaps to resize.
+    async fn hold_for(&self, above: &BitmapsAbove) -> Option<HeldEdges> {
+        match above.is_empty() {
+            true => None,
+            false => Some(self.nodes.hold_all().await),
+        }
     }
 }
 

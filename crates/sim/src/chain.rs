@@ -25,7 +25,8 @@ impl State {
         let state: Json = serde_json::from_str(&text).expect("JSON in the state file");
         let (mut nodes, mut exports) = (BTreeMap::new(), BTreeMap::new());
         for option in state["options"].as_array().into_iter().flatten() {
-            let (name, value) = option.as_str().and_then(|option| option.split_once([' ', '=']))?;
+            let option = option.as_str().and_then(|option| option.split_once([' ', '=']));
+            let Some((name, value)) = option else { continue };
             // Those that the operator adds are of no disk.
             let Ok(value) = serde_json::from_str::<Json>(value) else { continue };
             let text = |member: &str| value[member].as_str().map(str::to_owned);
@@ -36,6 +37,11 @@ impl State {
             }
         }
         (!nodes.is_empty()).then_some(State { nodes, exports })
+    }
+
+    /// Whether it has a node of that name.
+    pub(crate) fn has(&self, node: &str) -> bool {
+        self.nodes.contains_key(node)
     }
 }
 

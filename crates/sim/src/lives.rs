@@ -395,7 +395,9 @@ impl World {
             return Ok(contents);
         }
         let found = self.found(&image)?.contents;
-        self.coverage.chains_cut.add(image.backing_name().is_some().into());
+        let is_by_both =
+            image.backing_name().is_some() && state.is_some_and(|state| state.has(node));
+        self.coverage.chains_cut.add(is_by_both.into());
         let differs = |(one, other): (&[u8], &[u8])| one != other;
         let mut sectors = contents.chunks(SECTOR).zip(found.chunks(SECTOR));
         match sectors.position(differs) {

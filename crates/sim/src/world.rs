@@ -170,7 +170,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
             throttled: plan.daemon.throttled,
         })
         .collect();
-    let lasting = disks.len();
+    let lasting = disks.iter().map(|_| None).collect();
     let world = Rc::new(World {
         seed,
         requests: plan.requests,
@@ -191,7 +191,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         folder: Folder::new(seed),
         storage,
         journals: Journals::new(seed),
-        lasting: RefCell::new((0..lasting).map(|_| None).collect()),
+        lasting: RefCell::new(lasting),
         moving: Cell::new(None),
         quits: Cell::new(false),
         past: RefCell::default(),
@@ -381,11 +381,6 @@ impl World {
     /// Whether the power is cut.
     pub(crate) fn has_power_cuts(&self) -> bool {
         self.plan.power_cuts > 0
-    }
-
-    /// Whether the power was cut after the last daemon.
-    pub(crate) fn is_cut_last(&self) -> bool {
-        self.is_cut.get()
     }
 
     /// Whether disks may move to other images. No operation fails for good, and the next daemon knows of the move: it

@@ -54,7 +54,7 @@ impl NodeRegistry {
     ) -> Result<impl Future<Output = Result<(), ResizeError>> + use<>, OpenError> {
         let node = self.node(name)?;
         let whose = self.whose_size(name);
-        let tracking = self.tracking_of_size(name, whose, node.geometry().size)?;
+        let tracking = self.tracking_of_size(name, node.geometry().size)?;
         let has_bitmaps = check_bitmaps(name, &tracking, size)?;
         let (users, turn) = (self.edges(whose), self.resizing.turn_of(whose));
         let (event_loop, all) = (event_loop.clone(), self.all_users());
@@ -124,22 +124,14 @@ impl NodeRegistry {
         })
     }
 
-    /// Returns the trackers of the nodes that get their size from the node `whose`, as the node `name` of `size` bytes does.
-    fn tracking_of_size(
-        &self,
-        name: &str,
-        whose: &str,
-        size: u64,
-    ) -> Result<Vec<Arc<Tracking>>, OpenError> {
-        let (mut below, mut path) = (name, vec![name]);
-        while below != whose
-            && let Some(child) = self.nodes.get(below).and_then(|entry| entry.children.first())
-            && let Some((next, _)) = self.nodes.get_key_value(child.edge.node().name())
-        {
-            below = next;
-            path.push(below);
-        }
-        let above = self.above_of_its_size(whose);
+    /// Returns the trackers of all nodes that are resized with the node `name`, which has `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// A bitmap is of another size.
+    fn tracking_of_size(&self, name: &str, size: u64) -> Result<Vec<Arc<Tracking>>, OpenError> {
+        let path = self.path_of_size(name);
+        let above = self.above_of_its_size(self.whose_size(name));
         let others = above.iter().filter(|other| !path.contains(other));
         let mut watched = Vec::new();
         for node in others.chain(&path) {
@@ -159,15 +151,20 @@ impl NodeRegistry {
 
     /// Returns the name of the node that determines this node's size: itself, or one below it.
     fn whose_size<'a>(&'a self, name: &'a str) -> &'a str {
-        let mut name = name;
-        while let Some(entry) = self.nodes.get(name)
+        self.path_of_size(name).last().copied().unwrap_or(name)
+    }
+
+    /// Returns the names of this node and of those below it, down to the one that determines its size.
+    fn path_of_size<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        let mut path = vec![name];
+        while let Some(entry) = path.last().and_then(|name| self.nodes.get(*name))
             && matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)
             && let Some(child) = entry.children.first()
             && let Some((below, _)) = self.nodes.get_key_value(child.edge.node().name())
         {
-            name = below;
+            path.push(below);
         }
-        name
+        path
     }
 }
 

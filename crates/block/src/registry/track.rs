@@ -84,7 +84,7 @@ impl NodeRegistry {
         names
     }
 
-    /// Those whose first child is the node.
+    /// The filters and windows that have the node as their first child.
     fn right_above<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let follows = move |(_, entry): &(&String, &Entry)| {
             matches!(entry.options.driver.layer(), Layer::Window | Layer::Filter)

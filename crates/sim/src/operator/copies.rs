@@ -234,7 +234,7 @@ impl Operator {
         Ok(size.unwrap_or_else(|| self.world.fail(&format!("node {name} is not listed"))))
     }
 
-    /// The contents of a copy whose nodes are closed. Removes its image.
+    /// The contents of a copy, after its nodes were closed. Removes its image.
     pub(super) fn contents(&self, target: &Target) -> Result<Vec<u8>, String> {
         let bytes = fs::read(&target.path).expect("the image");
         self.world.remove_image(&target.path);

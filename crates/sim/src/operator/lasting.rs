@@ -125,7 +125,7 @@ impl Operator {
                 if bitmap.is_none() && known.stored {
                     self.world.fail(&format!("{} was stored, and is gone", known.name));
                 }
-                let cut = self.world.is_cut_last();
+                let cut = self.world.is_cut.get();
                 self.world.coverage.lasting_cut.add(cut.into());
                 known.cut |= cut;
                 known.restarted = true;

@@ -49,7 +49,7 @@ impl Operator {
                 });
                 self.is_refused("block-export-add", export)
             }
-            // A backup goes on below an overlay.
+            // A backup continues below an overlay.
             5 if !job.starts_with("backup") => {
                 let snapshot = json!({
                     "node-name": source, "snapshot-file": path, "snapshot-node-name": "refused",

@@ -16,7 +16,7 @@ use crate::request::Op;
 const SEGMENTS: usize = usize::MAX;
 /// Of memory of ours, bytes.
 const ALIGN: usize = 4096;
-/// What is overwritten is read too, up to so many bytes, if one read then replaces two.
+/// Most bytes that are read although they are overwritten, where one read then replaces two.
 const READ_OVER: usize = 16 << 10;
 
 /// Where a part of the disk is.
@@ -318,7 +318,7 @@ impl Image {
         let last = whole.end.min(self.size()).max(end);
         let (before, after) = (whole.start..at, end..last);
         let all = match data.len() <= READ_OVER && !before.is_empty() && !after.is_empty() {
-            // What is overwritten may be all that cannot be read.
+            // If it fails: only the overwritten part may be unreadable.
             true => self.around(channels, whole.start..last).await.ok(),
             false => None,
         };

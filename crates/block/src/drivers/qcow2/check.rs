@@ -16,7 +16,7 @@ use super::journal::Journals;
 use super::marker;
 use super::open::{Below, clear_up, find_left, read_start};
 use super::snapshots;
-use super::steps::{SECTOR, Sectors, numbers, read, write};
+use super::steps::{SECTOR, Sectors, numbers, read_up_to, write};
 use super::storage::sync;
 use crate::drivers::file::{Claims, FileNode, Kind};
 use crate::error::OpenError;
@@ -220,13 +220,9 @@ impl CheckedFile for Image {
     }
 
     fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        let channels = self.channels.clone();
-        let in_file = self.len.saturating_sub(at).min(len as u64) as usize;
-        let mut bytes = match in_file {
-            0 => Vec::new(),
-            _ => self.event_loop.block_on(async move { read(&channels, at, in_file).await })??,
-        };
-        bytes.resize(len, 0);
+        let (channels, end) = (self.channels.clone(), self.len);
+        let read = async move { read_up_to(&channels, end, at, len).await };
+        let mut bytes = self.event_loop.block_on(read)??;
         if !self.left.is_empty() {
             let end = at + len as u64;
             for (number, sector) in self.left.range(numbers(&(at..end))) {

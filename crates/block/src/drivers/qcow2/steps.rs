@@ -284,6 +284,19 @@ pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result
     Ok(bytes)
 }
 
+/// Reads from a file that ends at `end`, also if it is a device, which is not read past its end; zeroes from there on.
+pub(super) async fn read_up_to(
+    channels: &Channels,
+    end: u64,
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, Errno> {
+    let there = end.saturating_sub(offset).min(len as u64) as usize;
+    let mut bytes = if there == 0 { Vec::new() } else { read(channels, offset, there).await? };
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
 /// Adjacent sectors: the first number, and the bytes.
 fn runs(sectors: &Sectors) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();

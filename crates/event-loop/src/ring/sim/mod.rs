@@ -71,7 +71,7 @@ static NEW_LOOPS: Mutex<Option<Storage>> = Mutex::new(None);
 /// Makes [`EventLoop::new`] return simulated loops over `storage`, on all threads of the process. `None`: real loops.
 ///
 /// A simulation has its own loops by [`Sim::event_loop`]. The code under test makes further ones, such as for opening an
-/// image. The storage then knows what those write and flush. They have no faults, and each has a time of its own.
+/// image. The storage then knows what those write and flush. They have no faults. Each has a clock that no other loop moves.
 pub fn simulate_new_loops(storage: Option<Storage>) {
     *lock(&NEW_LOOPS) = storage;
 }

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use super::context::Channels;
 use super::engine::{Owner, Places};
 use super::header::{Header, MAX_L1};
-use super::steps::{ENTRY, number, read};
+use super::steps::{ENTRY, number, read_up_to};
 use crate::node::InternalSnapshot;
 
 /// Most bytes of the snapshot table, and most snapshots, as in QEMU.
@@ -91,7 +91,7 @@ impl Snapshot {
         })
     }
 
-    /// What is wrong with the place of its L1 table, in a file with such clusters and such an end.
+    /// Why its L1 table cannot be where the entry has it, in a file with such clusters and such an end.
     fn fault(&self, cluster: u64, file_end: u64) -> Option<&'static str> {
         let Range { start, end } = self.l1;
         match end - start > MAX_L1 {
@@ -169,19 +169,12 @@ pub(super) async fn read_all(
     if count > 0 && (!start.is_multiple_of(header.cluster) || i64::try_from(start).is_err()) {
         return Err(damaged("Snapshot table offset invalid"));
     }
-    // Zeroes past the end, where devices cannot be read.
-    let read = async |at: u64, len: usize| -> Result<Vec<u8>, Errno> {
-        let there = file_end.saturating_sub(at).min(len as u64) as usize;
-        let mut bytes = if there == 0 { Vec::new() } else { read(channels, at, there).await? };
-        bytes.resize(len, 0);
-        Ok(bytes)
-    };
     let mut snapshots = Vec::new();
     // The bytes from `at` on.
     let (mut at, mut bytes) = (start, Vec::new());
     for index in 0..count {
         if bytes.len() < FIXED {
-            bytes = read(at, CHUNK).await?;
+            bytes = read_up_to(channels, file_end, at, CHUNK).await?;
         }
         let fixed = bytes.first_chunk().ok_or(Errno::EIO)?;
         if extra(fixed) > MOST_EXTRA {
@@ -192,7 +185,7 @@ pub(super) async fn read_all(
         }
         let len = len(fixed) as usize;
         if bytes.len() < len {
-            bytes = read(at, CHUNK.max(len)).await?;
+            bytes = read_up_to(channels, file_end, at, CHUNK.max(len)).await?;
         }
         let snapshot = bytes.get(..len).and_then(Snapshot::parse).ok_or(Errno::EIO)?;
         let fault = snapshot.fault(header.cluster, file_end);

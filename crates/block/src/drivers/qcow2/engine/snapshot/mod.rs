@@ -268,27 +268,33 @@ impl<F: TableFile> Work<'_, F> {
 
     /// The tables and data of a snapshot get one user less.
     async fn give_up_snapshot(&mut self, l1: Range<u64>) -> Result<(), SwitchError> {
+        match self.lower_snapshot(l1).await.map_err(SwitchError::of_snapshot)? {
+            Some(cluster) => Err(uncounted(cluster)),
+            None => Ok(()),
+        }
+    }
+
+    /// Lowers the counts of a snapshot's tables and data. Returns a cluster that has no users left and is used all the
+    /// same, if there is one.
+    async fn lower_snapshot(&mut self, l1: Range<u64>) -> Result<Option<u64>, SwitchError> {
         let bytes = self.file.read(l1.start, (l1.end - l1.start) as usize).await?;
         for nth in 0..bytes.len() / ENTRY {
-            let entry = table(entry_at(&bytes, nth), &self.format);
-            let Some((at, _)) = entry.map_err(|stop| SwitchError::from(stop).of_snapshot())? else {
-                continue;
-            };
+            let Some((at, _)) = table(entry_at(&bytes, nth), &self.format)? else { continue };
             let l2 = self.read_l2(at).await?;
             // What other users of the table lead to stays in use too.
-            let is_used = self.lower(at).await.map_err(SwitchError::of_snapshot)? > 0;
+            let is_used = self.lower(at).await? > 0;
             for found in self.entries(&l2) {
-                let (_, entry) = found.map_err(|stop| SwitchError::from(stop).of_snapshot())?;
+                let (_, entry) = found?;
                 for cluster in entry.clusters(&self.format) {
-                    let left = self.counts.lower(self.file, cluster).await;
-                    let left = left.map_err(SwitchError::of_snapshot)?;
+                    let left = self.counts.lower(self.file, cluster).await?;
                     if is_used && left == 0 {
-                        return Err(uncounted(cluster));
+                        return Ok(Some(cluster));
                     }
                 }
             }
         }
-        self.lower_all(l1).await.map_err(SwitchError::of_snapshot)
+        self.lower_all(l1).await?;
+        Ok(None)
     }
 
     /// Marks what only the disk uses from now on, and checks that all of it is counted. Returns the new L1 table.
