@@ -137,7 +137,11 @@ impl NodeRegistry {
         for node in others.chain(&path) {
             let Some(tracking) = self.tracking(node) else { continue };
             let bitmaps = tracking.bitmaps();
-            if let Some(bitmap) = bitmaps.iter().find(|bitmap| bitmap.bits().size() != size) {
+            // Inconsistent bitmaps have no bits.
+            let other_size = |bitmap: &&Arc<DirtyBitmap>| {
+                bitmap.storage() != Storage::Inconsistent && bitmap.bits().size() != size
+            };
+            if let Some(bitmap) = bitmaps.iter().find(other_size) {
                 return Err(OpenError::new(format!(
                     "Bitmap '{}' of '{node}' is of another size than '{name}'",
                     bitmap.name()
