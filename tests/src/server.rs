@@ -284,6 +284,12 @@ impl Server {
         self.process.pid().as_raw().cast_unsigned()
     }
 
+    /// The number in its pid file.
+    pub fn pid_file(&self) -> u32 {
+        let text = fs::read_to_string(self.log.with_extension("pid")).expect("the pid file");
+        text.trim().parse().expect("a number")
+    }
+
     /// Its output on stdout and stderr so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("the daemon's log")
@@ -360,11 +366,8 @@ impl Server {
         ask(self);
         let status = self.wait();
         assert!(status.success(), "the daemon that was upgraded ended with {status}");
-        let file = self.log.with_extension("pid");
-        let pid = eventually("the pid file of the daemon that took over", || {
-            let pid = fs::read_to_string(&file).ok()?.trim().parse::<u32>().ok()?;
-            (pid != before).then_some(pid)
-        });
+        let pid = self.pid_file();
+        assert_ne!(pid, before, "the pid file has the id of the daemon that took over");
         let pid = Pid::from_raw(pid.cast_signed());
         eventually("the end of the spawner, after which this process adopts the daemon", || {
             (waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())

@@ -13,7 +13,7 @@ use common::{
 };
 use integration::{
     BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, daemon as program,
-    eventually, install, request, tool,
+    eventually, install, preloaded, request, tool,
 };
 use serde_json::{Value, json};
 
@@ -304,6 +304,24 @@ fn a_daemon_is_upgraded_by_its_process_id() {
     let log = load.finish();
     server.stop();
     check(&image, &log, log.len());
+}
+
+/// The disk of the pid file is slow.
+#[test]
+fn the_pid_file_is_right_when_the_command_is_answered() {
+    let scratch = Scratch::new();
+    let slow = preloaded(&scratch, "slow_pid_file.c");
+    let mut server = ServerCommand::new(&scratch).env("LD_PRELOAD", slow).monitor("qmp").start();
+    for by in ["qmp.sock", "daemon.pid"] {
+        server.upgrade_by(|server| {
+            let done = upgrade(&scratch.path(by));
+            let pid = server.pid_file();
+            assert!(done.status.success(), "{done:?}");
+            let said = String::from_utf8_lossy(&done.stdout).into_owned();
+            assert!(said.starts_with(&format!("Process {pid} serves now")), "{pid}: {said}");
+        });
+    }
+    server.stop();
 }
 
 #[test]

@@ -314,7 +314,7 @@ fn run_until_stopped(
                 daemon.abandon().await;
                 return Served::Failed(error);
             }
-            End::HandedOver(to) => daemon.leave(&to).await,
+            End::HandedOver(to, answer) => daemon.leave(&to, answer).await,
             End::Signal(signal) => (signal, None),
             End::Quit(answer) => ("quit", Some(answer)),
         };
@@ -454,12 +454,17 @@ impl Daemon {
         }
     }
 
-    /// Ends this process after a hand-over, once clients have read their answers or after [`LINGER_NS`].
-    async fn leave(self, to: &HandedOver) -> ! {
-        let pause_us = to.pause_ns / 1000;
-        log::info!("upgrade: pid {} serves now, after a pause of {pause_us} us", to.pid);
+    /// Ends this process after a hand-over, once the pid file is right, and clients have read their answers or after
+    /// [`LINGER_NS`].
+    async fn leave(self, to: &HandedOver, answer: Option<oneshot::Sender<Outcome>>) -> ! {
+        let (pid, pause_us) = (to.pid, to.pause_ns / 1000);
+        log::info!("upgrade: pid {pid} serves now, after a pause of {pause_us} us");
         self.turn.end();
         let parted = self.exports.disconnect_clients();
+        to.settled(&self.control).await;
+        if let Some(answer) = answer {
+            answer.send(Ok(json!({"pid": pid, "pause-us": pause_us})));
+        }
         let last = async {
             self.clients.settle().await;
             parted.await;

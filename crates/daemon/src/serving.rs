@@ -3,7 +3,6 @@
 use block::job::Report;
 use event_loop::{oneshot, until};
 use exports::fuse::Resize;
-use serde_json::json;
 
 use super::commands::Leave;
 use super::monitor::{Outcome, Request};
@@ -41,8 +40,8 @@ pub(super) enum End {
     Quit(oneshot::Sender<Outcome>),
     Signal(&'static str),
     Failed(DaemonError),
-    /// Another process serves now.
-    HandedOver(HandedOver),
+    /// Another process serves now. The command, if there was one, is answered once the pid file is right.
+    HandedOver(HandedOver, Option<oneshot::Sender<Outcome>>),
 }
 
 impl Daemon {
@@ -73,7 +72,7 @@ impl Daemon {
                 }
                 Ok(Message::Upgrade) => match self.upgrade_until(stop).await {
                     Err(end) => return end,
-                    Ok(Ok(to)) => return End::HandedOver(to),
+                    Ok(Ok(to)) => return End::HandedOver(to, None),
                     Ok(Err(error)) => log::error!("{error}"),
                 },
                 Ok(Message::Request(request)) => {
@@ -107,10 +106,7 @@ impl Daemon {
             Leave::Quit => Some(End::Quit(answer)),
             Leave::Upgrade => match self.upgrade_until(stop).await {
                 Err(end) => Some(end),
-                Ok(Ok(to)) => {
-                    answer.send(Ok(json!({"pid": to.pid, "pause-us": to.pause_ns / 1000})));
-                    Some(End::HandedOver(to))
-                }
+                Ok(Ok(to)) => Some(End::HandedOver(to, Some(answer))),
                 Ok(Err(error)) => {
                     log::error!("{error}");
                     answer.send(Err(error.into()));

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use block::driver::HandOver;
 use block::options::BlockdevOptions;
 use block::{Child, OpenImage};
-use event_loop::until;
+use event_loop::{EventLoop, until};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
@@ -38,13 +38,28 @@ const TRIES: usize = 4;
 /// Shortest time between two attempts, nanoseconds. All exports serve meanwhile.
 const BETWEEN_NS: u64 = 100_000_000;
 
+/// Time limit of the new process until the pid file has its id, nanoseconds. Longer than its start of the exports.
+const SETTLED_NS: u64 = 10_000_000_000;
+
 /// Another process serves now.
-#[derive(Debug)]
 pub(crate) struct HandedOver {
     /// Its process ID.
     pub(crate) pid: u32,
     /// The longest time that requests had to wait, nanoseconds.
     pub(crate) pause_ns: u64,
+    /// The new process closes its end once the pid file has its id.
+    packets: Packets,
+}
+
+impl HandedOver {
+    /// Waits until the pid file has the new process's id, at most [`SETTLED_NS`].
+    pub(crate) async fn settled(&self, control: &EventLoop) {
+        let limit = control.sleep_until(control.now_ns() + SETTLED_NS);
+        if !matches!(until(self.packets.receive(), limit).await, Ok(Err(_))) {
+            let seconds = SETTLED_NS / 1_000_000_000;
+            log::warn!("upgrade: pid {} has not written the pid file within {seconds} s", self.pid);
+        }
+    }
 }
 
 /// Whether no other process can open a node.
@@ -93,7 +108,7 @@ impl Daemon {
         log::info!("upgrade: started the new program, pid {pid}");
         let packets = Packets::new(&self.control, ours);
         match self.hand_over(&packets, arguments).await {
-            Ok(pause_ns) => Ok(HandedOver { pid, pause_ns }),
+            Ok(pause_ns) => Ok(HandedOver { pid, pause_ns, packets }),
             Err(why) => Err(refused(format!("{why}; {}", self.resume().await))),
         }
     }

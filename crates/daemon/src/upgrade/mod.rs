@@ -9,7 +9,9 @@
 //!   stops all queues
 //!   sends their state  ── Queues ─────────▶
 //!                      ◀─────────── Have ──  last step that can fail
-//!   exits              ── Go ─────────────▶  starts all queues
+//!   waits              ── Go ─────────────▶  starts all queues
+//!                                            writes the pid file
+//!   answers, exits     ◀── end of the socket
 //! ```
 //!
 //! The old process serves until it sends `Go`: if a step fails or takes too long, it ends the new process
