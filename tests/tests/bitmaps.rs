@@ -538,6 +538,49 @@ fn bitmaps_are_handed_over_in_an_upgrade() {
     assert!(!stored.to_string().contains("in-use"), "{stored}");
 }
 
+/// The bytes that the only bitmap in an image marks.
+fn stored_bytes(scratch: &Scratch, image: &Path) -> u64 {
+    let folder = image.parent().expect("a folder");
+    let told = stored(folder);
+    assert!(!told.to_string().contains("in-use"), "{told}");
+    let file = json!({"driver": "file", "filename": image});
+    let node = json!({"driver": "qcow2", "node-name": "disk", "read-only": true, "file": file});
+    let command = ServerCommand::new(scratch).named("reader").monitor("reader");
+    let reader = command.arg("--blockdev").arg(node.to_string()).start();
+    let mut qmp = Qmp::connect(&reader.socket("reader"));
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    let nodes = nodes.as_array().expect("a list").iter();
+    let found: Vec<_> = nodes.filter_map(|node| node.get("dirty-bitmaps")).collect();
+    let count = found[0][0]["count"].as_u64().expect("a count");
+    reader.stop();
+    count
+}
+
+/// A base that was opened for reading is opened for writing by a commit. Its bitmap has what the commit writes.
+#[test]
+fn a_commit_into_a_read_only_image_is_recorded() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "64M"]);
+    peers.run("qemu-img", &["bitmap", "--add", "DIR/disk.qcow2", "b"]);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/top.qcow2", "64M"]);
+    peers.run("qemu-io", &["-c", "write 1M 64k", "DIR/top.qcow2"]);
+    add_image(&mut peers, json!({"read-only": true}));
+    let file = json!({"driver": "file", "filename": "DIR/top.qcow2"});
+    let top = json!({"driver": "qcow2", "node-name": "top", "backing": "disk", "file": file});
+    peers.execute("blockdev-add", top);
+    peers.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+    peers.wait_for("BLOCK_JOB_READY");
+    peers.execute("job-complete", json!({"id": "j"}));
+    peers.wait_for("BLOCK_JOB_COMPLETED");
+    assert_eq!(count(&bitmaps(&mut peers), "b"), 64 << 10);
+    let images = peers.sides().map(|side| side.path("disk.qcow2"));
+    peers.stop();
+    for image in images {
+        assert_eq!(stored_bytes(&scratch, &image), 64 << 10, "{}", image.display());
+    }
+}
+
 /// After a kill, the bitmap is not there, and the daemon starts all the same.
 #[test]
 fn an_export_with_bitmaps_is_not_in_the_state_file() {

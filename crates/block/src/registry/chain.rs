@@ -110,20 +110,17 @@ impl NodeRegistry {
                 nested: &mut nested,
             };
             let node = options.driver.open(&mut context)?;
-            if self.grows(name) {
-                node.enable_growth();
-            }
-            let node = self.as_tracked(name, node);
-            let failed = |why: String| OpenError::new(format!("node '{name}': {why}"));
-            let users = drain(self.edges(name)).await.map_err(|busy| failed(busy.to_string()))?;
-            users.point_to(&node).await.map_err(|error| failed(error.to_string()))?;
+            let mut users = None;
+            let placed = self.put_in_place(name, &options, Some(node), &mut users).await;
+            let (node, tracking) =
+                placed.map_err(|error| OpenError::new(format!("node '{name}': {error}")))?;
             let entry = self.nodes.get_mut(name).ok_or_else(|| not_found(name))?;
             let held = match entry.node {
                 Kept::Top(_) => Kept::Top(node),
                 Kept::Nested(_) => Kept::Nested(Arc::downgrade(&node)),
             };
             let before = std::mem::replace(&mut entry.node, held);
-            entry.options = options;
+            (entry.options, entry.tracking) = (options, tracking);
             drop((before, users));
             Ok(())
         })

@@ -210,7 +210,7 @@ impl NodeRegistry {
     }
 
     /// Has the users of a node use another one, or the same with other options. Returns it, and what watches it.
-    async fn put_in_place(
+    pub(super) async fn put_in_place(
         &mut self,
         name: &str,
         options: &BlockdevOptions,

@@ -333,6 +333,9 @@ impl Daemon {
         let was_read_only = self.nodes.options(name).is_some_and(|options| options.read_only);
         self.inventory.check_writable(name).map_err(DaemonError::from)?;
         self.nodes.make_writable(name).await.map_err(DaemonError::from)?;
+        if let Some(tracking) = self.nodes.tracking(name) {
+            tracking.secure(name, &self.control).await;
+        }
         Ok(was_read_only.then(|| name.to_owned()))
     }
 
