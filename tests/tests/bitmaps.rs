@@ -581,6 +581,52 @@ fn a_commit_into_a_read_only_image_is_recorded() {
     }
 }
 
+/// The image behind an overlay is only read, and stores its bitmaps when it is closed. `ends`: what closes it. Returns the
+/// bytes of the stored bitmap.
+fn stored_behind_an_overlay(ends: impl FnOnce(&mut Qmp)) -> u64 {
+    let scratch = Scratch::new();
+    run("qemu-img", scratch.dir(), &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "64M"]);
+    run("qemu-img", scratch.dir(), &["bitmap", "--add", "DIR/disk.qcow2", "b"]);
+    let command = ServerCommand::new(&scratch).monitor("qmp");
+    let disk = scratch.path("disk.qcow2");
+    let disk = format!("qcow2,node-name=disk,file.driver=file,file.filename={}", disk.display());
+    let command = nbd_server(command.arg("--blockdev").arg(&disk), &scratch, "");
+    let mut server = nbd_export(command, "disk", ",writable=on").start();
+    let write = |offset: &str| {
+        let uri = nbd_uri(&scratch, "disk");
+        run("qemu-io", scratch.dir(), &["-f", "raw", "-c", &format!("write {offset} 64k"), &uri]);
+    };
+    write("1M");
+    let snapshot = json!({"node-name": "disk", "snapshot-node-name": "top",
+        "snapshot-file": scratch.path("top.qcow2")});
+    Qmp::connect(&server.socket("qmp")).execute("blockdev-snapshot-sync", snapshot);
+    server.upgrade();
+    write("2M");
+    server.upgrade();
+    ends(&mut Qmp::connect(&server.socket("qmp")));
+    server.stop();
+    stored_bytes(&scratch, &scratch.path("disk.qcow2"))
+}
+
+#[test]
+fn bitmaps_behind_an_overlay_are_stored_after_an_upgrade() {
+    assert_eq!(stored_behind_an_overlay(|_| {}), 64 << 10);
+    let deleted = stored_behind_an_overlay(|qmp| {
+        qmp.execute("block-export-del", json!({"id": "nbd-disk", "mode": "hard"}));
+        qmp.wait_for("BLOCK_EXPORT_DELETED");
+        qmp.execute("blockdev-del", json!({"node-name": "top"}));
+        qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+    });
+    assert_eq!(deleted, 64 << 10);
+    let committed = stored_behind_an_overlay(|qmp| {
+        qmp.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+        qmp.wait_for("BLOCK_JOB_READY");
+        qmp.execute("job-complete", json!({"id": "j"}));
+        qmp.wait_for("BLOCK_JOB_COMPLETED");
+    });
+    assert_eq!(committed, 128 << 10);
+}
+
 /// After a kill, the bitmap is not there, and the daemon starts all the same.
 #[test]
 fn an_export_with_bitmaps_is_not_in_the_state_file() {

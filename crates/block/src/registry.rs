@@ -13,7 +13,7 @@ mod track;
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -84,7 +84,9 @@ pub struct NodeRegistry {
     thresholds: Option<ThresholdSender>,
     /// Images handed over that no node has taken yet,
     inherited: Inherited,
-    /// and those that are open.
+    /// nodes behind overlays that another process had open for writing, to store their bitmaps,
+    storing: BTreeSet<String>,
+    /// and images that are open.
     images: Images,
 }
 
@@ -555,18 +557,24 @@ impl NodeRegistry {
                  to unmap",
             ));
         }
+        let opened_with = self.for_storing(&name, options);
         let mut children = Vec::new();
-        for ChildOption { role, used_as, node } in options.driver.children() {
+        for ChildOption { role, used_as, node } in opened_with.driver.children() {
             let edge =
                 self.open_child((&name, role), node, nested).map_err(|e| e.of_child(role))?;
-            if is_used(used_as, Claim::NOTHING, !options.read_only) {
+            if is_used(used_as, Claim::NOTHING, !opened_with.read_only) {
                 self.lock_images(edge.node().name(), nested)?;
             }
             children.push(Child { role, edge });
         }
-        let mut context =
-            OpenContext { registry: self, name: &name, options, children: &mut children, nested };
-        let node = options.driver.open(&mut context)?;
+        let mut context = OpenContext {
+            registry: self,
+            name: &name,
+            options: &opened_with,
+            children: &mut children,
+            nested,
+        };
+        let node = opened_with.driver.open(&mut context)?;
         let (node, tracking) = self.with_stored_bitmaps(&name, node);
         Ok(Opened { name, node, options: options.clone(), active: true, children, tracking })
     }

@@ -498,6 +498,9 @@ impl Daemon {
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
             self.nodes.inherit_image(image);
         }
+        if let Some(taken) = &mut taken {
+            self.nodes.set_storing(std::mem::take(&mut taken.storing));
+        }
         self.taken = taken;
         steps
     }

@@ -10,7 +10,7 @@ use crate::daemon::{Daemon, Disk, Offered, Surroundings};
 use crate::fds;
 use crate::host::Loop;
 use crate::image::Image;
-use crate::lasting::{Claim, Lasting};
+use crate::lasting::Claim;
 use crate::machine::ActorId;
 use crate::model::SECTOR;
 use crate::operator::Moving;
@@ -107,9 +107,9 @@ impl World {
 
     /// Starts a daemon after one that has ended in order, which has stored its bitmaps. Sometimes, the power is cut in
     /// between.
-    pub(crate) fn start_again(self: &Rc<Self>, serving: &[String]) {
+    pub(crate) fn start_again(self: &Rc<Self>) {
         self.coverage.stops.one();
-        self.check_stored(serving);
+        self.check_stored();
         for (user, image) in self.users.borrow().iter().zip(&*self.images.borrow()) {
             if image.keeps_back() {
                 // Closing an image flushes it.
@@ -124,11 +124,10 @@ impl World {
         self.start_daemon();
     }
 
-    /// Checks that the bitmaps are in images that were closed. `serving`: the nodes of the disks.
-    fn check_stored(&self, serving: &[String]) {
+    /// Checks that the bitmaps are in images that were closed, also in those behind overlays.
+    fn check_stored(&self) {
         for (number, lasting) in self.lasting.borrow_mut().iter_mut().enumerate() {
-            let is_serving = |lasting: &&mut Lasting| lasting.node == serving[number];
-            let Some(lasting) = lasting.as_mut().filter(is_serving) else { continue };
+            let Some(lasting) = lasting else { continue };
             let Some(image) = self.find_image_of(&lasting.node) else { continue };
             let found = self.found(&image);
             let claim = found.and_then(|found| lasting.check(&found.bitmaps, &found.contents));

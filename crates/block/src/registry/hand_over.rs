@@ -1,12 +1,16 @@
 //! Images that another process hands over, or takes over.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use super::NodeRegistry;
+use super::{NodeInfo, NodeRegistry};
 use crate::inherited::OpenImage;
+use crate::options::BlockdevOptions;
+use crate::track::{DirtyBitmap, Storage};
 
 impl NodeRegistry {
     /// Makes the node of the image's path use these descriptors, once it is opened.
@@ -19,6 +23,35 @@ impl NodeRegistry {
     /// Returns the open images, and the journals of some, for a hand-over.
     pub fn images(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
         self.images.all().chain(self.all().filter_map(|info| info.node.journal()))
+    }
+
+    /// Returns the names of nodes behind overlays whose images stay open for writing, and store bitmaps when closed.
+    pub fn storing(&self) -> impl Iterator<Item = &str> {
+        let stores = |info: &NodeInfo<'_>| {
+            let is_stored = |bitmap: &Arc<DirtyBitmap>| bitmap.storage() == Storage::Image;
+            info.options.read_only
+                && !info.node.geometry().read_only
+                && self.tracking(info.name).is_some_and(|all| all.stored().iter().any(is_stored))
+        };
+        self.all().filter(stores).map(|info| info.name)
+    }
+
+    /// Opens nodes of these names for writing, although their options say read-only: another process
+    /// [had](Self::storing) them so.
+    pub fn set_storing(&mut self, names: BTreeSet<String>) {
+        self.storing = names;
+    }
+
+    /// The options to open a node with.
+    pub(super) fn for_storing<'a>(
+        &mut self,
+        name: &str,
+        options: &'a BlockdevOptions,
+    ) -> Cow<'a, BlockdevOptions> {
+        match self.storing.remove(name) {
+            true => Cow::Owned(BlockdevOptions { read_only: false, ..options.clone() }),
+            false => Cow::Borrowed(options),
+        }
     }
 
     /// Takes ownership of images that another process has handed over.

@@ -303,6 +303,7 @@ impl Daemon {
             "listeners": listeners,
             "exports": exports,
             "bitmaps": bitmaps::describe(&self.nodes),
+            "storing": self.nodes.storing().collect::<Vec<_>>(),
         });
         Ok((inventory, fds.0))
     }

@@ -65,6 +65,8 @@ pub struct TakenOver {
     document: Document,
     /// Of nodes that there are not yet.
     pub(super) bitmaps: Vec<TakenBitmap>,
+    /// Nodes behind overlays that store bitmaps when they are closed.
+    pub(crate) storing: BTreeSet<String>,
 }
 
 /// Receives what is handed over on standard input.
@@ -150,6 +152,14 @@ impl TakenOver {
             exports: object(&json["exports"])?.clone(),
             document,
             bitmaps: bitmaps::read(&json["bitmaps"])?,
+            storing: match &json["storing"] {
+                // An older program.
+                Json::Null => BTreeSet::new(),
+                names => list(names)?
+                    .iter()
+                    .map(|name| Ok(text(name)?.to_owned()))
+                    .collect::<Result<_, String>>()?,
+            },
         })
     }
 

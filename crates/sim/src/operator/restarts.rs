@@ -116,7 +116,7 @@ impl Operator {
         }
         self.world.is_stopping(false);
         if self.world.kills() == kills {
-            self.world.start_again(&self.memory.nodes);
+            self.world.start_again();
         }
         Err(Gone)
     }
