@@ -15,7 +15,7 @@ use crate::drivers;
 /// The deepest nesting of nodes in nodes.
 const MAX_DEPTH: usize = 32;
 
-/// Options that a node defined inside another inherits unless it sets them.
+/// Options that a node defined inside another inherits unless it sets them, and what they are read for.
 ///
 /// QSD has the same rule; nodes referred to by name inherit nothing.
 #[derive(Clone, Copy, Default)]
@@ -30,6 +30,8 @@ pub struct Inherited {
     pub cache: Cache,
     /// `discard`.
     pub discard: Discard,
+    /// The options are those of `blockdev-reopen`.
+    pub reopens: bool,
 }
 
 /// What every driver has, while it is read. What was not given stays `None`, because a nested node
@@ -119,6 +121,7 @@ impl Common {
             force_share: self.force_share(),
             cache: self.cache(),
             discard: Discard::Unmap,
+            reopens: self.inherited.reopens,
         }
     }
 }
@@ -256,7 +259,8 @@ pub fn read_blockdevs(value: Value, at: &Context) -> Result<Vec<BlockdevOptions>
             return Err(table::wrong_type(at.whole(), "object"));
         };
         check_reopened_name(&object)?;
-        let node = read_node(object, Inherited::default(), Purpose::Reopened, &at)?;
+        let inherited = Inherited { reopens: true, ..Inherited::default() };
+        let node = read_node(object, inherited, Purpose::Reopened, &at)?;
         match node.node_name {
             Some(_) => Ok(node),
             None => Err(OptionError::new("node-name not specified")),

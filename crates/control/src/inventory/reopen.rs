@@ -48,7 +48,10 @@ impl Inventory {
             objects.push(self.object(kind, id)?);
         }
         let (before, mut children, mut inside) = (node.children.clone(), Vec::new(), Vec::new());
-        for ChildOption { role, used_as, node: child } in options.driver.children() {
+        let mut told = options.driver.children();
+        // QSD looks at the backing image first.
+        told.sort_by_key(|child| child.role != "backing");
+        for ChildOption { role, used_as, node: child } in told {
             let old = before.iter().find(|child| child.role == role);
             match child {
                 // A file that this image names, which is not in the inventory.

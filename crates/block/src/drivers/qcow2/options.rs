@@ -61,7 +61,7 @@ pub enum Backing {
     /// The file that the image names, if it names one.
     #[default]
     Implicit,
-    /// Nothing, whatever the image says: `backing` is null, or the empty string.
+    /// Nothing, whatever the image says: `backing` is null or, for a new node, the empty string.
     None,
     /// That node.
     Node(BlockdevRef),
@@ -121,7 +121,8 @@ impl ChildValue for Backing {
     fn read(value: Value, inherited: Inherited, at: &Context) -> Result<Self, OptionError> {
         match value {
             Value::Null => Ok(Backing::None),
-            Value::Text(name) if name.is_empty() => Ok(Backing::None),
+            // As in QSD, `blockdev-reopen` takes it for a name, which no node has.
+            Value::Text(name) if name.is_empty() && !inherited.reopens => Ok(Backing::None),
             value => {
                 let inherited = Inherited { read_only: true, auto_read_only: false, ..inherited };
                 Ok(Backing::Node(read_ref(value, inherited, at)?))
