@@ -70,6 +70,43 @@ fn exit_codes_and_texts_are_those_of_qemu_img() {
     assert_eq!(check(&scratch, &[]).0, Some(1));
 }
 
+/// A snapshot table with fewer entries than the header says: zeroes follow, which lack data that each entry has to have.
+#[test]
+fn an_incomplete_snapshot_table_is_repaired_as_by_qemu_img() {
+    let scratch = Scratch::new();
+    create(&scratch, &[]);
+    for name in ["one", "two"] {
+        client_output(&scratch, "qemu-img", &["snapshot", "-c", name, "disk.qcow2"]);
+    }
+    let path = scratch.path("disk.qcow2");
+    let mut image = fs::read(&path).expect("it was made");
+    // The number of snapshots.
+    image[63] += 2;
+    fs::write(&path, &image).expect("writable");
+    let (code, text) = check(&scratch, &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("ERROR snapshot table entry 3 is incomplete"), "{text}");
+    fs::write(scratch.path("theirs.qcow2"), &image).expect("writable");
+    let theirs = client_output(&scratch, "qemu-img", &["check", "-r", "all", "theirs.qcow2"]);
+    let (code, text) = check(&scratch, &["--repair", "all"]);
+    assert_eq!(code, Some(0), "{text}");
+    for line in ["    2 corruptions", "Image end offset"] {
+        let line = theirs.lines().find(|found| found.starts_with(line)).expect("a line");
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    // The tables are the same: number and place are in the header.
+    let table = |name: &str| {
+        let image = fs::read(scratch.path(name)).expect("it is there");
+        let at = u64::from_be_bytes(image[64..72].try_into().expect("eight bytes")) as usize;
+        (image[60..64].to_vec(), image[at..at + 4096].to_vec())
+    };
+    assert!(table("disk.qcow2") == table("theirs.qcow2"));
+    for image in ["disk.qcow2", "theirs.qcow2"] {
+        client_output(&scratch, "qemu-img", &["check", "-q", image]);
+    }
+    assert_eq!(check(&scratch, &[]).0, Some(0));
+}
+
 /// The place of the LUKS header in an image: the data of the header extension.
 fn luks_header(image: &[u8]) -> Range<usize> {
     let number = |at: usize, len: usize| {

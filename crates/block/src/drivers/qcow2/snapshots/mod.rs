@@ -91,6 +91,25 @@ impl Snapshot {
         })
     }
 
+    /// The entry with all extra data that is known here. `disk_size`: that of a snapshot without a size.
+    fn completed(&self, disk_size: u64) -> Vec<u8> {
+        if self.extra >= EXTRA_ICOUNT {
+            return self.bytes.clone();
+        }
+        let (fixed, rest) = self.bytes.split_at(FIXED);
+        let (before, rest) = rest.split_at(self.extra as usize);
+        let texts = number(&fixed[12..14]) + number(&fixed[14..16]);
+        let mut extra = [self.told.vm_state_size, disk_size, NO_ICOUNT].map(u64::to_be_bytes);
+        let known = before.len() / 8 * 8;
+        extra.as_flattened_mut()[..known].copy_from_slice(&before[..known]);
+        let mut bytes = fixed.to_vec();
+        bytes[36..40].copy_from_slice(&(EXTRA_ICOUNT as u32).to_be_bytes());
+        bytes.extend(extra.as_flattened());
+        bytes.extend(&rest[..texts as usize]);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes
+    }
+
     /// Why its L1 table cannot be where the entry has it, in a file with such clusters and such an end.
     fn fault(&self, cluster: u64, file_end: u64) -> Option<&'static str> {
         let Range { start, end } = self.l1;
@@ -135,12 +154,19 @@ pub(super) async fn list(
     let (snapshots, table) = read_all(channels, header, file_end).await?;
     for (index, snapshot) in snapshots.iter().enumerate() {
         if header.version > 2 && snapshot.extra < EXTRA {
-            places.errors.push(format!("snapshot table entry {index} is incomplete"));
+            places.incomplete.push(index);
         }
         let Range { start, end } = snapshot.l1;
         places.snapshots.push((index.to_string(), start, (end - start) / ENTRY as u64));
     }
     places.snapshot_table = table;
+    if !places.incomplete.is_empty() {
+        places.completed_table =
+            snapshots.iter().flat_map(|snapshot| snapshot.completed(header.size)).collect();
+        if places.completed_table.len() as u64 > MAX_TABLE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "Snapshot table too large"));
+        }
+    }
     Ok(())
 }
 

@@ -3,13 +3,14 @@
 //! The check counts what refers to each cluster of the file and compares the numbers with the reference counts of the file.
 //! It does no I/O itself: it reads and writes a [`CheckedFile`].
 //!
-//! Order of a repair: L2 entries without a place, reference counts, `COPIED` flags. Counts that are raised are in the file
-//! before a flag says that a cluster is used once. New refcount structures lie in unused clusters, and on stable
-//! storage, before the header refers to them.
+//! Order of a repair: L2 entries without a place, reference counts, the snapshot table, `COPIED` flags. Counts that are
+//! raised are in the file before a flag says that a cluster is used once. New refcount structures and snapshot tables lie in
+//! unused clusters, and on stable storage, before the header refers to them.
 
 mod copied;
 mod refcounts;
 mod references;
+mod snapshot_table;
 mod walk;
 
 use std::fmt;
@@ -94,6 +95,10 @@ pub(in crate::drivers::qcow2) struct Places {
     pub(in crate::drivers::qcow2) luks: Option<Range<u64>>,
     /// Errors that were found on the way to the places, one line each.
     pub(in crate::drivers::qcow2) errors: Vec<String>,
+    /// The indices of entries of the snapshot table that lack data which version 3 of the format demands.
+    pub(in crate::drivers::qcow2) incomplete: Vec<usize>,
+    /// The snapshot table with that data, if there are such entries.
+    pub(in crate::drivers::qcow2) completed_table: Vec<u8>,
 }
 
 /// Why a check ended early.
@@ -205,6 +210,15 @@ impl<'a> Check<'a> {
             (self.tell)(format_args!("ERROR {error}"));
         }
         self.found.corruptions += self.places.errors.len() as u64;
+        let incomplete = self.places.incomplete.len() as u64;
+        let (what, found) = match self.repair.errors() {
+            true => ("Repairing", &mut self.found.corruptions_fixed),
+            false => ("ERROR", &mut self.found.corruptions),
+        };
+        *found += incomplete;
+        for index in &self.places.incomplete {
+            (self.tell)(format_args!("{what} snapshot table entry {index} is incomplete"));
+        }
         let references = self.references(self.repair)?;
         let mut refcounts = Refcounts::read(self.file, &self.shape, self.refcount_table)?;
         self.compare(&mut refcounts, &references)?;
@@ -219,6 +233,9 @@ impl<'a> Check<'a> {
                 // What a copied flag relies on.
                 self.file.sync()?;
             }
+        }
+        if self.repair.errors() && incomplete > 0 {
+            self.replace_snapshot_table(&mut refcounts)?;
         }
         self.check_copied(&refcounts)?;
         if self.repair != Repair::None {

@@ -59,7 +59,36 @@ impl Refcounts {
         block.bytes.as_ref().map(|bytes| count(bytes, at as usize, self.order))
     }
 
-    fn set(&mut self, cluster: u64, to: u64) {
+    /// The first of so many adjacent clusters, from `from` on, that are counted, and not in use. `None`: there are none.
+    pub(super) fn unused(&self, from: u64, clusters: u64) -> Option<u64> {
+        let (mut free, mut next) = (0, 0);
+        let blocks = self.blocks.keys().map(|index| index << self.bits);
+        let counted = blocks.flat_map(|first| first..first + (1 << self.bits));
+        for cluster in counted.skip_while(|cluster| *cluster < from) {
+            free = match self.of(cluster) {
+                Some(0) if cluster == next => free + 1,
+                Some(0) => 1,
+                _ => 0,
+            };
+            if free == clusters {
+                return Some(cluster + 1 - clusters);
+            }
+            next = cluster + 1;
+        }
+        None
+    }
+
+    /// The end of the last cluster that is in use, as a number of clusters.
+    pub(super) fn end(&self) -> u64 {
+        let last = self.blocks.keys().rev().flat_map(|index| {
+            let first = index << self.bits;
+            (first..first + (1 << self.bits)).rev()
+        });
+        let mut used = last.skip_while(|cluster| matches!(self.of(*cluster), Some(0) | None));
+        used.next().map_or(0, |last| last + 1)
+    }
+
+    pub(super) fn set(&mut self, cluster: u64, to: u64) {
         let at = cluster & ((1 << self.bits) - 1);
         if let Some(block) = self.blocks.get_mut(&(cluster >> self.bits))
             && let Some(bytes) = &mut block.bytes
