@@ -538,6 +538,51 @@ fn jobs_of_a_filter_refuse_an_overlay_below_it() {
     }
 }
 
+/// An image above such a filter is the topmost one, whatever lies below the filter.
+#[test]
+fn jobs_of_an_image_above_a_filter_permit_an_overlay_below_it() {
+    for (kind, more) in [
+        ("backup", json!({"sync": "top"})),
+        ("backup", json!({"sync": "full", "discard-source": true})),
+        ("mirror", json!({"sync": "top"})),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk0.img", MIB);
+        let convert = ["convert", "-f", "raw", "-O", "qcow2", "DIR/disk0.img", "DIR/disk.qcow2"];
+        run("qemu-img", scratch.dir(), &convert);
+        let converted = scratch.path("disk.qcow2");
+        let before = fs::read(&converted).expect("an image");
+        let server = ServerCommand::new(&scratch)
+            .monitor("qmp")
+            .arg("--object")
+            .arg("throttle-group,id=t")
+            .file("disk", &Image::existing(&converted), "")
+            .arg("--blockdev")
+            .arg("throttle,node-name=filter,throttle-group=t,file=disk")
+            .arg("--blockdev")
+            .arg("qcow2,node-name=top,file=filter")
+            .start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        create(&mut qmp, "a", &scratch.path("a"), MIB << 20);
+        let job = json!({"job-id": "j", "device": "top", "target": "a", "speed": 1});
+        qmp.execute(&format!("blockdev-{kind}"), merged(job, &more));
+        let file = scratch.path("over");
+        let snapshot =
+            json!({"node-name": "disk", "snapshot-file": file, "snapshot-node-name": "over"});
+        qmp.execute("blockdev-snapshot-sync", snapshot);
+        qmp.execute("block-job-set-speed", json!({"device": "j", "speed": 0}));
+        if kind == "mirror" {
+            wait_for_status(&mut qmp, "j", "ready");
+            qmp.execute("job-complete", json!({"id": "j"}));
+        }
+        wait_for_end(&mut qmp, "j");
+        server.stop();
+        assert!(fs::read(&converted).expect("an image") == before, "all writes are in the overlay");
+        let copy = Image::existing(&scratch.path("a"));
+        assert_eq!(copy.md5(), image.md5(), "{kind} {more}");
+    }
+}
+
 /// The target of a backup has the size of its disk: a larger overlay is refused meanwhile.
 #[test]
 fn a_backup_refuses_a_larger_overlay() {

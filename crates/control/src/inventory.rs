@@ -510,6 +510,25 @@ impl Inventory {
         children.any(|child| child == below || self.lies_on(child, below))
     }
 
+    /// Whether a node is another one, or lies on it as a filter or window: no image in between is the topmost one.
+    fn shows(&self, above: &str, below: &str) -> bool {
+        let passes = |child: &Child| match child.used_as {
+            ChildUse::Filtered
+            | ChildUse::Preallocated
+            | ChildUse::Window
+            | ChildUse::CopyBeforeWrite
+            | ChildUse::CopyAndDiscard
+            | ChildUse::CopyOnRead
+            | ChildUse::Snapshot => self.shows(&child.name, below),
+            ChildUse::Metadata
+            | ChildUse::Encrypted
+            | ChildUse::Data
+            | ChildUse::Backing
+            | ChildUse::CopyTarget => false,
+        };
+        above == below || self.nodes.get(above).is_some_and(|node| node.children.iter().any(passes))
+    }
+
     /// Checks that a node is no backing image.
     ///
     /// # Errors
@@ -578,8 +597,7 @@ impl Inventory {
         self.has_fixed_size(node)?;
         // The overlay would be the topmost image, and get the discards.
         let needs_it = |job: &&Job| {
-            (job.source_use.of_top || job.source_use.discards)
-                && (job.source == node || self.lies_on(&job.source, node))
+            (job.source_use.of_top || job.source_use.discards) && self.shows(&job.source, node)
         };
         match self.jobs.values().find(needs_it) {
             Some(job) => self.free_of_jobs(&job.source),
