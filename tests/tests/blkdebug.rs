@@ -1,8 +1,13 @@
 //! Injected faults at different places of the inventory, as QEMU's client sees them.
 
+mod common;
+
+use std::process::Command;
+
+use common::peers::{Peers, Side};
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand};
-use serde_json::json;
+use integration::{Image, Qmp, Scratch, Server, ServerCommand, merged, tool};
+use serde_json::{Value, json};
 
 /// A daemon with an image under blkdebug, with `rules`, under raw.
 fn daemon(scratch: &Scratch, image: &Image, rules: &str) -> Server {
@@ -88,14 +93,94 @@ fn faults_under_other_nodes_and_added_while_the_daemon_runs() {
     assert_eq!(qemu_io(&scratch, &["read -P 5 1M 64k"]), [None]);
     let wrong = json!({
         "driver": "blkdebug", "node-name": "more", "image": "disk",
-        "inject-error": [{"event": "l2_load"}],
+        "inject-error": [{"event": "cluster_alloc"}],
     });
     let refused = qmp.refused("blockdev-add", wrong);
-    assert!(refused.contains("Parameter 'event' does not accept value 'l2_load'"), "{refused}");
+    let expected = "Parameter 'event' does not accept value 'cluster_alloc'";
+    assert!(refused.contains(expected), "{refused}");
     // The daemon may or may not have noticed that the client has disconnected.
     qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
     server.stop();
     // Clusters allocated for the failed write may have leaked. The image has no other error.
     let check = client(&scratch, "qemu-img", &["check", "-q", path]);
     assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
+}
+
+/// Whether a node with these rules can be added, and which runs of qemu-io's commands have failed, in one client each.
+fn outcome(side: &mut Side, rules: &Value, runs: &[&[&str]]) -> (bool, Vec<bool>) {
+    let image = json!({"driver": "file", "filename": "DIR/disk.qcow2"});
+    let file = merged(json!({"driver": "blkdebug", "image": image}), rules);
+    let node = json!({"driver": "qcow2", "node-name": "disk", "file": file});
+    if side.ask("blockdev-add", &node).get("error").is_some() {
+        return (false, Vec::new());
+    }
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": true});
+    side.ask("block-export-add", &export);
+    let uri = format!("nbd+unix:///e?socket={}", side.path("nbd.sock").display());
+    let fails = |commands: &&[&str]| {
+        let commands = commands.iter().flat_map(|command| ["-c", command]);
+        let output = Command::new(tool("qemu-io")).args(["-fraw", &uri]).args(commands).output();
+        !output.expect("qemu-io runs").status.success()
+    };
+    let failed = runs.iter().map(fails).collect();
+    side.ask("block-export-del", &json!({"id": "e", "mode": "hard"}));
+    side.qmp.wait_for("BLOCK_EXPORT_DELETED");
+    let deleted = side.ask("blockdev-del", &json!({"node-name": "disk"}));
+    assert!(deleted.get("error").is_none(), "{deleted}");
+    (true, failed)
+}
+
+/// Tables are read at the same requests. They are written at the next flush at the latest.
+#[test]
+fn events_of_a_qcow2_image_are_those_of_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let once = |event: &str| json!({"inject-error": [{"event": event, "errno": 5, "once": true}]});
+    // The second state is that between one read and the next.
+    let toggled = json!({
+        "inject-error": [{"event": "read_aio", "state": 2, "errno": 5}],
+        "set-state": [
+            {"event": "read_aio", "state": 1, "new_state": 2},
+            {"event": "read_aio", "state": 2, "new_state": 1},
+        ],
+    });
+    // A table describes 2 MiB.
+    let reads: &[&[&str]] =
+        &[&["read 0 4k"], &["read 2M 4k"], &["read 0 4k"], &["read 4M 4k"], &["read 6M 4k"]];
+    let writes: &[&[&str]] = &[&["write 10M 4k", "flush"], &["write 10M 4k", "flush"]];
+    let mut struck = Vec::new();
+    for (name, rules, runs) in [
+        ("none", json!({}), reads),
+        ("toggled", toggled, reads),
+        ("read_aio", once("read_aio"), reads),
+        ("l2_load", once("l2_load"), reads),
+        ("read_compressed", once("read_compressed"), reads),
+        ("reftable_load", once("reftable_load"), reads),
+        ("reftable_update", once("reftable_update"), writes),
+        ("write_aio", once("write_aio"), writes),
+        ("l1_update", once("l1_update"), writes),
+        ("l2_update", once("l2_update"), writes),
+        ("refblock_load", once("refblock_load"), writes),
+        ("refblock_update_part", once("refblock_update_part"), writes),
+        ("write_compressed", once("write_compressed"), writes),
+    ] {
+        peers.run(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "DIR/disk.qcow2", "16M"],
+        );
+        let fill = ["write 0 5M", "write -c 6M 64k"];
+        peers.run("qemu-io", &["-c", fill[0], "-c", fill[1], "DIR/disk.qcow2"]);
+        let [ours, theirs] = peers.sides().map(|side| outcome(side, &rules, runs));
+        assert_eq!(ours, theirs, "{name}");
+        if !ours.0 || ours.1.contains(&true) {
+            struck.push(name);
+        }
+    }
+    let never = ["none", "reftable_update", "write_compressed"];
+    assert!(never.iter().all(|name| !struck.contains(name)), "{struck:?}");
+    assert_eq!(struck.len(), 13 - never.len(), "{struck:?}");
+    peers.stop();
 }

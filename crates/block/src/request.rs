@@ -43,6 +43,26 @@ impl Op {
     }
 }
 
+/// What of an image a request of its format is for: `blkdebug` has an event for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Part {
+    /// Data of the disk; also of a request that no format has made.
+    #[default]
+    Data,
+    /// The same, compressed.
+    Compressed,
+    /// An L1 table.
+    L1,
+    /// An L2 table.
+    L2,
+    /// The refcount table.
+    RefcountTable,
+    /// A refcount block.
+    RefcountBlock,
+    /// Other metadata, such as the header.
+    Other,
+}
+
 /// A request on its way down the graph, owned by the node that processes it.
 ///
 /// Moves, never copied: it ends in [`Request::complete`].
@@ -58,6 +78,7 @@ pub struct Request {
     pub bufs: IoBufs,
     /// Of a write: it is stored compressed, by a node that [can do so](crate::node::BlockNode::compresses).
     pub(crate) compress: bool,
+    pub(crate) part: Part,
     reply: CompletionGuard,
 }
 
@@ -76,7 +97,7 @@ impl Request {
     ) -> Self {
         debug_assert!(!matches!(op, Op::Read | Op::Write { .. }) || bufs.len() as u64 == len);
         let reply = CompletionGuard { to: Some(to.clone()), tag };
-        Request { op, offset, len, bufs, compress: false, reply }
+        Request { op, offset, len, bufs, compress: false, part: Part::Data, reply }
     }
 
     /// Creates a request again for a `reply` that is still owed.
@@ -87,7 +108,7 @@ impl Request {
         len: u64,
         bufs: IoBufs,
     ) -> Self {
-        Request { op, offset, len, bufs, compress: false, reply }
+        Request { op, offset, len, bufs, compress: false, part: Part::Data, reply }
     }
 
     /// The requester's number of the request.
@@ -124,8 +145,8 @@ impl Request {
     /// The request without its memory, which is used elsewhere meanwhile.
     #[inline]
     pub(crate) fn detach(self) -> (Detached, IoBufs) {
-        let Request { op, offset, len, bufs, compress, reply } = self;
-        (Detached { op, offset, len, compress, reply }, bufs)
+        let Request { op, offset, len, bufs, compress, part, reply } = self;
+        (Detached { op, offset, len, compress, part, reply }, bufs)
     }
 
     /// Directs the answer of this request to `to` with `tag`.
@@ -143,6 +164,7 @@ pub(crate) struct Detached {
     offset: u64,
     len: u64,
     compress: bool,
+    part: Part,
     reply: CompletionGuard,
 }
 
@@ -161,8 +183,8 @@ impl Detached {
 
     /// The request with its memory back.
     pub(crate) fn attach(self, bufs: IoBufs) -> Request {
-        let Detached { op, offset, len, compress, reply } = self;
-        Request { op, offset, len, bufs, compress, reply }
+        let Detached { op, offset, len, compress, part, reply } = self;
+        Request { op, offset, len, bufs, compress, part, reply }
     }
 
     /// Answers the request, with its memory.

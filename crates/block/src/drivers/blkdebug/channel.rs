@@ -140,14 +140,14 @@ impl BlkdebugChannel {
 impl Channel for BlkdebugChannel {
     fn submit(&self, request: Request) {
         let Some(request) = self.node.common.admit(request) else { return };
-        let Request { op, offset, len, .. } = request;
+        let Request { op, offset, len, part, .. } = request;
         let Some(end) = offset.checked_add(len) else {
             return request.complete(Err(Errno::EIO));
         };
         let range = offset..end;
         let is_whole = self.node.limits.first_piece(op, &range) == (end, How::AsAsked);
         let mut rules = lock(&self.node.rules);
-        rules::events(op).iter().for_each(|event| rules.fire(*event));
+        rules::events(op, part).iter().for_each(|event| rules.fire(*event));
         let verdict = match is_whole {
             true => rules.judge(rules::kind(op), &range),
             // Each piece is judged in its turn.

@@ -165,7 +165,7 @@ mod tests {
             ("[foo]\n", 1, "inject-error, set-state"),
             ("\n[inject-error]\nevent = none\n", 3, "key = \"value\""),
             ("[inject-error]\n", 1, "'event' is missing"),
-            ("[inject-error]\nevent = \"l2_load\"\n", 1, "read_aio"),
+            ("[inject-error]\nevent = \"cluster_alloc\"\n", 1, "read_aio"),
             ("[inject-error]\nevent = \"none\"\nerrno = \"99999\"\n", 1, "no errno 99999"),
             ("[inject-error]\nevent = \"none\"\nonce = \"1\"\n", 1, "on or off"),
             ("[inject-error]\nevent = \"none\"\nfoo = \"1\"\n", 1, "'foo'"),

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use nix::errno::Errno;
 
 use crate::options::{BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState};
-use crate::request::Op;
+use crate::request::{Op, Part};
 
 /// Bytes of a sector.
 pub(super) const SECTOR: u64 = 512;
@@ -141,10 +141,25 @@ pub(super) fn kind(op: Op) -> IoType {
 }
 
 /// The events of a request that comes in, in order.
-pub(super) fn events(op: Op) -> &'static [Event] {
+pub(super) fn events(op: Op, part: Part) -> &'static [Event] {
     match op {
-        Op::Read => &[Event::ReadAio],
-        Op::Write { .. } => &[Event::WriteAio, Event::Pwritev],
+        Op::Read => match part {
+            Part::Data => &[Event::ReadAio],
+            Part::Compressed => &[Event::ReadCompressed],
+            Part::L2 => &[Event::L2Load],
+            Part::RefcountTable => &[Event::ReftableLoad],
+            Part::RefcountBlock => &[Event::RefblockLoad],
+            Part::L1 | Part::Other => &[],
+        },
+        Op::Write { .. } => match part {
+            Part::Data => &[Event::WriteAio, Event::Pwritev],
+            Part::Compressed => &[Event::WriteCompressed, Event::Pwritev],
+            Part::L1 => &[Event::L1Update, Event::Pwritev],
+            Part::L2 => &[Event::L2Update, Event::Pwritev],
+            Part::RefcountTable => &[Event::ReftableUpdate, Event::Pwritev],
+            Part::RefcountBlock => &[Event::RefblockUpdatePart, Event::Pwritev],
+            Part::Other => &[Event::Pwritev],
+        },
         Op::WriteZeroes { .. } => &[Event::PwritevZero],
         Op::Flush => &[Event::FlushToOs, Event::FlushToDisk],
         Op::Discard | Op::BlockStatus => &[],

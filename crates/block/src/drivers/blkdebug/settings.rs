@@ -156,15 +156,33 @@ macro_rules! named {
 named! {
     /// An event at the node that rules can refer to.
     ///
-    /// QEMU's format drivers also report their internal events, which ringmill does not have: qcow2's
-    /// accesses to its tables count as reads and writes.
+    /// Accesses of a qcow2 image above to its metadata have events of their own. Metadata is written when the image is
+    /// flushed or closed. QEMU's format drivers also report steps that are no requests, which ringmill does not have.
     Event {
         /// The node is opened: once, before everything else.
         None = "none",
-        /// A read comes in.
+        /// A read of data comes in.
         ReadAio = "read_aio",
-        /// A write comes in.
+        /// A read of a compressed cluster comes in.
+        ReadCompressed = "read_compressed",
+        /// A write of data comes in.
         WriteAio = "write_aio",
+        /// A write of compressed clusters comes in.
+        WriteCompressed = "write_compressed",
+        /// A write to the L1 table comes in.
+        L1Update = "l1_update",
+        /// A read of an L2 table comes in.
+        L2Load = "l2_load",
+        /// A write to L2 tables comes in.
+        L2Update = "l2_update",
+        /// A read of the refcount table comes in.
+        ReftableLoad = "reftable_load",
+        /// A write to the refcount table comes in.
+        ReftableUpdate = "reftable_update",
+        /// A read of a refcount block comes in.
+        RefblockLoad = "refblock_load",
+        /// A write to refcount blocks comes in.
+        RefblockUpdatePart = "refblock_update_part",
         /// A flush comes in.
         FlushToOs = "flush_to_os",
         /// The flush is submitted to the node below.

@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use super::context::{Channels, Transfer};
 use super::core::Reserved;
 use super::image::Image;
-use super::steps::read;
-use crate::request::Op;
+use super::steps::read_part;
+use crate::request::{Op, Part};
 
 /// Segments of a part of a request's memory; the file driver takes as many as there are.
 const SEGMENTS: usize = usize::MAX;
@@ -148,7 +148,7 @@ impl Image {
             let in_cluster = (start % self.cluster) as usize;
             let found = self.engine(channels, |engine| engine.find_compressed(start)).await?;
             let (host, most) = found.ok_or(Errno::EIO)?;
-            let data = read(channels, host, most as usize).await?;
+            let data = read_part(channels, Part::Compressed, host, most as usize).await?;
             let cluster = self.compression.decompress(&data, self.cluster as usize);
             let cluster = cluster.ok_or(Errno::EIO)?;
             bufs.copy_in(

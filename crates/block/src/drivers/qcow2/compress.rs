@@ -8,7 +8,7 @@ use super::access::{Allocating, part};
 use super::context::{Channels, Transfer};
 use super::engine::Packed;
 use super::image::Image;
-use crate::request::Op;
+use crate::request::Part;
 
 /// A compressed cluster; `None` if it would not be smaller.
 type Compressed = Option<Vec<u8>>;
@@ -113,9 +113,10 @@ impl Image {
         }
         let mut bufs = AlignedBuf::io_bufs(data.len(), 4096).ok_or(Errno::ENOMEM)?;
         bufs.copy_in(0, data);
-        let (op, ticket) = (Op::Write { fua: false }, self.shared.begin_write());
+        let ticket = self.shared.begin_write();
         room.is_writing = true;
-        let write = Transfer::start_write(&channels.file, op, packed.host, len, bufs, ticket);
+        let write =
+            Transfer::start_part_write(channels, Part::Compressed, packed.host, bufs, ticket);
         let (written, _) = write.await;
         room.is_writing = false;
         written?;

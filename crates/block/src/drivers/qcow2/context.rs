@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use super::writes::Ticket;
 use crate::node::Channel;
-use crate::request::{Op, Request, RequestOwner};
+use crate::request::{Op, Part, Request, RequestOwner};
 
 /// One loop's channels to the nodes below an image.
 pub(super) struct Channels {
@@ -72,7 +72,19 @@ impl Transfer {
         len: u64,
         bufs: IoBufs,
     ) -> Transfer {
-        Self::send(to, op, offset, len, bufs, None)
+        Self::send((to, Part::Data), op, offset, len, bufs, None)
+    }
+
+    /// Sends a request for metadata to the image's file.
+    pub(super) fn start_part(
+        channels: &Channels,
+        part: Part,
+        op: Op,
+        offset: u64,
+        bufs: IoBufs,
+    ) -> Transfer {
+        let len = bufs.len() as u64;
+        Self::send((&channels.file, part), op, offset, len, bufs, None)
     }
 
     /// Sends one that writes, and holds the ticket until it is answered.
@@ -84,11 +96,24 @@ impl Transfer {
         bufs: IoBufs,
         ticket: Ticket,
     ) -> Transfer {
-        Self::send(to, op, offset, len, bufs, Some(ticket))
+        Self::send((to, Part::Data), op, offset, len, bufs, Some(ticket))
+    }
+
+    /// Sends a write of something else than the guest's data to the image's file, and holds the ticket until the write is
+    /// answered.
+    pub(super) fn start_part_write(
+        channels: &Channels,
+        part: Part,
+        offset: u64,
+        bufs: IoBufs,
+        ticket: Ticket,
+    ) -> Transfer {
+        let (op, len) = (Op::Write { fua: false }, bufs.len() as u64);
+        Self::send((&channels.file, part), op, offset, len, bufs, Some(ticket))
     }
 
     fn send(
-        to: &Rc<dyn Channel>,
+        (to, part): (&Rc<dyn Channel>, Part),
         op: Op,
         offset: u64,
         len: u64,
@@ -97,7 +122,9 @@ impl Transfer {
     ) -> Transfer {
         let pending = Rc::new(Pending { ticket: Cell::new(ticket), ..Pending::default() });
         let answer = pending.clone() as Rc<dyn RequestOwner>;
-        to.submit(Request::new(op, offset, len, bufs, &answer, 0));
+        let mut request = Request::new(op, offset, len, bufs, &answer, 0);
+        request.part = part;
+        to.submit(request);
         Transfer(pending)
     }
 }

@@ -14,7 +14,8 @@ use super::engine::{Engine, Room, Stop, Table};
 use super::image::Image;
 use super::locks::{Ranges, Taken};
 use super::metadata::Metadata;
-use super::steps::{SECTOR, read};
+use super::steps::{SECTOR, read_part};
+use crate::request::Part;
 
 /// The state that all loops share.
 #[derive(Debug)]
@@ -201,7 +202,12 @@ impl Image {
         }
         let _reading = Reading { image: self, table };
         let metadata = self.shared.metadata.as_ref();
-        let bytes = read_kept(channels, metadata, table.offset(), self.cluster as usize).await?;
+        let part = match table {
+            Table::L2(..) => Part::L2,
+            Table::Block(..) => Part::RefcountBlock,
+        };
+        let place = (part, table.offset());
+        let bytes = read_kept(channels, metadata, place, self.cluster as usize).await?;
         lock(&self.core).engine.insert(table, bytes.into());
         Ok(())
     }
@@ -211,12 +217,12 @@ impl Image {
 pub(super) async fn read_kept(
     channels: &Channels,
     metadata: Option<&Metadata>,
-    offset: u64,
+    (part, offset): (Part, u64),
     len: usize,
 ) -> Result<Vec<u8>, Errno> {
     // Taken before the file is read: a change that is written meanwhile is included here.
     let kept = metadata.map(|kept| kept.kept(offset..offset + len as u64));
-    let mut bytes = read(channels, offset, len).await?;
+    let mut bytes = read_part(channels, part, offset, len).await?;
     for (at, sector) in kept.into_iter().flatten() {
         let at = at.saturating_sub(offset) as usize;
         if let Some(bytes) = bytes.get_mut(at..) {

@@ -38,6 +38,7 @@ use crate::error::OpenError;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
+use crate::request::Part;
 
 /// The nodes below an image.
 #[derive(Clone)]
@@ -455,12 +456,13 @@ async fn engine(
     (mut others, caches, end): (Vec<(Range<u64>, Owner)>, CacheSizes, u64),
     read_only: bool,
 ) -> io::Result<Engine> {
-    let table = |(offset, len): (u64, u64)| read_kept(channels, metadata, offset, len as usize);
-    let start = read_kept(channels, metadata, 0, SECTOR).await?;
-    let l1 = table(header.l1_table).await?;
+    let table =
+        |part, (at, len): (u64, u64)| read_kept(channels, metadata, (part, at), len as usize);
+    let start = table(Part::Other, (0, SECTOR as u64)).await?;
+    let l1 = table(Part::L1, header.l1_table).await?;
     let refcounts = match read_only {
         true => Vec::new(),
-        false => table(header.refcount_table).await?,
+        false => table(Part::RefcountTable, header.refcount_table).await?,
     };
     others.extend(header.luks.clone().map(|place| (place, Owner::LuksHeader)));
     if let Some(bitmaps) = &header.bitmaps {

@@ -25,7 +25,7 @@ use super::header::Header;
 use super::marker::Mark;
 use super::metadata::Metadata;
 use super::storage::sync;
-use crate::request::Op;
+use crate::request::{Op, Part};
 
 /// The unit of changes in bytes.
 pub(super) const SECTOR: usize = 512;
@@ -196,13 +196,13 @@ impl Steps {
         let (highest, lower) = highest(channels, counts, before, &users).await?;
         let mut unsynced = data;
         let mut order = Order { channels, unsynced: &mut unsynced };
-        order.write(&highest).await?;
+        order.write(Part::RefcountBlock, &highest).await?;
         counted();
         if metadata.has_failed() {
             order.sync().await?;
             metadata.make_failed_void();
         }
-        order.then(&refcount_table).await?;
+        order.then(Part::RefcountTable, &refcount_table).await?;
         if let Some(new) = header.get(&0)
             && !refcount_table.is_empty()
         {
@@ -211,18 +211,18 @@ impl Steps {
             let in_file = read(channels, 0, SECTOR).await?;
             moved.copy_from_slice(&in_file);
             moved[REFCOUNT_TABLE].copy_from_slice(&new[REFCOUNT_TABLE]);
-            order.then(&Sectors::from([(0, moved)])).await?;
+            order.then(Part::Other, &Sectors::from([(0, moved)])).await?;
         }
-        order.then(&l2).await?;
-        order.then(&l1).await?;
+        order.then(Part::L2, &l2).await?;
+        order.then(Part::L1, &l1).await?;
         // A larger disk shows the area past its old end, which an L2 table declares as zeroes. An earlier write-out, even
         // of a killed process, may have put that table into the file without a sync.
         *order.unsynced |= !header.is_empty();
-        order.then(&header).await?;
+        order.then(Part::Other, &header).await?;
         if let (Some(mark), Some(at)) = (metadata.mark_of_commit(), Mark::place(before.cluster)) {
             write(channels, at, &mark)?.await.0?;
         }
-        order.then(&lower).await
+        order.then(Part::RefcountBlock, &lower).await
     }
 }
 
@@ -242,17 +242,17 @@ impl Order<'_> {
     }
 
     /// Writes, after all earlier writes are on stable storage.
-    async fn then(&mut self, sectors: &Sectors) -> Result<(), Errno> {
+    async fn then(&mut self, part: Part, sectors: &Sectors) -> Result<(), Errno> {
         if !sectors.is_empty() {
             self.sync().await?;
         }
-        self.write(sectors).await
+        self.write(part, sectors).await
     }
 
-    async fn write(&mut self, sectors: &Sectors) -> Result<(), Errno> {
+    async fn write(&mut self, part: Part, sectors: &Sectors) -> Result<(), Errno> {
         let mut transfers = Vec::new();
         for (first, run) in runs(sectors) {
-            transfers.push(write(self.channels, first * SECTOR as u64, &run)?);
+            transfers.push(write_part(self.channels, part, first * SECTOR as u64, &run)?);
             *self.unsynced = true;
         }
         let mut result = Ok(());
@@ -264,19 +264,37 @@ impl Order<'_> {
 }
 
 pub(super) fn write(channels: &Channels, offset: u64, bytes: &[u8]) -> Result<Transfer, Errno> {
+    write_part(channels, Part::Other, offset, bytes)
+}
+
+fn write_part(
+    channels: &Channels,
+    part: Part,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<Transfer, Errno> {
     let mut bufs = memory(bytes.len())?;
     bufs.copy_in(0, bytes);
-    let op = Op::Write { fua: false };
-    Ok(Transfer::start(&channels.file, op, offset, bytes.len() as u64, bufs))
+    Ok(Transfer::start_part(channels, part, Op::Write { fua: false }, offset, bufs))
 }
 
 fn memory(len: usize) -> Result<IoBufs, Errno> {
     AlignedBuf::io_bufs(len, 4096).ok_or(Errno::ENOMEM)
 }
 
-/// Reads from the file; zeroes past its end.
+/// Reads metadata from the file; zeroes past its end.
 pub(super) async fn read(channels: &Channels, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
-    let read = Transfer::start(&channels.file, Op::Read, offset, len as u64, memory(len)?);
+    read_part(channels, Part::Other, offset, len).await
+}
+
+/// The same, of that part of the image.
+pub(super) async fn read_part(
+    channels: &Channels,
+    part: Part,
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, Errno> {
+    let read = Transfer::start_part(channels, part, Op::Read, offset, memory(len)?);
     let (result, bufs) = read.await;
     result?;
     let mut bytes = vec![0; len];
@@ -329,7 +347,8 @@ async fn highest(
         counts.into_iter().partition(|(number, _)| is_new(number));
     let mut lower = Sectors::new();
     for (first, run) in runs(&old) {
-        let in_file = read(channels, first * SECTOR as u64, run.len()).await?;
+        let at = first * SECTOR as u64;
+        let in_file = read_part(channels, Part::RefcountBlock, at, run.len()).await?;
         let (new, _) = run.as_chunks::<SECTOR>();
         let (in_file, _) = in_file.as_chunks::<SECTOR>();
         for ((number, new), in_file) in (first..).zip(new).zip(in_file) {

@@ -12,7 +12,7 @@ use crate::drivers::qcow2::context::{Channels, Transfer};
 use crate::drivers::qcow2::header_layout::Change;
 use crate::drivers::qcow2::rooms::Rooms;
 use crate::drivers::qcow2::steps::ENTRY;
-use crate::request::Op;
+use crate::request::Part;
 use crate::track::Storage;
 
 /// Bytes written at once.
@@ -49,9 +49,9 @@ impl Rooms<'_> {
             let mut bufs = AlignedBuf::io_bufs(len as usize, 4096).ok_or(Errno::ENOMEM)?;
             bufs.copy_in(0, run);
             let ticket = self.image.shared.begin_write();
-            let op = Op::Write { fua: false };
-            let file = &self.channels.file;
-            Transfer::start_write(file, op, offset, len, bufs, ticket).await.0?;
+            let write =
+                Transfer::start_part_write(self.channels, Part::Other, offset, bufs, ticket);
+            write.await.0?;
             offset += len;
         }
         self.image.wrote_new_data();

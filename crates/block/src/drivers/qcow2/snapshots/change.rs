@@ -21,7 +21,7 @@ use crate::drivers::qcow2::rooms::Rooms;
 use crate::drivers::qcow2::steps::{SECTOR, read};
 use crate::drivers::qcow2::storage::sync;
 use crate::node::{InternalSnapshot, SnapshotError};
-use crate::request::Op;
+use crate::request::Part;
 
 /// Clusters that are reserved until other tasks have their turn.
 const AT_ONCE: u64 = 1024;
@@ -48,9 +48,8 @@ impl TableFile for File<'_> {
     async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let mut bufs = AlignedBuf::io_bufs(bytes.len(), 4096).ok_or(Errno::ENOMEM)?;
         bufs.copy_in(0, bytes);
-        let (op, len) = (Op::Write { fua: false }, bytes.len() as u64);
         let ticket = self.image.shared.begin_write();
-        Transfer::start_write(&self.channels.file, op, offset, len, bufs, ticket).await.0
+        Transfer::start_part_write(self.channels, Part::Other, offset, bufs, ticket).await.0
     }
 }
 
