@@ -287,6 +287,45 @@ macro_rules! children {
     };
 }
 
+/// Implements the methods of [`BlockDriver`] for a filter that has no more to say than its child.
+///
+/// Its options refer to no objects. A node reaches nothing outside the process, and keeps nothing that was written.
+#[macro_export]
+macro_rules! plain_filter {
+    () => {
+        fn layer(&self) -> $crate::driver::Layer {
+            $crate::driver::Layer::Filter
+        }
+
+        fn objects(&self) -> Vec<(&'static str, &str)> {
+            Vec::new()
+        }
+
+        fn needs(&self) -> $crate::driver::Needs<'_> {
+            $crate::driver::Needs::NONE
+        }
+
+        fn hand_over(&self) -> $crate::driver::HandOver {
+            $crate::driver::HandOver::AtOnce
+        }
+
+        fn look(
+            &mut self,
+            _look: $crate::driver::Look,
+        ) -> Result<(), $crate::driver::NeverInactive> {
+            Ok(())
+        }
+
+        fn describe(&self, _child: Option<&str>) -> $crate::driver::Description {
+            $crate::driver::Description { filename: None, options: Vec::new(), specific: None }
+        }
+
+        fn local_file(&self) -> Option<&std::path::Path> {
+            None
+        }
+    };
+}
+
 /// Puts a child in the place with its role. Returns `false` if there is none.
 pub fn set_child(places: &mut [(&str, &mut BlockdevRef)], role: &str, child: BlockdevRef) -> bool {
     let place = places.iter_mut().find(|(name, _)| *name == role);

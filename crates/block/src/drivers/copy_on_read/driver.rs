@@ -1,15 +1,12 @@
 //! What a copy-on-read node is to the rest of the daemon.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use ::options::Object;
 
 use super::node::CopyOnReadNode;
 use super::options::{COPY_ON_READ, CopyOnReadOptions, FIELDS};
-use crate::driver::{
-    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, OpenContext,
-};
+use crate::driver::{BlockDriver, DriverKind, Layer, OpenContext};
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::write_options;
@@ -49,33 +46,7 @@ impl BlockDriver for CopyOnReadOptions {
 
     crate::children!(file: ChildUse::CopyOnRead);
 
-    fn layer(&self) -> Layer {
-        Layer::Filter
-    }
-
-    fn objects(&self) -> Vec<(&'static str, &str)> {
-        Vec::new()
-    }
-
-    fn needs(&self) -> Needs<'_> {
-        Needs::NONE
-    }
-
-    fn hand_over(&self) -> HandOver {
-        HandOver::AtOnce
-    }
-
-    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
-        Ok(())
-    }
-
-    fn describe(&self, _child: Option<&str>) -> Description {
-        Description { filename: None, options: Vec::new(), specific: None }
-    }
-
-    fn local_file(&self) -> Option<&Path> {
-        None
-    }
+    crate::plain_filter!();
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let child = node.child("file")?;

@@ -1,16 +1,12 @@
 //! What a preallocate node is to the rest of the daemon.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use ::options::Object;
 
 use super::node::{PreallocateNode, Room};
 use super::options::{FIELDS, PREALLOCATE, PreallocateOptions};
-use crate::driver::{
-    BlockDriver, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive, NotReopened,
-    OpenContext, Reopened,
-};
+use crate::driver::{BlockDriver, DriverKind, NotReopened, OpenContext, Reopened};
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::write_options;
@@ -27,33 +23,7 @@ impl BlockDriver for PreallocateOptions {
 
     crate::children!(file: ChildUse::Preallocated);
 
-    fn layer(&self) -> Layer {
-        Layer::Filter
-    }
-
-    fn objects(&self) -> Vec<(&'static str, &str)> {
-        Vec::new()
-    }
-
-    fn needs(&self) -> Needs<'_> {
-        Needs::NONE
-    }
-
-    fn hand_over(&self) -> HandOver {
-        HandOver::AtOnce
-    }
-
-    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
-        Ok(())
-    }
-
-    fn describe(&self, _child: Option<&str>) -> Description {
-        Description { filename: None, options: Vec::new(), specific: None }
-    }
-
-    fn local_file(&self) -> Option<&Path> {
-        None
-    }
+    crate::plain_filter!();
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let child = node.child("file")?;
