@@ -4,12 +4,11 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use common::peers::{Peers, Side, run};
 use common::wait_for_status;
-use integration::{Scratch, merged};
+use integration::{Mounted, Scratch, merged};
 use serde_json::{Value, json};
 use test_requirements::{Needs, untested};
 
@@ -479,26 +478,6 @@ fn files_are_as_of_qemu_storage_daemon() {
     peers.stop();
 }
 
-/// A file system that is mounted in a folder.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    /// A small one. `None`: this user may not.
-    fn new(folder: PathBuf) -> Option<Mounted> {
-        fs::create_dir(&folder).expect("a new folder");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs"]).arg(&folder);
-        let is_mounted = mount.output().expect("mount(8)").status.success();
-        is_mounted.then(|| Mounted(folder))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 /// A creation that the file system has no room for gives back what it took, so that a smaller one has room.
 #[test]
 fn without_room_a_creation_leaves_the_space_free() {
@@ -512,7 +491,7 @@ fn without_room_a_creation_leaves_the_space_free() {
         // QSD keeps the node of a qcow2 image in use that could not be created.
         let scratch = Scratch::new();
         let mut peers = peers(&scratch);
-        let mounts = peers.sides().map(|side| Mounted::new(side.path("small")));
+        let mounts = peers.sides().map(|side| Mounted::new(&side.path("small"), "8m"));
         if mounts.iter().any(Option::is_none) {
             peers.stop();
             return untested(Needs::Root, "only root can mount");

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged};
+use integration::{Mounted, Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged};
 use serde_json::{Value, json};
 
 const KIB: u64 = 1024;
@@ -492,16 +492,9 @@ fn two_backups_that_a_kill_interrupts_keep_their_bits() {
 fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {
     let scratch = Scratch::new();
     let folder = scratch.path("small");
-    fs::create_dir(&folder).expect("a folder");
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"])
-        .arg(&folder)
-        .output()
-        .expect("mount(8)");
-    if !mounted.status.success() {
+    let Some(_mounted) = Mounted::new(&folder, "256k") else {
         return test_requirements::untested(test_requirements::Needs::Root, "only root can mount");
-    }
-    let _unmounts = Unmounts(folder.clone());
+    };
     client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", "disk.qcow2", "8G"]);
     let start = |name: &'static str| {
         let disk = scratch.path("disk.qcow2").display().to_string();
@@ -549,13 +542,4 @@ fn bitmaps_in_small_clusters_do_not_survive_a_kill() {
     assert_eq!(bitmaps(&server), [("b".to_owned(), None, false)]);
     says(&server, "its dirty bitmaps are inconsistent");
     server.stop();
-}
-
-struct Unmounts(PathBuf);
-
-impl Drop for Unmounts {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(&self.0).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "the folder is unmounted");
-    }
 }

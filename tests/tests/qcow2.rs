@@ -4,7 +4,9 @@ use std::fs;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Guest, Qmp, Scratch, Server, ServerCommand, client as python_client, tool};
+use integration::{
+    Guest, Mounted, Qmp, Scratch, Server, ServerCommand, client as python_client, tool,
+};
 use nix::sys::signal::Signal;
 
 /// `--blockdev` for a qcow2 image in the scratch folder, as the node `disk`.
@@ -190,4 +192,61 @@ fn inconsistent_bitmaps_are_named() {
     assert!(matches!(&*told, [line] if line.contains("\"daily\", \"weekly\"")), "{told:?}");
     server.stop();
     assert_eq!(check(&scratch), Some(0));
+}
+
+/// Tables are written out late. A file system that is full by then has room for them all the same.
+#[test]
+fn on_a_full_file_system_answered_writes_are_in_the_image() {
+    let scratch = Scratch::new();
+    let Some(_mounted) = Mounted::new(&scratch.path("small"), "8m") else {
+        return test_requirements::untested(test_requirements::Needs::Root, "only root can mount");
+    };
+    let image = scratch.path("small/disk.qcow2").display().to_string();
+    for is_compressed in [false, true] {
+        let _ = fs::remove_file(&image);
+        client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &image, "1T"]);
+        let node = format!("qcow2,node-name=disk,file.driver=file,file.filename={image}");
+        let command = ServerCommand::new(&scratch).arg("--blockdev").arg(node);
+        let (command, node) = match is_compressed {
+            true => {
+                (command.arg("--blockdev").arg("compress,node-name=packed,file=disk"), "packed")
+            }
+            false => (command, "disk"),
+        };
+        let server =
+            nbd_export(nbd_server(command, &scratch, ""), node, ",writable=on,name=disk").start();
+        // Each needs an L2 table of its own.
+        let at = |nth: usize| format!("{}M", nth * 512);
+        let commands: Vec<String> =
+            (0..200).map(|nth| format!("write -P {} {} 64k", nth + 1, at(nth))).collect();
+        let commands = commands.iter().flat_map(|command| ["-c", command]);
+        let uri = nbd_uri(&scratch, "disk");
+        let output = client(
+            &scratch,
+            "qemu-io",
+            &commands.chain(["-t", "writeback", "-f", "raw", &uri]).collect::<Vec<_>>(),
+        );
+        let told = String::from_utf8_lossy(&output.stdout);
+        let answered: Vec<bool> = told
+            .lines()
+            .filter(|line| line.starts_with("wrote") || line.starts_with("write failed"))
+            .map(|line| line.starts_with("wrote"))
+            .collect();
+        assert!(answered.len() == 200 && answered.contains(&true), "{output:?}");
+        assert!(answered.contains(&false), "the file system is full: {output:?}");
+        // The tables are written out now. A failure would be the daemon's exit status.
+        server.stop();
+        let reads: Vec<String> = (0..200)
+            .filter(|nth| answered[*nth])
+            .map(|nth| format!("read -P {} {} 64k", nth + 1, at(nth)))
+            .collect();
+        let reads = reads.iter().flat_map(|command| ["-c", command]);
+        let read = client(
+            &scratch,
+            "qemu-io",
+            &reads.chain(["-r", "-f", "qcow2", &image]).collect::<Vec<_>>(),
+        );
+        assert!(read.status.success(), "{read:?}");
+        client_output(&scratch, "qemu-img", &["check", "-q", "-f", "qcow2", &image]);
+    }
 }

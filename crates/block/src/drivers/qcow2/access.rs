@@ -271,6 +271,7 @@ impl Image {
             if is_fresh {
                 self.extend(channels).await;
             }
+            self.back_tables(channels).await?;
             let part_end = end.min(there.end);
             let data = part(memory, (at - start) as usize, (part_end - at) as usize);
             let is_zero = match place {
@@ -340,7 +341,7 @@ impl Image {
     /// What the disk has in a range beside what is written.
     async fn around(&self, channels: &Channels, range: Range<u64>) -> Result<IoBufs, Errno> {
         let len = (range.end - range.start) as usize;
-        let mut bufs = AlignedBuf::io_bufs(len, ALIGN).ok_or(Errno::ENOMEM)?;
+        let mut bufs = channels.scratch.take(len).ok_or(Errno::ENOMEM)?;
         self.read(channels, range.start, &mut bufs).await?;
         Ok(bufs)
     }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
+use super::scratch::Scratch;
 use super::writes::Ticket;
 use crate::node::Channel;
 use crate::request::{Op, Part, Request, RequestOwner};
@@ -25,6 +26,8 @@ pub(super) struct Channels {
     pub(super) is_encrypted: bool,
     /// `backing`, and its bytes.
     pub(super) backing: Option<(Rc<dyn Channel>, u64)>,
+    /// For data that is copied.
+    pub(super) scratch: Scratch,
 }
 
 impl Channels {

@@ -1,9 +1,11 @@
-//! Extends the file of an image ahead of its use, where a write beyond its end is slow.
+//! Gives the file of an image room ahead of its use: where a write beyond its end is slow, and for new tables, which are
+//! written late.
 
 use std::sync::atomic::Ordering;
 
 use event_loop::IoBufs;
 use event_loop::sync::lock;
+use nix::errno::Errno;
 
 use super::context::{Channels, Transfer};
 use super::image::Image;
@@ -56,5 +58,38 @@ impl Image {
             // Writes extend it.
             self.ahead.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Has a table with room in the file for what changes at that byte of the disk.
+    ///
+    /// # Errors
+    ///
+    /// As of [`back_tables`](Self::back_tables).
+    pub(super) async fn make_table(&self, channels: &Channels, at: u64) -> Result<(), Errno> {
+        self.engine(channels, |engine| engine.hold_l2(at / self.cluster)).await?;
+        self.back_tables(channels).await
+    }
+
+    /// Has room for new tables even if the file system is full when they are written out. Call it before anything is mapped
+    /// in a table.
+    ///
+    /// # Errors
+    ///
+    /// It is full.
+    pub(super) async fn back_tables(&self, channels: &Channels) -> Result<(), Errno> {
+        let next = || lock(&self.core).engine.unbacked();
+        if next().is_none() {
+            return Ok(());
+        }
+        // Zeroes over a table that is written out at the same time would destroy it.
+        let _turn = self.flushing.lock().await;
+        while let Some(range) = next() {
+            let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
+            let (len, ticket) = (range.end - range.start, self.shared.begin_write());
+            let to = &channels.file;
+            Transfer::start_write(to, op, range.start, len, IoBufs::new(), ticket).await.0?;
+            lock(&self.core).engine.back(range);
+        }
+        Ok(())
     }
 }

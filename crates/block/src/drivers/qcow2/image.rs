@@ -240,7 +240,7 @@ impl Image {
         if self.damage.is_cut_off() {
             return Err(Errno::EIO);
         }
-        let (write_out, changes, age) = {
+        let (write_out, changes, age, unbacked) = {
             let _turn = self.committing.lock().await;
             self.make_marked(channels, metadata).await;
             // All sectors are taken under one lock, so they are consistent.
@@ -248,9 +248,14 @@ impl Image {
             let changes = self.changes.load(Ordering::Acquire);
             let (write_out, committed) = metadata.begin();
             self.note_commit(metadata, committed, changes);
-            (write_out, changes, core.engine.seal())
+            (write_out, changes, core.engine.seal(), core.engine.unbacked_tables())
         };
+        if !unbacked.is_empty() {
+            // Zeroes of a task that has ended may still be in flight to these tables.
+            self.shared.settle_writes().await;
+        }
         write_out.carry_out(channels).await?;
+        lock(&self.core).engine.end_write_out(&unbacked);
         self.committed.fetch_max(changes, Ordering::Release);
         if self.has_given_up() {
             // Writes of tasks that have ended may still be in flight to the same places.

@@ -41,6 +41,7 @@ mod raw_data;
 mod release_for_handover;
 mod resize;
 mod rooms;
+mod scratch;
 mod snapshots;
 mod status;
 mod steps;

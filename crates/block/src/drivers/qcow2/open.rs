@@ -29,6 +29,7 @@ use super::journal::{self, Found, Journal, Journals};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::release_for_handover::Releasing;
+use super::scratch::Scratch;
 use super::snapshots::{self, Snapshots};
 use super::steps::{ENTRY, SECTOR, Sectors, number, read, write};
 use super::storage::{Shared, sync};
@@ -87,6 +88,7 @@ impl Below {
             file,
             data_file,
             backing: self.backing.as_ref().map(backing).transpose()?,
+            scratch: Scratch::default(),
         })
     }
 }
@@ -541,8 +543,8 @@ pub(super) fn find_left(
         }
         Found::Nothing => {
             log::error!(
-                "qcow2 image of node '{name}' was not closed, and the journal {mark} of who has had it \
-                 open is not there: what was written to new clusters since the last flush is lost"
+                "qcow2 image of node '{name}' was not closed, and its journal {mark} is missing: what was \
+                 written to new clusters since the last flush is lost"
             );
             nothing
         }

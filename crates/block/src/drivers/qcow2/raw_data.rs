@@ -68,6 +68,7 @@ impl Image {
         let mut at = old - old % self.cluster;
         while at < size {
             self.limit(channels).await?;
+            self.make_table(channels, at).await?;
             let room = self.engine(channels, |engine| engine.room(at..size)).await?;
             let mapped = self.engine(channels, |engine| {
                 self.wrote_new_data();

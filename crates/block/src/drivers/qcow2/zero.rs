@@ -82,6 +82,7 @@ impl Image {
             return Ok(());
         }
         self.limit(channels).await?;
+        self.make_table(channels, range.start).await?;
         match self.engine(channels, |engine| engine.zero_part(range.clone())).await? {
             true => Ok(()),
             false if no_fallback => Err(Errno::EOPNOTSUPP),
@@ -228,6 +229,9 @@ impl Image {
         let end = self.end(range.end) / self.cluster;
         while at < end {
             self.limit(channels).await?;
+            if zeroing != Zeroing::Uncover {
+                self.make_table(channels, at * self.cluster).await?;
+            }
             let mut ticket = None;
             let changed = self.engine(channels, |engine| {
                 // With the engine: no write-out frees what is given up here before the ticket is returned.

@@ -251,6 +251,7 @@ impl Engine {
             None => {}
         }
         let room = self.reserve(1)?;
+        self.note_table(room.host >> bits, room.is_fresh);
         self.coming.insert(index, room.host >> bits);
         Ok(())
     }
@@ -272,19 +273,19 @@ impl Engine {
             _ => vec![0; self.format.cluster() as usize].into_boxed_slice(),
         };
         let sectors = bytes.len() / SECTOR;
-        let offset = match self.coming.get(&index).copied() {
+        let cluster = match self.coming.get(&index).copied() {
             Some(cluster) => {
                 self.raise(cluster)?;
                 self.coming.remove(&index);
                 self.held.remove(cluster..cluster + 1);
-                cluster << self.format.cluster_bits
+                cluster
             }
-            None => self.take(1)?,
+            None => self.take_one()?,
         };
-        self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
+        self.owners.add_table(cluster, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
         if let Some(entry) = self.l1.get_mut(index) {
-            *entry = offset | COPIED;
+            *entry = cluster << self.format.cluster_bits | COPIED;
         }
         (0..sectors).for_each(|at| self.note(Changed::L2(index, at)));
         self.note(Changed::L1(index * ENTRY / SECTOR));

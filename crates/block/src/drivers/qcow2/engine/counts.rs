@@ -115,15 +115,20 @@ impl Engine {
 
     /// Free clusters for tables, so many that follow each other. Each counts as used once.
     pub(in super::super) fn take(&mut self, clusters: u64) -> Result<u64, Stop> {
-        if clusters > 1 {
-            return self.take_at_end(clusters);
+        match clusters {
+            1 => self.take_one().map(|cluster| cluster << self.format.cluster_bits),
+            _ => self.take_at_end(clusters),
         }
+    }
+
+    /// A free cluster for a table. It counts as used once.
+    pub(super) fn take_one(&mut self) -> Result<u64, Stop> {
         // The block was just looked at.
         let room = self.reserve(1)?;
         let cluster = room.host >> self.format.cluster_bits;
         self.held.remove(cluster..cluster + 1);
         self.raise(cluster)?;
-        Ok(room.host)
+        Ok(cluster)
     }
 
     /// The same, after all that is counted, with blocks of their own.
@@ -165,6 +170,7 @@ impl Engine {
         for nth in 0..blocks {
             let used = all.saturating_sub(nth as u64 * reach).min(reach);
             self.put_block(index + nth, first + nth as u64, used);
+            self.note_table(first + nth as u64, false);
         }
         self.fresh = self.fresh.max(first + all);
         first + blocks as u64
@@ -175,6 +181,7 @@ impl Engine {
         let cluster = (index as u64) << self.format.block_bits();
         self.check_is_free(&(cluster..cluster + 1))?;
         self.put_block(index, cluster, 1);
+        self.note_table(cluster, cluster >= self.fresh);
         self.fresh = self.fresh.max(cluster + 1);
         Ok(())
     }
@@ -222,6 +229,7 @@ impl Engine {
         self.refcounts.resize(entries, 0);
         self.blocks.grow(entries);
         let place = self.place_at_end(blocks, clusters);
+        (place..place + clusters).for_each(|cluster| self.note_table(cluster, false));
         self.refcounts_at = place << self.format.cluster_bits;
         self.owners.remove_range(at, Owner::RefcountTable);
         self.owners.add_range(place..place + clusters, Owner::RefcountTable);
@@ -277,6 +285,7 @@ impl Engine {
         // Compressed clusters that are still to be mapped there give it up.
         let is_pending = self.packing.close(cluster, self.format.cluster_bits);
         if less == 0 {
+            self.unbacked.remove(cluster..cluster + 1);
             self.held.insert(cluster..cluster + 1);
             if !is_pending {
                 self.give_up(cluster..cluster + 1);
@@ -322,6 +331,7 @@ impl Engine {
     pub(in super::super) fn release_room(&mut self, host: u64, clusters: u64) {
         let first = host >> self.format.cluster_bits;
         self.held.remove(first..first + clusters);
+        self.unbacked.remove(first..first + clusters);
         self.first_free = self.first_free.min(first);
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A set of numbers, mostly neighbours.
-#[derive(Debug, Default)]
-pub(super) struct Intervals(BTreeMap<u64, u64>);
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Intervals(BTreeMap<u64, u64>);
 
 impl Intervals {
     /// The end of the run that a number is in.
@@ -41,6 +41,21 @@ impl Intervals {
                 self.0.insert(start, range.start);
             }
         }
+    }
+
+    /// The runs.
+    pub(in super::super) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.0.iter().map(|(start, end)| *start..*end)
+    }
+
+    /// Whether there is none.
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first run.
+    pub(super) fn first(&self) -> Option<Range<u64>> {
+        self.iter().next()
     }
 
     /// Runs in the set.

@@ -21,6 +21,7 @@ mod packed;
 mod snapshot;
 mod switch;
 mod tables;
+mod unbacked;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -191,6 +192,8 @@ pub(super) struct Engine {
     held: Intervals,
     /// Clusters held for L2 tables that writes to come need, by the table's index.
     coming: BTreeMap<usize, u64>,
+    /// Clusters of new tables, and of those to come, that have no blocks yet.
+    unbacked: Intervals,
     /// Those given up: when, and which.
     given_up: Vec<(u64, Range<u64>)>,
     /// Now, for what is given up.
@@ -276,6 +279,7 @@ impl Engine {
             refcounts_at: header.refcount_table.0,
             held: Intervals::default(),
             coming: BTreeMap::new(),
+            unbacked: Intervals::default(),
             given_up: Vec::new(),
             age: 0,
             first_free: 1,

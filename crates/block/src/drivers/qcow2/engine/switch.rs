@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::change::{L1_AT, L1_ENTRIES};
 use super::counts::{REFCOUNTS_AT, REFCOUNTS_CLUSTERS};
 use super::entry::table;
+use super::held::Intervals;
 use super::owners::Owner;
 use super::{Engine, Format};
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
@@ -124,6 +125,8 @@ impl Engine {
         self.l2.forget_all();
         self.blocks.forget_all();
         self.packing.forget();
+        // All new tables have been written out.
+        self.unbacked = Intervals::default();
         if let Some(free) = free {
             self.first_free = self.first_free.min(free.start).max(1);
             // They may lie behind what the file had when it was opened, and were written to since.
