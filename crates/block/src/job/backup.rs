@@ -4,6 +4,7 @@
 //! - stream: an image gets the data that it shows of the images behind it.
 //! - commit: an image gets the data of the images above it.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -13,9 +14,12 @@ use super::copy::{Failure, flush};
 use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
 use super::snapshot::{Clusters, Snapshot, What};
-use super::worker::{CHUNK, Copies, Worker};
+use super::worker::{CHUNK, Copies, OnError, Worker};
 use crate::drivers::compress::Compressing;
 use crate::graph::Edge;
+
+/// Most bytes of one copy of a stream or a commit: as in QSD, a request that fails leaves these bytes uncounted.
+const CHUNK_OF_CHAIN: u64 = 512 << 10;
 
 /// What a guest's write does if the data that it overwrites cannot be copied first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -109,7 +113,8 @@ impl Backup {
     /// written to.
     pub fn stream(size: u64, cluster: u64, depth: u32) -> Backup {
         let left = Bitmap::new(size, cluster, true);
-        Backup::of(left, OnCbwError::BreakGuestWrite, What::Behind(depth))
+        let stream = Backup::of(left, OnCbwError::BreakGuestWrite, What::Behind(depth));
+        stream.with_max_chunk(CHUNK_OF_CHAIN)
     }
 
     /// Returns a job that copies to the target what images above one of them have.
@@ -118,7 +123,8 @@ impl Backup {
     /// and is not written to.
     pub fn commit(size: u64, cluster: u64, depth: u32) -> Backup {
         let left = Bitmap::new(size, cluster, true);
-        Backup::of(left, OnCbwError::BreakGuestWrite, What::Above(depth))
+        let commit = Backup::of(left, OnCbwError::BreakGuestWrite, What::Above(depth));
+        commit.with_max_chunk(CHUNK_OF_CHAIN)
     }
 
     fn of(left: Bitmap, on_error: OnCbwError, what: What) -> Backup {
@@ -136,6 +142,19 @@ impl Backup {
         self.snapshot.left.bytes()
     }
 
+    /// Returns the number of bytes that are done, of `total`.
+    ///
+    /// Of a stream and a commit, as in QSD, these are the bytes before the first part that is left.
+    pub fn done(&self, total: u64) -> u64 {
+        let left = &self.snapshot.left;
+        match self.snapshot.what {
+            What::All(_) | What::Top(_) => total.saturating_sub(left.bytes()),
+            What::Behind(_) | What::Above(_) => {
+                left.first_set(0).map_or(total, |part| left.bytes_of(&(part..part)).start)
+            }
+        }
+    }
+
     /// Has users' requests proceed without copies, also those that wait for one. Call this when the job is
     /// cancelled or fails, but never for a stream: a write could be overtaken by old data.
     pub fn give_up(&self) {
@@ -144,8 +163,9 @@ impl Backup {
 
     /// Copies each part that the filter has not copied, and reports how the job ended.
     ///
-    /// Ends when all is copied, when the job is cancelled, or at an error that is not ignored. With
-    /// `only_written`, the filter does all copying, and this only waits for the cancellation.
+    /// Ends when all is copied, when the job is cancelled, or at an error that is not ignored. A stream skips a part with an
+    /// error that is ignored, and fails at its end. With `only_written`, the filter does all copying, and this only waits for
+    /// the cancellation.
     pub async fn run(&self, worker: &mut Worker, only_written: bool) {
         let end = self.copy_all(worker, only_written).await;
         worker.report(Report::Ended(end));
@@ -160,7 +180,9 @@ impl Backup {
         let target = Compressing::if_asked(self.compress, worker.target.clone());
         let most = (self.max_chunk / self.snapshot.left.granularity()).max(1);
         let mut copies = Copies::default();
-        let mut failed = None;
+        // The first of the parts that failed since the last decision, and what a stream has skipped.
+        let mut failed: Option<(Range<u64>, Failure)> = None;
+        let mut skipped = None;
         let mut next = 0;
         loop {
             let control = worker.control.clone();
@@ -200,21 +222,30 @@ impl Backup {
             }
             if !copies.is_empty() {
                 let (range, result) = worker.next(&mut copies).await;
-                match result {
-                    Ok(()) => control.add_copied(range.end - range.start),
-                    Err(failure) => {
-                        failed = failed.or(worker.judge(failure).err());
-                        if failed.is_none() {
-                            // A part that fails may fail again, so other parts get their turn
-                            // first.
-                            worker.wait().await;
-                        }
-                    }
+                if let Err(failure) = result
+                    && failed.as_ref().is_none_or(|(first, _)| range.start < first.start)
+                {
+                    failed = Some((range, failure));
                 }
                 continue;
             }
-            if let Some(failure) = failed {
-                return Err(Some(failure));
+            // Only now all before the part is done: a client that hears of the error sees how far the job is.
+            if let Some((range, failure)) = failed.take() {
+                control.set_busy(false);
+                let parts = self.snapshot.left.parts(range.start, range.end - range.start);
+                match worker.judge(failure).map_err(Some)? {
+                    OnError::Ignore if matches!(self.snapshot.what, What::Behind(_)) => {
+                        // Waits for the filter, which may be copying these parts.
+                        self.snapshot.forget(parts).await;
+                        skipped = skipped.or(Some(failure));
+                        continue;
+                    }
+                    OnError::Stop => next = parts.start,
+                    // A part that fails may fail again, so other parts get their turn first.
+                    OnError::Ignore | OnError::Report | OnError::Enospc => {}
+                }
+                worker.idle().await;
+                continue;
             }
             if self.snapshot.is_broken() {
                 return Err(None);
@@ -223,6 +254,9 @@ impl Backup {
                 return Ok(End::Cancelled);
             }
             if done && self.left() == 0 {
+                if skipped.is_some() {
+                    return Err(skipped);
+                }
                 flush(&target).await.map_err(Some)?;
                 return Ok(End::Copied);
             }

@@ -75,7 +75,7 @@ impl Control {
         self.busy.store(busy, Ordering::SeqCst);
     }
 
-    /// Returns the number of bytes copied so far.
+    /// Returns the number of bytes that a mirror has copied so far.
     ///
     /// Bytes that were copied twice count twice.
     pub fn copied(&self) -> u64 {

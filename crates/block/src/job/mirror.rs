@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::bitmap::Bitmap;
 use super::control::Report;
-use super::copy::{Failure, copy, flush, mark};
+use super::copy::{Failure, copy, mark};
 use super::turns::{Turn, Turns};
-use super::worker::{Copies, Worker};
+use super::worker::{Copies, OnError, Worker};
 
 /// Bytes per request for the block status.
 const FOUND_AT_ONCE: u64 = 1 << 30;
@@ -23,6 +23,8 @@ pub struct Mirror {
     zero: Option<Arc<Bitmap>>,
     /// The next position to search. The search is circular, so that every part is copied at some time.
     next: u64,
+    /// Both sides have been equal once.
+    ready: bool,
 }
 
 /// How a job's copying ended.
@@ -41,7 +43,7 @@ impl Mirror {
     pub fn new(mut worker: Worker, dirty: Arc<Bitmap>, turns: Arc<Turns>) -> Mirror {
         let counts_zeroes = !worker.zeroes_fast;
         worker.buffers.iter_mut().for_each(|buffer| buffer.counts_zeroes = counts_zeroes);
-        Mirror { worker, dirty, turns, zero: None, next: 0 }
+        Mirror { worker, dirty, turns, zero: None, next: 0, ready: false }
     }
 
     /// Names the parts of the target that read as zeroes, whatever its block status says. The filter has the same.
@@ -68,7 +70,7 @@ impl Mirror {
     /// Copies until the mirror ends. Reports when both sides are equal, and the end.
     ///
     /// The mirror ends when it is cancelled, or is asked to complete and little is left, or a request fails
-    /// with an error that is not ignored.
+    /// with an error that is not ignored. Call this again after a [`finish`](Self::finish) that failed.
     pub async fn run(&mut self) {
         let end = self.copy_while(true).await;
         self.worker.report(Report::Ended(end.map_err(Some)));
@@ -80,16 +82,22 @@ impl Mirror {
     ///
     /// # Errors
     ///
-    /// A request failed.
-    pub async fn finish(&mut self) -> Result<(), Failure> {
-        self.copy_while(false).await?;
-        flush(&self.worker.target).await
+    /// A request failed. The reaction to that is [`OnError::Report`] if the job fails.
+    pub async fn finish(&mut self) -> Result<(), (Failure, OnError)> {
+        let copied = self.copy_while(false).await;
+        let flushed = match copied {
+            Ok(_) => self.worker.flush().await,
+            Err(failure) => Err(failure),
+        };
+        flushed.map_err(|failure| {
+            self.worker.control.set_busy(false);
+            (failure, self.worker.react(failure))
+        })
     }
 
     async fn copy_while(&mut self, heeds: bool) -> Result<End, Failure> {
         let (source, target) = (self.worker.source.clone(), self.worker.target.clone());
         let mut copies = Copies::default();
-        let mut ready = !heeds;
         let mut failed = None;
         loop {
             let control = self.worker.control.clone();
@@ -146,10 +154,24 @@ impl Mirror {
             if left == 0 && !heeds {
                 return Ok(End::Copied);
             }
-            if left == 0 && !std::mem::replace(&mut ready, true) {
-                self.worker.report(Report::Ready);
+            if left == 0 && !self.ready && self.worker.may_begin() {
+                let flushed = self.worker.flush().await;
+                control.set_busy(false);
+                match flushed {
+                    Ok(()) if control.is_cancelled() => continue,
+                    Ok(()) => {
+                        self.ready = true;
+                        self.worker.report(Report::Ready);
+                    }
+                    Err(failure) => drop(self.worker.judge(failure)?),
+                }
             }
-            if heeds && ready && control.is_completing() && left <= REST && !control.is_paused() {
+            if heeds
+                && self.ready
+                && control.is_completing()
+                && left <= REST
+                && !control.is_paused()
+            {
                 return Ok(End::Copied);
             }
             if heeds {

@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
@@ -12,7 +12,7 @@ use event_loop::{EventLoop, mailbox, until};
 use nix::errno::Errno;
 
 use super::control::{Control, Report};
-use super::copy::{Buffer, Failure, Side};
+use super::copy::{Buffer, Failure, Side, flush};
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel};
 
@@ -163,12 +163,16 @@ impl Worker {
 
     /// Returns memory for one more copy, if one may begin now.
     pub(super) fn begin(&mut self) -> Option<Buffer> {
+        if self.may_begin() { self.buffers.pop() } else { None }
+    }
+
+    /// Returns whether a request may begin now. Nothing begins after a client has seen the job paused and not busy.
+    pub(super) fn may_begin(&mut self) -> bool {
         if self.control.is_paused() || self.is_early() {
-            return None;
+            return false;
         }
-        // Nothing begins after a client has seen the job paused and not busy.
         self.control.set_busy(true);
-        if self.control.is_paused() { None } else { self.buffers.pop() }
+        !self.control.is_paused()
     }
 
     /// Waits for one of the copies; there is one. Those of a cancelled job are not throttled.
@@ -178,7 +182,7 @@ impl Worker {
         &mut self,
         copies: &mut Copies<'_>,
     ) -> (Range<u64>, Result<(), Failure>) {
-        let (range, mut buffer, paced, result) = self.finished(copies).await;
+        let (range, mut buffer, paced, result) = self.hasten(copies.next()).await;
         let counted = std::mem::take(&mut buffer.counted);
         self.buffers.push(buffer);
         if result.is_ok() {
@@ -187,7 +191,15 @@ impl Worker {
         (range, result)
     }
 
-    async fn finished(&mut self, copies: &mut Copies<'_>) -> Copied {
+    /// Flushes the target.
+    pub(super) async fn flush(&mut self) -> Result<(), Failure> {
+        let target = self.target.clone();
+        self.hasten(flush(&target)).await
+    }
+
+    /// Waits for requests of the job. Filters below do not hold the requests of a cancelled job back.
+    async fn hasten<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
         loop {
             if self.control.is_cancelled() && !self.hastened {
                 self.hastened = true;
@@ -195,8 +207,8 @@ impl Worker {
                 self.target.drain_begin();
             }
             let slice = self.event_loop.sleep_until(self.event_loop.now_ns() + SLICE_NS);
-            if let Ok(copied) = until(copies.next(), slice).await {
-                return copied;
+            if let Ok(done) = until(work.as_mut(), slice).await {
+                return done;
             }
         }
     }
@@ -237,7 +249,7 @@ impl Worker {
         self.control.speed() > 0 && self.event_loop.now_ns() < self.earliest()
     }
 
-    /// Waits without copies in flight.
+    /// Waits without requests in flight.
     pub(super) async fn idle(&mut self) {
         self.control.set_busy(false);
         self.wait().await;
@@ -253,13 +265,23 @@ impl Worker {
         self.event_loop.sleep_until(until).await;
     }
 
-    /// Decides about a failure: continue, or fail.
+    /// Decides about a failure: continue, or fail. Returns why it continues: [`OnError::Ignore`] or [`OnError::Stop`].
     ///
     /// The failures of a cancelled job are not reported.
-    pub(super) fn judge(&self, failure: Failure) -> Result<(), Failure> {
+    pub(super) fn judge(&self, failure: Failure) -> Result<OnError, Failure> {
         if self.control.is_cancelled() {
             return Err(failure);
         }
+        let action = self.react(failure);
+        self.report(Report::Error(failure, action));
+        match action {
+            OnError::Report | OnError::Enospc => Err(failure),
+            OnError::Ignore | OnError::Stop => Ok(action),
+        }
+    }
+
+    /// Chooses the reaction to a failure: any but [`OnError::Enospc`]. Pauses the job if it is [`OnError::Stop`].
+    pub(super) fn react(&self, failure: Failure) -> OnError {
         let policy = match failure.side {
             Side::Source => self.on_source_error,
             Side::Target => self.on_target_error,
@@ -272,10 +294,6 @@ impl Worker {
         if action == OnError::Stop {
             self.control.set_paused(true);
         }
-        self.report(Report::Error(failure, action));
-        match action {
-            OnError::Report | OnError::Enospc => Err(failure),
-            OnError::Ignore | OnError::Stop => Ok(()),
-        }
+        action
     }
 }

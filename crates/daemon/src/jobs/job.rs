@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use block::graph::Drained;
 use block::job::{Backup, Bitmap, Control, Turns};
 use block::node::{BackingName, BlockNode, NoWaiting};
 use block::track::DirtyBitmap;
@@ -117,6 +118,16 @@ pub(super) struct Copying {
     pub(super) io_status: &'static str,
     /// It was cancelled: its requests do not wait for a server.
     pub(super) no_waiting: Option<NoWaiting>,
+    /// The users of a mirror between the copy of the rest and the switch.
+    pub(super) stopped: Option<Stopped>,
+}
+
+/// Users that have no requests in flight while a mirror's sides are the same.
+pub(super) struct Stopped {
+    /// The users of the mirror's filter.
+    pub(super) users: Drained,
+    /// The users of the node that is replaced, if that is not the source.
+    pub(super) elsewhere: Option<Drained>,
 }
 
 impl Copying {
@@ -132,6 +143,7 @@ impl Copying {
             user_paused: false,
             io_status: "ok",
             no_waiting: None,
+            stopped: None,
         }
     }
 }
@@ -299,7 +311,7 @@ impl Job {
         match &self.work {
             Work::Image { done, .. } => (u64::from(*done), 1),
             Work::Copy(copying) => match &copying.how {
-                How::Parts(_, backup, size) => (size.saturating_sub(backup.left()), *size),
+                How::Parts(_, backup, size) => (backup.done(*size), *size),
                 How::Mirror { dirty, .. } => {
                     let copied = copying.control.copied();
                     (copied, copied + dirty.bytes())

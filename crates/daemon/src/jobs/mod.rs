@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use serde_json::{Value as Json, json};
 
 pub(super) use self::chain::ChainOptions;
-use self::job::{Copying, How, Job, Open, Parts, Status};
+use self::job::{Copying, How, Job, Open, Parts, Status, Stopped};
 pub(super) use self::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, JobVerb, MirrorOptions, Perf, Sync,
 };
@@ -221,15 +221,23 @@ impl Daemon {
             Report::Ended(Ok(End::Cancelled)) => self.abort(&mut job, None).await,
             // The last part may have been copied meanwhile, and what was in flight may have failed.
             Report::Ended(_) if job.is_cancelled() => self.abort(&mut job, None).await,
-            Report::Ended(Ok(End::Copied)) => {
-                job.enter(Status::Waiting, &self.clients);
-                if job.group.is_none() {
-                    self.enter_pending(&mut job);
-                    if job.options.auto_finalize {
-                        self.finalize(&mut job).await;
+            Report::Ended(Ok(End::Copied)) => match self.finish_mirror(&mut job).await {
+                Ok(true) => {
+                    job.enter(Status::Waiting, &self.clients);
+                    if job.group.is_none() {
+                        self.enter_pending(&mut job);
+                        if job.options.auto_finalize {
+                            self.finalize(&mut job).await;
+                        }
+                    }
+                    if let Some(copying) = job.copying_mut() {
+                        // Users do not wait for `job-finalize`.
+                        copying.stopped = None;
                     }
                 }
-            }
+                Ok(false) => {}
+                Err(error) => self.abort(&mut job, Some(error.message)).await,
+            },
             Report::Ended(Err(failure)) => {
                 let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
                 self.abort(&mut job, Some(strerror(errno))).await;
@@ -355,7 +363,7 @@ impl Daemon {
             How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) => {
                 self.end_chain_job(copying, end).await
             }
-            How::Mirror { replaces, .. } => self.end_mirror(copying, replaces.as_deref()).await,
+            How::Mirror { .. } => self.end_mirror(job).await,
         };
         match changed {
             Ok(()) => self.conclude(job, Some(&BLOCK_JOB_COMPLETED)).await,
@@ -363,30 +371,53 @@ impl Daemon {
         }
     }
 
-    /// Drains the source's users and lets the worker copy the rest.
+    /// Drains a mirror's users and lets the worker copy the rest. Other jobs have no rest.
     ///
-    /// Then requests continue: at the target for users of the replaced node, otherwise at the
-    /// source.
-    async fn end_mirror(
-        &mut self,
-        copying: &Copying,
-        replaces: Option<&str>,
-    ) -> Result<(), DaemonError> {
-        let Some(open) = &copying.open else { return Ok(()) };
-        let source = self.nodes.node(&copying.source)?;
-        let target = self.nodes.node(&copying.target)?;
+    /// Returns false if that failed, and the mirror goes on: its error policy says so, and it is not pending. Then users go
+    /// on, too.
+    async fn finish_mirror(&mut self, job: &mut Job) -> Result<bool, DaemonError> {
+        let is_pending = job.status == Status::Pending;
+        let Some(copying) = job.copying_mut().filter(|copying| copying.stopped.is_none()) else {
+            return Ok(true);
+        };
+        let (How::Mirror { replaces, .. }, Some(open)) = (&copying.how, &copying.open) else {
+            return Ok(true);
+        };
+        let Some(filter) = &open.filter else { return Ok(true) };
         let busy = DaemonError::new;
         // A replaced node other than the source lies above the source, so its users drain first.
-        let elsewhere = match replaces.filter(|&name| name != copying.source) {
+        let elsewhere = match replaces.as_deref().filter(|&name| name != copying.source) {
             Some(name) => Some(drain(self.nodes.edges(name)).await.map_err(busy)?),
             None => None,
         };
-        let Some(filter) = &open.filter else { return Ok(()) };
         let users = drain(self.nodes.edges(filter.name())).await.map_err(busy)?;
         let (done, is_done) = oneshot::channel();
         open.orders.send(Order::Finish(done)).map_err(DaemonError::new)?;
-        let finished = is_done.await.map_err(DaemonError::new)?;
-        finished.map_err(|failure| DaemonError::new(strerror(failure.errno)))?;
+        let Err((failure, action)) = is_done.await.map_err(DaemonError::new)? else {
+            copying.stopped = Some(Stopped { users, elsewhere });
+            return Ok(true);
+        };
+        drop((users, elsewhere));
+        let action = if is_pending { OnError::Report } else { action };
+        self.tell_of_error(job, failure, action);
+        match action {
+            OnError::Ignore | OnError::Stop => Ok(false),
+            OnError::Report | OnError::Enospc => Err(DaemonError::new(strerror(failure.errno))),
+        }
+    }
+
+    /// Ends a mirror. Its users continue: at the target if they are users of the replaced node, otherwise at the source.
+    async fn end_mirror(&mut self, job: &mut Job) -> Result<(), DaemonError> {
+        self.finish_mirror(job).await?;
+        let Some(copying) = job.copying_mut() else { return Ok(()) };
+        let Some(Stopped { users, elsewhere }) = copying.stopped.take() else { return Ok(()) };
+        let How::Mirror { replaces, .. } = &copying.how else { return Ok(()) };
+        let replaces = replaces.as_deref();
+        let Some(filter) = copying.open.as_ref().and_then(|open| open.filter.as_ref()) else {
+            return Ok(());
+        };
+        let source = self.nodes.node(&copying.source)?;
+        let target = self.nodes.node(&copying.target)?;
         let failed = |error| DaemonError::new(error).of(&copying.target);
         let _moving = Moving::new(&self.moving);
         match (&elsewhere, replaces) {

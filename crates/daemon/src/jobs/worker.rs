@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use block::job::{Backup, Bitmap, Failure, Mirror, Report, Turns, Worker, WorkerConfig};
+use block::job::{Backup, Bitmap, Failure, Mirror, OnError, Report, Turns, Worker, WorkerConfig};
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot};
 
 use super::super::signal::Mailbox;
@@ -13,8 +13,9 @@ use super::super::{DaemonError, Message};
 pub(super) enum Order {
     /// Begin to copy: the first order.
     Begin,
-    /// After the copying has ended: copy the rest, which does not change any more, and flush.
-    Finish(oneshot::Sender<Result<(), Failure>>),
+    /// After a mirror has ended: copy the rest, which does not change any more, and flush. If that fails, the mirror goes
+    /// on, unless the reaction is [`OnError::Report`].
+    Finish(oneshot::Sender<Result<(), (Failure, OnError)>>),
 }
 
 /// The task of a worker.
@@ -61,10 +62,8 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
     match task {
         Task::Backup(backup, only_written) => {
             backup.run(&mut worker, only_written).await;
-            while let Some(Order::Finish(done)) = orders.receive().await {
-                // Already flushed.
-                done.send(Ok(()));
-            }
+            // Keeps the nodes open until the job's end.
+            orders.receive().await;
         }
         Task::Mirror(MirrorTask { dirty, turns, zero, above }) => {
             let mut mirror = Mirror::new(worker, dirty, turns).with_zero(zero);
@@ -73,7 +72,12 @@ async fn run(mut worker: Worker, task: Task, mut orders: mailbox::Receiver<Order
             }
             mirror.run().await;
             while let Some(Order::Finish(done)) = orders.receive().await {
-                done.send(mirror.finish().await);
+                let finished = mirror.finish().await;
+                let goes_on = matches!(finished, Err((_, OnError::Ignore | OnError::Stop)));
+                done.send(finished);
+                if goes_on {
+                    mirror.run().await;
+                }
             }
         }
     }

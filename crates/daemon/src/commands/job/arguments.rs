@@ -135,7 +135,11 @@ struct Words<T, P>(PhantomData<(T, P)>);
 impl<T: Copies, P: Policy + 'static> Words<T, P> {
     const ALL: &'static [Choice<T>] = &[
         Choice::new("report", "the job fails", |to| Self::put(to, OnError::Report)),
-        Choice::new("ignore", "the job tries again later", |to| Self::put(to, OnError::Ignore)),
+        Choice::new(
+            "ignore",
+            "the job tries again later; a stream skips the part, and fails at its end",
+            |to| Self::put(to, OnError::Ignore),
+        ),
         Choice::new("enospc", "the job pauses when there is no space left, else fails", |to| {
             Self::put(to, OnError::Enospc)
         }),
