@@ -115,8 +115,8 @@ struct Job {
     source: String,
     /// The node it writes to, if that is another one.
     target: Option<String>,
-    /// Nodes that are to stay as they are meanwhile.
-    chain: Vec<String>,
+    /// The chain of images that it works on.
+    chain: ChainUse,
     /// The name of its filter above the source, if it has one.
     filter: Option<String>,
     source_use: SourceUse,
@@ -133,13 +133,49 @@ pub struct SourceUse {
 
 /// The kind of a job that is a `block_resize`.
 const RESIZE: &str = "resize";
+/// The kind of a `block-stream`.
+const STREAM: &str = "stream";
+
+/// The chain of images that a job works on.
+#[derive(Debug, Clone, Default)]
+pub struct ChainUse {
+    /// All images.
+    pub images: Vec<String>,
+    /// The images that no other job may have. Conflicts are found in this order.
+    pub own: Vec<String>,
+    /// The image above those that are committed. It gets another image behind it.
+    pub overlay: Option<String>,
+    /// The images that leave the chain.
+    pub dropped: Vec<String>,
+    /// The image behind those that a stream drops. Another stream may write to it.
+    pub base: Option<String>,
+    /// The images that keep the image behind them until the job's end.
+    pub links: Vec<String>,
+    /// The image that the job writes to. `None`: it bears no other options of the images.
+    pub writes: Option<String>,
+}
 
 impl Job {
     fn uses(&self, node: &str) -> bool {
+        self.has(node) || self.chain.images.iter().any(|name| name == node)
+    }
+
+    /// Whether no other job may have a node.
+    fn has(&self, node: &str) -> bool {
         self.source == node
             || self.filter.as_deref() == Some(node)
             || self.target.as_deref() == Some(node)
-            || self.chain.iter().any(|name| name == node)
+            || self.chain.own.iter().any(|name| name == node)
+    }
+
+    /// The error of a command for which the node is not free.
+    fn conflict(&self, node: &str) -> OptionError {
+        OptionError::new(match self.kind {
+            RESIZE => format!("Node '{node}' is busy: it is being resized"),
+            kind => {
+                format!("Node '{node}' is busy: block device is in use by block job: {kind}")
+            }
+        })
     }
 }
 
@@ -342,7 +378,7 @@ impl Inventory {
             kind,
             source: source.to_owned(),
             target: Some(target.to_owned()),
-            chain: Vec::new(),
+            chain: ChainUse::default(),
             filter: Some(filter.to_owned()),
             source_use,
         };
@@ -353,8 +389,7 @@ impl Inventory {
 
     /// Returns the inventory with a job that works on a chain of images.
     ///
-    /// `chain` are the nodes that are to stay as they are, the source among them. `filter`: the name of the filter above
-    /// the source, if there is one.
+    /// The source is one of the images of `chain`. `filter`: the name of the filter above the source, if there is one.
     ///
     /// # Errors
     ///
@@ -364,21 +399,52 @@ impl Inventory {
         id: &str,
         kind: &'static str,
         source: &str,
-        chain: &[String],
+        chain: ChainUse,
         filter: Option<String>,
     ) -> Result<Inventory, OptionError> {
-        for name in chain {
-            self.is_active(name)?;
-            self.free_of_jobs(name)?;
-        }
+        chain.images.iter().try_for_each(|image| self.is_active(image))?;
+        self.is_free_for(&chain)?;
         self.check_chain(source)?;
         let mut inventory = self.clone();
         let serial = inventory.serial();
-        let (source, chain) = (source.to_owned(), chain.to_vec());
+        let source = source.to_owned();
         let source_use = SourceUse::default();
         let job = Job { serial, kind, source, target: None, chain, filter, source_use };
         inventory.add_job(id, job);
         Ok(inventory)
+    }
+
+    /// Checks that no job has an image that a job on a chain needs for itself, and that neither removes the other's base.
+    ///
+    /// A stream may write to the base of another stream, which does not read it.
+    fn is_free_for(&self, chain: &ChainUse) -> Result<(), OptionError> {
+        let with = |has: &dyn Fn(&Job) -> bool| self.jobs.values().find(|job| has(job));
+        for (place, image) in chain.own.iter().enumerate() {
+            let Some(job) = with(&|job| job.has(image)) else { continue };
+            // As in QSD, the filter of a stream is met before its source.
+            let filter = job.filter.as_deref().filter(|filter| !filter.starts_with('#'));
+            let is_source = place > 0 && job.kind == STREAM && job.source == *image;
+            return Err(job.conflict(filter.filter(|_| is_source).unwrap_or(image)));
+        }
+        for image in &chain.own {
+            if let Some(job) = with(&|job| job.chain.overlay.as_ref() == Some(image)) {
+                return Err(job.conflict(image));
+            }
+        }
+        if let Some(overlay) = &chain.overlay
+            && let Some(job) =
+                with(&|job| job.has(overlay) || job.chain.overlay.as_ref() == Some(overlay))
+        {
+            return Err(job.conflict(overlay));
+        }
+        for image in &chain.dropped {
+            if let Some(job) = with(&|job| job.chain.base.as_ref() == Some(image)) {
+                return Err(job.conflict(image));
+            }
+        }
+        let Some(base) = &chain.base else { return Ok(()) };
+        let stays = |job: &Job| job.chain.writes.is_some() && !job.chain.dropped.contains(base);
+        with(&|job| job.has(base) && !stays(job)).map_or(Ok(()), |job| Err(job.conflict(base)))
     }
 
     /// Returns a name for the filter of a job that gives it none. No option can refer to it.
@@ -567,13 +633,7 @@ impl Inventory {
     /// One does.
     pub fn free_of_jobs(&self, node: &str) -> Result<(), OptionError> {
         match self.jobs.values().find(|job| job.uses(node)) {
-            Some(job) if job.kind == RESIZE => {
-                Err(OptionError::new(format!("Node '{node}' is busy: it is being resized")))
-            }
-            Some(job) => Err(OptionError::new(format!(
-                "Node '{node}' is busy: block device is in use by block job: {}",
-                job.kind
-            ))),
+            Some(job) => Err(job.conflict(node)),
             None => Ok(()),
         }
     }

@@ -69,7 +69,7 @@ pub use export::{
     ScsiOptions, SizeUse, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
-pub use inventory::{Inventory, SourceUse, Steady, check_configuration};
+pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NBD_SERVER_START, NbdAddr, NbdServerOptions};

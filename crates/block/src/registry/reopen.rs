@@ -147,7 +147,9 @@ impl NodeRegistry {
         for ChildOption { role, node: child, .. } in options.driver.children() {
             let old = before.iter().find(|old| old.role == role);
             let edge = match (child, old) {
-                (BlockdevRef::Name(wanted), Some(old)) if *wanted == old.edge.node().name() => {
+                (BlockdevRef::Name(wanted), Some(old))
+                    if *wanted == self.below_filter(old.edge.node().name()) =>
+                {
                     old.edge.clone()
                 }
                 (BlockdevRef::Name(wanted), _) => {
@@ -161,7 +163,7 @@ impl NodeRegistry {
                     )));
                 }
                 (BlockdevRef::Inline(options), Some(old)) => {
-                    let below = old.edge.node().name().to_owned();
+                    let below = self.below_filter(old.edge.node().name());
                     if options.node_name.as_ref().is_some_and(|name| *name != below) {
                         // As in QSD, a node that would be new further below is refused first.
                         if let Some(option) = self.new_below(&below, options) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, JobUse, NodeUse, Permissions, UserUse, check};
 
-use super::{Export, Inventory, Job, RESIZE, SourceUse};
+use super::{ChainUse, Export, Inventory, Job, RESIZE, STREAM, SourceUse};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -28,7 +28,7 @@ impl Job {
     pub(super) fn source_use(&self) -> ChildUse {
         match self.kind {
             "mirror" | "commit" => ChildUse::Window,
-            "stream" => ChildUse::Filtered,
+            STREAM => ChildUse::Filtered,
             _ if self.source_use.discards => ChildUse::CopyAndDiscard,
             _ => ChildUse::CopyBeforeWrite,
         }
@@ -93,7 +93,7 @@ impl Inventory {
         self.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])?;
         let mut inventory = self.clone();
         let (serial, source) = (inventory.serial(), name.to_owned());
-        let chain = Vec::new();
+        let chain = ChainUse::default();
         let (filter, source_use) = (None, SourceUse::default());
         let job = Job { serial, kind: RESIZE, source, target: None, chain, filter, source_use };
         inventory.jobs.insert(resize_of(name), job);

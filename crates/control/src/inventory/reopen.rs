@@ -14,8 +14,8 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// There is no such node, a job uses the node, the node becomes read-only while a user writes to it, or
-    /// two users of a node exclude each other.
+    /// There is no such node, a job that uses the node does not bear it, the node becomes read-only while a user writes to
+    /// it, or two users of a node exclude each other.
     pub fn with_reopened(
         &self,
         options: &BlockdevOptions,
@@ -34,7 +34,7 @@ impl Inventory {
         options: &BlockdevOptions,
         present: &dyn Fn(&str, &str) -> Option<String>,
     ) -> Result<(), OptionError> {
-        self.free_of_jobs(name)?;
+        self.bear_reopen(name, options, present)?;
         self.is_active(name)?;
         let Some(node) = self.nodes.get(name) else {
             let message = format!("Failed to find node with node-name='{name}'");
@@ -99,6 +99,49 @@ impl Inventory {
         }
         for (below, options) in inside {
             self.reopen(&below, options, present)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that jobs bear other options of a node. Jobs on chains do, unless they write to a node that becomes read-only,
+    /// or need an image behind it that changes.
+    ///
+    /// # Errors
+    ///
+    /// A job does not, in QSD's words.
+    fn bear_reopen(
+        &self,
+        name: &str,
+        options: &BlockdevOptions,
+        present: &dyn Fn(&str, &str) -> Option<String>,
+    ) -> Result<(), OptionError> {
+        for job in self.jobs.values().filter(|job| job.uses(name)) {
+            let Some(written) = &job.chain.writes else { return Err(job.conflict(name)) };
+            if written == name && options.read_only {
+                let message =
+                    format!("Read-only block node '{name}' cannot support read-write users");
+                return Err(OptionError::new(message));
+            }
+            if !job.chain.links.iter().any(|image| image == name) {
+                continue;
+            }
+            let before = present(name, "backing");
+            let children = options.driver.children();
+            let backing = children.iter().find(|child| child.role == "backing");
+            let after = backing.and_then(|child| match child.node {
+                BlockdevRef::Name(wanted) => Some(self.below_filter(wanted).to_owned()),
+                // The node that is there, or refused.
+                BlockdevRef::Inline(_) => before.clone(),
+            });
+            match before {
+                before if before == after => {}
+                Some(before) => {
+                    return Err(OptionError::new(format!(
+                        "Cannot change frozen 'backing' link from '{name}' to '{before}'"
+                    )));
+                }
+                None => return Err(job.conflict(name)),
+            }
         }
         Ok(())
     }

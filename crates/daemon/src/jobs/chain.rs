@@ -1,12 +1,13 @@
 //! `block-stream` and `block-commit`: jobs on chains of images.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use block::driver::Layer;
 use block::job::{Backup, Bitmap, MirrorTop};
 use block::node::{BackingName, BlockNode};
-use control::Steady;
 use control::qmp::{ErrorClass, QmpError};
+use control::{ChainUse, Steady};
 
 use super::super::bitmaps::check_parts;
 use super::super::state::Moving;
@@ -124,7 +125,17 @@ impl Daemon {
         self.check_chain_job(&copy)?;
         let used: Vec<_> = [&device].into_iter().chain(&chain).cloned().collect();
         let (id, filter) = (&copy.job.id, Some(copy.filter()));
-        let inventory = self.inventory.with_chain_job(id, "stream", &device, &used, filter);
+        let own: Vec<_> = [&device].into_iter().chain(&dropped).cloned().collect();
+        let chain_use = ChainUse {
+            images: used.clone(),
+            links: own.clone(),
+            own,
+            overlay: None,
+            dropped: dropped.clone(),
+            base: base.clone(),
+            writes: Some(device.clone()),
+        };
+        let inventory = self.inventory.with_chain_job(id, "stream", &device, chain_use, filter);
         let mut inventory = inventory.map_err(DaemonError::from)?;
         let steady = filters.iter().chain(&dropped).map(|node| intermediate(node, true));
         self.check_steady(&copy, "stream", &used, &steady.collect::<Vec<_>>())?;
@@ -221,7 +232,19 @@ impl Daemon {
         self.check_chain_job(&copy)?;
         let id = &copy.job.id;
         let filter = (top == 0).then(|| copy.filter());
-        let inventory = self.inventory.with_chain_job(id, "commit", &top_name, &whole, filter);
+        let part = |images: Range<usize>| whole.get(images).unwrap_or_default().to_vec();
+        let overlay = top.checked_sub(1).and_then(|above| whole.get(above));
+        let chain_use = ChainUse {
+            images: whole.clone(),
+            // As in QSD, another job may not have the topmost image, either.
+            own: whole[top..=base].iter().chain([&device]).cloned().collect(),
+            overlay: overlay.cloned(),
+            dropped: part(top..base),
+            base: None,
+            links: part(top.saturating_sub(1)..base),
+            writes: Some(base_name.clone()),
+        };
+        let inventory = self.inventory.with_chain_job(id, "commit", &top_name, chain_use, filter);
         let mut inventory = inventory.map_err(DaemonError::from)?;
         // The base changes below these images.
         let between = whole.get(top.max(1)..base).unwrap_or_default();
@@ -238,7 +261,7 @@ impl Daemon {
             let checked = self.inventory.check_growth(&base_name, &whole);
             checked.map_err(|error| self.refused_late(&copy.job.id, DaemonError::from(error)))?;
         }
-        if let Some(overlay) = top.checked_sub(1).and_then(|above| whole.get(above)) {
+        if let Some(overlay) = overlay {
             let above = self.nodes.node(overlay).map_or(0, |node| node.geometry().size);
             if size < above.min(base_size) {
                 return Err(refused(format!(
@@ -261,7 +284,7 @@ impl Daemon {
         let ends = self.chain_ends(&top_name, &base_name, size)?;
         if top > 0 {
             let end = ChainEnd {
-                overlay: whole.get(top - 1).cloned(),
+                overlay: overlay.cloned(),
                 name: Some(self.backing_name(&base_name, backing_file, masks_protocol)),
                 base: Some(base_name),
                 dropped: whole.get(top..base).unwrap_or_default().to_vec(),

@@ -9,7 +9,7 @@ use block::node::{BlockNode, cluster_size};
 use block::options::BlockdevRef;
 use block::{Amendment, Connections, JobFilter, NewImage, OpenError};
 use control::qmp::QmpError;
-use control::{Inventory, SourceUse, Step};
+use control::{ChainUse, Inventory, SourceUse, Step};
 use event_loop::mailbox;
 use options::OptionError;
 
@@ -162,9 +162,11 @@ impl Daemon {
             return Err(QmpError::generic(why));
         }
         self.check_id(&job.id)?;
+        let images = vec![node.to_owned()];
+        let chain = ChainUse { own: images.clone(), images, ..ChainUse::default() };
         let inventory = self
             .inventory
-            .with_chain_job(&job.id, "amend", node, &[node.to_owned()], None)
+            .with_chain_job(&job.id, "amend", node, chain, None)
             .map_err(DaemonError::from)?;
         let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
         self.inventory = inventory;
