@@ -1,8 +1,12 @@
 //! The daemon's command line: what it refuses, and what it does when all is well.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
-use integration::{BlkClient, Image, Scratch, ServerCommand, eventually, pattern};
+use integration::{
+    BlkClient, Image, Scratch, ServerCommand, daemon as program, eventually, pattern, tool,
+};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -153,6 +157,54 @@ fn a_daemon_in_the_background() {
     signal::kill(pid.0, Signal::SIGTERM).expect("the daemon is there");
     eventually("the end of the daemon", || signal::kill(pid.0, None).is_err().then_some(()));
     assert!(!socket.exists() && !pid_file.exists(), "files were left behind");
+}
+
+/// Whatever the umask of the caller.
+#[test]
+fn a_daemon_in_the_background_has_the_umask_of_qsd() {
+    let scratch = Scratch::new();
+    let ours = [program().to_str().expect("UTF-8"), "storage-daemon"].map(str::to_owned);
+    let theirs = [tool("qemu-storage-daemon").display().to_string()];
+    for (name, words) in [("ours", &ours[..]), ("theirs", &theirs)] {
+        let [pid_file, socket] =
+            ["pid", "sock"].map(|kind| scratch.path(&format!("{name}.{kind}")));
+        let chardev = format!("socket,id=m,path={},server=on,wait=off", socket.display());
+        let status = Command::new(tool("sh"))
+            .args(["-c", r#"umask 0; exec "$@""#, "sh"])
+            .args(words)
+            .args(["--daemonize", "--chardev", &chardev, "--monitor", "m", "--pidfile"])
+            .arg(&pid_file)
+            .status();
+        assert!(status.expect("a shell runs").success());
+        let pid = fs::read_to_string(&pid_file).expect("a pid file");
+        let pid = Background(Pid::from_raw(pid.trim().parse().expect("a pid")));
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("it runs");
+        assert!(status.contains("\nUmask:\t0027\n"), "{name}: {status}");
+        assert_eq!(fs::metadata(&socket).expect("a socket").mode() & 0o777, 0o750, "{name}");
+    }
+}
+
+#[test]
+fn no_error_repeats_a_secret() {
+    let scratch = Scratch::new();
+    let state = scratch.path("state").display().to_string();
+    for words in [
+        &["--object", "secret,id=s,data=geheim123", "--state", &state][..],
+        &["--object", "secret,id=s,data=geheim123,format=base64"],
+        &["--object", "secret,id=s,data=geheim123,file=/dev/null"],
+        &["--object=secret,id=s,data=geheim123,nothing=1"],
+        &["--object", "secret,id=s,data=geheim123", "--object", "secret,id=s,data=geheim123"],
+        &["--object", "secret,id=s,data=a,geheim123"],
+        &["--object", r#"{"qom-type": "secret", "id": "s", "data": "geheim123""#],
+        &["--objct=secret,id=s,data=geheim123"],
+        &["secret,id=s,data=geheim123"],
+    ] {
+        let command = ServerCommand::new(&scratch);
+        let command = words.iter().fold(command, |command, word| command.arg(*word));
+        let (status, log) = command.run();
+        assert_eq!(status.code(), Some(1), "{words:?}: {log}");
+        assert!(log.contains('…') && !log.contains("geheim"), "{words:?}: {log}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::help;
 use crate::inventory::Inventory;
 use crate::json;
 use crate::keyval;
+use crate::masked;
 use crate::probe::{self, ProbeOptions};
 use crate::reference::GENERATED;
 use crate::serve::{self, ServeOptions};
@@ -195,7 +196,7 @@ static CTL: Subcommand = Subcommand {
             a table. Without a command, the daemon's commands are listed; \
             'ringmill ctl <socket> <command> help' lists the arguments of a command. Arguments are \
             <name>=<value>, with dotted keys (cache.direct=on, iothread.0=io0) and doubled commas, or \
-            JSON. 'events' follows the daemon's events.",
+            JSON; a whole command may be QMP's '{\"execute\": ...}'. 'events' follows the daemon's events.",
     options: || erased(ctl::OPTIONS),
     examples: &[
         ("ringmill ctl /run/ringmill.qmp query-block-exports", "a table of the exports"),
@@ -360,7 +361,7 @@ fn storage_daemon(
         Scanned::Options(given, arguments) => (given, arguments),
     };
     if let Some(extra) = arguments.first() {
-        let extra = extra.to_string_lossy();
+        let extra = masked::masked(&extra.to_string_lossy());
         return Err(OptionError::new(format!("{extra}: Unexpected argument")));
     }
     let mut draft = storage_daemon::Draft::default();
@@ -408,7 +409,7 @@ pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError>
         draft.origin.clone_from(&given.origin);
         let help = given.apply(&mut draft)?;
         if help.is_some() || draft.options.steps.len() != before + 1 || draft.origin != *option {
-            return Err(strange().of(option));
+            return Err(masked::of(strange(), option));
         }
     }
     Ok(draft.options.steps)
@@ -552,14 +553,14 @@ impl<T> Given<T> {
                     Ok(Some(help::structure(field.name, &shape(), tag.and_then(Value::as_text))))
                 }
             },
-            Err(error) => Err(error.of(&self.origin)),
+            Err(error) => Err(masked::of(error, &self.origin)),
         }
     }
 }
 
 /// Adds the option as written to an error.
 fn origin(set: table::Set, origin: &str) -> Result<Option<String>, OptionError> {
-    set.map(|()| None).map_err(|error| error.of(origin))
+    set.map(|()| None).map_err(|error| masked::of(error, origin))
 }
 
 /// Parses the text of an object.
@@ -674,7 +675,8 @@ fn resolve<T>(
     match matching.as_slice() {
         [only] => Ok(only),
         [] => {
-            let value = attached.map(|value| format!("={}", value.to_string_lossy()));
+            let value =
+                attached.map(|value| format!("={}", masked::masked(&value.to_string_lossy())));
             let value = value.unwrap_or_default();
             Err(OptionError::new(format!("unrecognized option '--{name}{value}'"))
                 .hint(known_options(table)))

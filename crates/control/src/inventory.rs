@@ -22,6 +22,7 @@ pub use permissions::Steady;
 use crate::chardev::ChardevBackend;
 use crate::error::OptionError;
 use crate::export::{Address, ExportOptions, SizeUse};
+use crate::masked;
 use crate::storage_daemon::{Action, Step};
 use crate::value::Value;
 
@@ -198,9 +199,9 @@ impl Inventory {
     /// The first step that does not fit, in the order of the command line, with its option in front.
     pub fn check(steps: &[Step]) -> Result<(), OptionError> {
         let mut inventory = Inventory::default();
-        steps
-            .iter()
-            .try_for_each(|step| inventory.add(step).map_err(|error| error.of(&step.origin)))
+        steps.iter().try_for_each(|step| {
+            inventory.add(step).map_err(|error| masked::of(error, &step.origin))
+        })
     }
 
     /// Returns the inventory with one item more.

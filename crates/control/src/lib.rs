@@ -31,6 +31,7 @@ mod export;
 mod help;
 mod inventory;
 mod logging;
+mod masked;
 mod metrics;
 mod nbd_server;
 mod object;
@@ -71,6 +72,7 @@ pub use export::{
 pub use export::{options as export_union, read as read_export};
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
+pub use masked::masked;
 pub use metrics::MetricsOptions;
 pub use nbd_server::{NBD_SERVER_START, NbdAddr, NbdServerOptions};
 pub use object::{
@@ -80,7 +82,7 @@ pub use object::{
 pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
-pub use serve::{CacheMode, ImageKind, ServeDevice, ServeFormat, ServeOptions};
+pub use serve::{CacheMode, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions};
 pub use state::{Merged, SavedState, configuration, relative_path};
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};

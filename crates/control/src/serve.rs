@@ -24,7 +24,7 @@ use crate::table::{Field, Need, Row, put};
 use crate::trace::{self, TraceOptions};
 
 /// The `node-name` of the served image.
-const NODE: &str = "disk0";
+pub const SERVED_NODE: &str = "disk0";
 /// The `id` of its export.
 const EXPORT: &str = "export0";
 /// The most I/O threads.
@@ -206,7 +206,7 @@ impl ServeOptions {
             }),
             ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
         };
-        let node = common(Some(NODE), driver);
+        let node = common(Some(SERVED_NODE), driver);
         let addr = Addr::Unix { path: self.socket.clone() };
         let kind = match (&self.mount, self.device) {
             (Some(mount), _) => ExportKind::Fuse(mount.clone()),
@@ -233,7 +233,7 @@ impl ServeOptions {
         let export = ExportOptions {
             allow_inactive: false,
             id: EXPORT.to_owned(),
-            node_name: NODE.to_owned(),
+            node_name: SERVED_NODE.to_owned(),
             writable: !self.read_only,
             writethrough: matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync),
             iothreads: iothreads.clone(),

@@ -22,6 +22,7 @@ use crate::error::OptionError;
 use crate::export::ExportNeeds;
 use crate::inventory::Inventory;
 use crate::json;
+use crate::masked;
 use crate::nbd_server::NbdAddr;
 use crate::storage_daemon::{Action, Step};
 use crate::value::{Object, Value};
@@ -184,7 +185,8 @@ fn options(document: &Object, name: &str) -> Result<Vec<Step>, OptionError> {
     let mut keys = Vec::new();
     for step in &steps {
         let key = Key::of(&step.action);
-        let key = key.ok_or_else(|| OptionError::new("no configuration").of(&step.origin))?;
+        let key =
+            key.ok_or_else(|| masked::of(OptionError::new("no configuration"), &step.origin))?;
         keys.push(key);
     }
     keys.sort();
@@ -211,9 +213,9 @@ fn conflict(
     };
     let last = before.map_or_else(
         || "Without that option".to_owned(),
-        |step| format!("With the option as it was, {},", step.origin),
+        |step| format!("With the option as it was, {},", step.shown()),
     );
-    let kept_is = kept.map_or("nothing".to_owned(), |step| step.origin.clone());
+    let kept_is = kept.map_or("nothing".to_owned(), Step::shown);
     OptionError::new(format!(
         "{key} was {} on the command line, and {} by commands of a monitor",
         did(now),
@@ -259,7 +261,7 @@ fn in_order(
                 false
             }
             Err(error) => {
-                wrong.get_or_insert(error.of(&step.origin));
+                wrong.get_or_insert(masked::of(error, &step.origin));
                 true
             }
         });

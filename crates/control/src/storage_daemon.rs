@@ -7,6 +7,7 @@ use block::options::{BlockdevOptions, blockdev_option, node_options, read_blockd
 use crate::chardev::{self, ChardevOptions, MonitorOptions};
 use crate::export::ExportOptions;
 use crate::logging::{LogDraft, LogOptions};
+use crate::masked::masked;
 use crate::metrics::MetricsOptions;
 use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
@@ -43,13 +44,19 @@ pub struct StorageDaemonOptions {
 /// One thing to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The option as it was written, for errors: `--blockdev null-co,node-name=n`.
+    /// The option as it was written: `--blockdev null-co,node-name=n`. May have a secret: messages have
+    /// [`shown`](Self::shown).
     pub origin: String,
     /// What it says.
     pub action: Action,
 }
 
 impl Step {
+    /// Returns the option for messages, without secrets.
+    pub fn shown(&self) -> String {
+        masked(&self.origin)
+    }
+
     /// The step that opens a node.
     pub fn of_node(options: BlockdevOptions) -> Step {
         Step { origin: blockdev_option(&options), action: Action::Blockdev(options) }

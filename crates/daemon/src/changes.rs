@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::options::BlockdevOptions;
 use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
@@ -45,7 +46,7 @@ impl Daemon {
     /// Carries out a command line.
     pub(super) async fn make(&mut self, steps: &[Step]) -> Result<(), DaemonError> {
         for step in steps {
-            self.add(step).await.map_err(|error| error.of(&step.origin))?;
+            self.add(step).await.map_err(|error| error.of(&step.shown()))?;
         }
         Ok(())
     }
@@ -430,11 +431,11 @@ impl Daemon {
     fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {
         let taken = self.taken.as_mut().map(upgrade::TakenOver::nbd_listeners).unwrap_or_default();
         let listen = match &options.addr {
-            _ if !taken.is_empty() => NbdListen::TakenOver(taken),
-            NbdAddr::Unix { path } => match self.given.at_path(path)? {
-                Some(socket) => NbdListen::Fds(vec![socket]),
-                None => NbdListen::Unix(path.clone()),
-            },
+            _ if !taken.is_empty() => {
+                let shared = |(socket, file)| (Arc::new(socket), file);
+                NbdListen::TakenOver(taken.into_iter().map(shared).collect())
+            }
+            NbdAddr::Unix { path } => self.given.listen_at(path)?.into(),
             NbdAddr::Abstract { name, tight } => {
                 NbdListen::Abstract { name: name.clone(), tight: *tight }
             }

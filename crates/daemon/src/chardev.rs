@@ -60,8 +60,11 @@ impl Chardev {
                 let listener = listen(event_loop, addr, given)?;
                 let mut first = None;
                 if *wait {
-                    let id = &options.id;
-                    log::info!("chardev {id}: waiting for a client to connect (wait=on)");
+                    let (id, address) = (&options.id, &options.backend);
+                    log::warn!(
+                        "chardev {id}: waiting for connection on: disconnected:{address}; wait=off \
+                         starts without a client"
+                    );
                     let socket = listener.accept(&format!("chardev {id}")).await;
                     let socket = socket.map_err(|error| {
                         DaemonError::new(format!("chardev {id}: accept failed: {error}"))
@@ -110,10 +113,7 @@ pub(super) fn listen(
     given: &mut ActivationSockets,
 ) -> Result<Listener, DaemonError> {
     let at = match addr {
-        SocketAddr::Unix(path) => match given.at_path(path)? {
-            Some(socket) => Listen::Fd(socket),
-            None => Listen::Path(path.clone()),
-        },
+        SocketAddr::Unix(path) => given.listen_at(path)?,
         SocketAddr::Fd(fd) => {
             let socket = given.listener(fd)?;
             return Listener::inherited(event_loop, socket).map_err(DaemonError::new);

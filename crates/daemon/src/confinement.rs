@@ -38,6 +38,12 @@ pub fn begin(
     kept: Option<Kept<'_>>,
 ) -> Result<Option<Sandbox>, DaemonError> {
     let identity = options.user.as_ref().map(identity).transpose()?;
+    if let Some(identity) = &identity
+        && !identity.is_possible().map_err(DaemonError::new)?
+    {
+        let message = "--user: only root can change the user and groups of a process";
+        return Err(DaemonError::new(message));
+    }
     let mode = match options.mode {
         SandboxMode::On => Mode::On,
         SandboxMode::Log => Mode::Log,
@@ -52,6 +58,12 @@ pub fn begin(
     let keep = keep(identity.is_some(), steps, has_monitor);
     let journals = Home::of(identity.as_ref()).folder;
     let is_any = has_monitor && options.paths.is_none();
+    for missing in options.paths.iter().flatten().filter(|path| !path.exists()) {
+        log::warn!(
+            "--sandbox paths={}: no such file: it stays out of reach, also if it is made later",
+            missing.display()
+        );
+    }
     let library = libraries::load(options, steps, kept.map_or(&[], |kept| kept.more), is_any)?;
     let mut reach = reach(options.paths.as_deref(), steps, pidfile, &journals, has_monitor);
     if let (Some(Reach { files: Some(read), .. }), Some(files)) = (&library, &mut reach.files)

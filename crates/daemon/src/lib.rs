@@ -342,12 +342,13 @@ fn run_until_stopped(
 }
 
 impl Daemon {
-    fn new(control: &EventLoop, environment: Environment) -> Self {
+    fn new(control: &EventLoop, mut environment: Environment) -> Self {
         commands::register();
         let mailbox = Mailbox::default();
         let (ended, failed, look) = (mailbox.clone(), mailbox.clone(), mailbox.clone());
         let host = environment.host;
         let identity = environment.sandbox.as_ref().and_then(Sandbox::identity);
+        environment.given.make_for(identity);
         let journals = match environment.journals {
             Some(folder) => Home::at(folder, identity),
             None => Home::of(identity),

@@ -18,8 +18,9 @@ use exports::vhost_user::Listen;
 use nix::sys::socket::{
     SockType, SockaddrStorage, UnixAddr, getpeername, getsockname, getsockopt, sockopt,
 };
-use nix::unistd::{Pid, close};
+use nix::unistd::{Gid, Pid, Uid, close, getegid, geteuid};
 use rustix::io::ioctl_fionbio;
+use sandbox::Identity;
 
 use crate::DaemonError;
 
@@ -28,7 +29,11 @@ const FIRST: RawFd = 3;
 
 /// Sockets that are not used yet, found by address, name or number.
 #[derive(Debug, Default)]
-pub struct ActivationSockets(Vec<Given>);
+pub struct ActivationSockets {
+    given: Vec<Given>,
+    /// The user and group of sockets that are made for paths. `None`: those of the process.
+    owner: Option<(Uid, Gid)>,
+}
 
 #[derive(Debug)]
 struct Given {
@@ -88,7 +93,29 @@ impl ActivationSockets {
     /// Adds a socket. It is found by `number`, by name and by its address.
     pub fn add(&mut self, number: RawFd, name: Option<String>, socket: Arc<OwnedFd>) {
         let address = address_of(&socket);
-        self.0.push(Given { number, name, address, socket, asked_for: false });
+        self.given.push(Given { number, name, address, socket, asked_for: false });
+    }
+
+    /// Has sockets that are made belong to the user and group that the process changes to.
+    pub(crate) fn make_for(&mut self, identity: Option<&Identity>) {
+        self.owner = identity.map(|is| (Uid::from_raw(is.uid), Gid::from_raw(is.gid)));
+    }
+
+    /// Returns where to listen for a path: the socket that was given for it, or a new one.
+    ///
+    /// # Errors
+    ///
+    /// The given socket is in use already, or the new one cannot be made.
+    pub fn listen_at(&mut self, path: &Path) -> Result<Listen, DaemonError> {
+        if let Some(socket) = self.at_path(path)? {
+            return Ok(Listen::Fd(socket));
+        }
+        match self.owner.filter(|owner| *owner != (geteuid(), getegid())) {
+            Some((user, group)) => {
+                Listen::owned_by(path, user, group).map_err(DaemonError::with_advice)
+            }
+            None => Ok(Listen::Path(path.to_owned())),
+        }
     }
 
     /// Finds the socket that listens at this path or another path of the same file.
@@ -101,7 +128,7 @@ impl ActivationSockets {
             Some(Address::Path(other)) => is_same(path, other),
             _ => false,
         };
-        self.0.iter_mut().find(|given| is_it(given)).map(Given::take).transpose()
+        self.given.iter_mut().find(|given| is_it(given)).map(Given::take).transpose()
     }
 
     /// Finds the sockets that listen on addresses of a host, and a port of these.
@@ -118,7 +145,7 @@ impl ActivationSockets {
         families: impl Fn(&SocketAddr) -> bool,
     ) -> Result<Vec<Arc<OwnedFd>>, DaemonError> {
         let mut candidates: Vec<_> =
-            self.0.iter_mut().filter(|given| given.has_port(&ports)).collect();
+            self.given.iter_mut().filter(|given| given.has_port(&ports)).collect();
         if candidates.is_empty() {
             return Ok(Vec::new());
         }
@@ -207,7 +234,7 @@ impl ActivationSockets {
     }
 
     fn find(&mut self, fd: &FdName) -> Option<&mut Given> {
-        self.0.iter_mut().find(|given| match fd {
+        self.given.iter_mut().find(|given| match fd {
             FdName::Number(number) => given.number == *number,
             FdName::Name(name) => given.name.as_ref() == Some(name),
         })
@@ -215,7 +242,7 @@ impl ActivationSockets {
 
     /// Returns a line about sockets that are not used.
     pub fn unused(&self) -> Option<String> {
-        let unused = self.0.iter().filter(|given| !given.asked_for);
+        let unused = self.given.iter().filter(|given| !given.asked_for);
         let names: Vec<_> = unused.map(Given::to_string).collect();
         (!names.is_empty())
             .then(|| format!("inherited sockets that no option uses: {}", names.join("; ")))

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::prctl;
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::{self, Pid};
 
 /// Variable with the ID of the parent that waits for this process. The ID is compared, so an inherited variable
@@ -52,6 +53,8 @@ pub(crate) fn split() -> io::Result<Role> {
     let starter = unistd::getppid();
     if parent == Some(starter.as_raw()) {
         unistd::setsid()?;
+        // As in QSD: no other user writes to new files and sockets, whatever the umask of the caller.
+        umask(Mode::S_IWGRP | Mode::S_IRWXO);
         // The kernel named the process after the link it was started by: "exe".
         let name = env::args_os().next().unwrap_or_default();
         let name = Path::new(&name).file_name().unwrap_or_default();

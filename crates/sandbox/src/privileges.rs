@@ -44,6 +44,18 @@ pub struct Identity {
     pub groups: Vec<u32>,
 }
 
+impl Identity {
+    /// Returns whether the calling thread has, or may change to, this user and these groups.
+    ///
+    /// # Errors
+    ///
+    /// The system call that failed, and its errno.
+    pub fn is_possible(&self) -> Result<bool, Failed> {
+        let needed = Capabilities::SETUID.and(Capabilities::SETGID);
+        Ok(is(self)? || Capabilities::own()?.only(needed) == needed)
+    }
+}
+
 /// Capabilities of capabilities(7), a bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
@@ -53,6 +65,10 @@ impl Capabilities {
     pub const NONE: Capabilities = Capabilities(0);
     /// Opens files whatever their permissions.
     pub const DAC_OVERRIDE: Capabilities = Capabilities(1 << 1);
+    /// Changes groups.
+    const SETGID: Capabilities = Capabilities(1 << 6);
+    /// Changes the user.
+    const SETUID: Capabilities = Capabilities(1 << 7);
     /// Changes the bounding set.
     const SETPCAP: Capabilities = Capabilities(1 << 8);
     /// Listens on ports below 1024.

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use exports::nbd::{NbdListen, SavedClient};
 use nix::sys::eventfd::EventFd;
@@ -126,6 +127,8 @@ impl Clients {
         drop(received);
         let (Ok(listeners), Ok(clients)) = (listeners, clients) else { return false };
         let event_loop = &self.before.event_loop;
+        let shared = |(socket, file)| (Arc::new(socket), file);
+        let listeners = listeners.into_iter().map(shared).collect();
         let Ok((server, export)) = serve(event_loop, NbdListen::TakenOver(listeners)) else {
             return false;
         };

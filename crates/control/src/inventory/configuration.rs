@@ -6,6 +6,7 @@ use super::{Export, Inventory, Node, Object};
 use crate::amend::{amend, put_member};
 use crate::cli::{option_words, parse_args};
 use crate::error::OptionError;
+use crate::masked;
 use crate::value::{self, Value};
 
 impl Inventory {
@@ -134,7 +135,7 @@ pub fn check_configuration(options: &[String]) -> Result<(), OptionError> {
 fn words(options: &[String]) -> Result<Vec<String>, OptionError> {
     if let Some(option) = options.iter().find(|option| option.contains(char::REPLACEMENT_CHARACTER))
     {
-        return Err(OptionError::new(format!("{option}: a name in it is not in UTF-8")));
+        return Err(masked::of(OptionError::new("a name in it is not in UTF-8"), option));
     }
     let given = options.iter().flat_map(|option| option_words(option));
     let words: Vec<_> = ["storage-daemon".to_owned()].into_iter().chain(given).collect();

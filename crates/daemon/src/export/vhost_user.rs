@@ -115,10 +115,7 @@ impl Daemon {
     /// precedence.
     pub(super) fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
         match addr {
-            Addr::Unix { path } => Ok(match self.given.at_path(path)? {
-                Some(socket) => Listen::Fd(socket),
-                None => Listen::Path(path.clone()),
-            }),
+            Addr::Unix { path } => self.given.listen_at(path),
             Addr::Fd { fd } => self.given.listener(fd).map(Listen::Fd),
         }
     }

@@ -64,7 +64,7 @@ pub enum NbdListen {
     Fds(Vec<Arc<OwnedFd>>),
     /// Sockets from the previous process, with the files of sockets that have to be removed at the
     /// end.
-    TakenOver(Vec<(OwnedFd, Option<PathBuf>)>),
+    TakenOver(Vec<(Arc<OwnedFd>, Option<PathBuf>)>),
 }
 
 impl NbdListen {
@@ -76,9 +76,16 @@ impl NbdListen {
     ///
     /// No such descriptor is open.
     pub fn inherited(fd: std::os::fd::RawFd) -> Result<Self, ExportError> {
-        match Listen::inherited(fd)? {
-            Listen::Fd(fd) | Listen::TakenOver(fd, _) => Ok(NbdListen::Fds(vec![fd])),
-            Listen::Path(path) => Ok(NbdListen::Unix(path)),
+        Ok(Listen::inherited(fd)?.into())
+    }
+}
+
+impl From<Listen> for NbdListen {
+    fn from(at: Listen) -> Self {
+        match at {
+            Listen::Path(path) => NbdListen::Unix(path),
+            Listen::Fd(socket) => NbdListen::Fds(vec![socket]),
+            Listen::TakenOver(socket, file) => NbdListen::TakenOver(vec![(socket, file)]),
         }
     }
 }
@@ -164,13 +171,10 @@ impl Listener {
                 if let [(_, Some(_))] = sockets.as_slice()
                     && let Some((fd, file)) = sockets.pop()
                 {
-                    let at = Listen::TakenOver(Arc::new(fd), file);
+                    let at = Listen::TakenOver(fd, file);
                     return Ok(Listener::Path(listener::Listener::new(event_loop, at)?));
                 }
-                let held = |(fd, _)| {
-                    let fd = Arc::new(fd);
-                    Ok((inherited(&fd, &name)?, Some(fd)))
-                };
+                let held = |(fd, _): (Arc<OwnedFd>, _)| Ok((inherited(&fd, &name)?, Some(fd)));
                 sockets.into_iter().map(held).collect::<Result<_, ExportError>>()?
             }
             NbdListen::Inet { host, port, to, ipv4, ipv6 } => {

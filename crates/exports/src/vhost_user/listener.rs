@@ -14,12 +14,14 @@ use std::time::Duration;
 
 use event_loop::{EventLoop, Readiness};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, open};
 use nix::poll::PollFlags;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
     listen, socket, sockopt,
 };
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{Gid, Uid, fchownat};
 
 use super::error::ExportError;
 
@@ -39,12 +41,27 @@ pub enum Listen {
     /// An inherited listening UNIX socket (`addr.type=fd`). It becomes non-blocking for all processes
     /// that share it. Kept as long as it is listened on.
     Fd(Arc<OwnedFd>),
-    /// A listening socket from the previous process, and the socket's file if it has to be removed at the
-    /// end.
+    /// A listening socket that was made before, mostly by the previous process, and the socket's file if it has
+    /// to be removed at the end.
     TakenOver(Arc<OwnedFd>, Option<PathBuf>),
 }
 
 impl Listen {
+    /// Listens at a path, on a socket file of another user and group.
+    ///
+    /// # Errors
+    ///
+    /// Names the call, the socket and the reason.
+    pub fn owned_by(path: &Path, user: Uid, group: Gid) -> Result<Self, ExportError> {
+        let name = path.display().to_string();
+        let fail = |call, error| ExportError::Listen { socket: name.clone(), call, error };
+        let (socket, file) = bind_path(path, &name)?;
+        file.give_to(user, group).map_err(|errno| fail("changing the owner", errno.into()))?;
+        listen(&socket, Backlog::MAXCONN).map_err(|errno| fail("listen", errno.into()))?;
+        file.stays.set(true);
+        Ok(Listen::TakenOver(Arc::new(socket), Some(file.path.clone())))
+    }
+
     /// Returns the listening socket that the process inherited (`addr.type=fd`).
     ///
     /// `fd` is the descriptor's number.
@@ -96,6 +113,19 @@ impl Drop for SocketFile {
             // If this fails, the next process that binds to the path removes the file.
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+impl SocketFile {
+    /// Changes the owner, of this file only: a user who may write to the folder may have put a link in its place.
+    fn give_to(&self, user: Uid, group: Gid) -> Result<(), Errno> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = open(&self.path, flags, Mode::empty())?;
+        let found = fstat(&file)?;
+        if (found.st_dev, found.st_ino) != self.id {
+            return Err(Errno::ESTALE);
+        }
+        fchownat(&file, "", Some(user), Some(group), AtFlags::AT_EMPTY_PATH)
     }
 }
 
