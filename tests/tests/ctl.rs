@@ -1,5 +1,6 @@
 //! `ringmill ctl`, with ringmill's monitor and with qemu-storage-daemon's.
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use integration::{Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
@@ -123,6 +124,62 @@ fn ctl_works_with_qemu_storage_daemon() {
     assert_eq!(query.lines().count(), 1, "{query}");
     done(&scratch, &socket, &["quit"]);
     assert!(qsd.wait().expect("it was started here").success());
+}
+
+/// Messages of several lines (`pretty=on`), of both daemons, and commands as QMP writes them.
+#[test]
+fn monitors_that_indent_are_understood() {
+    let scratch = Scratch::new();
+    let [ours, theirs] = ["ours.sock", "theirs.sock"].map(|name| scratch.path(name));
+    let chardev = |path: &Path| format!("socket,id=c,path={},server=on,wait=off", path.display());
+    let mut server = ServerCommand::new(&scratch)
+        .args(["--chardev", &chardev(&ours), "--monitor", "chardev=c,pretty=on"])
+        .start();
+    let mut qsd = tied_command(&tool("qemu-storage-daemon"))
+        .args(["--chardev", &chardev(&theirs), "--monitor", "chardev=c,pretty=on"])
+        .spawn()
+        .expect("qemu-storage-daemon runs");
+    eventually("QSD's monitor", || UnixStream::connect(&theirs).ok());
+    for socket in [&ours, &theirs] {
+        assert!(done(&scratch, socket, &["query-version"]).contains("qemu.major"));
+        let message = r#"{"execute": "query-version", "arguments": {}, "id": 1}"#;
+        let answer: Value =
+            serde_json::from_str(&done(&scratch, socket, &[message])).expect("JSON");
+        assert!(answer["qemu"]["major"].is_u64(), "{answer}");
+    }
+    let node =
+        r#"{"execute": "blockdev-add", "arguments": {"driver": "null-co", "node-name": "n"}}"#;
+    done(&scratch, &ours, &[node]);
+    assert!(done(&scratch, &ours, &["query-named-block-nodes"]).contains("null-co"));
+    for wrong in ["{execute", r#"{"exec": "quit"}"#, "{}", r#"{"execute": 1}"#] {
+        let why = refused(&scratch, &ours, &[wrong]);
+        assert!(why.contains("not a QMP command") && why.contains("\nUsage: "), "{why}");
+    }
+    let run = |command: &'static str, words: &[&str]| {
+        let command = ServerCommand::other_command(&scratch, command).named(command);
+        let command = command.arg(ours.to_str().expect("UTF-8"));
+        let (status, output) = words.iter().fold(command, |command, word| command.arg(*word)).run();
+        assert!(status.success(), "{output}");
+    };
+    run("top", &["--batch", "--count", "1", "--interval-ms", "10"]);
+    server.upgrade_by(|_| run("upgrade", &[]));
+    done(&scratch, &theirs, &["quit"]);
+    assert!(qsd.wait().expect("it was started here").success());
+    server.stop();
+}
+
+#[test]
+fn what_a_foreign_peer_says_does_not_reach_the_terminal() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("foreign.sock");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        std::io::Write::write_all(&mut stream, b"\x1b[31mSSH-2.0\r\n").expect("it listens");
+    });
+    let why = refused(&scratch, &socket, &["query-version"]);
+    assert_eq!(why, "ringmill: this is not QMP: \\u{1b}[31mSSH-2.0\n");
+    peer.join().expect("it has written");
 }
 
 #[test]

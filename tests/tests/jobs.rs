@@ -42,6 +42,35 @@ fn an_image_that_another_one_needs_is_not_replaced() {
     peers.stop();
 }
 
+/// A client that does not wait for a job finds its failure in the log.
+#[test]
+fn a_job_that_fails_is_in_the_log() {
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch, "disk0.img", MIB);
+    let server = daemon(&scratch, &image, "");
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    create(&mut qmp, "small", &scratch.path("small.img"), 1 << 20);
+    create(&mut qmp, "copy", &scratch.path("copy.img"), MIB << 20);
+    let rules = json!([{"event": "none", "iotype": "write", "errno": 28}]);
+    let full =
+        json!({"driver": "blkdebug", "node-name": "full", "image": "copy", "inject-error": rules});
+    qmp.execute("blockdev-add", full);
+    let size = "Source and target image have different sizes";
+    for (command, target, why) in [
+        ("blockdev-mirror", "small", size),
+        ("blockdev-mirror", "full", "writing the target: No space left on device"),
+        ("blockdev-backup", "full", "writing the target: No space left on device"),
+    ] {
+        let arguments = json!({"job-id": "j", "device": "disk", "target": target, "sync": "full"});
+        qmp.execute(command, arguments);
+        qmp.wait_for("BLOCK_JOB_COMPLETED");
+        let kind = command.trim_start_matches("blockdev-");
+        let line = format!("job 'j': {kind} of node 'disk' to '{target}' failed: {why}\n");
+        assert!(server.log().contains(&line), "{line}: {}", server.log());
+    }
+    server.stop();
+}
+
 #[test]
 fn a_disk_moves_while_it_is_in_use() {
     let scratch = Scratch::new();

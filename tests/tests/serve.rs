@@ -35,6 +35,7 @@ fn from_nothing_to_a_guest_with_a_disk() {
     let scratch = Scratch::new();
     let image = scratch.path("disk.img");
     let (server, text) = serve(&scratch, &image, &["--size", "64M"]);
+    assert!(text.contains("disk.img (raw, 64 MiB)\n"), "{text}");
     let options = qemu_options(&text);
     let lines = Guest::new().attached_by(&options).run(
         "cat /sys/block/vda/size
@@ -101,8 +102,9 @@ fn an_image_that_exists_keeps_its_size_and_contents() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 1);
     let before = image.md5();
-    let (server, _) = serve(&scratch, image.path(), &["--size", "64M"]);
+    let (server, text) = serve(&scratch, image.path(), &["--size", "64M"]);
     server.stop();
+    assert!(text.contains("disk.img exists and has 1 MiB: --size was ignored\n"), "{text}");
     assert_eq!(image.md5(), before);
 }
 

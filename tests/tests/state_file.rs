@@ -651,6 +651,42 @@ fn inactive_filters_above_an_image_start_again() {
     }
 }
 
+/// The error says what to remove from the file, and the daemon then starts.
+#[test]
+fn a_missing_image_can_be_left_out() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "disk.img", SIZE >> 20);
+    let server = start(&scratch);
+    let mut qmp = client(&server);
+    serve_disk(&mut qmp, &scratch, image.path());
+    let raw = json!({"driver": "raw", "node-name": "part", "file": "disk"});
+    qmp.execute("block-export-del", json!({"id": "e"}));
+    qmp.execute("blockdev-add", raw);
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "stays"}));
+    drop(qmp);
+    server.stop();
+    fs::remove_file(image.path()).expect("it is ours");
+    let (status, log) = command(&scratch).run();
+    assert!(!status.success() && log.contains("No such file or directory\n"), "{log}");
+    let advice = log.split("To start without it, remove from \"options\" in that file:\n").nth(1);
+    let advice = advice.unwrap_or_else(|| panic!("no advice: {log}"));
+    let file = scratch.path("state");
+    let mut state: Value =
+        serde_json::from_str(&fs::read_to_string(&file).expect("a file")).expect("JSON");
+    let options = state["options"].as_array_mut().expect("a list");
+    let before = options.len();
+    for line in advice.lines() {
+        let option: Value = serde_json::from_str(line.trim()).expect("a string of the file");
+        let is_it = options.iter().position(|other| *other == option);
+        options.remove(is_it.unwrap_or_else(|| panic!("{option} is not in {options:?}")));
+    }
+    assert_eq!(before - options.len(), 2, "{log}");
+    fs::write(&file, state.to_string()).expect("it is ours");
+    let server = start(&scratch);
+    assert_eq!(all(&mut client(&server))[0], ["stays"]);
+    server.stop();
+}
+
 /// With `--user`, the state file is that user's, and what it names is opened as that user.
 #[test]
 fn a_daemon_that_becomes_a_user() {

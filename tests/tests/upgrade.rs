@@ -198,6 +198,49 @@ fn the_daemon_continues_if_there_is_no_program() {
     continues_after("\u{7f}ELF, or so it seems", "cannot be started");
 }
 
+/// The log of a daemon in the background goes nowhere. The answer has the reason.
+#[test]
+fn a_daemon_in_the_background_says_why_an_upgrade_failed() {
+    let scratch = Scratch::new();
+    let [installed, socket, pid_file] =
+        ["qemu-storage-daemon", "qmp.sock", "pid"].map(|name| scratch.path(name));
+    let link = || std::os::unix::fs::symlink(program(), &installed).expect("a link");
+    link();
+    let chardev = format!("socket,id=m,path={},server=on,wait=off", socket.display());
+    let mut command = Command::new(&installed);
+    command.args(["--daemonize", "--chardev", &chardev, "--monitor", "m", "--pidfile"]);
+    assert!(command.arg(&pid_file).status().expect("it runs").success());
+    let path = installed.display();
+    for (script, why) in [
+        (
+            "#!/bin/sh\necho one >&2\necho 'no such library' >&2\nexit 3\n",
+            "it has ended with status 3: no such library\n".to_owned(),
+        ),
+        ("\u{7f}ELF, or so it seems", format!("cannot be started: {path}: Exec format error\n")),
+        ("", format!("cannot be started: {path}: No such file or directory\n")),
+    ] {
+        fs::remove_file(&installed).expect("it is there");
+        if !script.is_empty() {
+            install(&installed, script);
+        }
+        let text = refused_upgrade(&socket);
+        assert!(text.ends_with(&why), "{text}");
+        // The next one takes over, and its errors go nowhere.
+        let _ = fs::remove_file(&installed);
+        link();
+        let done = upgrade(&socket);
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let pid = said.split(' ').nth(1).unwrap_or_default();
+        assert!(done.status.success(), "{done:?}");
+        let errors = format!("/proc/{pid}/fd/2");
+        eventually("errors to nowhere", || {
+            (fs::read_link(&errors).ok()? == Path::new("/dev/null")).then_some(())
+        });
+    }
+    Qmp::connect(&socket).execute("quit", json!({}));
+    eventually("the end", || (!pid_file.exists()).then_some(()));
+}
+
 #[test]
 fn the_daemon_continues_if_the_new_program_hangs() {
     continues_after("#!/bin/sh\nexec sleep 1000\n", "has not been ready within");

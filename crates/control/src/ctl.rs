@@ -156,12 +156,44 @@ pub(crate) fn finish(draft: Draft) -> Result<Finished, OptionError> {
         Some((name, [word, ..])) if name == "events" => {
             return Err(OptionError::new(format!("events: {word}: Unexpected argument")));
         }
+        Some((message, rest)) if message.starts_with('{') => match rest.first() {
+            Some(word) => {
+                return Err(OptionError::new(format!("ctl: {word}: Unexpected argument")));
+            }
+            None => {
+                let request = CtlRequest::Execute(message_of(message)?);
+                return Ok(Finished::Options(CtlOptions { socket, json: true, request }));
+            }
+        },
         Some((name, given)) => match command(name, given)? {
             Said::Help(text) => return Ok(Finished::Help(text)),
             Said::Command(command) => CtlRequest::Execute(command),
         },
     };
     Ok(Finished::Options(CtlOptions { socket, json: draft.json, request }))
+}
+
+/// Reads a command that is written as QMP has it: `{"execute": …, "arguments": …}`.
+fn message_of(text: &str) -> Result<CtlCommand, OptionError> {
+    let of = |why: String| {
+        OptionError::new(format!("ctl: {why}")).hint(
+            "Usage: ringmill ctl <socket> '{\"execute\": \"<command>\", \"arguments\": {…}}', or ringmill ctl \
+             <socket> <command> <name>=<value>…",
+        )
+    };
+    let message: Map<String, Json> =
+        serde_json::from_str(text).map_err(|error| of(format!("not a QMP command: {error}")))?;
+    let (mut name, mut arguments) = (None, Map::new());
+    for (member, value) in message {
+        match (member.as_str(), value) {
+            ("execute", Json::String(command)) => name = Some(command),
+            ("arguments", Json::Object(given)) => arguments = given,
+            ("id", _) => {}
+            (other, _) => return Err(of(format!("not a QMP command: unexpected '{other}'"))),
+        }
+    }
+    let name = name.ok_or_else(|| of("not a QMP command: 'execute' is missing".to_owned()))?;
+    Ok(CtlCommand { name, arguments })
 }
 
 /// A path, or `HOST:PORT`.

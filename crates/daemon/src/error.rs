@@ -46,6 +46,12 @@ impl DaemonError {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
 
+    /// Adds further advice, on lines of its own.
+    pub(super) fn and_hint(self, more: &str) -> Self {
+        let hint = self.hint.map_or_else(|| more.to_owned(), |hint| format!("{hint}\n{more}"));
+        DaemonError { hint: Some(hint), ..self }
+    }
+
     /// Renames options in the advice to those of `serve`.
     ///
     /// In the message, only the part after the first colon is changed: the part before the colon may be a
@@ -87,7 +93,7 @@ impl From<DaemonError> for QmpError {
     /// Without the hint, as a rule, as QSD does it: programs compare descriptions.
     fn from(error: DaemonError) -> Self {
         QmpError::generic(match error.hint.filter(|_| error.hint_everywhere) {
-            Some(hint) => format!("{}. {hint}", error.message),
+            Some(hint) => format!("{}. {}", error.message, hint.replace('\n', " ")),
             None => error.message,
         })
     }

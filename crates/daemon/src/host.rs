@@ -77,6 +77,13 @@ pub trait Successor {
     /// It cannot be ended.
     fn end(&self) -> io::Result<()>;
 
+    /// Returns the last line of errors of the program that was started last, once it has ended.
+    ///
+    /// `None`: it has written none, or to this process' standard error.
+    fn last_error(&self) -> Option<String> {
+        None
+    }
+
     /// Waits for the end of the program that was started last.
     ///
     /// # Errors

@@ -78,7 +78,8 @@ impl Pidfile {
                 Ok(())
             }
             Err(Errno::EEXIST) => {
-                Err(could_not("cannot create PID file: Cannot lock pid file", Errno::EAGAIN.into()))
+                let why = could_not_lock(&self.path, Errno::EAGAIN);
+                Err(format!("cannot create PID file: {why}"))
             }
             Err(errno) => Err(failed(errno.into())),
         }
@@ -117,7 +118,7 @@ impl Pidfile {
         let removed = loop {
             match OpenOptions::new().write(true).open(&target) {
                 Ok(left) => {
-                    lock(&left).map_err(could_not_lock)?;
+                    lock(&left).map_err(|errno| could_not_lock(path, errno))?;
                     // Its last owner may have removed it meanwhile, and another made a new one.
                     if is_at(&left, &target) {
                         let is_file = left.metadata().is_ok_and(|left| left.is_file());
@@ -134,7 +135,7 @@ impl Pidfile {
             let _ = fs::remove_file(&hidden);
             let file = open_new(&hidden).map_err(create)?;
             let created = Self { path: target, file, hidden: Some(hidden) };
-            lock(&created.file).map_err(could_not_lock)?;
+            lock(&created.file).map_err(|errno| could_not_lock(path, errno))?;
             return Ok(created);
         }
         loop {
@@ -145,7 +146,7 @@ impl Pidfile {
                 .mode(0o600)
                 .open(path)
                 .map_err(create)?;
-            lock(&file).map_err(could_not_lock)?;
+            lock(&file).map_err(|errno| could_not_lock(path, errno))?;
             // Its last owner may have removed it between our opening and our locking.
             if !is_at(&file, path) {
                 continue;
@@ -214,8 +215,14 @@ pub(crate) fn folder(path: &Path) -> Option<PathBuf> {
     follow(path).ok()?.parent().map(Path::to_owned)
 }
 
-fn could_not_lock(errno: Errno) -> String {
-    could_not("Cannot lock pid file", errno.into())
+/// Returns QEMU's message, with the file and the process that has written its id into it.
+fn could_not_lock(path: &Path, errno: Errno) -> String {
+    let name = path.display();
+    let why = could_not(&format!("Cannot lock pid file '{name}'"), errno.into());
+    match fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u32>().ok()) {
+        Some(pid) => format!("{why}: process {pid} has it"),
+        None => why,
+    }
 }
 
 /// Returns the absolute path that `path` leads to, whether or not there is a file.
@@ -287,6 +294,14 @@ mod tests {
         }
     }
 
+    /// The error for a file of a living process.
+    fn taken(path: &Path, pid: u32) -> String {
+        format!(
+            "cannot create PID file: Cannot lock pid file '{}': Resource temporarily unavailable: process {pid} has it",
+            path.display()
+        )
+    }
+
     #[test]
     fn holds_the_pid_and_goes_with_its_owner() {
         let directory = Directory::new("holds");
@@ -315,9 +330,7 @@ mod tests {
         let names = fs::read_dir(&directory.0).expect("a directory").count();
         assert_eq!(names, 1, "the first name is gone");
         let other = Pidfile::create(&path).map(drop);
-        let expected =
-            "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
-        assert_eq!(other.expect_err("it is in use"), expected);
+        assert_eq!(other.expect_err("it is in use"), taken(&path, std::process::id()));
         drop(pidfile);
         assert!(!path.exists());
     }
@@ -336,9 +349,7 @@ mod tests {
         let path = directory.0.join("a.pid");
         let mut pidfile = Pidfile::create(&path).expect("a pid file");
         fs::write(&path, "1\n").expect("another file");
-        let expected =
-            "cannot create PID file: Cannot lock pid file: Resource temporarily unavailable";
-        assert_eq!(pidfile.fill().expect_err("the path is taken"), expected);
+        assert_eq!(pidfile.fill().expect_err("the path is taken"), taken(&path, 1));
         drop(pidfile);
         assert_eq!(fs::read_to_string(&path).expect("it is there"), "1\n");
     }

@@ -9,11 +9,11 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -29,13 +29,16 @@ use event_loop::{EventLoop, Readiness, until};
 use exports::fuse::mount::{AllowOther, Allowed, MountOptions, Mounted, mount, unmount};
 use exports::vhost_user::fd_passing::{receive, send};
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, SigmaskHow, Signal, signal};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
-use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+use nix::sys::stat::{SFlag, fstat};
+use nix::unistd::{ForkResult, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2};
 
+use crate::errno::words;
 use crate::host::Successor;
 use crate::{Signal as Event, handled_signals};
 
@@ -50,6 +53,8 @@ const MOUNT: u8 = b'M';
 const UNMOUNT: u8 = b'U';
 /// Longest request and answer in bytes: a path, or a sentence with one.
 const MAX_MESSAGE: usize = 8192;
+/// Most characters of the program's last line of errors.
+const MAX_LINE: usize = 300;
 /// Name in lists of processes. It differs from the daemon's name, so pidof(8) and pgrep(1) find only the daemon.
 const NAME: &str = "spawner";
 /// More time than starting a program takes.
@@ -61,8 +66,10 @@ pub struct Spawner {
     socket: Arc<OwnedFd>,
     /// An answer is outstanding. A late answer would be taken for that of the next request.
     owes: Cell<bool>,
-    /// Whether it starts programs.
-    starts: bool,
+    /// The program that it starts, if any.
+    program: Option<PathBuf>,
+    /// The errors of the program that was started last, if this process' standard error goes nowhere.
+    errors: RefCell<Option<OwnedFd>>,
     /// A task has sent a request and waits for the answer.
     taken: Cell<bool>,
     free: Event,
@@ -130,7 +137,7 @@ impl Spawner {
     /// As of socketpair(2) and fork(2).
     fn start(starts: bool, allowed: &Allowed) -> io::Result<Self> {
         // Before the daemon changes its working directory.
-        let program = if starts { Some(Program::of_this_process()?) } else { None };
+        let program = starts.then(Program::of_this_process).transpose()?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
         // Signals to the whole process group must not end the spawner, which ends with the daemon.
@@ -150,7 +157,8 @@ impl Spawner {
                 Ok(Spawner {
                     socket: Arc::new(ours),
                     owes: Cell::new(false),
-                    starts,
+                    program: program.map(|program| program.path),
+                    errors: RefCell::default(),
                     taken: Cell::new(false),
                     free: Event::default(),
                 })
@@ -166,7 +174,7 @@ impl Spawner {
 
     /// Whether it starts programs.
     pub(crate) fn starts(&self) -> bool {
-        self.starts
+        self.program.is_some()
     }
 
     /// Waits until no other task waits for an answer.
@@ -229,13 +237,24 @@ impl Spawner {
     /// process ID.
     async fn spawn(&self, event_loop: &EventLoop, to: OwnedFd) -> io::Result<u32> {
         let (stdout, stderr) = (io::stdout(), io::stderr());
-        let fds = [to.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
         let _turn = self.turn().await;
-        self.ask(&[START], &fds)?;
-        drop(to);
+        let mut errors = stderr.as_fd().try_clone_to_owned()?;
+        self.errors.take();
+        if is_null(&stderr) {
+            // Without O_NONBLOCK, a program with many errors would wait for this process.
+            let (ours, theirs) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+            self.errors.replace(Some(ours));
+            errors = theirs;
+        }
+        self.ask(&[START], &[to.as_raw_fd(), stdout.as_raw_fd(), errors.as_raw_fd()])?;
+        drop((to, errors));
         match self.answered(event_loop, || self.answer()).await? {
             [0, pid] => Ok(pid.cast_unsigned()),
-            [errno, _] => Err(io::Error::from_raw_os_error(errno)),
+            [errno, _] => {
+                let (path, error) = (self.program.as_deref(), io::Error::from_raw_os_error(errno));
+                let path = path.unwrap_or(Path::new(NAME)).display();
+                Err(io::Error::new(error.kind(), format!("{path}: {}", words(&error))))
+            }
         }
     }
 
@@ -314,12 +333,30 @@ impl Successor for Spawner {
         self.ask(&[END], &[])
     }
 
+    fn last_error(&self) -> Option<String> {
+        let mut text = Vec::new();
+        // Fails with EAGAIN, after all that is there, if a child of the program lives on.
+        let _ = File::from(self.errors.take()?).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+        Some(line.chars().filter(|c| !c.is_control()).take(MAX_LINE).collect())
+    }
+
     fn ended<'a>(
         &'a self,
         control: &'a EventLoop,
     ) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + 'a>> {
         Box::pin(self.exit_status(control))
     }
+}
+
+/// Whether the file is `/dev/null`.
+pub(crate) fn is_null(file: impl AsFd) -> bool {
+    let null = nix::sys::stat::makedev(1, 3);
+    fstat(file).is_ok_and(|found| {
+        SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR
+            && found.st_rdev == null
+    })
 }
 
 fn late() -> io::Error {

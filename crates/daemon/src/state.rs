@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use control::{Action, SavedState, Step, check_configuration, configuration, relative_path};
 use event_loop::until;
+use serde_json::json;
 
 use super::exports::ExportState;
 use super::host::on_a_thread;
@@ -83,8 +84,31 @@ impl Daemon {
         // The user of `--user` may have no access to the folder.
         keeping.file.check_access().map_err(DaemonError::new)?;
         let path = keeping.file.path().display().to_string();
-        self.make(&kept).await.map_err(|error| error.of(&format!("state file '{path}'")))?;
+        for (index, step) in kept.iter().enumerate() {
+            let made = self.make(std::slice::from_ref(step)).await;
+            made.map_err(|error| {
+                let advice = self.without(&kept[index..]);
+                error.of(&format!("state file '{path}'")).and_hint(&advice)
+            })?;
+        }
         self.record().await
+    }
+
+    /// How to start without the first of these steps of the state file, and without those that refer to it.
+    fn without(&self, steps: &[Step]) -> String {
+        let (failed, rest) = steps.split_at(1);
+        let mut inventory = self.inventory.clone();
+        let fails = |step: &&Step| match inventory.with(step) {
+            Ok(with) => {
+                inventory = with;
+                false
+            }
+            Err(_) => true,
+        };
+        let lines = failed.iter().chain(rest.iter().filter(fails));
+        // As they are in the file.
+        let lines: Vec<_> = lines.map(|step| format!("  {}", json!(step.shown()))).collect();
+        format!("To start without it, remove from \"options\" in that file:\n{}", lines.join("\n"))
     }
 
     /// Writes the current configuration to the state file, on a separate thread: the write waits for the disk.

@@ -62,8 +62,10 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
             return Ok(NO_CHECKS.into());
         }
         Err(CheckFailure::Open(error)) => {
-            let image = options.image.display();
-            return Err(DaemonError::new(format!("Could not open '{image}': {error}")));
+            let what = format!("Could not open '{}'", options.image.display());
+            let is_said = error.to_string().starts_with(&what);
+            let error = DaemonError::from(error);
+            return Err(if is_said { error } else { error.of(&what) });
         }
         Err(CheckFailure::Io(error)) => {
             return Err(DaemonError::new(format!("Check failed: {error}")));

@@ -93,10 +93,23 @@ impl Daemon {
     ///
     /// `/dev/null` could not be opened.
     pub(crate) fn leave(self) -> io::Result<Leaving> {
-        let null = File::options().read(true).write(true).open("/dev/null")?;
+        let null = null()?;
         unistd::chdir("/")?;
         Ok(Leaving { null })
     }
+}
+
+/// Has standard error go nowhere.
+///
+/// # Errors
+///
+/// `/dev/null` could not be opened, or standard error cannot be replaced.
+pub(crate) fn drop_errors() -> io::Result<()> {
+    Ok(unistd::dup2_stderr(null()?)?)
+}
+
+fn null() -> io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
 }
 
 impl Leaving {

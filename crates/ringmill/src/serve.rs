@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::{CreateQcow2, Format, create_qcow2};
-use control::{FuseOptions, ImageKind, ServeDevice, ServeFormat, ServeOptions, Step};
+use control::{FuseOptions, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions, Step};
 
+use crate::probe::bytes;
 use crate::trace;
 use daemon::pidfile::Pidfile;
 use daemon::{DaemonError, Environment, Ready, Start, Status};
@@ -31,11 +32,12 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let pidfile = Rc::<OnceCell<_>>::default();
     let start =
         Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
-    let mut is_ready = false;
+    let (is_made, mut is_ready) = (made.is_some(), false);
     let result = daemon::run(start, environment, |daemon| {
         let path = options.pidfile.as_deref();
         let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
-        let described = describe(options)?;
+        let size = daemon.node(SERVED_NODE)?.geometry().size;
+        let described = describe(options, size, is_made.then_some(format))?;
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;
         is_ready = true;
@@ -238,23 +240,44 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
     })
 }
 
-/// Returns instructions for attaching the disk.
-fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
+/// Returns what has become of `--size`. `made`: the format of an image that was made.
+fn describe_size(options: &ServeOptions, size: u64, made: Option<ServeFormat>) -> String {
+    let image = options.image.display();
+    match (made, options.size) {
+        (Some(ServeFormat::Qcow2), _) => format!("Made {image} (qcow2, {})\n", bytes(size)),
+        (Some(ServeFormat::Raw | ServeFormat::ProbedRaw), _) => {
+            format!("Made {image} (raw, {})\n", bytes(size))
+        }
+        (None, Some(wanted)) if wanted != size => {
+            format!("{image} exists and has {}: --size was ignored\n", bytes(size))
+        }
+        (None, _) => String::new(),
+    }
+}
+
+/// Returns instructions for attaching the disk, which has `size` bytes. `made`: the format of an image that was made.
+fn describe(
+    options: &ServeOptions,
+    size: u64,
+    made: Option<ServeFormat>,
+) -> Result<String, DaemonError> {
+    let mut text = describe_size(options, size, made);
     if let Some(FuseOptions { mountpoint, .. }) = &options.mount {
         let (image, file) = (options.image.display(), mountpoint.display());
-        return Ok(format!("Serving {image} as the file {file}\n"));
+        return Ok(format!("{text}Serving {image} as the file {file}\n"));
     }
     let socket = std::path::absolute(&options.socket).map_err(DaemonError::new)?;
     let socket = socket.display();
     let queues = options.queues;
-    let mut text = format!("Serving {} on {socket}\n", options.image.display());
+    text += &format!("Serving {} on {socket}\n", options.image.display());
     // A comma in an option's value is doubled: QEMU's keyval syntax.
     let quoted = socket.to_string().replace(',', ",,");
-    let (needs, qemu, cloud_hypervisor) = match options.device {
+    let (needs, older, qemu, cloud_hypervisor) = match options.device {
         ServeDevice::VirtioBlk => (
             "",
+            "; before QEMU 9.2: reconnect=1, not reconnect-ms=100",
             format!(
-                "-chardev socket,id=disk0,path={quoted} \\
+                "-chardev socket,id=disk0,path={quoted},reconnect-ms=100 \\
   -device vhost-user-blk-pci,chardev=disk0,num-queues={queues}"
             ),
             format!("--disk vhost_user=true,socket={socket},num_queues={queues},queue_size=128"),
@@ -263,6 +286,7 @@ fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
             let path = serde_json::Value::from(socket.to_string());
             (
                 " from version 10.1 on",
+                "",
                 format!(
                     "-device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":{path}}}}}'"
                 ),
@@ -272,7 +296,7 @@ fn describe(options: &ServeOptions) -> Result<String, DaemonError> {
     };
     text += &format!(
         "
-Attach it to QEMU{needs} (the guest's memory must be shared with ringmill):
+Attach it to QEMU{needs} (the guest's memory must be shared with ringmill{older}):
   -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem -m 2G \\
   {qemu}
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use control::{Command, LogOptions, SandboxOptions, Step, UsageError};
 
-use crate::serve;
+use crate::{daemonize, serve};
 use daemon::confinement::Kept;
 use daemon::state_file::StateFile;
 use daemon::{DaemonError, Environment, Keeping, Ready, Start};
@@ -25,7 +25,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     let start = |sandbox| spawner::start(sandbox, &mountpoints, has_monitor);
     let spawner = sandbox.as_ref().ok().and_then(start);
     let mut taken = daemon::receive()?;
-    let state = taken.state.take();
+    let (state, detached) = (taken.state.take(), taken.detached);
     let prepare = || {
         begun.map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
         let sandbox = sandbox?;
@@ -56,6 +56,9 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         kept: Vec::new(),
     };
     daemon::run(start, environment, |daemon| {
+        if detached && let Err(error) = daemonize::drop_errors() {
+            log::error!("standard error stays open: {error}");
+        }
         // The daemon already serves. Its end would stop the guests, so it continues without the sandbox.
         if let Err(error) = daemon.confine() {
             let error = error.to_string();

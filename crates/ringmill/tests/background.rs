@@ -143,9 +143,12 @@ fn the_pid_file_of_a_living_process_is_not_taken() {
         let output = command.output().expect("it starts");
         assert_eq!(output.status.code(), Some(1));
         let stderr = stderr(&output);
-        let expected = "cannot create PID file: Cannot lock pid file: Resource temporarily \
-                        unavailable\n";
-        assert!(stderr.ends_with(expected), "{stderr}");
+        let expected = format!(
+            "cannot create PID file: Cannot lock pid file 'a.pid': Resource temporarily unavailable: process {} \
+             has it\n",
+            first.pid
+        );
+        assert!(stderr.ends_with(&expected), "{stderr}");
         assert!(!scratch.0.join("e.sock").exists(), "nothing is left");
     }
     let text = fs::read_to_string(scratch.0.join("a.pid")).expect("the first one's file");

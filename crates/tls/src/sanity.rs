@@ -74,6 +74,9 @@ pub(crate) fn check_identity(
             let name = distinguished_name(own).unwrap_or_default();
             format!("Cert '{name}' has no issuer in CA chain")
         }
+        Err(webpki::Error::InvalidSignatureForPublicKey) => {
+            format!("The {side} certificate {path} is not signed by ca-cert.pem")
+        }
         Err(error) => format!("The {side} certificate {path} would not be taken: {error}"),
     };
     Err(CredentialsError(why))

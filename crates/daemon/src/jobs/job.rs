@@ -268,6 +268,15 @@ impl Job {
         }
     }
 
+    /// Logs the reason of its failure. A client may not wait for the job, or not ask why.
+    pub(super) fn warn(&self, why: &str) {
+        let nodes = match self.copying() {
+            None => String::new(),
+            Some(Copying { source, target, .. }) => format!(" of node '{source}' to '{target}'"),
+        };
+        log::warn!("job '{}': {}{nodes} failed: {why}", self.options.id, self.kind());
+    }
+
     pub(super) fn copying(&self) -> Option<&Copying> {
         match &self.work {
             Work::Copy(copying) => Some(copying),

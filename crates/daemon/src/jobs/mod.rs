@@ -239,8 +239,14 @@ impl Daemon {
                 Err(error) => self.abort(&mut job, Some(error.message)).await,
             },
             Report::Ended(Err(failure)) => {
-                let errno = failure.map_or(Errno::EIO, |failure| failure.errno);
-                self.abort(&mut job, Some(strerror(errno))).await;
+                let step = match failure.as_ref().map(|failure| failure.side) {
+                    Some(Side::Source) => "reading the source: ",
+                    Some(Side::Target) => "writing the target: ",
+                    None => "",
+                };
+                let error = strerror(failure.map_or(Errno::EIO, |failure| failure.errno));
+                job.warn(&format!("{step}{error}"));
+                self.abort(&mut job, Some(error)).await;
             }
         }
         let waiting = job.group.filter(|_| job.status == Status::Waiting);
@@ -367,7 +373,10 @@ impl Daemon {
         };
         match changed {
             Ok(()) => self.conclude(job, Some(&BLOCK_JOB_COMPLETED)).await,
-            Err(error) => self.abort(job, Some(error.message)).await,
+            Err(error) => {
+                job.warn(&error.message);
+                self.abort(job, Some(error.message)).await;
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use super::bitmaps;
 use super::document::{Collected, GO, HAVE, INVENTORY, Part, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
+use crate::spawner::is_null;
 
 /// Time limit of the new process until it is ready, nanoseconds.
 const READY_NS: u64 = 10_000_000_000;
@@ -40,6 +41,8 @@ const BETWEEN_NS: u64 = 100_000_000;
 
 /// Time limit of the new process until the pid file has its id, nanoseconds. Longer than its start of the exports.
 const SETTLED_NS: u64 = 10_000_000_000;
+/// Begins the error of a new program that says why it does not take over.
+const SAYS: &str = "the new program says: ";
 
 /// Another process serves now.
 pub(crate) struct HandedOver {
@@ -109,7 +112,13 @@ impl Daemon {
         let packets = Packets::new(&self.control, ours);
         match self.hand_over(&packets, arguments).await {
             Ok(pause_ns) => Ok(HandedOver { pid, pause_ns, packets }),
-            Err(why) => Err(refused(format!("{why}; {}", self.resume().await))),
+            Err(why) => {
+                let ended = self.resume().await;
+                // A program that says why writes the same to its log.
+                let line = successor.last_error().filter(|_| !why.starts_with(SAYS));
+                let line = line.map(|line| format!(": {line}")).unwrap_or_default();
+                Err(refused(format!("{why}; {ended}{line}")))
+            }
         }
     }
 
@@ -296,6 +305,7 @@ impl Daemon {
             "arguments": arguments,
             "directory": env::current_dir().ok().as_deref().and_then(Path::to_str),
             "stdin": stdin,
+            "detached": is_null(io::stderr()),
             "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
             "pidfile": pidfile,
             "state": state,
@@ -419,9 +429,7 @@ async fn expect(packets: &Packets, wanted: u8) -> Result<(), String> {
     };
     match received {
         Ok((kind, ..)) if kind == wanted => Ok(()),
-        Ok((REFUSED, why, _)) => {
-            Err(format!("the new program says: {}", String::from_utf8_lossy(&why)))
-        }
+        Ok((REFUSED, why, _)) => Err(format!("{SAYS}{}", String::from_utf8_lossy(&why))),
         Ok(_) => Err("the new program says what makes no sense".into()),
         Err(error) => Err(gone(&error)),
     }

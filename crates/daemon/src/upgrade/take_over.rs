@@ -51,6 +51,8 @@ pub struct TakenOver {
     /// The command line of the current configuration, without the program's name.
     pub arguments: Vec<String>,
     directory: Option<PathBuf>,
+    /// Whether the other process' standard error goes nowhere. This process' goes to the other one until it serves.
+    pub detached: bool,
     /// Whether the other process had to give signs of life.
     pub watchdog: bool,
     /// The pid file's path, and the locked file.
@@ -144,6 +146,7 @@ impl TakenOver {
             pid: number(&json["pid"])?,
             arguments,
             directory: path(&json["directory"]),
+            detached: json["detached"] == Json::Bool(true),
             watchdog: json["watchdog"] == Json::Bool(true),
             pidfile,
             state,

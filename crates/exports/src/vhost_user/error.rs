@@ -60,6 +60,15 @@ pub enum SessionError {
     Config(String),
 }
 
+/// A front end without shared memory has rings where the message with its regions has none.
+fn advice(error: &QueueError) -> &'static str {
+    if matches!(error, QueueError::Ring(guest_memory::Error::RingOutside { .. })) {
+        "; is the guest's memory shared (share=on)?"
+    } else {
+        ""
+    }
+}
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
@@ -76,7 +85,7 @@ pub(crate) enum RequestError {
     #[error("more than {MAX_MEM_SLOTS} memory regions")]
     MemSlots,
     /// A ring cannot be set up, or its memory was removed.
-    #[error("ring {index}: {}", .error.in_full())]
+    #[error("ring {index}: {}{}", .error.in_full(), advice(.error))]
     Ring {
         /// The ring's index.
         index: u16,

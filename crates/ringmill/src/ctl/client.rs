@@ -1,19 +1,21 @@
 //! A QMP client: blocking, one command after the other.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use control::CtlSocket;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Deserializer, Map, Value as Json, json};
 
 /// Time limit for the greeting. A daemon that serves another client on that monitor sends none.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest accepted line in bytes.
-const MAX_LINE: u64 = 64 << 20;
+/// Longest accepted message in bytes.
+const MAX_MESSAGE: u64 = 64 << 20;
+/// Most characters of a message that is not QMP in an error.
+const MAX_SHOWN: usize = 80;
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -39,10 +41,11 @@ impl fmt::Display for ClientError {
             ClientError::Socket(error) => write!(f, "the monitor: {error}"),
             ClientError::Silence(socket) => write!(
                 f,
-                "{socket}: no greeting within {} seconds: another client may be connected",
+                "{socket}: no greeting within {} seconds: another client may be connected, or this \
+                 is not a QMP monitor",
                 PATIENCE.as_secs()
             ),
-            ClientError::NotQmp(line) => write!(f, "this is not QMP: {line}"),
+            ClientError::NotQmp(text) => write!(f, "this is not QMP: {text}"),
             ClientError::Refused(description) => f.write_str(description),
         }
     }
@@ -158,17 +161,45 @@ impl Client {
         }
     }
 
+    /// Receives an object, which may have several lines (`pretty=on`).
     fn receive(&mut self) -> Result<Json, ClientError> {
-        let mut line = Vec::new();
-        let mut limited = self.stream.by_ref().take(MAX_LINE);
-        limited.read_until(b'\n', &mut line)?;
-        if line.is_empty() {
-            let gone = "the daemon has closed the connection";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, gone).into());
+        let mut read = Recorded { from: &mut self.stream, beginning: Vec::new() };
+        let mut values = Deserializer::from_reader((&mut read).take(MAX_MESSAGE)).into_iter();
+        let received: Option<serde_json::Result<Json>> = values.next();
+        match received {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(error)) if error.is_io() => Err(io::Error::from(error).into()),
+            Some(Err(error)) if error.is_syntax() => {
+                let mut text = read.beginning;
+                text.extend_from_slice(self.stream.buffer());
+                Err(ClientError::NotQmp(shown(&text)))
+            }
+            Some(Err(_)) | None => {
+                let gone = "the daemon has closed the connection";
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, gone).into())
+            }
         }
-        serde_json::from_slice(&line).map_err(|_| {
-            let beginning = String::from_utf8_lossy(&line).trim_end().chars().take(80).collect();
-            ClientError::NotQmp(beginning)
-        })
     }
+}
+
+/// A reader that keeps the beginning of what it has read.
+struct Recorded<R> {
+    from: R,
+    beginning: Vec<u8>,
+}
+
+impl<R: Read> Read for Recorded<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let len = self.from.read(buf)?;
+        let room = MAX_SHOWN.saturating_sub(self.beginning.len());
+        self.beginning.extend(buf.iter().take(len.min(room)));
+        Ok(len)
+    }
+}
+
+/// The first line of a foreign peer's text. Control characters would change the terminal.
+fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let line = text.trim_start().lines().next().unwrap_or_default();
+    line.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }

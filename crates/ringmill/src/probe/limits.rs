@@ -49,7 +49,7 @@ fn count(limit: rlim_t) -> String {
 }
 
 /// A number of bytes, rounded down to the largest unit that fits.
-pub(super) fn bytes(number: u64) -> String {
+pub(crate) fn bytes(number: u64) -> String {
     if number == RLIM_INFINITY {
         return "unlimited".to_owned();
     }

@@ -19,6 +19,7 @@ use daemon::DaemonError;
 use file::FileReport;
 use kernel::Kernel;
 use limits::Limits;
+pub(crate) use limits::bytes;
 use ring::RingReport;
 use sleep::Sleep;
 

@@ -349,7 +349,8 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
             "Another node of this process".to_owned()
         }
         Ok(Holder { pid, name }) => format!("{name} (pid {pid})"),
-        Err(_) => "Its user".to_owned(),
+        Err(LockedBy::Nobody) => "Its user".to_owned(),
+        Err(LockedBy::Unknown) => "Its user (unknown: not all of /proc may be read)".to_owned(),
     };
     hint.push_str(&match (byte >= NOT_SHARED, p) {
         (true, Permission::ConsistentRead) => format!("\n{who} does not let others read it now."),
@@ -366,16 +367,10 @@ fn conflict(fd: &OwnedFd, path: &Path, message: String, byte: i64, p: Permission
             format!("\n{who} holds \"{p}\" on it, which this node cannot share. Stop it first.")
         }
     });
+    let error = OpenError::new(message).with_hint(hint).with_hint_everywhere();
     match holder {
-        Ok(_) => OpenError::new(message).with_hint(hint),
-        Err(by) => {
-            let why = match by {
-                LockedBy::Nobody => "",
-                // Clients of a monitor get no hints.
-                LockedBy::Unknown => " (held by an unknown process: not all of /proc may be read)",
-            };
-            OpenError::new(message + why).with_hint(hint).locked_by(by)
-        }
+        Ok(_) => error,
+        Err(by) => error.locked_by(by),
     }
 }
 
