@@ -46,7 +46,7 @@ impl DaemonError {
         DaemonError { hint: Some(hint.to_owned()), ..self }
     }
 
-    /// Adds further advice, on lines of its own.
+    /// Adds further advice, on new lines.
     pub(super) fn and_hint(self, more: &str) -> Self {
         let hint = self.hint.map_or_else(|| more.to_owned(), |hint| format!("{hint}\n{more}"));
         DaemonError { hint: Some(hint), ..self }

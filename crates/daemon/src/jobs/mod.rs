@@ -382,8 +382,8 @@ impl Daemon {
 
     /// Drains a mirror's users and lets the worker copy the rest. Other jobs have no rest.
     ///
-    /// Returns false if that failed, and the mirror goes on: its error policy says so, and it is not pending. Then users go
-    /// on, too.
+    /// Returns false if that failed, and the mirror continues: its error policy says so, and it is not pending. Then its users
+    /// continue, too.
     async fn finish_mirror(&mut self, job: &mut Job) -> Result<bool, DaemonError> {
         let is_pending = job.status == Status::Pending;
         let Some(copying) = job.copying_mut().filter(|copying| copying.stopped.is_none()) else {

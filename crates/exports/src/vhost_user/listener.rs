@@ -117,7 +117,7 @@ impl Drop for SocketFile {
 }
 
 impl SocketFile {
-    /// Changes the owner, of this file only: a user who may write to the folder may have put a link in its place.
+    /// Changes the owner of this file only. A user with access to the folder may have put a link in its place.
     fn give_to(&self, user: Uid, group: Gid) -> Result<(), Errno> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = open(&self.path, flags, Mode::empty())?;

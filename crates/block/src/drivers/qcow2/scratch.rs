@@ -23,22 +23,19 @@ impl Scratch {
     ///
     /// A kept buffer is free again when neither a list of segments nor a request in flight refers to its memory.
     pub(super) fn take(&self, len: usize) -> Option<IoBufs> {
-        if len > LEN {
-            return AlignedBuf::io_bufs(len, ALIGN);
-        }
         let is_free =
             |bufs: &&IoBufs| bufs.owner().is_some_and(|owner| Rc::strong_count(owner) == 1);
         let mut kept = self.0.borrow_mut();
-        if let Some(bufs) = kept.iter().find(is_free) {
-            return Some(part(bufs, 0, len));
-        }
-        if kept.len() == MOST {
-            return AlignedBuf::io_bufs(len, ALIGN);
-        }
-        let bufs = AlignedBuf::io_bufs(LEN, ALIGN)?;
-        let part = part(&bufs, 0, len);
-        kept.push(bufs);
-        Some(part)
+        let bufs = match kept.iter().find(is_free) {
+            _ if len > LEN => return AlignedBuf::io_bufs(len, ALIGN),
+            Some(bufs) => bufs,
+            None if kept.len() == MOST => return AlignedBuf::io_bufs(len, ALIGN),
+            None => {
+                kept.push(AlignedBuf::io_bufs(LEN, ALIGN)?);
+                kept.last()?
+            }
+        };
+        Some(part(bufs, 0, len))
     }
 }
 
@@ -54,7 +51,7 @@ mod tests {
         let second = scratch.take(8192).unwrap();
         let (whole, in_flight) = (at(&first), part(&first, 512, 512));
         drop(first);
-        // Neither is free.
+        // A part in flight is not free, nor is what is held.
         assert!(![whole, at(&second)].contains(&at(&scratch.take(512).unwrap())));
         drop(in_flight);
         let again = scratch.take(1024).unwrap();

@@ -273,19 +273,19 @@ impl Engine {
             _ => vec![0; self.format.cluster() as usize].into_boxed_slice(),
         };
         let sectors = bytes.len() / SECTOR;
-        let cluster = match self.coming.get(&index).copied() {
+        let offset = match self.coming.get(&index).copied() {
             Some(cluster) => {
                 self.raise(cluster)?;
                 self.coming.remove(&index);
                 self.held.remove(cluster..cluster + 1);
-                cluster
+                cluster << self.format.cluster_bits
             }
-            None => self.take_one()?,
+            None => self.take(1)?,
         };
-        self.owners.add_table(cluster, Owner::ActiveL2);
+        self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
         if let Some(entry) = self.l1.get_mut(index) {
-            *entry = cluster << self.format.cluster_bits | COPIED;
+            *entry = offset | COPIED;
         }
         (0..sectors).for_each(|at| self.note(Changed::L2(index, at)));
         self.note(Changed::L1(index * ENTRY / SECTOR));

@@ -115,20 +115,15 @@ impl Engine {
 
     /// Free clusters for tables, so many that follow each other. Each counts as used once.
     pub(in super::super) fn take(&mut self, clusters: u64) -> Result<u64, Stop> {
-        match clusters {
-            1 => self.take_one().map(|cluster| cluster << self.format.cluster_bits),
-            _ => self.take_at_end(clusters),
+        if clusters > 1 {
+            return self.take_at_end(clusters);
         }
-    }
-
-    /// A free cluster for a table. It counts as used once.
-    pub(super) fn take_one(&mut self) -> Result<u64, Stop> {
         // The block was just looked at.
         let room = self.reserve(1)?;
         let cluster = room.host >> self.format.cluster_bits;
         self.held.remove(cluster..cluster + 1);
         self.raise(cluster)?;
-        Ok(cluster)
+        Ok(room.host)
     }
 
     /// The same, after all that is counted, with blocks of their own.
