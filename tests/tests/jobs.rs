@@ -55,19 +55,37 @@ fn a_job_that_fails_is_in_the_log() {
     let full =
         json!({"driver": "blkdebug", "node-name": "full", "image": "copy", "inject-error": rules});
     qmp.execute("blockdev-add", full);
+    create(&mut qmp, "other", &scratch.path("other.img"), MIB << 20);
+    let late = json!({"driver": "blkdebug", "node-name": "late", "image": "other",
+        "set-state": [{"event": "flush_to_disk", "state": 1, "new_state": 2}],
+        "inject-error": [{"event": "flush_to_disk", "state": 2}]});
+    qmp.execute("blockdev-add", late);
     let size = "Source and target image have different sizes";
-    for (command, target, why) in [
+    let cases = [
         ("blockdev-mirror", "small", size),
+        ("blockdev-mirror", "late", "writing the target: Input/output error"),
         ("blockdev-mirror", "full", "writing the target: No space left on device"),
         ("blockdev-backup", "full", "writing the target: No space left on device"),
-    ] {
+    ];
+    for (command, target, why) in cases {
         let arguments = json!({"job-id": "j", "device": "disk", "target": target, "sync": "full"});
         qmp.execute(command, arguments);
+        if target == "late" {
+            qmp.wait_for("BLOCK_JOB_READY");
+            qmp.execute("job-complete", json!({"id": "j"}));
+        }
         qmp.wait_for("BLOCK_JOB_COMPLETED");
         let kind = command.trim_start_matches("blockdev-");
         let line = format!("job 'j': {kind} of node 'disk' to '{target}' failed: {why}\n");
         assert!(server.log().contains(&line), "{line}: {}", server.log());
     }
+    // What a client cancels is no failure.
+    create(&mut qmp, "spare", &scratch.path("spare.img"), MIB << 20);
+    let mirror = json!({"job-id": "j", "device": "disk", "target": "spare", "sync": "full"});
+    qmp.execute("blockdev-mirror", mirror);
+    qmp.execute("block-job-cancel", json!({"device": "j", "force": true}));
+    qmp.wait_for("BLOCK_JOB_CANCELLED");
+    assert_eq!(server.log().matches("failed:").count(), cases.len(), "{}", server.log());
     server.stop();
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::graph::Drained;
-use block::job::{Backup, Bitmap, Control, Turns};
+use block::job::{Backup, Bitmap, Control, Failure, Side, Turns};
 use block::node::{BackingName, BlockNode, NoWaiting};
 use block::track::DirtyBitmap;
 use control::qmp::QmpError;
@@ -11,6 +11,8 @@ use control::qmp::events::{EventRow, JOB_STATUS_CHANGE};
 use event_loop::{mailbox, oneshot};
 use serde_json::{Value as Json, json};
 
+use super::super::DaemonError;
+use super::super::errno::strerror;
 use super::super::monitor::Clients;
 use super::options::{BitmapMode, CopyOptions, JobOptions, JobVerb};
 use super::worker::Order;
@@ -72,6 +74,37 @@ fn verb_name(verb: JobVerb) -> &'static str {
         JobVerb::Finalize => "finalize",
         JobVerb::Dismiss => "dismiss",
         JobVerb::SetSpeed(_) => "set-speed",
+    }
+}
+
+/// Why a job fails.
+#[derive(Debug)]
+pub(super) struct Why {
+    /// What failed, for the log: empty, or with a colon at its end.
+    step: &'static str,
+    /// The error that clients get.
+    pub(super) error: String,
+}
+
+impl From<String> for Why {
+    fn from(error: String) -> Why {
+        Why { step: "", error }
+    }
+}
+
+impl From<DaemonError> for Why {
+    fn from(error: DaemonError) -> Why {
+        error.message.into()
+    }
+}
+
+impl From<Failure> for Why {
+    fn from(failure: Failure) -> Why {
+        let step = match failure.side {
+            Side::Source => "reading the source: ",
+            Side::Target => "writing the target: ",
+        };
+        Why { step, error: strerror(failure.errno) }
     }
 }
 
@@ -269,12 +302,12 @@ impl Job {
     }
 
     /// Logs the reason of its failure. A client may not wait for the job, or not ask why.
-    pub(super) fn warn(&self, why: &str) {
+    pub(super) fn warn(&self, Why { step, error }: &Why) {
         let nodes = match self.copying() {
             None => String::new(),
             Some(Copying { source, target, .. }) => format!(" of node '{source}' to '{target}'"),
         };
-        log::warn!("job '{}': {}{nodes} failed: {why}", self.options.id, self.kind());
+        log::warn!("job '{}': {}{nodes} failed: {step}{error}", self.options.id, self.kind());
     }
 
     pub(super) fn copying(&self) -> Option<&Copying> {

@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use serde_json::{Value as Json, json};
 
 pub(super) use self::chain::ChainOptions;
-use self::job::{Copying, How, Job, Open, Parts, Status, Stopped};
+use self::job::{Copying, How, Job, Open, Parts, Status, Stopped, Why};
 pub(super) use self::options::{
     BackupOptions, BitmapMode, CopyOptions, JobOptions, JobVerb, MirrorOptions, Perf, Sync,
 };
@@ -236,17 +236,11 @@ impl Daemon {
                     }
                 }
                 Ok(false) => {}
-                Err(error) => self.abort(&mut job, Some(error.message)).await,
+                Err(why) => self.abort(&mut job, Some(why)).await,
             },
             Report::Ended(Err(failure)) => {
-                let step = match failure.as_ref().map(|failure| failure.side) {
-                    Some(Side::Source) => "reading the source: ",
-                    Some(Side::Target) => "writing the target: ",
-                    None => "",
-                };
-                let error = strerror(failure.map_or(Errno::EIO, |failure| failure.errno));
-                job.warn(&format!("{step}{error}"));
-                self.abort(&mut job, Some(error)).await;
+                let why = failure.map_or_else(|| strerror(Errno::EIO).into(), Why::from);
+                self.abort(&mut job, Some(why)).await;
             }
         }
         let waiting = job.group.filter(|_| job.status == Status::Waiting);
@@ -365,18 +359,23 @@ impl Daemon {
     async fn finalize(&mut self, job: &mut Job) {
         let Some(copying) = job.copying() else { return self.conclude(job, None).await };
         let changed = match &copying.how {
-            How::Parts(Parts::Backup(_), ..) => self.take_filter_out(copying).await,
-            How::Parts(Parts::Stream(end) | Parts::Commit(end), ..) => {
-                self.end_chain_job(copying, end).await
+            How::Parts(parts, ..) => {
+                let changed = match parts {
+                    Parts::Backup(_) => self.take_filter_out(copying).await,
+                    Parts::Stream(end) | Parts::Commit(end) => {
+                        self.end_chain_job(copying, end).await
+                    }
+                };
+                changed.map_err(Why::from)
             }
-            How::Mirror { .. } => self.end_mirror(job).await,
+            How::Mirror { .. } => match self.finish_mirror(job).await {
+                Ok(_) => self.end_mirror(job).await.map_err(Why::from),
+                Err(why) => Err(why),
+            },
         };
         match changed {
             Ok(()) => self.conclude(job, Some(&BLOCK_JOB_COMPLETED)).await,
-            Err(error) => {
-                job.warn(&error.message);
-                self.abort(job, Some(error.message)).await;
-            }
+            Err(why) => self.abort(job, Some(why)).await,
         }
     }
 
@@ -384,7 +383,7 @@ impl Daemon {
     ///
     /// Returns false if that failed, and the mirror continues: its error policy says so, and it is not pending. Then its users
     /// continue, too.
-    async fn finish_mirror(&mut self, job: &mut Job) -> Result<bool, DaemonError> {
+    async fn finish_mirror(&mut self, job: &mut Job) -> Result<bool, Why> {
         let is_pending = job.status == Status::Pending;
         let Some(copying) = job.copying_mut().filter(|copying| copying.stopped.is_none()) else {
             return Ok(true);
@@ -411,13 +410,12 @@ impl Daemon {
         self.tell_of_error(job, failure, action);
         match action {
             OnError::Ignore | OnError::Stop => Ok(false),
-            OnError::Report | OnError::Enospc => Err(DaemonError::new(strerror(failure.errno))),
+            OnError::Report | OnError::Enospc => Err(failure.into()),
         }
     }
 
     /// Ends a mirror. Its users continue: at the target if they are users of the replaced node, otherwise at the source.
     async fn end_mirror(&mut self, job: &mut Job) -> Result<(), DaemonError> {
-        self.finish_mirror(job).await?;
         let Some(copying) = job.copying_mut() else { return Ok(()) };
         let Some(Stopped { users, elsewhere }) = copying.stopped.take() else { return Ok(()) };
         let How::Mirror { replaces, .. } = &copying.how else { return Ok(()) };
@@ -475,19 +473,22 @@ impl Daemon {
         }
     }
 
-    /// Ends a job that failed (`error`) or was cancelled.
+    /// Ends a job that failed (`why`, which is logged) or was cancelled.
     ///
     /// As in QEMU, a job that never ran is dismissed and sends no `BLOCK_JOB_*` event.
-    async fn abort(&mut self, job: &mut Job, error: Option<String>) {
+    async fn abort(&mut self, job: &mut Job, why: Option<Why>) {
+        if let Some(why) = &why {
+            job.warn(why);
+        }
         let has_run = job.status != Status::Created;
         let group = job.group.take();
         job.options.auto_dismiss |= !has_run;
         job.enter(Status::Aborting, &self.clients);
-        let event = match error {
+        let event = match why {
             Some(_) => &BLOCK_JOB_COMPLETED,
             None => &BLOCK_JOB_CANCELLED,
         };
-        (job.cancelled, job.error) = (error.is_none(), error);
+        (job.cancelled, job.error) = (why.is_none(), why.map(|why| why.error));
         if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), ..), .. }) =
             job.copying_mut()
             && !has_run

@@ -208,10 +208,7 @@ impl Daemon {
                 job.enter(Status::Pending, &self.clients);
                 self.conclude(&mut job, None).await;
             }
-            Err(error) => {
-                job.warn(&error);
-                self.abort(&mut job, Some(error)).await;
-            }
+            Err(error) => self.abort(&mut job, Some(error.into())).await,
         }
         self.jobs.put(job);
     }
@@ -352,8 +349,7 @@ impl Daemon {
         let serial = self.begin(copy.job.clone(), Work::Copy(Box::new(Copying::new(copy, how))));
         let Some(mut job) = self.jobs.take(serial) else { return };
         let error = "Source and target image have different sizes".to_owned();
-        job.warn(&error);
-        self.abort(&mut job, Some(error)).await;
+        self.abort(&mut job, Some(error.into())).await;
         if job.status != Status::Null {
             self.jobs.put(job);
         }
