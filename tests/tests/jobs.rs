@@ -541,6 +541,40 @@ fn zeroes_and_what_is_not_stored_do_not_count_for_the_speed() {
 }
 
 #[test]
+fn a_mirror_that_has_ended_cannot_be_changed() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["from", "to"] {
+        let path = format!("DIR/{name}");
+        peers.run("qemu-img", &["create", "-q", "-f", "raw", &path, "1M"]);
+        let file = json!({"driver": "file", "node-name": name, "filename": path});
+        peers.execute("blockdev-add", file);
+    }
+    let job = json!({"job-id": "j", "device": "from", "target": "to", "sync": "full",
+        "auto-finalize": false, "auto-dismiss": false});
+    peers.execute("blockdev-mirror", job);
+    peers.wait_for("BLOCK_JOB_READY");
+    let change = |mode: &str| json!({"id": "j", "type": "mirror", "copy-mode": mode});
+    peers.execute("block-job-change", change("background"));
+    peers.execute("job-complete", json!({"id": "j"}));
+    for (status, next) in [("pending", "job-finalize"), ("concluded", "job-dismiss")] {
+        for side in peers.sides() {
+            while side.qmp.wait_for("JOB_STATUS_CHANGE")["status"] != status {}
+            let jobs = side.qmp.execute("query-block-jobs", json!({}));
+            assert_eq!(jobs[0]["busy"], false, "{status}");
+        }
+        let other = json!({"id": "j", "type": "backup"});
+        for arguments in [change("write-blocking"), change("background"), other] {
+            let answer = peers.both("block-job-change", arguments);
+            let why = format!("Job 'j' in state '{status}' cannot accept command verb 'change'");
+            assert_eq!(answer["error"]["desc"], why);
+        }
+        peers.execute(next, json!({"id": "j"}));
+    }
+    peers.stop();
+}
+
+#[test]
 fn another_speed_counts_at_once() {
     let scratch = Scratch::new();
     let mut peers = Peers::new(&scratch);

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::bitmap::Bitmap;
-use super::control::Report;
 use super::copy::{Failure, flush};
 use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
@@ -168,7 +167,7 @@ impl Backup {
     /// the cancellation.
     pub async fn run(&self, worker: &mut Worker, only_written: bool) {
         let end = self.copy_all(worker, only_written).await;
-        worker.report(Report::Ended(end));
+        worker.report_end(end);
     }
 
     async fn copy_all(

@@ -73,7 +73,7 @@ impl Mirror {
     /// with an error that is not ignored. Call this again after a [`finish`](Self::finish) that failed.
     pub async fn run(&mut self) {
         let end = self.copy_while(true).await;
-        self.worker.report(Report::Ended(end.map_err(Some)));
+        self.worker.report_end(end.map_err(Some));
     }
 
     /// Copies the rest and flushes the target, after writes to the source have stopped.

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 
 use super::control::{Control, Report};
 use super::copy::{Buffer, Failure, Side, flush};
+use super::mirror::End;
 use crate::graph::Edge;
 use crate::node::{BlockNode, Channel};
 
@@ -159,6 +160,12 @@ impl Worker {
     pub(super) fn report(&self, report: Report) {
         // Nobody listens any more when the daemon ends.
         let _ = self.reports.send(report);
+    }
+
+    /// Reports that copying has ended: no request is in flight.
+    pub(super) fn report_end(&self, end: Result<End, Option<Failure>>) {
+        self.control.set_busy(false);
+        self.report(Report::Ended(end));
     }
 
     /// Returns memory for one more copy, if one may begin now.

@@ -55,7 +55,7 @@ impl Status {
             JobVerb::Cancel { .. } => {
                 matches!(self, Created | Running | Paused | Ready | Standby | Waiting | Pending)
             }
-            JobVerb::Pause | JobVerb::Resume | JobVerb::SetSpeed(_) => {
+            JobVerb::Pause | JobVerb::Resume | JobVerb::SetSpeed(_) | JobVerb::Change { .. } => {
                 matches!(self, Created | Running | Paused | Ready | Standby)
             }
             JobVerb::Complete => matches!(self, Ready | Standby),
@@ -74,6 +74,7 @@ fn verb_name(verb: JobVerb) -> &'static str {
         JobVerb::Finalize => "finalize",
         JobVerb::Dismiss => "dismiss",
         JobVerb::SetSpeed(_) => "set-speed",
+        JobVerb::Change { .. } => "change",
     }
 }
 

@@ -8,7 +8,7 @@ mod start;
 mod worker;
 
 use block::graph::drain;
-use block::job::{End, Failure, OnError, Report, Side, Turns};
+use block::job::{End, Failure, OnError, Report, Side};
 use control::qmp::QmpError;
 use control::qmp::events::{
     BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
@@ -43,23 +43,6 @@ impl Jobs {
         }
         let Some(job) = self.jobs.first() else { return Ok(()) };
         Err(format!("job '{}' has ended: read its result, then send job-dismiss", job.options.id))
-    }
-
-    /// Returns whether job `id` exists and copies.
-    pub(super) fn is_copy(&self, id: &str) -> bool {
-        self.copying(id).is_some()
-    }
-
-    /// Returns which copies of mirror `id` are under way. `None`: there is no mirror of that name.
-    pub(super) fn turns_of_mirror(&self, id: &str) -> Option<&Turns> {
-        match &self.copying(id)?.how {
-            How::Mirror { turns, kind: "mirror", .. } => Some(turns),
-            How::Mirror { .. } | How::Parts(..) => None,
-        }
-    }
-
-    fn copying(&self, id: &str) -> Option<&Copying> {
-        self.jobs.iter().find(|job| job.options.id == id)?.copying()
     }
 
     /// Describes all jobs as `query-jobs` does. As in QEMU, the newest is first.
@@ -171,6 +154,20 @@ impl Daemon {
                 if let Some(copying) = job.copying_mut() {
                     copying.speed = speed;
                     copying.control.set_speed(bytes);
+                }
+            }
+            JobVerb::Change { blocking } => {
+                let how = job.copying().map(|copying| &copying.how);
+                let Some(How::Mirror { turns, kind: "mirror", .. }) = how else {
+                    return Err(QmpError::generic("Job type does not support change"));
+                };
+                match (blocking, turns.is_blocking()) {
+                    (Some(true), false) => turns.set_blocking(),
+                    (Some(false), true) => {
+                        let why = "Change to copy mode 'background' is not implemented";
+                        return Err(QmpError::generic(why));
+                    }
+                    (Some(_) | None, _) => {}
                 }
             }
             JobVerb::Complete => {

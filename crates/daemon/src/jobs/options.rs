@@ -167,4 +167,9 @@ pub(crate) enum JobVerb {
     Dismiss,
     /// `set-speed`: bytes per second.
     SetSpeed(i64),
+    /// `change`, of a mirror.
+    Change {
+        /// Whether writes are to wait for the target. `None`: as before.
+        blocking: Option<bool>,
+    },
 }

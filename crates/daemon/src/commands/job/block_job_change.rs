@@ -5,6 +5,7 @@ use options::place::OneOf;
 use options::table::{Choice, Field, Row, put};
 
 use super::super::Command;
+use crate::jobs::JobVerb;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "block-job-change",
@@ -21,22 +22,8 @@ pub(super) static COMMAND: Command<Arguments> = Command {
             if !mirror && copy_mode.is_some() {
                 return Err(QmpError::generic("Parameter 'copy-mode' is unexpected"));
             }
-            if !daemon.jobs.is_copy(&id) {
-                return Err(QmpError::block_job_not_found(&id));
-            }
             // As in QEMU, the argument `type` may differ from the job's type.
-            let Some(turns) = daemon.jobs.turns_of_mirror(&id) else {
-                return Err(QmpError::generic("Job type does not support change"));
-            };
-            match (copy_mode, turns.is_blocking()) {
-                (Some(true), false) => turns.set_blocking(),
-                (Some(false), true) => {
-                    let why = "Change to copy mode 'background' is not implemented";
-                    return Err(QmpError::generic(why));
-                }
-                (Some(_) | None, _) => {}
-            }
-            Ok(())
+            daemon.tell_block_job(&id, JobVerb::Change { blocking: copy_mode }).await
         })
     },
 };
