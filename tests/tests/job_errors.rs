@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::peers::{Peers, Side};
-use integration::{Scratch, merged};
+use common::peers::{Peers, Side, run};
+use integration::{Qmp, Scratch, ServerCommand, merged};
 use serde_json::{Value, json};
 
 /// What `query-block-jobs` says of the only job, but for its options.
@@ -142,6 +142,73 @@ fn a_mirror_whose_last_flush_fails_does_what_its_policy_says() {
         peers.execute("blockdev-del", json!({"node-name": name}));
     }
     peers.stop();
+}
+
+/// QSD does not flush the target of such a job at its end.
+#[test]
+fn a_copy_whose_last_flush_fails_does_what_its_policy_says() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let qmp = Qmp::connect(&server.socket("qmp"));
+    let mut side = Side { folder: scratch.dir().to_path_buf(), qmp };
+    let cases = [
+        ("report", 5, "report", "ok", true),
+        ("ignore", 5, "ignore", "ok", false),
+        ("stop", 5, "stop", "failed", false),
+        ("enospc", 28, "stop", "nospace", false),
+        ("enospc", 5, "report", "ok", true),
+    ];
+    for (policy, errno, action, io_status, fails) in cases {
+        for kind in ["blockdev-backup", "block-commit"] {
+            let what = format!("{kind} {policy} {errno}");
+            run("qemu-img", &side.folder, &["create", "-q", "-f", "raw", "DIR/target", "2M"]);
+            let over = ["create", "-q", "-f", "qcow2", "-b", "target", "-F", "raw", "DIR/source"];
+            run("qemu-img", &side.folder, &over);
+            run("qemu-io", &side.folder, &["-c", "write -P 1 0 2M", "DIR/source"]);
+            let over = ["create", "-q", "-f", "qcow2", "-b", "source", "-F", "qcow2", "DIR/top"];
+            run("qemu-img", &side.folder, &over);
+            let rule = json!({"event": "flush_to_disk", "once": true, "errno": errno});
+            let target = faulty("target", &json!({"inject-error": [rule]}));
+            let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+            let (behind, job) = match kind {
+                "blockdev-backup" => (
+                    Value::Null,
+                    json!({"device": "source", "target": "target", "sync": "full",
+                        "on-target-error": policy}),
+                ),
+                _ => (
+                    "target".into(),
+                    json!({"device": "top", "top-node": "source", "on-error": policy}),
+                ),
+            };
+            for node in [
+                json!({"driver": "raw", "node-name": "target", "file": target}),
+                json!({"driver": "qcow2", "node-name": "source", "file": file("source"),
+                    "backing": behind}),
+                json!({"driver": "qcow2", "node-name": "top", "file": file("top"),
+                    "backing": "source"}),
+            ] {
+                let added = side.ask("blockdev-add", &node);
+                assert!(added.get("return").is_some(), "{what}: {added}");
+            }
+            side.qmp.execute(kind, merged(json!({"job-id": "j"}), &job));
+            let told = life(&mut side, &resume);
+            let errors: Vec<_> = told.iter().filter(|told| told[0] == "BLOCK_JOB_ERROR").collect();
+            let error = json!({"device": "j", "operation": "write", "action": action});
+            assert_eq!(errors, [&json!(["BLOCK_JOB_ERROR", error])], "{what}: {told:?}");
+            let paused: Vec<_> = told.iter().filter_map(|told| told.get(6)).collect();
+            let expected = if action == "stop" { vec![io_status] } else { vec![] };
+            assert_eq!(paused, expected, "{what}: {told:?}");
+            let end = told.iter().find(|told| told[0] == "BLOCK_JOB_COMPLETED").expect("its end");
+            assert_eq!((&end[1]["offset"], &end[1]["len"]), (&json!(2 << 20), &json!(2 << 20)));
+            assert_eq!(end[1].get("error").is_some(), fails, "{what}: {end}");
+            for node in ["top", "source", "target"] {
+                side.qmp.execute("blockdev-del", json!({"node-name": node}));
+            }
+            run("qemu-io", &side.folder, &["-f", "raw", "-c", "read -P 1 0 2M", "DIR/target"]);
+        }
+    }
+    server.stop();
 }
 
 /// A chain base <- mid <- top, in which the base fails at 512 KiB: once, with this error, at this event. A job that writes to

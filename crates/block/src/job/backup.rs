@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::bitmap::Bitmap;
-use super::copy::{Failure, flush};
+use super::copy::Failure;
 use super::copy_before_write::CopyBeforeWrite;
 use super::mirror::End;
 use super::snapshot::{Clusters, Snapshot, What};
@@ -162,9 +162,9 @@ impl Backup {
 
     /// Copies each part that the filter has not copied, and reports how the job ended.
     ///
-    /// Ends when all is copied, when the job is cancelled, or at an error that is not ignored. A stream skips a part with an
-    /// error that is ignored, and fails at its end. With `only_written`, the filter does all copying, and this only waits for
-    /// the cancellation.
+    /// Ends when all is copied and flushed, when the job is cancelled, or at an error that is not ignored. A stream skips a
+    /// part with an error that is ignored, and fails at its end. With `only_written`, the filter does all copying, and this only
+    /// waits for the cancellation.
     pub async fn run(&self, worker: &mut Worker, only_written: bool) {
         let end = self.copy_all(worker, only_written).await;
         worker.report_end(end);
@@ -256,8 +256,13 @@ impl Backup {
                 if skipped.is_some() {
                     return Err(skipped);
                 }
-                flush(&target).await.map_err(Some)?;
-                return Ok(End::Copied);
+                match worker.flush().await {
+                    Ok(()) => return Ok(End::Copied),
+                    Err(failure) => {
+                        control.set_busy(false);
+                        worker.judge(failure).map_err(Some)?;
+                    }
+                }
             }
             worker.idle().await;
         }
