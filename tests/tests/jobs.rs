@@ -574,6 +574,54 @@ fn a_mirror_that_has_ended_cannot_be_changed() {
     peers.stop();
 }
 
+/// A wait for the speed after it would take half a day. QSD's mirrors wait.
+#[test]
+fn a_job_ends_after_its_last_copy_whatever_its_speed() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for (name, backing) in [("base", None), ("mid", Some("base")), ("top", Some("mid"))] {
+        let behind = backing.map(|backing| ["-b", backing, "-F", "qcow2"]);
+        let mut create = vec!["create", "-q", "-f", "qcow2"];
+        create.extend(behind.iter().flatten());
+        let path = format!("DIR/{name}");
+        create.extend([&*path, "64k"]);
+        peers.run("qemu-img", &create);
+        peers.run("qemu-io", &["-f", "qcow2", "-c", "write -q -P 1 0 64k", &path]);
+    }
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", "top", "-F", "qcow2", "DIR/over"]);
+    peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/to", "64k"]);
+    let file = |name: &str| json!({"driver": "file", "filename": format!("DIR/{name}")});
+    peers.execute("blockdev-add", json!({"driver": "raw", "node-name": "to", "file": file("to")}));
+    let nodes =
+        [("base", None), ("mid", Some("base")), ("top", Some("mid")), ("over", Some("top"))];
+    for (name, backing) in nodes {
+        let node =
+            json!({"driver": "qcow2", "node-name": name, "file": file(name), "backing": backing});
+        peers.execute("blockdev-add", node);
+    }
+    let to = json!({"device": "over", "target": "to", "sync": "full"});
+    for (command, arguments) in [
+        ("blockdev-backup", to.clone()),
+        ("block-commit", json!({"device": "over", "top-node": "mid"})),
+        ("block-stream", json!({"device": "over"})),
+        ("blockdev-mirror", to),
+    ] {
+        let job = merged(json!({"job-id": "j", "speed": 1}), &arguments);
+        let is_mirror = command == "blockdev-mirror";
+        for side in peers.sides().into_iter().take(if is_mirror { 1 } else { 2 }) {
+            side.qmp.execute(command, job.clone());
+            if is_mirror {
+                side.qmp.wait_for("BLOCK_JOB_READY");
+                side.qmp.execute("job-complete", json!({"id": "j"}));
+            }
+            let end = side.qmp.wait_for("BLOCK_JOB_COMPLETED");
+            assert_eq!((&end["offset"], end.get("error")), (&json!(64 << 10), None), "{command}");
+            while side.qmp.wait_for("JOB_STATUS_CHANGE")["status"] != "null" {}
+        }
+    }
+    peers.stop();
+}
+
 #[test]
 fn another_speed_counts_at_once() {
     let scratch = Scratch::new();

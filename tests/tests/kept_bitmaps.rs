@@ -439,7 +439,8 @@ fn bitmaps_of_a_repaired_or_copied_image_are_inconsistent() {
 fn a_backup_that_a_kill_interrupts_keeps_its_bits() {
     let scratch = Scratch::new();
     let used = |server: &Server| {
-        write(&scratch, "write 0 1M");
+        // More than the first copy has.
+        write(&scratch, "write 0 2M");
         client_output(&scratch, "qemu-img", &["create", "-q", "-f", "raw", "backup.img", "8M"]);
         let mut qmp = Qmp::connect(&server.socket("qmp"));
         let path = scratch.path("backup.img");
@@ -453,7 +454,7 @@ fn a_backup_that_a_kill_interrupts_keeps_its_bits() {
         assert_eq!(job[0]["status"], "running", "{job}");
     };
     let found = after_a_kill(&scratch, used, || {});
-    assert_eq!(found, [of("off", 0, false), of("stored", 1024 + 64, true)]);
+    assert_eq!(found, [of("off", 0, false), of("stored", 2048 + 64, true)]);
 }
 
 /// Two backups at the same time, each by its own bitmap: each bitmap keeps the bits that its backup has taken.
@@ -465,7 +466,7 @@ fn two_backups_that_a_kill_interrupts_keep_their_bits() {
         let mut qmp = Qmp::connect(&server.socket("qmp"));
         let other = json!({"node": "disk", "name": "other", "persistent": true});
         qmp.execute("block-dirty-bitmap-add", other);
-        write(&scratch, "write 2M 1M");
+        write(&scratch, "write 2M 2M");
         for (target, bitmap) in [("first", "stored"), ("second", "other")] {
             client_output(&scratch, "qemu-img", &["create", "-q", "-f", "raw", target, "8M"]);
             let path = scratch.path(target);
@@ -483,7 +484,7 @@ fn two_backups_that_a_kill_interrupts_keep_their_bits() {
         );
     };
     let found = after_a_kill(&scratch, used, || {});
-    let kib = [("off", 0, false), ("other", 1024 + 64, true), ("stored", 2048 + 64, true)];
+    let kib = [("off", 0, false), ("other", 2048 + 64, true), ("stored", 3072 + 64, true)];
     assert_eq!(found, kib.map(|(name, kib, records)| of(name, kib, records)));
 }
 

@@ -183,10 +183,11 @@ impl Backup {
         let mut failed: Option<(Range<u64>, Failure)> = None;
         let mut skipped = None;
         let mut next = 0;
+        // The speed limits copies. As in QSD, the end does not wait for it if this has copied the last part.
+        let mut is_last = false;
         loop {
             let control = worker.control.clone();
             let ends = failed.is_some() || control.is_cancelled() || self.snapshot.is_broken();
-            let mut done = false;
             while !ends
                 && !only_written
                 && let Some(mut buffer) = worker.begin()
@@ -198,7 +199,6 @@ impl Backup {
                 };
                 let Ok(Some(claim)) = claim else {
                     worker.buffers.push(buffer);
-                    done = matches!(claim, Ok(None));
                     break;
                 };
                 next = claim.parts.end;
@@ -221,6 +221,7 @@ impl Backup {
             }
             if !copies.is_empty() {
                 let (range, result) = worker.next(&mut copies).await;
+                is_last = copies.is_empty() && self.snapshot.left.is_empty(next);
                 if let Err(failure) = result
                     && failed.as_ref().is_none_or(|(first, _)| range.start < first.start)
                 {
@@ -252,7 +253,8 @@ impl Backup {
             if control.is_cancelled() {
                 return Ok(End::Cancelled);
             }
-            if done && self.left() == 0 {
+            let may_end = is_last || !worker.is_early() && self.snapshot.left.is_empty(next);
+            if may_end && !only_written && worker.may_begin() {
                 if skipped.is_some() {
                     return Err(skipped);
                 }

@@ -294,6 +294,11 @@ impl Bitmap {
         }
     }
 
+    /// Returns whether no bit is set. Looks at part `first` and later ones first.
+    pub(crate) fn is_empty(&self, first: u64) -> bool {
+        self.first_set(first).or_else(|| self.first_set(0)).is_none()
+    }
+
     /// Returns the size of all parts with set bits, in bytes.
     pub fn bytes(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());

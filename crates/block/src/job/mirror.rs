@@ -146,7 +146,8 @@ impl Mirror {
             if heeds && control.is_cancelled() {
                 return Ok(End::Cancelled);
             }
-            if heeds && self.worker.is_early() {
+            // The speed limits copies, so a mirror without any does not wait for it.
+            if heeds && self.worker.is_early() && !self.dirty.is_empty(self.next) {
                 self.worker.idle().await;
                 continue;
             }

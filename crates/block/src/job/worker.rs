@@ -170,12 +170,13 @@ impl Worker {
 
     /// Returns memory for one more copy, if one may begin now.
     pub(super) fn begin(&mut self) -> Option<Buffer> {
-        if self.may_begin() { self.buffers.pop() } else { None }
+        if !self.is_early() && self.may_begin() { self.buffers.pop() } else { None }
     }
 
-    /// Returns whether a request may begin now. Nothing begins after a client has seen the job paused and not busy.
-    pub(super) fn may_begin(&mut self) -> bool {
-        if self.control.is_paused() || self.is_early() {
+    /// Returns whether a request may begin now, whatever the speed. Nothing begins after a client has seen the job paused and
+    /// not busy.
+    pub(super) fn may_begin(&self) -> bool {
+        if self.control.is_paused() {
             return false;
         }
         self.control.set_busy(true);
