@@ -11,12 +11,13 @@ use integration::nbd::{nbd_export, nbd_server, nbd_uri};
 use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, merged};
 use serde_json::{Value, json};
 
-/// The bitmaps that both daemons report, by node, regardless of their order.
+/// The bitmaps that both daemons report, regardless of their order. QSD has further ones in the filters of backups.
 fn bitmaps(peers: &mut Peers) -> Vec<Value> {
     let [ours, theirs] = peers.sides().map(|side| {
         let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
         let nodes = nodes["return"].as_array().expect("a list").clone();
-        let told = nodes.iter().filter_map(|node| node.get("dirty-bitmaps"));
+        let nodes = nodes.iter().filter(|node| node["drv"] != "copy-before-write");
+        let told = nodes.filter_map(|node| node.get("dirty-bitmaps"));
         let mut all: Vec<Value> =
             told.flat_map(|list| list.as_array().expect("a list").clone()).collect();
         all.iter_mut()
@@ -264,6 +265,38 @@ fn incremental_backups_add_up_to_the_disk() {
         server.stop();
         check(&Image::existing(&scratch.path("target.img")), &log, log.len());
     }
+}
+
+/// While a job has the bits of a bitmap, later writes are those of a bitmap without a name.
+#[test]
+fn the_bitmap_of_a_job_has_the_bits_that_the_job_began_with() {
+    let scratch = Scratch::new();
+    let mut peers = peers(&scratch);
+    let of = json!({"node": "disk", "name": "b"});
+    peers.execute(&named("add"), of.clone());
+    peers.execute(&named("add"), json!({"node": "disk", "name": "idle"}));
+    peers.serve("disk");
+    peers.io(&["write 0 2M"]);
+    // The bytes in "b" and "idle", and in the one without a name.
+    let counts = |peers: &mut Peers| -> Vec<u64> {
+        bitmaps(peers).iter().map(|bitmap| bitmap["count"].as_u64().expect("a count")).collect()
+    };
+    let (begun, all) = (2 << 20, (2 << 20) + (64 << 10));
+    for (recording, before, new) in [(true, begun, 64 << 10), (false, all, 0)] {
+        let job = json!({"job-id": "j", "device": "disk", "target": "target", "sync": "incremental",
+            "bitmap": "b", "speed": 1});
+        peers.execute("blockdev-backup", job);
+        assert_eq!(counts(&mut peers), [before, before, 0], "{recording}");
+        peers.io(&["write 3M 64k"]);
+        assert_eq!(counts(&mut peers), [before, all, new], "{recording}");
+        peers.execute("block-job-cancel", json!({"device": "j", "force": true}));
+        for side in peers.sides() {
+            while side.qmp.wait_for("JOB_STATUS_CHANGE")["status"] != "null" {}
+        }
+        assert_eq!(counts(&mut peers), [all, all], "{recording}");
+        peers.execute(&named("disable"), of.clone());
+    }
+    peers.stop();
 }
 
 /// What `qemu-img` tells of the bitmaps of an image, which it finds whole.

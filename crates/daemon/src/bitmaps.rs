@@ -61,23 +61,36 @@ pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
 }
 
 /// The bitmaps of a node in the answer to `query-named-block-nodes`.
+///
+/// As in QEMU, a bitmap that a job uses has the bits that the job began with. The bits that were set since are those of a bitmap
+/// without a name, which is listed first.
 pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
-    let told = bitmaps.iter().map(|bitmap| {
-        let mut told = json!({
+    let mut told = Vec::new();
+    for bitmap in bitmaps.iter().filter(|bitmap| bitmap.lent().is_some()) {
+        told.push(json!({
+            "recording": bitmap.is_recording(),
+            "persistent": false,
+            "busy": false,
+            "granularity": bitmap.bits().granularity(),
+            "count": bitmap.bits().count(),
+        }));
+    }
+    for bitmap in &*bitmaps {
+        let mut named = json!({
             "name": bitmap.name(),
             "recording": bitmap.is_recording(),
             "persistent": bitmap.storage() != Storage::Memory,
             "busy": bitmap.is_busy(),
             "granularity": bitmap.bits().granularity(),
-            "count": bitmap.bits().count(),
+            "count": bitmap.lent().unwrap_or_else(|| bitmap.bits().count()),
         });
         if bitmap.storage() == Storage::Inconsistent {
-            told["inconsistent"] = true.into();
+            named["inconsistent"] = true.into();
         }
-        told
-    });
-    (!bitmaps.is_empty()).then(|| told.collect())
+        told.push(named);
+    }
+    (!told.is_empty()).then(|| told.into())
 }
 
 impl Daemon {

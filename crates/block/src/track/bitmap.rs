@@ -1,7 +1,7 @@
 //! Dirty bitmaps: which parts of a node were written to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{BitmapStore, Described, KeptBits};
 use crate::job::Bitmap;
@@ -26,7 +26,12 @@ pub struct DirtyBitmap {
     storage: Storage,
     recording: AtomicBool,
     busy: AtomicBool,
+    /// The size of the parts whose bits a job has, in bytes; [`NO_JOB`].
+    lent: AtomicU64,
 }
+
+/// No job has bits of the bitmap.
+const NO_JOB: u64 = u64::MAX;
 
 impl DirtyBitmap {
     /// Returns a bitmap without a set bit, for a node of `size` bytes.
@@ -44,9 +49,12 @@ impl DirtyBitmap {
             Storage::Inconsistent => (0, false),
             Storage::Memory | Storage::Image | Storage::ReadOnlyImage => (size, recording),
         };
-        let bits = Bitmap::new(size, granularity, false);
+        DirtyBitmap::of(name, Bitmap::new(size, granularity, false), storage, recording)
+    }
+
+    fn of(name: String, bits: Bitmap, storage: Storage, recording: bool) -> DirtyBitmap {
         let (recording, busy) = (AtomicBool::new(recording), AtomicBool::new(false));
-        DirtyBitmap { name, bits, storage, recording, busy }
+        DirtyBitmap { name, bits, storage, recording, busy, lent: AtomicU64::new(NO_JOB) }
     }
 
     /// Returns a bitmap in the image with bits that survive a kill of the process once it [is
@@ -54,8 +62,7 @@ impl DirtyBitmap {
     pub(crate) fn of_kept(of: Described, kept: Arc<KeptBits>) -> DirtyBitmap {
         let Described { name, size, granularity, recording } = of;
         let bits = Bitmap::of_kept(size, granularity, kept);
-        let (recording, busy) = (AtomicBool::new(recording), AtomicBool::new(false));
-        DirtyBitmap { name, bits, storage: Storage::Image, recording, busy }
+        DirtyBitmap::of(name, bits, Storage::Image, recording)
     }
 
     /// Returns whether its bits can survive a kill of the process.
@@ -144,6 +151,26 @@ impl DirtyBitmap {
     /// Has a job or an export use it, or no more.
     pub fn set_busy(&self, busy: bool) {
         self.busy.store(busy, Ordering::Relaxed);
+    }
+
+    /// Clears all bits for a job, which uses the bitmap from now on. Returns the bits that were set.
+    pub fn lend(&self) -> Bitmap {
+        self.set_busy(true);
+        let bits = self.bits.take();
+        self.lent.store(bits.count(), Ordering::Relaxed);
+        bits
+    }
+
+    /// The job does not use the bitmap any more.
+    pub fn end_loan(&self) {
+        self.lent.store(NO_JOB, Ordering::Relaxed);
+        self.set_busy(false);
+    }
+
+    /// Returns the size of the parts whose bits a job has, in bytes. `None`: no job uses the bitmap.
+    pub fn lent(&self) -> Option<u64> {
+        let bytes = self.lent.load(Ordering::Relaxed);
+        (bytes != NO_JOB).then_some(bytes)
     }
 }
 

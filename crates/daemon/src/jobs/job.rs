@@ -242,8 +242,7 @@ impl BitmapUse {
     ///
     /// Later writes set bits for the next job.
     pub(super) fn begin(&mut self, backup: &Backup) {
-        self.bitmap.set_busy(true);
-        let before = self.bitmap.bits().take();
+        let before = self.bitmap.lend();
         if self.selects {
             backup.add(&before);
         }
@@ -259,7 +258,7 @@ impl BitmapUse {
 
     /// Keeps the taken bits cleared, or sets them again, by the mode and the job's result.
     pub(super) fn end(&mut self, backup: &Backup, succeeded: bool) {
-        self.bitmap.set_busy(false);
+        self.bitmap.end_loan();
         let Some(before) = self.before.take() else { return };
         match (self.mode, succeeded) {
             (BitmapMode::OnSuccess | BitmapMode::Always, true) => {}

@@ -68,12 +68,20 @@ static NODE: &[Member] = &[
 ];
 
 static BITMAP: &[Member] = &[
-    Member::new("name", Reply::Text, "the bitmap's name"),
+    Member::optional(
+        "name",
+        Reply::Text,
+        "the bitmap's name; without one: writes since a job began to use a bitmap",
+    ),
     Member::new("recording", Reply::Bool, "it records writes"),
     Member::new("busy", Reply::Bool, "a job or an export uses it"),
     Member::new("persistent", Reply::Bool, "it is stored in the image when that is closed"),
     Member::new("granularity", Reply::Int, "bytes of a part, which has one bit"),
-    Member::new("count", Reply::Int, "bytes in parts that were written to"),
+    Member::new(
+        "count",
+        Reply::Int,
+        "bytes in parts that were written to; before the job, if a job uses the bitmap",
+    ),
     Member::optional(
         "inconsistent",
         Reply::Bool,
