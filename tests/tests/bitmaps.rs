@@ -407,8 +407,16 @@ fn inconsistent_bitmaps_can_only_be_removed() {
     for side in peers.sides() {
         fs::rename(side.path("killed.qcow2"), side.path("disk.qcow2")).expect("put back");
     }
-    add_image(&mut peers, json!({}));
     let of = |name: &str| json!({"node": "disk", "name": name});
+    add_image(&mut peers, json!({"read-only": true}));
+    for (command, why) in
+        [("clear", "readonly"), ("enable", "inconsistent"), ("remove", "readonly")]
+    {
+        let refused = peers.both(&named(command), of("b0"));
+        assert!(refused.to_string().contains(why), "{command}: {refused}");
+    }
+    peers.execute("blockdev-del", json!({"node-name": "disk"}));
+    add_image(&mut peers, json!({}));
     let inconsistent = |peers: &mut Peers| {
         let told = peers.sides().map(|side| {
             let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
@@ -612,6 +620,51 @@ fn a_commit_into_a_read_only_image_is_recorded() {
     for image in images {
         assert_eq!(stored_bytes(&scratch, &image), 64 << 10, "{}", image.display());
     }
+}
+
+/// Before and after a restart, the image behind an overlay is read-only, and so are its stored bitmaps.
+#[test]
+fn bitmaps_behind_an_overlay_are_read_only() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["disk", "top"] {
+        peers
+            .run("qemu-img", &["create", "-q", "-f", "qcow2", &format!("DIR/{name}.qcow2"), "64M"]);
+    }
+    for name in ["a", "b"] {
+        peers.run("qemu-img", &["bitmap", "--add", "DIR/disk.qcow2", name]);
+    }
+    let top = json!({"driver": "qcow2", "node-name": "top",
+        "file": {"driver": "file", "filename": "DIR/top.qcow2"}});
+    let of = |name: &str| json!({"node": "disk", "name": name});
+    let merge = json!({"node": "disk", "target": "a", "bitmaps": ["b"]});
+    let changes = [("clear", of("a")), ("remove", of("b")), ("merge", merge)];
+    let expect = |peers: &mut Peers, refused: bool| {
+        for (command, arguments) in changes.clone() {
+            let answer = peers.both(&named(command), arguments);
+            assert_eq!(answer.get("error").is_some(), refused, "{command}: {answer}");
+        }
+        peers.execute(&named("add"), json!({"node": "disk", "name": "memory"}));
+        for command in ["disable", "clear", "remove"] {
+            peers.execute(&named(command), of("memory"));
+        }
+    };
+    add_image(&mut peers, json!({}));
+    peers.execute("blockdev-add", merged(top.clone(), &json!({"backing": null})));
+    peers.execute("blockdev-snapshot", json!({"node": "disk", "overlay": "top"}));
+    expect(&mut peers, true);
+    peers.execute("blockdev-del", json!({"node-name": "top"}));
+    peers.execute("blockdev-del", json!({"node-name": "disk"}));
+    add_image(&mut peers, json!({"read-only": true}));
+    peers.execute("blockdev-add", merged(top, &json!({"backing": "disk"})));
+    expect(&mut peers, true);
+    // A commit opens it for writing.
+    peers.execute("block-commit", json!({"job-id": "j", "device": "top"}));
+    peers.wait_for("BLOCK_JOB_READY");
+    peers.execute("job-complete", json!({"id": "j"}));
+    peers.wait_for("BLOCK_JOB_COMPLETED");
+    peers.execute(&named("clear"), of("a"));
+    peers.stop();
 }
 
 /// The image behind an overlay is only read, and stores its bitmaps when it is closed. `ends`: what closes it. Returns the

@@ -21,6 +21,9 @@ const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
 /// Bitmaps whose bits can be used.
 pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
 
+/// Bitmaps whose bits can be changed.
+const WRITABLE: &[Storage] = &[Storage::Memory, Storage::Image];
+
 /// The name of a bitmap in commands.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BitmapName {
@@ -43,6 +46,10 @@ pub(super) struct Merge {
     pub(super) node: String,
     pub(super) target: String,
     pub(super) bitmaps: Vec<(Option<String>, String)>,
+}
+
+fn is_read_only(bitmap: &str) -> QmpError {
+    refused(format!("Bitmap '{bitmap}' is readonly and cannot be modified"))
 }
 
 fn refused(desc: impl Into<String>) -> QmpError {
@@ -103,10 +110,19 @@ impl Daemon {
         found.ok_or_else(|| refused(format!("Dirty bitmap '{name}' not found")))
     }
 
-    /// A bitmap of a node. Fails if it cannot be changed.
-    fn own_bitmap(&self, of: &BitmapName) -> Result<Arc<DirtyBitmap>, QmpError> {
+    /// A bitmap of a node. Fails if it cannot be changed, or if `usable` does not contain its storage.
+    fn own_bitmap(
+        &self,
+        of: &BitmapName,
+        usable: &[Storage],
+    ) -> Result<Arc<DirtyBitmap>, QmpError> {
         let bitmap = self.bitmap(&of.node, &of.name)?;
-        check(&bitmap, &[Storage::Memory, Storage::Image])?;
+        let is_stored = bitmap.storage() != Storage::Memory;
+        // An image behind an overlay is read-only, even if it is open for writing.
+        if is_stored && !bitmap.is_busy() && self.inventory.is_read_only(&of.node) {
+            return Err(is_read_only(&of.name));
+        }
+        check(&bitmap, usable)?;
         Ok(bitmap)
     }
 
@@ -243,8 +259,8 @@ impl Daemon {
         &mut self,
         of: &BitmapName,
     ) -> Result<(Arc<DirtyBitmap>, usize), QmpError> {
-        let removed = self.bitmap(&of.node, &of.name)?;
-        check(&removed, &[Storage::Memory, Storage::Image, Storage::Inconsistent])?;
+        let usable = &[Storage::Memory, Storage::Image, Storage::Inconsistent];
+        let removed = self.own_bitmap(of, usable)?;
         if removed.storage() != Storage::Memory
             && let Ok(node) = self.nodes.node(&of.node)
             && let Some(store) = node.bitmap_store()
@@ -261,7 +277,7 @@ impl Daemon {
 
     /// `block-dirty-bitmap-clear`. Returns the bits that the bitmap had.
     pub(super) fn clear_bitmap(&mut self, of: &BitmapName) -> Result<Bitmap, QmpError> {
-        Ok(self.own_bitmap(of)?.bits().take())
+        Ok(self.own_bitmap(of, WRITABLE)?.bits().take())
     }
 
     /// `block-dirty-bitmap-enable` and `-disable`. Returns whether the bitmap was recording.
@@ -280,7 +296,7 @@ impl Daemon {
     /// `block-dirty-bitmap-merge`. Returns the bits that the target had.
     pub(super) fn merge_bitmaps(&mut self, merge: Merge) -> Result<Bitmap, QmpError> {
         let Merge { node, target, bitmaps } = merge;
-        let to = self.own_bitmap(&BitmapName { node: node.clone(), name: target })?;
+        let to = self.own_bitmap(&BitmapName { node: node.clone(), name: target }, WRITABLE)?;
         let mut sources = Vec::new();
         for (of, name) in bitmaps {
             let from = self.bitmap(of.as_deref().unwrap_or(&node), &name)?;
@@ -315,8 +331,6 @@ pub(super) fn check(bitmap: &DirtyBitmap, usable: &[Storage]) -> Result<(), QmpE
         Storage::Inconsistent => {
             Err(refused(format!("Bitmap '{name}' is inconsistent and cannot be used")))
         }
-        Storage::ReadOnlyImage | Storage::Memory | Storage::Image => {
-            Err(refused(format!("Bitmap '{name}' is readonly and cannot be modified")))
-        }
+        Storage::ReadOnlyImage | Storage::Memory | Storage::Image => Err(is_read_only(name)),
     }
 }
