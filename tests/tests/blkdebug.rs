@@ -184,3 +184,54 @@ fn events_of_a_qcow2_image_are_those_of_qemu_storage_daemon() {
     assert_eq!(struck.len(), 13 - never.len(), "{struck:?}");
     peers.stop();
 }
+
+/// A client that removes a node hears of no error, as in QSD.
+#[test]
+fn an_image_that_cannot_be_closed_is_in_the_log() {
+    for (clusters, errno, why, means) in [
+        ("cluster_size=64k", 5, "I/O error", "the journal has the changes that the image lacks"),
+        ("cluster_size=64k", 28, ENOSPC, "the journal has the changes that the image lacks"),
+        ("cluster_size=2k", 5, "I/O error", "what was written since the last flush may be lost"),
+    ] {
+        let scratch = Scratch::new();
+        let create = ["create", "-q", "-f", "qcow2", "-o", clusters, "disk.qcow2", "8M"];
+        client_output(&scratch, "qemu-img", &create);
+        client_output(&scratch, "qemu-img", &["bitmap", "--add", "disk.qcow2", "b"]);
+        let command = ServerCommand::new(&scratch).monitor("qmp");
+        let runtime = scratch.dir().display().to_string();
+        let server = nbd_server(command.env("RUNTIME_DIRECTORY", runtime), &scratch, "").start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let image = json!({"driver": "file", "filename": scratch.path("disk.qcow2")});
+        let rule = json!({"event": "l2_update", "errno": errno});
+        let faulty = json!({"driver": "blkdebug", "image": image, "inject-error": [rule]});
+        let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk", "writable": true});
+        let mut with = |file: &Value, what: &str| {
+            let node = json!({"driver": "qcow2", "node-name": "disk", "file": file});
+            qmp.execute("blockdev-add", node);
+            qmp.execute("block-export-add", export.clone());
+            let uri = nbd_uri(&scratch, "disk");
+            // This client does not flush.
+            let arguments = ["-f", "raw", "-t", "unsafe", "-c", what, &uri];
+            let output = client(&scratch, "qemu-io", &arguments);
+            qmp.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+            qmp.wait_for("BLOCK_EXPORT_DELETED");
+            qmp.execute("blockdev-del", json!({"node-name": "disk"}));
+            output.status.success()
+        };
+        // Without a journal, the write needs the entry.
+        assert_eq!(with(&faulty, "write -P 7 0 64k"), means.contains("journal"));
+        let log = server.log();
+        for line in [
+            format!("Could not close qcow2 image of node 'disk': {why}; {means}"),
+            format!("storing the dirty bitmaps of the qcow2 image of node 'disk' failed: {why}; "),
+        ] {
+            assert!(log.contains(&line), "{line}: {log}");
+        }
+        if means.contains("journal") {
+            assert!(with(&image, "read -P 7 0 64k"));
+            let told = client_output(&scratch, "qemu-img", &["check", "disk.qcow2"]);
+            assert!(told.contains("No errors were found"), "{told}");
+        }
+        server.stop();
+    }
+}

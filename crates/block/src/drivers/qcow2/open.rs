@@ -709,8 +709,9 @@ pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>, bitmaps: &Arc
             run_apart(below, move |channels| async move {
                 if let Err(errno) = bitmaps.store(&channels).await {
                     log::error!(
-                        "storing the dirty bitmaps of the qcow2 image of node '{name}' failed: {}; they are \
-                         inconsistent from now on: remove them, and begin with a full backup",
+                        "storing the dirty bitmaps of the qcow2 image of node '{name}' failed: {}; those that the \
+                         image had are inconsistent from now on, new ones are lost: remove the former, and begin \
+                         with a full backup",
                         errno.desc()
                     );
                 }
@@ -720,6 +721,15 @@ pub(super) fn close(name: &str, below: &Below, image: &Arc<Image>, bitmaps: &Arc
     };
     match closed {
         Ok(()) => image.drop_journal(),
-        Err(error) => log::error!("{}", failed(name, "close", &error)),
+        Err(error) => {
+            let means = match image.has_journal() && image.is_committed() {
+                true => {
+                    "the journal has the changes that the image lacks: before this machine restarts, open the \
+                     image again by ringmill, and by no other program"
+                }
+                false => "what was written since the last flush may be lost",
+            };
+            log::error!("{}; {means}", failed(name, "close", &error));
+        }
     }
 }
