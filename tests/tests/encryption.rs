@@ -355,6 +355,14 @@ fn a_detached_header_is_made_for_qemu_and_cryptsetup() {
     let file = json!({"driver": "file", "node-name": "header", "filename": header});
     qmp.execute("blockdev-add", file);
     assert_eq!(create(&mut qmp, luks(json!({"header": "header"}))), None);
+    // As a disk it would be overwritten.
+    let alone = json!({"driver": "luks", "node-name": "disk", "file": "header", "key-secret": "s"});
+    let why = qmp.refused("blockdev-add", alone);
+    assert_eq!(why, "LUKS payload is overlapping with the header");
+    // QEMU could not open what has such a password.
+    qmp.execute("object-add", json!({"qom-type": "secret", "id": "zero", "data": "ge\0heim"}));
+    let why = create(&mut qmp, luks(json!({"header": "header", "key-secret": "zero"})));
+    assert_eq!(why.as_deref(), Some("Data from secret zero is not valid UTF-8"));
     server.stop();
     let reads = ["-c", "read 0 4M"];
     let arguments = [&[object, password, "--image-opts"][..], &reads, &[&image]].concat();

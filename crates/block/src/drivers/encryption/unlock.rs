@@ -39,9 +39,10 @@ pub(crate) fn password(
         return Err(OpenError::new(format!("Parameter '{name}' is required for cipher")));
     };
     let secret = credentials.secret(id)?;
+    // QEMU takes no zero byte, either: a password with one would open the disk here only.
     match std::str::from_utf8(&secret) {
-        Ok(_) => Ok(secret),
-        Err(_) => Err(OpenError::new(format!("Data from secret {id} is not valid UTF-8"))),
+        Ok(text) if !text.contains('\0') => Ok(secret),
+        Ok(_) | Err(_) => Err(OpenError::new(format!("Data from secret {id} is not valid UTF-8"))),
     }
 }
 

@@ -85,8 +85,17 @@ impl BlockDriver for LuksOptions {
     fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
         let header = context.nodes.to_read(self.header.as_ref().unwrap_or(&self.file));
         let secret = password(context.credentials, self.key_secret.as_deref(), "key-secret");
+        let is_detached = self.header.is_some();
         Some(Box::pin(async move {
             let unlocked = unlock(header?, |_| Ok(0), secret?).await?;
+            // Writes to the disk would destroy the header.
+            if unlocked.payload == 0 && !is_detached {
+                let error = OpenError::new("LUKS payload is overlapping with the header");
+                return Err(error.with_hint(
+                    "A detached header belongs to a disk in another file: give the header by the option \
+                     header, and the disk by file.",
+                ));
+            }
             Ok(Box::new(unlocked) as Box<dyn Any + Send>)
         }))
     }
