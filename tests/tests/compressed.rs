@@ -83,6 +83,26 @@ fn half_random(len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
+/// An extent of the backing image ends within a cluster. Clients ask for one extent, from there on.
+#[test]
+fn extents_within_clusters_are_told() {
+    let scratch = Scratch::new();
+    image(&scratch, &["create", "-q", "-f", "raw", &path(&scratch, "base"), "4M"]);
+    io(&scratch, &path(&scratch, "base"), &["write -P 3 4k 4k"]);
+    let base = path(&scratch, "base");
+    let disk = path(&scratch, "disk.qcow2");
+    image(&scratch, &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &disk, "4M"]);
+    let (server, mut qmp) = daemon(&scratch);
+    qmp.execute("blockdev-add", qcow2(&scratch, "disk"));
+    let compress = json!({"driver": "compress", "node-name": "compress", "file": "disk"});
+    qmp.execute("blockdev-add", compress);
+    let uri = serve(&scratch, &mut qmp, "compress");
+    let copy = path(&scratch, "copy");
+    image(&scratch, &["convert", "-f", "raw", "-O", "raw", &uri, &copy]);
+    image(&scratch, &["compare", "-q", "-f", "raw", "-F", "raw", &base, &copy]);
+    server.stop();
+}
+
 #[test]
 fn what_is_written_through_the_driver_is_stored_compressed() {
     for kind in KINDS {

@@ -21,6 +21,8 @@ use crate::submit::submit;
 
 /// Most bytes of a request that are processed at once: a multiple of smaller blocks. Of larger ones, one.
 const PIECE: u64 = 1 << 20;
+/// Fewest bytes of an extent.
+const SECTOR: u64 = 512;
 
 /// A node that accepts only multiples of a block.
 pub(crate) trait WholeBlocks: 'static {
@@ -296,12 +298,13 @@ impl<S: WholeBlocks> Aligned<S> {
     }
 
     async fn block_status(&self, request: &mut Request, blocks: Range<u64>) -> Result<(), Errno> {
-        let memory = AlignedBuf::io_bufs(request.bufs.len().max(EXTENT_LEN), 16);
-        let memory = memory.ok_or(Errno::ENOMEM)?;
         let len = blocks.end - blocks.start;
+        let mut skip = request.offset - blocks.start;
+        // Each sector before the range may be an extent.
+        let before = (skip / SECTOR + 1) as usize * EXTENT_LEN;
+        let memory = AlignedBuf::io_bufs(before + request.bufs.len(), 16).ok_or(Errno::ENOMEM)?;
         let (result, found) = submit(&self.below, Op::BlockStatus, blocks.start, len, memory).await;
         result?;
-        let mut skip = request.offset - blocks.start;
         let (mut left, mut count) = (request.len, 0);
         for index in 0.. {
             let Some(found) = extent(&found, index).filter(|_| left > 0) else {
