@@ -390,6 +390,50 @@ fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
     peers.stop();
 }
 
+/// QSD has the bitmap empty, so that a backup would lack what was written.
+#[test]
+fn a_disk_with_a_damaged_bitmap_is_served_without_it() {
+    let scratch = Scratch::new();
+    let path = scratch.path("disk.qcow2");
+    run("qemu-img", scratch.dir(), &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "8M"]);
+    run("qemu-img", scratch.dir(), &["bitmap", "--add", "DIR/disk.qcow2", "b"]);
+    run("qemu-io", scratch.dir(), &["-c", "write -P 5 1M 1M", "DIR/disk.qcow2"]);
+    let mut image = fs::read(&path).expect("the image");
+    let number = |image: &[u8], at: usize, len: usize| {
+        image[at..at + len].iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    // The extension with the directory, its first entry, and that one's table.
+    let mut at = number(&image, 100, 4);
+    while number(&image, at, 4) != 0x2385_2875 {
+        at += 8 + number(&image, at + 4, 4).next_multiple_of(8);
+    }
+    let table = number(&image, number(&image, at + 8 + 16, 8), 8);
+    assert!(number(&image, table, 8) > 1);
+    image[table + 1] ^= 0x10;
+    fs::write(&path, image).expect("writable");
+    for read_only in [true, false] {
+        let server = ServerCommand::new(&scratch).monitor("qmp").start();
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let file = json!({"driver": "file", "filename": path});
+        let disk =
+            json!({"driver": "qcow2", "node-name": "disk", "read-only": read_only, "file": file});
+        qmp.execute("blockdev-add", disk);
+        let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+        let disk =
+            nodes.as_array().and_then(|all| all.iter().find(|node| node["node-name"] == "disk"));
+        let told = disk.expect("the node")["dirty-bitmaps"][0].clone();
+        assert_eq!((&told["name"], &told["inconsistent"]), (&json!("b"), &json!(true)), "{nodes}");
+        if !read_only {
+            qmp.execute("block-dirty-bitmap-remove", json!({"node": "disk", "name": "b"}));
+        }
+        server.stop();
+    }
+    // The clusters of the damaged table are leaked at worst.
+    run("qemu-img", scratch.dir(), &["check", "-q", "-r", "leaks", "DIR/disk.qcow2"]);
+    run("qemu-img", scratch.dir(), &["check", "-q", "DIR/disk.qcow2"]);
+    run("qemu-io", scratch.dir(), &["-c", "read -P 5 1M 1M", "DIR/disk.qcow2"]);
+}
+
 #[test]
 fn inconsistent_bitmaps_can_only_be_removed() {
     let scratch = Scratch::new();

@@ -541,6 +541,6 @@ fn bitmaps_in_small_clusters_do_not_survive_a_kill() {
     kill(&scratch, server);
     let server = start(&scratch, "third", "");
     assert_eq!(bitmaps(&server), [("b".to_owned(), None, false)]);
-    says(&server, "its dirty bitmaps are inconsistent");
+    says(&server, "are inconsistent, as it was not closed");
     server.stop();
 }

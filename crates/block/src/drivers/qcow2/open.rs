@@ -324,8 +324,8 @@ impl Opening {
         }
         if writes_now && let Some(names) = bitmaps.inconsistent() {
             log::warn!(
-                "qcow2 image of node '{name}' was not closed, and its dirty bitmaps are inconsistent: {names}; remove \
-                 them, and begin with a full backup"
+                "dirty bitmaps of the qcow2 image of node '{name}' are inconsistent, as it was not closed or they are \
+                 damaged: {names}; remove them, and begin with a full backup"
             );
         }
         let opened = {

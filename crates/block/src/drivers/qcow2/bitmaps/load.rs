@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::directory::{self, Entry, Extension};
-use super::{Directory, data_clusters};
+use super::{Directory, data_clusters, is_data};
 use crate::drivers::qcow2::context::Channels;
 use crate::drivers::qcow2::engine::Places;
 use crate::drivers::qcow2::header::Header;
@@ -86,10 +86,14 @@ pub(in super::super) async fn load(
             (false, true) => Storage::ReadOnlyImage,
             (false, false) => Storage::Image,
         };
-        let (name, granularity) = (entry.name.clone(), entry.granularity());
-        let bitmap = DirtyBitmap::new(name, header.size, granularity, entry.auto, storage);
-        if !entry.in_use {
-            load_bits(channels, header, end, entry, &bitmap).await?;
+        let of = |storage| {
+            let (name, granularity) = (entry.name.clone(), entry.granularity());
+            DirtyBitmap::new(name, header.size, granularity, entry.auto, storage)
+        };
+        let mut bitmap = of(storage);
+        // The disk's data do not need a bitmap whose bits are gone.
+        if !entry.in_use && !load_bits(channels, header, end, entry, &bitmap).await? {
+            bitmap = of(Storage::Inconsistent);
         }
         bitmaps.push(Arc::new(bitmap));
     }
@@ -148,13 +152,14 @@ pub(in super::super) async fn list(
     Ok(())
 }
 
+/// Reads a bitmap's bits. Returns whether they were found: `false` if an entry of its table leads nowhere.
 async fn load_bits(
     channels: &Channels,
     header: &Header,
     end: u64,
     entry: &Entry,
     bitmap: &DirtyBitmap,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let damaged = || invalid(format!("bitmap '{}' is damaged", entry.name));
     let bytes = bitmap.bits().byte_len();
     if u64::from(entry.table.1) != bytes.div_ceil(header.cluster) {
@@ -167,12 +172,12 @@ async fn load_bits(
         match raw {
             0 => {}
             1 => bitmap.bits().set_bytes(at, &ones[..len]),
-            offset if offset.is_multiple_of(header.cluster) && offset < end => {
+            offset if is_data(offset, header.cluster, end) => {
                 let bits = read(channels, offset, len).await?;
                 bitmap.bits().set_bytes(at, &bits);
             }
-            _ => return Err(damaged()),
+            _ => return Ok(false),
         }
     }
-    Ok(())
+    Ok(true)
 }

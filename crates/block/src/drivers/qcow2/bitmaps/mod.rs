@@ -215,6 +215,11 @@ impl BitmapStore for ImageBitmaps {
     }
 }
 
+/// Whether an entry of a bitmap's table leads to a cluster of the file, which ends at `end`.
+fn is_data(entry: u64, cluster: u64, end: u64) -> bool {
+    entry > 1 && entry.is_multiple_of(cluster) && entry < end
+}
+
 /// The entries of a bitmap's table: places of clusters in the file; 0 for zeroes and 1 for ones. `end`: that of the
 /// file. `None`: the table is not in the file.
 async fn data_clusters(

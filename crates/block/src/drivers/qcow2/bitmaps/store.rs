@@ -7,7 +7,7 @@ use event_loop::sync::lock;
 use nix::errno::Errno;
 
 use super::directory::{self, Entry, Extension};
-use super::{Directory, ImageBitmaps, data_clusters, inconsistent};
+use super::{Directory, ImageBitmaps, data_clusters, inconsistent, is_data};
 use crate::drivers::qcow2::context::{Channels, Transfer};
 use crate::drivers::qcow2::header_layout::Change;
 use crate::drivers::qcow2::rooms::Rooms;
@@ -211,7 +211,10 @@ impl ImageBitmaps {
         let len = u64::from(entry.table.1) * ENTRY as u64;
         let mut all: Vec<u64> = clusters(entry.table.0, len, cluster).collect();
         let data = data_clusters(channels, entry, end).await?.unwrap_or_default();
-        all.extend(data.into_iter().filter(|host| *host > 1 && host.is_multiple_of(cluster)));
+        // The clusters of a damaged table may be in use elsewhere: rather leak them.
+        if data.iter().all(|entry| *entry <= 1 || is_data(*entry, cluster, end)) {
+            all.extend(data.into_iter().filter(|entry| *entry > 1));
+        }
         Ok(all)
     }
 }
