@@ -7,7 +7,8 @@ use crate::error::OptionError;
 /// Stands for a secret.
 const HIDDEN: char = '…';
 
-/// Returns an option without secrets: the value of each `data`, which only `--object secret` has.
+/// Returns an option without secrets: the value of each `data`, which only `--object secret` has. Also if the name is
+/// mistyped in upper case, or with more behind a dot.
 pub fn masked(option: &str) -> String {
     split(option).0
 }
@@ -28,7 +29,8 @@ pub(crate) fn of(error: OptionError, option: &str) -> OptionError {
 fn split(option: &str) -> (String, Vec<&str>) {
     const NAME: &str = "data";
     let (mut shown, mut hidden, mut rest) = (String::new(), Vec::new(), option);
-    while let Some(at) = rest.find(NAME) {
+    let find = |text: &str| text.to_ascii_lowercase().find(NAME);
+    while let Some(at) = find(rest) {
         let is_part = rest[..at].ends_with(is_of_name);
         let (name, after) = rest.split_at(at + NAME.len());
         let value = value(after).filter(|value| !is_part && !value.is_empty()).unwrap_or(0..0);
@@ -50,8 +52,11 @@ fn is_of_name(c: char) -> bool {
 
 /// Finds the value in the text behind a name, in keyval syntax or, possibly damaged, JSON.
 fn value(after: &str) -> Option<Range<usize>> {
-    if let Some(value) = after.strip_prefix('=') {
-        return Some(1..1 + keyval_len(value));
+    // A name below, such as `data.x`, is a mistake, and its value may be the secret.
+    let below = after.starts_with('.').then(|| after.find(|c| !is_of_name(c))).flatten();
+    let at = below.unwrap_or(0);
+    if let Some(value) = after[at..].strip_prefix('=') {
+        return Some(at + 1..at + 1 + keyval_len(value));
     }
     let behind = after.strip_prefix(['"', '\''])?.trim_start().strip_prefix(':')?.trim_start();
     let (value, len) = match behind.chars().next()? {
@@ -107,6 +112,8 @@ mod tests {
                 r#"--object {"data": "a\"geheim", "id": "s"}"#,
                 r#"--object {"data": "…", "id": "s"}"#,
             ),
+            ("--object secret,id=s,Data=geheim", "--object secret,id=s,Data=…"),
+            ("--object secret,data.x=geheim,id=s", "--object secret,data.x=…,id=s"),
             ("--object {'data':'geheim", "--object {'data':'…"),
             (r#"--object {"data": 123, "id": "s"}"#, r#"--object {"data": …, "id": "s"}"#),
             ("--blockdev raw,data-file=f,x.data=1", "--blockdev raw,data-file=f,x.data=1"),
