@@ -377,6 +377,10 @@ fn a_cancelled_job_leaves_a_target_that_hangs() {
         let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
         // This copy connects to the target.
         blk.write(0, &[1; 512]);
+        if command == "blockdev-mirror" {
+            // Its flush is over, which a cancel waits for.
+            qmp.wait_for("BLOCK_JOB_READY");
+        }
         back.pause();
         let segments = vec![Segment { at: 0, len: 512, device_writes: false }];
         blk.put(0, &[2; 512]);
