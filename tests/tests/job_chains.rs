@@ -20,7 +20,7 @@ fn image(number: usize, more: &Value) -> Value {
     merged(options, more)
 }
 
-/// A chain n0 <- n1 <- … of so many images. Each has data of its own, and `n0` all over.
+/// A chain n0 <- n1 <- … of so many images. Each stores other data, and `n0` is full.
 ///
 /// A job begins with a copy of at most 512 KiB, however slow it is. The next image's data is not among it.
 fn chain(peers: &mut Peers, images: usize) {

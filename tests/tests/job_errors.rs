@@ -123,7 +123,7 @@ fn a_mirror_whose_last_flush_fails_does_what_its_policy_says() {
             exports["return"][0]["node-name"].clone()
         });
         assert_eq!(ours, theirs, "{what}");
-        // Guests go on.
+        // Guests continue.
         peers.io(&["read 0 2M", "write -P 9 64k 64k", "flush"]);
         // Back to the source.
         if ours != "source" {

@@ -215,7 +215,7 @@ fn on_a_full_file_system_answered_writes_are_in_the_image() {
         };
         let server =
             nbd_export(nbd_server(command, &scratch, ""), node, ",writable=on,name=disk").start();
-        // Each needs an L2 table of its own.
+        // Each needs another L2 table.
         let at = |nth: usize| format!("{}M", nth * 512);
         let commands: Vec<String> =
             (0..200).map(|nth| format!("write -P {} {} 64k", nth + 1, at(nth))).collect();

@@ -21,7 +21,7 @@ const GRANULARITY: RangeInclusive<u64> = 4096..=65536;
 /// Bitmaps whose bits can be used.
 pub(super) const READABLE: &[Storage] = &[Storage::Memory, Storage::Image, Storage::ReadOnlyImage];
 
-/// Bitmaps whose bits can be changed.
+/// Bitmaps with bits that can be changed.
 const WRITABLE: &[Storage] = &[Storage::Memory, Storage::Image];
 
 /// The name of a bitmap in commands.

@@ -253,8 +253,10 @@ impl Backup {
             if control.is_cancelled() {
                 return Ok(End::Cancelled);
             }
-            let may_end = is_last || !worker.is_early() && self.snapshot.left.is_empty(next);
-            if may_end && !only_written && worker.may_begin() {
+            if !only_written
+                && (is_last || !worker.is_early() && self.snapshot.left.is_empty(next))
+                && worker.may_begin()
+            {
                 if skipped.is_some() {
                     return Err(skipped);
                 }

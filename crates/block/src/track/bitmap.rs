@@ -26,7 +26,7 @@ pub struct DirtyBitmap {
     storage: Storage,
     recording: AtomicBool,
     busy: AtomicBool,
-    /// The size of the parts whose bits a job has, in bytes; [`NO_JOB`].
+    /// Bytes in the parts that a job has taken over as set bits, or [`NO_JOB`].
     lent: AtomicU64,
 }
 
@@ -167,7 +167,7 @@ impl DirtyBitmap {
         self.set_busy(false);
     }
 
-    /// Returns the size of the parts whose bits a job has, in bytes. `None`: no job uses the bitmap.
+    /// Returns the bytes in the parts that a job has taken over as set bits. `None`: no job uses the bitmap.
     pub fn lent(&self) -> Option<u64> {
         let bytes = self.lent.load(Ordering::Relaxed);
         (bytes != NO_JOB).then_some(bytes)

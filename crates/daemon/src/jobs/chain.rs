@@ -287,7 +287,7 @@ impl Daemon {
                 overlay: overlay.cloned(),
                 name: Some(self.backing_name(&base_name, backing_file, masks_protocol)),
                 base: Some(base_name),
-                dropped: whole.get(top..base).unwrap_or_default().to_vec(),
+                dropped: part(top..base),
                 read_only_again,
             };
             let backup = Backup::commit(size, CLUSTER, base_depth);

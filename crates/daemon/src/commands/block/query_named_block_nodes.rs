@@ -85,7 +85,7 @@ static BITMAP: &[Member] = &[
     Member::optional(
         "inconsistent",
         Reply::Bool,
-        "the image was not closed since the bitmap's last change: the bitmap can only be removed",
+        "damaged, or the image was not closed since its last change: it can only be removed",
     ),
 ];
 

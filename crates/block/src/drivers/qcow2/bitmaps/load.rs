@@ -91,7 +91,7 @@ pub(in super::super) async fn load(
             DirtyBitmap::new(name, header.size, granularity, entry.auto, storage)
         };
         let mut bitmap = of(storage);
-        // The disk's data do not need a bitmap whose bits are gone.
+        // A damaged bitmap does not keep the disk from being used.
         if !entry.in_use && !load_bits(channels, header, end, entry, &bitmap).await? {
             bitmap = of(Storage::Inconsistent);
         }
