@@ -10,6 +10,14 @@ pub enum QueueError {
     /// The size is not a power of two from 1 to 32768 (2.7).
     #[error("queue size {0} is not a power of two from 1 to 32768")]
     Size(u16),
+    /// The record of requests in flight has fewer entries than the queue.
+    #[error("the record of requests in flight has {entries} entries, the queue has {size}")]
+    Record {
+        /// Entries of the record.
+        entries: u16,
+        /// Entries of the queue.
+        size: u16,
+    },
     /// A ring is misaligned or not in one memory region (2.7).
     #[error("queue cannot be set up")]
     Ring(#[source] guest_memory::Error),

@@ -108,7 +108,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new); [`QueueError::Size`] also if the record has fewer entries than the queue.
+    /// Those of [`new`](Self::new); [`QueueError::Record`] if the record has fewer entries than the queue.
     pub fn with_inflight(
         memory: Rc<MemoryView>,
         mut config: QueueConfig,
@@ -119,7 +119,8 @@ impl Queue {
         let used_idx = rings.used_idx();
         if let Some(inflight) = &mut inflight {
             if inflight.size() < config.size {
-                return Err(QueueError::Size(config.size));
+                let (entries, size) = (inflight.size(), config.size);
+                return Err(QueueError::Record { entries, size });
             }
             if let Some(next_avail) = inflight.recover(used_idx) {
                 config.next_avail = next_avail;

@@ -343,7 +343,7 @@ fn a_record_must_have_room_for_the_queue() {
     let at = small.regions()[0].user_addr();
     let inflight = Inflight::new(&small, at, 8).unwrap();
     let error = Queue::with_inflight(memory, config, Some(inflight)).unwrap_err();
-    assert!(matches!(error, QueueError::Size(SIZE)), "{error:?}");
+    assert!(matches!(error, QueueError::Record { entries: 8, size: SIZE }), "{error:?}");
     let error = Inflight::new(&small, at, SIZE).unwrap_err();
     assert!(matches!(error, QueueError::Ring(_)), "{error:?}");
 }

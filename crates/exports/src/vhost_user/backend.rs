@@ -27,6 +27,8 @@ use super::worker::{RingSignals, Worker, WorkerHandle};
 
 /// The workers of an export, one per I/O thread, and the state that one front end has set up on them.
 pub(crate) struct Backend {
+    /// The export's name in messages.
+    id: String,
     pub(super) workers: Arc<Vec<WorkerHandle>>,
     /// Set if memory has to be pinned.
     pinning: Option<Arc<Pinning>>,
@@ -35,6 +37,8 @@ pub(crate) struct Backend {
     pub(super) log: MigrationLog,
     /// The memory of the in-flight records.
     inflight: Option<InflightArea>,
+    /// The log has a line about rings without a record.
+    has_warned: bool,
     /// The running rings, and how they were started.
     pub(super) running: BTreeMap<u16, RingSetup>,
     /// Rings that could not continue in new memory, with their bases.
@@ -46,13 +50,19 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(workers: Arc<Vec<WorkerHandle>>, pinning: Option<Arc<Pinning>>) -> Self {
+    pub(crate) fn new(
+        id: String,
+        workers: Arc<Vec<WorkerHandle>>,
+        pinning: Option<Arc<Pinning>>,
+    ) -> Self {
         Backend {
+            id,
             workers,
             pinning,
             memory: Arc::new(GuestMemory::new()),
             log: MigrationLog::default(),
             inflight: None,
+            has_warned: false,
             running: BTreeMap::new(),
             lost: BTreeMap::new(),
             paused: BTreeMap::new(),
@@ -299,7 +309,7 @@ impl Backend {
 
     async fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), RequestError> {
         self.log.covers_used(setup.used_log, setup.config.size)?;
-        let (memory, inflight) = (self.memory.clone(), self.inflight.clone());
+        let (memory, inflight) = (self.memory.clone(), self.inflight_of(index, setup.config.size));
         let signals = RingSignals { call: signal_to(&setup.call), err: signal_to(&setup.err) };
         let copy = setup.clone();
         self.worker(index)
@@ -312,6 +322,22 @@ impl Backend {
         Ok(())
     }
 
+    /// The memory with the record of a ring. A ring for which the record has no room runs without one: the guest has its
+    /// disk, and loses requests only if this process is killed.
+    fn inflight_of(&mut self, index: u16, size: u16) -> Option<InflightArea> {
+        let served = self.inflight.as_ref()?.serves(index, size);
+        if let Err(why) = &served
+            && !std::mem::replace(&mut self.has_warned, true)
+        {
+            log::warn!(
+                "export {}: ring {index} keeps no record of requests in flight, which a kill of this process would \
+                 lose: {why}",
+                self.id
+            );
+        }
+        self.inflight.clone().filter(|_| served.is_ok())
+    }
+
     /// Sets the memory of in-flight records for rings that start from now on. Returns its record of the
     /// write cache mode.
     pub(crate) fn set_inflight(
@@ -320,6 +346,7 @@ impl Backend {
         fd: OwnedFd,
     ) -> Result<Option<CacheRecord>, RequestError> {
         let area = self.inflight.insert(InflightArea::map(description, fd)?);
+        self.has_warned = false;
         Ok(area.of_write_cache())
     }
 

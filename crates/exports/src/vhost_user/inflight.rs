@@ -17,6 +17,7 @@ use queue::{Inflight, QueueError};
 
 use super::error::RequestError;
 use super::handover::Saved;
+use super::session::MAX_QUEUE_SIZE;
 use super::wire::{InflightDescription, Request};
 
 /// The memory, with a record for each ring and one of the write cache mode.
@@ -31,7 +32,14 @@ fn rings_len(num_queues: u16, queue_size: u16) -> u64 {
     u64::from(num_queues) * Inflight::region_len(queue_size) as u64
 }
 
-/// Creates zeroed memory for `num_queues` rings of at most `queue_size` entries.
+/// Bytes of the memory that [`create`] makes.
+fn created_len(num_queues: u16, queue_size: u16) -> u64 {
+    rings_len(num_queues, queue_size) + CacheRecord::LEN
+}
+
+/// Creates zeroed memory for `num_queues` rings of at most `queue_size` entries, or [`MAX_QUEUE_SIZE`] if that is more.
+///
+/// QEMU 10.0 asks for the entries of its property `queue-size`, and then gives its rings 1024.
 ///
 /// # Errors
 ///
@@ -40,7 +48,8 @@ pub(crate) fn create(
     num_queues: u16,
     queue_size: u16,
 ) -> io::Result<(InflightDescription, OwnedFd)> {
-    let mmap_size = rings_len(num_queues, queue_size) + CacheRecord::LEN;
+    let queue_size = queue_size.max(MAX_QUEUE_SIZE);
+    let mmap_size = created_len(num_queues, queue_size);
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create("ringmill-inflight", flags)?;
     ftruncate(&fd, mmap_size.try_into().map_err(io::Error::other)?)?;
@@ -60,6 +69,7 @@ impl InflightArea {
         description: InflightDescription,
         fd: OwnedFd,
     ) -> Result<InflightArea, RequestError> {
+        let description = as_created(description);
         let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size } = description;
         let needed = rings_len(num_queues, queue_size);
         if mmap_size < needed {
@@ -101,6 +111,20 @@ impl InflightArea {
         CacheRecord::new(region.clone(), rings_len(num_queues, queue_size))
     }
 
+    /// Whether there is a record for ring `index`, which has `size` entries.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub(crate) fn serves(&self, index: u16, size: u16) -> Result<(), String> {
+        let InflightDescription { num_queues, queue_size: entries, .. } = self.description;
+        match index < num_queues {
+            false => Err(format!("the front end's record is one of {num_queues} rings")),
+            true if entries < size => Err(QueueError::Record { entries, size }.to_string()),
+            true => Ok(()),
+        }
+    }
+
     /// The record of ring `index`, for the thread that serves the ring.
     ///
     /// # Errors
@@ -113,6 +137,17 @@ impl InflightArea {
         }
         let addr = u64::from(index) * Inflight::region_len(queue_size) as u64;
         Inflight::new(&self.memory, addr, queue_size)
+    }
+}
+
+/// The description of memory that [`create`] made. QEMU keeps its size, but describes it by the entries that QEMU asked
+/// for. Memory of another size keeps its description: another back end, or an older version, made it.
+fn as_created(description: InflightDescription) -> InflightDescription {
+    let InflightDescription { mmap_size, num_queues, queue_size, .. } = description;
+    let created = queue_size.max(MAX_QUEUE_SIZE);
+    match mmap_size == created_len(num_queues, created) {
+        true => InflightDescription { queue_size: created, ..description },
+        false => description,
     }
 }
 

@@ -340,7 +340,7 @@ impl Service {
         beginning: Option<(Vec<Saved>, Waiting)>,
     ) -> Result<End, ConnectionError> {
         let mut session = Session::new(self.device.clone());
-        let mut backend = Backend::new(self.workers.clone(), self.pinning.clone());
+        let mut backend = Backend::new(self.id.clone(), self.workers.clone(), self.pinning.clone());
         let begun = match beginning {
             Some((messages, waiting)) => {
                 self.repeat(messages, waiting, &mut session, &mut backend).await

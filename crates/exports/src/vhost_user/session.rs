@@ -148,7 +148,7 @@ pub enum Action {
         /// On or off.
         enabled: bool,
     },
-    /// Create memory for the in-flight records of that many rings, with at most `queue_size` entries,
+    /// Create memory for the in-flight records of that many rings, with `queue_size` entries or more,
     /// and send it with [`Reply::Inflight`].
     CreateInflight {
         /// Rings.
