@@ -1,6 +1,6 @@
 //! Dirty bitmaps, incremental backups and transactions.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Injected faults at different places of the inventory, as QEMU's client sees them.
 
-mod common;
+use crate::common;
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! `block-stream` and `block-commit`: chains of images are shortened while in use.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 

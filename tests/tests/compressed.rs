@@ -1,7 +1,7 @@
 //! Compressed clusters that the daemon writes: the `compress` driver and `blockdev-backup` with `compress=on`, judged by
 //! `qemu-img`.
 
-mod common;
+use crate::common;
 
 use std::fs;
 

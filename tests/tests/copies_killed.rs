@@ -1,6 +1,6 @@
 //! The daemon is killed while a mirror or a backup copies the topmost image of a chain (`sync=top`).
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::sync::atomic::Ordering;

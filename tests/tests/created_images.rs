@@ -1,6 +1,6 @@
 //! `blockdev-create`: images as qemu-storage-daemon creates them, and its errors.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,6 +1,6 @@
 //! `discard-source` of `blockdev-backup`, and `backing-mask-protocol`, beside qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

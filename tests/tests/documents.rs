@@ -199,3 +199,30 @@ fn plots_are_drawn_from_the_records() {
     }
     assert_eq!(count, 4);
 }
+
+/// The folders whose one program is `main.rs`.
+fn test_programs() -> Vec<PathBuf> {
+    let mut programs = Vec::new();
+    add_files(repository(), |name| name == "main.rs", &mut programs);
+    programs.retain(|program| program.parent().is_some_and(|folder| folder.ends_with("tests")));
+    programs
+}
+
+#[test]
+fn every_test_file_is_a_module_of_its_program() {
+    let programs = test_programs();
+    assert!(programs.len() >= 9, "{programs:?}");
+    for program in programs {
+        let modules = read(&program);
+        let manifest = read(&program.with_file_name("../Cargo.toml"));
+        for entry in fs::read_dir(program.parent().expect("a folder")).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_stem().expect("a name").to_string_lossy();
+            let is_code = path.extension().is_some_and(|end| end == "rs") && name != "main"
+                || path.join("mod.rs").is_file();
+            let is_program = manifest.contains(&format!("[[test]]\nname = \"{name}\""));
+            let is_module = modules.lines().any(|line| line == format!("mod {name};"));
+            assert!(!is_code || is_module || is_program, "{} is not compiled", path.display());
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Jobs and commands put other images below a node than its options name. A node that is opened again stays above the
 //! present images.
 
-mod common;
+use crate::common;
 
 use common::peers::run;
 use common::wait_for_end;

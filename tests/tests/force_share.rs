@@ -1,6 +1,6 @@
 //! `force-share`: images that are read while another user writes to them, as in qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use std::fs;
 

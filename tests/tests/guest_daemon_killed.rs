@@ -4,7 +4,7 @@
 //! `RINGMILL_KILLS` sets the number of kills, 20 by default. `RINGMILL_SEED` determines their instants; a failing test
 //! prints its seed.
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //!
 //! `RINGMILL_UPGRADES` sets the number of upgrades, 20 by default. `RINGMILL_SEED` determines their instants.
 
-mod common;
+use crate::common;
 
 use common::replaced::{Device, Format, Random, survives, times};
 use integration::Guest;

@@ -2,7 +2,7 @@
 //! are in flight, and serves requests whose buffers are in the new memory. After the guest's end the daemon has the
 //! same resources as before.
 
-mod common;
+use crate::common;
 
 use common::footprint::Alone;
 use integration::{Boot, Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};

@@ -1,7 +1,7 @@
 //! Faults around the daemon: stopped processes, full and truncated images, lost devices, changes of the clock, many
 //! short-lived clients. docs/decisions/0088-host-faults.md has the expected results.
 
-mod common;
+use crate::common;
 #[path = "../../crates/block/tests/common/zram.rs"]
 #[allow(unreachable_pub, reason = "shared with the tests of block nodes")]
 mod zram;

@@ -1,7 +1,7 @@
 //! Full and incremental backups of a qcow2 disk in use, by jobs and by a client that reads over NBD. The daemon is killed
 //! between any two steps: each backup is right, also an incremental one after a kill.
 
-mod common;
+use crate::common;
 
 use common::peers::run;
 use common::wait_for_end;

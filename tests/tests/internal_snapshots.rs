@@ -1,6 +1,6 @@
 //! Snapshots inside a qcow2 image that is in use.
 
-mod common;
+use crate::common;
 
 use std::fs::File;
 use std::sync::atomic::Ordering;

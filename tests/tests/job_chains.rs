@@ -1,6 +1,6 @@
 //! Jobs on a chain of images beside each other, and new options for their images, beside qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use common::peers::{Peers, run};
 use common::{check, under_load, wait_for_end, wait_for_status};

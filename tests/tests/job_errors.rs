@@ -1,6 +1,6 @@
 //! Failed requests of jobs, beside qemu-storage-daemon: events, progress, and what becomes of the job.
 
-mod common;
+use crate::common;
 
 use common::peers::{Peers, Side, run};
 use integration::{Qmp, Scratch, ServerCommand, merged};

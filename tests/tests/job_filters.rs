@@ -1,6 +1,6 @@
 //! The filter that a job puts above its source: a node with a name, beside qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::sync::atomic::Ordering;

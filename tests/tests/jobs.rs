@@ -1,6 +1,6 @@
 //! Jobs: a disk moves to other storage, and is backed up, while it is in use.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,5 @@
 //! Persistent dirty bitmaps after a kill of the daemon: they are right, unless something that sets no bits came in between.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;

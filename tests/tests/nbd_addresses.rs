@@ -1,6 +1,6 @@
 //! NBD on abstract unix sockets and on vsock, as client and as server, within the sandbox.
 
-mod common;
+use crate::common;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;

@@ -1,6 +1,6 @@
 //! Commands that report and change nodes, compared with qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use common::peers::{Peers, run};
 use integration::{Qmp, Scratch, ServerCommand, merged};

@@ -1,6 +1,6 @@
 //! Driver `rbd` on a real Ceph cluster of one node.
 
-mod common;
+use crate::common;
 
 use std::net::TcpListener;
 use std::thread;

@@ -1,6 +1,6 @@
 //! `blockdev-reopen`: other options for nodes that are in use.
 
-mod common;
+use crate::common;
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! `blockdev-reopen` of image formats and of nodes with connections, beside `qemu-img` and qemu-storage-daemon.
 
-mod common;
+use crate::common;
 
 use common::peers::{Peers, Side, run};
 use common::{BLOCKS, Load, MIB, check};

@@ -1,6 +1,6 @@
 //! Several backups of one disk at the same time: each target is the disk at the moment when its own job began.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::ops::RangeInclusive;

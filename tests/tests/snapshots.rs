@@ -1,6 +1,6 @@
 //! Snapshots: an image comes above a disk while it is in use, and what lies below stays as it is.
 
-mod common;
+use crate::common;
 
 use std::process::Command;
 use std::sync::atomic::Ordering;

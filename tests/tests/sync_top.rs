@@ -1,6 +1,6 @@
 //! Jobs that copy only what the topmost image stores (`sync=top`), and mirrors to targets without data (`target-is-zero`).
 
-mod common;
+use crate::common;
 
 use common::peers::{Peers, run};
 use fastrand::Rng;

@@ -1,7 +1,7 @@
 //! The daemon is upgraded under a client that writes and checks what it reads. The daemon continues to serve if no other
 //! process takes over.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::Path;

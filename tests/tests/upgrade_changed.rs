@@ -1,7 +1,7 @@
 //! The daemon is upgraded after QMP commands have changed its configuration. The new process serves the present
 //! configuration, and reports the same to clients.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;

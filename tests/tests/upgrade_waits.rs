@@ -1,6 +1,6 @@
 //! How long an upgrade makes guests wait, and what an upgrade waits for.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{Read, Write};

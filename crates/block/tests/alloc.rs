@@ -1,6 +1,6 @@
 //! Heap allocations per request in steady state: none.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,12 +10,9 @@ use block::node::Channel;
 use block::options::*;
 use block::request::{Op, Request, RequestOwner};
 use common::*;
-use event_loop::counting::{self, CountingAllocator};
+use event_loop::counting;
 use event_loop::{EventLoop, IoBufs, LoopConfig};
 use nix::errno::Errno;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Sends each request anew as soon as it is answered, with the memory that came back.
 struct Client {

@@ -1,6 +1,6 @@
 //! Nodes with faults: which requests fail, how, and what of them reaches the node below.
 
-mod common;
+use crate::common;
 
 use block::NodeRegistry;
 use block::options::*;

@@ -1,7 +1,7 @@
 //! A block device that is open for writing is claimed against mounts and the like (`O_EXCL`,
 //! open(2)).
 
-mod common;
+use crate::common;
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,7 +1,7 @@
 //! What becomes of a request when its operations fail, stop early, or have to wait: over a simulated
 //! ring.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,6 +1,6 @@
 //! The `file` driver over real files: what a disk does, and what one gets when it cannot.
 
-mod common;
+use crate::common;
 
 use block::NodeRegistry;
 use block::options::*;

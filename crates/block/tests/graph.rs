@@ -1,6 +1,6 @@
 //! Edges get other nodes while requests are in flight.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

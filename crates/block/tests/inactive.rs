@@ -1,6 +1,6 @@
 //! Inactive nodes: no lock, and reads only.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;

@@ -3,7 +3,7 @@
 //! here it is the kernel, by every engine.
 #![allow(unsafe_code)]
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! A disk that was detected as raw does not become a qcow2 image by a guest's writes.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Image locks, against QEMU's own tools. `scripts/setup-tests.sh` installs them; without them these
 //! tests fail.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

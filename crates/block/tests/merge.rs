@@ -1,6 +1,6 @@
 //! Requests that continue each other are one operation, and are answered as if they were not.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::rc::Rc;

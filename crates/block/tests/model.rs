@@ -1,6 +1,6 @@
 //! Random mixes of requests, several at a time, against a vector of bytes.
 
-mod common;
+use crate::common;
 
 use block::NodeRegistry;
 use block::options::*;

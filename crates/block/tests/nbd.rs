@@ -1,6 +1,6 @@
 //! The `nbd` driver with servers that nobody here wrote.
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The `nbd` driver when its server goes away, and comes back or does not.
 
-mod common;
+use crate::common;
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

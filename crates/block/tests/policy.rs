@@ -1,6 +1,6 @@
 //! Policies on errors: reported, ignored, or held until a resume.
 
-mod common;
+use crate::common;
 
 use std::pin::pin;
 use std::rc::Rc;

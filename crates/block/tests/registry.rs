@@ -1,6 +1,6 @@
 //! Opening, naming and closing nodes, and what an operator is told when it does not work.
 
-mod common;
+use crate::common;
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,6 +1,6 @@
 //! Nodes that keep to the limits of a throttle group: over simulated time, and by threads.
 
-mod common;
+use crate::common;
 
 use std::rc::Rc;
 use std::sync::Arc;

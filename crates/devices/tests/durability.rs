@@ -1,6 +1,6 @@
 //! Data that virtio-blk has reported as stable survives an immediate power cut (virtio 1.2, 5.2.6.2).
 
-mod rig;
+use crate::rig;
 
 use std::sync::Arc;
 

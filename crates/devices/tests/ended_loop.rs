@@ -1,6 +1,6 @@
 //! Requests whose loop ends, as an I/O thread's loop does after a failure of its ring.
 
-mod rig;
+use crate::rig;
 
 use std::sync::Arc;
 

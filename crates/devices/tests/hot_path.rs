@@ -1,14 +1,11 @@
 //! What a request costs, counted: allocations, locks, system calls of the ring, signals.
 
-mod rig;
+use crate::rig;
 
 use block::options::{BlockdevOptions, Cache, Driver, FileOptions, Locking};
-use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::counting::{allocations, locks_taken};
 use rig::*;
 use stats::Kind;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn file_options(name: &str) -> BlockdevOptions {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

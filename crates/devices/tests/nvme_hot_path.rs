@@ -1,13 +1,9 @@
 //! What an NVMe command costs, counted: allocations, locks, system calls of the ring, messages.
 
-#[path = "nvme/rig.rs"]
-mod rig;
+use crate::nvme::rig;
 
-use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::counting::{allocations, locks_taken};
 use rig::*;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Reads and writes `depth` at a time, `rounds` times, by shadow doorbells.
 fn drive(rig: &mut Rig, depth: u64, rounds: u64) {

@@ -1,8 +1,6 @@
 //! Trace events of NVMe. The log is process-wide, so the test has its own program.
-#![allow(dead_code, unreachable_pub, reason = "it uses a part of the rig")]
 
-#[path = "nvme/rig.rs"]
-mod rig;
+use crate::nvme::rig;
 
 use std::fs::{self, File};
 

@@ -1,6 +1,6 @@
 //! Valid and invalid requests get the answers that the specification requires.
 
-mod rig;
+use crate::rig;
 
 use block::options::{BlockdevOptions, Driver, FileOptions, Locking};
 use devices::virtio::Held;

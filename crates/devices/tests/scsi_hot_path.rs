@@ -1,14 +1,9 @@
 //! What a read or write of virtio-scsi costs, counted.
-#![allow(dead_code, unreachable_pub, reason = "it uses a part of the rig")]
 
-#[path = "scsi/rig.rs"]
-mod rig;
+use crate::scsi::rig;
 
-use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::counting::{allocations, locks_taken};
 use rig::Rig;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn steady_state_allocates_nothing_and_takes_no_locks() {

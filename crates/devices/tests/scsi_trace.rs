@@ -1,8 +1,6 @@
 //! Trace events of virtio-scsi. A test binary of its own, as the log is process-wide.
-#![allow(dead_code, unreachable_pub, reason = "it uses a part of the rig")]
 
-#[path = "scsi/rig.rs"]
-mod rig;
+use crate::scsi::rig;
 
 use std::fs::{self, File};
 

@@ -1,20 +1,17 @@
 //! Counted, not timed: in steady state the loop allocates nothing, and makes at most one call per
 //! iteration.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
 use common::{Count, Watchdog, eventfd, rings, signal, tempfile};
-use event_loop::counting::{CountingAllocator, allocations};
+use event_loop::counting::allocations;
 use event_loop::{
     AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopConfig, LoopFile, PollParams,
     Trigger,
 };
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Keeps `DEPTH` reads going and sets a timer now and then.
 struct Device {

@@ -1,7 +1,7 @@
 //! The engines behind one interface: the promises that io_uring, Linux AIO and the thread pool share, and
 //! the particularities of each.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,14 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use common::*;
-use event_loop::counting::{CountingAllocator, locks_taken};
+use event_loop::counting::locks_taken;
 use event_loop::{
     AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig,
     LoopConfig, LoopFile, RingChoice, RingFlags, ThreadPoolConfig,
 };
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const ENGINES: [Engine; 3] = [Engine::Uring, Engine::Native, Engine::Threads];
 const BLOCK: usize = 4096;

@@ -1,7 +1,7 @@
 //! Deferral contract: deferred calls run at the end of the section, before any sleep. Fairness contract: no
 //! source starves another. No-panic contract: hostile values cause errors.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -1,6 +1,6 @@
 //! Foreign-loop contract, here with poll(2): no completion waits for a descriptor event that will not come.
 
-mod common;
+use crate::common;
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The foreign-loop contract with GLib's main loop: a loop on a real `GMainContext`, with other sources on it.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -3,7 +3,7 @@
 //!
 //! Seccomp filters are put on threads of the test, never on the whole program.
 
-mod common;
+use crate::common;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! Memory contract: memory that the kernel may write to lives until the completion. Removal contract.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Adaptive polling by the loop, in virtual time. The policies themselves are tested in their files and in
 //! `properties.rs`.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;

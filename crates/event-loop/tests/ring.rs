@@ -1,7 +1,7 @@
 //! One-call contract: one system call per iteration, deadlines to the nanosecond. Accounting contract: full
 //! queues lose nothing.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,6 +1,6 @@
 //! The simulated ring's promises to tests of the crates above.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

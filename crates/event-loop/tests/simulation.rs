@@ -5,7 +5,7 @@
 //! A failure prints its seed. `EVENT_LOOP_SEED=n cargo test -p ringmill-event-loop --test simulation` repeats the
 //! run. `EVENT_LOOP_OPERATIONS=n` changes its length.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@
 //! Runs for some seconds by default. For a long run:
 //! `EVENT_LOOP_SOAK=3600 cargo test --release -p ringmill-event-loop --test soak -- --nocapture`
 
+#[allow(dead_code, reason = "uses a part")]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
 //! Stop contract: stop from any thread, with anything in flight; nothing is left behind.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! The wake-up contract under stress: several threads hand over messages, bottom halves, wake-ups of tasks,
 //! timers and handlers at once. Nothing is lost, nothing comes twice, and each producer's messages keep their order.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::rc::Rc;

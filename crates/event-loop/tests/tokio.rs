@@ -1,6 +1,6 @@
 //! The foreign-loop contract with Tokio: a loop as a task of a real runtime, alongside other tasks.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::future::Future;

@@ -1,7 +1,7 @@
 //! Wake-up contract: work from other threads takes effect at once, at the least cost. One-thread contract:
 //! only the loop's thread enters the ring.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};

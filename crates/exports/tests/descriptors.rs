@@ -1,6 +1,6 @@
 //! Descriptors of files that block any access, or the close, for as long as their owner likes.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsRawFd;
 

@@ -2,7 +2,7 @@
 //! the driver sees the answer at the latest. By a model that compares the memory before and after.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Tests an export with an independent front end: the one of the `vhost` crate.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};

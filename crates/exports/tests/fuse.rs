@@ -13,15 +13,12 @@ use std::sync::Arc;
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::{BlockdevOptions, Driver, NullOptions};
-use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::counting::{allocations, locks_taken};
 use event_loop::{EventLoop, LoopConfig, PollParams};
 use exports::fuse::{FileAttributes, FuseConfig, FuseExport};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use once::Once;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SIZE: u64 = 1 << 20;
 

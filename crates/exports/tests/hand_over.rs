@@ -2,7 +2,7 @@
 //! are not handed over.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Clients of an NBD export that ask for more than their I/O thread moves at once, and take none of it:
 //! what else is on the thread has its turn after a bounded part, and so has each of them.
 
-mod common;
+use crate::common;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,6 @@
 //! Front ends that come and go leave nothing behind. Alone in its process: it counts descriptors.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

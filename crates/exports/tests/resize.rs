@@ -2,7 +2,7 @@
 //! others, which cannot be or do not listen.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

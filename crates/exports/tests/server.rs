@@ -1,6 +1,6 @@
 //! The server in front of peers that are slow, silent, wrong or gone; and its sockets.
 
-mod common;
+use crate::common;
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};

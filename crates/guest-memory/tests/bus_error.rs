@@ -80,7 +80,7 @@ fn other_bus_errors_are_not_swallowed() {
         return fault_elsewhere();
     }
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "other_bus_errors_are_not_swallowed"])
+        .args(["--exact", "bus_error::other_bus_errors_are_not_swallowed"])
         .env(CHILD, "1")
         .status()
         .unwrap();

@@ -1,13 +1,10 @@
 //! Nothing is allocated from kick to signal.
 
-mod common;
+use crate::common;
 
 use common::{DATA, Pair, Setup, segment};
 use event_loop::IoBufs;
-use event_loop::counting::{CountingAllocator, allocations};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+use event_loop::counting::allocations;
 
 #[test]
 fn none_per_request() {

@@ -1,6 +1,6 @@
 //! What a driver must not do: each breaks its queue, with an error that says what it was.
 
-mod common;
+use crate::common;
 
 use common::{DATA, MEMORY, Pair, Setup, segment};
 use queue::{Descriptor, QueueError};

@@ -1,6 +1,6 @@
 //! Requests in flight outlive the process: another queue on the same memory repeats them.
 
-mod common;
+use crate::common;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Kicks and signals: wanted when something new comes, not wanted otherwise, never lost.
 
-mod common;
+use crate::common;
 
 use common::{DATA, Pair, Setup, segment};
 use queue::QueueConfig;

@@ -14,8 +14,6 @@
 //! - [`QueueError::TooLong`] beyond 1024 segments: the oracle takes 65535 from an indirect table.
 //! - [`QueueError::TooManyInFlight`]: the oracle does not count.
 
-mod common;
-
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;

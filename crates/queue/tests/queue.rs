@@ -1,6 +1,6 @@
 //! Chains from the driver to the device and back.
 
-mod common;
+use crate::common;
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What a request costs in the queue, run by hand:
 //! `cargo test --release -p ringmill-queue --test speed -- --ignored --nocapture`.
 
-mod common;
+use crate::common;
 
 use std::time::Instant;
 

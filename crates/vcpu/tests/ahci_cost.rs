@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use event_loop::counting::{CountingAllocator, allocations};
+use event_loop::counting::allocations;
 use event_loop::{IoThreadConfig, LoopConfig, PollParams};
 use vcpu::ahci::{AhciDevice, Command, PortArea, PortDriver};
 use vcpu::machine::{Machine, MachineConfig, direct, null_co, on_loop};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const AREA: PortArea = PortArea { base: 0x10000, request_size: 64 << 10 };
 const ROUNDS: u64 = 60;

@@ -1,7 +1,7 @@
 //! The KVM vCPU and its program, apart from timing.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! An NVMe controller behind its export, driven by shadow doorbells from a KVM vCPU.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

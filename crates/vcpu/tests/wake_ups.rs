@@ -2,7 +2,7 @@
 //!
 //! The bounds tolerate a busy machine: a wait for the timer takes most of a second.
 
-mod common;
+use crate::common;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Disks under a load that checks what it reads, and jobs.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(unreachable_pub, reason = "modules of one program")]
 
 pub mod footprint;
 pub mod peers;

@@ -1,5 +1,5 @@
 //! A loop, requests and answers for the tests.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(unreachable_pub, reason = "modules of one program")]
 
 pub mod nbd;
 pub mod zram;

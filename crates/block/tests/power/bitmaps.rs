@@ -12,12 +12,12 @@ use event_loop::ring::sim::{Faults, Sim};
 use fastrand::Rng;
 
 use crate::common::{Rig, filled};
-use crate::guest::{Disk, SECTOR, sector};
-use crate::kinds::{Extras, Kind};
-use crate::left::{Left, contents};
-use crate::oracle::Stored;
-use crate::path_of;
-use crate::recovery::{Interrupt, Reopened};
+use crate::power::guest::{Disk, SECTOR, sector};
+use crate::power::kinds::{Extras, Kind};
+use crate::power::left::{Left, contents};
+use crate::power::oracle::Stored;
+use crate::power::path_of;
+use crate::power::recovery::{Interrupt, Reopened};
 
 impl Stored {
     fn has(&self, sector: usize) -> bool {
@@ -247,7 +247,7 @@ fn a_mark_of_use_that_a_killed_process_left_is_made_stable() {
     let mut disk = disk();
     let range = 0..1;
     disk.bitmaps.written(&range);
-    disk.begin(range, crate::guest::Change::Written(2));
+    disk.begin(range, crate::power::guest::Change::Written(2));
     let tag = rig.submit(Op::Write { fua: false }, 0, SECTOR as u64, filled(&sector(2, 0), 0));
     rig.wait(tag).0.unwrap();
     for seed in 0..100 {

@@ -18,16 +18,16 @@ use event_loop::ring::sim::{Faults, Sim, Unflushed};
 use event_loop::{IoBufs, LoopConfig, PollParams, oneshot};
 use fastrand::Rng;
 
-use crate::bitmaps::HandedOver;
 use crate::common::{Rig, bytes, filled, memory};
-use crate::compressed::Compressing;
-use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
-use crate::journal::{Folder, is_marked};
-use crate::kinds::{Extras, Kind, Start};
-use crate::left::{Left, contents, keep};
-use crate::path_of;
-use crate::recovery::{Ended, Interrupt, Moments, Reopened, interrupted};
-use crate::snapshots::Changing;
+use crate::power::bitmaps::HandedOver;
+use crate::power::compressed::Compressing;
+use crate::power::guest::{Change, Disk, SECTOR, Stamp, sector};
+use crate::power::journal::{Folder, is_marked};
+use crate::power::kinds::{Extras, Kind, Start};
+use crate::power::left::{Left, contents, keep};
+use crate::power::path_of;
+use crate::power::recovery::{Ended, Interrupt, Moments, Reopened, interrupted};
+use crate::power::snapshots::Changing;
 
 /// One recovery in this many is interrupted: if the journal has something that is not in the image, and if
 /// not.

@@ -15,9 +15,9 @@ use event_loop::ring::sim::{Faults, Sim, Verdict};
 use event_loop::{IoBufs, LoopConfig};
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
-use crate::journal::Folder;
-use crate::oracle::Image;
-use crate::path_of;
+use crate::power::journal::Folder;
+use crate::power::oracle::Image;
+use crate::power::path_of;
 
 /// No operation fails.
 const NONE: usize = usize::MAX;

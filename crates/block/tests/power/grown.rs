@@ -10,10 +10,10 @@ use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{IoBufs, LoopConfig, oneshot};
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
-use crate::course::NO_POLLING;
-use crate::guest::SECTOR;
-use crate::oracle::Image;
-use crate::path_of;
+use crate::power::course::NO_POLLING;
+use crate::power::guest::SECTOR;
+use crate::power::oracle::Image;
+use crate::power::path_of;
 
 const CLUSTER: usize = 4096;
 /// Where the disk ends meanwhile.

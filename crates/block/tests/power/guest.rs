@@ -2,8 +2,8 @@
 
 use fastrand::Rng;
 
-use crate::bitmaps::Bitmaps;
-use crate::snapshots::Snapshots;
+use crate::power::bitmaps::Bitmaps;
+use crate::power::snapshots::Snapshots;
 
 /// Bytes of a sector, which are written together or not at all.
 pub(crate) const SECTOR: usize = 512;

@@ -20,11 +20,11 @@ use event_loop::{IoBufs, LoopConfig, mailbox, oneshot};
 use fastrand::Rng;
 
 use crate::common::{Rig, blockdev, file_options, filled};
-use crate::course::NO_POLLING;
-use crate::guest::{Change, Disk, SECTOR, Stamp, sector};
-use crate::kinds::{Extras, Kind};
-use crate::oracle::Image;
-use crate::{number, path_of, qemu_img_check};
+use crate::power::course::NO_POLLING;
+use crate::power::guest::{Change, Disk, SECTOR, Stamp, sector};
+use crate::power::kinds::{Extras, Kind};
+use crate::power::oracle::Image;
+use crate::power::{number, path_of, qemu_img_check};
 
 /// Courses of CI's short run.
 const SEEDS: u64 = 40;

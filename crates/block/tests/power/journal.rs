@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use block::{NodeRegistry, OpenImage};
 
 use crate::common::tmpfs;
-use crate::guest::SECTOR;
-use crate::oracle::Stored;
+use crate::power::guest::SECTOR;
+use crate::power::oracle::Stored;
 
 /// Of a journal: the numbers of the last commit, and of the last one of which all is in the image.
 const COMMITTED: usize = 64;

@@ -13,9 +13,9 @@ use fastrand::Rng;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::common::{TempFile, blockdev, file_options, tmpfs};
-use crate::guest::{SECTOR, sector};
-use crate::oracle::{Image, Luks};
-use crate::path_of;
+use crate::power::guest::{SECTOR, sector};
+use crate::power::oracle::{Image, Luks};
+use crate::power::path_of;
 
 /// The name of the node below an image.
 pub(crate) const FILE: &str = "file";

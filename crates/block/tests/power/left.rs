@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use event_loop::ring::sim::Unflushed;
 
-use crate::bitmaps::{Bitmaps, HandedOver};
-use crate::guest::Disk;
-use crate::journal::Folder;
-use crate::kinds::{Kind, Start};
-use crate::oracle::{Found, Image};
+use crate::power::bitmaps::{Bitmaps, HandedOver};
+use crate::power::guest::Disk;
+use crate::power::journal::Folder;
+use crate::power::kinds::{Kind, Start};
+use crate::power::oracle::{Found, Image};
 
 /// Where the header of a qcow2 image has the size of the disk.
 const SIZE: Range<usize> = 24..32;

@@ -12,9 +12,9 @@ use event_loop::ring::sim::{Faults, Sim};
 use fastrand::Rng;
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
-use crate::course::NO_POLLING;
-use crate::guest::{Change, Disk, SECTOR, sector};
-use crate::path_of;
+use crate::power::course::NO_POLLING;
+use crate::power::guest::{Change, Disk, SECTOR, sector};
+use crate::power::path_of;
 
 const CLUSTER: usize = 4096;
 /// Not a whole number of clusters.

@@ -24,12 +24,12 @@ use event_loop::sync::lock;
 use event_loop::{EventLoop, LoopConfig};
 use fastrand::Rng;
 
-use crate::bitmaps::HandedOver;
-use crate::course::{NO_POLLING, Seen};
-use crate::journal::Folder;
-use crate::kinds::{FILE, Kind, Start, add_secret};
-use crate::left::{Left, keep, read};
-use crate::path_of;
+use crate::power::bitmaps::HandedOver;
+use crate::power::course::{NO_POLLING, Seen};
+use crate::power::journal::Folder;
+use crate::power::kinds::{FILE, Kind, Start, add_secret};
+use crate::power::left::{Left, keep, read};
+use crate::power::path_of;
 
 /// The opened image, and the simulation for its user.
 pub(crate) struct Reopened {

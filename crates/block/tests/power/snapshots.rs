@@ -15,8 +15,8 @@ use fastrand::Rng;
 use nix::errno::Errno;
 
 use crate::common::{Rig, TempFile, blockdev, file_options, filled, tmpfs};
-use crate::oracle::{Found, Image};
-use crate::path_of;
+use crate::power::oracle::{Found, Image};
+use crate::power::path_of;
 
 /// The contents of the snapshots that an image has to have.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,7 @@ use block::track::{DirtyBitmap, Storage, Tracking};
 use event_loop::{EventLoop, LoopConfig};
 
 use crate::common::Rig;
-use crate::image::*;
+use crate::qcow2::image::*;
 
 const MIB: u64 = 1 << 20;
 

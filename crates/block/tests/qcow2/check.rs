@@ -7,7 +7,7 @@ use std::process::Command;
 use block::{CheckFailure, Checked, Repair, check_qcow2};
 use fastrand::Rng;
 
-use crate::image::{Folder, contents, open, options, qemu_img, qemu_io};
+use crate::qcow2::image::{Folder, contents, open, options, qemu_img, qemu_io};
 
 /// Bits of an entry that hold an offset.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;

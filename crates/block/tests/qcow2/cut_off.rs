@@ -8,8 +8,8 @@ use block::request::Op;
 use event_loop::{EventLoop, IoBufs, LoopConfig};
 
 use crate::common::Rig;
-use crate::image::{Folder, contents, judge, open, options, qemu_img};
-use crate::model::SIZE;
+use crate::qcow2::image::{Folder, contents, judge, open, options, qemu_img};
+use crate::qcow2::model::SIZE;
 
 fn create(folder: &Folder) {
     let size = SIZE.to_string();

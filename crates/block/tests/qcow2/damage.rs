@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use std::sync::Arc;
 
 use crate::common::{Rig, pattern, tmpfs};
-use crate::image::*;
+use crate::qcow2::image::*;
 
 fn number(bytes: &[u8], at: usize) -> usize {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize & 0x00ff_ffff_ffff_fe00

@@ -5,7 +5,7 @@ use block::options::*;
 use block::request::Op;
 
 use crate::common::{Rig, blockdev, filled};
-use crate::image::{Folder, contents, judge, qcow2, qemu_img};
+use crate::qcow2::image::{Folder, contents, judge, qcow2, qemu_img};
 
 const MIB: usize = 1 << 20;
 const DISK: usize = 8 * MIB;

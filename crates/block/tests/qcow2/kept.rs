@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::common::Rig;
-use crate::image::{Folder, check, open, options, qemu_img};
+use crate::qcow2::image::{Folder, check, open, options, qemu_img};
 
 /// Bytes of a cluster, and so of an L2 table, which is as large whatever is in it.
 const CLUSTER: u64 = 65536;

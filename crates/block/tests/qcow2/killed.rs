@@ -15,8 +15,8 @@ use event_loop::IoBufs;
 use fastrand::Rng;
 
 use crate::common::{Rig, blockdev, filled};
-use crate::image::{Folder, check, contents, judge, options, qemu_img, qemu_io};
-use crate::model::SIZE;
+use crate::qcow2::image::{Folder, check, contents, judge, options, qemu_img, qemu_io};
+use crate::qcow2::model::SIZE;
 
 /// Environment variables of the process to be killed: the image, and its journals if it has them.
 const IMAGE: &str = "RINGMILL_TEST_KILLED_IMAGE";
@@ -282,21 +282,21 @@ fn create(folder: &Folder, kind: &str) {
 
 #[test]
 fn nothing_is_lost_with_a_journal() {
-    kill_often("killed::nothing_is_lost_with_a_journal", true, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_with_a_journal", true, &[0; SIZE], |folder| {
         create(folder, "cluster_size=64k");
     });
 }
 
 #[test]
 fn nothing_is_lost_of_small_clusters() {
-    kill_often("killed::nothing_is_lost_of_small_clusters", true, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_of_small_clusters", true, &[0; SIZE], |folder| {
         create(folder, "cluster_size=4k,refcount_bits=1");
     });
 }
 
 #[test]
 fn nothing_is_lost_of_subclusters() {
-    kill_often("killed::nothing_is_lost_of_subclusters", true, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_of_subclusters", true, &[0; SIZE], |folder| {
         create(folder, "cluster_size=16k,extended_l2=on");
     });
 }
@@ -306,7 +306,7 @@ fn nothing_is_lost_of_subclusters_with_a_file_behind() {
     let mut start: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
     let base = start.clone();
     start.resize(SIZE, 0);
-    let name = "killed::nothing_is_lost_of_subclusters_with_a_file_behind";
+    let name = "qcow2::killed::nothing_is_lost_of_subclusters_with_a_file_behind";
     kill_often(name, true, &start, |folder| {
         std::fs::write(folder.path("base.raw"), &base).unwrap();
         let size = SIZE.to_string();
@@ -317,14 +317,14 @@ fn nothing_is_lost_of_subclusters_with_a_file_behind() {
 
 #[test]
 fn nothing_is_lost_of_version_2() {
-    kill_often("killed::nothing_is_lost_of_version_2", true, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_of_version_2", true, &[0; SIZE], |folder| {
         create(folder, "compat=0.10,cluster_size=4k");
     });
 }
 
 #[test]
 fn nothing_is_lost_without_a_journal() {
-    kill_often("killed::nothing_is_lost_without_a_journal", false, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_without_a_journal", false, &[0; SIZE], |folder| {
         create(folder, "cluster_size=64k");
     });
 }
@@ -335,7 +335,7 @@ fn nothing_is_lost_with_files_behind() {
     let mut start: Vec<u8> = (0..1_500_160).map(|i| (i / 512) as u8 | 1).collect();
     let base = start.clone();
     start.resize(SIZE, 0);
-    kill_often("killed::nothing_is_lost_with_files_behind", true, &start, |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_with_files_behind", true, &start, |folder| {
         std::fs::write(folder.path("base.raw"), &base).unwrap();
         let size = SIZE.to_string();
         let _ = std::fs::remove_file(folder.path("data"));
@@ -346,7 +346,7 @@ fn nothing_is_lost_with_files_behind() {
 
 #[test]
 fn nothing_is_lost_with_a_raw_data_file() {
-    kill_often("killed::nothing_is_lost_with_a_raw_data_file", true, &[0; SIZE], |folder| {
+    kill_often("qcow2::killed::nothing_is_lost_with_a_raw_data_file", true, &[0; SIZE], |folder| {
         let _ = std::fs::remove_file(folder.path("data"));
         create(folder, "data_file=data,data_file_raw=on");
     });
@@ -355,8 +355,9 @@ fn nothing_is_lost_with_a_raw_data_file() {
 /// QEMU has written to the image in between: what was left is not for that image any more.
 #[test]
 fn a_journal_is_not_used_after_another_program_has_changed_the_image() {
-    let case =
-        Case::new("killed::a_journal_is_not_used_after_another_program_has_changed_the_image");
+    let case = Case::new(
+        "qcow2::killed::a_journal_is_not_used_after_another_program_has_changed_the_image",
+    );
     case.kill(50);
     qemu_io(&case.folder, "disk.qcow2", "write -P 7 0 3M");
     let node = case.open_with_journals();
@@ -370,7 +371,7 @@ fn a_journal_is_not_used_after_another_program_has_changed_the_image() {
 /// The machine has been started anew, or the journal was deleted: what was flushed is there, and the image is whole.
 #[test]
 fn an_image_whose_journal_is_gone_is_whole() {
-    let case = Case::new("killed::an_image_whose_journal_is_gone_is_whole");
+    let case = Case::new("qcow2::killed::an_image_whose_journal_is_gone_is_whole");
     case.kill(50);
     std::fs::remove_dir_all(&case.journals).unwrap();
     let node = case.open_with_journals();
@@ -383,7 +384,7 @@ fn an_image_whose_journal_is_gone_is_whole() {
 /// The journal is removed from outside: from then on the image itself is written to before each answer.
 #[test]
 fn nothing_is_lost_after_a_journal_was_removed() {
-    let case = Case::new("killed::nothing_is_lost_after_a_journal_was_removed");
+    let case = Case::new("qcow2::killed::nothing_is_lost_after_a_journal_was_removed");
     let remove = || std::fs::remove_dir_all(&case.journals).unwrap();
     let may = kill_later(case.test, &case.image, Some(&case.journals), 1000, remove);
     assert_kept(&may, &case.judge(case.open_with_journals()), &[0; SIZE], "after a kill");
@@ -392,7 +393,8 @@ fn nothing_is_lost_after_a_journal_was_removed() {
 /// Opened and changed where there are no journals, the image is not one any more that was left.
 #[test]
 fn a_journal_is_not_used_after_the_image_was_opened_without_it() {
-    let case = Case::new("killed::a_journal_is_not_used_after_the_image_was_opened_without_it");
+    let case =
+        Case::new("qcow2::killed::a_journal_is_not_used_after_the_image_was_opened_without_it");
     case.kill(50);
     let node = case.open(None);
     let mut rig = Rig::new(node.clone());
@@ -405,7 +407,7 @@ fn a_journal_is_not_used_after_the_image_was_opened_without_it() {
 /// A copy that was made before, and comes back: the journal is not that of its state.
 #[test]
 fn a_journal_is_not_used_for_an_older_state_of_the_image() {
-    let case = Case::new("killed::a_journal_is_not_used_for_an_older_state_of_the_image");
+    let case = Case::new("qcow2::killed::a_journal_is_not_used_for_an_older_state_of_the_image");
     let mut older = None;
     // The second of two processes continues the journal of the first.
     for _ in 0..2 {
@@ -419,7 +421,7 @@ fn a_journal_is_not_used_for_an_older_state_of_the_image() {
 /// A copy that was made afterwards, and opened first: what is left stays for the image.
 #[test]
 fn a_copy_of_the_image_leaves_the_journal_usable() {
-    let case = Case::new("killed::a_copy_of_the_image_leaves_the_journal_usable");
+    let case = Case::new("qcow2::killed::a_copy_of_the_image_leaves_the_journal_usable");
     let may = case.kill(50);
     let copy = case.folder.path("copy.qcow2");
     std::fs::copy(&case.image, &copy).unwrap();
@@ -436,7 +438,7 @@ fn a_copy_of_the_image_leaves_the_journal_usable() {
 /// A journal that has rotted: a header that leads nowhere is not followed, and the image stays as it is.
 #[test]
 fn a_header_that_is_left_is_judged_before_it_is_written() {
-    let case = Case::new("killed::a_header_that_is_left_is_judged_before_it_is_written");
+    let case = Case::new("qcow2::killed::a_header_that_is_left_is_judged_before_it_is_written");
     case.kill(50);
     let left = std::fs::read(&case.image).unwrap();
     let journal = case.journals.join(&names(&case.journals)[0]);
@@ -457,7 +459,7 @@ fn a_header_that_is_left_is_judged_before_it_is_written() {
 /// Several readers at once, each in a separate process.
 #[test]
 fn read_only_users_see_the_contents_of_the_journal() {
-    let case = Case::new("killed::read_only_users_see_the_contents_of_the_journal");
+    let case = Case::new("qcow2::killed::read_only_users_see_the_contents_of_the_journal");
     let may = case.kill(50);
     let look = || {
         let mut options = BlockdevOptions { read_only: true, ..options(&case.image) };

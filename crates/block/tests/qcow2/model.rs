@@ -9,7 +9,7 @@ use event_loop::IoBufs;
 use fastrand::Rng;
 
 use crate::common::{Rig, bytes, filled, memory};
-use crate::image::{Folder, contents, judge, open, options, qcow2, qemu_img};
+use crate::qcow2::image::{Folder, contents, judge, open, options, qcow2, qemu_img};
 
 /// Bytes of the disk: not a whole number of clusters.
 pub(crate) const SIZE: usize = (3 << 20) + 3 * 512;
@@ -225,7 +225,7 @@ fn on_a_chain() {
         std::fs::write(folder.path("base.raw"), &base).unwrap();
         let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw"];
         qemu_img(&folder, &[&create[..], &["middle.qcow2", "2M"]].concat());
-        crate::image::qemu_io(&folder, "middle.qcow2", "write -P 7 1M 700k");
+        crate::qcow2::image::qemu_io(&folder, "middle.qcow2", "write -P 7 1M 700k");
         let mut start = base.clone();
         start.resize(SIZE, 0);
         start[1 << 20..(1 << 20) + 700 * 1024].fill(7);
@@ -233,12 +233,12 @@ fn on_a_chain() {
             let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "-o"];
             let size = SIZE.to_string();
             qemu_img(&folder, &[&create[..], &[form, "disk.qcow2", &size]].concat());
-            let mut options = crate::image::options(&folder.path("disk.qcow2"));
+            let mut options = crate::qcow2::image::options(&folder.path("disk.qcow2"));
             options.cache.direct = direct;
             matches(&folder, &options, &start, seed, threads, 8192);
         }
         assert!(std::fs::read(folder.path("base.raw")).unwrap() == base);
-        crate::image::check(&folder, "middle.qcow2");
+        crate::qcow2::image::check(&folder, "middle.qcow2");
     }
 }
 

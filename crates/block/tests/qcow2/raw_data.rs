@@ -8,9 +8,9 @@ use block::request::Op;
 use event_loop::IoBufs;
 
 use crate::common::Rig;
-use crate::image::{Folder, contents, driver, judge, open, options, qemu_img, qemu_io};
-use crate::model::{SIZE, matches};
-use crate::resize::grows;
+use crate::qcow2::image::{Folder, contents, driver, judge, open, options, qemu_img, qemu_io};
+use crate::qcow2::model::{SIZE, matches};
+use crate::qcow2::resize::grows;
 
 fn create(folder: &Folder, more: &str) {
     let _ = std::fs::remove_file(folder.path("data"));

@@ -9,8 +9,8 @@ use block::options::BlockdevOptions;
 use event_loop::EventLoop;
 use fastrand::Rng;
 
-use crate::image::{Folder, contents, judge, open, options, qemu_img};
-use crate::model::{KINDS, Model, SIZE, Worker, first_difference};
+use crate::qcow2::image::{Folder, contents, judge, open, options, qemu_img};
+use crate::qcow2::model::{KINDS, Model, SIZE, Worker, first_difference};
 
 /// Within the last cluster, or not; into the next table, or not.
 const SIZES: [usize; 5] =

@@ -8,8 +8,8 @@ use event_loop::EventLoop;
 use fastrand::Rng;
 use nix::errno::Errno;
 
-use crate::image::{Folder, check, contents, judge, open, options, qemu_img, qemu_io};
-use crate::model::{KINDS, Model, SIZE, Worker, first_difference};
+use crate::qcow2::image::{Folder, check, contents, judge, open, options, qemu_img, qemu_io};
+use crate::qcow2::model::{KINDS, Model, SIZE, Worker, first_difference};
 
 const LOOPS: usize = 3;
 const STRIPE: usize = 4096;

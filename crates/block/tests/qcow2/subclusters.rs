@@ -7,8 +7,8 @@ use event_loop::IoBufs;
 use fastrand::Rng;
 
 use crate::common::{Rig, memory};
-use crate::image::{Folder, contents, judge, open, options, qemu_img, run};
-use crate::resize::resize;
+use crate::qcow2::image::{Folder, contents, judge, open, options, qemu_img, run};
+use crate::qcow2::resize::resize;
 
 /// Bytes of the disk.
 const SIZE: u64 = 6 << 20;
@@ -189,7 +189,7 @@ fn wrong_bitmaps_are_damage() {
         let create = ["create", "-q", "-f", "qcow2", "-o", "extended_l2=on", "disk.qcow2", "1M"];
         qemu_img(&folder, &create);
         let write = if name == "compressed" { "write -c -P 3 0 64k" } else { "write -P 3 0 16k" };
-        crate::image::qemu_io(&folder, "disk.qcow2", write);
+        crate::qcow2::image::qemu_io(&folder, "disk.qcow2", write);
         let path = folder.path("disk.qcow2");
         let mut image = std::fs::read(&path).unwrap();
         let l1 = number(&image[40..]) as usize;

@@ -3,7 +3,7 @@
 use block::NodeRegistry;
 use block::options::{Backing, BlockdevOptions, BlockdevRef, Qcow2Options};
 
-use crate::image::{Folder, contents, driver, open, options, qemu_img, qemu_io};
+use crate::qcow2::image::{Folder, contents, driver, open, options, qemu_img, qemu_io};
 
 /// How opening the image ends: the sentence, and what to do.
 fn refusal(options: &BlockdevOptions) -> String {
@@ -136,7 +136,7 @@ fn data_may_lie_in_a_file_of_its_own() {
     drop(rig);
     let all = contents(&node);
     drop(node);
-    crate::image::judge(&folder, "disk.qcow2", &all);
+    crate::qcow2::image::judge(&folder, "disk.qcow2", &all);
     assert!(std::fs::metadata(folder.path("data")).unwrap().len() > 70_000);
 }
 
@@ -152,7 +152,7 @@ fn snapshots_inside_stay_as_they_are() {
     drop(rig);
     let all = contents(&node);
     drop(node);
-    crate::image::judge(&folder, "disk.qcow2", &all);
+    crate::qcow2::image::judge(&folder, "disk.qcow2", &all);
     assert!(all[..100 * 1024].iter().all(|b| *b == 1) && all[150 * 1024] == 2);
     qemu_img(&folder, &["snapshot", "-a", "before", "disk.qcow2"]);
     let node = open(&options(&folder.path("disk.qcow2")));

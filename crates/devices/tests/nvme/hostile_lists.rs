@@ -10,7 +10,7 @@ use event_loop::PollParams;
 use fastrand::Rng;
 use guest_memory::GuestMemory;
 
-use crate::rig::*;
+use crate::nvme::rig::*;
 
 const PAGE: u64 = 4096;
 /// Two pages of the first entries of lists, two pages of the entries that follow.

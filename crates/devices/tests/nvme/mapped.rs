@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use devices::nvme::DoorbellMode;
 use event_loop::PollParams;
 
-use crate::rig::{CC, CSTS, DATA, ENTRIES, READ, Rig, WRITE, command, io};
+use crate::nvme::rig::{CC, CSTS, DATA, ENTRIES, READ, Rig, WRITE, command, io};
 
 /// A controller with mapped doorbells, whose driver maps them. Its loop does not poll of its own accord.
 fn ready() -> Rig {

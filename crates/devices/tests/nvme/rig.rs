@@ -1,5 +1,5 @@
 //! An NVMe controller with a small driver at the other end, on one loop.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+#![allow(unreachable_pub, reason = "modules of one program")]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

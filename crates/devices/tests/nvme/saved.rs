@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::rig::*;
+use crate::nvme::rig::*;
 
 /// A change of a state.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 
 use event_loop::PollParams;
 
-use crate::is_done;
-use crate::rig::*;
+use crate::nvme::is_done;
+use crate::nvme::rig::*;
 
 /// The disk of namespace 1 before which a queue is: queues are on two workers in turn.
 fn disk_of(qid: usize) -> usize {

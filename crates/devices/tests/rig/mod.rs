@@ -1,5 +1,5 @@
 //! A virtio-blk queue with a driver of ours at the other end, on one loop.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+#![allow(unreachable_pub, reason = "modules of one program")]
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 
 use devices::virtio_scsi::LunConfig;
 
-use crate::rig::{BLOCKS, Rig, SIZE, geometry};
+use crate::scsi::rig::{BLOCKS, Rig, SIZE, geometry};
 
 /// A command that returns data, with a buffer of `len` bytes; how many of them were used.
 fn data(rig: &mut Rig, cdb: &[u8], len: u32) -> Vec<u8> {

@@ -8,7 +8,7 @@ use block::test_util::{Format, VolatileDisk};
 use devices::virtio::CacheRecord;
 use devices::virtio_scsi::DeviceConfig;
 
-use crate::rig::*;
+use crate::scsi::rig::*;
 
 /// The blocks that are written, from here on.
 const LBA: u8 = 24;

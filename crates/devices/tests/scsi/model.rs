@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::rig::{BLOCKS, Rig};
+use crate::scsi::rig::{BLOCKS, Rig};
 
 #[derive(Debug, Clone)]
 enum Step {

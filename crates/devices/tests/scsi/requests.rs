@@ -9,7 +9,7 @@ use guest_memory::test_util::memfd_memory;
 use nix::errno::Errno;
 use queue::Inflight;
 
-use crate::rig::{BLOCKS, Disk, ENTRIES, Rig};
+use crate::scsi::rig::{BLOCKS, Disk, ENTRIES, Rig};
 
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 9, 0, 0, 2, 0];
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 9, 0, 0, 2, 0];

@@ -9,7 +9,7 @@ use block::policy::{ErrorPolicy, with_policy};
 use event_loop::{EventLoop, LoopConfig};
 use nix::errno::Errno;
 
-use crate::rig::{Disk, Rig, SIZE};
+use crate::scsi::rig::{Disk, Rig, SIZE};
 
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];

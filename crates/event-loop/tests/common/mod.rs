@@ -1,7 +1,5 @@
 //! Helpers for the contract tests.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::Write;

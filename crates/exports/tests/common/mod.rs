@@ -1,5 +1,4 @@
 //! An export with its threads, a disk in memory behind it, and a guest in front of it.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 pub(crate) mod vmm;
@@ -361,7 +360,6 @@ pub(crate) const MEMORY: u64 = 0x20_0000;
 /// A guest with queues, as its VMM has set it up.
 pub(crate) struct Guest {
     pub(crate) files: Vec<OwnedFd>,
-    pub(crate) memory: Arc<GuestMemory>,
     pub(crate) view: Rc<MemoryView>,
     pub(crate) queues: Vec<GuestQueue>,
 }
@@ -378,8 +376,7 @@ impl Guest {
         let region = memfd_region(0, MEMORY).unwrap();
         let file = region.fd.try_clone().unwrap();
         let memory = GuestMemory::from_regions([Arc::new(region.map().unwrap())]).unwrap();
-        let memory = Arc::new(memory);
-        let view = MemoryView::new(memory.clone());
+        let view = MemoryView::new(Arc::new(memory));
         let queues = (0..u64::from(num_queues))
             .map(|i| GuestQueue {
                 driver: Driver::new(&view, RINGS + i * 0x8000, size, true).unwrap(),
@@ -388,7 +385,7 @@ impl Guest {
                 data: DATA + i * 0x1_0000,
             })
             .collect();
-        Guest { files: vec![file], memory, view, queues }
+        Guest { files: vec![file], view, queues }
     }
 
     /// The region as ADD_MEM_REG and SET_MEM_TABLE describe it.

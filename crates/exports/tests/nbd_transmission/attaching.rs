@@ -5,8 +5,8 @@ use std::sync::Arc;
 use event_loop::EventLoop;
 use exports::nbd::{NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 
-use crate::once::Once;
-use crate::rig::null;
+use crate::nbd_transmission::once::Once;
+use crate::nbd_transmission::rig::null;
 
 /// The caller closes the node next, and its image's lock has to be gone then.
 #[test]

@@ -2,7 +2,7 @@
 
 use block::test_util::{Format, VolatileDisk};
 
-use crate::rig::*;
+use crate::nbd_transmission::rig::*;
 
 const SIZE: u64 = 1 << 20;
 /// The bytes that are written, from here on.

@@ -16,7 +16,7 @@ use event_loop::EventLoop;
 use event_loop::ring::setup::RingChoice;
 use exports::nbd::SavedClient;
 
-use crate::rig::*;
+use crate::nbd_transmission::rig::*;
 
 /// How long anything may take that happens at all.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -21,7 +21,7 @@ use options::Object;
 use options::place::Int;
 use options::table::{self, Field, Kind, Need};
 
-use crate::rig::{READ, Rig, request};
+use crate::nbd_transmission::rig::{READ, Rig, request};
 
 /// `stripes`: a read-only disk of one sector of a byte, one of the next, and so on.
 static STRIPES: DriverKind = DriverKind {

@@ -6,7 +6,7 @@ use exports::vfio_user::wire::{
 };
 use proptest::prelude::*;
 
-use crate::client::{dma_map, dma_unmap, message, region, region_read, set_irqs, words};
+use crate::vfio_user::client::{dma_map, dma_unmap, message, region, region_read, set_irqs, words};
 
 fn parse_payload(command: u16, payload: &[u8]) -> Result<String, WireError> {
     let bytes = message(7, command, 0, payload);

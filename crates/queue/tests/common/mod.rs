@@ -1,5 +1,4 @@
 //! A queue and its driver over memory of their own.
-#![allow(dead_code, reason = "each test file takes what it needs")]
 
 use std::rc::Rc;
 

@@ -3,7 +3,7 @@
 use block::request::Op;
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 fn word(page: &[u8], word: usize) -> u16 {
     u16::from_le_bytes([page[word * 2], page[word * 2 + 1]])

@@ -4,7 +4,7 @@ use block::test_util::{Format, VolatileDisk};
 use devices::ahci::DriveConfig;
 use vcpu::ahci::{Command, LBA};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 /// The sectors that are written, from here on.
 const FIRST: u64 = 24;

@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 const READ_ERROR_LOG: Command =
     Command { command: 0x2f, features: 0, lba: 0x10, count: 1, device: 0x40, write: false };

@@ -2,7 +2,7 @@
 
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 /// Queued reads in all slots, held by the disk.
 fn queued(rig: &mut Rig) {

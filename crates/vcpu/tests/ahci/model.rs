@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 const SEEDS: u64 = 6;
 const BATCHES: u64 = 40;

@@ -3,7 +3,7 @@
 use block::request::Op;
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 fn offsets(rig: &Rig) -> Vec<u64> {
     rig.log().into_iter().map(|(_, offset, _)| offset / 512).collect()

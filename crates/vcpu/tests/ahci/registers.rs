@@ -2,7 +2,7 @@
 
 use vcpu::ahci::reg;
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 #[test]
 fn the_generic_registers() {

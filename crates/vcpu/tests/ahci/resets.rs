@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use vcpu::ahci::{Command, reg};
 
-use crate::rig::*;
+use crate::ahci::rig::*;
 
 /// The state of the port at the reset.
 #[derive(Debug, Clone, Copy, PartialEq)]

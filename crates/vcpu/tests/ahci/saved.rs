@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use vcpu::ahci::{Command, Controller, reg};
 
-use crate::resets::{PortState, STATES, enter, works};
-use crate::rig::*;
+use crate::ahci::resets::{PortState, STATES, enter, works};
+use crate::ahci::rig::*;
 
 /// Pauses all drives. Returns whether they are paused.
 fn pause(rig: &Rig) -> Rc<Cell<usize>> {

@@ -7,7 +7,7 @@ use guest_memory::test_util::memfd_memory;
 use vcpu::ahci::{AhciDevice, Command, PortDriver, ata, reg};
 use vcpu::machine::{Machine, MachineConfig, null_co, on_loop};
 
-use crate::rig::{MEMORY, area, long_list};
+use crate::ahci::rig::{MEMORY, area, long_list};
 
 const THREADS: u8 = 4;
 const ROUNDS: u32 = 200;

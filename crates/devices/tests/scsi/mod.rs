@@ -5,5 +5,5 @@ mod answers;
 mod durability;
 mod model;
 mod requests;
-mod rig;
+pub(crate) mod rig;
 mod tasks;

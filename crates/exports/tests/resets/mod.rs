@@ -7,8 +7,7 @@
 //! the scheduler allows.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod guest;
 mod held;
 mod load;

@@ -2,7 +2,7 @@
 
 mod hostile_lists;
 mod mapped;
-mod rig;
+pub(crate) mod rig;
 mod saved;
 mod threads;
 

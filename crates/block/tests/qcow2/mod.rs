@@ -3,8 +3,6 @@
 
 mod bitmaps;
 mod check;
-#[path = "../common/mod.rs"]
-mod common;
 mod cut_off;
 mod damage;
 mod full;

@@ -2,8 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
 mod client;
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod wire;
 
 use std::io::Read;

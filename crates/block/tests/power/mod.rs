@@ -22,8 +22,7 @@
 //! all requests and operations, `RINGMILL_POWER_KEEP=FOLDER` stores a damaged image.
 
 mod bitmaps;
-#[path = "../common/mod.rs"]
-mod common;
+use crate::common;
 mod compressed;
 mod course;
 mod failures;

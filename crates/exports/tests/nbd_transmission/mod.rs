@@ -16,13 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::node::BlockNode;
 use block::options::*;
-use event_loop::counting::{CountingAllocator, allocations, locks_taken};
+use event_loop::counting::{allocations, locks_taken};
 use event_loop::ring::setup::{RingChoice, RingFlags};
 
-use crate::rig::*;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+use crate::nbd_transmission::rig::*;
 
 /// A file that is gone when the test is over.
 struct File(PathBuf);

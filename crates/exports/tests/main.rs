@@ -1,0 +1,22 @@
+//! The protocols' servers.
+
+mod common;
+mod descriptors;
+mod dirty_log;
+mod front_end;
+mod fuse;
+mod hand_over;
+mod nbd_session;
+mod nbd_transmission;
+mod nbd_turns;
+mod reconnect;
+mod resets;
+mod resize;
+mod server;
+mod session;
+mod vfio_user;
+mod wire;
+
+/// Counts allocations, for the tests of the data path.
+#[global_allocator]
+static ALLOCATOR: event_loop::counting::CountingAllocator = event_loop::counting::CountingAllocator;
