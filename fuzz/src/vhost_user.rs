@@ -242,8 +242,9 @@ impl FrontEnd {
                 assert!(self.running.is_empty() && description.queue_size <= MAX_QUEUE_SIZE);
                 self.session.inflight_set(None);
             }
-            Action::ResetRings => {
-                self.session.rings_reset();
+            Action::ResetRings(_) => {
+                let bases: Vec<_> = self.running.iter().map(|&index| (index, index)).collect();
+                self.session.rings_reset(&bases);
                 self.running.clear();
             }
         }

@@ -3,18 +3,24 @@
 
 mod common;
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 
+use block::job::OnError;
+use block::policy::{ErrorPolicy, with_policy};
 use common::{
-    Daemon, Guest, MEMORY, Options, PATIENCE, SECTOR, ask, connect, eventually, message, run_on,
-    send_with,
+    Daemon, Dir, Guest, MEMORY, Options, PATIENCE, SECTOR, ask, connect, eventually, message,
+    receive, run_on, send_with,
 };
 use exports::vhost_user::session::{
     VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, protocol_features,
 };
 use exports::vhost_user::wire::{HEADER_LEN, Request};
-use exports::vhost_user::{VhostUserExport, fd_passing};
+use exports::vhost_user::{Listen, VhostUserExport, fd_passing};
+use guest_memory::LOG_PAGE;
 use guest_memory::test_util::USER_BASE;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -58,6 +64,17 @@ impl Record {
     }
 }
 
+/// Versions of QEMU that stop a device in different orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    /// Sets status 0 first. Debian 12.
+    Q7_2,
+    /// Sets status 0 last. Debian 13.
+    Q10_0,
+}
+
+const VERSIONS: [Version; 2] = [Version::Q7_2, Version::Q10_0];
+
 /// QEMU with one disk.
 struct Qemu {
     stream: UnixStream,
@@ -69,7 +86,10 @@ struct Qemu {
 impl Qemu {
     /// Connects, as a vhost-user-blk device does when it is created.
     fn connect(daemon: &Daemon, guest: Guest, record: Option<Record>) -> Self {
-        let mut stream = connect(&daemon.socket());
+        Self::on(connect(&daemon.socket()), guest, record)
+    }
+
+    fn on(mut stream: UnixStream, guest: Guest, record: Option<Record>) -> Self {
         let offered = ask(&mut stream, Request::GetFeatures, 0, &[]);
         assert_ne!(offered & VHOST_USER_F_PROTOCOL_FEATURES, 0);
         let of_protocol = ask(&mut stream, Request::GetProtocolFeatures, 0, &[]);
@@ -129,6 +149,30 @@ impl Qemu {
             self.state(Request::SetVringEnable, index, 1);
         }
         self.status(4);
+    }
+
+    /// Stops the device: the guest is paused, or has reset its driver. Returns where the rings were stopped.
+    fn stop(&mut self, version: Version) -> Vec<u16> {
+        let rings = 0..self.guest.queues.len();
+        if version == Version::Q7_2 {
+            self.status(0);
+        }
+        for index in rings.clone() {
+            self.state(Request::SetVringEnable, index, 0);
+        }
+        let bases = rings.map(|index| self.base_of(index)).collect();
+        if version == Version::Q10_0 {
+            self.status(0);
+        }
+        bases
+    }
+
+    fn base_of(&mut self, index: usize) -> u16 {
+        self.state(Request::GetVringBase, index, 0);
+        let (code, payload) = receive(&mut self.stream).expect("a reply");
+        assert_eq!(code, Request::GetVringBase as u32);
+        assert_eq!(payload[..4], (index as u32).to_ne_bytes());
+        u32::from_ne_bytes(payload[4..].try_into().unwrap()).try_into().unwrap()
     }
 
     /// Gets a record: the reply's size counts, the number of entries stays the property's.
@@ -227,5 +271,117 @@ fn a_ring_runs_without_a_record_that_is_too_small() {
         drop(disk);
         first.disk.open_gate();
         drop(killed);
+    }
+}
+
+/// By `stop` and `cont`, and by `virsh save`: another QEMU begins where the first one stopped.
+#[test]
+fn a_paused_guest_continues_where_it_was() {
+    for version in VERSIONS {
+        let daemon = Daemon::with(Options { num_queues: 2, ..Options::default() });
+        let mut qemu = Qemu::connect(&daemon, Guest::new(2, 128), None);
+        qemu.start(&[0, 0]);
+        write_one(&mut qemu, 0, 1);
+        write_one(&mut qemu, 1, 2);
+        write_one(&mut qemu, 1, 3);
+        for _ in 0..2 {
+            let bases = qemu.stop(version);
+            assert_eq!(bases, [2, 4], "{version:?}");
+            // QEMU asks once more when it saves the state.
+            assert_eq!(qemu.base_of(1), 4, "{version:?}");
+            qemu.start(&bases);
+        }
+        // Saved, and restored by another QEMU.
+        let bases = qemu.stop(version);
+        let Qemu { guest, stream, .. } = qemu;
+        drop(stream);
+        let mut qemu = Qemu::connect(&daemon, guest, None);
+        qemu.start(&bases);
+        write_one(&mut qemu, 0, 5);
+        write_one(&mut qemu, 1, 6);
+        assert_eq!(qemu.stop(version), [4, 6], "{version:?}");
+    }
+}
+
+/// With the record that the front end has kept: the driver's new rings begin at 0.
+#[test]
+fn a_driver_s_reset_begins_anew() {
+    for version in VERSIONS {
+        let daemon = Daemon::new();
+        let mut qemu = Qemu::connect(&daemon, Guest::new(1, 128), None);
+        for round in 1..4 {
+            qemu.start(&[0]);
+            write_one(&mut qemu, 0, round);
+            assert_eq!(qemu.stop(version), [2], "{version:?}");
+            qemu.guest = Guest::new(1, 128);
+        }
+    }
+}
+
+/// A disk that is full holds writes (`werror=stop`) beyond a pause of the guest, which sees no error. A reset of the
+/// driver ends them.
+#[test]
+fn held_requests_outlive_a_pause_and_not_a_reset() {
+    for (version, is_reset) in VERSIONS.into_iter().flat_map(|v| [(v, false), (v, true)]) {
+        let daemon = Daemon::new();
+        let (policy, _told) = ErrorPolicy::new(OnError::Report, OnError::Stop);
+        let node = with_policy(daemon.disk.clone(), policy.clone());
+        let dir = Dir::new();
+        let export = daemon.start_with(daemon.config(Listen::Path(dir.socket()), 1), node);
+        let mut qemu = Qemu::on(connect(&dir.socket()), Guest::new(1, 128), None);
+        qemu.start(&[0]);
+        write_one(&mut qemu, 0, 1);
+        daemon.disk.is_full.store(true, Ordering::SeqCst);
+        qemu.guest.offer(0, 1, 5, &[5; SECTOR]);
+        eventually("the write is held", || policy.is_stopped());
+        let bases = qemu.stop(version);
+        assert_eq!((bases.as_slice(), qemu.guest.reap(0)), (&[3][..], None), "{version:?}");
+        daemon.disk.is_full.store(false, Ordering::SeqCst);
+        policy.resume(0);
+        if is_reset {
+            qemu.guest = Guest::new(1, 128);
+            qemu.start(&[0]);
+        } else {
+            qemu.start(&bases);
+            assert_eq!(qemu.guest.wait(0), 0, "{version:?}");
+        }
+        write_one(&mut qemu, 0, 6);
+        let disk = daemon.disk.data.lock().unwrap();
+        assert_eq!(disk[5 * SECTOR], if is_reset { 0 } else { 5 }, "{version:?}");
+        drop(export);
+    }
+}
+
+/// At the end of a migration, requests in flight end before the log does.
+#[test]
+fn requests_that_end_at_the_end_of_a_migration_are_logged() {
+    for version in VERSIONS {
+        let daemon = Daemon::new();
+        let mut qemu = Qemu::connect(&daemon, Guest::new(1, 128), None);
+        let log = memfd_create("log", MFdFlags::MFD_CLOEXEC).unwrap();
+        let log_size = MEMORY / LOG_PAGE / 8;
+        nix::unistd::ftruncate(&log, log_size as i64).unwrap();
+        qemu.features |= VHOST_F_LOG_ALL;
+        let payload = [log_size, 0].map(u64::to_ne_bytes).concat();
+        qemu.send(Request::SetLogBase, &payload, &[log.as_raw_fd()]);
+        receive(&mut qemu.stream).expect("a reply");
+        qemu.start(&[0]);
+        daemon.disk.close_gate();
+        qemu.guest.offer(0, 0, 5, &[0xee; SECTOR]);
+        eventually("the read is in flight", || daemon.disk.waiting() == 1);
+        if version == Version::Q7_2 {
+            qemu.status(0);
+        }
+        daemon.disk.open_gate();
+        assert_eq!(qemu.stop(version), [1], "{version:?}");
+        assert_eq!(qemu.guest.reap(0), Some(0), "{version:?}");
+        let mut bits = vec![0; log_size as usize];
+        File::from(log).read_exact_at(&mut bits, 0).unwrap();
+        let page = (common::DATA + 0x1000) / LOG_PAGE;
+        assert_ne!(bits[(page / 8) as usize] & 1 << (page % 8), 0, "{version:?}");
+        // The migration failed, and the guest continues here.
+        qemu.features &= !VHOST_F_LOG_ALL;
+        qemu.start(&[1]);
+        write_one(&mut qemu, 0, 1);
     }
 }

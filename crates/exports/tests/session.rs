@@ -12,7 +12,7 @@ use devices::virtio::CacheRecord;
 use event_loop::EventLoop;
 use exports::vhost_user::device::{Device, DeviceOnLoop};
 use exports::vhost_user::session::{
-    Action, MAX_MEM_SLOTS, MAX_QUEUE_SIZE, RingSetup, Session, Step, VHOST_F_LOG_ALL,
+    Action, MAX_MEM_SLOTS, MAX_QUEUE_SIZE, Reset, RingSetup, Session, Step, VHOST_F_LOG_ALL,
     VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_EVENT_IDX, VIRTIO_F_RING_INDIRECT_DESC,
     VIRTIO_F_VERSION_1, protocol_features,
 };
@@ -324,8 +324,61 @@ fn a_stopped_ring_remembers_its_reported_base() {
     session.ring_stopped(0, Some(42));
     assert!(!began_at(&mut session, 43), "it has its reasons");
     assert!(began_at(&mut session, 42));
-    session.rings_reset();
-    assert!(!began_at(&mut session, 42), "other rings");
+    session.rings_reset(&[]);
+    assert!(
+        began_at(&mut session, 42),
+        "QEMU sets status 0 after it has stopped the ring of a paused guest"
+    );
+    assert!(!began_at(&mut session, 0), "other rings");
+}
+
+/// The order of QEMU before 8.0, which stops its guest.
+#[test]
+fn a_reset_ring_remembers_its_base_until_it_starts_again() {
+    let (mut session, _) = session();
+    let base_of =
+        |session: &mut Session, index| match replied(session, Message::GetVringBase { index }) {
+            Reply::VringState { index: i, num } if i == index => num,
+            other => panic!("{other:?}"),
+        };
+    for index in 0..2 {
+        describe(&mut session, index);
+        kicked(&mut session, index);
+        session.ring_started(index as u16);
+    }
+    session.ring_stopped(1, Some(41));
+    session.rings_reset(&[(0, 42)]);
+    // Disabled after the reset, and a second reset.
+    done(&mut session, Message::SetVringEnable { index: 0, enable: false });
+    session.rings_reset(&[]);
+    // Without a word of the front end it begins anew: the driver was reset.
+    describe(&mut session, 0);
+    let setup = kicked(&mut session, 0);
+    assert_eq!((setup.config.next_avail, setup.was_stopped, setup.is_new), (0, false, true));
+    assert_eq!([0, 1].map(|index| base_of(&mut session, index)), [42, 41]);
+    for (base, was_stopped, is_new) in [(42, true, false), (0, false, true)] {
+        describe(&mut session, 0);
+        done(&mut session, Message::SetVringBase { index: 0, base });
+        let setup = kicked(&mut session, 0);
+        assert_eq!((setup.config.next_avail, setup.was_stopped), (base, was_stopped));
+        assert_eq!(setup.is_new, is_new, "recorded requests of the guest before");
+    }
+    session.ring_started(0);
+    session.ring_stopped(0, Some(7));
+    assert_eq!(base_of(&mut session, 0), 7);
+    done(&mut session, Message::SetVringBase { index: 0, base: 3 });
+    assert!(!kicked(&mut session, 0).is_new, "no reset since");
+}
+
+/// A front end that sets status 0 first may hand over the record of a guest that runs.
+#[test]
+fn a_reset_before_the_first_start_makes_no_record_obsolete() {
+    let (mut session, _) = session();
+    session.rings_reset(&[]);
+    describe(&mut session, 0);
+    done(&mut session, Message::SetVringBase { index: 0, base: 42 });
+    let setup = kicked(&mut session, 0);
+    assert_eq!((setup.was_stopped, setup.is_new), (false, false));
 }
 
 #[test]
@@ -503,7 +556,9 @@ fn used_record() -> Option<CacheRecord> {
 
 #[test]
 fn a_reset_forgets_rings_features_and_status_but_not_protocol_features() {
-    for reset in [|| Message::ResetDevice, || Message::SetStatus(0)] {
+    let resets: [(fn() -> Message, Reset); 2] =
+        [(|| Message::ResetDevice, Reset::Device), (|| Message::SetStatus(0), Reset::Status)];
+    for (reset, which) in resets {
         let (mut session, device) = session();
         done(&mut session, Message::SetProtocolFeatures(protocol_features::REPLY_ACK));
         done(&mut session, Message::SetFeatures(FEATURES));
@@ -513,8 +568,8 @@ fn a_reset_forgets_rings_features_and_status_but_not_protocol_features() {
         session.ring_started(0);
         device.taken();
         let step = session.handle(reset());
-        assert!(matches!(step, Ok(Step::Do(Action::ResetRings))), "{step:?}");
-        session.rings_reset();
+        assert!(matches!(&step, Ok(Step::Do(Action::ResetRings(r))) if *r == which), "{step:?}");
+        session.rings_reset(&[(0, 5)]);
         assert_eq!(device.taken(), ["features 0x0"]);
         assert_eq!(replied(&mut session, Message::GetStatus), Reply::U64(0));
         assert!(session.has_reply_ack());

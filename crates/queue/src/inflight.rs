@@ -54,8 +54,18 @@ pub struct Inflight {
     redo: Box<[u16]>,
     /// How many of `redo` have been popped.
     redone: Cell<usize>,
+    origin: Origin,
+}
+
+/// The queue's life before it starts with a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The record tells.
+    Unknown,
     /// The front end knows the ring position at which the queue was stopped.
-    was_stopped: bool,
+    Stopped,
+    /// The driver was reset after the record was written.
+    Reset,
 }
 
 impl Inflight {
@@ -88,7 +98,7 @@ impl Inflight {
             last_batch_head: Cell::new(0),
             redo: Box::default(),
             redone: Cell::new(0),
-            was_stopped: false,
+            origin: Origin::Unknown,
         })
     }
 
@@ -97,7 +107,12 @@ impl Inflight {
     /// The position is trusted over the record: a queue may have begun, with a new record, behind entries that were
     /// never popped.
     pub fn of_a_stopped_queue(self) -> Self {
-        Inflight { was_stopped: true, ..self }
+        Inflight { origin: Origin::Stopped, ..self }
+    }
+
+    /// Marks the queue as that of another driver than the recorded one: recorded requests are obsolete.
+    pub fn of_a_new_driver(self) -> Self {
+        Inflight { origin: Origin::Reset, ..self }
     }
 
     /// Returns the number of entries.
@@ -142,9 +157,9 @@ impl Inflight {
             return None;
         }
         let shown = used_idx.wrapping_sub(self.u16_at(USED_IDX_AT).load(Ordering::Acquire));
-        if shown > self.size {
-            // More than can have been in flight: the driver was reset with other rings, and the front end kept the
-            // record. The recorded requests are obsolete.
+        if shown > self.size || self.origin == Origin::Reset {
+            // Obsolete: the driver was reset with other rings, and the front end kept the record. Without a reset in
+            // this session, an index beyond what can have been in flight shows that.
             (0..self.size).for_each(|head| self.inflight(head).store(0, Ordering::Release));
         } else {
             // The process was killed between publishing a batch and recording that.
@@ -163,7 +178,7 @@ impl Inflight {
         self.counter.set(redo.last().map_or(0, |(counter, _)| counter.wrapping_add(1)));
         self.redo = redo.into_iter().map(|(_, head)| head).collect();
         // At most the size: as many entries as can be in flight.
-        (!self.was_stopped).then(|| used_idx.wrapping_add(self.redo.len() as u16))
+        (self.origin == Origin::Unknown).then(|| used_idx.wrapping_add(self.redo.len() as u16))
     }
 
     /// Returns whether requests to repeat are left.

@@ -21,7 +21,7 @@ use super::handover::Saved;
 use super::inflight::InflightArea;
 use super::migration_log::MigrationLog;
 use super::pinning::Pinning;
-use super::session::{MAX_MEM_SLOTS, RingSetup};
+use super::session::{MAX_MEM_SLOTS, Reset, RingSetup};
 use super::wire::{InflightDescription, RegionId, Request};
 use super::worker::{RingSignals, Worker, WorkerHandle};
 
@@ -123,7 +123,7 @@ impl Backend {
         let mut result = Ok(());
         for (index, base) in bases {
             if let Some(mut setup) = rings.remove(&index) {
-                (setup.config.next_avail, setup.was_stopped) = (base, true);
+                setup.continues_at(base);
                 if let Err(error) = self.start(index, setup).await {
                     self.lost.insert(index, base);
                     result = Err(error);
@@ -220,7 +220,7 @@ impl Backend {
         .await?;
         Some(match (stopped, self.paused.get_mut(&index)) {
             (Ok(base), Some(setup)) => {
-                (setup.config.next_avail, setup.was_stopped) = (base, true);
+                setup.continues_at(base);
                 Ok(())
             }
             // Its thread has ended.
@@ -299,7 +299,7 @@ impl Backend {
         mut setup: RingSetup,
     ) -> Result<(), RequestError> {
         if let Some(base) = self.stop_ring(index, Held::Left).await? {
-            (setup.config.next_avail, setup.was_stopped) = (base, true);
+            setup.continues_at(base);
             self.lost.insert(index, base);
         }
         self.start(index, setup).await?;
@@ -353,9 +353,12 @@ impl Backend {
     /// Stops a ring for the front end (GET_VRING_BASE). Returns its base once nothing is in flight; `None`: the
     /// ring did not run.
     pub(crate) async fn end_ring(&mut self, index: u16) -> Result<Option<u16>, RequestError> {
-        // After a migration, the guest does not continue here. In all other cases the record keeps held requests.
-        let held = if self.log.is_on() { Held::Failed } else { Held::Left };
-        self.stop_ring(index, held).await
+        self.stop_ring(index, self.held_at_the_end()).await
+    }
+
+    /// After a migration, the guest does not continue here. In all other cases the record keeps held requests.
+    fn held_at_the_end(&self) -> Held {
+        if self.log.is_on() { Held::Failed } else { Held::Left }
     }
 
     async fn stop_ring(&mut self, index: u16, held: Held) -> Result<Option<u16>, RequestError> {
@@ -365,22 +368,30 @@ impl Backend {
         Ok(Some(self.ask_to_stop(index, held).await?))
     }
 
-    /// Stops all rings for a reset of the device (RESET_DEVICE, status 0).
+    /// Stops all rings for a reset of the device. Returns their bases.
     ///
-    /// The driver no longer waits for requests in flight. Held requests fail, and rings that are started later repeat
-    /// nothing from the in-flight record. A front end that continues with the record hands the record over again:
-    /// QEMU sets status 0 also when it stops its guest.
-    pub(crate) async fn reset_rings(&mut self) -> Result<(), RequestError> {
+    /// Rings that are started later repeat nothing from the in-flight record. A front end that continues with the record
+    /// hands the record over again. QEMU before 8.0 sets status 0 to stop its guest, before it stops the rings: held
+    /// requests stay in the record, as in [`end_ring`](Self::end_ring).
+    pub(crate) async fn reset_rings(
+        &mut self,
+        reset: Reset,
+    ) -> Result<Vec<(u16, u16)>, RequestError> {
         self.inflight = None;
-        self.stop_rings(Held::Failed).await
+        let held = match reset {
+            Reset::Status => self.held_at_the_end(),
+            Reset::Device => Held::Failed,
+        };
+        self.stop_rings(held).await
     }
 
-    /// Stops all rings.
-    async fn stop_rings(&mut self, held: Held) -> Result<(), RequestError> {
-        self.lost.clear();
+    /// Stops all rings. Returns their bases.
+    async fn stop_rings(&mut self, held: Held) -> Result<Vec<(u16, u16)>, RequestError> {
+        let lost = std::mem::take(&mut self.lost);
         let rings = std::mem::take(&mut self.running);
-        self.stop(rings.keys().copied(), held).await?;
-        Ok(())
+        let mut bases = self.stop(rings.keys().copied(), held).await?;
+        bases.extend(lost);
+        Ok(bases)
     }
 
     /// Stops rings, all at the same time. Returns their bases.

@@ -525,10 +525,10 @@ async fn carry_out(
         Action::TellChanges(socket) => {
             channel.replace(Some(BackendChannel::new(socket)));
         }
-        Action::ResetRings => {
-            backend.reset_rings().await?;
+        Action::ResetRings(reset) => {
+            let bases = backend.reset_rings(reset).await?;
             backend.set_logging(false).await?;
-            session.rings_reset();
+            session.rings_reset(&bases);
         }
     }
     Ok(None)

@@ -188,7 +188,16 @@ pub enum Action {
     /// Report changes of the configuration space on this socket.
     TellChanges(OwnedFd),
     /// Stop all rings, then call [`Session::rings_reset`].
-    ResetRings,
+    ResetRings(Reset),
+}
+
+/// The message that resets the rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reset {
+    /// RESET_DEVICE: the driver no longer waits for its requests.
+    Device,
+    /// SET_STATUS 0, from a driver's reset, or from a front end that stops its guest.
+    Status,
 }
 
 /// Everything that starting a ring needs, except the memory.
@@ -199,6 +208,8 @@ pub struct RingSetup {
     /// The base is the one at which the ring was stopped, here or in the previous process. Otherwise it is the
     /// front end's choice.
     pub was_stopped: bool,
+    /// The driver was reset in this session, and begins elsewhere: recorded requests are obsolete.
+    pub is_new: bool,
     /// Signalled by the driver for new buffers; without it the ring is polled.
     pub kick: Option<EventFd>,
     /// Signalled for used buffers; without it the driver polls.
@@ -211,6 +222,13 @@ pub struct RingSetup {
     pub used_log: Option<u64>,
 }
 
+impl RingSetup {
+    /// Continues at `base`, where the ring was stopped.
+    pub(crate) fn continues_at(&mut self, base: u16) {
+        (self.config.next_avail, self.was_stopped, self.is_new) = (base, true, false);
+    }
+}
+
 /// The front end's settings of a ring.
 #[derive(Debug, Default)]
 struct Ring {
@@ -219,6 +237,8 @@ struct Ring {
     base: u16,
     /// The base at which it was stopped.
     stopped_at: Option<u16>,
+    /// The base at the last reset, until the ring is started again. QEMU before 8.0 asks for it after the reset.
+    reset_at: Option<u16>,
     call: Option<EventFd>,
     err: Option<EventFd>,
     /// `None`: not set; the default depends on the features.
@@ -314,10 +334,12 @@ impl Session {
             Message::GetVringBase { index } => {
                 let (index, ring) = self.ring(index)?;
                 if ring.running {
-                    Step::Do(Action::StopRing { index })
-                } else {
-                    Step::Reply(Reply::VringState { index: index.into(), num: ring.base.into() })
+                    return Ok(Step::Do(Action::StopRing { index }));
                 }
+                if let Some(base) = ring.reset_at {
+                    (ring.base, ring.stopped_at) = (base, Some(base));
+                }
+                Step::Reply(Reply::VringState { index: index.into(), num: ring.base.into() })
             }
             Message::SetVringKick { index, fd } => {
                 let (index, _) = self.ring(index)?;
@@ -389,7 +411,8 @@ impl Session {
                 }
                 Step::Do(Action::SetInflight { description, fd })
             }
-            Message::SetStatus(0) | Message::ResetDevice => Step::Do(Action::ResetRings),
+            Message::SetStatus(0) => Step::Do(Action::ResetRings(Reset::Status)),
+            Message::ResetDevice => Step::Do(Action::ResetRings(Reset::Device)),
             Message::SetStatus(status) => {
                 self.status = status;
                 Step::Done
@@ -409,7 +432,7 @@ impl Session {
     pub fn ring_started(&mut self, index: u16) {
         self.is_settled = true;
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
-            ring.running = true;
+            (ring.running, ring.reset_at) = (true, None);
         }
     }
 
@@ -451,15 +474,22 @@ impl Session {
         }
     }
 
-    /// Records that all rings were stopped for a reset of the device.
+    /// Records that all rings were stopped for a reset of the device, those that ran at `bases`.
     ///
-    /// The reset is RESET_DEVICE, or status 0.
+    /// The rings begin at 0, unless the front end says otherwise. GET_VRING_BASE still returns where they were
+    /// stopped: QEMU before 8.0 asks after it has set status 0, to stop its guest.
     ///
     /// Memory and protocol features belong to the connection and stay. The write cache mode and the rest of
     /// the configuration space stay too, because a front end answers its guest from what it has read, and
     /// would not learn of a change.
-    pub fn rings_reset(&mut self) {
-        self.rings.fill_with(Ring::default);
+    pub fn rings_reset(&mut self, bases: &[(u16, u16)]) {
+        for (index, ring) in (0..).zip(&mut self.rings) {
+            let running = bases.iter().find(|base| base.0 == index).map(|base| base.1);
+            let stopped_at = running.or(ring.stopped_at);
+            // `None`: the ring never ran in this session, so the reset concerns no record.
+            let reset_at = running.or(ring.reset_at).or(stopped_at);
+            *ring = Ring { stopped_at, reset_at, ..Ring::default() };
+        }
         self.features = 0;
         self.status = 0;
         self.device.set_features(0);
@@ -490,8 +520,9 @@ impl Session {
                 let fields = [first, desc, used, avail, log.unwrap_or(0)];
                 saved.push(Saved::fields(Request::SetVringAddr, &fields, Vec::new()));
             }
-            if ring.base != 0 {
-                saved.push(Saved::ring(Request::SetVringBase, index, ring.base.into()));
+            let base = ring.reset_at.unwrap_or(ring.base);
+            if base != 0 {
+                saved.push(Saved::ring(Request::SetVringBase, index, base.into()));
             }
             if let Some(call) = &ring.call {
                 saved.push(Saved::ring_fd(Request::SetVringCall, index, Some(call))?);
@@ -564,6 +595,7 @@ impl Session {
             },
             // Another base is the front end's decision.
             was_stopped: ring.stopped_at == Some(ring.base),
+            is_new: ring.reset_at.is_some_and(|base| base != ring.base),
             kick,
             call: ring.call.clone(),
             err: ring.err.clone(),

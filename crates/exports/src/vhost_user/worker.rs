@@ -154,9 +154,10 @@ impl Worker {
         // An export whose device could not be attached does not start.
         let Some(on_loop) = self.on_loop.get() else { return Err(QueueError::Broken) };
         let inflight = inflight.map(|inflight| inflight.of_ring(index)).transpose()?;
-        let inflight = match setup.was_stopped {
-            true => inflight.map(Inflight::of_a_stopped_queue),
-            false => inflight,
+        let inflight = match setup {
+            RingSetup { is_new: true, .. } => inflight.map(Inflight::of_a_new_driver),
+            RingSetup { was_stopped: true, .. } => inflight.map(Inflight::of_a_stopped_queue),
+            _ => inflight,
         };
         let queue = Queue::with_inflight(self.view(memory), setup.config, inflight)?;
         let has_kick = setup.kick.is_some();

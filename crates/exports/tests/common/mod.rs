@@ -354,7 +354,7 @@ pub(crate) fn is_signalled(fd: &EventFd, patience: Duration) -> bool {
 
 /// Where things are in the guest's memory.
 const RINGS: u64 = 0;
-const DATA: u64 = 0x10_0000;
+pub(crate) const DATA: u64 = 0x10_0000;
 pub(crate) const MEMORY: u64 = 0x20_0000;
 
 /// A guest with queues, as its VMM has set it up.
