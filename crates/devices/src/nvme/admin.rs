@@ -35,6 +35,9 @@ const GET_FEATURES: u8 = 0x0a;
 const ASYNC_EVENT: u8 = 0x0c;
 const DOORBELL_BUFFERS: u8 = 0x7c;
 
+/// Bytes of the data of the feature Host Behavior Support.
+const HOST_BEHAVIOR_LEN: usize = 512;
+
 /// Commands taken in a row, for the sake of the control loop's other tasks (fairness contract).
 const TURN: u32 = 32;
 
@@ -86,6 +89,10 @@ impl Queues {
         self.completions.fill(false);
     }
 
+    fn is_empty(&self) -> bool {
+        self.submissions.iter().all(Option::is_none) && !self.completions.contains(&true)
+    }
+
     /// Returns the completion queue of a doorbell, or of the doorbell's submission queue. `None`: the doorbell's queue
     /// does not exist.
     pub(super) fn completion_of(&self, bell: DoorbellOf) -> Option<u16> {
@@ -106,7 +113,7 @@ impl Queues {
 
     /// Adds a submission queue of a completion queue.
     pub(super) fn add_submission(&mut self, qid: u16, cqid: u16) -> Result<(), Status> {
-        if self.completion_of(DoorbellOf::Completion(cqid)).is_none() {
+        if !*self.completion(cqid)? {
             return Err(Status::INVALID_COMPLETION_QUEUE);
         }
         let place = self.submission(qid)?;
@@ -292,8 +299,8 @@ impl Controller {
             GET_LOG_PAGE => self.log_page(state, entry),
             IDENTIFY => self.identify(state, entry),
             ABORT => self.abort(state, entry),
-            SET_FEATURES => self.set_feature(&mut state.features, entry),
-            GET_FEATURES => self.feature(&state.features, entry),
+            SET_FEATURES => self.set_feature(state, entry),
+            GET_FEATURES => self.feature(state, entry),
             ASYNC_EVENT if state.events.request(entry.cid) => Ok(Outcome::Waits),
             ASYNC_EVENT => Err(Status::TOO_MANY_EVENT_REQUESTS),
             DOORBELL_BUFFERS if self.config.doorbells == DoorbellMode::Auto => {
@@ -468,8 +475,9 @@ impl Controller {
         Ok(Status::SUCCESS.into())
     }
 
-    fn set_feature(&self, features: &mut Features, entry: &Entry) -> Result<Outcome, Status> {
+    fn set_feature(&self, state: &mut ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         let [dword10, value, ..] = entry.dwords;
+        let ControllerState { features, queues, .. } = state;
         match Feature::to_set(dword10)? {
             Feature::Kept(place) => features.keep(place, value),
             // The one power state.
@@ -479,8 +487,12 @@ impl Controller {
             Feature::Queues if value as u16 == 0xffff || value >> 16 == 0xffff => {
                 return Err(Status::INVALID_FIELD);
             }
+            // Queues are numbered before the first one is created.
+            Feature::Queues if !queues.is_empty() => return Err(Status::SEQUENCE_ERROR),
             Feature::Queues => return Ok(result(self.queue_counts())),
-            Feature::Vector => return Err(Status::NOT_CHANGEABLE),
+            Feature::KeepAlive if value == 0 => {}
+            Feature::KeepAlive => return Err(Status::INVALID_FIELD),
+            Feature::Vector | Feature::HostBehavior => return Err(Status::NOT_CHANGEABLE),
             Feature::AsyncEvents => features.set_async_events(value),
         }
         Ok(Status::SUCCESS.into())
@@ -505,7 +517,7 @@ impl Controller {
         }))
     }
 
-    fn feature(&self, features: &Features, entry: &Entry) -> Result<Outcome, Status> {
+    fn feature(&self, state: &ControllerState, entry: &Entry) -> Result<Outcome, Status> {
         let [dword10, value, ..] = entry.dwords;
         let (feature, select) = match Feature::to_get(dword10)? {
             Ok(wanted) => wanted,
@@ -513,7 +525,7 @@ impl Controller {
         };
         let default = Features::default();
         let (features, write_cache) = match select {
-            Select::Current => (features, self.shared.write_cache.load(Ordering::Relaxed)),
+            Select::Current => (&state.features, self.shared.write_cache.load(Ordering::Relaxed)),
             Select::Default => (&default, self.config.write_cache),
         };
         Ok(result(match feature {
@@ -527,6 +539,11 @@ impl Controller {
             // Interrupts of the vector are not coalesced.
             Feature::Vector => u32::from(value as u16) | 1 << 16,
             Feature::AsyncEvents => features.async_events(),
+            Feature::KeepAlive => 0,
+            Feature::HostBehavior => {
+                entry.admin_data()?.write(&state.memory, &[0; HOST_BEHAVIOR_LEN])?;
+                0
+            }
         }))
     }
 

@@ -14,6 +14,8 @@ const INTERRUPT_COALESCING: u8 = 0x08;
 const INTERRUPT_VECTOR: u8 = 0x09;
 const WRITE_ATOMICITY: u8 = 0x0a;
 const ASYNC_EVENTS: u8 = 0x0b;
+const KEEP_ALIVE: u8 = 0x0f;
+const HOST_BEHAVIOR: u8 = 0x16;
 
 /// A feature that is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +28,10 @@ pub(crate) enum Feature {
     /// Configured per vector: there is no coalescing beyond that of batches, so nothing is kept.
     Vector,
     AsyncEvents,
+    /// The timer is off: the controller has none (KAS is 0).
+    KeepAlive,
+    /// A page of zeroes: no behavior of the host is supported.
+    HostBehavior,
 }
 
 /// The features of [`Feature::Kept`], with their values after a reset. Temperatures are in kelvins.
@@ -88,6 +94,8 @@ impl Feature {
             NUMBER_OF_QUEUES => Ok(Feature::Queues),
             INTERRUPT_VECTOR => Ok(Feature::Vector),
             ASYNC_EVENTS => Ok(Feature::AsyncEvents),
+            KEEP_ALIVE => Ok(Feature::KeepAlive),
+            HOST_BEHAVIOR => Ok(Feature::HostBehavior),
             _ => Err(Status::INVALID_FIELD),
         }
     }
@@ -112,7 +120,15 @@ impl Feature {
         match dword10 >> 8 & 7 {
             CURRENT => Ok(Ok((feature, Select::Current))),
             DEFAULT | SAVED => Ok(Ok((feature, Select::Default))),
-            CAPABILITIES => Ok(Err(CHANGEABLE)),
+            CAPABILITIES => Ok(Err(match feature {
+                Feature::KeepAlive | Feature::HostBehavior => 0,
+                Feature::Kept(_)
+                | Feature::PowerManagement
+                | Feature::WriteCache
+                | Feature::Queues
+                | Feature::Vector
+                | Feature::AsyncEvents => CHANGEABLE,
+            })),
             _ => Err(Status::INVALID_FIELD),
         }
     }
@@ -175,7 +191,8 @@ mod tests {
     fn features_are_known_and_not_saved() {
         assert_eq!(Feature::to_set(0x06), Ok(Feature::WriteCache));
         assert_eq!(Feature::to_set(SAVE | 0x06), Err(Status::NOT_SAVEABLE));
-        assert_eq!(Feature::to_set(0x0f), Err(Status::INVALID_FIELD), "keep alive");
+        assert_eq!(Feature::to_set(0x10), Err(Status::INVALID_FIELD), "thermal management");
+        assert_eq!(Feature::to_get(0x30f), Ok(Err(0)), "the keep alive timer cannot be changed");
         assert_eq!(Feature::to_get(0x307), Ok(Err(CHANGEABLE)));
         assert_eq!(Feature::to_get(0x407), Err(Status::INVALID_FIELD));
         let mut features = Features::default();

@@ -24,6 +24,7 @@ impl Status {
     /// Another attempt may succeed.
     pub(crate) const ABORT_REQUESTED: Status = Status(0x07);
     pub(crate) const INVALID_NAMESPACE: Status = Status(0x0b | DNR);
+    pub(crate) const SEQUENCE_ERROR: Status = Status(0x0c | DNR);
     pub(crate) const INVALID_SGL_SEGMENT: Status = Status(0x0d | DNR);
     pub(crate) const INVALID_SGL_COUNT: Status = Status(0x0e | DNR);
     pub(crate) const INVALID_SGL_LENGTH: Status = Status(0x0f | DNR);

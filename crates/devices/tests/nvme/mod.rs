@@ -274,17 +274,37 @@ fn events_are_told() {
 #[test]
 fn features_are_kept_until_a_reset() {
     let mut rig = Rig::ready(0);
-    assert_eq!(rig.ok(0, command(0x09).dword(10, 7).dword(11, 0x1f_001f)), 0x0002_0002);
+    let queues = command(0x09).dword(10, 7).dword(11, 0x1f_001f);
+    assert_eq!(rig.status(0, queues), 0x0c, "the queues are made");
     rig.ok(0, command(0x09).dword(10, 4).dword(11, 350));
     assert_eq!(rig.ok(0, command(0x0a).dword(10, 4)), 350);
     assert_eq!(rig.status(0, command(0x09).dword(10, 2).dword(11, 1)), 0x02);
     assert_eq!(rig.status(0, command(0x09).dword(10, 1 << 31 | 6)), 0x10d);
-    assert_eq!(rig.status(0, command(0x0a).dword(10, 0x0f)), 0x02, "keep alive");
+    assert_eq!(rig.status(0, command(0x0a).dword(10, 0x10)), 0x02, "thermal management");
     assert_eq!(rig.ok(0, command(0x08).dword(10, 1)), 1, "nothing is aborted");
     rig.write(CC, 0);
     rig.wait("it is down", |rig| rig.read(CSTS) == 0);
     rig.enable();
     assert_eq!(rig.ok(0, command(0x0a).dword(10, 4)), 343);
+    assert_eq!(rig.ok(0, queues), 0x0002_0002);
+}
+
+/// What SPDK's compliance suite asks of features and of submission queues.
+#[test]
+fn the_rest_of_the_compliance_suite_holds() {
+    let mut rig = Rig::ready(0);
+    assert_eq!(rig.ok(0, command(0x0a).dword(10, 0x0f)), 0, "keep alive");
+    assert_eq!(rig.status(0, command(0x09).dword(10, 0x0f).dword(11, 1000)), 0x02);
+    rig.put(DATA, &[0xff; 513]);
+    rig.ok(0, command(0x0a).dword(10, 0x16).prps(DATA, 0));
+    assert_eq!(rig.bytes(DATA, 513), [&[0; 512][..], &[0xff]].concat(), "host behavior support");
+    assert_eq!(rig.status(0, command(0x09).dword(10, 0x16).prps(DATA, 0)), 0x10e);
+    let submission =
+        |cqid: u32| command(1).prps(DATA, 0).dword(10, 7 << 16 | 2).dword(11, cqid << 16 | 1);
+    assert_eq!(rig.status(0, submission(0)), 0x101, "the admin queue's");
+    assert_eq!(rig.status(0, submission(4)), 0x101, "out of range");
+    assert_eq!(rig.status(0, submission(2)), 0x100, "not made");
+    rig.ok(0, submission(1));
 }
 
 /// The loop sleeps between commands: a command that nobody tells of would hang here.

@@ -69,7 +69,6 @@ fn payload(flags: u32, index: u32, at: u32) -> Vec<u8> {
 
 impl<'a> SetIrqs<'a> {
     pub(super) fn parse(mut fields: Fields<'a>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
-        let all = fields.0.len();
         fields.skip(4)?;
         let (flags, index) = (fields.u32()?, fields.u32()?);
         let (start, count) = (fields.u32()?, fields.u32()?);
@@ -88,9 +87,7 @@ impl<'a> SetIrqs<'a> {
             DATA_NONE | DATA_EVENTFD => 0,
             _ => return Err(WireError::Flags(flags)),
         };
-        if data.len() != per_irq {
-            return Err(WireError::Length(all));
-        }
+        let data = data.get(..per_irq).ok_or(WireError::Length(data.len()))?;
         let data = match kind {
             DATA_EVENTFD if fds.is_empty() || fds.len() == count as usize => IrqData::EventFds(fds),
             _ if !fds.is_empty() || kind == DATA_EVENTFD => {

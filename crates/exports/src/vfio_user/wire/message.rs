@@ -253,6 +253,8 @@ impl<'a> Message<'a> {
             number::DEVICE_SET_IRQS => {
                 return SetIrqs::parse(fields, fds).map(Message::SetIrqs);
             }
+            // SPDK's client sends the descriptor of the mapping. It is closed.
+            number::DMA_UNMAP => return DmaUnmap::parse(&mut fields).map(Message::DmaUnmap),
             _ if !fds.is_empty() => return Err(WireError::Descriptors(fds.len())),
             number::VERSION => {
                 let (major, minor) = (fields.u16()?, fields.u16()?);
@@ -263,23 +265,23 @@ impl<'a> Message<'a> {
                 }
                 return Ok(Message::Version { major, minor });
             }
-            number::DMA_UNMAP => Message::DmaUnmap(DmaUnmap::parse(&mut fields)?),
+            // SPDK's client sends the whole buffer of the reply with these three. Their `argsz` is the reply's room.
             number::DEVICE_GET_INFO => {
                 fields.skip(16)?;
-                Message::DeviceInfo
+                return Ok(Message::DeviceInfo);
             }
             number::DEVICE_GET_REGION_INFO => {
                 let room = fields.u32()?;
                 fields.skip(4)?;
                 let index = fields.u32()?;
                 fields.skip(20)?;
-                Message::RegionInfo { index, room }
+                return Ok(Message::RegionInfo { index, room });
             }
             number::DEVICE_GET_IRQ_INFO => {
                 fields.skip(8)?;
                 let index = fields.u32()?;
                 fields.skip(4)?;
-                Message::IrqInfo(index)
+                return Ok(Message::IrqInfo(index));
             }
             number::REGION_READ => {
                 let (offset, region, count) = place(&mut fields)?;
@@ -331,13 +333,9 @@ pub(in super::super) fn region_write(region: u32, data: &[u8]) -> Vec<u8> {
 
 impl DmaMap {
     fn parse(mut fields: Fields<'_>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
-        let all = fields.0.len();
         fields.skip(4)?;
         let flags = fields.u32()?;
         let (offset, address, size) = (fields.u64()?, fields.u64()?, fields.u64()?);
-        if !fields.0.is_empty() {
-            return Err(WireError::Length(all));
-        }
         if flags & !(MAP_READ | MAP_WRITE) != 0 {
             return Err(WireError::Flags(flags));
         }
