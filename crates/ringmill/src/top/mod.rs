@@ -23,16 +23,22 @@ use view::Window;
 /// The line of keys, at the end of a view.
 const KEYS: &str = "q quit  s sort  +/- interval  u queues  arrows PgUp PgDn Home End  Tab threads";
 
+/// Time that output without a terminal waits for a daemon that has closed the connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between attempts to connect again. No event announces a socket.
+const TRY_AGAIN: Duration = Duration::from_millis(100);
+
 /// Runs `ringmill top` to its end.
 pub(crate) fn run(options: &TopOptions) -> Result<(), DaemonError> {
     let client = Client::connect(&options.socket).map_err(failed)?;
     let mut watch = Watch {
-        client,
+        client: Some(client),
         options: options.clone(),
         last: (Instant::now(), Sample::default()),
+        lost: None,
         shown: 0,
     };
-    watch.look()?;
+    watch.last = watch.sample().map_err(refused)?;
     if options.batch || !io::stdout().is_terminal() {
         return watch.print();
     }
@@ -60,25 +66,59 @@ fn refused(error: ClientError) -> DaemonError {
 }
 
 struct Watch {
-    client: Client,
+    /// `None`: the daemon has closed the connection, as at an upgrade.
+    client: Option<Client>,
     options: TopOptions,
     /// The previous sample and its time.
     last: (Instant, Sample),
+    /// Since when there has been no connection, and why.
+    lost: Option<(Instant, ClientError)>,
     shown: u64,
 }
 
 impl Watch {
-    /// Takes a sample. Returns the difference to the previous one.
-    fn look(&mut self) -> Result<View, DaemonError> {
-        let mut ask = |name| self.client.execute(name, Map::new()).map_err(refused);
-        let exports = ask("x-query-export-stats")?;
-        let threads = ask("x-query-iothread-stats")?;
-        let (now, sample) = (Instant::now(), Sample::read(&exports, &threads));
-        let (before, earlier) = &self.last;
-        let seconds = (now - *before).as_secs_f64().max(1e-9);
-        let view = sample.since(earlier, seconds, self.options.sort);
-        self.last = (now, sample);
-        Ok(view)
+    /// Takes a sample. Connects first if there is no connection.
+    fn sample(&mut self) -> Result<(Instant, Sample), ClientError> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => none.insert(Client::connect(&self.options.socket)?),
+        };
+        let exports = client.execute("x-query-export-stats", Map::new())?;
+        let threads = client.execute("x-query-iothread-stats", Map::new())?;
+        Ok((Instant::now(), Sample::read(&exports, &threads)))
+    }
+
+    /// Takes a sample. Returns the difference to the previous one, or `None` while there is no connection. The first
+    /// sample of a new connection has none either: another process may count from zero.
+    fn look(&mut self) -> Result<Option<View>, DaemonError> {
+        let taken = match self.sample() {
+            Ok(taken) => taken,
+            // A refused command, or a peer that is no monitor, does not get better.
+            Err(error @ (ClientError::Refused(_) | ClientError::NotQmp(_))) => {
+                return Err(refused(error));
+            }
+            Err(error) => {
+                self.client = None;
+                let since = self.lost.take().map_or_else(Instant::now, |(since, _)| since);
+                self.lost = Some((since, error));
+                return Ok(None);
+            }
+        };
+        let (before, earlier) = std::mem::replace(&mut self.last, taken);
+        if self.lost.take().is_some() {
+            return Ok(None);
+        }
+        let (now, sample) = &self.last;
+        let seconds = (*now - before).as_secs_f64().max(1e-9);
+        Ok(Some(sample.since(&earlier, seconds, self.options.sort)))
+    }
+
+    /// Time until the next sample.
+    fn left(&self) -> Duration {
+        match self.lost {
+            Some(_) => TRY_AGAIN,
+            None => (self.last.0 + self.interval()).saturating_duration_since(Instant::now()),
+        }
     }
 
     fn interval(&self) -> Duration {
@@ -92,7 +132,10 @@ impl Watch {
     /// Returns the first line. The socket's name is shortened to fit `width` characters, as far as possible.
     fn head(&self, width: u16) -> String {
         let TopOptions { socket, interval_ms, sort, .. } = &self.options;
-        let rest = format!(", every {interval_ms} ms, sorted by {}", name(*sort));
+        let rest = match &self.lost {
+            Some((_, why)) => format!(": no connection: {}", reason(why)),
+            None => format!(", every {interval_ms} ms, sorted by {}", name(*sort)),
+        };
         let program = "ringmill top ";
         let taken = u16::try_from(program.len() + rest.len()).unwrap_or(u16::MAX);
         let socket = shortened(&socket.to_string(), width.saturating_sub(taken));
@@ -102,8 +145,13 @@ impl Watch {
     /// Prints views one after the other.
     fn print(&mut self) -> Result<(), DaemonError> {
         while !self.is_over() {
-            thread::sleep(self.interval());
-            let view = self.look()?;
+            thread::sleep(self.left());
+            let Some(view) = self.look()? else {
+                match self.lost.take_if(|(since, _)| since.elapsed() > PATIENCE) {
+                    Some((_, why)) => return Err(failed(why)),
+                    None => continue,
+                }
+            };
             let text = batch(|width| self.head(width), &view);
             let mut out = io::stdout().lock();
             match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -130,10 +178,12 @@ impl Watch {
             if self.is_over() {
                 return Ok(());
             }
-            let left = (self.last.0 + self.interval()).saturating_duration_since(Instant::now());
-            if !event::poll(left).map_err(failed)? {
-                view = self.look()?;
-                self.shown += 1;
+            if !event::poll(self.left()).map_err(failed)? {
+                // Without a connection the last view stays, below the reason.
+                if let Some(seen) = self.look()? {
+                    view = seen;
+                    self.shown += 1;
+                }
                 continue;
             }
             // A resize of the terminal is an event, too: the next iteration draws the view again.
@@ -164,6 +214,14 @@ impl Watch {
                 _ => {}
             }
         }
+    }
+}
+
+/// Returns why there is no connection, without the socket's name.
+fn reason(error: &ClientError) -> String {
+    match error {
+        ClientError::Connect(_, error) | ClientError::Socket(error) => error.to_string(),
+        other => other.to_string(),
     }
 }
 

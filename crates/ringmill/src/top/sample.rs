@@ -17,6 +17,8 @@ struct Export {
     id: String,
     kind: String,
     connected: bool,
+    /// `io-status`; empty: the daemon does not report it.
+    io_status: String,
     queues: Vec<Queue>,
 }
 
@@ -68,6 +70,8 @@ pub(crate) struct Work {
     /// Answers per batch.
     pub(crate) batch: Option<f64>,
     pub(crate) connected: bool,
+    /// What the export does; empty for a queue.
+    pub(crate) state: &'static str,
     /// The queues, if there are several.
     pub(crate) queues: Vec<Work>,
 }
@@ -151,6 +155,7 @@ impl Export {
             id: text(&json["id"]),
             kind: text(&json["type"]),
             connected: json["connected"] == true,
+            io_status: text(&json["io-status"]),
             queues: list(&json["queues"]).map(Queue::read).collect(),
         }
     }
@@ -169,7 +174,17 @@ impl Export {
         });
         let queues = if queues.len() > 1 { rows.collect() } else { Vec::new() };
         let (kind, connected) = (self.kind.clone(), self.connected);
-        Work { kind, connected, queues, ..all.work(self.id.clone(), seconds) }
+        Work { kind, connected, state: self.state(), queues, ..all.work(self.id.clone(), seconds) }
+    }
+
+    /// A stopped export holds requests, whether or not a client is connected.
+    fn state(&self) -> &'static str {
+        match self.io_status.as_str() {
+            "nospace" => "nospace",
+            "failed" => "failed",
+            _ if self.connected => "ok",
+            _ => "unused",
+        }
     }
 }
 
@@ -249,6 +264,7 @@ impl Queue {
             in_flight: self.in_flight,
             batch: (self.batches > 0).then(|| answers as f64 / self.batches as f64),
             connected: false,
+            state: "",
             queues: Vec::new(),
         }
     }

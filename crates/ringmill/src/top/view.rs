@@ -11,6 +11,7 @@ use super::sample::{Turns, View, Work};
 
 const EXPORTS: &[Column] = &[
     words("TYPE", 15, 9),
+    words("STATE", 7, 0),
     numbers("REQ/S", 8, 0),
     numbers("MIB/S", 8, 1),
     numbers("P50 US", 8, 4),
@@ -243,6 +244,7 @@ fn cells_of_work(work: &Work) -> Vec<String> {
     let [p50, p99, p999] = work.percentiles.map(micros);
     vec![
         work.kind.clone(),
+        work.state.to_owned(),
         short(work.requests),
         short(work.bytes / f64::from(1 << 20)),
         p50,
@@ -302,6 +304,7 @@ mod tests {
         let exports = json!([
             {"id": "disk", "type": "vhost-user-blk", "connected": true, "queues": [queue(0), queue(1)]},
             {"id": "idle", "type": "nbd", "connected": false, "queues": []},
+            {"id": "full", "type": "nbd", "connected": false, "io-status": "nospace", "queues": []},
         ]);
         let threads = json!([{"id": "io0", "cpu-ns": 250_000_000, "poll-window-ns": 32768,
                               "polls-succeeded": 1, "polls-failed": 1, "wakeups": 12}]);
@@ -311,14 +314,18 @@ mod tests {
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["a", "daemon"]);
-        let disk = ["disk", "vhost-user-blk", "2000", "8.00", "3.07", "4.08", "4.09", "4.00"];
+        let disk = ["disk", "vhost-user-blk", "ok", "2000", "8.00", "3.07", "4.08", "4.09", "4.00"];
         assert_eq!(lines[2], [disk.as_slice(), &["1", "2.01", "6.00"]].concat());
         let queue = ["1", "on", "io1", "1000", "4.00", "3.07", "4.08", "4.09", "2.00"];
         assert_eq!(lines[4], [queue.as_slice(), &["1", "2.01", "3.00"]].concat());
-        assert_eq!(lines[5], ["idle", "nbd", "0", "0", "-", "-", "-", "0", "0", "-", "0"]);
-        assert_eq!(lines[6], [""; 0]);
-        assert_eq!(lines[8], ["io0", "25.0", "0.0", "32.8", "50.0", "12.0", "0", "0"]);
-        assert_eq!(lines.len(), 9, "{text}");
+        assert_eq!(
+            lines[5],
+            ["idle", "nbd", "unused", "0", "0", "-", "-", "-", "0", "0", "-", "0"]
+        );
+        assert_eq!(lines[6][..3], ["full", "nbd", "nospace"]);
+        assert_eq!(lines[7], [""; 0]);
+        assert_eq!(lines[9], ["io0", "25.0", "0.0", "32.8", "50.0", "12.0", "0", "0"]);
+        assert_eq!(lines.len(), 10, "{text}");
     }
 
     /// Returns a view of exports with long names, and threads.

@@ -1,5 +1,6 @@
 //! `x-query-export-stats`.
 
+use block::policy::IoStatus;
 use control::qmp::{Member, Reply, Returns};
 use event_loop::Latencies;
 use serde_json::{Value as Json, json};
@@ -27,6 +28,11 @@ static EXPORT_STATS: &[Member] = &[
     Member::new("type", Reply::Text, "its type"),
     Member::new("nodes", Reply::List(&Reply::Text), "the nodes that it offers"),
     Member::new("connected", Reply::Bool, "a client is connected"),
+    Member::new(
+        "io-status",
+        Reply::Word(&["ok", "failed", "nospace"]),
+        "whether an error has stopped the export, and which",
+    ),
     Member::new("queues", Reply::List(&Reply::Object(QUEUE_STATS)), "its request queues"),
 ];
 
@@ -69,8 +75,17 @@ fn export(export: &ExportStatistics) -> Json {
         "type": export.kind,
         "nodes": export.nodes,
         "connected": export.connected,
+        "io-status": io_status(export.io_status),
         "queues": export.queues.iter().map(queue).collect::<Json>(),
     })
+}
+
+fn io_status(status: IoStatus) -> &'static str {
+    match status {
+        IoStatus::Ok => "ok",
+        IoStatus::Failed => "failed",
+        IoStatus::NoSpace => "nospace",
+    }
 }
 
 fn queue(queue: &QueueStatistics) -> Json {
