@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
@@ -11,8 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::pty::{OpenptyResult, openpty};
 use nix::sys::prctl;
 use nix::sys::signal::{self, Signal};
+use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -31,6 +34,7 @@ pub struct ServerCommand<'a> {
     arguments: Vec<String>,
     stdin: Option<OwnedFd>,
     log_level: Option<&'static str>,
+    on_terminal: bool,
 }
 
 /// The process of a daemon.
@@ -98,8 +102,19 @@ impl<'a> ServerCommand<'a> {
     pub fn other_command(scratch: &'a Scratch, command: &'static str) -> Self {
         let (name, arguments, stdin) = ("daemon", Vec::new(), None);
         let (wrapper, environment, log_level) = (Vec::new(), Vec::new(), Some("info"));
-        let as_qsd = false;
-        Self { scratch, wrapper, environment, name, command, as_qsd, arguments, stdin, log_level }
+        let (as_qsd, on_terminal) = (false, false);
+        Self {
+            scratch,
+            wrapper,
+            environment,
+            name,
+            command,
+            as_qsd,
+            arguments,
+            stdin,
+            log_level,
+            on_terminal,
+        }
     }
 
     /// Names the daemon, which is necessary for two in one folder.
@@ -195,6 +210,12 @@ impl<'a> ServerCommand<'a> {
         self
     }
 
+    /// Gives the daemon a terminal as its standard output, as a person does. The log has its output.
+    pub fn on_terminal(mut self) -> Self {
+        self.on_terminal = true;
+        self
+    }
+
     /// Lets the daemon inherit `fd` as its fd 0.
     pub fn stdin(mut self, fd: impl Into<OwnedFd>) -> Self {
         self.stdin = Some(fd.into());
@@ -265,12 +286,25 @@ impl<'a> ServerCommand<'a> {
         let log = self.scratch.path(self.name).with_extension("log");
         let stdout = File::create(&log).expect("a new log");
         let stderr = stdout.try_clone().expect("another fd");
-        command.args(&self.arguments).stdout(stdout).stderr(stderr);
+        command.args(&self.arguments).stderr(stderr);
+        command.stdout(if self.on_terminal { terminal(stdout) } else { Stdio::from(stdout) });
         command.stdin(self.stdin.map_or_else(Stdio::null, Stdio::from));
         let child = command.spawn().expect("the daemon can be run");
         let process = Process::Started(child);
         Server { process, dir: self.scratch.dir().to_owned(), log }
     }
+}
+
+/// Returns a terminal, whose output goes to `log`.
+fn terminal(mut log: File) -> Stdio {
+    let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
+    let mut modes = tcgetattr(&slave).expect("a terminal");
+    // Lines end as they are written.
+    cfmakeraw(&mut modes);
+    tcsetattr(&slave, SetArg::TCSANOW, &modes).expect("a terminal");
+    // Reading ends with an error when the last writer has closed the terminal.
+    thread::spawn(move || io::copy(&mut File::from(master), &mut log));
+    Stdio::from(slave)
 }
 
 impl Server {

@@ -5,6 +5,7 @@ use std::process::Child;
 
 use integration::walkthrough::{Block, Walkthrough, blocks};
 use integration::{BlkClient, Guest, eventually, repository};
+use nix::pty::openpty;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -18,7 +19,10 @@ const TEST: &str = "scripts/test\n";
 fn serve_a_guest(walk: &Walkthrough, said: &Block) {
     let log = walk.path("serve.log");
     let mut command = walk.shell(&format!("exec {SERVE}"));
-    let server = command.stdout(File::create(&log).expect("a file")).spawn().expect("bash runs");
+    // With a terminal, `serve` prints how to attach the disk.
+    let terminal = openpty(None, None).expect("a terminal");
+    command.stdout(File::create(&log).expect("a file")).stderr(terminal.slave);
+    let server = command.spawn().expect("bash runs");
     let mut server = Ended(server);
     let printed = || fs::read_to_string(&log).expect("a file");
     let shown = said.text.replace("/home/me", walk.path("").to_str().expect("UTF-8"));

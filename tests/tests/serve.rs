@@ -10,6 +10,7 @@ use integration::{BlkClient, Guest, Image, Scratch, Server, ServerCommand, event
 fn serve(scratch: &Scratch, image: &Path, arguments: &[&str]) -> (Server, String) {
     let socket = scratch.path("disk.sock");
     let mut command = ServerCommand::other_command(scratch, "serve")
+        .on_terminal()
         .arg(image.to_str().expect("a path in UTF-8"))
         .arg("--socket")
         .arg(socket.to_str().expect("a path in UTF-8"));
@@ -76,6 +77,7 @@ fn controllers_are_attached_over_vfio_user() {
         let socket = scratch.path("disk.sock");
         let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
         let server = ServerCommand::other_command(&scratch, "serve")
+            .on_terminal()
             .arg(path(&scratch.path("disk.img")))
             .args(["--size", "1M", "--as", device, "--socket", &path(&socket)])
             .start();
@@ -106,6 +108,28 @@ fn an_image_that_exists_keeps_its_size_and_contents() {
     server.stop();
     assert!(text.contains("disk.img exists and has 1 MiB: --size was ignored\n"), "{text}");
     assert_eq!(image.md5(), before);
+}
+
+/// Without a terminal, as in a journal: the image, its format and size, and the socket.
+#[test]
+fn a_journal_gets_no_instructions() {
+    let scratch = Scratch::new();
+    create(&scratch, &["-f", "qcow2", "disk.img", "16M"]);
+    let path = |name: &str| scratch.path(name).display().to_string();
+    for (more, read_only) in [(vec![], ""), (vec!["--read-only"], ", read-only")] {
+        let command = ServerCommand::other_command(&scratch, "serve").logging(Some("warn"));
+        let command = command.args([&path("disk.img"), "--socket", &path("disk.sock")]);
+        let server = more.into_iter().fold(command, ServerCommand::arg).start();
+        let expected = format!(
+            "Opened {} (qcow2, 16 MiB{read_only})\nServing {} on {}\n",
+            path("disk.img"),
+            path("disk.img"),
+            path("disk.sock")
+        );
+        eventually("the image and the socket", || server.log().contains("Serving").then_some(()));
+        assert_eq!(server.log(), expected);
+        server.stop();
+    }
 }
 
 #[test]

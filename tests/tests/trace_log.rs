@@ -342,7 +342,7 @@ fn without_a_file_the_log_goes_to_standard_error() {
         .arg("--trace")
         .arg("virtio_blk_handle_*")
         .spawn();
-    eventually("the instructions", || server.log().contains("queue_size=128\n").then_some(()));
+    eventually("the export", || server.log().contains("\nServing ").then_some(()));
     let mut client = BlkClient::connect(&server.socket("disk"), 1, 16).expect("a device");
     client.read(8, 512);
     let log = server.log();

@@ -309,15 +309,22 @@ fn ringmill(program: &'static str, parser: &mut lexopt::Parser) -> Result<Comman
         let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
         format!("Known commands: {}. See 'ringmill --help'.", names.join(", "))
     };
+    let named = |name: &OsStr| {
+        COMMANDS.iter().find(|command| name == command.name).ok_or_else(|| {
+            let message = format!("unknown command '{}'", name.to_string_lossy());
+            OptionError::new(message).hint(known())
+        })
+    };
     match parser.next().map_err(unexpected)? {
-        Some(lexopt::Arg::Value(name)) => {
-            let known_one = COMMANDS.iter().find(|command| name == command.name);
-            let unknown = || {
-                let message = format!("unknown command '{}'", name.to_string_lossy());
-                OptionError::new(message).hint(known())
-            };
-            (known_one.ok_or_else(unknown)?.read)(program, parser)
+        Some(lexopt::Arg::Value(name)) if name == HELP => {
+            match parser.next().map_err(unexpected)? {
+                Some(lexopt::Arg::Value(name)) => {
+                    named(&name).map(|command| Command::Print(help::command(command, program)))
+                }
+                _ => Ok(Command::Print(help::ringmill())),
+            }
         }
+        Some(lexopt::Arg::Value(name)) => (named(&name)?.read)(program, parser),
         Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) => {
             Ok(Command::Print(help::ringmill()))
         }

@@ -40,6 +40,7 @@ pub(crate) fn complete(words: &[String]) -> Completion {
     let (command, rest) = match (program_name(program.as_ref()), rest) {
         ("ringmill", [first]) => return first_word(first),
         ("ringmill", [first, rest @ ..]) if first == "--generate" => return generated(rest),
+        ("ringmill", [first, word]) if first == "help" => return commands(word),
         ("ringmill", [first, rest @ ..]) => {
             match COMMANDS.iter().find(|command| command.name == first) {
                 Some(command) => (*command, rest),
@@ -54,11 +55,17 @@ pub(crate) fn complete(words: &[String]) -> Completion {
     }
 }
 
-fn first_word(word: &str) -> Completion {
+fn commands(word: &str) -> Completion {
     let mut done = Completion::default();
     for command in COMMANDS {
         done.add(word, command.name, command.help);
     }
+    done
+}
+
+fn first_word(word: &str) -> Completion {
+    let mut done = commands(word);
+    done.add(word, "help", "describe a command");
     if word.starts_with('-') {
         done.add(word, "--generate", "print a generated text");
         common(&mut done, word);

@@ -37,8 +37,8 @@ pub(crate) fn ringmill() -> String {
     let generated: Vec<&str> = GENERATED.iter().map(|known| known.name).collect();
     text.entry("--generate <what>", &format!("print a generated text: {}", generated.join(", ")));
     text.line("");
-    text.line("'ringmill <command> --help' describes a command. Called by the name");
-    text.line("qemu-storage-daemon, the program is 'ringmill storage-daemon'.");
+    text.line("'ringmill <command> --help' or 'ringmill help <command>' describes a command.");
+    text.line("Called by the name qemu-storage-daemon, it is 'ringmill storage-daemon'.");
     text.done()
 }
 

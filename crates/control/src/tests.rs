@@ -185,6 +185,25 @@ fn names_it(text: &str, name: &str) -> bool {
 }
 
 #[test]
+fn help_is_a_command_too() {
+    let print = |words: &str| match parse_args(words.split(' ').map(Into::into)) {
+        Ok(Command::Print(text)) => text,
+        other => panic!("{words}: {other:?}"),
+    };
+    assert_eq!(print("ringmill help"), print("ringmill --help"));
+    for command in COMMANDS {
+        let name = command.name;
+        assert_eq!(
+            print(&format!("ringmill help {name}")),
+            print(&format!("ringmill {name} --help"))
+        );
+    }
+    let unknown =
+        parse_args(["ringmill", "help", "sevre"].map(Into::into)).expect_err("no command");
+    assert!(unknown.to_string().contains("unknown command 'sevre'"), "{unknown}");
+}
+
+#[test]
 fn every_option_and_what_it_can_be_is_in_the_help() {
     for command in COMMANDS {
         let text = help::command(command, "ringmill");

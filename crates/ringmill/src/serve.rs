@@ -2,11 +2,12 @@
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use block::node::Geometry;
 use block::{CreateQcow2, Format, create_qcow2};
 use control::{FuseOptions, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions, Step};
 
@@ -36,8 +37,8 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let result = daemon::run(start, environment, |daemon| {
         let path = options.pidfile.as_deref();
         let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
-        let size = daemon.node(SERVED_NODE)?.geometry().size;
-        let described = describe(options, size, is_made.then_some(format))?;
+        let geometry = daemon.node(SERVED_NODE)?.geometry();
+        let described = describe(options, &geometry, format, is_made)?;
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;
         is_ready = true;
@@ -240,28 +241,38 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
     })
 }
 
-/// Returns what has become of `--size`. `made`: the format of an image that was made.
-fn describe_size(options: &ServeOptions, size: u64, made: Option<ServeFormat>) -> String {
-    let image = options.image.display();
-    match (made, options.size) {
-        (Some(ServeFormat::Qcow2), _) => format!("Made {image} (qcow2, {})\n", bytes(size)),
-        (Some(ServeFormat::Raw | ServeFormat::ProbedRaw), _) => {
-            format!("Made {image} (raw, {})\n", bytes(size))
+/// Returns which image is served, and what has become of `--size`.
+fn describe_image(
+    options: &ServeOptions,
+    geometry: &Geometry,
+    format: ServeFormat,
+    is_made: bool,
+) -> String {
+    let (image, size) = (options.image.display(), bytes(geometry.size));
+    let format = match format {
+        ServeFormat::Qcow2 => "qcow2",
+        ServeFormat::Raw | ServeFormat::ProbedRaw => "raw",
+    };
+    let what = if is_made { "Made" } else { "Opened" };
+    let ignored = match options.size {
+        Some(wanted) if !is_made && wanted != geometry.size => {
+            format!("{image} exists and has {size}: --size was ignored\n")
         }
-        (None, Some(wanted)) if wanted != size => {
-            format!("{image} exists and has {}: --size was ignored\n", bytes(size))
-        }
-        (None, _) => String::new(),
-    }
+        _ => String::new(),
+    };
+    let read_only = if geometry.read_only { ", read-only" } else { "" };
+    format!("{what} {image} ({format}, {size}{read_only})\n{ignored}")
 }
 
-/// Returns instructions for attaching the disk, which has `size` bytes. `made`: the format of an image that was made.
+/// Returns which image is served and where. On a terminal, instructions for attaching the disk follow: a journal
+/// would repeat them at each start.
 fn describe(
     options: &ServeOptions,
-    size: u64,
-    made: Option<ServeFormat>,
+    geometry: &Geometry,
+    format: ServeFormat,
+    is_made: bool,
 ) -> Result<String, DaemonError> {
-    let mut text = describe_size(options, size, made);
+    let mut text = describe_image(options, geometry, format, is_made);
     if let Some(FuseOptions { mountpoint, .. }) = &options.mount {
         let (image, file) = (options.image.display(), mountpoint.display());
         return Ok(format!("{text}Serving {image} as the file {file}\n"));
@@ -270,6 +281,9 @@ fn describe(
     let socket = socket.display();
     let queues = options.queues;
     text += &format!("Serving {} on {socket}\n", options.image.display());
+    if !io::stdout().is_terminal() && !io::stderr().is_terminal() {
+        return Ok(text);
+    }
     // A comma in an option's value is doubled: QEMU's keyval syntax.
     let quoted = socket.to_string().replace(',', ",,");
     let (needs, older, qemu, cloud_hypervisor) = match options.device {
