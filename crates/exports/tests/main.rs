@@ -9,6 +9,7 @@ mod hand_over;
 mod nbd_session;
 mod nbd_transmission;
 mod nbd_turns;
+mod qemu_versions;
 mod reconnect;
 mod resets;
 mod resize;

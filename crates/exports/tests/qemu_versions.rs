@@ -1,7 +1,7 @@
 //! The orders of messages of QEMU's versions, from a front end that repeats them.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod common;
+use crate::common;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

@@ -30,9 +30,10 @@ impl MigrationLog {
         self.log.as_ref().filter(|_| self.on)
     }
 
-    /// Whether a guest is being migrated, or may be, or was.
-    pub(crate) fn is_known(&self) -> bool {
-        self.on || self.log.is_some()
+    /// Whether a guest is being migrated, or was: the front end has given memory for the log. Logging that is on without
+    /// memory begins in the process that gets the memory.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.log.is_some()
     }
 
     /// Whether writes are logged.

@@ -112,7 +112,7 @@ impl Service {
         let Some((connection, session, backend)) = held else {
             return Ok(SavedServer { listener, file, session: None });
         };
-        if backend.log.is_known() {
+        if backend.log.has_memory() {
             return Err(io::Error::other("its guest is being migrated, or was"));
         }
         let mut messages = session.save()?;
