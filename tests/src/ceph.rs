@@ -117,17 +117,25 @@ impl Ceph {
         format!("rbd,node-name={node},pool={POOL},image={image},conf={conf},user={USER}{options}")
     }
 
-    /// Returns the key of the daemons' user, in base64, and removes it from the keyring.
+    /// Removes the keyring of the daemons' user, and returns its text.
     ///
     /// # Panics
     ///
-    /// The keyring has no key.
-    pub fn take_key(&self) -> String {
+    /// There is none.
+    pub fn take_keyring(&self) -> String {
         let file = self.scratch.path("ceph.client.vm.keyring");
         let text = fs::read_to_string(&file).expect("a keyring");
         fs::remove_file(&file).expect("a file");
-        let key = text.lines().find_map(|line| line.trim().strip_prefix("key = "));
-        key.expect("a key").to_owned()
+        text
+    }
+
+    /// Puts back what [`take_keyring`](Self::take_keyring) has removed.
+    ///
+    /// # Panics
+    ///
+    /// It cannot be written.
+    pub fn put_keyring(&self, text: &str) {
+        fs::write(self.scratch.path("ceph.client.vm.keyring"), text).expect("a file");
     }
 
     /// Returns the path of a file in the cluster's folder: `ceph.conf`.
