@@ -17,6 +17,7 @@ mod compressed;
 mod copies_killed;
 mod created_images;
 mod ctl;
+mod devices;
 mod discard_source;
 mod documentation;
 mod documents;

@@ -1,11 +1,13 @@
 //! qcow2 images of a running daemon: with a guest's file system, and with a killed daemon.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
-    Guest, Mounted, Qmp, Scratch, Server, ServerCommand, client as python_client, tool,
+    Guest, Mounted, Qmp, Scratch, Server, ServerCommand, client as python_client, eventually,
+    tied_command, tool,
 };
 use nix::sys::signal::Signal;
 
@@ -24,6 +26,58 @@ fn check(scratch: &Scratch) -> Option<i32> {
     let output = client(scratch, "qemu-img", &["check", "-f", "qcow2", "disk.qcow2"]);
     println!("{}", String::from_utf8_lossy(&output.stdout));
     output.status.code()
+}
+
+/// In the working directory, as in QEMU: also if there is a file of that name beside the image.
+#[test]
+fn a_relative_data_file_is_where_qemu_storage_daemon_looks_for_it() {
+    let scratch = Scratch::new();
+    for folder in ["images", "work"] {
+        fs::create_dir(scratch.path(folder)).expect("a new folder");
+    }
+    let images = scratch.path("images").display().to_string();
+    let create =
+        ["create", "-q", "-f", "qcow2", "-o", "data_file=d.raw,data_file_raw=on", "i.qcow2"];
+    let create = [&["-C", &images, "qemu-img"][..], &create, &["64k"]].concat();
+    client_output(&scratch, "env", &create);
+    fs::write(scratch.path("images/d.raw"), [2; 65536]).expect("a file");
+    fs::write(scratch.path("work/d.raw"), [1; 65536]).expect("a file");
+    let at = ["-C".to_owned(), scratch.path("work").display().to_string()];
+    let node = format!("qcow2,node-name=disk,file.driver=file,file.filename={images}/i.qcow2");
+    let command = || {
+        let command = ServerCommand::new(&scratch).wrapped_by_with("env", &at);
+        nbd_server(command.arg("--blockdev").arg(&node), &scratch, "")
+    };
+    let server = nbd_export(command(), "disk", "").start();
+    let uri = nbd_uri(&scratch, "disk");
+    let read = |pattern: u8| {
+        let read = format!("read -P {pattern} 0 64k");
+        let said = client_output(&scratch, "qemu-io", &["-r", "-f", "raw", "-c", &read, &uri]);
+        assert!(!said.contains("failed"), "{said}");
+    };
+    read(1);
+    assert!(server.log().contains("d.raw', beside the image, is not used"), "{}", server.log());
+    server.stop();
+    let qsd = |arguments: &[&str]| {
+        let mut command = tied_command(&tool("qemu-storage-daemon"));
+        command.current_dir(scratch.path("work")).args(["--blockdev", &node]).args(arguments);
+        command
+    };
+    let socket = format!("addr.type=unix,addr.path={}", scratch.path("nbd.sock").display());
+    let export = "type=nbd,id=e,node-name=disk,name=disk";
+    let mut theirs = qsd(&["--nbd-server", &socket, "--export", export]).spawn().expect("QSD runs");
+    eventually("QSD's socket", || UnixStream::connect(scratch.path("nbd.sock")).ok());
+    read(1);
+    theirs.kill().expect("our child");
+    theirs.wait().expect("our child");
+    fs::remove_file(scratch.path("work/d.raw")).expect("our file");
+    let (status, log) = command().run();
+    let refused = "Could not open 'd.raw': No such file or directory";
+    assert!(!status.success() && log.contains(refused), "{log}");
+    assert!(log.contains(&format!("data-file.filename={images}/d.raw")), "{log}");
+    let theirs = qsd(&[]).output().expect("QSD runs");
+    let said = String::from_utf8_lossy(&theirs.stderr).into_owned();
+    assert!(!theirs.status.success() && said.contains(refused), "{said}");
 }
 
 const FILL: &str = "

@@ -236,7 +236,8 @@ fn an_image_with_a_bitmap_is_reopened_in_the_same_file() {
 #[test]
 fn an_image_whose_header_names_a_data_file_is_reopened() {
     let scratch = Scratch::new();
-    create(&scratch, &["-o", "data_file=disk.data"]);
+    let data = scratch.path("disk.data");
+    create(&scratch, &["-o", &format!("data_file={}", data.display())]);
     let server = nbd_server(ServerCommand::new(&scratch).monitor("qmp"), &scratch, "").start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let file = json!({"driver": "file", "filename": scratch.path("disk.qcow2")});

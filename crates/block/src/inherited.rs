@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -93,7 +93,7 @@ struct Image {
     fd: Weak<OwnedFd>,
     /// The descriptor of the locks, if there are any.
     lock: Weak<OwnedFd>,
-    flush_failed: Weak<AtomicBool>,
+    flush_failed: Weak<AtomicI32>,
 }
 
 impl Images {
@@ -103,7 +103,7 @@ impl Images {
         path: &Path,
         fd: &Arc<OwnedFd>,
         lock: Option<&Arc<OwnedFd>>,
-        flush_failed: &Arc<AtomicBool>,
+        flush_failed: &Arc<AtomicI32>,
     ) {
         self.0.retain(|image| image.fd.strong_count() > 0);
         let lock = lock.map(Arc::downgrade).unwrap_or_default();
@@ -126,7 +126,7 @@ impl Images {
     }
 
     /// The state of failed flushes of that node.
-    pub(crate) fn flush_failed(&self, name: &str) -> Option<Arc<AtomicBool>> {
+    pub(crate) fn flush_failed(&self, name: &str) -> Option<Arc<AtomicI32>> {
         let mut of_node = self.0.iter().filter(|image| image.name == name);
         of_node.find_map(|image| image.flush_failed.upgrade())
     }
@@ -134,7 +134,7 @@ impl Images {
     /// Returns an image whose node has had a failed flush.
     pub(crate) fn with_failed_flush(&self) -> Option<&Path> {
         let failed = |image: &&Image| {
-            image.flush_failed.upgrade().is_some_and(|failed| failed.load(Ordering::Relaxed))
+            image.flush_failed.upgrade().is_some_and(|failed| failed.load(Ordering::Relaxed) != 0)
         };
         self.0.iter().find(failed).map(|image| image.path.as_path())
     }

@@ -74,6 +74,21 @@ pub trait BlockNode: Send + Sync {
         self.child()?.end()
     }
 
+    /// Returns the present size of the node's file or device, in bytes.
+    ///
+    /// A format on top extends a file, and an administrator a device, without a change of the geometry: for a node that
+    /// only a format uses, [`geometry`](Self::geometry) has the size at opening or at the last resize. May block.
+    fn length(&self) -> u64 {
+        self.geometry().size
+    }
+
+    /// Returns the largest end of a write since opening, in bytes; 0 if there was none, or if the node does not know.
+    ///
+    /// For `wr_highest_offset`, by which a management program grows the device below a format.
+    fn highest_write(&self) -> u64 {
+        0
+    }
+
     /// Returns the bytes that the image takes up in its file system; `None` if unknown. May block.
     fn allocated(&self) -> Option<u64> {
         self.child()?.allocated()
@@ -83,7 +98,7 @@ pub trait BlockNode: Send + Sync {
     ///
     /// Writes there make the image longer, reads return zeroes. A format on top of the node calls this to allocate
     /// clusters. Call it before channels are opened. A node that cannot grow continues to answer such requests with
-    /// `EIO`.
+    /// [an error](crate::request::Op::beyond_end).
     fn enable_growth(&self) {
         if let Some(below) = self.child() {
             below.enable_growth();
@@ -385,7 +400,7 @@ pub trait Channel {
     /// It is answered exactly once, on this loop, maybe before this returns.
     ///
     /// The caller has checked range and direction against [`Geometry`]; what lies beyond the end
-    /// is answered with `EIO` all the same.
+    /// is answered with [an error](crate::request::Op::beyond_end) all the same.
     fn submit(&self, request: Request);
 
     /// Returns the channel for a queue of an export. `None`: this one.

@@ -41,6 +41,16 @@ impl Op {
     pub fn only_reads(&self) -> bool {
         matches!(self, Op::Read | Op::Flush | Op::BlockStatus)
     }
+
+    /// Returns the errno for a request beyond the end of a node that cannot grow.
+    ///
+    /// A write finds no space there, as on a full file system. A format on top of the node reports a full disk then.
+    pub fn beyond_end(&self) -> Errno {
+        match self {
+            Op::Write { .. } | Op::WriteZeroes { .. } => Errno::ENOSPC,
+            Op::Read | Op::Flush | Op::Discard | Op::BlockStatus => Errno::EIO,
+        }
+    }
 }
 
 /// What of an image a request of its format is for: `blkdebug` has an event for each.

@@ -139,7 +139,7 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     let mut image = json!({
         "filename": filename(nodes, node),
         "format": driver.kind().name,
-        "virtual-size": geometry.size,
+        "virtual-size": node.node.length(),
         "actual-size": actual_size(nodes, node),
         "limits": {
             "request-alignment": geometry.request_alignment,

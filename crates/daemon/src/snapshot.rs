@@ -87,7 +87,7 @@ impl Daemon {
         let file = BlockdevOptions {
             discard: Discard::Unmap,
             cache: below.cache,
-            ..BlockdevOptions::new(None, Driver::file(file))
+            ..BlockdevOptions::new(None, Driver::of_kind(file, self.nodes.services().own_mounts()))
         };
         let overlay = BlockdevOptions {
             node_name: Some(name),

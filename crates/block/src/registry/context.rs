@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Weak};
 
 use event_loop::IoThread;
@@ -250,7 +250,7 @@ impl<'a> OpenContext<'a> {
     }
 
     /// Whether a flush of the node that this one takes the place of has failed.
-    pub(crate) fn flush_failed(&self) -> Option<Arc<AtomicBool>> {
+    pub(crate) fn flush_failed(&self) -> Option<Arc<AtomicI32>> {
         self.registry.images.flush_failed(self.name)
     }
 

@@ -206,6 +206,14 @@ impl BlockNode for Tracked {
         self.node.geometry()
     }
 
+    fn length(&self) -> u64 {
+        self.node.length()
+    }
+
+    fn highest_write(&self) -> u64 {
+        self.node.highest_write()
+    }
+
     fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node.clone())
     }

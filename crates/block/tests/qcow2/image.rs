@@ -31,8 +31,10 @@ impl Drop for Folder {
     }
 }
 
-/// Runs one of QEMU's tools in a folder; returns whether it was content, and what it said.
+/// Runs one of QEMU's tools in a folder, which is `DIR` in the arguments; returns whether it was content, and what it said.
 pub(crate) fn run(folder: &Folder, program: &str, args: &[&str]) -> (bool, String) {
+    let dir = folder.0.display().to_string();
+    let args = args.iter().map(|arg| arg.replace("DIR", &dir));
     let output = Command::new(program).args(args).current_dir(&folder.0).output();
     let output =
         output.unwrap_or_else(|error| panic!("{program}: {error} (scripts/setup-tests.sh)"));

@@ -340,7 +340,7 @@ fn nothing_is_lost_with_files_behind() {
         let size = SIZE.to_string();
         let _ = std::fs::remove_file(folder.path("data"));
         let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "-o"];
-        qemu_img(folder, &[&create[..], &["data_file=data", "disk.qcow2", &size]].concat());
+        qemu_img(folder, &[&create[..], &["data_file=DIR/data", "disk.qcow2", &size]].concat());
     });
 }
 
@@ -348,7 +348,7 @@ fn nothing_is_lost_with_files_behind() {
 fn nothing_is_lost_with_a_raw_data_file() {
     kill_often("qcow2::killed::nothing_is_lost_with_a_raw_data_file", true, &[0; SIZE], |folder| {
         let _ = std::fs::remove_file(folder.path("data"));
-        create(folder, "data_file=data,data_file_raw=on");
+        create(folder, "data_file=DIR/data,data_file_raw=on");
     });
 }
 

@@ -14,7 +14,7 @@ use crate::qcow2::resize::grows;
 
 fn create(folder: &Folder, more: &str) {
     let _ = std::fs::remove_file(folder.path("data"));
-    let (form, size) = (format!("data_file=data,data_file_raw=on{more}"), SIZE.to_string());
+    let (form, size) = (format!("data_file=DIR/data,data_file_raw=on{more}"), SIZE.to_string());
     qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", &form, "disk.qcow2", &size]);
 }
 

@@ -129,7 +129,10 @@ fn a_missing_backing_file_is_said_to_be_one() {
 #[test]
 fn data_may_lie_in_a_file_of_its_own() {
     let folder = Folder::new("data-file");
-    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-o", "data_file=data", "disk.qcow2", "1M"]);
+    qemu_img(
+        &folder,
+        &["create", "-q", "-f", "qcow2", "-o", "data_file=DIR/data", "disk.qcow2", "1M"],
+    );
     let node = open(&options(&folder.path("disk.qcow2")));
     let mut rig = crate::common::Rig::new(node.clone());
     rig.write(70_000 / 512 * 512, &[5; 4096], 0).unwrap();

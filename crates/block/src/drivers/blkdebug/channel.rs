@@ -142,7 +142,7 @@ impl Channel for BlkdebugChannel {
         let Some(request) = self.node.common.admit(request) else { return };
         let Request { op, offset, len, part, .. } = request;
         let Some(end) = offset.checked_add(len) else {
-            return request.complete(Err(Errno::EIO));
+            return request.complete(Err(op.beyond_end()));
         };
         let range = offset..end;
         let is_whole = self.node.limits.first_piece(op, &range) == (end, How::AsAsked);

@@ -16,7 +16,6 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use event_loop::EventLoop;
-use nix::errno::Errno;
 
 use self::channel::BlkdebugChannel;
 use self::limits::Limits;
@@ -123,7 +122,8 @@ impl WholeBlocks for BlkdebugNode {
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.child.geometry().size => self.common.admit(request),
             _ => {
-                request.complete(Err(Errno::EIO));
+                let errno = request.op.beyond_end();
+                request.complete(Err(errno));
                 None
             }
         }

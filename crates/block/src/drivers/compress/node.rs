@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use event_loop::EventLoop;
-use nix::errno::Errno;
 
 use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::Common;
@@ -90,7 +89,8 @@ impl WholeBlocks for Shared {
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.end() => Some(request),
             _ => {
-                request.complete(Err(Errno::EIO));
+                let errno = request.op.beyond_end();
+                request.complete(Err(errno));
                 None
             }
         }

@@ -30,6 +30,15 @@ pub(super) static ZERO_OUT: BlockingCall = BlockingCall {
     run: |fd, offset, len, _| count(unsafe { ioctl::zero_out(fd.as_raw_fd(), &[offset, len]) }),
 };
 
+/// Whether a block device refuses writes, although it can be opened for writing (`BLKROGET`). Not so if that cannot be found
+/// out.
+pub(super) fn is_read_only(device: impl AsFd) -> bool {
+    let mut is_read_only = 0;
+    // SAFETY: the number is valid for the call, which writes it.
+    let asked = unsafe { ioctl::get_read_only(device.as_fd().as_raw_fd(), &raw mut is_read_only) };
+    asked.is_ok() && is_read_only != 0
+}
+
 /// Of linux/fs.h. The first two take a pair of first byte and length.
 #[allow(missing_docs)]
 mod ioctl {
@@ -37,6 +46,7 @@ mod ioctl {
 
     nix::ioctl_write_ptr_bad!(discard, 0x1277, [u64; 2]);
     nix::ioctl_write_ptr_bad!(zero_out, 0x127f, [u64; 2]);
+    nix::ioctl_read_bad!(get_read_only, 0x125e, i32);
     nix::ioctl_read!(get_attributes, b'X', 31, Attributes);
     nix::ioctl_write_ptr!(set_attributes, b'X', 32, Attributes);
 }

@@ -151,11 +151,13 @@ impl Inner {
             _ if self.node.geometry.read_only => return Err(Errno::EROFS),
             _ => {}
         }
-        match request.offset.checked_add(request.len) {
-            Some(end) if end <= self.node.size() => Ok(()),
-            Some(end) if self.node.may_reach(end) => Ok(()),
-            _ => Err(Errno::EIO),
+        let end = request.offset.checked_add(request.len);
+        let fits = |&end: &u64| end <= self.node.size() || self.node.may_reach(end);
+        let end = end.filter(fits).ok_or(request.op.beyond_end())?;
+        if let Op::Write { .. } | Op::WriteZeroes { .. } = request.op {
+            self.node.writes_to(end);
         }
+        Ok(())
     }
 
     /// `len` is the length of a read or write in bytes.

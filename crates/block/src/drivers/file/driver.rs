@@ -14,6 +14,7 @@ use crate::driver::{
 use crate::error::OpenError;
 use crate::node::BlockNode;
 use crate::options::{Driver, Locking, write_options};
+use crate::own_mounts::OwnMounts;
 
 impl Driver {
     /// Returns the driver `file`: a regular file.
@@ -24,6 +25,18 @@ impl Driver {
     /// Returns the driver `host_device`: a block device.
     pub fn host_device(options: FileOptions) -> Driver {
         Driver::from(Image { kind: Kind::HostDevice, options })
+    }
+
+    /// Returns the driver for a name that comes without a driver, as in an image's header: `host_device` for a block
+    /// device, else `file`.
+    ///
+    /// A link counts as what it leads to. What cannot be examined, such as a file on one of `mounts`, is left to `file`,
+    /// whose error has the reason. May block.
+    pub fn of_kind(options: FileOptions, mounts: &OwnMounts) -> Driver {
+        match Kind::of(&options.filename, mounts) {
+            Kind::File => Driver::file(options),
+            Kind::HostDevice => Driver::host_device(options),
+        }
     }
 
     /// Returns the options of `file` or `host_device`.

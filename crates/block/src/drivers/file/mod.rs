@@ -22,9 +22,11 @@ mod zeroes;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use event_loop::{Engine, EventLoop, SetupError};
 use nix::errno::Errno;
@@ -53,6 +55,15 @@ pub(crate) enum Kind {
     HostDevice,
 }
 
+impl Kind {
+    /// Returns the kind of the file at a path. What is no block device counts as a file.
+    pub(crate) fn of(path: &Path, mounts: &OwnMounts) -> Kind {
+        let is_device = mounts.check(path).is_ok()
+            && std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+        if is_device { Kind::HostDevice } else { Kind::File }
+    }
+}
+
 /// An opened image. Holds the image locks for as long as it lives.
 pub(crate) struct FileNode {
     name: String,
@@ -68,6 +79,10 @@ pub(crate) struct FileNode {
     why_read_only: Option<OpenError>,
     /// The present size in bytes.
     size: AtomicU64,
+    /// The largest end of a write, bytes.
+    highest_write: AtomicU64,
+    /// How far requests may reach on a device that was made larger, bytes; 0 if the device has its size.
+    reach: AtomicU64,
     /// The limits without the tail, which depends on the size: see [`limits_now`](Self::limits_now).
     limits: Limits,
     range_lock: RangeLock,
@@ -82,9 +97,9 @@ pub(crate) struct FileNode {
     had_tail: AtomicBool,
     capabilities: Capabilities,
     known_data: KnownData,
-    /// A flush of the page cache has failed. The kernel reports that once and then considers the
-    /// lost pages clean, so no later flush can be answered with success.
-    flush_failed: Arc<AtomicBool>,
+    /// The errno of a failed flush of the page cache; 0 if none has failed. The kernel reports the failure once and then
+    /// considers the lost pages clean, so no later flush can be answered with success.
+    flush_failed: Arc<AtomicI32>,
     /// Flushes of the page cache that are under way.
     syncs: Arc<Syncs>,
     /// Requests have changed the image since the last flush began.
@@ -118,7 +133,7 @@ impl FileNode {
         options: &FileOptions,
         mounts: &OwnMounts,
         locked: Option<Arc<ImageLock>>,
-        flush_failed: Option<Arc<AtomicBool>>,
+        flush_failed: Option<Arc<AtomicI32>>,
     ) -> Result<FileNode, OpenError> {
         let inherited = &mut Inherited::default();
         let mut node = open::open(name, kind, common, options, locked, mounts, inherited)?;
@@ -133,9 +148,17 @@ impl FileNode {
         &self.fd
     }
 
-    /// Whether a flush has failed, so that all later ones must fail.
-    pub(crate) fn flush_failed(&self) -> &Arc<AtomicBool> {
+    /// The errno of a failed flush, with which all later ones fail, or 0.
+    pub(crate) fn flush_failed(&self) -> &Arc<AtomicI32> {
         &self.flush_failed
+    }
+
+    /// The result of a flush, as far as earlier ones decide it.
+    fn flushes_so_far(&self) -> Result<(), Errno> {
+        match self.flush_failed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Errno::from_raw(errno)),
+        }
     }
 
     /// Whether a durable write is a write and a flush. A failed write with `RWF_DSYNC` returns either its
@@ -159,6 +182,15 @@ impl FileNode {
         }
     }
 
+    /// A write up to that byte begins.
+    #[inline]
+    fn writes_to(&self, end: u64) {
+        // Loops share the cache line as long as nothing changes.
+        if end > self.highest_write.load(Ordering::Relaxed) {
+            self.highest_write.fetch_max(end, Ordering::Relaxed);
+        }
+    }
+
     /// The image lock, if locking is on.
     pub(crate) fn lock(&self) -> Option<&Arc<ImageLock>> {
         self.lock.as_ref()
@@ -173,7 +205,15 @@ impl FileNode {
     /// Whether a request past the end of the disk may reach that far, bytes.
     #[cold]
     fn may_reach(&self, end: u64) -> bool {
-        self.grows.load(Ordering::Relaxed) && i64::try_from(end).is_ok()
+        match self.kind {
+            Kind::File => self.grows.load(Ordering::Relaxed) && i64::try_from(end).is_ok(),
+            Kind::HostDevice => {
+                if end > self.reach.load(Ordering::Relaxed) {
+                    self.reach.store(resize::device_size(self).unwrap_or(0), Ordering::Relaxed);
+                }
+                end <= self.reach.load(Ordering::Relaxed)
+            }
+        }
     }
 
     fn limits_now(&self) -> Limits {
@@ -209,6 +249,18 @@ impl BlockNode for FileNode {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
         let is_file = SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG);
         u64::try_from(stat.st_size).ok().filter(|_| is_file)
+    }
+
+    fn length(&self) -> u64 {
+        let found = match self.kind {
+            Kind::File => self.end(),
+            Kind::HostDevice => resize::device_size(self).ok(),
+        };
+        found.and_then(|size| size.checked_next_multiple_of(512)).unwrap_or(self.size())
+    }
+
+    fn highest_write(&self) -> u64 {
+        self.highest_write.load(Ordering::Relaxed)
     }
 
     fn allocated(&self) -> Option<u64> {
@@ -273,7 +325,7 @@ impl Drop for FileNode {
     fn drop(&mut self) {
         let is_wanted = *self.unflushed.get_mut() && !self.no_flush;
         if is_wanted
-            && !self.flush_failed.load(Ordering::Relaxed)
+            && self.flushes_so_far().is_ok()
             && let Err(errno) = nix::unistd::fdatasync(&self.fd)
         {
             let (name, why) = (&self.name, errno.desc());

@@ -14,7 +14,7 @@ use nix::unistd::{Whence, lseek64};
 
 use super::locks::{Claims, ImageLock};
 use super::probe::{Alignment, queue_attribute};
-use super::{Capabilities, FileNode, Kind, KnownData, Limits};
+use super::{Capabilities, FileNode, Kind, KnownData, Limits, calls};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::{LockedBy, OpenError};
 use crate::inherited::{Inherited, path_of};
@@ -146,6 +146,8 @@ pub(super) fn open(
         geometry,
         why_read_only,
         size: AtomicU64::new(size),
+        highest_write: AtomicU64::new(0),
+        reach: AtomicU64::new(0),
         limits: Limits::new(align, sector),
         range_lock: RangeLock::new(align.request),
         kind,
@@ -207,20 +209,33 @@ fn open_file(
     if let (Err(Errno::EBUSY), true) = (&first, claims) {
         (first, is_claimed) = (open(write, 0), false);
     }
+    let read_only = |why: OpenError| {
+        let file = open(false, 0).map_err(|errno| could_not_open(path, errno, false))?;
+        log::info!("{}: cannot be written, opened read-only", path.display());
+        Ok(OpenFile { file, is_claimed: true, why_read_only: Some(why) })
+    };
     match first {
+        // The kernel opens such a device for writing, and fails each write.
+        Ok(file) if write && kind == Kind::HostDevice && calls::is_read_only(&file) => {
+            let why = OpenError::os("The device is not writable", Errno::EACCES);
+            match common.auto_read_only {
+                true => read_only(why),
+                false => Err(why.with_hint(LESS)),
+            }
+        }
         Ok(file) => Ok(OpenFile { file, is_claimed, why_read_only: None }),
         Err(Errno::EINVAL) if direct => Err(no_direct(path, Errno::EINVAL)),
         Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS))
             if common.auto_read_only && write =>
         {
-            let file = open(false, 0).map_err(|errno| could_not_open(path, errno, false))?;
-            log::info!("{}: cannot be written, opened read-only", path.display());
-            let why_read_only = Some(could_not_open(path, errno, false));
-            Ok(OpenFile { file, is_claimed: true, why_read_only })
+            read_only(could_not_open(path, errno, false))
         }
         Err(errno) => Err(could_not_open(path, errno, write)),
     }
 }
+
+/// What helps when a file cannot be written.
+const LESS: &str = "It is opened for writing: read-only=on or auto-read-only=on asks for less";
 
 /// Returns why a handed-over image is read-only although its node is not.
 fn why_inherited(path: &Path, read_only: bool, common: &BlockdevOptions) -> Option<OpenError> {
@@ -288,8 +303,7 @@ fn no_direct(path: &Path, errno: Errno) -> OpenError {
 fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
     let error = OpenError::os(format!("Could not open '{}'", path.display()), errno);
     match errno {
-        Errno::EACCES | Errno::EPERM | Errno::EROFS if write => error
-            .with_hint("It is opened for writing: read-only=on or auto-read-only=on asks for less"),
+        Errno::EACCES | Errno::EPERM | Errno::EROFS if write => error.with_hint(LESS),
         _ => error,
     }
 }

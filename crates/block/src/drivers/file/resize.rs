@@ -21,7 +21,11 @@ pub(super) fn resize(node: &FileNode, size: u64) -> Result<(), ResizeError> {
         }
         Kind::HostDevice => {
             // It is as large as it is, and may have been made larger since it was opened.
-            let real = device_size(node)?;
+            let failed =
+                |errno| ResizeError::Os { what: "Could not find the device's size", errno };
+            let real = device_size(node).map_err(failed)?;
+            // The device may have been made smaller, too.
+            node.reach.store(0, Ordering::Relaxed);
             if size > real {
                 return Err(ResizeError::Device);
             }
@@ -48,8 +52,7 @@ fn truncate(node: &FileNode, size: u64) -> Result<(), Errno> {
     }
 }
 
-fn device_size(node: &FileNode) -> Result<u64, ResizeError> {
-    let end = lseek64(&node.fd, 0, Whence::SeekEnd);
-    let failed = |errno| ResizeError::Os { what: "Could not find the device's size", errno };
-    end.map(i64::unsigned_abs).map_err(failed)
+/// The size that the kernel has for the device, bytes.
+pub(super) fn device_size(node: &FileNode) -> Result<u64, Errno> {
+    lseek64(&node.fd, 0, Whence::SeekEnd).map(i64::unsigned_abs)
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use ::options::Value;
 use crypto::cipher::{SECTOR, SectorCipher};
 use event_loop::EventLoop;
-use nix::errno::Errno;
 
 use crate::drivers::align::{Aligned, WholeBlocks};
 use crate::drivers::common::{Common, check_writable};
@@ -82,7 +81,8 @@ impl WholeBlocks for Shared {
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.size() => Some(request),
             _ => {
-                request.complete(Err(Errno::EIO));
+                let errno = request.op.beyond_end();
+                request.complete(Err(errno));
                 None
             }
         }

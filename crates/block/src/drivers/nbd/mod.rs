@@ -270,7 +270,7 @@ impl Shared {
         }
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.size() => options.apply(request),
-            _ => Some(Err(Errno::EIO)),
+            _ => Some(Err(request.op.beyond_end())),
         }
     }
 }

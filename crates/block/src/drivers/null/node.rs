@@ -97,7 +97,7 @@ impl NullChannel {
         }
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.node.options.size => Ok(()),
-            _ => Err(Errno::EIO),
+            _ => Err(request.op.beyond_end()),
         }
     }
 }

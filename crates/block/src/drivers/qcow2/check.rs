@@ -71,19 +71,14 @@ pub fn check_qcow2(
     journals: Option<(&Path, u32)>,
     tell: impl FnMut(fmt::Arguments<'_>) + Send,
 ) -> Result<Checked, CheckFailure> {
-    use std::os::unix::fs::FileTypeExt;
-    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
-    let (kind, driver): (_, fn(FileOptions) -> Driver) = match is_device {
-        true => (Kind::HostDevice, Driver::host_device),
-        false => (Kind::File, Driver::file),
-    };
+    // This process exports nothing.
+    let (mounts, inherited) = (OwnMounts::default(), &mut Inherited::default());
+    let kind = Kind::of(path, &mounts);
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
     let common = BlockdevOptions {
         read_only: repair == Repair::None,
-        ..BlockdevOptions::new(None, driver(file.clone()))
+        ..BlockdevOptions::new(None, Driver::of_kind(file.clone(), &mounts))
     };
-    // This process exports nothing.
-    let (mounts, inherited) = (OwnMounts::default(), &mut Inherited::default());
     let node = FileNode::open(NODE.into(), kind, &common, &file, &mounts, inherited)
         .map_err(CheckFailure::Open)?;
     // This process is the node's user.

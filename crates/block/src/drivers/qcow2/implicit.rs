@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use super::open::Children;
 use super::options::{Backing, Qcow2Options};
 use super::{ImplicitBacking, Opening, Qcow2Node, probe};
@@ -63,9 +65,10 @@ fn open_with(
     // A node that is opened anew has its children already.
     if options.data_file.is_none()
         && node.child("data-file").is_err()
-        && let Some(path) = opening.data_file(path.as_deref())?
+        && let Some(data_file) = opening.data_file()?
     {
-        named.push(("data-file", file_at(path, common, opening.read_only(), locking(node))));
+        check_data_file(node, &data_file, path.as_deref())?;
+        named.push(("data-file", file_at(node, data_file, opening.read_only())));
     }
     if options.backing == Backing::Implicit
         && node.child("backing").is_err()
@@ -89,6 +92,41 @@ fn open_with(
     opening.finish(node.name().to_owned(), common, options, children, unlocked, node.journals())
 }
 
+/// Warns if a relative name of a data file fits another file, too: that beside the image, which earlier versions took. Fails
+/// if only that file is there.
+fn check_data_file(
+    node: &OpenContext<'_>,
+    data_file: &Path,
+    image: Option<&Path>,
+) -> Result<(), OpenError> {
+    let Some(folder) = image.and_then(Path::parent).filter(|_| data_file.is_relative()) else {
+        return Ok(());
+    };
+    let beside = folder.join(data_file);
+    let mounts = node.own_mounts();
+    let real = |path: &Path| mounts.check(path).ok().and_then(|()| path.canonicalize().ok());
+    let (name, other) = (data_file.display(), beside.display());
+    match (real(data_file), real(&beside)) {
+        (Some(used), Some(unused)) if used != unused => {
+            log::warn!(
+                "qcow2 image of node '{}': its data file '{name}' is '{}', in the working directory, as in QEMU; \
+                 '{other}', beside the image, is not used: name the data file by an absolute path, or by data-file",
+                node.name(),
+                used.display()
+            );
+            Ok(())
+        }
+        (None, Some(_)) => {
+            let what = format!("Could not open '{name}'");
+            Err(OpenError::os(what, Errno::ENOENT).with_hint(format!(
+                "The image's data file is looked for in the working directory, as by QEMU. data-file.driver=file,\
+                 data-file.filename={other} names the one beside the image"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the backing file that an image names, as options.
 fn backing(
     node: &mut OpenContext<'_>,
@@ -100,10 +138,10 @@ fn backing(
         return Err(OpenError::new(why));
     }
     let common = node.options();
-    let file = file_at(path.to_owned(), common, true, locking(node));
+    let file = file_at(node, path.to_owned(), true);
     let is_qcow2 = match format.as_deref() {
         Some("qcow2") => true,
-        Some("raw" | "file") => false,
+        Some("raw" | "file" | "host_device") => false,
         Some(other) => {
             let message =
                 format!("Format '{other}' of backing file '{}' is not supported", path.display());
@@ -136,15 +174,10 @@ fn locking(node: &OpenContext<'_>) -> Locking {
     if node.is_look() { Locking::Off } else { Locking::Auto }
 }
 
-/// A file at that path.
-fn file_at(
-    path: PathBuf,
-    above: &BlockdevOptions,
-    read_only: bool,
-    locking: Locking,
-) -> BlockdevRef {
-    let file = FileOptions { filename: path, aio: None, locking };
-    in_place(Driver::file(file), above, read_only)
+/// A file or block device at that path.
+fn file_at(node: &OpenContext<'_>, path: PathBuf, read_only: bool) -> BlockdevRef {
+    let file = FileOptions { filename: path, aio: None, locking: locking(node) };
+    in_place(Driver::of_kind(file, &node.own_mounts()), node.options(), read_only)
 }
 
 /// A node of which the header says no more, with what it takes from the one above.

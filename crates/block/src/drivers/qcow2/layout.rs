@@ -79,15 +79,27 @@ pub fn create_qcow2_beside(
 ) -> Result<(), OpenError> {
     let plan = plan(create, &Features::default(), 0)?;
     mounts.check(path)?;
-    let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    made.map_err(|error| failed(path, &error))?;
+    let kind = Kind::of(path, mounts);
+    if kind == Kind::File {
+        let made = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        made.map_err(|error| failed(path, &error))?;
+    }
     let file = FileOptions { filename: path.to_owned(), aio: None, locking: Locking::Auto };
-    let common = BlockdevOptions::new(None, Driver::file(file.clone()));
+    let common = BlockdevOptions::new(None, Driver::of_kind(file.clone(), mounts));
     // Locked from here on, so that no image in use is emptied.
     let (name, inherited) = ("#create".into(), &mut Inherited::default());
-    let node = FileNode::open(name, Kind::File, &common, &file, mounts, inherited)?;
-    let emptied = OpenOptions::new().write(true).truncate(true).open(path);
-    emptied.map_err(|error| failed(path, &error))?;
+    let node = FileNode::open(name, kind, &common, &file, mounts, inherited)?;
+    match kind {
+        Kind::File => {
+            let emptied = OpenOptions::new().write(true).truncate(true).open(path);
+            emptied.map_err(|error| failed(path, &error))?;
+        }
+        Kind::HostDevice if node.geometry().size < plan.len() => {
+            return Err(failed(path, &io::Error::from_raw_os_error(Errno::ENOSPC as i32)));
+        }
+        // Only metadata is read of a device's old contents, and all of that is written.
+        Kind::HostDevice => {}
+    }
     let below = Below { file: Arc::new(node), data_file: None, backing: None, encrypted: None };
     put(&below, &plan, None).map_err(|error| failed(path, &error))
 }

@@ -123,7 +123,7 @@ impl Qcow2Node {
         }
         match request.offset.checked_add(request.len) {
             Some(end) if end <= self.image.size() => Ok(()),
-            _ => Err(Errno::EIO),
+            _ => Err(request.op.beyond_end()),
         }
     }
 

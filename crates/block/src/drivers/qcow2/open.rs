@@ -197,11 +197,12 @@ impl Opening {
         Ok(ImplicitBacking::File(file, backing.format.clone()))
     }
 
-    /// The external data file that the header names; `None`: the image has none.
-    pub(crate) fn data_file(&self, path: Option<&Path>) -> Result<Option<PathBuf>, OpenError> {
+    /// The external data file that the header names, as in QEMU relative to the working directory. `None`: the image has
+    /// none.
+    pub(crate) fn data_file(&self) -> Result<Option<PathBuf>, OpenError> {
         let Some(data_file) = &self.header.data_file else { return Ok(None) };
         match &data_file.filename {
-            Some(filename) => beside(path, filename, "data file").map(Some),
+            Some(filename) => Ok(Some(file_named(filename, "data file")?.into())),
             None => Err(OpenError::new("'data-file' is required for this image")),
         }
     }
@@ -679,9 +680,10 @@ pub(crate) fn probe(file: &Arc<dyn BlockNode>) -> Result<bool, OpenError> {
     Ok(header::is_qcow2(&first_bytes(file, 512)?))
 }
 
-/// A name in a header, seen from where the image lies.
-fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenError> {
-    let name = name.strip_prefix("file:").unwrap_or(name);
+/// The path in a name in a header. Fails if the name is not that of a file.
+fn file_named<'a>(name: &'a str, what: &str) -> Result<&'a str, OpenError> {
+    let prefixes = ["file:", "host_device:"];
+    let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
     // QEMU's rule: a protocol is the text before the first colon, if no slash comes earlier.
     let is_protocol = name.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
     if is_protocol {
@@ -690,6 +692,12 @@ fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenE
                 format!("'{what}' tells in options how to open it").replace(" file'", "'"),
             ));
     }
+    Ok(name)
+}
+
+/// A name in a header, seen from where the image lies.
+fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenError> {
+    let name = file_named(name, what)?;
     match image.and_then(Path::parent) {
         Some(directory) => Ok(directory.join(name)),
         None if name.starts_with('/') => Ok(name.into()),

@@ -115,6 +115,15 @@ impl BlockNode for RawNode {
         self.child.end().map(|end| end.saturating_sub(self.offset))
     }
 
+    fn length(&self) -> u64 {
+        let size = self.size.unwrap_or_else(|| self.child.length().saturating_sub(self.offset));
+        size - size % SECTOR
+    }
+
+    fn highest_write(&self) -> u64 {
+        self.child.highest_write().saturating_sub(self.offset)
+    }
+
     fn foreign_format(&self) -> Option<Format> {
         self.child.foreign_format().filter(|_| self.offset == 0)
     }
@@ -163,9 +172,8 @@ impl Channel for RawChannel {
         let size = node.size.unwrap_or(u64::MAX - node.offset);
         match request.offset.checked_add(request.len) {
             Some(end) if end <= size => {}
-            // As in QEMU. A format above has no space left.
             _ => {
-                let errno = if request.op.only_reads() { Errno::EIO } else { Errno::ENOSPC };
+                let errno = request.op.beyond_end();
                 return request.complete(Err(errno));
             }
         }

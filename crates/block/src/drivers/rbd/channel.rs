@@ -74,7 +74,7 @@ impl RbdChannel {
         }
         match request.offset.checked_add(request.len) {
             Some(end) if end <= geometry.size || self.shared.may_reach(end) => {}
-            _ => return Some(Err(Errno::EIO)),
+            _ => return Some(Err(request.op.beyond_end())),
         }
         self.shared.options.get().apply(request)
     }
@@ -156,7 +156,7 @@ impl RbdChannel {
                 }
                 Op::Flush | Op::Discard => Ok(()),
                 // The image has become shorter meanwhile.
-                Op::Write { .. } | Op::WriteZeroes { .. } => Err(Errno::EIO),
+                Op::Write { .. } | Op::WriteZeroes { .. } => Err(request.op.beyond_end()),
             };
             return request.complete(result);
         }

@@ -1,5 +1,6 @@
 //! `query-blockstats`.
 
+use block::NodeRegistry;
 use control::qmp::{Member, Reply, Returns};
 use options::table::{Field, Row, put};
 use serde_json::{Value as Json, json};
@@ -19,8 +20,8 @@ pub(super) static COMMAND: Command<Arguments, Json> = Command {
         Box::pin(async move {
             let statistics = daemon.statistics();
             Ok(match query_nodes {
-                true => of_nodes(&statistics, daemon.nodes.names()),
-                false => of_exports(&statistics),
+                true => of_nodes(&statistics, &daemon.nodes),
+                false => of_exports(&statistics, &daemon.nodes),
             })
         })
     },
@@ -83,7 +84,11 @@ static DEVICE_STATS: &[Member] = &[
     Member::new("invalid_unmap_operations", Reply::Int, "discards refused without an attempt"),
     Member::new("invalid_flush_operations", Reply::Int, "flushes refused without an attempt"),
     Member::new("invalid_zone_append_operations", Reply::Int, "always 0"),
-    Member::new("wr_highest_offset", Reply::Int, "always 0"),
+    Member::new(
+        "wr_highest_offset",
+        Reply::Int,
+        "end of the highest write since opening, bytes; always 0 but for file, host_device and raw",
+    ),
     Member::optional("idle_time_ns", Reply::Int, "time since the last answer, nanoseconds"),
     Member::new("account_invalid", Reply::Bool, "refused requests count for idle_time_ns"),
     Member::new("account_failed", Reply::Bool, "failed requests count for times and histograms"),
@@ -118,10 +123,11 @@ static HISTOGRAM: &[Member] = &[
 ];
 
 /// Statistics of exports, which are devices in QEMU.
-fn of_exports(all: &Statistics) -> Json {
+fn of_exports(all: &Statistics, nodes: &NodeRegistry) -> Json {
     let of = |export: &ExportStatistics| {
-        let stats = device_stats(&export.total(), all.now_ns);
+        let mut stats = device_stats(&export.total(), all.now_ns);
         let node = export.nodes.first();
+        stats["wr_highest_offset"] = node.map_or(0, |node| highest_write(nodes, node)).into();
         json!({"device": "", "qdev": export.id, "node-name": node, "stats": stats})
     };
     all.exports.iter().map(of).collect()
@@ -129,15 +135,21 @@ fn of_exports(all: &Statistics) -> Json {
 
 /// Statistics of nodes: the sum over the exports of each. A target with several logical units is left out: its requests
 /// are not counted by unit.
-fn of_nodes<'a>(all: &Statistics, nodes: impl Iterator<Item = &'a str>) -> Json {
-    let of = |name: &'a str| {
+fn of_nodes(all: &Statistics, nodes: &NodeRegistry) -> Json {
+    let of = |name: &str| {
         let mut total = QueueNumbers::default();
         for export in all.exports.iter().filter(|export| export.nodes == [name]) {
             total.add(&export.total());
         }
-        json!({"node-name": name, "stats": device_stats(&total, all.now_ns)})
+        let mut stats = device_stats(&total, all.now_ns);
+        stats["wr_highest_offset"] = highest_write(nodes, name).into();
+        json!({"node-name": name, "stats": stats})
     };
-    nodes.map(of).collect()
+    nodes.names().map(of).collect()
+}
+
+fn highest_write(nodes: &NodeRegistry, name: &str) -> u64 {
+    nodes.node(name).map_or(0, |node| node.highest_write())
 }
 
 /// QEMU's `BlockDeviceStats`. Writes of zeroes count as writes there.
@@ -154,7 +166,6 @@ fn device_stats(all: &QueueNumbers, now_ns: u64) -> Json {
         ("zone_append", &none),
     ];
     let mut stats = json!({
-        "wr_highest_offset": 0,
         "account_invalid": true,
         "account_failed": true,
         "timed_stats": [],

@@ -193,8 +193,8 @@ impl Inner {
         if self.node.no_flush || self.node.geometry.read_only {
             return Next::Done(Ok(()));
         }
-        if self.node.flush_failed.load(Ordering::Relaxed) {
-            return Next::Done(Err(Errno::EIO));
+        if let failed @ Err(_) = self.node.flushes_so_far() {
+            return Next::Done(failed);
         }
         if slot.request.op == Op::Flush {
             // Requests that end from now on set it again.
@@ -259,10 +259,7 @@ impl Inner {
             slot.stage = Stage::AwaitingPeerFlushes(before);
             return Next::Wait;
         }
-        match self.node.flush_failed.load(Ordering::Relaxed) {
-            true => Next::Done(Err(Errno::EIO)),
-            false => Next::Done(Ok(())),
-        }
+        Next::Done(self.node.flushes_so_far())
     }
 
     /// Accounts for `n` bytes of a step. `None`: plan the next step.
@@ -352,7 +349,7 @@ impl Inner {
             // A cancelled flush has not begun: its loop ends.
             Stage::Sync if self.node.may_wait() && errno != Errno::ECANCELED => {
                 // Before the flush counts as ended.
-                self.node.flush_failed.store(true, Ordering::Relaxed);
+                self.node.flush_failed.store(errno as i32, Ordering::Relaxed);
                 Next::Done(Err(errno))
             }
             _ => Next::Done(Err(errno)),
