@@ -80,6 +80,7 @@ pub(crate) fn config(event_loop: &EventLoop, listen: Listen) -> VhostUserConfig 
         writethrough: false,
         logical_block_size: 512,
         pin_memory: false,
+        max_memory: None,
         taken_over: None,
         held: false,
     }

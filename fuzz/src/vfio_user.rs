@@ -119,7 +119,7 @@ pub fn run(data: &[u8]) {
     );
     let device = Controller { ahci: ahci.expect("a controller") };
     let mut session = Session::new(&device, interrupts.clone());
-    let mut memory = Memory::default();
+    let mut memory = Memory::new(1 << 40);
     for _ in 0..MESSAGES {
         if input.is_empty() {
             return;

@@ -20,6 +20,7 @@ const OURS: &[&str] = &[
     "block-export-add/type=vfio-user-ahci",
     "block-export-add/type=vfio-user-nvme",
     "block-export-add/stall-timeout-ms",
+    "block-export-add/vhost-user-blk/max-memory",
     "block-export-add/vhost-user-blk/pin-memory",
     "block-export-add/vhost-user-blk/rerror",
     "block-export-add/vhost-user-blk/werror",

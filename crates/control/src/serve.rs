@@ -214,6 +214,7 @@ impl ServeOptions {
                 addr,
                 serial: None,
                 more_drives: Vec::new(),
+                max_memory: None,
             }),
             (None, ServeDevice::Nvme) => ExportKind::VfioUserNvme(NvmeOptions {
                 addr,
@@ -221,6 +222,7 @@ impl ServeOptions {
                 num_queues: self.queues,
                 doorbells: Doorbells::Auto,
                 more_namespaces: Vec::new(),
+                max_memory: None,
             }),
             (None, ServeDevice::VirtioBlk) => ExportKind::VhostUserBlk(VhostUserOptions {
                 addr,

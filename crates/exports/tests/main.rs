@@ -6,6 +6,7 @@ mod dirty_log;
 mod front_end;
 mod fuse;
 mod hand_over;
+mod max_memory;
 mod nbd_session;
 mod nbd_transmission;
 mod nbd_turns;

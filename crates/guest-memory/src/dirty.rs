@@ -42,6 +42,11 @@ impl DirtyLog {
         Ok(DirtyLog { region: region.map()? })
     }
 
+    /// Returns its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.region.size()
+    }
+
     /// Returns the first guest address without a bit.
     pub fn end(&self) -> u64 {
         self.region.size().saturating_mul(PER_BYTE)

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::limits::{MAX_MAPPED, MAX_REGIONS};
+
 /// Why a memory region or a set of them was refused.
 ///
 /// Addresses and sizes are in bytes.
@@ -58,6 +60,18 @@ pub enum Error {
         call: &'static str,
         /// Its error.
         source: io::Error,
+    },
+    /// All front ends together would map more than the process has room for.
+    #[error(
+        "memory region at guest address {guest_addr:#x}, {size:#x} bytes: no room, all front ends together may map \
+                 {:#x} bytes in {MAX_REGIONS} regions",
+        MAX_MAPPED
+    )]
+    NoRoom {
+        /// Its guest-physical address.
+        guest_addr: u64,
+        /// Its size.
+        size: u64,
     },
     /// Two regions claim the same addresses.
     #[error(

@@ -12,13 +12,14 @@
 //! During a migration, writes through a view are recorded in a [`DirtyLog`].
 //!
 //! [`Region::map`] refuses regions that extend past their file's end. A front end that shrinks the file later affects
-//! only its own guest: see [`losses`].
+//! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`].
 
 mod access;
 mod any_thread;
 mod bus_error;
 mod dirty;
 mod error;
+mod limits;
 mod mapping;
 mod memory;
 mod region;
@@ -31,6 +32,7 @@ pub use access::prefetch;
 pub use bus_error::losses;
 pub use dirty::{DirtyLog, LOG_PAGE, Logging};
 pub use error::{AccessError, Error};
+pub use limits::{MAX_MAPPED, MAX_REGIONS, default_max_memory};
 pub use mapping::is_elsewhere;
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};

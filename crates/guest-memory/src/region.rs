@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use crate::bus_error::Watched;
 use crate::error::Error;
+use crate::limits::Share;
 use crate::mapping::{FileSystem, Mapping, file_system};
 
 /// A memory region as the front end describes it. All numbers are bytes.
@@ -39,6 +40,8 @@ pub struct MappedRegion {
     /// Dropped before the mapping, as the kernel may then reuse its addresses.
     watched: Watched,
     mapping: Mapping,
+    /// Given back after the mapping's end.
+    _share: Share,
     mmap_offset: u64,
     file: OwnedFd,
 }
@@ -55,7 +58,7 @@ impl Region {
     /// # Errors
     ///
     /// The region is empty, its addresses overflow, it extends past the end of its file, another process or machine
-    /// supplies the file's pages, or the kernel refuses.
+    /// supplies the file's pages, all regions would exceed [`MAX_MAPPED`](crate::MAX_MAPPED), or the kernel refuses.
     pub fn map(self) -> Result<MappedRegion, Error> {
         let Region { guest_addr, size, user_addr, mmap_offset, ref fd } = self;
         if size == 0 {
@@ -88,6 +91,7 @@ impl Region {
         let offset =
             libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
+        let share = Share::take(mapping_len as u64).ok_or(Error::NoRoom { guest_addr, size })?;
         let mapping = Mapping::new(fd, mapping_len, offset).map_err(|e| os("mmap", e))?;
         // Guest memory is private and large, so core files omit it. A failure is ignored.
         let _ = mapping.advise(0, mapping_len, libc::MADV_DONTDUMP);
@@ -102,6 +106,7 @@ impl Region {
             host,
             watched,
             mapping,
+            _share: share,
             mmap_offset,
             file: self.fd,
         })

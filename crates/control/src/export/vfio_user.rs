@@ -4,7 +4,7 @@ use std::path::Path;
 
 use block::job::OnError;
 
-use super::vhost_user::addr_shape;
+use super::vhost_user::{MAX_MEMORY, addr_shape};
 use super::{Addr, Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::error::OptionError;
 use crate::shape::Shape;
@@ -19,6 +19,8 @@ pub struct AhciOptions {
     pub serial: Option<String>,
     /// `drives.1` and on: the nodes of the drives behind the first.
     pub more_drives: Vec<String>,
+    /// `max-memory`: bytes of memory that a client may have mapped. `None`: by the machine's memory.
+    pub max_memory: Option<u64>,
 }
 
 /// What an NVMe controller over vfio-user has.
@@ -34,6 +36,8 @@ pub struct NvmeOptions {
     pub doorbells: Doorbells,
     /// `namespaces.1` and on: the nodes of the namespaces behind the first.
     pub more_namespaces: Vec<String>,
+    /// `max-memory`: bytes of memory that a client may have mapped. `None`: by the machine's memory.
+    pub max_memory: Option<u64>,
 }
 
 /// How a guest announces NVMe commands.
@@ -160,6 +164,7 @@ pub(super) static AHCI: &[Field<Draft>] = &[
             Ok(())
         },
     ),
+    MAX_MEMORY,
     SERIAL,
 ];
 
@@ -203,6 +208,7 @@ pub(super) static NVME: &[Field<Draft>] = &[
             |export| set_doorbells(export, Doorbells::Mapped),
         ),
     ]),
+    MAX_MEMORY,
     SERIAL,
 ];
 
@@ -241,8 +247,9 @@ const SERIAL: Field<Draft> = Row::optional(
 /// The rest of `vfio-user-ahci`.
 pub(super) fn ahci(draft: &mut Draft) -> Result<AhciOptions, OptionError> {
     let more_drives = super::more_nodes(draft, "drives", MAX_DRIVES)?;
-    let addr = std::mem::take(&mut draft.vhost_user).addr;
-    Ok(AhciOptions { addr, serial: draft.serial.take(), more_drives })
+    let common = std::mem::take(&mut draft.vhost_user);
+    let (addr, max_memory) = (common.addr, common.max_memory);
+    Ok(AhciOptions { addr, serial: draft.serial.take(), more_drives, max_memory })
 }
 
 /// The rest of `vfio-user-nvme`.
@@ -255,5 +262,6 @@ pub(super) fn nvme(draft: &mut Draft) -> Result<NvmeOptions, OptionError> {
         num_queues: common.num_queues.unwrap_or(NVME_QUEUES),
         doorbells: draft.doorbells,
         more_namespaces,
+        max_memory: common.max_memory,
     })
 }

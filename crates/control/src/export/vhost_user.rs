@@ -26,6 +26,8 @@ pub struct VhostUserOptions {
     pub logical_block_size: u32,
     /// `pin-memory`: keep the guest's memory registered with io_uring.
     pub pin_memory: bool,
+    /// `max-memory`: bytes of memory that a front end may have mapped. `None`: by the machine's memory.
+    pub max_memory: Option<u64>,
     /// `rerror`: what becomes of reads that fail.
     pub rerror: OnError,
     /// `werror`: what becomes of other requests that fail.
@@ -40,6 +42,7 @@ impl Default for VhostUserOptions {
             num_queues: None,
             logical_block_size: 512,
             pin_memory: false,
+            max_memory: None,
             rerror: OnError::Report,
             werror: OnError::Report,
         }
@@ -160,7 +163,7 @@ impl ExportType for ScsiOptions {
 
 /// Options of `vhost-user-blk`.
 pub(super) static BLK: &[Field<Draft>] =
-    &[ADDR, LOGICAL_BLOCK_SIZE, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
+    &[ADDR, LOGICAL_BLOCK_SIZE, MAX_MEMORY, NUM_QUEUES, PIN_MEMORY, RERROR, WERROR];
 
 /// Options of `vhost-user-scsi`.
 pub(super) static SCSI: &[Field<Draft>] = &[
@@ -181,6 +184,7 @@ pub(super) static SCSI: &[Field<Draft>] = &[
     ),
     ADDR,
     LOGICAL_BLOCK_SIZE,
+    MAX_MEMORY,
     Field {
         need: Need::Optional("as many as the front end asks for, up to 254"),
         help: "request queues the guest may use, 1 to 254",
@@ -237,6 +241,14 @@ const NUM_QUEUES: Field<Draft> =
             Err(_) => Err(OptionError::new("Parameter 'num-queues' expects uint16_t")),
         },
     );
+
+/// Of all exports to which a virtual machine monitor gives its guest's memory.
+pub(super) const MAX_MEMORY: Field<Draft> = Row::optional(
+    "max-memory",
+    "four times the machine's memory, from 64G to 4T",
+    "memory that a front end may have mapped, with what is plugged in later; what goes beyond is refused",
+)
+.bytes(|export, bytes| put(&mut export.vhost_user.max_memory, Some(bytes)));
 
 const PIN_MEMORY: Field<Draft> =
     Row::default("pin-memory", "off", PIN_MEMORY_HELP).bool(|export, on| {

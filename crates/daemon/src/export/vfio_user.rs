@@ -92,7 +92,7 @@ impl Daemon {
         options: &ExportOptions,
         own: &AhciOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
-        let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
+        let config = self.vfio_user(options, &own.addr, own.serial.as_deref(), own.max_memory)?;
         let nodes = options.nodes().map(|name| self.nodes.get(name));
         let nodes = nodes.collect::<Result<_, _>>()?;
         let export = VfioUserExport::ahci(&self.control, config, nodes).await;
@@ -104,7 +104,7 @@ impl Daemon {
         options: &ExportOptions,
         own: &NvmeOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
-        let config = self.vfio_user(options, &own.addr, own.serial.as_deref())?;
+        let config = self.vfio_user(options, &own.addr, own.serial.as_deref(), own.max_memory)?;
         let nodes = options.nodes().map(|name| self.nodes.get(name));
         let nodes = nodes.collect::<Result<_, _>>()?;
         let doorbells = match own.doorbells {
@@ -122,6 +122,7 @@ impl Daemon {
         options: &ExportOptions,
         addr: &Addr,
         serial: Option<&str>,
+        max_memory: Option<u64>,
     ) -> Result<VfioUserConfig, DaemonError> {
         let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
         let listen = match taken {
@@ -139,6 +140,7 @@ impl Daemon {
             writable: options.writable,
             writethrough: options.writethrough,
             serial: serial.unwrap_or(&options.id).to_owned(),
+            max_memory,
         })
     }
 }

@@ -145,6 +145,7 @@ impl Daemon {
             writethrough: options.writethrough,
             logical_block_size: vhost_user.logical_block_size,
             pin_memory: vhost_user.pin_memory,
+            max_memory: vhost_user.max_memory,
             held: true,
         };
         let control = self.control.clone();

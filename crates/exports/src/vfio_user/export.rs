@@ -36,6 +36,9 @@ pub struct VfioUserConfig {
     pub writethrough: bool,
     /// `serial`: the first 20 characters count.
     pub serial: String,
+    /// `max-memory`: bytes that a client may have mapped. `None`:
+    /// [`default_max_memory`](guest_memory::default_max_memory).
+    pub max_memory: Option<u64>,
 }
 
 /// Block nodes offered over a vfio-user socket.
@@ -61,13 +64,15 @@ impl VfioUserExport {
         config: VfioUserConfig,
         nodes: Vec<Arc<dyn BlockNode>>,
     ) -> Result<Self, ExportError> {
-        let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial } = config;
+        let VfioUserConfig { id, listen, io_threads, writable, writethrough, serial, max_memory } =
+            config;
         if io_threads.is_empty() {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
         let options = DriveOptions { writable, writethrough, serial };
         let (device, interrupts) = AhciDevice::start(&io_threads, nodes, options).await?;
-        Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)
+        let server = (id, listen, max_memory);
+        Self::start(control_loop, server, io_threads, Rc::new(device), interrupts)
     }
 
     /// Offers nodes as the namespaces of an NVMe controller.
@@ -86,7 +91,15 @@ impl VfioUserExport {
         num_queues: u16,
         doorbells: DoorbellMode,
     ) -> Result<Self, ExportError> {
-        let VfioUserConfig { id, listen, mut io_threads, writable, writethrough, serial } = config;
+        let VfioUserConfig {
+            id,
+            listen,
+            mut io_threads,
+            writable,
+            writethrough,
+            serial,
+            max_memory,
+        } = config;
         io_threads.truncate(num_queues.into());
         // Guests refuse a second disk with the same identifiers. No two exports of a host have one path.
         let identity = match &listen {
@@ -100,18 +113,20 @@ impl VfioUserExport {
             NvmeOptions { writable, writethrough, serial, identity, num_queues, doorbells };
         let started = NvmeDevice::start(control_loop, &io_threads, nodes, options);
         let (device, interrupts) = started.await?;
-        Self::start(control_loop, id, listen, io_threads, Rc::new(device), interrupts)
+        let server = (id, listen, max_memory);
+        Self::start(control_loop, server, io_threads, Rc::new(device), interrupts)
     }
 
     fn start(
         control_loop: &EventLoop,
-        id: String,
-        listen: Listen,
+        (id, listen, max_memory): (String, Listen, Option<u64>),
         io_threads: Vec<LoopHandle>,
         device: Rc<dyn Served>,
         interrupts: Arc<Interrupts>,
     ) -> Result<Self, ExportError> {
-        let server = Server::start(control_loop, id, listen, device.clone(), interrupts)?;
+        let max_memory = max_memory.unwrap_or_else(guest_memory::default_max_memory);
+        let server =
+            Server::start(control_loop, id, listen, device.clone(), interrupts, max_memory)?;
         Ok(VfioUserExport { server, device, io_threads })
     }
 

@@ -53,11 +53,12 @@ impl Prepared {
         device: &dyn Device,
         interrupts: &Arc<Interrupts>,
         client: SavedClient,
+        max_memory: u64,
     ) -> Result<Self, String> {
         let SavedClient { socket, messages, device: state } = client;
         let restore = device.hands_over().check(&state)?;
         let mut session = Session::new(device, interrupts.clone());
-        let (mut memory, mut mapped) = (Memory::default(), Arc::default());
+        let (mut memory, mut mapped) = (Memory::new(max_memory), Arc::default());
         let (mut unmasker, mut has_area) = (None, false);
         for Saved { code, payload, mut fds } in messages {
             if code == u32::from(number::DEVICE_GET_REGION_INFO)

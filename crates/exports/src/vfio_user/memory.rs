@@ -27,6 +27,14 @@ pub enum MemoryError {
     /// The limit of regions is reached.
     #[error("more than {MAX_DMA_MAPS} regions")]
     TooMany,
+    /// More bytes than the client may map.
+    #[error("{needed:#x} bytes would be mapped, max-memory is {max:#x}")]
+    MaxMemory {
+        /// Bytes that would be mapped.
+        needed: u64,
+        /// The limit.
+        max: u64,
+    },
     /// It cannot be mapped.
     #[error("{0}")]
     Map(guest_memory::Error),
@@ -41,6 +49,7 @@ impl MemoryError {
         match self {
             MemoryError::Overlaps(_) => Errno::EEXIST,
             MemoryError::TooMany => Errno::ENOSPC,
+            MemoryError::MaxMemory { .. } => Errno::ENOMEM,
             MemoryError::Map(_) => Errno::EINVAL,
             MemoryError::NotMapped(_) => Errno::ENOENT,
         }
@@ -48,12 +57,18 @@ impl MemoryError {
 }
 
 /// The mapped regions.
-#[derive(Default)]
 pub struct Memory {
+    /// Bytes that may be mapped.
+    max: u64,
     regions: Vec<(DmaRange, Option<Arc<MappedRegion>>)>,
 }
 
 impl Memory {
+    /// Returns no memory, for a client that may map up to `max` bytes.
+    pub fn new(max: u64) -> Self {
+        Memory { max, regions: Vec::new() }
+    }
+
     /// Adds a region.
     ///
     /// A region without a file, such as a ROM, or a read-only region is not memory for the device:
@@ -72,6 +87,12 @@ impl Memory {
         }
         let region = match file.filter(|_| writable) {
             Some((fd, offset)) => {
+                let mapped = self.regions.iter().filter_map(|(_, region)| region.as_ref());
+                let sizes = mapped.map(|region| region.size()).chain([range.size()]);
+                let (needed, max) = (sizes.fold(0, u64::saturating_add), self.max);
+                if needed > max {
+                    return Err(MemoryError::MaxMemory { needed, max });
+                }
                 let region = Region {
                     guest_addr: range.address(),
                     size: range.size(),

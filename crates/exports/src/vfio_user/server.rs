@@ -45,6 +45,8 @@ pub(super) struct Server {
     orders: mailbox::Sender<Order>,
     device: Rc<dyn Device>,
     interrupts: Arc<Interrupts>,
+    /// Bytes that a client may have mapped.
+    max_memory: u64,
 }
 
 impl Server {
@@ -60,6 +62,7 @@ impl Server {
         listen: Listen,
         device: Rc<dyn Device>,
         interrupts: Arc<Interrupts>,
+        max_memory: u64,
     ) -> Result<Server, ExportError> {
         let listener = Rc::new(Listener::new(event_loop, listen)?);
         let (orders, receiver) = mailbox::channel();
@@ -73,6 +76,7 @@ impl Server {
             id,
             device: device.clone(),
             interrupts: interrupts.clone(),
+            max_memory,
             orders: Orders::new(stop_request, receiver),
             connected: connected.clone(),
             desk: Rc::default(),
@@ -98,6 +102,7 @@ impl Server {
             orders,
             device,
             interrupts,
+            max_memory,
         })
     }
 
@@ -114,7 +119,7 @@ impl Server {
     ///
     /// What is wrong.
     pub(super) fn prepare(&self, client: SavedClient) -> Result<(), String> {
-        let prepared = Prepared::new(&*self.device, &self.interrupts, client)?;
+        let prepared = Prepared::new(&*self.device, &self.interrupts, client, self.max_memory)?;
         self.prepared.set(Some(prepared));
         Ok(())
     }
@@ -166,7 +171,6 @@ enum End {
 }
 
 /// The client's state beside its session.
-#[derive(Default)]
 struct Client {
     memory: Memory,
     /// The eventfd that unmasks the level interrupt, and what ends watching it.
@@ -178,6 +182,8 @@ struct Service {
     id: String,
     device: Rc<dyn Device>,
     interrupts: Arc<Interrupts>,
+    /// Bytes that a client may have mapped.
+    max_memory: u64,
     orders: Orders<Order>,
     connected: Rc<Cell<bool>>,
     /// Inspects the descriptors of clients.
@@ -185,6 +191,11 @@ struct Service {
 }
 
 impl Service {
+    /// The state of a new client.
+    fn client(&self) -> Client {
+        Client { memory: Memory::new(self.max_memory), watch: None }
+    }
+
     /// Carries out orders for a handover until one says to resume or to stop.
     async fn obey(&self, held: Option<(&MessageSocket, &Session<'_>, &Client)>, mut order: Order) {
         let device = self.device.hands_over();
@@ -263,7 +274,7 @@ impl Service {
                         continue;
                     }
                     let session = Session::new(&*self.device, self.interrupts.clone());
-                    self.serve(socket, session, Client::default()).await;
+                    self.serve(socket, session, self.client()).await;
                 }
                 Some(Ok(Err(error))) => {
                     log::error!("export {id}: takes no more clients: accept failed: {error}");

@@ -33,6 +33,8 @@ pub(crate) struct Backend {
     /// Set if memory has to be pinned.
     pinning: Option<Arc<Pinning>>,
     pub(super) memory: Arc<GuestMemory>,
+    /// Bytes that the front end may have mapped.
+    max_memory: u64,
     /// The log of written pages, for a migration.
     pub(super) log: MigrationLog,
     /// The memory of the in-flight records.
@@ -54,12 +56,14 @@ impl Backend {
         id: String,
         workers: Arc<Vec<WorkerHandle>>,
         pinning: Option<Arc<Pinning>>,
+        max_memory: u64,
     ) -> Self {
         Backend {
             id,
             workers,
             pinning,
             memory: Arc::new(GuestMemory::new()),
+            max_memory,
             log: MigrationLog::default(),
             inflight: None,
             has_warned: false,
@@ -78,6 +82,8 @@ impl Backend {
     /// Replaces all memory. Running rings are stopped meanwhile. At the end nothing uses the old
     /// memory, and it is unmapped.
     pub(crate) async fn set_memory(&mut self, regions: Vec<Region>) -> Result<(), RequestError> {
+        let sizes = regions.iter().map(|region| region.size).chain([self.log.size()]);
+        self.may_map(sizes)?;
         let mapped: Result<Vec<_>, _> =
             regions.into_iter().map(|region| region.map().map(Arc::new)).collect();
         let memory = GuestMemory::from_regions(mapped?)?;
@@ -89,6 +95,7 @@ impl Backend {
         if self.memory.regions().len() >= MAX_MEM_SLOTS {
             return Err(RequestError::MemSlots);
         }
+        self.may_map(self.mapped().chain([region.size, self.log.size()]))?;
         let memory = Arc::new(self.memory.with_region(Arc::new(region.map()?))?);
         self.log.covers(&memory)?;
         let asked: Vec<_> = self
@@ -105,6 +112,17 @@ impl Backend {
         }
         self.pin_memory();
         Ok(())
+    }
+
+    /// The sizes of the mapped regions.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = u64> {
+        self.memory.regions().iter().map(|region| region.size())
+    }
+
+    /// Whether the front end may have memory of these sizes mapped.
+    pub(super) fn may_map(&self, sizes: impl Iterator<Item = u64>) -> Result<(), RequestError> {
+        let (needed, max) = (sizes.fold(0, u64::saturating_add), self.max_memory);
+        if needed > max { Err(RequestError::MaxMemory { needed, max }) } else { Ok(()) }
     }
 
     /// Removes memory as [`set_memory`](Self::set_memory) does.

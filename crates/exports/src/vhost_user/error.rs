@@ -81,6 +81,16 @@ pub(crate) enum RequestError {
     /// The memory cannot be used.
     #[error(transparent)]
     Memory(#[from] guest_memory::Error),
+    /// More memory than the front end may map.
+    #[error(
+        "{needed:#x} bytes of memory would be mapped for the guest and the log of a migration, max-memory is {max:#x}"
+    )]
+    MaxMemory {
+        /// Bytes that would be mapped.
+        needed: u64,
+        /// The limit.
+        max: u64,
+    },
     /// Too many regions.
     #[error("more than {MAX_MEM_SLOTS} memory regions")]
     MemSlots,

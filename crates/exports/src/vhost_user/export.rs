@@ -14,7 +14,7 @@ use super::error::ExportError;
 use super::handover::SavedRings;
 use super::listener::Listen;
 use super::orders::{HandOver, TakenOver};
-use super::server::Server;
+use super::server::{MemoryOptions, Server};
 
 /// The common options of `--export type=vhost-user-blk` and `-scsi`.
 pub struct VhostUserConfig {
@@ -38,6 +38,9 @@ pub struct VhostUserConfig {
     /// reporting, hot-unplug by holes) would be lost to the guest. If pinning fails, a warning gives the
     /// reason.
     pub pin_memory: bool,
+    /// `max-memory`: bytes that a front end may have mapped. `None`:
+    /// [`default_max_memory`](guest_memory::default_max_memory).
+    pub max_memory: Option<u64>,
     /// State from the previous process. Implies `held`.
     pub taken_over: Option<TakenOver>,
     /// Serve no front end until [`begin`](VhostUserExport::begin). Until then, front ends that
@@ -67,7 +70,9 @@ impl VhostUserExport {
         device: Arc<dyn Device>,
         stats: Arc<[Arc<QueueStats>]>,
     ) -> Result<Self, ExportError> {
-        let VhostUserConfig { id, listen, io_threads, pin_memory, num_queues, .. } = config;
+        let VhostUserConfig { id, listen, io_threads, pin_memory, max_memory, num_queues, .. } =
+            config;
+        let max = max_memory.unwrap_or_else(guest_memory::default_max_memory);
         let none = config.held.then_some(TakenOver { session: None });
         let begins_with = config.taken_over.or(none);
         let first_queue = usize::from(device.num_queues()).saturating_sub(stats.len());
@@ -77,7 +82,7 @@ impl VhostUserExport {
             listen,
             device,
             &io_threads,
-            pin_memory,
+            MemoryOptions { pin: pin_memory, max },
             begins_with,
         )
         .await?;

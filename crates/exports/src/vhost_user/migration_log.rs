@@ -36,6 +36,11 @@ impl MigrationLog {
         self.log.is_some()
     }
 
+    /// Bytes of its memory.
+    pub(super) fn size(&self) -> u64 {
+        self.log.as_ref().map_or(0, |log| log.size())
+    }
+
     /// Whether writes are logged.
     pub(crate) fn is_on(&self) -> bool {
         self.in_use().is_some()
@@ -73,6 +78,7 @@ impl Backend {
         fd: OwnedFd,
     ) -> Result<(), RequestError> {
         let LogDescription { mmap_size, mmap_offset } = description;
+        self.may_map(self.mapped().chain([mmap_size]))?;
         let log = DirtyLog::map(fd, mmap_offset, mmap_size).map_err(RequestError::LogMemory)?;
         self.change_log(MigrationLog { log: Some(Arc::new(log)), ..self.log.clone() }).await
     }

@@ -44,6 +44,15 @@ const MAX_REFUSED: u32 = 32;
 /// Messages such as SET_VRING_KICK have 8 bits for the queue's index.
 pub const MAX_QUEUES: u16 = 256;
 
+/// How guests' memory is mapped.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryOptions {
+    /// It is registered with the rings of the I/O threads.
+    pub pin: bool,
+    /// Bytes that a front end may have mapped.
+    pub max: u64,
+}
+
 /// A device offered over a vhost-user socket. Dropping it stops it without waiting.
 pub struct Server {
     stop: oneshot::Sender<()>,
@@ -61,7 +70,7 @@ pub struct Server {
 impl Server {
     /// Offers a device under the name `id`. Front ends can connect when this returns.
     ///
-    /// Queue i runs on I/O thread i modulo their number. `pin_memory`:
+    /// Queue i runs on I/O thread i modulo their number. `memory`:
     /// see [`VhostUserConfig`](super::VhostUserConfig). With `begins_with`, no front end is served until
     /// [`begin`](Self::begin), but the memory of a session from another process is mapped before.
     ///
@@ -75,7 +84,7 @@ impl Server {
         listen: Listen,
         device: Arc<dyn Device>,
         io_threads: &[LoopHandle],
-        pin_memory: bool,
+        memory: MemoryOptions,
         begins_with: Option<TakenOver>,
     ) -> Result<Server, ExportError> {
         let num_queues = device.num_queues();
@@ -86,7 +95,7 @@ impl Server {
         if io_threads.is_empty() {
             return Err(ExportError::Config("an export needs an I/O thread".into()));
         }
-        let pinning = pin_memory.then(|| Pinning::new(id.clone()));
+        let pinning = memory.pin.then(|| Pinning::new(id.clone()));
         // Threads without a queue need no worker, and pin no memory.
         let io_threads = io_threads.get(..usize::from(num_queues)).unwrap_or(io_threads);
         let mut workers = Vec::with_capacity(io_threads.len());
@@ -119,6 +128,7 @@ impl Server {
             device,
             workers,
             pinning,
+            max_memory: memory.max,
             connected: connected.clone(),
             channel: RefCell::new(None),
             orders: Orders::new(stop_request, orders),
@@ -229,6 +239,8 @@ struct Service {
     device: Arc<dyn Device>,
     workers: Arc<Vec<WorkerHandle>>,
     pinning: Option<Arc<Pinning>>,
+    /// Bytes that a front end may have mapped.
+    max_memory: u64,
     connected: Arc<AtomicBool>,
     /// The channel to the connected front end.
     channel: RefCell<Option<BackendChannel>>,
@@ -340,7 +352,12 @@ impl Service {
         beginning: Option<(Vec<Saved>, Waiting)>,
     ) -> Result<End, ConnectionError> {
         let mut session = Session::new(self.device.clone());
-        let mut backend = Backend::new(self.id.clone(), self.workers.clone(), self.pinning.clone());
+        let mut backend = Backend::new(
+            self.id.clone(),
+            self.workers.clone(),
+            self.pinning.clone(),
+            self.max_memory,
+        );
         let begun = match beginning {
             Some((messages, waiting)) => {
                 self.repeat(messages, waiting, &mut session, &mut backend).await

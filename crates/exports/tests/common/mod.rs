@@ -270,6 +270,7 @@ impl Daemon {
             writethrough: false,
             logical_block_size: 512,
             pin_memory: false,
+            max_memory: None,
             taken_over: None,
             held: false,
         }

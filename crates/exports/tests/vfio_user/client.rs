@@ -56,6 +56,10 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn new() -> Self {
+        Self::with_max_memory(None)
+    }
+
+    pub(crate) fn with_max_memory(max_memory: Option<u64>) -> Self {
         let (dir, disk) = (Dir::new(), RamDisk::new(2048));
         let control = io_thread("control", RingChoice::default());
         let io = io_thread("io", RingChoice::default());
@@ -66,6 +70,7 @@ impl Daemon {
             writable: true,
             writethrough: false,
             serial: "serial".into(),
+            max_memory,
         };
         let node = disk.clone() as Arc<dyn BlockNode>;
         let (stop, stopping) = oneshot::channel();

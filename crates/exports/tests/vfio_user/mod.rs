@@ -1,7 +1,7 @@
 //! vfio-user: an AHCI controller before a client of the tests' own.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
-mod client;
+pub(crate) mod client;
 use crate::common;
 mod wire;
 

@@ -47,6 +47,7 @@ impl NvmeExport {
             writable: false,
             writethrough: false,
             serial: "vcpu".into(),
+            max_memory: None,
         };
         let (stop, stopping) = oneshot::channel();
         let (begin, begun) = mpsc::sync_channel(1);
