@@ -10,44 +10,15 @@
 # In the tree: qemu-storage-daemon, qemu-system-x86_64, qemu-nbd, nbdkit, nbdcopy, fio-blkio, t_io_uring.
 set -euo pipefail
 
+cd "$(dirname "$0")"
 tree=${RINGMILL_PEERS:-/var/tmp/ringmill-peers}
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-# sid's Release file is valid for a week only; a mirror or a clock that is off by more than that makes
-# apt refuse it as expired. Its signature is checked all the same.
-apt_options=(-o Acquire::Check-Valid-Until=false -o DPkg::Lock::Timeout=300 -q)
+# shellcheck source=scripts/tree.sh
+. ./tree.sh
 packages=(
   qemu-system-common qemu-system-x86 qemu-utils # qemu-storage-daemon is in qemu-system-common
   nbdkit libnbd-bin python3 python3-libnbd
   build-essential dpkg-dev pkgconf libaio-dev libblkio-dev liburing-dev zlib1g-dev # to build fio
 )
-log=$(mktemp -t setup-peers.XXXXXX)
-
-die() { echo "setup-peers: $*" >&2; exit 1; }
-
-# Runs a step with its output in the log; shows the end of it when the step fails.
-step() {
-  local what=$1; shift
-  echo "$what"
-  "$@" >>"$log" 2>&1 || { tail -n 25 "$log" >&2; die "failed: $what (whole log: $log)"; }
-}
-
-in_tree() {
-  chroot "$tree" /usr/bin/env DEBIAN_FRONTEND=noninteractive PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin "$@"
-}
-
-unmount_all() {
-  local dir
-  for dir in dev/shm dev sys proc; do
-    if mountpoint -q "$tree/$dir"; then umount "$tree/$dir"; fi
-  done
-}
-
-mount_all() {
-  local dir
-  for dir in proc sys dev dev/shm; do
-    mountpoint -q "$tree/$dir" || mount --bind "/$dir" "$tree/$dir"
-  done
-}
 
 # Debian's fio has no libblkio engine, since nothing but a build-time dependency is missing for it.
 build_fio() {
@@ -61,25 +32,12 @@ build_fio() {
     install t/io_uring /usr/local/bin/t_io_uring'
 }
 
-[ "$(id -u)" = 0 ] || die "has to run as root (chroot, mount); try: sudo $0"
-if [ "${1:-}" = --unmount ]; then unmount_all; exit; fi
+need_root
+if [ "${1:-}" = --unmount ]; then unmount_tree; exit; fi
 [ $# = 0 ] || die "unknown argument '$1'; the only one is --unmount"
 
-if ! command -v debootstrap >/dev/null; then
-  step "installing debootstrap" apt-get "${apt_options[@]}" install -y debootstrap
-fi
-if [ ! -x "$tree/usr/bin/apt-get" ]; then
-  step "making a Debian sid tree in $tree" debootstrap --variant=minbase sid "$tree" "$mirror"
-fi
-mount_all
-# No daemon is to be started by a package that is installed into the tree.
-printf '#!/bin/sh\nexit 101\n' >"$tree/usr/sbin/policy-rc.d"
-chmod +x "$tree/usr/sbin/policy-rc.d"
-printf 'deb %s sid main\ndeb-src %s sid main\n' "$mirror" "$mirror" >"$tree/etc/apt/sources.list"
-
-step "reading the package lists" in_tree apt-get "${apt_options[@]}" update
-step "installing QEMU, nbdkit and build tools" \
-  in_tree apt-get "${apt_options[@]}" install -y --no-install-recommends "${packages[@]}"
+make_tree sid
+install_in_tree "QEMU, nbdkit and build tools" "${packages[@]}"
 if ! in_tree fio-blkio --enghelp=libblkio >/dev/null 2>&1; then
   step "building fio with libblkio" build_fio
 fi

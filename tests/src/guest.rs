@@ -30,18 +30,25 @@ const STARTED: &str = "the job starts";
 /// QEMU's device for a vfio-user export.
 const VFIO_USER: &str = "vfio-user-pci";
 
-/// QEMU from the tree that `scripts/setup-peers.sh` makes, run by that tree's loader with its libraries.
+/// QEMU from the tree that `scripts/setup-peers.sh` makes.
 pub(crate) fn peers_qemu() -> Vec<String> {
     let tree = env::var_os("RINGMILL_PEERS").unwrap_or_else(|| "/var/tmp/ringmill-peers".into());
-    let tree = PathBuf::from(tree);
+    qemu_in(&PathBuf::from(tree), "scripts/setup-vfio-user.sh")
+}
+
+/// QEMU of a tree of another Debian release, which `script` makes, run by that tree's loader with its libraries.
+fn qemu_in(tree: &Path, script: &str) -> Vec<String> {
     let file = |name: &str| {
         let path = tree.join(name);
-        assert!(path.exists(), "{} does not exist: run scripts/setup-vfio-user.sh", path.display());
+        assert!(path.exists(), "{} does not exist: run {script}", path.display());
         path.display().to_string()
     };
     let own = |folder: &str| ["-L".to_owned(), file(folder)];
     let mut program = vec![
-        file("lib64/ld-linux-x86-64.so.2"),
+        tool("env").display().to_string(),
+        // It would load this machine's.
+        format!("QEMU_MODULE_DIR={}", tree.join("usr/lib/x86_64-linux-gnu/qemu").display()),
+        file("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"),
         "--library-path".to_owned(),
         file("usr/lib/x86_64-linux-gnu"),
         file("usr/bin/qemu-system-x86_64"),
@@ -124,9 +131,10 @@ impl Guest {
         self
     }
 
-    /// Adds such a disk, with options of its QEMU device.
+    /// Adds such a disk, with options of its QEMU device, separated by commas.
     pub fn disk_with(mut self, socket: PathBuf, options: &str) -> Self {
-        self.disks.push((socket, format!("vhost-user-blk-pci,{options}")));
+        let comma = if options.is_empty() { "" } else { "," };
+        self.disks.push((socket, format!("vhost-user-blk-pci{comma}{options}")));
         self
     }
 
@@ -144,6 +152,23 @@ impl Guest {
         self.memory_mib = 512;
         self.qemu = peers_qemu();
         self.disks.push((socket, VFIO_USER.to_owned()));
+        self
+    }
+
+    /// Adds a SCSI controller, with options of its QEMU device, separated by commas.
+    pub fn scsi_with(mut self, socket: PathBuf, options: &str) -> Self {
+        let comma = if options.is_empty() { "" } else { "," };
+        self.disks.push((socket, format!("vhost-user-scsi-pci{comma}{options}")));
+        self
+    }
+
+    /// Uses QEMU of a Debian release, from the tree that `scripts/setup-field.sh` makes; `None`: this machine's.
+    pub fn qemu_of(mut self, release: Option<&str>) -> Self {
+        if let Some(release) = release {
+            let field = env::var_os("RINGMILL_FIELD");
+            let field = PathBuf::from(field.unwrap_or_else(|| "/var/tmp/ringmill-field".into()));
+            self.qemu = qemu_in(&field.join(release), "scripts/setup-field.sh");
+        }
         self
     }
 
@@ -395,6 +420,53 @@ impl Boot {
         (self.to_job, self.from_job, self.dir) = (to_job, from_job, dir);
         before.kill().expect("QEMU is our child");
         before.wait().expect("QEMU is our child");
+    }
+
+    /// Saves the guest to a file and ends its QEMU, calls `meanwhile`, and restores it in a QEMU with the disks of `there`.
+    /// The job must print nothing meanwhile. A guest that is not `stopped` before is migrated live to the file;
+    /// `virsh save` stops it.
+    ///
+    /// # Panics
+    ///
+    /// If one of both fails.
+    pub fn save_and_restore(&mut self, there: &Guest, stopped: bool, meanwhile: impl FnOnce()) {
+        let file = self.dir.path().join("saved");
+        let mut qmp = self.qmp();
+        if stopped {
+            qmp.execute("stop", json!({}));
+        }
+        qmp.execute("migrate", json!({"uri": format!("exec:cat >{}", file.display())}));
+        eventually("the file", || {
+            let migration = qmp.execute("query-migrate", json!({}));
+            match migration["status"].as_str() {
+                Some("failed" | "cancelled") => self.fail(&format!("save: {migration}")),
+                status => (status == Some("completed")).then_some(()),
+            }
+        });
+        qmp.execute("quit", json!({}));
+        eventually("the end of QEMU", || self.qemu.try_wait().expect("our child"));
+        meanwhile();
+
+        let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
+        fs::copy(self.dir.path().join("job"), dir.path().join("job")).expect("space for the job");
+        let saved = dir.path().join("saved");
+        fs::rename(&file, &saved).expect("one file system");
+        let stderr = File::create_new(dir.path().join("stderr")).expect("a new file");
+        let mut arguments = there.arguments(dir.path());
+        arguments.extend(["-incoming".to_owned(), format!("exec:cat {}", saved.display())]);
+        (self.qemu, self.to_job, self.from_job) = start(&there.qemu, &arguments, stderr);
+        self.dir = dir;
+        let mut qmp = self.qmp();
+        eventually("the guest", || {
+            if let Some(status) = self.qemu.try_wait().expect("our child") {
+                self.fail(&format!("restore: QEMU ended with {status}"));
+            }
+            let state = qmp.execute("query-status", json!({}));
+            (state["status"] != json!("inmigrate")).then_some(())
+        });
+        if stopped {
+            qmp.execute("cont", json!({}));
+        }
     }
 
     /// Returns the next line that the job prints.

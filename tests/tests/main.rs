@@ -24,6 +24,7 @@ mod documents;
 mod encryption;
 mod error_policies;
 mod exports;
+mod field;
 mod filters;
 mod followed;
 mod force_share;

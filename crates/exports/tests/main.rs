@@ -12,6 +12,7 @@ mod nbd_transmission;
 mod nbd_turns;
 mod qemu_versions;
 mod reconnect;
+mod recordings;
 mod resets;
 mod resize;
 mod server;

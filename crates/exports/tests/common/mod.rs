@@ -344,8 +344,8 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until an eventfd is signalled. `false`: it is not, for so long.
-pub(crate) fn is_signalled(fd: &EventFd, patience: Duration) -> bool {
+/// Waits until an eventfd is signalled, or a socket has something to receive. `false`: not for so long.
+pub(crate) fn is_signalled(fd: &impl AsRawFd, patience: Duration) -> bool {
     let epoll = Epoll::new().unwrap();
     let event = EpollEvent::new(EventSet::IN, 0);
     epoll.ctl(ControlOperation::Add, fd.as_raw_fd(), event).unwrap();
