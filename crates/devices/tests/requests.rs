@@ -3,7 +3,11 @@
 use crate::rig;
 
 use block::options::{BlockdevOptions, Driver, FileOptions, Locking};
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use devices::virtio::Held;
+use queue::Segment;
 use rig::*;
 use stats::Kind;
 
@@ -190,6 +194,47 @@ fn a_ring_of_ordinary_requests_is_taken_at_once() {
 }
 
 #[test]
+fn a_short_header_is_answered_and_breaks_nothing() {
+    let mut rig = null(8);
+    let [header, status] =
+        [(1 << 20, 15), ((1 << 20) + 64, 1)].map(|(addr, len)| Segment { addr, len });
+    rig.memory.write_bytes(status.addr, &[0xff]).unwrap();
+    rig.driver.add(&[header], &[status]).unwrap();
+    rig.publish();
+    rig.reap(1);
+    assert_eq!(rig.memory.read_u8(status.addr).unwrap(), IOERR);
+    assert_eq!(rig.request(IN, 0, &[], 512), OK);
+}
+
+#[test]
+fn deviations_of_a_driver_and_its_breaking_a_queue_are_reported_with_the_queue() {
+    let mut rig = null(8);
+    let reports = Rc::<RefCell<Vec<String>>>::default();
+    let told = reports.clone();
+    rig.handler.set_report(Rc::new(move |text| told.borrow_mut().push(text)));
+    let [header, empty, status] =
+        [(1 << 20, 16), (1 << 20, 0), ((1 << 20) + 64, 1)].map(|(addr, len)| Segment { addr, len });
+    for _ in 0..2 {
+        rig.driver.add(&[header], &[empty, status]).unwrap();
+        rig.publish();
+        rig.reap(1);
+    }
+    assert_eq!(
+        *reports.borrow(),
+        [
+            "the driver of virtio-blk queue 0 sends buffers of no bytes, which are ignored; served all the same"
+        ]
+    );
+    rig.driver.add(&[header], &[]).unwrap();
+    rig.publish();
+    while !rig.handler_is_broken() {
+        rig.event_loop.run_once(true).unwrap();
+    }
+    let reports = reports.borrow();
+    assert!(reports[1].starts_with("virtio-blk queue 0 stops, its driver broke the rules: "));
+}
+
+#[test]
 fn a_chain_without_room_for_a_status_breaks_its_queue_only() {
     let mut rig = null(8);
     let header = queue::Segment { addr: 1 << 20, len: 16 };
@@ -222,9 +267,15 @@ fn the_write_cache_follows_the_toggle_and_the_features() {
     assert_eq!(rig.device.config_space()[32], 1, "write-back at first");
     rig.device.write_config(32, &[0]).unwrap();
     assert_eq!(rig.device.config_space()[32], 0);
-    assert!(rig.device.write_config(32, &[2]).is_err());
+    // As QEMU's device: any value but 0 is on, and bytes that are not the driver's are ignored.
+    rig.device.write_config(32, &[2]).unwrap();
+    assert_eq!(rig.device.config_space()[32], 1);
+    let before = rig.device.config_space();
     assert!(rig.device.write_config(0, &[0; 8]).is_err(), "the capacity is not the driver's");
-    assert!(rig.device.write_config(31, &[0, 1]).is_err());
+    assert!(rig.device.write_config(u32::MAX, &[0; 8]).is_err());
+    assert_eq!(rig.device.config_space(), before);
+    assert!(rig.device.write_config(31, &[9, 0]).is_err(), "is told of the ignored byte");
+    assert_eq!(rig.device.config_space()[31..33], [before[31], 0]);
     rig.device.reset();
     assert_eq!(rig.device.config_space()[32], 1);
 }

@@ -69,9 +69,9 @@ impl Device for Paper {
         vec![1, 2, 3, 4]
     }
 
-    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<Option<String>, String> {
         self.note(format!("write {data:?} at {offset}"));
-        if offset == 0 { Ok(()) } else { Err("read-only".into()) }
+        if offset == 0 { Ok(None) } else { Err("read-only".into()) }
     }
 
     fn keep_write_cache(&self, record: Option<CacheRecord>) -> bool {

@@ -4,6 +4,7 @@ use guest_memory::MemoryView;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use crate::error::QueueError;
+use crate::quirks::{Quirk, Quirks};
 use crate::ring::{Descriptor, Rings};
 use crate::segments::{Segment, Segments};
 
@@ -27,6 +28,8 @@ pub struct Chain {
     readable: usize,
     readable_len: u32,
     writable_len: u32,
+    /// Number of empty descriptors, which have no segment.
+    empty: u32,
 }
 
 impl Default for Chain {
@@ -44,6 +47,7 @@ impl Chain {
             readable: 0,
             readable_len: 0,
             writable_len: 0,
+            empty: 0,
         }
     }
 
@@ -82,10 +86,12 @@ impl Chain {
         self.readable_len.saturating_add(self.writable_len)
     }
 
-    /// Returns the number of buffers, at most [`MAX_SEGMENTS`].
-    pub fn segments(&self) -> u32 {
-        // At most `MAX_SEGMENTS`.
-        self.segments.len() as u32
+    /// Returns the number of buffers, empty ones included: what reading the chain has cost.
+    ///
+    /// At most twice [`MAX_SEGMENTS`].
+    pub fn buffers(&self) -> u32 {
+        // At most `MAX_SEGMENTS` each.
+        self.segments.len() as u32 + self.empty
     }
 
     /// Empties the chain.
@@ -95,14 +101,17 @@ impl Chain {
         self.readable = 0;
         self.readable_len = 0;
         self.writable_len = 0;
+        self.empty = 0;
     }
 
     /// Reads the chain that begins at descriptor `head` of the queue's table.
+    ///
+    /// Deviations that leave no doubt about the buffers are accepted and noted in `quirks`.
     pub(crate) fn read(
         &mut self,
         rings: &Rings,
         memory: &MemoryView,
-        indirect: bool,
+        quirks: &Quirks,
         head: u16,
     ) -> Result<(), QueueError> {
         self.reset(head);
@@ -115,12 +124,13 @@ impl Chain {
             }
             let desc = rings.descriptor(index);
             if desc.has(VRING_DESC_F_INDIRECT) {
-                if !indirect || desc.has(VRING_DESC_F_NEXT) {
-                    return Err(QueueError::Indirect { head });
+                // The table ends the chain, as in QEMU: 2.7.5.3.1 forbids a successor.
+                if !quirks.indirect || desc.has(VRING_DESC_F_NEXT) {
+                    quirks.note_indirect(desc.has(VRING_DESC_F_NEXT));
                 }
-                return self.read_indirect(desc, memory);
+                return self.read_indirect(desc, memory, quirks);
             }
-            self.push(desc)?;
+            self.push(desc, quirks)?;
             if !desc.has(VRING_DESC_F_NEXT) {
                 return Ok(());
             }
@@ -130,7 +140,12 @@ impl Chain {
     }
 
     /// Continues in the indirect table that `table` describes (2.7.5.3).
-    fn read_indirect(&mut self, table: Descriptor, memory: &MemoryView) -> Result<(), QueueError> {
+    fn read_indirect(
+        &mut self,
+        table: Descriptor,
+        memory: &MemoryView,
+        quirks: &Quirks,
+    ) -> Result<(), QueueError> {
         let head = self.head;
         let entry = Descriptor::SIZE as u32;
         let size = match u16::try_from(table.len / entry) {
@@ -153,7 +168,7 @@ impl Chain {
             if desc.has(VRING_DESC_F_INDIRECT) {
                 return Err(QueueError::Indirect { head });
             }
-            self.push(desc)?;
+            self.push(desc, quirks)?;
             if !desc.has(VRING_DESC_F_NEXT) {
                 return Ok(());
             }
@@ -164,11 +179,11 @@ impl Chain {
 
     /// Checks a buffer and appends it.
     #[inline]
-    fn push(&mut self, desc: Descriptor) -> Result<(), QueueError> {
+    fn push(&mut self, desc: Descriptor, quirks: &Quirks) -> Result<(), QueueError> {
         let head = self.head;
         let Descriptor { addr, len, .. } = desc;
         if len == 0 || addr.checked_add(u64::from(len)).is_none() {
-            return Err(QueueError::Buffer { addr, len });
+            return self.push_unusual(desc, quirks);
         }
         let total = u64::from(self.readable_len) + u64::from(self.writable_len) + u64::from(len);
         if total > u64::from(u32::MAX) {
@@ -186,6 +201,21 @@ impl Chain {
             self.readable += 1;
         }
         self.segments.push(Segment { addr, len });
+        Ok(())
+    }
+
+    /// Skips an empty buffer. Linux' drivers never send one; others do for requests without data.
+    #[cold]
+    fn push_unusual(&mut self, desc: Descriptor, quirks: &Quirks) -> Result<(), QueueError> {
+        let Descriptor { addr, len, .. } = desc;
+        if len > 0 {
+            return Err(QueueError::Buffer { addr, len });
+        }
+        if self.empty as usize >= MAX_SEGMENTS {
+            return Err(QueueError::TooLong { head: self.head });
+        }
+        self.empty += 1;
+        quirks.note(Quirk::EmptyBuffer);
         Ok(())
     }
 }

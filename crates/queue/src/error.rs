@@ -56,8 +56,8 @@ pub enum QueueError {
         /// The chain's first descriptor.
         head: u16,
     },
-    /// A buffer is empty, or its end overflows the address space.
-    #[error("buffer at {addr:#x}, {len:#x} bytes, is empty or overflows")]
+    /// A buffer's end overflows the address space.
+    #[error("buffer at {addr:#x}, {len:#x} bytes, overflows")]
     Buffer {
         /// The buffer's guest address.
         addr: u64,
@@ -70,9 +70,8 @@ pub enum QueueError {
         /// The chain's first descriptor.
         head: u16,
     },
-    /// An indirect table without VIRTIO_F_INDIRECT_DESC, inside another one, or with a successor
-    /// (2.7.5.3.1).
-    #[error("chain at descriptor {head} has an indirect table where none is allowed")]
+    /// An indirect table inside another one (2.7.5.3.1).
+    #[error("chain at descriptor {head} has an indirect table inside another one")]
     Indirect {
         /// The chain's first descriptor.
         head: u16,

@@ -13,7 +13,8 @@
 //!
 //! The driver may be hostile. Each field of a ring is read once, checked, and kept in a type that cannot be wrong
 //! afterwards. A [`QueueError`] breaks its queue alone. Whether the buffers of a chain lie in memory is checked when
-//! they are accessed ([`Segments`]).
+//! they are accessed ([`Segments`]). Deviations that drivers in the field are known for, and that leave no doubt, are
+//! served ([`Quirk`]).
 
 mod avail;
 mod chain;
@@ -24,6 +25,7 @@ mod inflight;
 mod lookahead;
 pub mod pause;
 mod queue;
+mod quirks;
 mod ring;
 mod segments;
 mod used;
@@ -32,5 +34,6 @@ pub use chain::{Chain, MAX_SEGMENTS};
 pub use error::{QueueError, SegmentsError};
 pub use inflight::Inflight;
 pub use queue::{Queue, QueueConfig};
+pub use quirks::Quirk;
 pub use ring::{Descriptor, used_ring_len};
 pub use segments::{Segment, Segments};

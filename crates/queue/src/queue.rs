@@ -11,6 +11,7 @@ use crate::error::QueueError;
 use crate::inflight::Inflight;
 use crate::lookahead::Lookahead;
 use crate::pause::pause;
+use crate::quirks::{Quirk, Quirks};
 use crate::ring::{Rings, used_ring_len};
 use crate::used::UsedHalf;
 
@@ -21,7 +22,7 @@ use crate::used::UsedHalf;
 pub struct QueueConfig {
     /// Entries: a power of two from 1 to 32768.
     pub size: u16,
-    /// Address of the descriptor table, a multiple of 16.
+    /// Address of the descriptor table, a multiple of 8. Drivers owe a multiple of 16.
     pub desc: u64,
     /// Address of the available ring, a multiple of 2.
     pub avail: u64,
@@ -29,7 +30,7 @@ pub struct QueueConfig {
     pub used: u64,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
-    /// VIRTIO_F_INDIRECT_DESC was negotiated.
+    /// VIRTIO_F_INDIRECT_DESC was negotiated. Indirect tables are served without it, as a [`Quirk`].
     pub indirect: bool,
     /// The initial position in the available ring (SET_VRING_BASE), unless a [record](Queue::with_inflight) of requests
     /// in flight has the position.
@@ -70,6 +71,7 @@ pub struct Queue {
     used_log: Cell<Option<u64>>,
     in_flight: Cell<u16>,
     broken: Cell<bool>,
+    quirks: Quirks,
 }
 
 /// State that depends on the guest's memory.
@@ -141,7 +143,15 @@ impl Queue {
             used_log: Cell::new(None),
             in_flight: Cell::new(0),
             broken: Cell::new(false),
+            quirks: Quirks::new(config.indirect),
         })
+    }
+
+    /// Sets the function that receives deviations of the driver that are served, each kind once.
+    ///
+    /// Only the first call takes effect. [`pop`](Self::pop) calls the function, which must not use the queue.
+    pub fn on_quirk(&self, report: Rc<dyn Fn(Quirk)>) {
+        self.quirks.report_to(report);
     }
 
     /// Continues in `memory` after memory was plugged or unplugged.
@@ -258,7 +268,7 @@ impl Queue {
             return Err(QueueError::TooManyInFlight);
         }
         pause();
-        chain.read(&mapped.rings, &mapped.memory, self.config.indirect, head)?;
+        chain.read(&mapped.rings, &mapped.memory, &self.quirks, head)?;
         self.in_flight.set(in_flight + 1);
         if let Some(inflight) = &self.inflight
             && redone.is_none()

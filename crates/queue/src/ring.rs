@@ -9,9 +9,7 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use guest_memory::{GuestMemory, RingArea, prefetch};
-use virtio_bindings::virtio_ring::{
-    VRING_AVAIL_ALIGN_SIZE, VRING_DESC_ALIGN_SIZE, VRING_USED_ALIGN_SIZE,
-};
+use virtio_bindings::virtio_ring::{VRING_AVAIL_ALIGN_SIZE, VRING_USED_ALIGN_SIZE};
 
 use crate::error::QueueError;
 use crate::queue::QueueConfig;
@@ -73,6 +71,9 @@ pub const fn used_ring_len(size: u16) -> u64 {
     Rings::used_len(size as usize) as u64
 }
 
+/// Alignment of the descriptor table that its accesses need, bytes. Drivers owe 16 (2.7).
+const DESC_ALIGN_SIZE: u32 = align_of::<AtomicU64>() as u32;
+
 /// Offset of `idx` in the available and the used ring; `flags` is at 0.
 const IDX: usize = 2;
 /// Offset of the entries in both.
@@ -104,7 +105,7 @@ impl Rings {
         };
         let n = usize::from(size);
         Ok(Rings {
-            desc: area(desc, Self::desc_len(n), VRING_DESC_ALIGN_SIZE)?,
+            desc: area(desc, Self::desc_len(n), DESC_ALIGN_SIZE)?,
             avail: area(avail, Self::avail_len(n), VRING_AVAIL_ALIGN_SIZE)?,
             used: area(used, Self::used_len(n), VRING_USED_ALIGN_SIZE)?,
             mask: size - 1,
@@ -163,7 +164,7 @@ impl Rings {
     #[inline]
     fn desc_words(&self, index: u16) -> [&AtomicU64; 2] {
         let offset = self.entry(index) * Descriptor::SIZE;
-        // SAFETY: `offset + 16 <= desc_len`, the area's length; it is aligned to 16, mapped while
+        // SAFETY: `offset + 16 <= desc_len`, the area's length; it is aligned to 8, mapped while
         // borrowed, and all our accesses are atomic.
         unsafe {
             let base = self.desc.as_ptr().add(offset).cast::<u64>();

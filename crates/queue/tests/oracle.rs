@@ -104,7 +104,9 @@ impl Both {
         let head = chain.head_index();
         let descs: Vec<_> = chain.collect();
         let complete = descs.last().is_some_and(|d| !d.has_next());
-        let seen = descs.iter().map(|d| (d.addr().0, d.len(), d.is_write_only())).collect();
+        // This queue skips empty buffers.
+        let with_bytes = descs.iter().filter(|d| d.len() > 0);
+        let seen = with_bytes.map(|d| (d.addr().0, d.len(), d.is_write_only())).collect();
         Ok(Some(complete.then_some((head, seen))))
     }
 }

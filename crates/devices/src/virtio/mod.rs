@@ -31,6 +31,11 @@ pub trait Virtqueue: std::fmt::Debug {
     /// Sets the eventfd that reports a broken queue (SET_VRING_ERR).
     fn set_err(&self, err: Option<Signal>);
 
+    /// Sets the receiver of texts for the log: why the queue broke, and deviations of its driver that are served.
+    ///
+    /// Called before the queue is first enabled. The receiver is called on the queue's thread and must not wait.
+    fn set_report(&self, report: Report);
+
     /// Switches to new memory while running (SET_MEM_TABLE).
     ///
     /// Requests in flight finish in the old memory.
@@ -62,6 +67,9 @@ pub trait Virtqueue: std::fmt::Debug {
     /// stopped or will stop, since requests were left to the next process.
     fn call_back(&self) -> bool;
 }
+
+/// Receives a text for the log, without the name of the export.
+pub type Report = Rc<dyn Fn(String)>;
 
 /// How a stopping queue treats requests that an error policy holds (`werror=stop`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

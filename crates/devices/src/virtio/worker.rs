@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use queue::{Chain, Queue, QueueError, SegmentsError};
 
 use super::probes;
-use super::{Held, InFlight, Virtqueue};
+use super::{Held, InFlight, Report, Virtqueue};
 use trace::trace;
 
 /// Maximum bytes moved by the requests of one turn; the last request may exceed it. The kernel copies page cache
@@ -98,6 +98,8 @@ pub(crate) struct VirtQueueWorker<S> {
     call: RefCell<Option<Signal>>,
     /// The eventfd that reports a broken queue.
     err: RefCell<Option<Signal>>,
+    /// Receives texts for the log; without it they are dropped.
+    report: RefCell<Option<Report>>,
     kick: Cell<Option<HandlerId>>,
     phase: Cell<Phase>,
     /// The loop polls, so the driver need not kick.
@@ -138,6 +140,7 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
             chain: RefCell::new(Chain::new()),
             call: RefCell::new(call),
             err: RefCell::new(None),
+            report: RefCell::new(None),
             kick: Cell::new(None),
             phase: Cell::new(Phase::Disabled),
             polled: Cell::new(false),
@@ -223,7 +226,7 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
             return Ok(None);
         }
         let head = chain.head();
-        let bytes = chain.total_len().max(chain.segments() * SEGMENT_BYTES);
+        let bytes = chain.total_len().max(chain.buffers() * SEGMENT_BYTES);
         let beyond = S::process(self, chain).inspect_err(|_| self.add_used(head, 0))?;
         Ok(Some(bytes.saturating_add(beyond)))
     }
@@ -309,7 +312,10 @@ impl<S: VirtioBackend> VirtQueueWorker<S> {
 
     /// Breaks the queue, as its driver has broken the rules: the queue takes no more chains. Reported once.
     pub(crate) fn break_queue(&self, reason: &dyn fmt::Display) {
-        log::warn!("{} stops, its driver broke the rules: {reason}", S::NAME);
+        if let Some(report) = &*self.report.borrow() {
+            let index = self.queue.config().index;
+            report(format!("{} {index} stops, its driver broke the rules: {reason}", S::NAME));
+        }
         self.queue.mark_broken();
         if let Some(err) = &*self.err.borrow() {
             err.send();
@@ -341,6 +347,14 @@ impl<S: VirtioBackend> Virtqueue for VirtQueueWorker<S> {
 
     fn set_err(&self, err: Option<Signal>) {
         *self.err.borrow_mut() = err;
+    }
+
+    fn set_report(&self, report: Report) {
+        *self.report.borrow_mut() = Some(report.clone());
+        let index = self.queue.config().index;
+        self.queue.on_quirk(Rc::new(move |quirk| {
+            report(format!("the driver of {} {index} {quirk}; served all the same", S::NAME));
+        }));
     }
 
     fn replace_memory(&self, memory: Rc<MemoryView>) -> Result<(), QueueError> {

@@ -196,18 +196,20 @@ impl Device {
 
     /// Writes to the configuration space from byte `offset` on.
     ///
-    /// Only `writeback` is writable (5.2.5).
+    /// Only `writeback` is writable (5.2.5): 0 is write-through, all other values are write-back.
     ///
     /// # Errors
     ///
-    /// The write includes another byte, or a value other than 0 and 1.
-    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
-        match (offset as usize, data) {
-            (CONFIG_WRITEBACK, [value @ (0 | 1)]) => {
-                self.kept.set(DISK, &self.writeback, *value == 1);
-                Ok(())
-            }
-            _ => Err(ConfigError { offset, len: data.len() }),
+    /// The write includes other bytes, which were ignored.
+    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigIgnored> {
+        let index = CONFIG_WRITEBACK.checked_sub(offset as usize);
+        let value = index.and_then(|index| data.get(index));
+        if let Some(value) = value {
+            self.kept.set(DISK, &self.writeback, *value != 0);
+        }
+        match (value, data.len()) {
+            (Some(_), 1) => Ok(()),
+            (_, len) => Err(ConfigIgnored { offset, len }),
         }
     }
 
@@ -261,13 +263,13 @@ pub enum DeviceError {
     NoQueues,
 }
 
-/// A refused write to the configuration space.
+/// A write to the configuration space of which bytes were ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{len} bytes at offset {offset} of the configuration space are not writable; only the writeback \
-     toggle, 1 byte at {CONFIG_WRITEBACK}, is"
+    "the driver writes {len} bytes at offset {offset} of the configuration space, of which only the \
+     writeback toggle, 1 byte at {CONFIG_WRITEBACK}, is writable; ignored the others"
 )]
-pub struct ConfigError {
+pub struct ConfigIgnored {
     /// First byte of the write, in the configuration space.
     pub offset: u32,
     /// Length, bytes.

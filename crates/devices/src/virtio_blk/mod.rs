@@ -11,6 +11,6 @@ mod requests;
 mod slots;
 mod wire;
 
-pub use device::{ConfigError, Device, DeviceConfig, DeviceError};
+pub use device::{ConfigIgnored, Device, DeviceConfig, DeviceError};
 pub use requests::start_queue;
 pub use wire::CONFIG_SIZE;

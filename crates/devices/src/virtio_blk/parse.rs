@@ -115,10 +115,14 @@ pub(crate) fn parse<'a>(
 ) -> Result<Parsed<'a>, Broken> {
     let no_status = Broken::Part("a request's status", SegmentsError::Short { wanted: 1, len: 0 });
     let (writable, status_addr) = chain.writable().split_last().ok_or(no_status)?;
-    let (header, readable) = chain
-        .readable()
-        .split_array::<HEADER_SIZE>(memory)
-        .map_err(|error| Broken::Part(HEADER, error))?;
+    let (header, readable) = match chain.readable().split_array::<HEADER_SIZE>(memory) {
+        Ok(parts) => parts,
+        // There is a status byte to say so.
+        Err(SegmentsError::Short { .. }) => {
+            return Ok(Parsed { status_addr, request: Err((Kind::Other, Status::IoErr)) });
+        }
+        Err(error) => return Err(Broken::Part(HEADER, error)),
+    };
     let Header { request_type, sector } = Header::from_bytes(header);
     let on_disk = |kind, data: Segments<'_>| {
         device.range(sector, data.len().into()).ok_or((kind, Status::IoErr))

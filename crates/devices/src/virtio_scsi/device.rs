@@ -177,17 +177,23 @@ impl Device {
 
     /// Writes to the configuration space from byte `offset` on (5.6.4).
     ///
-    /// Only the present sizes of CDB and sense data are accepted.
+    /// Writes the fields in any number of parts, as legacy drivers write each byte. Only the present sizes of CDB and
+    /// sense data are accepted. Returns whether other fields were written, which is ignored.
     ///
     /// # Errors
     ///
-    /// The write would change a field.
-    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
-        match offset as usize {
-            CONFIG_SENSE_SIZE if data == (SENSE_SIZE as u32).to_le_bytes() => Ok(()),
-            CONFIG_CDB_SIZE if data == (CDB_SIZE as u32).to_le_bytes() => Ok(()),
-            _ => Err(ConfigError { offset, len: data.len() }),
+    /// The write would change the size of CDB or sense data, and with it the layout of requests.
+    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<bool, ConfigError> {
+        let space = self.config_space();
+        let mut ignored = false;
+        for (at, byte) in (offset as usize..).zip(data) {
+            match (CONFIG_SENSE_SIZE..CONFIG_CDB_SIZE + 4).contains(&at) {
+                true if space.get(at) == Some(byte) => {}
+                true => return Err(ConfigError { offset, len: data.len() }),
+                false => ignored = true,
+            }
         }
+        Ok(ignored)
     }
 
     /// Sets the size of logical unit `lun`'s node, in bytes.

@@ -74,6 +74,11 @@ impl Backend {
         }
     }
 
+    /// The export's name in messages.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// The worker of a ring. Ring i runs on the export's I/O thread i, counted round.
     pub(super) fn worker(&self, index: u16) -> &WorkerHandle {
         &self.workers[usize::from(index) % self.workers.len()]

@@ -83,8 +83,8 @@ impl Device for Blk {
         self.device.config_space().to_vec()
     }
 
-    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
-        self.device.write_config(offset, data).map_err(|error| error.to_string())
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<Option<String>, String> {
+        Ok(self.device.write_config(offset, data).err().map(|ignored| ignored.to_string()))
     }
 
     fn save(&self) -> Vec<u8> {

@@ -45,12 +45,12 @@ pub trait Device: Send + Sync {
     /// Returns its configuration space as the driver sees it now.
     fn config_space(&self) -> Vec<u8>;
 
-    /// Writes to the configuration space from byte `offset` on.
+    /// Writes to the configuration space from byte `offset` on. Returns what was ignored, for the log.
     ///
     /// # Errors
     ///
     /// Why not, for people.
-    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String>;
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<Option<String>, String>;
 
     /// Has `watcher` told when what is behind it has changed.
     fn watch(&self, watcher: &Watcher);

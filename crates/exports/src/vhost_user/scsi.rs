@@ -99,8 +99,15 @@ impl Device for Scsi {
         self.device.config_space().to_vec()
     }
 
-    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
-        self.device.write_config(offset, data).map_err(|error| error.to_string())
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<Option<String>, String> {
+        let ignored = self.device.write_config(offset, data).map_err(|error| error.to_string())?;
+        Ok(ignored.then(|| {
+            format!(
+                "the driver writes {} bytes at offset {offset} of the configuration space, which are \
+                 not writable; ignored them",
+                data.len()
+            )
+        }))
     }
 
     fn save(&self) -> Vec<u8> {

@@ -33,7 +33,7 @@ use super::orders::{Begin, Beginning, HandOver, Order, TakenOver};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
-use super::worker::{Worker, WorkerHandle};
+use super::worker::{ExportLog, Worker, WorkerHandle};
 use crate::message_socket::{MessageSocket, in_time};
 use crate::orders::Orders;
 
@@ -99,7 +99,8 @@ impl Server {
         // Threads without a queue need no worker, and pin no memory.
         let io_threads = io_threads.get(..usize::from(num_queues)).unwrap_or(io_threads);
         let mut workers = Vec::with_capacity(io_threads.len());
-        let attached = attach_all(&mut workers, io_threads, &device, pinning.as_ref()).await;
+        let log = ExportLog { control: control_loop.handle(), id: id.as_str().into() };
+        let attached = attach_all(&mut workers, io_threads, &device, pinning.as_ref(), &log).await;
         let listener = match attached.and_then(|()| Listener::new(&control_loop, listen)) {
             Ok(listener) => listener,
             Err(error) => {
@@ -478,9 +479,11 @@ async fn attach_all(
     io_threads: &[LoopHandle],
     device: &Arc<dyn Device>,
     pinning: Option<&Arc<Pinning>>,
+    log: &ExportLog,
 ) -> Result<(), ExportError> {
     for io_thread in io_threads {
-        let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning.cloned())?;
+        let pinning = pinning.cloned();
+        let worker = WorkerHandle::spawn(io_thread, device.clone(), pinning, log.clone())?;
         let attached = worker.ask(|worker, answer| answer.send(worker.attach()));
         workers.push(worker);
         let failed = |error| ExportError::Attach { io_thread: io_thread.name().into(), error };
@@ -502,6 +505,7 @@ async fn carry_out(
         Step::Do(action) => action,
     };
     match action {
+        Action::Note(text) => log::warn!("export {}: {text}", backend.id()),
         Action::SetMemory(regions) => backend.set_memory(regions).await?,
         Action::AddRegion(region) => backend.add_region(region).await?,
         Action::RemoveRegion(region) => backend.remove_region(region).await?,

@@ -106,6 +106,8 @@ pub enum Step {
 /// An action outside of the session.
 #[derive(Debug)]
 pub enum Action {
+    /// Log a deviation that is served.
+    Note(String),
     /// Replace all regions.
     SetMemory(Vec<Region>),
     /// Add a region.
@@ -382,8 +384,10 @@ impl Session {
                 Step::Reply(Reply::Config { offset, flags, data: self.read_config(offset, size) })
             }
             Message::SetConfig { offset, data, writer: _ } => {
-                self.device.write_config(offset, &data).map_err(SessionError::Config)?;
-                Step::Done
+                match self.device.write_config(offset, &data).map_err(SessionError::Config)? {
+                    None => Step::Done,
+                    Some(ignored) => Step::Do(Action::Note(ignored)),
+                }
             }
             Message::GetInflightFd { num_queues, queue_size, payload_len } => {
                 if usize::from(num_queues) > self.rings.len() {

@@ -46,8 +46,25 @@ pub(crate) struct Worker {
     pinned: Option<Rc<Pinned>>,
     /// Whether the rings' writes to the guest's memory are logged.
     logging: Logging,
+    log: ExportLog,
     /// New requests stay in the queues.
     paused: Rc<Cell<bool>>,
+}
+
+/// The log of an export, written by the control thread: a write to the log may wait.
+#[derive(Clone)]
+pub(crate) struct ExportLog {
+    pub(crate) control: LoopHandle,
+    /// The export's name in messages.
+    pub(crate) id: Arc<str>,
+}
+
+impl ExportLog {
+    fn warn(&self, text: String) {
+        let id = self.id.clone();
+        // Without a control loop the program ends, and the line is lost.
+        let _ = self.control.spawn(move |_| log::warn!("export {id}: {text}"));
+    }
 }
 
 /// Signals of a ring to the front end. Prepared elsewhere, since an I/O thread must not create rings.
@@ -84,6 +101,7 @@ impl WorkerHandle {
         io_thread: &LoopHandle,
         device: Arc<dyn Device>,
         pinning: Option<Arc<Pinning>>,
+        log: ExportLog,
     ) -> Result<Self, LoopGone> {
         let (jobs, mut receiver) = mailbox::channel::<Job>();
         let (end, ended) = oneshot::channel();
@@ -100,6 +118,7 @@ impl WorkerHandle {
                 rings,
                 pinned,
                 logging,
+                log,
                 paused: Rc::default(),
             };
             event_loop.spawn(async move {
@@ -163,6 +182,8 @@ impl Worker {
         let has_kick = setup.kick.is_some();
         let queue = on_loop.start_queue(index, queue, fd_of(&setup.kick), signals.call);
         queue.set_err(signals.err);
+        let log = self.log.clone();
+        queue.set_report(Rc::new(move |text| log.warn(text)));
         queue.set_used_log(setup.used_log);
         let ring = Rc::new(Ring { queue, enabled: Cell::new(false), paused: self.paused.clone() });
         if !has_kick {
