@@ -711,6 +711,53 @@ fn bitmaps_behind_an_overlay_are_read_only() {
     peers.stop();
 }
 
+/// An incremental backup reads the bitmap of an image that has just become a backing file.
+#[test]
+fn enabled_bitmaps_behind_an_overlay_are_exported() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    for name in ["disk", "top"] {
+        let image = format!("DIR/{name}.qcow2");
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "8M"]);
+    }
+    peers.run("qemu-img", &["bitmap", "--add", "DIR/disk.qcow2", "stored"]);
+    add_image(&mut peers, json!({}));
+    let file = json!({"driver": "file", "filename": "DIR/top.qcow2"});
+    let top = json!({"driver": "qcow2", "node-name": "top", "backing": null, "file": file});
+    peers.execute("blockdev-add", top);
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    peers.execute(&named("add"), json!({"node": "disk", "name": "a"}));
+    let mut number = 0;
+    let mut export = |peers: &mut Peers, node: &str, writable: bool, bitmap: Value| {
+        number += 1;
+        let id = format!("e{number}");
+        let export = json!({"type": "nbd", "id": id, "name": id, "node-name": node,
+            "writable": writable, "bitmaps": [bitmap]});
+        let answer = peers.both("block-export-add", export);
+        if answer.get("error").is_none() {
+            peers.execute("block-export-del", json!({"id": id}));
+            peers.wait_for("BLOCK_EXPORT_DELETED");
+        }
+        answer["error"]["desc"].as_str().map(str::to_owned)
+    };
+    let refused =
+        |name: &str| Some(format!("Enabled bitmap '{name}' incompatible with readonly export"));
+    assert_eq!(export(&mut peers, "disk", false, json!("a")), refused("a"));
+    assert_eq!(export(&mut peers, "disk", true, json!("a")), None);
+    peers.execute("blockdev-snapshot", json!({"node": "disk", "overlay": "top"}));
+    peers.execute(&named("add"), json!({"node": "top", "name": "t"}));
+    for bitmap in [json!("a"), json!("stored"), json!({"node": "disk", "name": "a"})] {
+        for node in ["disk", "top"] {
+            assert_eq!(export(&mut peers, node, false, bitmap.clone()), None, "{node} {bitmap}");
+        }
+    }
+    assert_eq!(export(&mut peers, "top", false, json!("t")), refused("t"));
+    // QSD does not check a bitmap that is named with its node.
+    assert_eq!(export(&mut peers, "top", false, json!({"node": "top", "name": "t"})), None);
+    peers.stop();
+}
+
 /// The image behind an overlay is only read, and stores its bitmaps when it is closed. `ends`: what closes it. Returns the
 /// bytes of the stored bitmap.
 fn stored_behind_an_overlay(ends: impl FnOnce(&mut Qmp)) -> u64 {

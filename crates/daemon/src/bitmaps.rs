@@ -147,18 +147,24 @@ impl Daemon {
     ) -> Result<Vec<Arc<DirtyBitmap>>, DaemonError> {
         // A job's filter has no bitmaps.
         let node = &*self.nodes.below_filter(node);
-        // Other users of the node can change it.
-        let changes = self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only);
+        // Other users of the node can change the bitmap during a read-only export. An image behind an overlay is
+        // read-only, even if it is open for writing. A bitmap that is named with its node is not checked, as in QSD.
+        let changes = |node: &str| {
+            self.nodes.node(node).is_ok_and(|node| !node.geometry().read_only)
+                && !self.inventory.is_read_only(node)
+        };
         let find = |BitmapRef { node: of, name }: &BitmapRef| {
-            let bitmap = match of {
-                Some(of) => self.bitmap(of, name)?,
+            let (found_in, bitmap) = match of {
+                Some(of) => (None, self.bitmap(of, name)?),
                 None => {
                     let found = self.bitmap_behind(node, name);
-                    found.ok_or_else(|| refused(format!("Bitmap '{name}' is not found")))?
+                    let (of, bitmap) =
+                        found.ok_or_else(|| refused(format!("Bitmap '{name}' is not found")))?;
+                    (Some(of), bitmap)
                 }
             };
             check(&bitmap, READABLE)?;
-            if !writable && changes && bitmap.is_recording() {
+            if !writable && bitmap.is_recording() && found_in.as_deref().is_some_and(changes) {
                 let why = format!("Enabled bitmap '{name}' incompatible with readonly export");
                 return Err(refused(why));
             }
@@ -174,13 +180,13 @@ impl Daemon {
         all.for_each(|tracking| tracking.settle_bitmaps());
     }
 
-    /// A bitmap of a node, or of one below its filters or behind it.
-    fn bitmap_behind(&self, node: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
+    /// A bitmap of a node, or of one below its filters or behind it, with the name of its node.
+    fn bitmap_behind(&self, node: &str, name: &str) -> Option<(String, Arc<DirtyBitmap>)> {
         let mut node = node.to_owned();
         loop {
             let found = self.nodes.tracking(&node).and_then(|tracking| tracking.bitmap(name));
-            if found.is_some() {
-                return found;
+            if let Some(found) = found {
+                return Some((node, found));
             }
             let info = self.nodes.info(&node)?;
             let below = match info.options.driver.layer() {
