@@ -124,7 +124,7 @@ fn the_end_of_a_loop_answers_throttled_requests() {
 }
 
 #[test]
-fn flushes_and_block_status_do_not_wait_and_writes_not_for_reads() {
+fn flushes_do_not_wait_writes_not_for_reads_and_block_status_does() {
     let one = Limit { average: 1, ..Limit::default() };
     let (_sim, _group, mut rig) = rig(ThrottleLimits { iops_read: one, ..Default::default() });
     let reads: Vec<_> = (0..3).map(|_| read(&mut rig)).collect();
@@ -136,8 +136,28 @@ fn flushes_and_block_status_do_not_wait_and_writes_not_for_reads() {
         assert_eq!(rig.answer(tag).unwrap().0, Ok(()), "{op:?}");
     }
     let tag = rig.submit(Op::BlockStatus, 0, 4096, memory(64, 0));
-    assert!(rig.answer(tag).is_some());
+    assert!(rig.answer(tag).is_none());
     rig.channel.drain_begin();
+    assert!(rig.answer(tag).is_some());
+}
+
+#[test]
+fn requests_without_bytes_are_operations_of_no_bytes() {
+    let one = |average| Limit { average, ..Limit::default() };
+    for (op, len, room) in [(Op::BlockStatus, 1 << 30, 64), (Op::Read, 0, 0)] {
+        let limits =
+            ThrottleLimits { iops_total: one(100), bps_total: one(1 << 20), ..Default::default() };
+        let (sim, _group, mut rig) = rig(limits);
+        let began = sim.now_ns();
+        let memory = |room| if room == 0 { IoBufs::new() } else { memory(room, 0) };
+        let tags: Vec<_> = (0..111).map(|_| rig.submit(op, 0, len, memory(room))).collect();
+        for tag in tags {
+            assert_eq!(rig.wait(tag).0, Ok(()), "{op:?}");
+        }
+        // 11 at once, then one each 10 ms: the bytes of the range do not count.
+        let waited = sim.now_ns() - began;
+        assert!(waited.abs_diff(1000 * MS) <= 10 * MS, "{op:?}: {waited} ns");
+    }
 }
 
 /// Requests that each sends.

@@ -290,10 +290,8 @@ impl ServerState {
         let through = self.writethrough;
         let Some(slot) = self.slots.get_mut(tag) else { return Next::Answered };
         let (op, offset, len) = match slot.command {
-            Command::Nothing => {
-                self.ready.push_back(tag);
-                return Next::Answered;
-            }
+            // A node with limits counts it.
+            Command::Nothing => (Op::Read, 0, 0),
             Command::Read { offset, len, .. } => (Op::Read, offset, len.into()),
             Command::Write { offset, len, fua } => {
                 (Op::Write { fua: fua || through }, offset, len.into())

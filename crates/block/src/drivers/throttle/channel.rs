@@ -97,7 +97,7 @@ impl ThrottleChannel {
     fn count_first(&self, direction: Direction) -> bool {
         let mut held = self.held(direction).borrow_mut();
         let Some(first) = held.requests.front() else { return false };
-        match self.count(direction, first.len) {
+        match self.count(direction, bytes(first)) {
             Some(when) => {
                 self.wait(direction, &mut held, when);
                 false
@@ -148,20 +148,30 @@ impl ThrottleChannel {
     }
 }
 
+/// The bytes of a request that count.
+fn bytes(request: &Request) -> u64 {
+    match request.op {
+        Op::BlockStatus => 0,
+        _ => request.len,
+    }
+}
+
 impl Channel for ThrottleChannel {
     fn submit(&self, request: Request) {
         let Some(request) = self.node.common.admit(request) else { return };
+        // Block status counts as an operation of no bytes, as an empty read does: both cost time. A flush does not
+        // wait: the end of an export flushes after it has released all held requests, whose debt remains.
         let direction = match request.op {
-            Op::Read => Direction::Read,
+            Op::Read | Op::BlockStatus => Direction::Read,
             Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Direction::Write,
-            Op::Flush | Op::BlockStatus => return self.child.submit(request),
+            Op::Flush => return self.child.submit(request),
         };
         let mut held = self.held(direction).borrow_mut();
         if !held.requests.is_empty() {
             self.node.group.count_held();
             return held.requests.push_back(request);
         }
-        match self.count(direction, request.len) {
+        match self.count(direction, bytes(&request)) {
             None => {
                 drop(held);
                 self.child.submit(request);
