@@ -26,14 +26,14 @@ fn exports() -> Vec<Arc<ExportInfo>> {
         size: 1 << 20,
         read_only: false,
         multi_conn: true,
-        minimum_block: 512,
+        preferred_block: 4096,
         allocation_depth: true,
         bitmaps: vec!["b0".into(), "b1".into()],
     };
     let rom = ExportInfo {
         name: "rom".into(),
         read_only: true,
-        minimum_block: 1,
+        preferred_block: 4096,
         allocation_depth: false,
         bitmaps: Vec::new(),
         ..disk.clone()
@@ -119,7 +119,6 @@ fn a_client_looks_round_and_goes() {
         size: 1 << 20,
         read_only: true,
         mode: ReplyMode::Simple,
-        minimum_block: 1,
         contexts: Contexts::default(),
     };
     assert_eq!((index, agreed), (1, expected));
@@ -146,11 +145,11 @@ fn an_export_that_is_not_there_is_named_as_qsd_names_it() {
 }
 
 #[test]
-fn block_sizes_hold_for_who_asked_for_them() {
-    assert_eq!(Client::new(3).go("disk").1.minimum_block, 512);
-    let (_, next) = Client::new(3).option(code::GO, &info("disk", &[]));
-    let Ok(Next::Transmission(_, agreed)) = next else { panic!("{next:?}") };
-    assert_eq!(agreed.minimum_block, 1);
+fn requests_of_any_size_and_offset_are_accepted() {
+    let agreed = Client::new(3).go("disk").1;
+    let read = header(CommandType::Read, 0, 7, 700);
+    let expected = Command::Read { offset: 7, len: 700, in_chunks: false };
+    assert_eq!(agreed.judge(&read), Verdict::Do(expected));
 }
 
 #[test]
@@ -225,7 +224,6 @@ fn agreed(mode: ReplyMode, read_only: bool) -> Agreed {
         size: 1 << 30,
         read_only,
         mode,
-        minimum_block: 512,
         contexts: Contexts { allocation: true, ..Contexts::default() },
     }
 }
@@ -255,8 +253,6 @@ fn what_cannot_be_done_is_refused_with_the_right_error() {
             (disk, header(Read, 0, u64::MAX - 511, 512), NbdError::Inval, 0),
             (disk, header(Trim, 0, end - 512, 1024), NbdError::Inval, 0),
             (disk, header(Cache, 0, end, 512), NbdError::Inval, 0),
-            (disk, header(Read, 0, 1, 512), NbdError::Inval, 0),
-            (disk, header(Write, 0, 0, 513), NbdError::Inval, 513),
             (disk, header(Read, command_flag::NO_HOLE, 0, 512), NbdError::Inval, 0),
             (disk, header(Write, command_flag::DF, 0, 512), NbdError::Inval, 512),
             (disk, header(Flush, 1 << 12, 0, 0), NbdError::Inval, 0),
@@ -326,7 +322,7 @@ proptest! {
         let (offset, len) = if near { (offset % (size + 2), len % (size + 2)) } else { (offset, len) };
         let mode = if extended { ReplyMode::Extended } else { ReplyMode::Structured };
         let contexts = Contexts { depth: true, ..Contexts::default() };
-        let agreed = Agreed { size, read_only: false, mode, minimum_block: 1, contexts };
+        let agreed = Agreed { size, read_only: false, mode, contexts };
         let header = header(command.into(), flags, offset, len);
         match agreed.judge(&header) {
             Verdict::Do(Command::Read { offset, len, .. } | Command::Write { offset, len, .. }) => {

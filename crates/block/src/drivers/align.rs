@@ -327,7 +327,7 @@ impl<S: WholeBlocks> Channel for Aligned<S> {
     fn submit(&self, request: Request) {
         let writes = !request.op.only_reads();
         if self.is_whole(&request) {
-            if !writes || !self.shared.range_lock().all {
+            if !writes || !self.shared.range_lock().is_for_all() {
                 return self.below.submit(request);
             }
             let blocks = request.offset..request.offset.saturating_add(request.len);

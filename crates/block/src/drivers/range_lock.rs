@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use event_loop::{BottomHalf, EventLoop, sync::lock};
@@ -18,9 +19,9 @@ const SECTOR: usize = 512;
 #[derive(Debug)]
 pub(crate) struct RangeLock {
     /// Writes of whole blocks need a claim too. Set where blocks are larger than sectors. Otherwise only
-    /// an NBD client can cause a read-modify-write, by a write of less than a sector. If it writes to that
-    /// sector by another request at the same time, either of the two may win.
-    pub(crate) all: bool,
+    /// an NBD client can cause a read-modify-write, by a write of less than a sector: the first one sets
+    /// this for good. A whole write to that sector that was in flight at that moment may be lost.
+    all: AtomicBool,
     state: Mutex<ClaimState>,
 }
 
@@ -105,7 +106,13 @@ impl Mailbox {
 impl RangeLock {
     /// For a node with that request alignment in bytes.
     pub(crate) fn new(align: usize) -> Self {
-        RangeLock { all: align > SECTOR, state: Mutex::default() }
+        RangeLock { all: AtomicBool::new(align > SECTOR), state: Mutex::default() }
+    }
+
+    /// Whether writes of whole blocks need a claim, too.
+    #[inline]
+    pub(crate) fn is_for_all(&self) -> bool {
+        self.all.load(Ordering::Relaxed)
     }
 
     /// Claims a range of whole blocks. `true`: granted. Otherwise `token` appears in the mailbox once all
@@ -117,6 +124,9 @@ impl RangeLock {
         mailbox: &Arc<Mailbox>,
         token: u32,
     ) -> (Ticket, bool) {
+        if modify && !self.is_for_all() {
+            self.all.store(true, Ordering::Relaxed);
+        }
         let mut state = lock(&self.state);
         let id = Ticket(state.next);
         state.next += 1;

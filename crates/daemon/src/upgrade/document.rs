@@ -84,13 +84,14 @@ impl Collected {
     pub fn clients(&mut self, clients: Vec<SavedClient>) -> Result<Json, String> {
         let mut all = Vec::new();
         for SavedClient { socket, agreed, input, output } in clients {
-            let Agreed { read_only, mode, minimum_block, contexts, size: _ } = agreed;
+            let Agreed { read_only, mode, contexts, size: _ } = agreed;
             let ids: Vec<u32> = contexts.iter().map(Context::id).collect();
             all.push(json!({
                 "socket": self.add(socket),
                 "replies": mode_name(mode),
                 "read-only": read_only,
-                "minimum-block": minimum_block,
+                // For version 0.2, which refuses requests below this size.
+                "minimum-block": 1,
                 // For older versions, which know no other contexts.
                 "allocation": contexts.allocation,
                 "contexts": ids,
@@ -260,16 +261,11 @@ impl Document {
     pub fn clients(&mut self, state: &Json) -> Result<Vec<SavedClient>, String> {
         let mut saved = Vec::new();
         for client in list(&state["clients"])? {
-            let minimum_block = number(&client["minimum-block"])?;
-            if !u32::is_power_of_two(minimum_block) {
-                return Err(format!("{minimum_block} is no size of blocks"));
-            }
             let agreed = Agreed {
                 // That of the export.
                 size: 0,
                 read_only: boolean(&client["read-only"])?,
                 mode: mode(text(&client["replies"])?)?,
-                minimum_block,
                 contexts: contexts(client)?,
             };
             let socket = self.connection(&client["socket"])?;

@@ -11,9 +11,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use block::node::{BlockNode, Changes, Watcher};
+use block::node::{BlockNode, Changes, Geometry, Watcher};
 use block::track::DirtyBitmap;
-use event_loop::{EventLoop, LoopHandle, oneshot};
+use event_loop::{EventLoop, LoopHandle, Slab, oneshot};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use stats::InFlight;
@@ -25,7 +25,7 @@ use super::listener::{Listener, NbdListen};
 use super::session::handshake::ExportInfo;
 use super::session::transmission::{Agreed, MAX_BITMAPS};
 use super::state::End;
-use super::wire::MAX_STRING;
+use super::wire::{MAX_PAYLOAD, MAX_STRING};
 use super::worker::{Client, WorkerHandle};
 use crate::vhost_user::ExportError;
 
@@ -108,6 +108,8 @@ struct Shared {
     /// Nobody is taken for now.
     held: Cell<bool>,
     changed: Changed,
+    /// Told when a client has left.
+    left: Changed,
 }
 
 struct Export {
@@ -146,6 +148,7 @@ impl NbdServer {
             stopping: Cell::new(false),
             held,
             changed: Changed::default(),
+            left: Changed::default(),
         });
         let (end, ended) = oneshot::channel();
         let (accepting, on) = (shared.clone(), listener.clone());
@@ -217,7 +220,7 @@ impl NbdExport {
         let (shared, export) = (self.shared.clone(), self.export.clone());
         async move {
             let is_left = || export.sockets.borrow().iter().any(|socket| has_hung_up(socket));
-            shared.changed.until(|| !is_left()).await;
+            shared.left.until(|| !is_left()).await;
         }
     }
 
@@ -319,12 +322,15 @@ impl Export {
         if before.size == size {
             return;
         }
-        // Of that the size is a multiple.
-        let fits = size.is_multiple_of(before.minimum_block.into());
-        let minimum_block = if fits { before.minimum_block } else { 512 };
-        self.info.replace(Arc::new(ExportInfo { size, minimum_block, ..(*before).clone() }));
+        self.info.replace(Arc::new(ExportInfo { size, ..(*before).clone() }));
         self.workers.iter().for_each(|worker| worker.resized(size));
     }
+}
+
+/// Returns the size of requests that do not make the node read, modify and write.
+fn preferred_block(geometry: &Geometry) -> u32 {
+    let block = geometry.request_alignment.max(4096);
+    block.checked_next_power_of_two().filter(|block| *block <= MAX_PAYLOAD).unwrap_or(4096)
 }
 
 /// Follows changes of an export's node for as long as there are both.
@@ -364,10 +370,6 @@ impl Shared {
         if writable && geometry.read_only {
             return Err(ExportError::Config("Cannot export read-only node as writable".into()));
         }
-        // Of that the size is a multiple, and it is allowed by the protocol.
-        let aligned = geometry.request_alignment.is_power_of_two()
-            && geometry.request_alignment <= 1 << 16
-            && geometry.size % u64::from(geometry.request_alignment) == 0;
         if self.has_export(&name) {
             let taken = format!("NBD server already has export named '{name}'");
             return Err(ExportError::Config(taken));
@@ -395,7 +397,7 @@ impl Shared {
             size: geometry.size,
             read_only: !writable,
             multi_conn: self.max_connections != 1,
-            minimum_block: if aligned { geometry.request_alignment } else { 512 },
+            preferred_block: preferred_block(&geometry),
             allocation_depth: config.allocation_depth,
             bitmaps: bitmaps.0.iter().map(|bitmap| bitmap.name().to_owned()).collect(),
         });
@@ -419,7 +421,8 @@ impl Shared {
             let has_room =
                 || self.max_connections == 0 || self.connections.get() < self.max_connections;
             let takes = || has_room() && !self.held.get();
-            if self.or_stop(self.changed.until(takes)).await.is_none() {
+            let resumed_or_left = first(self.changed.until(takes), self.left.until(takes));
+            if self.or_stop(resumed_or_left).await.is_none() {
                 return;
             }
             let mut accepted = None;
@@ -452,7 +455,7 @@ impl Shared {
         self.event_loop.spawn(async move {
             client.await;
             me.connections.set(me.connections.get() - 1);
-            me.changed.tell();
+            me.left.tell();
         });
     }
 
@@ -566,28 +569,51 @@ pub(super) async fn first<T>(
     .await
 }
 
-/// Tells tasks of one loop that something has changed.
+/// Tells tasks of one loop that something has changed. Each task has a place of its own, so a client costs the same
+/// whether there are few others or thousands.
 #[derive(Default)]
-struct Changed(RefCell<Vec<Waker>>);
+struct Changed(RefCell<Slab<Waker>>);
 
 impl Changed {
     fn tell(&self) {
-        let waiting = self.0.take();
+        let waiting: Vec<_> = self.0.borrow().values().cloned().collect();
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until `condition` holds.
     async fn until(&self, condition: impl Fn() -> bool) {
+        let mut place = Place { changed: self, token: None };
         poll_fn(|cx| {
             if condition() {
                 return Poll::Ready(());
             }
-            let mut waiting = self.0.borrow_mut();
-            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                waiting.push(cx.waker().clone());
-            }
+            place.wait(cx.waker());
             Poll::Pending
         })
         .await;
+    }
+}
+
+/// The place of a task that waits, given back when the task waits no more.
+struct Place<'a> {
+    changed: &'a Changed,
+    token: Option<u32>,
+}
+
+impl Place<'_> {
+    fn wait(&mut self, waker: &Waker) {
+        let mut waiting = self.changed.0.borrow_mut();
+        match self.token.and_then(|token| waiting.get_mut(token)) {
+            Some(kept) => kept.clone_from(waker),
+            None => self.token = Some(waiting.insert(waker.clone())),
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token {
+            self.changed.0.borrow_mut().remove(token);
+        }
     }
 }

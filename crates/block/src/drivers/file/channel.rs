@@ -96,7 +96,9 @@ impl Channel for FileChannel {
             Op::Write { .. } if request.bufs.is_lost() => {
                 return request.complete(Err(Errno::EFAULT));
             }
-            Op::Write { fua } if !(node.range_lock.all || fua && node.flushes_writes()) => {
+            Op::Write { fua }
+                if !(node.range_lock.is_for_all() || fua && node.flushes_writes()) =>
+            {
                 IoOp::Write { offset: request.offset, dsync: fua && !node.no_flush }
             }
             _ => return inner.start(request),

@@ -35,8 +35,8 @@ pub struct ExportInfo {
     /// Whether clients may use several connections at a time.
     pub multi_conn: bool,
     /// Smallest block in bytes: a power of two, at most 65536, that `size` is a multiple of.
-    /// Other requests are slow. They are refused if the client has asked for this size.
-    pub minimum_block: u32,
+    /// Requests are fastest in multiples of this, bytes: a power of two, from 4096 to [`MAX_PAYLOAD`].
+    pub preferred_block: u32,
     /// There is a context `qemu:allocation-depth`.
     pub allocation_depth: bool,
     /// The names of bitmaps that there are contexts of, at most
@@ -260,7 +260,7 @@ impl Negotiation {
             }
             Ok(ClientOption::Go(request)) => {
                 if let Some(index) = self.tell(&request, exports, &mut answer) {
-                    let agreed = self.agreed(&exports[index], request.wants_block_size);
+                    let agreed = self.agreed(&exports[index]);
                     return Ok(Next::Transmission(index, agreed));
                 }
             }
@@ -331,7 +331,7 @@ impl Negotiation {
         if !self.no_zeroes {
             out.extend([0; 124]);
         }
-        Ok(Next::Transmission(index, self.agreed(export, false)))
+        Ok(Next::Transmission(index, self.agreed(export)))
     }
 
     /// Answers `NBD_OPT_INFO` and `NBD_OPT_GO`; the index of the export, if there is one.
@@ -352,9 +352,8 @@ impl Negotiation {
         if request.wants_description && !export.description.is_empty() {
             answer.put(OptionReply::Description(&export.description));
         }
-        // A client that does not ask is not held to it, and gets no wrong idea of it.
-        let minimum = if request.wants_block_size { export.minimum_block } else { 1 };
-        let preferred = export.minimum_block.max(4096);
+        // The node reads, modifies and writes blocks of which a request has a part.
+        let (minimum, preferred) = (1, export.preferred_block);
         answer.put(OptionReply::BlockSize { minimum, preferred, maximum: MAX_PAYLOAD });
         let flags = export.flags(self.mode);
         answer.put(OptionReply::Export { size: export.size, flags });
@@ -380,12 +379,11 @@ impl Negotiation {
         found.map(|export| &**export)
     }
 
-    fn agreed(&self, export: &ExportInfo, keeps_block_size: bool) -> Agreed {
+    fn agreed(&self, export: &ExportInfo) -> Agreed {
         Agreed {
             size: export.size,
             read_only: export.read_only,
             mode: self.mode,
-            minimum_block: if keeps_block_size { export.minimum_block } else { 1 },
             contexts: match &self.contexts {
                 Some((name, contexts)) if *name == export.name => *contexts,
                 _ => Contexts::default(),

@@ -13,8 +13,6 @@ pub struct Agreed {
     pub read_only: bool,
     /// Which replies the client takes.
     pub mode: ReplyMode,
-    /// Offsets and lengths are multiples of it, bytes, a power of two.
-    pub minimum_block: u32,
     /// The metadata contexts that were chosen.
     pub contexts: Contexts,
 }
@@ -220,9 +218,6 @@ impl Agreed {
         if offset.checked_add(len).is_none_or(|end| end > self.size) {
             let of_writes = matches!(command, CommandType::Write | CommandType::WriteZeroes);
             return Err(if of_writes { NbdError::NoSpc } else { NbdError::Inval });
-        }
-        if (offset | len) & (u64::from(self.minimum_block) - 1) != 0 {
-            return Err(NbdError::Inval);
         }
         if len == 0 {
             // A reply to that has at least one extent.

@@ -69,7 +69,7 @@ impl Inner {
         let align = limits.align.request as u64;
         let modify = limits.is_misaligned(offset, len);
         let writes = !op.only_reads();
-        if align == 1 || !writes || !(modify || self.node.range_lock.all) {
+        if align == 1 || !writes || !(modify || self.node.range_lock.is_for_all()) {
             return true;
         }
         let start = offset - offset % align;
