@@ -48,8 +48,12 @@ impl Device for Nothing {
         vec![7; 60]
     }
 
-    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), String> {
-        if (offset, data.len()) == (32, 1) { Ok(()) } else { Err("read-only".into()) }
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<Option<String>, String> {
+        match (offset, data.len()) {
+            (32, 1) => Ok(None),
+            (31, _) => Ok(Some("ignored".into())),
+            _ => Err("read-only".into()),
+        }
     }
 
     fn watch(&self, _: &Watcher) {}
@@ -218,7 +222,7 @@ impl FrontEnd {
                 assert!(index < NUM_QUEUES);
             }
             Action::SetEnabled { index, .. } => assert!(self.running.contains(&index)),
-            Action::TellChanges(_) | Action::SetLogFd(_) => {}
+            Action::Note(_) | Action::TellChanges(_) | Action::SetLogFd(_) => {}
             Action::SetLogBase { description, fd } => {
                 let LogDescription { mmap_size, mmap_offset } = description;
                 if let Ok(log) = DirtyLog::map(fd, mmap_offset, mmap_size) {
