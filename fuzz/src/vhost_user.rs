@@ -210,7 +210,7 @@ impl FrontEnd {
                 assert!(index < NUM_QUEUES);
                 let config = setup.config;
                 assert!(config.size.is_power_of_two() && config.size <= MAX_QUEUE_SIZE);
-                assert!(config.desc % 16 == 0 && config.avail % 2 == 0 && config.used % 4 == 0);
+                assert!(config.desc % 8 == 0 && config.avail % 2 == 0 && config.used % 4 == 0);
                 self.session.ring_started(index);
                 self.running.insert(index);
             }

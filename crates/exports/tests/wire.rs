@@ -142,7 +142,7 @@ fn fields_that_cannot_be_are_refused() {
         let flags = VhostUserVringAddrFlags::empty();
         VhostUserVringAddr::new(0, flags, desc, used, avail, 0)
     };
-    for addr in [addr(8, 0, 0), addr(0, 2, 0), addr(0, 0, 1)] {
+    for addr in [addr(4, 0, 0), addr(0, 2, 0), addr(0, 0, 1)] {
         field(parsed(FrontendReq::SET_VRING_ADDR, body(&addr), 0));
     }
     let mut unknown_flag = addr(0, 0, 0);
@@ -256,7 +256,7 @@ proptest! {
     fn ring_addresses_are_those_of_the_oracle(
         index: u32, log: bool, desc: u64, used: u64, avail: u64, log_addr: u64,
     ) {
-        let (desc, used, avail) = (desc & !15, used & !3, avail & !1);
+        let (desc, used, avail) = (desc & !7, used & !3, avail & !1);
         let flags = match log {
             true => VhostUserVringAddrFlags::VHOST_VRING_F_LOG,
             false => VhostUserVringAddrFlags::empty(),

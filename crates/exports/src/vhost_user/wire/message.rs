@@ -17,7 +17,7 @@ const VRING_NOFD: u64 = 1 << 8;
 /// SET_VRING_ADDR. Addresses are in the front end's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringAddr {
-    /// Address of the descriptor table in the front end, a multiple of 16.
+    /// Address of the descriptor table in the front end, a multiple of 8. Drivers owe a multiple of 16.
     pub desc: u64,
     /// Address of the available ring in the front end, a multiple of 2.
     pub avail: u64,
@@ -408,7 +408,7 @@ fn vring_addr(fields: &mut Fields, flags: u32) -> Result<VringAddr, WireError> {
         }
         Ok(value)
     };
-    let desc = aligned("address of the descriptor table", 16, "a multiple of 16")?;
+    let desc = aligned("address of the descriptor table", 8, "a multiple of 8")?;
     let used = aligned("address of the used ring", 4, "a multiple of 4")?;
     let avail = aligned("address of the available ring", 2, "a multiple of 2")?;
     let log = fields.u64()?;
