@@ -1,7 +1,7 @@
 //! A guest migrates live from one QEMU to another, and its disk from one daemon to another, on the same image, while
 //! the guest writes and reads back with checksums. It sees no error, and finds each block as it wrote it.
 
-use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand};
+use integration::{Guest, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::json;
 
 const JOB: &str = "
@@ -97,4 +97,69 @@ fn a_guest_on_a_qcow2_image_migrates_there_and_back() {
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &path, raw.to_str().expect("UTF-8")]);
     let md5 = Image::existing(&raw).md5();
     assert_eq!(lines.last(), Some(&format!("{md5}  -")), "{lines:?}");
+}
+
+/// The guide's recipe: the disk is mirrored to an NBD export of the other daemon, each write to both images, until the guest
+/// is paused.
+#[test]
+fn a_guest_moves_with_its_local_disk() {
+    let folder = Scratch::new();
+    let images = [Image::filled(&folder, "here.img", 32), Image::empty(&folder, "there.img", 32)];
+    let scratch = [Scratch::new(), Scratch::new()];
+    let [here, there] = [(0, "here"), (1, "there")]
+        .map(|(i, name): (usize, _)| serve(&scratch[i], name, "raw", &images[i], true));
+    let mut source = Qmp::connect(&here.socket("here-qmp"));
+    let mut target = Qmp::connect(&there.socket("there-qmp"));
+
+    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2).with_fio();
+    let mut boot = guest(&here, "here").boot(JOB);
+    boot.expect("ready");
+    let (nbd, unix) =
+        (scratch[1].path("nbd"), |path| json!({"type": "unix", "data": {"path": path}}));
+    target.execute("nbd-server-start", json!({"addr": unix(&nbd)}));
+    target.execute(
+        "block-export-add",
+        json!({"type": "nbd", "id": "move", "node-name": "there", "name": "disk", "writable": true}),
+    );
+    source.execute(
+        "blockdev-add",
+        json!({
+            "driver": "nbd", "node-name": "far", "export": "disk",
+            "server": {"type": "unix", "path": &nbd},
+        }),
+    );
+    source.execute(
+        "blockdev-mirror",
+        json!({
+            "job-id": "move", "device": "here", "target": "far", "sync": "full",
+            "copy-mode": "write-blocking", "auto-dismiss": false,
+        }),
+    );
+    let reaches = |source: &mut Qmp, wanted: &str| {
+        eventually(wanted, || {
+            let jobs = source.execute("query-jobs", json!({}));
+            assert!(jobs[0]["error"].is_null(), "{jobs}");
+            (jobs[0]["status"] == wanted).then_some(())
+        });
+    };
+    reaches(&mut source, "ready");
+    let mut ended = None;
+    boot.migrate(&guest(&there, "there"), || {
+        source.execute("block-job-cancel", json!({"device": "move"}));
+        reaches(&mut source, "concluded");
+        source.execute("job-dismiss", json!({"id": "move"}));
+        source.execute("blockdev-del", json!({"node-name": "far"}));
+        target.execute("block-export-del", json!({"id": "move", "mode": "hard"}));
+        ended = Some(images.each_ref().map(Image::md5));
+    });
+    let [before, after] = ended.expect("the images' sums while the guest was paused");
+    assert_eq!(before, after);
+    boot.send("there");
+    boot.expect("arrived");
+    boot.send("no");
+    let lines = boot.finish();
+    assert_eq!(images[0].md5(), before, "the guest still writes to the old image");
+    here.stop();
+    there.stop();
+    assert_eq!(lines.last(), Some(&format!("{}  -", images[1].md5())), "{lines:?}");
 }
