@@ -1,20 +1,22 @@
 //! The units of `packaging/systemd` under a systemd that is process 1: this machine's, in a guest.
 //!
-//! In short a daemon for one disk is started by its first front end, reloaded under load and stopped. With
-//! `RINGMILL_LONG` it is also killed, and one for many disks is ended by the watchdog.
+//! In short a daemon for one disk is started by its first front end, reloaded under load and stopped, and one for many disks
+//! is started. With `RINGMILL_LONG` the first is also killed; the other one gets a typo in its options, and is ended by the
+//! watchdog.
 
 use std::fs;
 use std::path::Path;
 
-use integration::{Guest, Initramfs, Scratch, daemon};
+use integration::{Guest, Initramfs, Scratch, daemon, tool};
 
 /// Where a package puts them.
-const INSTALLED: [(&str, &str); 5] = [
+const INSTALLED: [(&str, &str); 6] = [
     ("ringmill.service", "/lib/systemd/system/ringmill.service"),
     ("ringmill.socket", "/lib/systemd/system/ringmill.socket"),
     ("ringmill@.service", "/lib/systemd/system/ringmill@.service"),
     ("ringmill@.socket", "/lib/systemd/system/ringmill@.socket"),
     ("ringmill.sysusers", "/lib/sysusers.d/ringmill.conf"),
+    ("ringmill.tmpfiles", "/lib/tmpfiles.d/ringmill.conf"),
 ];
 
 #[test]
@@ -27,6 +29,7 @@ fn systemd_starts_reloads_watches_and_stops_the_daemon() {
     }
     files.file("/etc/ringmill/ringmill.conf", b"");
     files.program("/usr/bin/ringmill", daemon());
+    files.program("/usr/bin/systemd-tmpfiles", &tool("systemd-tmpfiles"));
     files.program("/usr/bin/disk-load", Path::new(env!("CARGO_BIN_EXE_disk-load")));
     let long = if std::env::var_os("RINGMILL_LONG").is_some() { "long=1\n" } else { "long=\n" };
     let job = [long, include_str!("../guest/systemd-job.sh")].concat();
