@@ -1,7 +1,6 @@
 //! Image locks compatible with QEMU: a writer excludes other writers.
 
-#[path = "../../crates/sandbox/tests/common/mod.rs"]
-mod kernel;
+use crate::kernel;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

@@ -65,6 +65,8 @@ mod job_errors;
 mod job_filters;
 mod jobs;
 mod kept_bitmaps;
+#[path = "../../crates/sandbox/tests/common/mod.rs"]
+mod kernel;
 mod limits;
 mod log;
 mod many_exports;

@@ -42,11 +42,14 @@ fn cluster() -> Option<Ceph> {
     Ceph::start().inspect(create_disk)
 }
 
+/// A test on a cluster of many, which makes the image `disk`.
+type Case = fn(&Ceph);
+
 /// A cluster takes longer to start than each of these.
 #[test]
 fn one_cluster_serves_many_daemons() {
     let Some(ceph) = Ceph::start() else { return };
-    let cases: [(&str, fn(&Ceph)); 6] = [
+    let cases: [(&str, Case); 6] = [
         ("copied", an_image_is_copied_mapped_zeroed_and_read_back),
         ("snapshot", a_snapshot_is_read_and_not_written),
         ("resized", images_are_created_resized_and_removed),

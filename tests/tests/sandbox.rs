@@ -1,8 +1,7 @@
 //! The default sandbox: the state of a daemon's threads, and what is denied. `crates/sandbox/tests` tests the calls of
 //! each kind of thread.
 
-#[path = "../../crates/sandbox/tests/common/mod.rs"]
-mod kernel;
+use crate::kernel;
 
 use std::collections::BTreeSet;
 use std::fs;

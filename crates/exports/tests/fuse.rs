@@ -1,15 +1,13 @@
 //! A FUSE export whose kernel is played by the test: a socket that keeps messages apart, in the place of
 //! `/dev/fuse`.
 
-#[path = "common/once.rs"]
-mod once;
-
 use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::common::once::Once;
 use block::NodeRegistry;
 use block::node::BlockNode;
 use block::options::{BlockdevOptions, Driver, NullOptions};
@@ -18,7 +16,6 @@ use event_loop::{EventLoop, LoopConfig, PollParams};
 use exports::fuse::{FileAttributes, FuseConfig, FuseExport};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use once::Once;
 
 const SIZE: u64 = 1 << 20;
 

@@ -1,6 +1,7 @@
 //! An export with its threads, a disk in memory behind it, and a guest in front of it.
 #![allow(clippy::disallowed_methods, reason = "the locks of tests are not counted")]
 
+pub(crate) mod once;
 pub(crate) mod vmm;
 
 use std::future::Future;

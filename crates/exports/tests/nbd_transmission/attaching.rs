@@ -5,7 +5,7 @@ use std::sync::Arc;
 use event_loop::EventLoop;
 use exports::nbd::{NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 
-use crate::nbd_transmission::once::Once;
+use crate::common::once::Once;
 use crate::nbd_transmission::rig::null;
 
 /// The caller closes the node next, and its image's lock has to be gone then.

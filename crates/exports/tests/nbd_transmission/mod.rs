@@ -4,8 +4,6 @@
 mod attaching;
 mod durability;
 mod handover;
-#[path = "../common/once.rs"]
-mod once;
 mod own_driver;
 mod rig;
 
