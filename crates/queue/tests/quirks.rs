@@ -1,6 +1,6 @@
 //! Deviations of drivers in the field: served, and reported once each.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::rc::Rc;
