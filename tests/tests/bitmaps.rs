@@ -850,3 +850,55 @@ fn a_read_only_or_inactive_image_takes_no_persistent_bitmap() {
     }
     peers.stop();
 }
+
+/// A read-only export shows a bitmap that records if the bitmap's node cannot be written to, or is named.
+#[test]
+fn bitmaps_of_read_only_exports_are_those_of_qemu() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/base", "4M"]);
+    peers.run("qemu-img", &["bitmap", "--add", "DIR/base", "stored"]);
+    peers
+        .run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2", "DIR/over"]);
+    let file = |name: &str, read_only: bool| json!({"driver": "file", "filename": format!("DIR/{name}"), "read-only": read_only});
+    for (name, file, read_only, backing) in [
+        ("base", file("base", true), true, None),
+        ("over", file("over", false), false, Some("base")),
+    ] {
+        let mut node =
+            json!({"driver": "qcow2", "node-name": name, "file": file, "read-only": read_only});
+        if let Some(backing) = backing {
+            node["backing"] = backing.into();
+        }
+        peers.execute("blockdev-add", node);
+    }
+    peers.execute("blockdev-add", json!({"driver": "null-co", "node-name": "n", "size": 1 << 20}));
+    for (node, name, disabled) in [("over", "new", false), ("n", "on", false), ("n", "off", true)] {
+        let bitmap = json!({"node": node, "name": name, "disabled": disabled});
+        peers.execute("block-dirty-bitmap-add", bitmap);
+    }
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let of = |node: &str, name: &str| json!({"node": node, "name": name});
+    let cases = [
+        ("n", json!("on"), false),
+        ("n", json!("off"), true),
+        ("n", of("n", "on"), true),
+        ("over", json!("new"), false),
+        ("over", of("over", "new"), true),
+        ("over", json!("stored"), true),
+        ("over", json!("none"), false),
+        ("over", of("over", "none"), false),
+    ];
+    for (index, (node, bitmap, is_granted)) in cases.into_iter().enumerate() {
+        let id = format!("e{index}");
+        let export =
+            json!({"type": "nbd", "id": id, "node-name": node, "name": id, "bitmaps": [bitmap]});
+        let answer = peers.both("block-export-add", export);
+        assert_eq!(answer.get("return").is_some(), is_granted, "{node}, {bitmap}: {answer}");
+    }
+    for side in peers.sides() {
+        let listed = side.ask("query-block-exports", &json!({}));
+        assert_eq!(listed["return"].as_array().map(Vec::len), Some(4), "{listed}");
+    }
+}

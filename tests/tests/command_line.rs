@@ -5,10 +5,11 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use integration::{
-    BlkClient, Image, Scratch, ServerCommand, daemon as program, eventually, pattern, tool,
+    BlkClient, Image, Qmp, Scratch, ServerCommand, daemon as program, eventually, pattern, tool,
 };
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
+use serde_json::json;
 
 /// Runs a daemon with a good image, `arguments` and a good export after them, and finds that it refuses with a
 /// message that has `named` in it, and that nothing was made.
@@ -157,6 +158,27 @@ fn a_daemon_in_the_background() {
     signal::kill(pid.0, Signal::SIGTERM).expect("the daemon is there");
     eventually("the end of the daemon", || signal::kill(pid.0, None).is_err().then_some(()));
     assert!(!socket.exists() && !pid_file.exists(), "files were left behind");
+}
+
+/// The daemon has left the folder that a client's relative path is meant for, and says so.
+#[test]
+fn a_daemon_in_the_background_names_the_folder_of_relative_paths() {
+    let scratch = Scratch::new();
+    let pid_file = scratch.path("pid");
+    let daemon = ServerCommand::new(&scratch).monitor("m").arg("--daemonize").arg("--pidfile");
+    let (status, stderr) = daemon.arg(pid_file.display().to_string()).run();
+    assert!(status.success(), "{stderr}");
+    let pid = fs::read_to_string(&pid_file).expect("a pid file");
+    let _pid = Background(Pid::from_raw(pid.trim().parse().expect("a pid")));
+    let mut qmp = Qmp::connect(&scratch.path("m.sock"));
+    let mut refused = |name: &str| {
+        qmp.refused("blockdev-add", json!({"driver": "file", "node-name": "n", "filename": name}))
+    };
+    let why = "Could not open 'no-such-image.img': No such file or directory";
+    let hint = "The daemon's working directory is '/': give an absolute path";
+    assert_eq!(refused("no-such-image.img"), format!("{why}. {hint}"));
+    let why = "Could not open '/no-such-image.img': No such file or directory";
+    assert_eq!(refused("/no-such-image.img"), why);
 }
 
 /// Whatever the umask of the caller.

@@ -207,6 +207,29 @@ fn reported_failures_are_logged_once_counted_and_an_event() {
     assert_eq!(lines(&server, "failed").len(), 2, "{}", server.log());
 }
 
+/// A failed flush is no write at offset 0.
+#[test]
+fn a_failed_flush_is_logged_as_one() {
+    for (policy, end) in [
+        ("werror=stop", "; requests are held until x-block-export-resume"),
+        ("werror=ignore", "; it is ignored, and the guest sees a success"),
+        ("werror=report", "; the guest got an error"),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::filled(&scratch, "disk.img", 1);
+        let rules = "inject-error.0.event=none,inject-error.0.iotype=flush,inject-error.0.errno=5";
+        let server = daemon(&scratch, &image, rules, policy);
+        let mut qmp = Qmp::connect(&server.socket("qmp"));
+        let mut blk = BlkClient::connect(&server.socket("disk"), 1, 16).expect("it serves");
+        blk.submit(0, &Request { kind: request::FLUSH, sector: 0, segments: Vec::new() });
+        assert_eq!(qmp.wait_for("BLOCK_IO_ERROR")["operation"], "write", "{policy}");
+        let line = format!("export disk: flush of node 'disk' failed: I/O error (EIO){end}");
+        eventually("a line in the log", || (lines(&server, &line).len() == 1).then_some(()));
+        // Its last flush would fail, too.
+        server.kill();
+    }
+}
+
 #[test]
 fn failures_over_nbd_are_reported_too() {
     let scratch = Scratch::new();

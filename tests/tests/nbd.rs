@@ -431,3 +431,29 @@ fn a_disconnected_client_does_not_use_the_export() {
     drop(qmp);
     server.stop();
 }
+
+/// A connection's memory, 33 MB for the largest request, takes up only the pages that were used.
+#[test]
+fn idle_connections_take_up_few_pages() {
+    const CONNECTIONS: u64 = 32;
+    let scratch = Scratch::new();
+    let command = ServerCommand::new(&scratch);
+    let command =
+        command.arg("--blockdev").arg("null-co,node-name=disk,size=1048576,read-zeroes=on");
+    let command = nbd_server(command, &scratch, "");
+    let server = nbd_export(command, "disk", "").start();
+    let go = || {
+        let mut raw = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+        raw.request(0, 7, 0, 4096);
+        assert_eq!(raw.reply(), (0, 7));
+        assert_eq!(raw.take(), [0; 4096]);
+        raw
+    };
+    let first = go();
+    let before = server.private_kib();
+    let clients: Vec<RawNbd> = (0..CONNECTIONS).map(|_| go()).collect();
+    let each = (server.private_kib() - before) / CONNECTIONS;
+    assert!(each < 512, "{each} KiB for a connection");
+    drop((first, clients));
+    server.stop();
+}

@@ -1,8 +1,11 @@
 //! Commands that report and change nodes, compared with qemu-storage-daemon.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
 use crate::common;
 
-use common::peers::{Peers, run};
+use common::peers::{Peers, Side, run};
 use integration::{Qmp, Scratch, ServerCommand, merged};
 use serde_json::{Value, json};
 
@@ -305,4 +308,43 @@ fn items_of_lists_are_named_in_errors() {
     let answer = peers.both("blockdev-mirror", mirror);
     assert_eq!(answer["error"]["desc"], "Sync mode 'bitmap' not supported");
     peers.stop();
+}
+
+/// A file below an image format grows with the image, and is counted when its name is removed. `wr_highest_offset`
+/// is how far writes have reached, which programs for thin volumes ask for.
+#[test]
+fn sizes_of_a_growing_file_are_those_of_now() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    peers.run("qemu-img", &["create", "-q", "-f", "qcow2", "DIR/disk.qcow2", "64M"]);
+    add(&mut peers, "disk", "disk.qcow2");
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "writable": true});
+    peers.execute("block-export-add", export);
+    let uri = "nbd+unix:///disk?socket=DIR/nbd.sock";
+    peers.run("qemu-io", &["-f", "raw", "-c", "write 1M 4M", "-c", "flush", uri]);
+    for side in peers.sides() {
+        let file = side.path("disk.qcow2");
+        let metadata = fs::metadata(&file).expect("it is there");
+        let [length, used] = [metadata.len().next_multiple_of(512), metadata.blocks() * 512];
+        assert!(length > 4 << 20 && used > 4 << 20);
+        let sizes = |side: &mut Side, name: &str| {
+            let nodes = side.ask("query-named-block-nodes", &json!({}));
+            let nodes = nodes["return"].as_array().expect("a list").clone();
+            let node = nodes.iter().find(|node| node["node-name"] == name).expect("the node");
+            ["virtual-size", "actual-size"].map(|size| node["image"][size].as_u64())
+        };
+        assert_eq!(sizes(side, "disk-file"), [Some(length), Some(used)]);
+        assert_eq!(sizes(side, "disk"), [Some(64 << 20), Some(used)]);
+        fs::remove_file(&file).expect("it is there");
+        assert_eq!(sizes(side, "disk-file"), [Some(length), Some(used)]);
+        let stats = side.ask("query-blockstats", &json!({"query-nodes": true}));
+        let highest = |name: &str| {
+            let nodes = stats["return"].as_array().expect("a list");
+            let node = nodes.iter().find(|node| node["node-name"] == name).expect("the node");
+            node["stats"]["wr_highest_offset"].as_u64().expect("a number")
+        };
+        assert!((4 << 20..=length).contains(&highest("disk-file")), "{}", highest("disk-file"));
+    }
 }

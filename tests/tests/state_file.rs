@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri, request};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded, tool};
+use integration::{
+    BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, preloaded, tool,
+};
 use serde_json::{Value, json};
 use test_requirements::{Needs, untested};
 
@@ -729,4 +731,113 @@ fn a_daemon_that_becomes_a_user() {
     give(image.path(), USER);
     give(&file, USER + 1);
     refused("others may write to it");
+}
+
+/// Runs `storage-daemon --check`. Returns whether all is well, and the output.
+fn dry_run(scratch: &Scratch, arguments: &[&str]) -> (bool, String) {
+    let command = ServerCommand::new(scratch).named("check").arg("--check");
+    let command = arguments.iter().fold(command, |command, argument| command.arg(*argument));
+    let (status, output) = command.run();
+    (status.success(), output)
+}
+
+/// A dry run beside the daemon that serves: it reports all that is wrong, changes nothing, and tells what a restart would
+/// change.
+#[test]
+fn a_dry_run_reports_everything_and_changes_nothing() {
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let image = path("disk.qcow2");
+    client_output(&scratch, "qemu-img", &["create", "-q", "-f", "qcow2", &image, "1M"]);
+    let node = format!("qcow2,node-name=disk,file.driver=file,file.filename={image}");
+    let socket = path("disk.sock");
+    let export =
+        format!("vhost-user-blk,id=e,node-name=disk,writable=on,addr.type=unix,addr.path={socket}");
+    let state = path("state");
+    let good = ["--blockdev", &node, "--export", &export, "--state", &state];
+    let server = good
+        .into_iter()
+        .fold(ServerCommand::new(&scratch), |command, argument| command.arg(argument));
+    let server = server.start();
+    let mut blk = BlkClient::connect(&scratch.path("disk.sock"), 1, 16).expect("it serves");
+    blk.write(0, &[7; 512]);
+    let before =
+        || ["disk.qcow2", "state"].map(|name| fs::read(scratch.path(name)).expect("a file"));
+    let files = before();
+    let (is_good, output) = dry_run(&scratch, &good);
+    assert!(is_good && output.contains("No problem was found."), "{output}");
+    // Two options that cannot be read, a missing image, a missing node, a missing folder.
+    let missing = format!("file,node-name=missing,filename={}", path("no.img"));
+    let nowhere = format!("addr.type=unix,addr.path={}", path("no/nbd.sock"));
+    let bad = [
+        &["--blockdev", "fil,node-name=a", "--object", "iothread,id=io,poll-max-ns=x"][..],
+        &["--blockdev", &missing, "--nbd-server", &nowhere],
+        &["--export", "nbd,id=n,node-name=none"],
+        &["--blockdev", "file,node-name=relative,filename=relative.img"],
+        &good,
+    ];
+    let (is_good, output) = dry_run(&scratch, &bad.concat());
+    assert!(!is_good, "{output}");
+    for part in [
+        "--blockdev fil,node-name=a: ",
+        "--object iothread,id=io,poll-max-ns=x: ",
+        "no.img': No such file or directory",
+        "no/nbd.sock' can be made in ",
+        "--export nbd,id=n,node-name=none: ",
+        "with --state, 'relative.img' must be an absolute path",
+        "not in use before a restart: the command line has ",
+        "added node 'missing'",
+    ] {
+        assert!(output.contains(part), "{part} in {output}");
+    }
+    assert_eq!(before(), files);
+    assert_eq!(blk.read(0, 512), [7; 512]);
+    drop(blk);
+    server.stop();
+}
+
+/// An operator adds a node by a command, and later to the configuration with other options.
+#[test]
+fn a_node_that_both_have_added_is_that_of_the_command_line() {
+    let scratch = Scratch::new();
+    let state = scratch.path("state").display().to_string();
+    let start = |more: &[&str]| {
+        let command = ServerCommand::new(&scratch).monitor("m").arg("--state").arg(state.as_str());
+        more.iter().fold(command, |command, argument| command.arg(*argument))
+    };
+    let server = start(&[]).start();
+    let mut qmp = Qmp::connect(&server.socket("m"));
+    let size = |qmp: &mut Qmp, name: &str| {
+        let nodes = qmp.execute("query-named-block-nodes", json!({}));
+        let nodes = nodes.as_array().expect("a list").clone();
+        let node = nodes.iter().find(|node| node["node-name"] == name).expect("the node");
+        node["image"]["virtual-size"].as_u64().expect("a size")
+    };
+    for name in ["n", "below"] {
+        let node = json!({"driver": "null-co", "node-name": name, "size": 1 << 20});
+        qmp.execute("blockdev-add", node);
+    }
+    qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "above", "file": "below"}));
+    server.stop();
+    let both = ["--blockdev", "null-co,node-name=n,size=2097152"];
+    let warning =
+        "node 'n' is on the command line and in the state file: the command line's is used";
+    let (is_good, output) = dry_run(&scratch, &[&both[..], &["--state", &state]].concat());
+    assert!(is_good && output.contains(warning), "{output}");
+    let server = start(&both).start();
+    assert!(server.log().contains(warning), "{}", server.log());
+    let mut qmp = Qmp::connect(&server.socket("m"));
+    assert_eq!(size(&mut qmp, "n"), 2 << 20);
+    server.stop();
+    // From now on the option is that of both.
+    let server = start(&both).start();
+    assert!(!server.log().contains(warning), "{}", server.log());
+    server.stop();
+    // What commands have put above a node does not get another one below.
+    let (status, output) = start(&["--blockdev", "null-co,node-name=below,size=2097152"]).run();
+    assert_eq!(status.code(), Some(1), "{output}");
+    assert!(
+        output.contains("node 'below' was added on the command line, and added by"),
+        "{output}"
+    );
 }

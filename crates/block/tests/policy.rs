@@ -61,7 +61,7 @@ impl Export {
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(error)) = pin!(self.errors.receive()).poll(&mut cx) {
             assert_eq!(error.node_name, "node");
-            told.push((error.is_read, error.action, error.errno));
+            told.push((error.is_read(), error.action, error.errno));
         }
         told
     }

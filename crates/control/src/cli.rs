@@ -163,6 +163,11 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
              --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
             "the same as another user, with access to images in one folder only",
         ),
+        (
+            "ringmill storage-daemon --check --state /var/lib/ringmill/state \
+             --blockdev file,node-name=disk0,filename=/srv/disk0.img",
+            "what is wrong with this configuration, beside the daemon that serves",
+        ),
     ],
     read: storage_daemon,
 };
@@ -372,17 +377,41 @@ fn storage_daemon(
         return Err(OptionError::new(format!("{extra}: Unexpected argument")));
     }
     let mut draft = storage_daemon::Draft::default();
+    let checks = given.iter().any(|given| given.field.name == "check");
     for given in given {
         draft.origin.clone_from(&given.origin);
-        if let Some(text) = given.apply(&mut draft)? {
-            return Ok(Command::Print(text));
+        match given.apply(&mut draft) {
+            Ok(Some(text)) => return Ok(Command::Print(text)),
+            Ok(None) => {}
+            Err(error) if checks => draft.options.problems.push(error.to_string()),
+            Err(error) => return Err(error),
         }
         if draft.options.trace.help {
             return Ok(Command::Print(help::trace()));
         }
     }
-    Inventory::check(&draft.options.steps)?;
+    if checks {
+        fitting(&mut draft.options);
+    } else {
+        Inventory::check(&draft.options.steps)?;
+    }
     Ok(Command::StorageDaemon(draft.options))
+}
+
+/// `--check`: leaves the steps that fit together, and reports the others.
+fn fitting(options: &mut StorageDaemonOptions) {
+    let mut inventory = Inventory::default();
+    let problems = &mut options.problems;
+    options.steps.retain(|step| match inventory.with(step) {
+        Ok(with) => {
+            inventory = with;
+            true
+        }
+        Err(error) => {
+            problems.push(masked::of(error, &step.origin).to_string());
+            false
+        }
+    });
 }
 
 /// Splits an option of the command line into its words.

@@ -330,7 +330,11 @@ fn typed(shape: &Shape, value: Value) -> Json {
     };
     let read = match shape {
         Shape::Flag | Shape::Bool => scalar::boolean(&text).map(Json::from),
-        Shape::Int(_) => scalar::integer(&text).map(Json::from),
+        // QMP has sizes of both types, such as that of block_resize and that of blockdev-create.
+        Shape::Int(_) => {
+            let size = || scalar::size(&text).and_then(|size| i64::try_from(size).ok());
+            scalar::integer(&text).or_else(size).map(Json::from)
+        }
         Shape::Size => scalar::size(&text).map(Json::from),
         Shape::List(item, _) => return Json::Array(vec![typed(item, Value::Text(text))]),
         Shape::Any => return guess(text),

@@ -8,7 +8,11 @@
 //! | as before | changed or removed an option | as commands left it |
 //! | changed, added or removed an option | did not change it | as the command line has it |
 //! | changed an option | changed it in the same way | as both have it |
+//! | added an option | added it in another way | as the command line has it, with a warning |
 //! | changed an option | changed it in another way | the start is refused |
+//!
+//! An addition is refused, too, if what commands have added is above a node of that name, or if an export would offer
+//! another node: a guest would see old data, or write below an overlay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -52,6 +56,8 @@ pub struct Merged {
     pub kept: Vec<Step>,
     /// Changes of the command line since the last start, one line each.
     pub changes: Vec<String>,
+    /// What the command line defines in place of the state file, one line each.
+    pub warnings: Vec<String>,
 }
 
 /// Identifies what an option defines. No two options have the same key.
@@ -148,6 +154,7 @@ impl SavedState {
         let all = [&self.command_line, given, &self.options].map(by_key);
         let keys: BTreeSet<&Key> = all.iter().flat_map(BTreeMap::keys).collect();
         let (mut result, mut changes) = (BTreeMap::new(), Vec::new());
+        let mut warnings = Vec::new();
         for key in keys {
             let [before, now, kept] = [&all[0], &all[1], &all[2]].map(|all| all.get(key).copied());
             let is_same = |one: Option<&Step>, other: Option<&Step>| {
@@ -163,13 +170,35 @@ impl SavedState {
                 };
                 changes.push(format!("{what} {key}"));
                 now
+            } else if let (None, Some(now), Some(kept)) = (before, now, kept)
+                && self.may_be_replaced(key, now, kept)
+            {
+                warnings.push(format!(
+                    "{key} is on the command line and in the state file: the command line's is used, {}, and not {}",
+                    now.shown(),
+                    kept.shown()
+                ));
+                Some(now)
             } else {
                 return Err(conflict(key, before, now, kept));
             };
             result.extend(step.map(|step| (key.clone(), step)));
         }
         let (given, kept) = in_order(given, &self.options, result)?;
-        Ok(Merged { given, kept, changes })
+        Ok(Merged { given, kept, changes, warnings })
+    }
+
+    /// Whether an option that both have added may be the command line's: no overlay or filter that commands have put
+    /// above a node gets another one below it, and no export another node.
+    fn may_be_replaced(&self, key: &Key, now: &Step, kept: &Step) -> bool {
+        match (&now.action, &kept.action) {
+            (Action::Export(now), Action::Export(kept)) => now.nodes().eq(kept.nodes()),
+            (Action::Blockdev(_), _) => !self.options.iter().any(|step| match &step.action {
+                Action::Blockdev(node) => is_above(node, key),
+                _ => false,
+            }),
+            _ => true,
+        }
     }
 }
 
@@ -198,6 +227,14 @@ fn options(document: &Object, name: &str) -> Result<Vec<Step>, OptionError> {
 
 fn by_key(steps: &[Step]) -> BTreeMap<Key, &Step> {
     steps.iter().filter_map(|step| Some((Key::of(&step.action)?, step))).collect()
+}
+
+/// Whether a node refers to the node with that key.
+fn is_above(node: &BlockdevOptions, key: &Key) -> bool {
+    node.driver.children().into_iter().any(|child| match child.node {
+        BlockdevRef::Name(name) => *key == Key::Node(name.clone()),
+        BlockdevRef::Inline(below) => is_above(below, key),
+    })
 }
 
 fn conflict(

@@ -31,6 +31,10 @@ pub struct StorageDaemonOptions {
     pub pidfile: Option<PathBuf>,
     /// `--state`: file that keeps the configuration.
     pub state: Option<PathBuf>,
+    /// `--check`: report what is wrong, and serve nothing.
+    pub check: bool,
+    /// With `--check`: options that cannot be read, and steps that do not fit, one message each.
+    pub problems: Vec<String>,
     /// `--daemonize`: go to the background once everything is ready.
     pub daemonize: bool,
     /// `--trace`.
@@ -99,6 +103,12 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
         shape: || Shape::Union(node_options()),
         read: |draft, given, at| draft.step(Action::Blockdev(read_blockdev(given, at)?)),
     }),
+    Row::optional(
+        "check",
+        "",
+        "report everything that is wrong with the other options, the state file and the images, and exit",
+    )
+    .flag(|draft| draft.options.check = true),
     Row::optional("chardev", "", "make a character device, for a monitor to be on").of(
         Kind::Structure {
             meta: "[backend=]<backend>,id=<id>[,<option>=<value>...]",

@@ -77,6 +77,30 @@ fn changes_of_the_command_line_apply() {
     );
 }
 
+/// A node that refers to `disk`.
+const ABOVE: &str = "--blockdev raw,node-name=above,file.driver=raw,file.file=disk";
+
+#[test]
+fn what_both_have_added_is_the_command_lines() {
+    let on_command_line = "--blockdev null-co,node-name=disk,size=1048576";
+    let by_command = "--blockdev null-co,node-name=disk,size=2097152";
+    let state_of = state(&[], &[by_command, EXPORT]);
+    let merged = state_of.merge(&steps(&[on_command_line])).expect("it is granted");
+    assert_eq!(origins(&merged.given), [on_command_line]);
+    assert_eq!(origins(&merged.kept), [EXPORT]);
+    assert_eq!(merged.warnings.len(), 1, "{:?}", merged.warnings);
+    assert!(merged.warnings[0].starts_with("node 'disk' is on the command line and in the"));
+    // An export may get other options, and not another node.
+    let other = "--blockdev null-co,node-name=other";
+    let queues = format!("{EXPORT},num-queues=4");
+    let moved = EXPORT.replace("node-name=disk", "node-name=other");
+    let state = state(&[DISK, other], &[DISK, other, EXPORT]);
+    let merged = state.merge(&steps(&[DISK, other, &queues])).expect("it is granted");
+    assert_eq!(origins(&merged.given), [DISK, other, queues.as_str()]);
+    let error = state.merge(&steps(&[DISK, other, &moved])).expect_err("a conflict");
+    assert!(error.message.starts_with("export 'e' was added"), "{error}");
+}
+
 #[test]
 fn conflicting_changes_are_refused() {
     let on_command_line = "--blockdev null-co,node-name=disk,size=1048576";
@@ -85,7 +109,7 @@ fn conflicting_changes_are_refused() {
         (vec![DISK], vec![on_command_line], vec![by_command], ["changed", "changed"]),
         (vec![DISK], vec![on_command_line], vec![], ["changed", "removed"]),
         (vec![DISK], vec![], vec![by_command], ["removed", "changed"]),
-        (vec![], vec![on_command_line], vec![by_command], ["added", "added"]),
+        (vec![], vec![on_command_line], vec![by_command, ABOVE], ["added", "added"]),
     ] {
         let error = state(&before, &kept).merge(&steps(&now)).expect_err("a conflict");
         let [line, commands] = words;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use block::job::OnError;
 use block::node::BlockNode;
 use block::policy::{ErrorPolicy, IoError, with_policy};
+use block::request::Op;
 use control::ExportOptions;
 use control::qmp::events::BLOCK_IO_ERROR;
 use event_loop::{EventLoop, until};
@@ -50,8 +51,8 @@ pub(super) fn under(
 /// Ignored errors by kind. Each kind is logged once in [`COUNT_NS`].
 #[derive(Default)]
 struct Ignored {
-    /// Whether the request was a read, its error, and the loop time from which the kind is logged again.
-    kinds: Vec<(bool, Errno, u64)>,
+    /// What the request was for, its error, and the loop time from which the kind is logged again.
+    kinds: Vec<(&'static str, Errno, u64)>,
     /// Errors of any kind since the last log line.
     unlogged: u64,
 }
@@ -60,8 +61,8 @@ impl Ignored {
     /// Returns the number of unlogged errors if this error has to be logged, otherwise `None`.
     fn admits(&mut self, error: &IoError, now_ns: u64) -> Option<u64> {
         self.unlogged += error.untold;
-        let alike =
-            |(is_read, errno, _): &&mut _| (*is_read, *errno) == (error.is_read, error.errno);
+        let wanted = name(error.op);
+        let alike = |(op, errno, _): &&mut _| (*op, *errno) == (wanted, error.errno);
         let from_ns = now_ns + COUNT_NS;
         match self.kinds.iter_mut().find(alike) {
             Some((_, _, logged_again_ns)) if now_ns < *logged_again_ns => {
@@ -69,18 +70,16 @@ impl Ignored {
                 return None;
             }
             Some((_, _, logged_again_ns)) => *logged_again_ns = from_ns,
-            None => self.kinds.push((error.is_read, error.errno, from_ns)),
+            None => self.kinds.push((wanted, error.errno, from_ns)),
         }
         Some(std::mem::take(&mut self.unlogged))
     }
 }
 
 fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now_ns: u64) {
-    let IoError { node_name, is_read, action, errno, offset, untold: _ } = error;
-    let (operation, reason) = (if *is_read { "read" } else { "write" }, errno.desc());
-    let what = format!(
-        "export {id}: {operation} at offset {offset} of node '{node_name}' failed: {reason} ({errno:?})"
-    );
+    let IoError { node_name, op, action, errno, offset, untold: _ } = error;
+    let (place, reason) = (place(name(*op), *offset), errno.desc());
+    let what = format!("export {id}: {place} of node '{node_name}' failed: {reason} ({errno:?})");
     let action = match action {
         OnError::Stop => {
             log::error!("{what}; requests are held until x-block-export-resume");
@@ -99,7 +98,29 @@ fn tell(id: &str, error: &IoError, clients: &Clients, ignored: &mut Ignored, now
         // Reported errors are logged by `Watch`.
         OnError::Report | OnError::Enospc => return,
     };
+    // As in QEMU's event, which knows no other operations.
+    let operation = if error.is_read() { "read" } else { "write" };
     tell_clients(clients, id, node_name, operation, action, *errno);
+}
+
+/// What a request was for, in a log line.
+fn name(op: Op) -> &'static str {
+    match op {
+        Op::Read => "read",
+        Op::Write { .. } => "write",
+        Op::Flush => "flush",
+        Op::Discard => "discard",
+        Op::WriteZeroes { .. } => "write-zeroes",
+        Op::BlockStatus => "block status",
+    }
+}
+
+/// An operation and its place. A flush has none.
+fn place(operation: &str, offset: u64) -> String {
+    match operation {
+        "flush" => operation.to_owned(),
+        _ => format!("{operation} at offset {offset}"),
+    }
 }
 
 fn tell_clients(
@@ -210,10 +231,9 @@ impl Watch {
             logged.count += count;
         } else {
             let (id, whom) = (&self.id, self.told_whom);
-            let (operation, reason) = (operation(kind), errno.desc());
+            let (place, reason) = (place(operation(kind), offset), errno.desc());
             log::warn!(
-                "export {id}: {operation} at offset {offset} of node '{node}' failed: {reason} ({errno:?}); the \
-                 {whom} got an error"
+                "export {id}: {place} of node '{node}' failed: {reason} ({errno:?}); the {whom} got an error"
             );
             self.logged.push((Failure { count: count - 1, ..failure }, now_ns));
         }
@@ -259,13 +279,13 @@ mod tests {
     #[test]
     fn ignored_errors_are_logged_by_kind_and_counted() {
         let mut ignored = Ignored::default();
-        let error = |is_read, untold| {
+        let error = |op, untold| {
             let (node_name, action, errno) = ("n".to_owned(), OnError::Ignore, Errno::EIO);
-            IoError { node_name, is_read, action, errno, offset: 0, untold }
+            IoError { node_name, op, action, errno, offset: 0, untold }
         };
-        assert_eq!(ignored.admits(&error(true, 0), 5), Some(0));
-        assert_eq!(ignored.admits(&error(true, 7), 6), None);
-        assert_eq!(ignored.admits(&error(false, 0), 7), Some(8));
-        assert_eq!(ignored.admits(&error(true, 0), 5 + COUNT_NS), Some(0));
+        assert_eq!(ignored.admits(&error(Op::Read, 0), 5), Some(0));
+        assert_eq!(ignored.admits(&error(Op::Read, 7), 6), None);
+        assert_eq!(ignored.admits(&error(Op::Flush, 0), 7), Some(8));
+        assert_eq!(ignored.admits(&error(Op::Read, 0), 5 + COUNT_NS), Some(0));
     }
 }

@@ -13,6 +13,7 @@ mod chardev;
 mod commands;
 pub mod confinement;
 mod damage;
+mod dry_run;
 mod environment;
 pub mod errno;
 mod error;
@@ -77,6 +78,7 @@ use serde_json::json;
 
 use chardev::Chardev;
 pub use commands::register as register_commands;
+pub use dry_run::check;
 pub use environment::Environment;
 pub use error::DaemonError;
 use exports::Exports;

@@ -275,7 +275,11 @@ fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
 /// Bytes of the image in its file system.
 fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
     let image = image_at(nodes, node);
-    // Looks at the path: a removed file counts as 0, since an operator could not find it.
-    let metadata = image.options.driver.local_file().and_then(|path| fs::metadata(path).ok());
-    metadata.map_or(0, |metadata| metadata.blocks() * 512)
+    // An open image counts also after its name was removed. An inactive node has no file open.
+    let at_path = || {
+        let path = image.options.driver.local_file()?;
+        Some(fs::metadata(path).ok()?.blocks() * 512)
+    };
+    let open = image.node.allocated().filter(|_| image.active);
+    open.or_else(at_path).unwrap_or(0)
 }

@@ -89,7 +89,7 @@ impl ServiceManager {
     }
 
     /// Reports a status line for people.
-    pub(crate) fn status(&self, status: &str) {
+    pub fn status(&self, status: &str) {
         self.tell(&status_line(status));
     }
 

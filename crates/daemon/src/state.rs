@@ -156,13 +156,18 @@ impl Daemon {
 
     /// Refuses relative paths if there is a state file: the next start may be in another folder.
     pub(super) fn check_paths(&self, action: &Action) -> Result<(), DaemonError> {
-        match relative_path(action).filter(|_| self.keeping.is_some()) {
-            Some(path) => {
-                let path = path.display();
-                Err(DaemonError::new(format!("with --state, '{path}' must be an absolute path"))
-                    .with_hint("The daemon may be started in another folder next time."))
-            }
-            None => Ok(()),
+        if self.keeping.is_some() { check_path(action) } else { Ok(()) }
+    }
+}
+
+/// Refuses a relative path.
+pub(super) fn check_path(action: &Action) -> Result<(), DaemonError> {
+    match relative_path(action) {
+        Some(path) => {
+            let path = path.display();
+            Err(DaemonError::new(format!("with --state, '{path}' must be an absolute path"))
+                .with_hint("The daemon may be started in another folder next time."))
         }
+        None => Ok(()),
     }
 }

@@ -5,6 +5,7 @@
 mod check;
 mod ctl;
 mod daemonize;
+mod dry_run;
 mod probe;
 mod serve;
 mod storage_daemon;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use control::{Merged, Step, StorageDaemonOptions};
 
 use crate::daemonize::{self, Daemon, Leaving, Role};
+use crate::dry_run;
 use crate::trace;
 use daemon::confinement::Kept;
 use daemon::pidfile::Pidfile;
@@ -21,6 +22,9 @@ fn cannot_leave(error: std::io::Error) -> DaemonError {
 
 /// Serves until a signal comes.
 pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError> {
+    if options.check {
+        return dry_run::run(&options);
+    }
     let (mut child, mut parent) = (None, None);
     if options.daemonize {
         match daemonize::split() {
@@ -86,6 +90,7 @@ fn keep(path: &Path, options: &StorageDaemonOptions) -> Result<(Keeping, Merged)
     for change in merged.changes.iter().filter(|_| !state.command_line.is_empty()) {
         log::info!("state file '{}': the command line has {change}", path.display());
     }
+    merged.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     if !merged.kept.is_empty() {
         let (path, count) = (path.display(), merged.kept.len());
         log::info!(

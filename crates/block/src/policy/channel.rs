@@ -125,16 +125,16 @@ impl PolicyChannel {
         if matches!(errno, Errno::EOPNOTSUPP | Errno::ECANCELED) {
             return reply.send(Err(errno), bufs);
         }
-        let (policy, is_read) = (&self.node.policy, matches!(op, Op::Read | Op::BlockStatus));
+        let policy = &self.node.policy;
         let has_memory = matches!(op, Op::Read | Op::Write { .. });
-        let action = match policy.action(is_read, errno) {
+        let action = match policy.action(super::is_read(op), errno) {
             // Without its memory it cannot be repeated.
             OnError::Stop if has_memory && bufs.len() as u64 != len => OnError::Report,
             action => action,
         };
         let error = || {
             let node_name = self.node.node.known_name();
-            IoError { node_name, is_read, action, errno, offset, untold: 0 }
+            IoError { node_name, op, action, errno, offset, untold: 0 }
         };
         match action {
             OnError::Stop => {

@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use self::channel::PolicyChannel;
 use crate::job::OnError;
 use crate::node::{BlockNode, Channel, Geometry};
-use crate::request::Request;
+use crate::request::{Op, Request};
 
 /// Minimum interval between two reports of ignored errors, in nanoseconds. QEMU limits its events in the
 /// same way.
@@ -30,8 +30,8 @@ const TELL_EVERY_NS: u64 = 1_000_000_000;
 pub struct IoError {
     /// The export's node, or that of its logical unit.
     pub node_name: String,
-    /// The request is a read or a block status; all others count as writes.
-    pub is_read: bool,
+    /// What the request was for.
+    pub op: Op,
     /// The action: `Ignore` or `Stop`. The device tracks errors that are reported to the guest.
     pub action: OnError,
     /// The error.
@@ -40,6 +40,17 @@ pub struct IoError {
     pub offset: u64,
     /// Number of ignored errors since the last report that were not reported.
     pub untold: u64,
+}
+
+impl IoError {
+    /// Whether the request is a read or a block status; all others count as writes.
+    pub fn is_read(&self) -> bool {
+        is_read(self.op)
+    }
+}
+
+fn is_read(op: Op) -> bool {
+    matches!(op, Op::Read | Op::BlockStatus)
 }
 
 /// The state of an export after its last errors.

@@ -209,6 +209,20 @@ fn ctl_names_the_number_for_a_size_with_a_suffix() {
 }
 
 #[test]
+fn ctl_takes_sizes_with_suffixes() {
+    register();
+    let resize = ["block_resize", "node-name=n", "size=2G"];
+    assert_eq!(ctl(&resize), json!({"node-name": "n", "size": 2u64 << 30}));
+    let node = ["blockdev-add", "null-co", "node-name=n", "size=1.5k"];
+    assert_eq!(ctl(&node)["size"], 1536);
+    let create = ["blockdev-create", "job-id=j", "options.driver=file", "options.size=1G"];
+    assert_eq!(ctl(&create)["options"]["size"], 1 << 30);
+    // Neither a size nor a number that fits.
+    let wrong = ["block_resize", "node-name=n", "size=16E"];
+    assert_eq!(ctl(&wrong)["size"], "16E");
+}
+
+#[test]
 fn help_of_ctl_lists_arguments() {
     let Json::String(text) = ctl(&["blockdev-add", "help"]) else { panic!("no text") };
     assert!(text.starts_with("blockdev-add: open a block node"), "{text}");

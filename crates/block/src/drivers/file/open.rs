@@ -303,9 +303,18 @@ fn no_direct(path: &Path, errno: Errno) -> OpenError {
 fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
     let error = OpenError::os(format!("Could not open '{}'", path.display()), errno);
     match errno {
+        // Programs that speak QMP see the hint, too: their working directory is another one.
+        Errno::ENOENT | Errno::EACCES if is_below_root(path) => error
+            .with_hint("The daemon's working directory is '/': give an absolute path")
+            .with_hint_everywhere(),
         Errno::EACCES | Errno::EPERM | Errno::EROFS if write => error.with_hint(LESS),
         _ => error,
     }
+}
+
+/// Whether the path is relative, and the working directory is `/`: `--daemonize` and systemd change to it.
+fn is_below_root(path: &Path) -> bool {
+    path.is_relative() && std::env::current_dir().is_ok_and(|folder| folder == Path::new("/"))
 }
 
 /// The error for a block device in exclusive use that has no image lock, such as a mounted one.
