@@ -118,11 +118,17 @@ impl FuseExport {
         });
         let waiting = Rc::<RefCell<Vec<Waker>>>::default();
         let (wakers, attributes) = (waiting.clone(), file.clone());
+        // Weak: the task ends after the workers, when the node has to be free already.
+        let node = Arc::downgrade(&node);
         event_loop.spawn(async move {
             let mut is_gone = false;
             while let Some(event) = told.receive().await {
                 match event {
                     Event::Resize(size, answer) => {
+                        let Some(node) = node.upgrade() else {
+                            answer.send(Err(Errno::EIO));
+                            continue;
+                        };
                         // One after the other: a grow for one request must not undo that of another.
                         let resized = match size {
                             Size::AtLeast(size) if node.geometry().size >= size => Ok(()),
