@@ -75,6 +75,22 @@ fn a_queue_continues_where_the_previous_process_stopped_it() {
     run_on(&daemon.control, move |_| next.stop()).unwrap();
 }
 
+/// The front end has said where the ring of a driver that was reset begins; the next process starts it.
+#[test]
+fn a_ring_that_is_set_up_after_a_reset_begins_where_the_front_end_says() {
+    let mut daemon = Daemon::new();
+    let mut vmm = Vmm::new(&daemon, 1);
+    let features = vmm.front_end.get_features().unwrap() & !VHOST_F_LOG_ALL;
+    vmm.front_end.set_features(features).unwrap();
+    vmm.start();
+    assert_eq!(vmm.guest.write(0, 5, &[1; SECTOR]), 0);
+    vmm.front_end.reset_device().unwrap();
+    vmm.front_end.set_vring_base(0, 0).unwrap();
+    let next = hand_over(&mut daemon);
+    assert_eq!(vmm.front_end.get_vring_base(0).unwrap(), 0);
+    run_on(&daemon.control, move |_| next.stop()).unwrap();
+}
+
 /// Its memory was taken away by mistake, and comes back when another process serves it; there is no record.
 #[test]
 fn a_queue_without_memory_continues_where_the_previous_process_stopped_it() {

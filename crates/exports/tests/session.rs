@@ -362,6 +362,7 @@ fn a_reset_ring_remembers_its_base_until_it_starts_again() {
         let setup = kicked(&mut session, 0);
         assert_eq!((setup.config.next_avail, setup.was_stopped), (base, was_stopped));
         assert_eq!(setup.is_new, is_new, "recorded requests of the guest before");
+        assert_eq!(base_of(&mut session, 0), u32::from(base), "the front end's word");
     }
     session.ring_started(0);
     session.ring_stopped(0, Some(7));

@@ -236,10 +236,11 @@ impl RingSetup {
 struct Ring {
     num: Option<u16>,
     addr: Option<VringAddr>,
-    base: u16,
+    /// Where the ring begins: the front end's word, or where it was stopped. `None`: neither since the last reset.
+    base: Option<u16>,
     /// The base at which it was stopped.
     stopped_at: Option<u16>,
-    /// The base at the last reset, until the ring is started again. QEMU before 8.0 asks for it after the reset.
+    /// The base at the last reset, until the ring is started again.
     reset_at: Option<u16>,
     call: Option<EventFd>,
     err: Option<EventFd>,
@@ -330,7 +331,7 @@ impl Session {
                 if ring.running {
                     return Err(SessionError::Running { index });
                 }
-                ring.base = base;
+                ring.base = Some(base);
                 Step::Done
             }
             Message::GetVringBase { index } => {
@@ -338,10 +339,12 @@ impl Session {
                 if ring.running {
                     return Ok(Step::Do(Action::StopRing { index }));
                 }
-                if let Some(base) = ring.reset_at {
-                    (ring.base, ring.stopped_at) = (base, Some(base));
+                if let (None, Some(base)) = (ring.base, ring.reset_at) {
+                    // QEMU before 8.0 resets the device first.
+                    (ring.base, ring.stopped_at) = (Some(base), Some(base));
                 }
-                Step::Reply(Reply::VringState { index: index.into(), num: ring.base.into() })
+                let base = ring.base.unwrap_or(0);
+                Step::Reply(Reply::VringState { index: index.into(), num: base.into() })
             }
             Message::SetVringKick { index, fd } => {
                 let (index, _) = self.ring(index)?;
@@ -451,10 +454,10 @@ impl Session {
         let mut num = 0;
         if let Some(ring) = self.rings.get_mut(usize::from(index)) {
             ring.running = false;
-            ring.base = base.unwrap_or(ring.base);
+            ring.base = base.or(ring.base);
             ring.stopped_at = base;
             ring.call = None;
-            num = ring.base.into();
+            num = ring.base.unwrap_or(0).into();
         }
         Reply::VringState { index: index.into(), num }
     }
@@ -466,7 +469,7 @@ impl Session {
     /// There is no such ring.
     pub(crate) fn stopped_elsewhere(&mut self, index: u32, base: u16) -> Result<(), SessionError> {
         let (_, ring) = self.ring(index)?;
-        (ring.base, ring.stopped_at) = (base, Some(base));
+        (ring.base, ring.stopped_at) = (Some(base), Some(base));
         Ok(())
     }
 
@@ -524,8 +527,7 @@ impl Session {
                 let fields = [first, desc, used, avail, log.unwrap_or(0)];
                 saved.push(Saved::fields(Request::SetVringAddr, &fields, Vec::new()));
             }
-            let base = ring.reset_at.unwrap_or(ring.base);
-            if base != 0 {
+            if let Some(base) = ring.base.or(ring.reset_at) {
                 saved.push(Saved::ring(Request::SetVringBase, index, base.into()));
             }
             if let Some(call) = &ring.call {
@@ -594,12 +596,12 @@ impl Session {
                 used: addr.used,
                 event_idx: features & VIRTIO_F_RING_EVENT_IDX != 0,
                 indirect: features & VIRTIO_F_RING_INDIRECT_DESC != 0,
-                next_avail: ring.base,
+                next_avail: ring.base.unwrap_or(0),
                 index,
             },
             // Another base is the front end's decision.
-            was_stopped: ring.stopped_at == Some(ring.base),
-            is_new: ring.reset_at.is_some_and(|base| base != ring.base),
+            was_stopped: ring.stopped_at == Some(ring.base.unwrap_or(0)),
+            is_new: ring.reset_at.is_some_and(|at| at != ring.base.unwrap_or(0)),
             kick,
             call: ring.call.clone(),
             err: ring.err.clone(),
