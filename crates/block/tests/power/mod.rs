@@ -26,6 +26,7 @@ use crate::common;
 mod compressed;
 mod course;
 mod failures;
+mod full;
 mod grown;
 mod guest;
 mod jobs;

@@ -271,7 +271,6 @@ impl Image {
             if is_fresh {
                 self.extend(channels).await;
             }
-            self.back_tables(channels).await?;
             let part_end = end.min(there.end);
             let data = part(memory, (at - start) as usize, (part_end - at) as usize);
             let is_zero = match place {

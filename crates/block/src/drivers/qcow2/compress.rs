@@ -111,7 +111,6 @@ impl Image {
         if packed.is_fresh {
             self.extend(channels).await;
         }
-        self.back_tables(channels).await?;
         let mut bufs = AlignedBuf::io_bufs(data.len(), 4096).ok_or(Errno::ENOMEM)?;
         bufs.copy_in(0, data);
         let ticket = self.shared.begin_write();

@@ -157,6 +157,7 @@ impl Image {
                 Err(Stop::Read(table)) => self.read_table(channels, table).await?,
                 Err(Stop::Full) => return Err(Errno::EFBIG),
                 Err(Stop::Busy) => drop(self.extending.lock().await),
+                Err(Stop::Unbacked(clusters)) => self.back(channels, clusters).await?,
                 Err(Stop::Damaged(why)) => return Err(self.damaged(why, None)),
                 Err(Stop::Overlap { clusters, owner }) => {
                     return Err(self.overlapped(clusters, owner));

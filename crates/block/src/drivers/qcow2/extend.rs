@@ -1,6 +1,7 @@
 //! Gives the file of an image room ahead of its use: where a write beyond its end is slow, and for new tables, which are
 //! written late.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use event_loop::IoBufs;
@@ -64,32 +65,77 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// As of [`back_tables`](Self::back_tables).
+    /// The file system is full.
     pub(super) async fn make_table(&self, channels: &Channels, at: u64) -> Result<(), Errno> {
-        self.engine(channels, |engine| engine.hold_l2(at / self.cluster)).await?;
-        self.back_tables(channels).await
+        self.engine(channels, |engine| engine.hold_l2(at / self.cluster)).await
     }
 
-    /// Has room for new tables even if the file system is full when they are written out. Call it before anything is mapped
-    /// in a table.
+    /// Has blocks in the file for metadata to come, which is written out when the file system may be full. `clusters`: those
+    /// that a call of the engine has [stopped](super::engine::Stop::Unbacked) for.
     ///
     /// # Errors
     ///
-    /// It is full.
-    pub(super) async fn back_tables(&self, channels: &Channels) -> Result<(), Errno> {
-        let next = || lock(&self.core).engine.unbacked();
-        if next().is_none() {
-            return Ok(());
+    /// The file system is full. The clusters are not in use.
+    pub(super) async fn back(
+        &self,
+        channels: &Channels,
+        clusters: Range<u64>,
+    ) -> Result<(), Errno> {
+        let mut was_left = self.backing.lock().await;
+        self.settle_left(&mut was_left).await;
+        if lock(&self.core).engine.may_be_written(&clusters) {
+            self.shared.settle_writes().await;
         }
-        // Zeroes over a table that is written out at the same time would destroy it.
-        let _turn = self.flushing.lock().await;
-        while let Some(range) = next() {
-            let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
-            let (len, ticket) = (range.end - range.start, self.shared.begin_write());
-            let to = &channels.file;
-            Transfer::start_write(to, op, range.start, len, IoBufs::new(), ticket).await.0?;
-            lock(&self.core).engine.back(range);
+        let Some(range) = lock(&self.core).engine.begin_backing(clusters) else { return Ok(()) };
+        *was_left = true;
+        let written = self.write_blocks(channels, range).await;
+        lock(&self.core).engine.end_backing(written.is_ok());
+        *was_left = false;
+        written
+    }
+
+    /// Makes bytes of the file that are not in use zeroes, which have blocks.
+    pub(super) async fn write_blocks(
+        &self,
+        channels: &Channels,
+        bytes: Range<u64>,
+    ) -> Result<(), Errno> {
+        let op = Op::WriteZeroes { may_unmap: false, no_fallback: false, fua: false };
+        let (to, len) = (&channels.file, bytes.end - bytes.start);
+        let ticket = self.shared.begin_write();
+        Transfer::start_write(to, op, bytes.start, len, IoBufs::new(), ticket).await.0
+    }
+
+    /// Has blocks in the file for bytes of a table's last cluster that the table does not have yet.
+    ///
+    /// # Errors
+    ///
+    /// The file system is full.
+    pub(super) async fn back_unused(
+        &self,
+        channels: &Channels,
+        bytes: Range<u64>,
+    ) -> Result<(), Errno> {
+        let mut was_left = self.backing.lock().await;
+        self.settle_left(&mut was_left).await;
+        *was_left = true;
+        let written = self.write_blocks(channels, bytes).await;
+        *was_left = false;
+        written
+    }
+
+    /// Waits for zeroes that a task which has ended has left in flight to clusters that are not in use.
+    pub(super) async fn settle_backing(&self) {
+        let mut was_left = self.backing.lock().await;
+        self.settle_left(&mut was_left).await;
+    }
+
+    async fn settle_left(&self, was_left: &mut bool) {
+        if *was_left {
+            // Over what is written there later, they would destroy it.
+            self.shared.settle_writes().await;
+            lock(&self.core).engine.end_backing(false);
+            *was_left = false;
         }
-        Ok(())
     }
 }

@@ -144,6 +144,17 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
     Some(Changed { header: *header.first_chunk()?, name: apart })
 }
 
+/// Has a header name the backing file that another version of it names.
+fn put_name(header: &mut [u8; SECTOR], of: &[u8; SECTOR]) {
+    let len =
+        if number(of, 4, 4) == Some(2) { V2_LEN } else { number(of, 100, 4).unwrap_or(0) as usize };
+    header[8..20].copy_from_slice(&of[8..20]);
+    if let (Some(header), Some(of)) = (header.get_mut(len.max(V2_LEN)..), of.get(len.max(V2_LEN)..))
+    {
+        header.copy_from_slice(of);
+    }
+}
+
 /// The first sector is the engine's, which the file may not have yet.
 fn with_engine(
     engine: &Engine,
@@ -184,7 +195,16 @@ impl Image {
         channels: &Channels,
         change: &Change<'_>,
     ) -> Result<(), Errno> {
-        // One change at a time.
+        let _change = self.changing_header.lock().await;
+        self.change_header_alone(channels, change).await
+    }
+
+    /// The same. The caller holds `changing_header`.
+    async fn change_header_alone(
+        &self,
+        channels: &Channels,
+        change: &Change<'_>,
+    ) -> Result<(), Errno> {
         let _turn = self.flushing.lock().await;
         if self.shared.metadata.is_none() {
             return Err(Errno::EROFS);
@@ -217,8 +237,23 @@ impl Image {
         name: Option<&BackingName>,
     ) -> Result<(), Errno> {
         let change = Change { backing: Some(name), ..Change::default() };
-        self.change_header(channels, &change).await?;
-        self.flush(channels).await
+        // The way back replaces all extensions.
+        let _change = self.changing_header.lock().await;
+        let before = lock(&self.core).engine.header();
+        self.change_header_alone(channels, &change).await?;
+        let flushed = self.flush(channels).await;
+        if flushed.is_err() {
+            // The name before is in the file still, at its place.
+            let back = self.engine(channels, |engine| {
+                let mut header = engine.header();
+                put_name(&mut header, &before);
+                engine.set_header(header);
+                Ok(())
+            });
+            // The same error as that of the flush, if the image is of no use.
+            let _ = back.await;
+        }
+        flushed
     }
 }
 

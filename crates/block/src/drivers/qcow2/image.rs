@@ -19,6 +19,7 @@ use super::engine::Engine;
 use super::extend;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
+use super::rooms::Rooms;
 use super::snapshots::Snapshots;
 use super::steps::write;
 use super::storage::{self, Shared};
@@ -67,6 +68,10 @@ pub(super) struct Image {
     pub(super) committing: Mutex<()>,
     /// Held while the file is extended.
     pub(super) extending: Mutex<()>,
+    /// Held while the header's extensions or its backing file's name change. Taken before `flushing`.
+    pub(super) changing_header: Mutex<()>,
+    /// Held while clusters get blocks for metadata. Whether a task has ended meanwhile: its zeroes may be in flight.
+    pub(super) backing: Mutex<bool>,
     /// Clusters by which the file is extended ahead of use. 0: only writes extend it.
     pub(super) ahead: AtomicU64,
     /// Damage found in the metadata.
@@ -107,6 +112,8 @@ impl Image {
             flushing: Mutex::default(),
             committing: Mutex::default(),
             extending: Mutex::default(),
+            changing_header: Mutex::default(),
+            backing: Mutex::default(),
             ahead: AtomicU64::new(0),
         }
     }
@@ -134,17 +141,40 @@ impl Image {
         }
     }
 
-    /// Extends the tables to a disk of that size.
+    /// Extends the tables to a disk of that size. After a failure they are as they were, or larger than need be.
     pub(super) async fn grow_tables(&self, channels: &Channels, size: u64) -> Result<(), Errno> {
+        let clusters = self.engine(channels, |engine| engine.l1_clusters(size)).await?;
+        let unused = lock(&self.core).engine.unused_l1();
+        if clusters == 0 && !unused.is_empty() {
+            // The file may end within the table's last cluster, or have a hole there.
+            self.back_unused(channels, unused).await?;
+        }
+        let mut rooms = Rooms::new(self, channels);
+        let taken = async {
+            let place = rooms.take(clusters).await?;
+            rooms.write_zeroes(place, clusters).await?;
+            rooms.count().await?;
+            Ok(place)
+        };
+        let place = match taken.await {
+            Ok(place) => place,
+            Err(errno) => {
+                rooms.give_back(&rooms.counted).await;
+                return Err(errno);
+            }
+        };
         // No write-out may run: changes of the table at its old place must not reach the file, where they could lead to
         // tables that are not there yet.
         let _turn = self.flushing.lock().await;
-        self.engine(channels, |engine| {
-            let old = engine.grow_l1(size)?;
+        let grown = self.engine(channels, |engine| {
+            let old = engine.grow_l1(size, place)?;
             self.shared.metadata.iter().for_each(|metadata| metadata.forget(old.clone()));
             Ok(())
-        })
-        .await?;
+        });
+        if let Err(errno) = grown.await {
+            rooms.give_back(&rooms.counted).await;
+            return Err(errno);
+        }
         self.write_metadata(channels).await.map(drop)
     }
 
@@ -240,7 +270,7 @@ impl Image {
         if self.damage.is_cut_off() {
             return Err(Errno::EIO);
         }
-        let (write_out, changes, age, unbacked) = {
+        let (write_out, changes, age) = {
             let _turn = self.committing.lock().await;
             self.make_marked(channels, metadata).await;
             // All sectors are taken under one lock, so they are consistent.
@@ -248,14 +278,9 @@ impl Image {
             let changes = self.changes.load(Ordering::Acquire);
             let (write_out, committed) = metadata.begin();
             self.note_commit(metadata, committed, changes);
-            (write_out, changes, core.engine.seal(), core.engine.unbacked_tables())
+            (write_out, changes, core.engine.seal())
         };
-        if !unbacked.is_empty() {
-            // Zeroes of a task that has ended may still be in flight to these tables.
-            self.shared.settle_writes().await;
-        }
         write_out.carry_out(channels).await?;
-        lock(&self.core).engine.end_write_out(&unbacked);
         self.committed.fetch_max(changes, Ordering::Release);
         if self.has_given_up() {
             // Writes of tasks that have ended may still be in flight to the same places.
@@ -381,6 +406,7 @@ impl Image {
         if !self.has_journal() || self.is_whole() {
             return Ok(self.is_whole());
         }
+        self.settle_backing().await;
         // The other process does not learn of released clusters that the file does not have as free.
         self.write_if(channels, || self.has_given_up()).await?;
         let _turn = self.flushing.lock().await;
@@ -392,6 +418,7 @@ impl Image {
     /// `EBUSY`.
     pub(super) async fn close(&self, channels: &Channels) -> Result<(), Errno> {
         self.flush(channels).await?;
+        self.settle_backing().await;
         let _turn = self.flushing.lock().await;
         // Later changes mark the image again.
         let _committing = self.committing.lock().await;

@@ -484,7 +484,9 @@ async fn engine(
     };
     Engine::new(&contents).map_err(|stop| match stop {
         Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy => Errno::EIO.into(),
+        Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy | Stop::Unbacked(_) => {
+            Errno::EIO.into()
+        }
     })
 }
 

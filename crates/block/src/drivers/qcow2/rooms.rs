@@ -54,6 +54,38 @@ impl<'a> Rooms<'a> {
         Ok(host)
     }
 
+    /// Makes clusters that are not in use yet zeroes, so that they have blocks in the file.
+    pub(super) async fn write_zeroes(&mut self, host: u64, clusters: u64) -> Result<(), Errno> {
+        if clusters == 0 {
+            return Ok(());
+        }
+        // Dropped meanwhile, they are free only after the write to them.
+        self.set_writing(true);
+        let bytes = host..host + clusters * self.image.cluster;
+        let written = self.image.write_blocks(self.channels, bytes).await;
+        self.set_writing(false);
+        written
+    }
+
+    /// Whether writes to the reserved clusters are in flight.
+    pub(super) fn set_writing(&mut self, is_writing: bool) {
+        self.reserved.iter_mut().for_each(|reserved| reserved.is_writing = is_writing);
+    }
+
+    /// Counts the reserved clusters as in use.
+    pub(super) async fn count(&mut self) -> Result<(), Errno> {
+        let (image, channels) = (self.image, self.channels);
+        for reserved in &mut self.reserved {
+            while reserved.room.clusters > 0 {
+                let host = reserved.room.host;
+                image.engine(channels, |engine| engine.use_reserved(host)).await?;
+                reserved.advance(1);
+                self.counted.push(host);
+            }
+        }
+        Ok(())
+    }
+
     /// Gives clusters back that are counted.
     pub(super) async fn give_back(&self, clusters: &[u64]) {
         for host in clusters {

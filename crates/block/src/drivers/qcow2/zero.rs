@@ -186,7 +186,7 @@ impl Image {
     }
 
     /// Punches what lies in `range`, which reads as zeroes by now, if a kill does not undo that. The places are ours as long
-    /// as the caller has the ticket of a write that began before the change.
+    /// as the caller has the ticket of a write that began with the change.
     async fn punch_changed(&self, channels: &Channels, range: Range<u64>, punches: &[Punch]) {
         if !self.commit_to_journal(channels).await {
             return;
@@ -234,11 +234,11 @@ impl Image {
             }
             let mut ticket = None;
             let changed = self.engine(channels, |engine| {
-                // With the engine: no write-out frees what is given up here before the ticket is returned.
-                if !punches.is_empty() && ticket.is_none() {
-                    ticket = Some(self.shared.begin_write());
-                }
-                engine.zero(at, end - at, zeroing)
+                let changed = engine.zero(at, end - at, zeroing)?;
+                // With the engine: no write-out frees what was given up here before the ticket is returned. Not before: other
+                // tasks may wait for the writes that are under way while this one waits for room.
+                ticket = (!punches.is_empty()).then(|| self.shared.begin_write());
+                Ok(changed)
             });
             let next = at + changed.await?;
             if ticket.is_some() {

@@ -84,20 +84,6 @@ impl Rooms<'_> {
         entry.table = (self.put(&bytes).await?, table.len() as u32);
         Ok(entry)
     }
-
-    /// Counts the clusters as in use.
-    async fn count(&mut self) -> Result<(), Errno> {
-        let (image, channels) = (self.image, self.channels);
-        for reserved in &mut self.reserved {
-            while reserved.room.clusters > 0 {
-                let host = reserved.room.host;
-                image.engine(channels, |engine| engine.use_reserved(host)).await?;
-                reserved.advance(1);
-                self.counted.push(host);
-            }
-        }
-        Ok(())
-    }
 }
 
 impl ImageBitmaps {

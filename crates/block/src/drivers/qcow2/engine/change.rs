@@ -235,14 +235,19 @@ impl Engine {
     /// that is reserved next lies behind. So where the data could be written, there is room for the table: a file that is
     /// full does not keep metadata from being written out.
     pub(in super::super) fn hold_l2(&mut self, guest: u64) -> Result<(), Stop> {
-        let (index, _) = self.split(guest);
+        self.hold_table(self.split(guest).0)
+    }
+
+    fn hold_table(&mut self, index: usize) -> Result<(), Stop> {
         let raw = self.l1.get(index).copied().unwrap_or_default();
         if let Some((_, true)) = table(raw, &self.format)? {
             return Ok(());
         }
         let bits = self.format.cluster_bits;
         match self.coming.get(&index).copied() {
-            Some(cluster) if cluster <= self.first_free => return Ok(()),
+            Some(cluster) if cluster <= self.first_free || self.is_backing(cluster) => {
+                return self.check_held(cluster);
+            }
             // Room before that has become free.
             Some(cluster) => {
                 self.coming.remove(&index);
@@ -253,7 +258,7 @@ impl Engine {
         let room = self.reserve(1)?;
         self.note_table(room.host >> bits, room.is_fresh);
         self.coming.insert(index, room.host >> bits);
-        Ok(())
+        self.check_held(room.host >> bits)
     }
 
     /// The L2 table of an index, to be changed: one of its own.
@@ -273,15 +278,15 @@ impl Engine {
             _ => vec![0; self.format.cluster() as usize].into_boxed_slice(),
         };
         let sectors = bytes.len() / SECTOR;
-        let offset = match self.coming.get(&index).copied() {
-            Some(cluster) => {
-                self.raise(cluster)?;
-                self.coming.remove(&index);
-                self.held.remove(cluster..cluster + 1);
-                cluster << self.format.cluster_bits
-            }
-            None => self.take(1)?,
-        };
+        if !self.coming.contains_key(&index) {
+            self.hold_table(index)?;
+        }
+        let cluster = self.coming.get(&index).copied().unwrap_or_default();
+        self.check_held(cluster)?;
+        self.raise(cluster)?;
+        self.coming.remove(&index);
+        self.held.remove(cluster..cluster + 1);
+        let offset = cluster << self.format.cluster_bits;
         self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
         if let Some(entry) = self.l1.get_mut(index) {
@@ -296,20 +301,48 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Has the L1 table reach as far as a disk of that size, in another place. Returns where it was, in bytes of
-    /// the file: what has changed there is not to be written any more.
-    pub(in super::super) fn grow_l1(&mut self, size: u64) -> Result<Range<u64>, Stop> {
+    /// Entries of an L1 table that reaches as far as a disk of that size: whole clusters.
+    fn l1_entries(&self, size: u64) -> Result<usize, Stop> {
         let reach = self.format.l2_bits() + self.format.cluster_bits;
-        let per_cluster = self.format.cluster() as usize / ENTRY;
-        let entries = size.div_ceil(1 << reach).next_multiple_of(per_cluster as u64);
-        if entries > MAX_L1 / ENTRY as u64 {
-            return Err(Stop::Full);
+        let per_cluster = self.format.cluster() / ENTRY as u64;
+        let entries = size.div_ceil(1 << reach).next_multiple_of(per_cluster);
+        match entries > MAX_L1 / ENTRY as u64 {
+            true => Err(Stop::Full),
+            false => Ok(entries as usize),
         }
-        let (entries, bits) = (entries as usize, self.format.cluster_bits);
+    }
+
+    /// Clusters that [`grow_l1`](Self::grow_l1) needs. 0: those that the table has are enough.
+    pub(in super::super) fn l1_clusters(&self, size: u64) -> Result<u64, Stop> {
+        let per_cluster = self.format.cluster() as usize / ENTRY;
+        let clusters = self.l1_entries(size)? / per_cluster;
+        let is_more = clusters > self.l1.len().div_ceil(per_cluster);
+        Ok(if is_more { clusters as u64 } else { 0 })
+    }
+
+    /// Bytes of the file, in whole sectors, from the L1 table's end to the end of its last cluster.
+    pub(in super::super) fn unused_l1(&self) -> Range<u64> {
+        let end = self.l1_at + (self.l1.len() * ENTRY) as u64;
+        end.next_multiple_of(SECTOR as u64)..end.next_multiple_of(self.format.cluster())
+    }
+
+    /// Has the L1 table reach as far as a disk of that size. `place`: the first byte of [so many](Self::l1_clusters)
+    /// clusters that are counted and have blocks. Returns where the table was, in bytes of the file, if it has moved: what
+    /// has changed there is not to be written any more.
+    pub(in super::super) fn grow_l1(&mut self, size: u64, place: u64) -> Result<Range<u64>, Stop> {
+        let (entries, bits) = (self.l1_entries(size)?, self.format.cluster_bits);
+        let per_cluster = self.format.cluster() as usize / ENTRY;
+        if self.l1_clusters(size)? == 0 {
+            self.l1.resize(entries, 0);
+            self.l2.grow(entries);
+            (0..entries * ENTRY / SECTOR).for_each(|at| self.note(Changed::L1(at)));
+            self.header[L1_ENTRIES].copy_from_slice(&(entries as u32).to_be_bytes());
+            self.note(Changed::Header);
+            return Ok(0..0);
+        }
         let clusters = self.l1.len().div_ceil(per_cluster) as u64;
         let old = self.l1_at >> bits..(self.l1_at >> bits) + clusters;
         old.clone().try_for_each(|cluster| self.count_slot(cluster).map(drop))?;
-        let place = self.take((entries / per_cluster) as u64)?;
         self.l1.resize(entries, 0);
         self.l2.grow(entries);
         self.l1_at = place;

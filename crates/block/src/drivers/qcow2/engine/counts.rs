@@ -113,21 +113,9 @@ impl Engine {
         None
     }
 
-    /// Free clusters for tables, so many that follow each other. Each counts as used once.
+    /// Free clusters that follow each other, after all that is counted, with blocks of their own. Each counts as used
+    /// once.
     pub(in super::super) fn take(&mut self, clusters: u64) -> Result<u64, Stop> {
-        if clusters > 1 {
-            return self.take_at_end(clusters);
-        }
-        // The block was just looked at.
-        let room = self.reserve(1)?;
-        let cluster = room.host >> self.format.cluster_bits;
-        self.held.remove(cluster..cluster + 1);
-        self.raise(cluster)?;
-        Ok(room.host)
-    }
-
-    /// The same, after all that is counted, with blocks of their own.
-    fn take_at_end(&mut self, clusters: u64) -> Result<u64, Stop> {
         let blocks = self.blocks_for(clusters);
         if self.end_of_blocks() + blocks > self.refcounts.len() {
             self.grow_refcounts(self.end_of_blocks() + blocks)?;
@@ -138,11 +126,12 @@ impl Engine {
         }
         let first = (self.end_of_blocks() as u64) << self.format.block_bits();
         self.check_is_free(&(first..first + blocks as u64 + clusters))?;
+        self.check_is_backed(&(first..first + blocks as u64), blocks)?;
         Ok(self.place_at_end(blocks, clusters) << self.format.cluster_bits)
     }
 
     /// From which index on there are no blocks.
-    fn end_of_blocks(&self) -> usize {
+    pub(super) fn end_of_blocks(&self) -> usize {
         self.refcounts.iter().rposition(|block| *block != 0).map_or(0, |last| last + 1)
     }
 
@@ -165,8 +154,8 @@ impl Engine {
         for nth in 0..blocks {
             let used = all.saturating_sub(nth as u64 * reach).min(reach);
             self.put_block(index + nth, first + nth as u64, used);
-            self.note_table(first + nth as u64, false);
         }
+        self.ready.remove(first..first + all);
         self.fresh = self.fresh.max(first + all);
         first + blocks as u64
     }
@@ -175,8 +164,9 @@ impl Engine {
     fn add_block(&mut self, index: usize) -> Result<(), Stop> {
         let cluster = (index as u64) << self.format.block_bits();
         self.check_is_free(&(cluster..cluster + 1))?;
+        self.check_is_backed(&(cluster..cluster + 1), 1)?;
         self.put_block(index, cluster, 1);
-        self.note_table(cluster, cluster >= self.fresh);
+        self.ready.remove(cluster..cluster + 1);
         self.fresh = self.fresh.max(cluster + 1);
         Ok(())
     }
@@ -221,10 +211,10 @@ impl Engine {
         let at = self.refcounts_at >> self.format.cluster_bits;
         let before = at..at + (old / per_cluster) as u64;
         before.clone().try_for_each(|cluster| self.count_slot(cluster).map(drop))?;
+        self.check_is_backed(&(first..end), blocks)?;
         self.refcounts.resize(entries, 0);
         self.blocks.grow(entries);
         let place = self.place_at_end(blocks, clusters);
-        (place..place + clusters).for_each(|cluster| self.note_table(cluster, false));
         self.refcounts_at = place << self.format.cluster_bits;
         self.owners.remove_range(at, Owner::RefcountTable);
         self.owners.add_range(place..place + clusters, Owner::RefcountTable);
@@ -280,7 +270,6 @@ impl Engine {
         // Compressed clusters that are still to be mapped there give it up.
         let is_pending = self.packing.close(cluster, self.format.cluster_bits);
         if less == 0 {
-            self.unbacked.remove(cluster..cluster + 1);
             self.held.insert(cluster..cluster + 1);
             if !is_pending {
                 self.give_up(cluster..cluster + 1);

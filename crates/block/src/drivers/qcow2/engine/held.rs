@@ -43,21 +43,6 @@ impl Intervals {
         }
     }
 
-    /// The runs.
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
-        self.0.iter().map(|(start, end)| *start..*end)
-    }
-
-    /// Whether there is none.
-    pub(in super::super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The first run.
-    pub(super) fn first(&self) -> Option<Range<u64>> {
-        self.iter().next()
-    }
-
     /// Runs in the set.
     #[cfg(test)]
     fn len(&self) -> usize {

@@ -129,6 +129,8 @@ pub(super) enum Stop {
     Full,
     /// The file is [made longer](Engine::begin_ahead) just where room is needed.
     Busy,
+    /// These clusters of the file are to be made zeroes first ([`Engine::begin_backing`]), so that they have blocks.
+    Unbacked(Range<u64>),
 }
 
 impl Stop {
@@ -192,8 +194,12 @@ pub(super) struct Engine {
     held: Intervals,
     /// Clusters held for L2 tables that writes to come need, by the table's index.
     coming: BTreeMap<usize, u64>,
-    /// Clusters of new tables, and of those to come, that have no blocks yet.
+    /// Clusters held for L2 tables that have no blocks in the file yet.
     unbacked: Intervals,
+    /// Clusters that no block counts, and that are zeroes in the file for metadata to come.
+    ready: Intervals,
+    /// Clusters that are made zeroes now.
+    backing: Range<u64>,
     /// Those given up: when, and which.
     given_up: Vec<(u64, Range<u64>)>,
     /// Now, for what is given up.
@@ -280,6 +286,8 @@ impl Engine {
             held: Intervals::default(),
             coming: BTreeMap::new(),
             unbacked: Intervals::default(),
+            ready: Intervals::default(),
+            backing: 0..0,
             given_up: Vec::new(),
             age: 0,
             first_free: 1,

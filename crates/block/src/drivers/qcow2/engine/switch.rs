@@ -125,8 +125,8 @@ impl Engine {
         self.l2.forget_all();
         self.blocks.forget_all();
         self.packing.forget();
-        // All new tables have been written out.
         self.unbacked = Intervals::default();
+        self.ready = Intervals::default();
         if let Some(free) = free {
             self.first_free = self.first_free.min(free.start).max(1);
             // They may lie behind what the file had when it was opened, and were written to since.

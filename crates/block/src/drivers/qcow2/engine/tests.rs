@@ -112,9 +112,28 @@ impl File {
                     let bytes = self.read(table.offset(), engine.format.cluster() as usize);
                     engine.insert(table, bytes.into());
                 }
+                Err(Stop::Unbacked(clusters)) => {
+                    let bytes = engine.begin_backing(clusters).unwrap();
+                    self.write(bytes.start, &vec![0; (bytes.end - bytes.start) as usize]);
+                    engine.end_backing(true);
+                }
                 done => return done,
             }
         }
+    }
+
+    pub(super) fn grow_l1(&mut self, engine: &mut Engine, size: u64) {
+        let clusters = self.call(engine, |engine| engine.l1_clusters(size)).unwrap();
+        let place = match clusters {
+            0 => 0,
+            1 => {
+                let room = self.call(engine, |engine| engine.reserve(1)).unwrap();
+                self.call(engine, |engine| engine.use_reserved(room.host)).unwrap();
+                room.host
+            }
+            clusters => self.call(engine, |engine| engine.take(clusters)).unwrap(),
+        };
+        self.call(engine, |engine| engine.grow_l1(size, place)).unwrap();
     }
 
     /// Reads the image, and finds that each cluster counts as often as it is used.
@@ -355,7 +374,7 @@ fn course(seed: u64, is_extended: bool) {
             }
             7 if random.u64(..8) == 0 => {
                 let size = engine.reach() + 1;
-                file.call(&mut engine, |engine| engine.grow_l1(size)).unwrap();
+                file.grow_l1(&mut engine, size);
                 expected.resize(file.judge().len(), Found::default());
             }
             8 if is_extended && expected[guest as usize].host.is_none_or(|host| host % 2 == 0) => {
@@ -563,4 +582,57 @@ fn nothing_finds_room_where_the_file_is_made_longer() {
     engine.abandon_ahead();
     let after = file.call(&mut engine, |engine| engine.reserve(1)).unwrap();
     assert!(after.is_fresh && after.host == ahead.end);
+}
+
+/// An engine with one block, which counts few clusters, and what the second block counts.
+fn before_the_second_block() -> (File, Engine, Range<u64>) {
+    let create = CreateQcow2 { cluster_size: 512, refcount_bits: 64, ..CreateQcow2::new(1 << 20) };
+    let mut file = File::new(&create);
+    let mut engine = file.open();
+    let end = engine.end_of_blocks() as u64 * 64;
+    while engine.first_free < end {
+        file.call(&mut engine, |engine| engine.reserve(64)).unwrap();
+    }
+    (file, engine, end..end + 64)
+}
+
+#[test]
+fn no_block_is_put_where_zeroes_are_written() {
+    let (_, mut engine, second) = before_the_second_block();
+    engine.begin_backing(second.start..second.start + 1).unwrap();
+    // The file becomes longer meanwhile.
+    engine.fresh = second.start;
+    engine.begin_ahead(64).unwrap();
+    engine.end_ahead(true);
+    assert!(engine.prepared > second.start);
+    assert!(matches!(engine.reserve(1), Err(Stop::Unbacked(_))));
+    engine.end_backing(true);
+    engine.reserve(1).unwrap();
+}
+
+#[test]
+fn no_room_is_found_where_zeroes_are_written() {
+    let (_, mut engine, second) = before_the_second_block();
+    engine.begin_backing(second.start..second.start + 1).unwrap();
+    engine.end_backing(true);
+    // Another task needs more, for tables.
+    let bytes = engine.begin_backing(second.start..second.start + 2).unwrap();
+    assert_eq!(bytes, (second.start + 1) << 9..(second.start + 2) << 9);
+    assert!(matches!(engine.reserve(1), Err(Stop::Unbacked(_))));
+    engine.end_backing(true);
+    assert_eq!(engine.reserve(1).unwrap().host, (second.start + 1) << 9);
+}
+
+#[test]
+fn a_task_that_made_the_file_longer_may_still_write_there() {
+    let (_, mut engine, second) = before_the_second_block();
+    engine.fresh = second.start;
+    engine.prepared = second.start;
+    engine.begin_ahead(64).unwrap();
+    engine.abandon_ahead();
+    let Err(Stop::Unbacked(clusters)) = engine.reserve(1) else { panic!() };
+    assert!(engine.may_be_written(&clusters));
+    let age = engine.seal();
+    engine.settle(age);
+    assert!(!engine.may_be_written(&clusters));
 }

@@ -63,11 +63,6 @@ impl Rooms<'_> {
         }
         Ok(())
     }
-
-    /// Whether writes to them are in flight.
-    fn set_writing(&mut self, is_writing: bool) {
-        self.reserved.iter_mut().for_each(|reserved| reserved.is_writing = is_writing);
-    }
 }
 
 /// From the first change of the header on until the tables in memory are those that it leads to. Dropped before, the image
@@ -263,10 +258,22 @@ impl Image {
         let mut after = before;
         roots.put_into(&mut after);
         let mut switching = Switching { image: self, is_over: false };
-        let written = put_header(file, &after).await;
+        let written = file.write(0, &after).await;
+        let is_refused = written == Err(Errno::ENOSPC);
+        let written = match written {
+            Ok(()) => sync(channels).await,
+            written => written,
+        };
         if let Err(errno) = written {
             // Nothing of the new tables is used if the old header is on stable storage.
-            switching.is_over = put_header(file, &before).await.is_ok();
+            switching.is_over = match put_header(file, &before).await {
+                Ok(()) => true,
+                // A full store refuses the way back, too. That is not needed if the store kept the old header.
+                Err(Errno::ENOSPC) if is_refused => {
+                    read(channels, 0, SECTOR).await.is_ok_and(|sector| sector == before)
+                }
+                Err(_) => false,
+            };
             return Err(errno);
         }
         self.shared.metadata.iter().for_each(|metadata| metadata.switch(&roots));

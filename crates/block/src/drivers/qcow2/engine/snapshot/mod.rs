@@ -63,7 +63,9 @@ impl From<Stop> for SwitchError {
     fn from(stop: Stop) -> SwitchError {
         match stop {
             Stop::Damaged(why) => SwitchError::Damaged(why),
-            Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy => Errno::EIO.into(),
+            Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy | Stop::Unbacked(_) => {
+                Errno::EIO.into()
+            }
         }
     }
 }

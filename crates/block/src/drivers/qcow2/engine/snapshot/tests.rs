@@ -258,7 +258,7 @@ fn course(seed: u64, is_extended: bool) {
             }
             9 if random.u64(..8) == 0 => {
                 let size = engine.reach() + 1;
-                file.call(engine, |engine| engine.grow_l1(size)).unwrap();
+                file.grow_l1(engine, size);
                 disk.resize(file.judge_all(false)[0].len(), Found::default());
             }
             _ => {
