@@ -1,15 +1,22 @@
 //! qcow2 images of a running daemon: with a guest's file system, and with a killed daemon.
 
+use crate::common;
+
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Command;
 
+use common::peers::{Peers, Side, run};
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{
     Guest, Mounted, Qmp, Scratch, Server, ServerCommand, client as python_client, eventually,
     tied_command, tool,
 };
 use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 /// `--blockdev` for a qcow2 image in the scratch folder, as the node `disk`.
 fn qcow2<'a>(command: ServerCommand<'a>, scratch: &Scratch, options: &str) -> ServerCommand<'a> {
@@ -303,4 +310,240 @@ fn on_a_full_file_system_answered_writes_are_in_the_image() {
         assert!(read.status.success(), "{read:?}");
         client_output(&scratch, "qemu-img", &["check", "-q", "-f", "qcow2", &image]);
     }
+}
+
+/// Header extensions.
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+const DATA_FILE_NAME: u32 = 0x4441_5441;
+const BITMAPS: u32 = 0x2385_2875;
+
+type Extensions = Vec<(u32, Vec<u8>)>;
+
+fn number(bytes: &[u8], at: usize, len: usize) -> usize {
+    bytes[at..at + len].iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+}
+
+/// The header extensions of an image of version 3.
+fn extensions(image: &[u8]) -> Extensions {
+    let (mut at, mut found) = (number(image, 100, 4), Vec::new());
+    while number(image, at, 4) != 0 {
+        let (kind, len) = (number(image, at, 4) as u32, number(image, at + 4, 4));
+        found.push((kind, image[at + 8..at + 8 + len].to_vec()));
+        at += 8 + len.next_multiple_of(8);
+    }
+    found
+}
+
+/// Gives an image these header extensions, and this name of a backing file if there is one.
+fn put_header(image: &mut [u8], extensions: &[(u32, &[u8])], backing: Option<&[u8]>) {
+    let mut header = image[..number(image, 100, 4)].to_vec();
+    for (kind, data) in extensions {
+        header.extend(kind.to_be_bytes());
+        header.extend((data.len() as u32).to_be_bytes());
+        header.extend(*data);
+        header.resize(header.len().next_multiple_of(8), 0);
+    }
+    header.extend([0; 8]);
+    if let Some(name) = backing {
+        let at = header.len() as u64;
+        header[8..16].copy_from_slice(&at.to_be_bytes());
+        header[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+        header.extend(name);
+    }
+    header.resize(1 << 16, 0);
+    image[..1 << 16].copy_from_slice(&header);
+}
+
+/// An unusual image: options of `qemu-img create`, and what is done to its bytes. The path is that of its folder.
+struct Unusual(&'static str, &'static str, fn(&mut [u8], &Path));
+
+fn backed(image: &mut [u8], formats: &[&[u8]], name: &[u8]) {
+    let formats: Vec<_> = formats.iter().map(|format| (BACKING_FORMAT, *format)).collect();
+    put_header(image, &formats, Some(name));
+}
+
+/// Gives an image with a data file these names of data files, in the folder.
+fn data_files(image: &mut [u8], folder: &Path, names: &[&[u8]]) {
+    let names: Vec<_> =
+        names.iter().map(|name| [folder.as_os_str().as_bytes(), b"/", name].concat()).collect();
+    let names: Vec<_> = names.iter().map(|name| (DATA_FILE_NAME, &name[..])).collect();
+    put_header(image, &names, None);
+}
+
+/// Sets reserved bits of the first L1 entry.
+fn reserve(image: &mut [u8], bits: u64) {
+    let at = number(image, 40, 8);
+    let entry = number(image, at, 8) as u64 | bits;
+    image[at..at + 8].copy_from_slice(&entry.to_be_bytes());
+}
+
+const DATA_FILE: &str = "data_file=DIR/data";
+const UNUSUAL: &[Unusual] = &[
+    Unusual("a size within a sector", "", |image, _| {
+        image[24..32].copy_from_slice(&((1u64 << 20) + 100).to_be_bytes());
+    }),
+    Unusual("a size of a sector less a byte", "", |image, _| {
+        image[24..32].copy_from_slice(&((1u64 << 20) - 1).to_be_bytes());
+    }),
+    Unusual("a backing name with NULs", "", |image, _| backed(image, &[b"raw"], b"base\0\0")),
+    Unusual("a backing name with text after a NUL", "", |image, _| {
+        backed(image, &[b"raw"], b"base\0none");
+    }),
+    Unusual("a backing name of NULs alone", "", |image, _| backed(image, &[b"raw"], b"\0\0")),
+    Unusual("a backing name that is not UTF-8", "", |image, _| {
+        backed(image, &[b"raw"], b"b\xffse");
+    }),
+    Unusual("a backing format with a NUL", "", |image, _| backed(image, &[b"raw\0"], b"base")),
+    Unusual("an empty backing format", "", |image, _| backed(image, &[b""], b"base")),
+    Unusual("two backing formats", "", |image, _| backed(image, &[b"qcow2", b"raw"], b"base")),
+    Unusual("two data files", DATA_FILE, |image, folder| {
+        data_files(image, folder, &[b"none", b"data"]);
+    }),
+    Unusual("a data file's name with a NUL", DATA_FILE, |image, folder| {
+        data_files(image, folder, &[b"data\0none"]);
+    }),
+    Unusual("a data file's name that is not UTF-8", DATA_FILE, |image, folder| {
+        let name = OsStr::from_bytes(b"d\xffta");
+        fs::rename(folder.join("data"), folder.join(name)).expect("a file");
+        data_files(image, folder, &[b"d\xffta"]);
+    }),
+    Unusual("features' names of odd length", "", |image, _| {
+        put_header(image, &[(FEATURE_NAMES, &[b'x'; 50])], None);
+    }),
+    Unusual("two places of bitmaps", "", |image, _| {
+        let all = extensions(image);
+        let all = all.iter().chain(all.iter().filter(|(kind, _)| *kind == BITMAPS));
+        let all: Vec<_> = all.map(|(kind, data)| (*kind, &data[..])).collect();
+        put_header(image, &all, None);
+    }),
+    Unusual("a low reserved bit of an L1 entry", "", |image, _| reserve(image, 1)),
+    Unusual("high reserved bits of an L1 entry", "", |image, _| reserve(image, 0x5a << 56)),
+];
+
+/// Makes the image, with data of its own, and its backing files.
+fn make_unusual(side: &Side, Unusual(name, options, change): &Unusual) {
+    for name in [&b"base"[..], b"b\xffse"] {
+        fs::write(side.folder.join(OsStr::from_bytes(name)), vec![7; 1 << 20]).expect("a file");
+    }
+    let options = ["lazy_refcounts=off", options].join(if options.is_empty() { "" } else { "," });
+    let create = ["create", "-q", "-f", "qcow2", "-o", &options, "DIR/disk", "1025k"];
+    run("qemu-img", &side.folder, &create);
+    run("qemu-io", &side.folder, &["-f", "qcow2", "-c", "write -P 5 64k 64k", "DIR/disk"]);
+    if name.contains("bitmaps") {
+        run("qemu-img", &side.folder, &["bitmap", "--add", "DIR/disk", "b0"]);
+    }
+    let mut image = fs::read(side.path("disk")).expect("an image");
+    change(&mut image, &side.folder);
+    fs::write(side.path("disk"), image).expect("an image");
+}
+
+/// What the monitor tells of the node's image.
+fn told(side: &mut Side) -> Value {
+    let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+    let nodes = nodes["return"].as_array().expect("nodes");
+    let node = nodes.iter().find(|node| node["node-name"] == "disk").expect("the node");
+    let image = &node["image"];
+    let names =
+        ["virtual-size", "backing-filename", "backing-filename-format", "full-backing-filename"];
+    let data_file = &image["format-specific"]["data"]["data-file"];
+    json!([names.map(|name| &image[name]), data_file, image["format-specific"]["data"]["bitmaps"]])
+}
+
+#[test]
+fn unusual_headers_and_l1_entries_are_read_and_written_as_by_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let addr = json!({"type": "unix", "data": {"path": "DIR/nbd.sock"}});
+    peers.execute("nbd-server-start", json!({"addr": addr}));
+    for unusual in UNUSUAL {
+        let name = unusual.0;
+        peers.sides().into_iter().for_each(|side| make_unusual(side, unusual));
+        let before = peers.sides().map(|side| fs::read(side.path("disk")).expect("an image"));
+        for read_only in [true, false] {
+            eprintln!("{name}, {}", if read_only { "read-only" } else { "writable" });
+            let file = json!({"driver": "file", "filename": "DIR/disk"});
+            let node = json!({"driver": "qcow2", "node-name": "disk", "read-only": read_only, "file": file});
+            peers.execute("blockdev-add", node);
+            let [ours, theirs] = peers.sides().map(told);
+            assert_eq!(ours, theirs, "{name}");
+            let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e", "writable": !read_only});
+            peers.execute("block-export-add", export);
+            let [ours, theirs] = peers.sides().map(|side| {
+                let uri = "nbd+unix:///e?socket=DIR/nbd.sock";
+                if !read_only {
+                    let write = ["-f", "raw", "-c", "write -P 9 100k 50k", "-c", "flush", uri];
+                    run("qemu-io", &side.folder, &write);
+                }
+                run(
+                    "qemu-img",
+                    &side.folder,
+                    &["convert", "-f", "raw", "-O", "raw", uri, "DIR/out"],
+                );
+                fs::read(side.path("out")).expect("a file")
+            });
+            assert!(ours == theirs && ours[64 << 10..100 << 10] == [5; 36 << 10], "{name}");
+            assert_eq!(ours[100 << 10] == 9, !read_only);
+            peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+            peers.wait_for("BLOCK_EXPORT_DELETED");
+            peers.execute("blockdev-del", json!({"node-name": "disk"}));
+            if read_only {
+                let after =
+                    peers.sides().map(|side| fs::read(side.path("disk")).expect("an image"));
+                assert!(before == after, "{name}");
+            }
+        }
+        // What the one has written, the other one reads; the checks agree.
+        let ours = peers.ours.folder.clone();
+        let file = format!("{}/disk", ours.display());
+        let theirs = Command::new(tool("qemu-img")).args(["check", "-q", &file]).status();
+        let check = ServerCommand::other_command(&scratch, "check").arg(&file);
+        let (status, output) = check.run();
+        assert_eq!(status.code(), theirs.expect("it can be run").code(), "{name}: {output}");
+        run("qemu-img", &ours, &["convert", "-f", "qcow2", "-O", "raw", "DIR/disk", "DIR/again"]);
+        assert!(
+            fs::read(ours.join("again")).expect("a file")
+                == fs::read(ours.join("out")).expect("a file"),
+            "{name}"
+        );
+    }
+    peers.stop();
+}
+
+/// What QSD refuses is refused; and a name that is not UTF-8 is not put into another header.
+#[test]
+fn names_in_headers_that_cannot_be_used_are_refused() {
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let file = json!({"driver": "file", "filename": "DIR/disk"});
+    let node = json!({"driver": "qcow2", "node-name": "disk", "file": file});
+    for unusual in [
+        Unusual("a long format", "", |image, _| {
+            backed(image, &[b"raw\0\0\0\0\0\0\0\0\0\0\0\0\0"], b"base")
+        }),
+        Unusual("no data file", DATA_FILE, |image, _| {
+            put_header(image, &[(DATA_FILE_NAME, b"\0")], None)
+        }),
+    ] {
+        peers.sides().into_iter().for_each(|side| make_unusual(side, &unusual));
+        let refused = peers.both("blockdev-add", node.clone());
+        assert!(refused["error"]["desc"].is_string(), "{}: {refused}", unusual.0);
+    }
+    let side = &mut peers.ours;
+    make_unusual(side, &Unusual("", "", |image, _| backed(image, &[b"raw"], b"b\xffse")));
+    run(
+        "qemu-img",
+        &side.folder,
+        &["create", "-q", "-f", "qcow2", "-b", "disk", "-F", "qcow2", "DIR/top"],
+    );
+    let file = json!({"driver": "file", "filename": "DIR/top"});
+    side.ask("blockdev-add", &json!({"driver": "qcow2", "node-name": "top", "file": file}));
+    let nodes = side.ask("query-named-block-nodes", &json!({"flat": true}));
+    let nodes = nodes["return"].as_array().expect("nodes");
+    let base = nodes.iter().find(|node| node["drv"] == "raw").expect("the backing image");
+    let stream = json!({"job-id": "j", "device": "top", "base-node": base["node-name"]});
+    let answer = side.ask("block-stream", &stream);
+    let desc = answer["error"]["desc"].as_str().expect("it is refused");
+    assert!(desc.contains("b\u{fffd}se' of node '") && desc.contains("' is not UTF-8"), "{desc}");
+    peers.stop();
 }

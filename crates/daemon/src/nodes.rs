@@ -83,6 +83,21 @@ pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
     nodes.info(name).map_or_else(String::new, |node| filename(nodes, &node))
 }
 
+/// The file name of a node for the header of another image.
+///
+/// # Errors
+///
+/// The path is not UTF-8, so the name would lead elsewhere.
+pub(super) fn name_for_header(nodes: &NodeRegistry, name: &str) -> Result<String, String> {
+    match nodes.image_path(name).filter(|path| path.to_str().is_none()) {
+        Some(path) => Err(format!(
+            "The file name '{}' of node '{name}' is not UTF-8: the header of another image cannot name it",
+            path.display()
+        )),
+        None => Ok(filename_of(nodes, name)),
+    }
+}
+
 /// Whether `wanted` is the file name of a node's image, in commands or in the header of the image above.
 pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
     let Some(node) = nodes.info(name) else { return false };

@@ -19,7 +19,7 @@ use super::host::{Host, on_a_thread};
 use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
-use crate::nodes::filename_of;
+use crate::nodes::name_for_header;
 
 /// The trackers of a node, with its name.
 type Watched = (String, Arc<Tracking>);
@@ -106,7 +106,7 @@ impl Daemon {
         };
         self.check_paths(&Action::Blockdev(overlay.clone()))?;
         if !snapshot.existing {
-            let filename = filename_of(&self.nodes, &node_name);
+            let filename = name_for_header(&self.nodes, &node_name).map_err(DaemonError::new)?;
             let path = self.nodes.image_path(&node_name);
             // If a path alone does not describe the image, its name is the options, as JSON.
             let filename = match path.filter(|_| !filename.starts_with("json:")) {

@@ -144,7 +144,10 @@ impl Daemon {
         let size = if chain.is_empty() { 0 } else { size };
         check_parts(size, CLUSTER)?;
         let end = ChainEnd {
-            name: base.as_deref().map(|base| self.backing_name(base, backing_file, masks_protocol)),
+            name: base
+                .as_deref()
+                .map(|base| self.backing_name(base, backing_file, masks_protocol))
+                .transpose()?,
             overlay: (!chain.is_empty()).then(|| device.clone()),
             base,
             dropped,
@@ -272,6 +275,8 @@ impl Daemon {
         }
         // As in QSD, the name has to be free even if there is no filter.
         let name = self.filter_name(&mut copy, "")?;
+        let named = (top > 0).then(|| self.backing_name(&base_name, backing_file, masks_protocol));
+        let named = named.transpose()?;
         let read_only_again = self.make_writable(&base_name).await?;
         if base_size < size {
             let resized = self.nodes.resize(&base_name, size, &self.control);
@@ -285,7 +290,7 @@ impl Daemon {
         if top > 0 {
             let end = ChainEnd {
                 overlay: overlay.cloned(),
-                name: Some(self.backing_name(&base_name, backing_file, masks_protocol)),
+                name: named,
                 base: Some(base_name),
                 dropped: part(top..base),
                 read_only_again,
@@ -342,13 +347,16 @@ impl Daemon {
         base: &str,
         given: Option<String>,
         masks_protocol: bool,
-    ) -> BackingName {
+    ) -> Result<BackingName, QmpError> {
         let format = self.nodes.options(base).map(|options| {
             let is_masked = masks_protocol && options.driver.layer() == Layer::Storage;
             if is_masked { "raw" } else { options.driver.kind().name }.to_owned()
         });
-        let filename = given.unwrap_or_else(|| nodes::filename_of(&self.nodes, base));
-        BackingName { filename, format }
+        let filename = match given {
+            Some(given) => given,
+            None => nodes::name_for_header(&self.nodes, base).map_err(refused)?,
+        };
+        Ok(BackingName { filename, format })
     }
 
     /// Reopens a node for writing. Returns the node's name if its options say read-only.

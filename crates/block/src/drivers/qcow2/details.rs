@@ -1,5 +1,6 @@
 //! What QMP tells of an image: QEMU's `ImageInfoSpecificQCow2`, and the backing file's name.
 
+use std::ffi::OsStr;
 use std::sync::{Arc, Mutex};
 
 use ::options::{Object, Value};
@@ -42,13 +43,14 @@ impl Details {
             ]),
         }
         if let Some(data_file) = &header.data_file {
-            data.extend(data_file.filename.as_deref().map(|name| ("data-file", name.into())));
+            let name = data_file.filename.as_deref().map(OsStr::to_string_lossy);
+            data.extend(name.map(|name| ("data-file", name.into_owned().into())));
             data.push(("data-file-raw", header.data_file_raw.into()));
         }
         data.push(("refcount-bits", header.refcount_bits.into()));
         data.push(("compression-type", header.compression.name().into()));
         let backing = header.backing.as_ref().map(|backing| BackingName {
-            filename: backing.filename.clone(),
+            filename: backing.filename.to_string_lossy().into_owned(),
             format: backing.format.clone(),
         });
         Details {

@@ -2,9 +2,12 @@
 //!
 //! The fields are those of the specification, docs/interop/qcow2.rst in QEMU's sources. Features that the
 //! driver lacks are refused here, and wrong sizes and places of tables, and header extensions that do not have
-//! the form they should have.
+//! the form they should have. What QEMU reads all the same is read in the same way: a size within a sector, names
+//! that end at a NUL or are not UTF-8, extensions that occur several times.
 
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 
 use super::bitmaps::Extension as Bitmaps;
 use super::compression::Compression;
@@ -35,9 +38,10 @@ pub(super) const CORRUPT_BIT: u8 = 2;
 pub(super) const AUTOCLEAR: Range<usize> = 88..96;
 /// Longest name of a backing file.
 pub(super) const MAX_NAME: usize = 1023;
-/// Bytes of an entry of a table, and of one in the table of features' names.
+/// Bytes of the name of a backing file's format, at most.
+const MAX_FORMAT: usize = 15;
+/// Bytes of an entry of a table.
 pub(super) const ENTRY: u64 = 8;
-const FEATURE_NAME: usize = 48;
 
 /// Incompatible features.
 const DIRTY: u64 = DIRTY_BIT as u64;
@@ -64,6 +68,7 @@ pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 pub(super) const LUKS_EXTENSION: u32 = 0x0537_be77;
 /// More than any LUKS header takes, bytes.
 const MAX_LUKS: u64 = 64 << 20;
+const SECTOR: u64 = 512;
 
 /// What an image is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +97,7 @@ pub(crate) struct Header {
     pub(crate) compression: Compression,
     /// Bytes of a cluster: a power of two, 512 to 2 MiB.
     pub(crate) cluster: u64,
-    /// Bytes of the disk, a multiple of 512.
+    /// Bytes of the disk, a multiple of 512: as in QEMU, the header's size rounded down.
     pub(crate) size: u64,
     /// The image that lies behind this one.
     pub(crate) backing: Option<Backing>,
@@ -129,8 +134,8 @@ pub(crate) struct Header {
 /// The backing file that a header names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Backing {
-    /// As it stands there: a path, as a rule relative to the image's.
-    pub(crate) filename: String,
+    /// As it stands there: a path, as a rule relative to the image's. Not empty.
+    pub(crate) filename: OsString,
     /// The format, if it is told.
     pub(crate) format: Option<String>,
 }
@@ -139,7 +144,7 @@ pub(crate) struct Backing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DataFile {
     /// Its name, if it is told.
-    pub(crate) filename: Option<String>,
+    pub(crate) filename: Option<OsString>,
 }
 
 fn kept_autoclear(bitmaps: bool, data_file_raw: bool) -> u64 {
@@ -254,11 +259,10 @@ impl Header {
         let extensions = Extensions::parse(extensions, header_len, version)?;
         let backing = match (u64_at(8), u32_at(16) as usize) {
             (0, _) | (_, 0) => None,
-            (offset, len) => Some(Backing {
-                filename: name(first, offset, len)?,
-                format: extensions.backing_format,
-            }),
+            (offset, len) => Some(name(first, offset, len)?).filter(|name| !name.is_empty()),
         };
+        let backing =
+            backing.map(|filename| Backing { filename, format: extensions.backing_format });
         let data_file =
             (incompatible & DATA_FILE != 0).then_some(DataFile { filename: extensions.data_file });
         let (bitmaps, has_stale_bitmaps) = match (extensions.bitmaps, autoclear & BITMAPS != 0) {
@@ -282,7 +286,7 @@ impl Header {
             version,
             compression,
             cluster,
-            size,
+            size: size - size % SECTOR,
             backing,
             data_file,
             data_file_raw,
@@ -342,10 +346,6 @@ fn check_tables(
     offset: u64,
     entries: u64,
 ) -> Result<(), OpenError> {
-    if !size.is_multiple_of(512) {
-        return Err(OpenError::new(format!("Disk size {size} is not a multiple of 512"))
-            .with_hint("qemu-img resize gives it another"));
-    }
     if entries * ENTRY > MAX_L1 {
         return Err(OpenError::new("Active L1 table too large"));
     }
@@ -364,26 +364,36 @@ fn check_table(what: &str, offset: u64, len: u64, cluster: u64) -> Result<(), Op
 }
 
 /// The name of the backing file.
-fn name(first: &[u8], offset: u64, len: usize) -> Result<String, OpenError> {
+fn name(first: &[u8], offset: u64, len: usize) -> Result<OsString, OpenError> {
     if len > MAX_NAME {
         return Err(OpenError::new("Backing file name too long"));
     }
     let bytes = usize::try_from(offset).ok().and_then(|at| first.get(at..)?.get(..len));
     let bytes = bytes.ok_or_else(|| invalid("the offset of the backing file's name"))?;
-    text(bytes, "the backing file's name")
+    Ok(OsStr::from_bytes(c_string(bytes)).to_owned())
 }
 
-fn text(bytes: &[u8], what: &str) -> Result<String, OpenError> {
-    let text = String::from_utf8(bytes.to_vec()).ok();
-    let text = text.filter(|text| !text.contains('\0'));
-    text.ok_or_else(|| invalid(format!("{what} is no text")))
+/// The bytes up to the first NUL, as QEMU reads names.
+fn c_string(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Those header extensions that matter.
+/// The name of a backing file's format. `None`: it is empty, so the format is probed.
+fn format_name(data: &[u8]) -> Result<Option<String>, OpenError> {
+    if data.len() > MAX_FORMAT {
+        let len = data.len();
+        let why = format!("ERROR: ext_backing_format: len={len} too large (>=16)");
+        return Err(OpenError::new(why));
+    }
+    let name = String::from_utf8_lossy(c_string(data));
+    Ok((!name.is_empty()).then(|| name.into_owned()))
+}
+
+/// Those header extensions that matter. Of an extension that occurs several times the last one counts, as in QEMU.
 #[derive(Default)]
 struct Extensions<'a> {
     backing_format: Option<String>,
-    data_file: Option<String>,
+    data_file: Option<OsString>,
     bitmaps: Option<&'a [u8]>,
     luks: Option<&'a [u8]>,
 }
@@ -408,15 +418,12 @@ impl<'a> Extensions<'a> {
             let data = first.get(at + 8..).and_then(|rest| rest.get(..len));
             let data = data.ok_or_else(|| invalid("header extensions beyond the first cluster"))?;
             match kind {
-                BACKING_FORMAT => {
-                    set(&mut found.backing_format, text(data, "the backing file's format")?)?;
+                BACKING_FORMAT => found.backing_format = format_name(data)?,
+                DATA_FILE_NAME => {
+                    found.data_file = Some(OsStr::from_bytes(c_string(data)).to_owned());
                 }
-                DATA_FILE_NAME => set(&mut found.data_file, text(data, "the data file's name")?)?,
-                BITMAPS_EXTENSION => set(&mut found.bitmaps, data)?,
-                LUKS_EXTENSION => set(&mut found.luks, data)?,
-                FEATURE_NAMES if len % FEATURE_NAME != 0 => {
-                    return Err(invalid("the table of the features' names"));
-                }
+                BITMAPS_EXTENSION => found.bitmaps = Some(data),
+                LUKS_EXTENSION => found.luks = Some(data),
                 _ => {}
             }
             at += 8 + len.next_multiple_of(8);
@@ -442,12 +449,5 @@ fn luks_at(data: &[u8], cluster: u64) -> Result<Range<u64>, OpenError> {
     match end {
         Some(end) if at > 0 && (1..=MAX_LUKS).contains(&len) => Ok(at..end),
         _ => Err(invalid(format!("an encryption header of {len} bytes at {at:#x}"))),
-    }
-}
-
-fn set<T>(place: &mut Option<T>, value: T) -> Result<(), OpenError> {
-    match place.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(invalid("a header extension that is there twice")),
     }
 }

@@ -82,7 +82,7 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
             (name.map_or(&[][..], |name| name.filename.as_bytes()), format)
         }
         None => {
-            let format = all.iter().find(|(kind, _)| *kind == BACKING_FORMAT).map(|found| found.1);
+            let format = all.iter().rfind(|(kind, _)| *kind == BACKING_FORMAT).map(|found| found.1);
             let name = old_name.start.max(1)..old_name.end;
             (if name.is_empty() { &[][..] } else { first.get(name)? }, format)
         }
@@ -317,11 +317,38 @@ mod tests {
             let new_header = changed(&first, 65536, &backing(new.as_ref())).unwrap();
             apply(&mut first, &new_header);
             let backing = Header::parse(&first, Purpose::Read).unwrap().backing;
-            let found =
-                backing.map(|found| BackingName { filename: found.filename, format: found.format });
+            let found = backing.map(|found| BackingName {
+                filename: found.filename.into_string().unwrap(),
+                format: found.format,
+            });
             assert_eq!(found, *new);
             let other = 0x1234_5678u32.to_be_bytes();
             assert!(first[..SECTOR].windows(4).any(|window| window == other));
+        }
+    }
+
+    #[test]
+    fn of_two_formats_the_last_one_stays() {
+        let mut first = image();
+        let named = name("base", Some("raw"));
+        let new = changed(&first, 65536, &backing(Some(&named))).unwrap();
+        apply(&mut first, &new);
+        // Instead of the table of features' names, another format before the one that counts.
+        let header_len = 112;
+        let mut twice = BACKING_FORMAT.to_be_bytes().to_vec();
+        twice.extend(b"\0\0\0\x05qcow2\0\0\0");
+        twice.extend(&first[header_len..header_len + 16]);
+        first[header_len..header_len + 32].copy_from_slice(&twice);
+        first[header_len + 32..header_len + 40].fill(0);
+        for extension in [Some(Extension { count: 1, directory: (5 << 16, 32) }), None] {
+            let change = Change { bitmaps: Some(extension), ..Change::default() };
+            let new = changed(&first, 65536, &change).unwrap();
+            apply(&mut first, &new);
+            let found = Header::parse(&first, Purpose::Read).unwrap().backing.unwrap();
+            assert_eq!(
+                (found.filename.to_str(), found.format.as_deref()),
+                (Some("base"), Some("raw"))
+            );
         }
     }
 
@@ -356,7 +383,8 @@ mod tests {
                 let header = Header::parse(&first, Purpose::Read).unwrap();
                 assert_eq!((header.bitmaps, header.loses_autoclear), (extension, false));
                 let found = header.backing;
-                let found = found.map(|found| name(&found.filename, found.format.as_deref()));
+                let found = found
+                    .map(|found| name(found.filename.to_str().unwrap(), found.format.as_deref()));
                 assert_eq!(found, named);
             }
         }

@@ -1,9 +1,11 @@
 //! Opens and closes an image, on a temporary loop: before the image has channels, and after.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -202,6 +204,9 @@ impl Opening {
     pub(crate) fn data_file(&self) -> Result<Option<PathBuf>, OpenError> {
         let Some(data_file) = &self.header.data_file else { return Ok(None) };
         match &data_file.filename {
+            Some(filename) if filename.is_empty() => {
+                Err(OpenError::new("The 'file' block driver requires a file name"))
+            }
             Some(filename) => Ok(Some(file_named(filename, "data file")?.into())),
             None => Err(OpenError::new("'data-file' is required for this image")),
         }
@@ -683,28 +688,31 @@ pub(crate) fn probe(file: &Arc<dyn BlockNode>) -> Result<bool, OpenError> {
 }
 
 /// The path in a name in a header. Fails if the name is not that of a file.
-fn file_named<'a>(name: &'a str, what: &str) -> Result<&'a str, OpenError> {
-    let prefixes = ["file:", "host_device:"];
-    let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+fn file_named<'a>(name: &'a OsStr, what: &str) -> Result<&'a OsStr, OpenError> {
+    let bytes = name.as_bytes();
+    let prefixes: [&[u8]; 2] = [b"file:", b"host_device:"];
+    let path = prefixes.iter().find_map(|prefix| bytes.strip_prefix(*prefix)).unwrap_or(bytes);
     // QEMU's rule: a protocol is the text before the first colon, if no slash comes earlier.
-    let is_protocol = name.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
-    if is_protocol {
+    let first = path.iter().find(|byte| matches!(byte, b':' | b'/'));
+    if first == Some(&b':') {
+        let name = OsStr::from_bytes(path).display();
         return Err(OpenError::new(format!("The image's {what}, '{name}', is not a file"))
             .with_hint(
                 format!("'{what}' tells in options how to open it").replace(" file'", "'"),
             ));
     }
-    Ok(name)
+    Ok(OsStr::from_bytes(path))
 }
 
 /// A name in a header, seen from where the image lies.
-fn beside(image: Option<&Path>, name: &str, what: &str) -> Result<PathBuf, OpenError> {
-    let name = file_named(name, what)?;
+fn beside(image: Option<&Path>, name: &OsStr, what: &str) -> Result<PathBuf, OpenError> {
+    let name = Path::new(file_named(name, what)?);
     match image.and_then(Path::parent) {
         Some(directory) => Ok(directory.join(name)),
-        None if name.starts_with('/') => Ok(name.into()),
+        None if name.is_absolute() => Ok(name.into()),
         None => Err(OpenError::new(format!(
-            "The image's {what}, '{name}', is relative to the image, which is not a file"
+            "The image's {what}, '{}', is relative to the image, which is not a file",
+            name.display()
         ))),
     }
 }

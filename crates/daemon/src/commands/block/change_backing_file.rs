@@ -60,7 +60,7 @@ impl Daemon {
         // written.
         let backing = self.nodes.below_filter(&backing);
         let image_behind = self.nodes.filtered(&backing).pop().unwrap_or(backing);
-        let name = self.backing_name(&image_behind, Some(backing_file), true);
+        let name = self.backing_name(&image_behind, Some(backing_file), true)?;
         drop(node);
         let _moving = Moving::new(&self.moving);
         let made_writable = self.make_writable(&image).await?;

@@ -10,8 +10,7 @@ pub(super) const COMPRESSED: u64 = 1 << 62;
 pub(super) const ZEROES: u64 = 1;
 /// Bits of an entry that hold an offset in the file.
 pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Bits that must be 0 in an L1 entry, and in an L2 entry that is not compressed.
-const L1_RESERVED: u64 = !(COPIED | OFFSET);
+/// Bits that must be 0 in an L2 entry that is not compressed.
 const L2_RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZEROES);
 /// A compressed cluster's length is counted in these bytes.
 const COMPRESSED_UNIT: u64 = 512;
@@ -233,10 +232,11 @@ pub(in super::super) fn compressed_clusters(raw: u64, cluster_bits: u32) -> Opti
     Some(host >> cluster_bits..((host + len - 1) >> cluster_bits) + 1)
 }
 
-/// Parses an entry of the L1 table: the L2 table's first byte, and whether it may be changed in place.
+/// Parses an entry of the L1 table: the L2 table's first byte, and whether it may be changed in place. Reserved bits are
+/// ignored, as by QEMU. The engine clears them where it replaces the entry.
 pub(super) fn table(raw: u64, format: &Format) -> Result<Option<(u64, bool)>, Stop> {
     let offset = raw & OFFSET;
-    if raw & L1_RESERVED != 0 || !offset.is_multiple_of(format.cluster()) {
+    if !offset.is_multiple_of(format.cluster()) {
         return Err(Stop::damaged(format_args!("L1 entry {raw:#x}")));
     }
     Ok((offset != 0).then_some((offset, raw & COPIED != 0)))
