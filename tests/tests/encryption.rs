@@ -108,6 +108,9 @@ fn an_encrypted_chain_is_read_and_written_as_by_qemu() {
         "",
         ",cluster_size=512",
         ",encrypt.cipher-alg=aes-128,encrypt.cipher-mode=cbc,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=sha256",
+        ",encrypt.hash-alg=sha224,encrypt.cipher-mode=ctr",
+        ",encrypt.hash-alg=sha384,encrypt.cipher-mode=ctr,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=sha256",
+        ",encrypt.hash-alg=ripemd160,encrypt.cipher-alg=aes-128,encrypt.cipher-mode=ctr,encrypt.ivgen-alg=plain",
     ];
     for options in cases {
         let scratch = Scratch::new();
@@ -244,6 +247,9 @@ fn images_that_are_made_here_are_read_by_qemu() {
         json!({"cipher-alg": "aes-128", "hash-alg": "sha512", "ivgen-alg": "plain"}),
         json!({"cipher-alg": "aes-256", "cipher-mode": "cbc", "ivgen-alg": "essiv", "ivgen-hash-alg": "sha256"}),
         json!({"cipher-alg": "aes-192", "hash-alg": "sha1", "preallocation": "full"}),
+        json!({"cipher-mode": "ctr", "hash-alg": "sha224"}),
+        json!({"cipher-alg": "aes-128", "cipher-mode": "ctr", "ivgen-alg": "essiv", "hash-alg": "sha384"}),
+        json!({"cipher-mode": "ctr", "ivgen-alg": "plain", "hash-alg": "ripemd160"}),
     ];
     for cipher in ciphers {
         let scratch = Scratch::new();

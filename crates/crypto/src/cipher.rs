@@ -52,6 +52,8 @@ pub enum Mode {
     Xts,
     /// Cipher block chaining.
     Cbc,
+    /// A counter, which begins with the initialisation vector as a big-endian number.
+    Ctr,
 }
 
 /// A source of initialisation vectors.
@@ -76,6 +78,7 @@ impl CipherSpec {
         let mode = match self.mode {
             Mode::Xts => "xts",
             Mode::Cbc => "cbc",
+            Mode::Ctr => "ctr",
         };
         let iv = match self.iv {
             IvGenerator::Plain => "plain",
@@ -89,7 +92,7 @@ impl CipherSpec {
     pub fn key_len(self) -> usize {
         match self.mode {
             Mode::Xts => 2 * self.algorithm.key_len(),
-            Mode::Cbc => self.algorithm.key_len(),
+            Mode::Cbc | Mode::Ctr => self.algorithm.key_len(),
         }
     }
 }
@@ -108,6 +111,9 @@ enum Core {
     Cbc128(Aes128),
     Cbc192(Aes192),
     Cbc256(Aes256),
+    Ctr128(Aes128),
+    Ctr192(Aes192),
+    Ctr256(Aes256),
 }
 
 struct Xts<C> {
@@ -139,6 +145,9 @@ impl SectorCipher {
             (Mode::Cbc, Algorithm::Aes128) => Core::Cbc128(keyed(key)?),
             (Mode::Cbc, Algorithm::Aes192) => Core::Cbc192(keyed(key)?),
             (Mode::Cbc, Algorithm::Aes256) => Core::Cbc256(keyed(key)?),
+            (Mode::Ctr, Algorithm::Aes128) => Core::Ctr128(keyed(key)?),
+            (Mode::Ctr, Algorithm::Aes192) => Core::Ctr192(keyed(key)?),
+            (Mode::Ctr, Algorithm::Aes256) => Core::Ctr256(keyed(key)?),
         };
         let iv = match spec.iv {
             IvGenerator::Plain => Iv::Plain,
@@ -164,6 +173,9 @@ impl SectorCipher {
             Core::Cbc128(aes) => self.each(first, data, |iv, sector| cbc_encrypt(aes, iv, sector)),
             Core::Cbc192(aes) => self.each(first, data, |iv, sector| cbc_encrypt(aes, iv, sector)),
             Core::Cbc256(aes) => self.each(first, data, |iv, sector| cbc_encrypt(aes, iv, sector)),
+            Core::Ctr128(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
+            Core::Ctr192(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
+            Core::Ctr256(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
         }
     }
 
@@ -178,6 +190,9 @@ impl SectorCipher {
             Core::Cbc128(aes) => self.each(first, data, |iv, sector| cbc_decrypt(aes, iv, sector)),
             Core::Cbc192(aes) => self.each(first, data, |iv, sector| cbc_decrypt(aes, iv, sector)),
             Core::Cbc256(aes) => self.each(first, data, |iv, sector| cbc_decrypt(aes, iv, sector)),
+            Core::Ctr128(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
+            Core::Ctr192(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
+            Core::Ctr256(aes) => self.each(first, data, |iv, sector| ctr(aes, iv, sector)),
         }
     }
 
@@ -298,6 +313,23 @@ where
     }
 }
 
+/// Encrypts, and decrypts what it has encrypted.
+fn ctr<C>(aes: &C, iv: Bits, sector: &mut [u8; SECTOR])
+where
+    C: BlockEncrypt + BlockSizeUser<BlockSize = U16>,
+{
+    let mut counter = iv.swap_bytes();
+    let mut blocks = [Block::default(); BLOCKS];
+    for to in &mut blocks {
+        *to = counter.to_be_bytes().into();
+        counter = counter.wrapping_add(1);
+    }
+    aes.encrypt_blocks(&mut blocks);
+    for (part, from) in sector.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&blocks) {
+        *part = (Bits::from_le_bytes(*part) ^ bits(from)).to_le_bytes();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,10 +370,39 @@ mod tests {
         }
     }
 
+    /// Vectors F.5.1 and F.5.5 of NIST SP 800-38A. The counter's last byte wraps after the first block.
+    #[test]
+    fn a_counter_is_as_in_the_standard() {
+        let iv = u128::from_str_radix("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", 16).unwrap().swap_bytes();
+        let plain = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51\
+             30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710");
+        let begins = |encrypted: [u8; SECTOR], expected: &str| {
+            assert_eq!(&encrypted[..64], hex(expected));
+        };
+        let mut sector = [0; SECTOR];
+        sector[..64].copy_from_slice(&plain);
+        let mut with_128 = sector;
+        let aes: Aes128 = keyed(&hex("2b7e151628aed2a6abf7158809cf4f3c")).unwrap();
+        ctr(&aes, iv, &mut with_128);
+        begins(
+            with_128,
+            "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff\
+             5ae4df3edbd5d35e5b4f09020db03eab1e031dda2fbe03d1792170a0f3009cee",
+        );
+        let key = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4";
+        let aes: Aes256 = keyed(&hex(key)).unwrap();
+        ctr(&aes, iv, &mut sector);
+        begins(
+            sector,
+            "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5\
+             2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6",
+        );
+    }
+
     #[test]
     fn every_cipher_decrypts_what_it_encrypts_and_sectors_differ() {
         for algorithm in [Algorithm::Aes128, Algorithm::Aes192, Algorithm::Aes256] {
-            for mode in [Mode::Xts, Mode::Cbc] {
+            for mode in [Mode::Xts, Mode::Cbc, Mode::Ctr] {
                 for iv in [IvGenerator::Plain, IvGenerator::Plain64, IvGenerator::EssivSha256] {
                     let spec = CipherSpec { algorithm, mode, iv };
                     let key: Vec<u8> = (0..spec.key_len()).map(|n| n as u8).collect();

@@ -278,6 +278,7 @@ fn cipher(name: &str, mode: &str, key_len: u32) -> Result<CipherSpec, HeaderErro
     let mode = match mode_name {
         "xts" => Mode::Xts,
         "cbc" => Mode::Cbc,
+        "ctr" => Mode::Ctr,
         _ => return Err(unknown("cipher mode", mode)),
     };
     let iv = match iv_name {
@@ -298,6 +299,7 @@ fn names(cipher: CipherSpec) -> (&'static str, String) {
     let mode = match cipher.mode {
         Mode::Xts => "xts",
         Mode::Cbc => "cbc",
+        Mode::Ctr => "ctr",
     };
     let iv = match cipher.iv {
         IvGenerator::Plain => "plain",

@@ -83,6 +83,11 @@ pub(crate) trait LuksDraft: Sized + 'static {
                 at: |draft: &mut Self| &mut draft.luks().mode,
                 words: &[
                     ("cbc", Mode::Cbc, "cipher block chaining"),
+                    (
+                        "ctr",
+                        Mode::Ctr,
+                        "a counter; a sector that is written twice tells how it has changed",
+                    ),
                     ("xts", Mode::Xts, "XTS, with two keys"),
                 ],
             },
@@ -117,8 +122,11 @@ pub(crate) trait LuksDraft: Sized + 'static {
             at: |draft: &mut Self| &mut draft.luks().hash,
             words: &[
                 ("sha1", Hash::Sha1, "SHA-1"),
+                ("sha224", Hash::Sha224, "SHA-224"),
                 ("sha256", Hash::Sha256, "SHA-256"),
+                ("sha384", Hash::Sha384, "SHA-384"),
                 ("sha512", Hash::Sha512, "SHA-512"),
+                ("ripemd160", Hash::Ripemd160, "RIPEMD-160"),
             ],
         });
     /// `iter-time`.

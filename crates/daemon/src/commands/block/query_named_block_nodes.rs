@@ -184,7 +184,7 @@ static RBD: &[Member] = &[Member::optional(
 
 static LUKS: &[Member] = &[
     Member::new("cipher-alg", Reply::Word(&["aes-128", "aes-192", "aes-256"]), "the cipher"),
-    Member::new("cipher-mode", Reply::Word(&["cbc", "xts"]), "its mode of operation"),
+    Member::new("cipher-mode", Reply::Word(&["cbc", "ctr", "xts"]), "its mode of operation"),
     Member::new(
         "ivgen-alg",
         Reply::Word(&["plain", "plain64", "essiv"]),
@@ -193,7 +193,7 @@ static LUKS: &[Member] = &[
     Member::optional("ivgen-hash-alg", Reply::Word(&["sha256"]), "the digest that those need"),
     Member::new(
         "hash-alg",
-        Reply::Word(&["sha1", "sha256", "sha512"]),
+        Reply::Word(&["sha1", "sha224", "sha256", "sha384", "sha512", "ripemd160"]),
         "the digest that keys are derived with",
     ),
     Member::new("detached-header", Reply::Bool, "whether the header lies elsewhere"),
