@@ -390,6 +390,53 @@ fn persistent_bitmaps_are_stored_as_by_qemu_storage_daemon() {
     peers.stop();
 }
 
+/// QSD takes such a bitmap, and loses the bitmap as it closes the image.
+#[test]
+fn a_bitmap_without_room_in_the_header_is_refused_at_once() {
+    // A name of so many bytes.
+    let name = |len: usize| format!("{}base", "./".repeat((len - 4) / 2));
+    let add = json!({"node": "disk", "name": "b", "persistent": true});
+    for (cluster, most, too_long) in [("512", 340, 370), ("1024", 340, 880)] {
+        let scratch = Scratch::new();
+        let mut peers = Peers::new(&scratch);
+        peers.run("qemu-img", &["create", "-q", "-f", "raw", "DIR/base", "4M"]);
+        for (name, of) in [(name(too_long), "full"), (name(most), "disk")] {
+            let options = format!("cluster_size={cluster}");
+            let image = format!("DIR/{of}.qcow2");
+            peers.run(
+                "qemu-img",
+                &["create", "-q", "-f", "qcow2", "-o", &options, "-b", &name, "-F", "raw", &image],
+            );
+        }
+        peers.execute(
+            "blockdev-add",
+            json!({"driver": "qcow2", "node-name": "full",
+                "file": {"driver": "file", "filename": "DIR/full.qcow2"}}),
+        );
+        let to_full = merged(add.clone(), &json!({"node": "full"}));
+        assert_eq!(
+            peers.ours.qmp.refused(&named("add"), to_full),
+            "Can't make bitmap 'b' persistent in 'full': the image's header has no room for it; a \
+             shorter name of the backing file or larger clusters leave room"
+        );
+        bitmaps(&mut peers);
+        add_image(&mut peers, json!({}));
+        peers.execute(&named("add"), add.clone());
+        // A name that is given later leaves the bitmap its room.
+        let rename =
+            json!({"device": "disk", "image-node-name": "disk", "backing-file": name(370)});
+        assert_eq!(
+            peers.ours.qmp.refused("change-backing-file", rename),
+            "Could not change the backing file: there is no room for the name in the image's header"
+        );
+        let folders = peers.sides().map(|side| side.folder.clone());
+        peers.stop();
+        let [ours, theirs] = folders.each_ref().map(|folder| stored(folder));
+        assert_eq!(ours, theirs);
+        assert_eq!(ours.as_array().map(Vec::len), Some(1));
+    }
+}
+
 /// QSD has the bitmap empty, so that a backup would lack what was written.
 #[test]
 fn a_disk_with_a_damaged_bitmap_is_served_without_it() {

@@ -243,7 +243,8 @@ impl Daemon {
             cluster.clamp(*GRANULARITY.start(), *GRANULARITY.end())
         });
         if let Some(store) = &store {
-            store.check_new(&name, granularity).map_err(refused)?;
+            let checked = store.clone().check_new(&name, granularity, &self.control).await;
+            checked.map_err(refused)?;
         }
         let size = opened.geometry().size;
         check_parts(size, granularity)?;

@@ -21,7 +21,7 @@ use self::bitmap::Bitmaps;
 pub use self::bitmap::{DirtyBitmap, Storage};
 use self::channel::TrackedChannel;
 pub(crate) use self::kept::{Described, KeptBits, Owner};
-pub use self::store::{BitmapStore, Forgotten};
+pub use self::store::{BitmapStore, Checked, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
 use crate::drivers::KeySlots;

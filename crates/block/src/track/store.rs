@@ -13,6 +13,9 @@ use super::{DirtyBitmap, Tracking};
 /// Completes with the result of [`forget`](BitmapStore::forget).
 pub type Forgotten = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
+/// Completes with the result of [`check_new`](BitmapStore::check_new).
+pub type Checked = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+
 /// The dirty bitmaps in an image.
 ///
 /// An image that is open for writing marks its bitmaps as in use, and stores them when it is closed.
@@ -34,8 +37,8 @@ pub trait BitmapStore: Any + Send + Sync {
     ///
     /// # Errors
     ///
-    /// In QEMU's words.
-    fn check_new(&self, name: &str, granularity: u64) -> Result<(), String>;
+    /// In QEMU's words. Or the header of the image has no room for the place of bitmaps, or cannot be read.
+    fn check_new(self: Arc<Self>, name: &str, granularity: u64, event_loop: &EventLoop) -> Checked;
 
     /// Returns a new bitmap, for [`add_bitmap`](Tracking::add_bitmap).
     ///

@@ -31,6 +31,8 @@ pub(super) struct Change<'a> {
     pub(super) backing: Option<Option<&'a BackingName>>,
     /// The bitmaps, if there are some from now on.
     pub(super) bitmaps: Option<Option<Extension>>,
+    /// Room for bitmaps has to be left: closing the image stores some.
+    pub(super) reserves_bitmaps: bool,
 }
 
 /// A header after a change.
@@ -107,14 +109,12 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
         header.extend([0; 8]);
         (header.len() <= SECTOR).then_some(header)
     };
-    // The names of features are for error messages only.
-    let mut header = lay_out(|_| true).or_else(|| lay_out(|kind| kind != FEATURE_NAMES))?;
-    let (at, apart) = match (text.len(), header.len()) {
-        (0, _) => (0, None),
-        (len, _) if len > MAX_NAME => return None,
+    let with_name = |mut header: Vec<u8>| match (text.len(), header.len()) {
+        (0, _) => Some((header, 0, None)),
+        (len, _) if len > MAX_NAME => None,
         (len, at) if at + len <= SECTOR => {
             header.extend(text);
-            (at, None)
+            Some((header, at, None))
         }
         (len, _) => {
             let padded = len.next_multiple_of(SECTOR);
@@ -128,9 +128,12 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
             let at = *PLACES.iter().find(is_free)?;
             let mut sectors = text.to_vec();
             sectors.resize(padded, 0);
-            (at, Some((at as u64, sectors)))
+            Some((header, at, Some((at as u64, sectors))))
         }
     };
+    // The names of features are for error messages only.
+    let (mut header, at, apart) = (lay_out(|_| true).and_then(with_name))
+        .or_else(|| lay_out(|kind| kind != FEATURE_NAMES).and_then(with_name))?;
     header.resize(SECTOR, 0);
     header[8..16].copy_from_slice(&(at as u64).to_be_bytes());
     header[16..20].copy_from_slice(&(text.len() as u32).to_be_bytes());
@@ -142,6 +145,21 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
         *features = *features & !bit | if bitmaps.is_some() { bit } else { 0 };
     }
     Some(Changed { header: *header.first_chunk()?, name: apart })
+}
+
+/// Whether a change leaves room for bitmaps that are stored later.
+fn leaves_room(first: &[u8], cluster: u64, changed: &Changed) -> bool {
+    let mut first = first.to_vec();
+    for (at, bytes) in changed.name.iter().map(|(at, bytes)| (*at as usize, &bytes[..])) {
+        if let Some(place) = first.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+    if let Some(place) = first.first_chunk_mut() {
+        *place = changed.header;
+    }
+    let bitmaps = Some(Some(Extension { count: 1, directory: (cluster, 0) }));
+    self::changed(&first, cluster, &Change { bitmaps, ..Change::default() }).is_some()
 }
 
 /// Has a header name the backing file that another version of it names.
@@ -163,7 +181,8 @@ fn with_engine(
     change: &Change<'_>,
 ) -> Option<Changed> {
     first.get_mut(..SECTOR)?.copy_from_slice(&engine.header());
-    changed(first, cluster, change)
+    let changed = changed(first, cluster, change)?;
+    (!change.reserves_bitmaps || leaves_room(first, cluster, &changed)).then_some(changed)
 }
 
 impl Image {
@@ -183,6 +202,16 @@ impl Image {
         let mut first = read(channels, 0, LOOKED_AT.min(self.cluster as usize)).await?;
         let fits = with_engine(&lock(&self.core).engine, &mut first, self.cluster, change);
         fits.map(drop).ok_or(Errno::EFBIG)
+    }
+
+    /// Checks whether the header has room for the place of bitmaps.
+    ///
+    /// # Errors
+    ///
+    /// As of [`check_header_change`](Self::check_header_change).
+    pub(super) async fn check_room_for_bitmaps(&self, channels: &Channels) -> Result<(), Errno> {
+        let change = Change { reserves_bitmaps: true, ..Change::default() };
+        self.check_header_change(channels, &change).await
     }
 
     /// Changes the header. On stable storage once the image is flushed.
@@ -226,7 +255,8 @@ impl Image {
         done.await?.ok_or(Errno::EFBIG)
     }
 
-    /// Has the header name another backing file. On stable storage on return.
+    /// Has the header name another backing file, and leaves room for bitmaps if some are to be stored. On stable storage on
+    /// return.
     ///
     /// # Errors
     ///
@@ -235,8 +265,9 @@ impl Image {
         &self,
         channels: &Channels,
         name: Option<&BackingName>,
+        reserves_bitmaps: bool,
     ) -> Result<(), Errno> {
-        let change = Change { backing: Some(name), ..Change::default() };
+        let change = Change { backing: Some(name), reserves_bitmaps, ..Change::default() };
         // The way back replaces all extensions.
         let _change = self.changing_header.lock().await;
         let before = lock(&self.core).engine.header();
@@ -357,12 +388,27 @@ mod tests {
         let first = image();
         assert_eq!(changed(&first, 65536, &backing(Some(&name(&"x".repeat(1024), None)))), None);
         assert_eq!(
-            changed(&first[..512], 512, &backing(Some(&name(&"x".repeat(300), None)))),
+            changed(&first[..512], 512, &backing(Some(&name(&"x".repeat(400), None)))),
             None
         );
         let mut garbage = first;
         garbage[112 + 4..112 + 8].fill(0xff);
         assert_eq!(changed(&garbage, 65536, &backing(None)), None);
+    }
+
+    #[test]
+    fn a_name_leaves_room_for_bitmaps() {
+        let first = &image()[..1024];
+        let fits = |len: usize, reserves_bitmaps: bool| {
+            let name = name(&"x".repeat(len), Some("raw"));
+            let change =
+                Change { backing: Some(Some(&name)), reserves_bitmaps, ..Change::default() };
+            let changed = changed(first, 1024, &change);
+            changed.is_some_and(|changed| !reserves_bitmaps || leaves_room(first, 1024, &changed))
+        };
+        // Fixed part, other extension, format and end, 152 bytes; that of the bitmaps has 32 bytes.
+        assert_eq!([328, 329, 360, 361].map(|len| fits(len, true)), [true, false, false, false]);
+        assert_eq!([328, 329, 360, 361].map(|len| fits(len, false)), [true, true, true, false]);
     }
 
     #[test]

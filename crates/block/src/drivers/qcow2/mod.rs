@@ -273,7 +273,8 @@ impl BlockNode for Qcow2Node {
         let event_loop = event_loop.clone();
         Box::pin(async move {
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
-            self.image.set_backing_name(&channels, name.as_ref()).await?;
+            let reserves_bitmaps = self.bitmaps.has_new();
+            self.image.set_backing_name(&channels, name.as_ref(), reserves_bitmaps).await?;
             self.details.set_backing(name);
             Ok(())
         })

@@ -12,6 +12,7 @@ mod store;
 
 use std::any::Any;
 use std::collections::HashSet;
+use std::future::ready;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use super::context::Channels;
 use super::image::{Image, errno_of};
 use super::open::Below;
 use super::steps::{ENTRY, read};
-use crate::track::{BitmapStore, Described, DirtyBitmap, Forgotten, Storage, Tracking};
+use crate::track::{BitmapStore, Checked, Described, DirtyBitmap, Forgotten, Storage, Tracking};
 
 /// What the file has.
 #[derive(Debug, Default, Clone)]
@@ -105,6 +106,11 @@ impl ImageBitmaps {
             Some(tracking) => tracking.stored(),
             None => lock(&self.loaded).clone(),
         }
+    }
+
+    /// Whether closing the image stores bitmaps.
+    pub(super) fn has_new(&self) -> bool {
+        self.stored().iter().any(|bitmap| bitmap.storage() == Storage::Image)
     }
 
     /// Notes that a range of the disk is about to be cut off: a part of it may be gone if that fails.
@@ -192,14 +198,31 @@ impl BitmapStore for ImageBitmaps {
         })
     }
 
-    fn check_new(&self, name: &str, granularity: u64) -> Result<(), String> {
+    fn check_new(self: Arc<Self>, name: &str, granularity: u64, event_loop: &EventLoop) -> Checked {
         let prefix = format!("Can't make bitmap '{name}' persistent in '{}': ", self.node_name);
         if self.image.version < 3 {
-            return Err(prefix + "Cannot store dirty bitmaps in qcow2 v2 files");
+            let why = "Cannot store dirty bitmaps in qcow2 v2 files";
+            return Box::pin(ready(Err(prefix + why)));
         }
         let names: Vec<_> = self.stored().iter().map(|bitmap| bitmap.name().to_owned()).collect();
-        let checked = directory::check_new(name, granularity, self.image.size(), &names);
-        checked.map_err(|why| prefix + &why)
+        if let Err(why) = directory::check_new(name, granularity, self.image.size(), &names) {
+            return Box::pin(ready(Err(prefix + &why)));
+        }
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            let checked = match self.below.open_channels(&event_loop).map_err(errno_of) {
+                Ok(channels) => self.image.check_room_for_bitmaps(&channels).await,
+                Err(errno) => Err(errno),
+            };
+            checked.map_err(|errno| match errno {
+                Errno::EFBIG => {
+                    prefix
+                        + "the image's header has no room for it; a shorter name of the backing file or larger \
+                           clusters leave room"
+                }
+                errno => format!("{prefix}reading the image's header failed: {}", errno.desc()),
+            })
+        })
     }
 
     fn forget(self: Arc<Self>, name: &str, event_loop: &EventLoop) -> Forgotten {
