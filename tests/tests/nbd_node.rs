@@ -1,13 +1,19 @@
-//! A node that is the export of another NBD server, ringmill's own: a daemon in front of a daemon.
+//! A node that is the export of another NBD server, as a rule ringmill's own: a daemon in front of a daemon.
+
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
+use common::peers::Peers;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Image, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
-use serde_json::json;
+use integration::tls::Authority;
+use integration::{
+    Image, Qmp, Scratch, Server, ServerCommand, eventually, merged, tied_command, tool,
+};
+use serde_json::{Value, json};
 
 /// The daemon that has the image.
 fn storage(scratch: &Scratch, name: &'static str, image: &Image) -> Server {
@@ -57,6 +63,57 @@ fn an_image_goes_through_two_daemons() {
     assert!(map.lines().any(|line| line.contains("hole,zero")), "{map}");
     server.stop();
     storage.stop();
+}
+
+/// The only export has no name, and there is no TLS.
+#[test]
+fn servers_with_old_handshakes_are_used_as_by_qemu_storage_daemon() {
+    let scratch = Scratch::new();
+    let creds = Authority::new(&scratch, "ca").trusted("client");
+    let mut peers = Peers::new(&scratch);
+    let creds =
+        json!({"qom-type": "tls-creds-x509", "id": "t", "dir": creds, "endpoint": "client"});
+    peers.execute("object-add", creds);
+    peers.execute(
+        "nbd-server-start",
+        json!({"addr": {"type": "unix", "data": {"path": "DIR/nbd.sock"}}}),
+    );
+    for handshake in ["--oldstyle", "--mask-handshake=0", "--mask-handshake=2"] {
+        let socket = scratch.path("old.sock");
+        let mut command: Command = tied_command(&tool("nbdkit"));
+        command.args(["-f", "-U"]).arg(&socket).args([handshake, "pattern", "1M"]);
+        let mut server = command.spawn().expect("it starts");
+        eventually("nbdkit", || UnixStream::connect(&socket).ok());
+        let node = json!({
+            "driver": "nbd", "node-name": "disk", "read-only": true,
+            "server": {"type": "unix", "path": socket},
+        });
+        let with = |more: &Value| merged(node.clone(), more);
+        let refused = peers.both("blockdev-add", with(&json!({"tls-creds": "t", "export": "x"})));
+        assert_eq!(refused["error"]["desc"], "Server does not support STARTTLS", "{handshake}");
+        if handshake == "--oldstyle" {
+            let refused = peers.both("blockdev-add", with(&json!({"export": "x"})));
+            let why = "Server does not support non-empty export names";
+            assert_eq!(refused["error"]["desc"], why);
+        }
+        peers.execute("blockdev-add", node);
+        peers.execute(
+            "block-export-add",
+            json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "e"}),
+        );
+        let uri = "nbd+unix:///e?socket=DIR/nbd.sock";
+        peers.run("qemu-img", &["convert", "-f", "raw", "-O", "raw", uri, "DIR/out"]);
+        let [ours, theirs] = peers.sides().map(|side| fs::read(side.path("out")).expect("a file"));
+        // The pattern: each eight bytes have their offset.
+        assert!(ours == theirs && ours[4096..4104] == 4096u64.to_be_bytes(), "{handshake}");
+        peers.execute("block-export-del", json!({"id": "e", "mode": "hard"}));
+        peers.wait_for("BLOCK_EXPORT_DELETED");
+        peers.execute("blockdev-del", json!({"node-name": "disk"}));
+        server.kill().expect("our child");
+        server.wait().expect("our child");
+        fs::remove_file(&socket).expect("nbdkit made it");
+    }
+    peers.stop();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use block::node::BlockNode;
 use block::options::*;
 use block::request::Op;
 use block::status::{Extent, ExtentState};
-use common::nbd::{Connected, NbdServer};
+use common::nbd::{Connected, NbdServer, Old, OldServer};
 use common::*;
 use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
 use nix::errno::Errno;
@@ -72,6 +72,50 @@ fn missing_server_features_are_emulated() {
         expected[4096..4096 + (200 << 10)].fill(0);
         assert_eq!(rig.read(0, MIB, 0), Ok(expected));
         assert_eq!(rig.extents(0, 1 << 20), [Extent::own(1 << 20, ExtentState::Data)]);
+    }
+}
+
+#[test]
+fn servers_with_an_old_handshake_are_used() {
+    // With no options, and with one, with and without zeroes behind the export's description.
+    for handshake in
+        ["--oldstyle", "--mask-handshake=0", "--mask-handshake=2", "--mask-handshake=1"]
+    {
+        let server = NbdServer::nbdkit(&[handshake, "memory", "1M"]);
+        let mut rig = open(&server.node());
+        let data = pattern(MIB);
+        rig.write(0, &data, 0).unwrap();
+        assert_eq!(rig.read(0, MIB, 0), Ok(data), "{handshake}");
+        let unknown = Extent::own(1 << 20, ExtentState::Data);
+        if handshake != "--mask-handshake=1" {
+            assert_eq!(rig.extents(0, 1 << 20), [unknown], "{handshake}");
+        }
+    }
+    for (handshake, export) in [
+        (Old::Oldstyle(0), ""),
+        (Old::Oldstyle(3), ""),
+        (Old::Newstyle(0), "old"),
+        (Old::Newstyle(2), "old"),
+        // Options are refused, also that which has replaced the name.
+        (Old::Newstyle(1), "old"),
+        (Old::Newstyle(3), "old"),
+    ] {
+        let server = OldServer::start(handshake);
+        let mut rig = open(&server.node(export));
+        assert_eq!(rig.read(4096, 8192, 0), Ok(vec![7; 8192]), "{handshake:?}");
+    }
+    let left = "Failed to read export length: the server left when it was asked for export 'new': check that it \
+                has one of that name";
+    for (handshake, export, why) in [
+        (Old::Oldstyle(1), "old", "Server does not support non-empty export names"),
+        (Old::Oldstyle(0x1_0001), "", "Unexpected export flags"),
+        (Old::Newstyle(0), "new", left),
+        (Old::Newstyle(3), "new", left),
+    ] {
+        let server = OldServer::start(handshake);
+        let refused = NodeRegistry::new().open(&server.node(export)).err();
+        let refused = refused.map(|error| error.to_string());
+        assert_eq!(refused.as_deref(), Some(why), "{handshake:?}");
     }
 }
 

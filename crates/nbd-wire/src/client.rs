@@ -7,7 +7,7 @@ use crate::reply::{self, NbdError, ReplyMode};
 use crate::request::{self, CommandType, RequestHeader};
 use crate::{INIT_MAGIC, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, Reader};
 
-/// `cliserv_magic` of the handshake before the newstyle one, which has no export names.
+/// `cliserv_magic` of the handshake before the newstyle one.
 const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 
 /// What a server sends makes no sense: nothing that follows can be understood.
@@ -19,23 +19,61 @@ pub struct Nonsense(
 
 // ---- handshake ---------------------------------------------------------------------------------
 
-/// Bytes of a server's greeting.
-pub const GREETING_LEN: usize = 18;
+/// Bytes that a server begins with: which handshake follows.
+pub const MAGIC_LEN: usize = 16;
 
-/// Reads a greeting: the server's handshake flags.
+/// The handshake that a server begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handshake {
+    /// The client chooses an export by its name. The server's handshake flags follow, 16 bits.
+    Newstyle,
+    /// There is one export, without a name. Its [description](parse_oldstyle) follows.
+    Oldstyle,
+}
+
+impl Handshake {
+    /// Reads which handshake a server begins.
+    ///
+    /// # Errors
+    ///
+    /// It is no NBD server.
+    pub fn parse(bytes: &[u8; MAGIC_LEN]) -> Result<Handshake, Nonsense> {
+        let mut reader = Reader(bytes);
+        match (reader.u64(), reader.u64()) {
+            (Some(INIT_MAGIC), Some(OPTION_MAGIC)) => Ok(Handshake::Newstyle),
+            (Some(INIT_MAGIC), Some(OLDSTYLE_MAGIC)) => Ok(Handshake::Oldstyle),
+            _ => Err(Nonsense("Bad initial magic received: this is no NBD server")),
+        }
+    }
+}
+
+/// Bytes of zeroes behind an export's description, unless
+/// [`NO_ZEROES`](crate::handshake_flag::NO_ZEROES) was negotiated.
+pub const PADDING: usize = 124;
+
+/// Bytes of an export's description in an oldstyle handshake, without the [zeroes](PADDING) behind.
+pub const OLDSTYLE_LEN: usize = 12;
+
+/// Reads an export's description in an oldstyle handshake: its size, and its transmission flags.
 ///
 /// # Errors
 ///
-/// It is not that of a newstyle server.
-pub fn parse_greeting(bytes: &[u8; GREETING_LEN]) -> Result<u16, Nonsense> {
+/// There are flags that no server has.
+pub fn parse_oldstyle(bytes: &[u8; OLDSTYLE_LEN]) -> Result<(u64, u16), Nonsense> {
     let mut reader = Reader(bytes);
-    match (reader.u64(), reader.u64(), reader.u16()) {
-        (Some(INIT_MAGIC), Some(OPTION_MAGIC), Some(flags)) => Ok(flags),
-        (Some(INIT_MAGIC), Some(OLDSTYLE_MAGIC), _) => {
-            Err(Nonsense("the server knows the oldstyle handshake only, which has no export names"))
-        }
-        _ => Err(Nonsense("Bad initial magic received: this is no NBD server")),
+    match (reader.u64(), reader.u16(), reader.u16()) {
+        (Some(size), Some(0), Some(flags)) => Ok((size, flags)),
+        _ => Err(Nonsense("Unexpected export flags")),
     }
+}
+
+/// Bytes of the answer to `NBD_OPT_EXPORT_NAME`, without the [zeroes](PADDING) behind.
+pub const EXPORT_LEN: usize = 10;
+
+/// Reads the answer to `NBD_OPT_EXPORT_NAME`: the export's size, and its transmission flags.
+pub fn parse_export(bytes: &[u8; EXPORT_LEN]) -> (u64, u16) {
+    let mut reader = Reader(bytes);
+    (reader.u64().unwrap_or_default(), reader.u16().unwrap_or_default())
 }
 
 /// Appends an option to `out`, with its data.

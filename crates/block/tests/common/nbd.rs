@@ -1,11 +1,13 @@
 //! NBD servers of other projects.
 
+use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use block::node::BlockNode;
@@ -58,14 +60,7 @@ impl NbdServer {
 
     /// Options to open its default export.
     pub fn options(&self) -> NbdOptions {
-        NbdOptions {
-            server: NbdServerAddr::Unix { path: self.socket.clone() },
-            export: String::new(),
-            tls_creds: None,
-            tls_hostname: None,
-            reconnect_delay: 0,
-            open_timeout: 0,
-        }
+        options(&self.socket)
     }
 
     /// A node's options, with its default export.
@@ -92,6 +87,113 @@ impl NbdServer {
     /// Starts it again, after [`kill`](Self::kill).
     pub fn restart(&mut self) {
         self.child = spawn(self.program, &self.arguments, &self.socket);
+    }
+}
+
+/// A server of one connection that knows an old handshake only. It has 1 MiB of sevens, which can be read.
+pub struct OldServer {
+    socket: PathBuf,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+/// The handshake of an [`OldServer`].
+#[derive(Debug, Clone, Copy)]
+pub enum Old {
+    /// Before there were options, with these export flags.
+    Oldstyle(u32),
+    /// With these handshake flags. The only option is `NBD_OPT_EXPORT_NAME`, for an export `old`.
+    Newstyle(u16),
+}
+
+impl OldServer {
+    pub fn start(handshake: Old) -> OldServer {
+        let socket = new_socket();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let serve = move || {
+            let mut client = listener.accept()?.0;
+            match handshake {
+                Old::Oldstyle(flags) => {
+                    let magic = [0x4e42_444d_4147_4943, 0x0000_4202_8186_1253, 1u64 << 20];
+                    let mut greeting = magic.map(u64::to_be_bytes).concat();
+                    greeting.extend(flags.to_be_bytes());
+                    greeting.extend([0; 124]);
+                    client.write_all(&greeting)?;
+                }
+                Old::Newstyle(flags) if !choose(&mut client, flags)? => return Ok(()),
+                Old::Newstyle(_) => {}
+            }
+            let mut request = [0; 28];
+            while client.read_exact(&mut request).is_ok() {
+                let len = u32::from_be_bytes(request[24..].try_into().unwrap()) as usize;
+                let is_read = request[6..8] == [0, 0];
+                let error = if is_read { 0u32 } else { 22 };
+                let reply = [0x6744_6698, error].map(u32::to_be_bytes).concat();
+                client.write_all(&[&reply[..], &request[8..16]].concat())?;
+                client.write_all(&vec![7; if is_read { len } else { 0 }])?;
+            }
+            Ok(())
+        };
+        OldServer { socket, thread: Some(std::thread::spawn(serve)) }
+    }
+
+    /// A node's options, for reading.
+    pub fn node(&self, export: &str) -> BlockdevOptions {
+        let options = NbdOptions { export: export.to_owned(), ..options(&self.socket) };
+        BlockdevOptions { read_only: true, ..super::blockdev("disk", Driver::from(options)) }
+    }
+}
+
+/// Returns whether the client has chosen the export.
+fn choose(client: &mut UnixStream, flags: u16) -> io::Result<bool> {
+    let magic = [0x4e42_444d_4147_4943, 0x4948_4156_454f_5054u64];
+    client
+        .write_all(&[&magic.map(u64::to_be_bytes).concat()[..], &flags.to_be_bytes()].concat())?;
+    let mut agreed = [0; 4];
+    client.read_exact(&mut agreed)?;
+    assert_eq!(u32::from_be_bytes(agreed), u32::from(flags & 3));
+    loop {
+        let mut header = [0; 16];
+        client.read_exact(&mut header)?;
+        let option = u32::from_be_bytes(header[8..12].try_into().unwrap());
+        let mut data = vec![0; u32::from_be_bytes(header[12..].try_into().unwrap()) as usize];
+        client.read_exact(&mut data)?;
+        if option == 1 {
+            let mut export = [&(1u64 << 20).to_be_bytes()[..], &[0, 1]].concat();
+            export.resize(if flags & 2 == 0 { 134 } else { 10 }, 0);
+            return if data == b"old" {
+                client.write_all(&export).map(|()| true)
+            } else {
+                Ok(false)
+            };
+        }
+        assert!(flags & 1 != 0, "option {option} before options could be refused");
+        let mut reply = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+        reply.extend([option, 0x8000_0001, 0].map(u32::to_be_bytes).concat());
+        client.write_all(&reply)?;
+    }
+}
+
+impl Drop for OldServer {
+    fn drop(&mut self) {
+        // In case the client has not come.
+        let _ = UnixStream::connect(&self.socket);
+        let ended = self.thread.take().unwrap().join();
+        let _ = std::fs::remove_file(&self.socket);
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+/// Options for the default export of a server on that socket.
+fn options(socket: &Path) -> NbdOptions {
+    NbdOptions {
+        server: NbdServerAddr::Unix { path: socket.to_owned() },
+        export: String::new(),
+        tls_creds: None,
+        tls_hostname: None,
+        reconnect_delay: 0,
+        open_timeout: 0,
     }
 }
 

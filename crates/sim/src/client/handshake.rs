@@ -1,8 +1,8 @@
 //! Option negotiation, in another order each time.
 
 use exports::nbd::wire::client::{
-    GREETING_LEN, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_option,
-    encode_set_meta_context, parse_greeting,
+    Handshake, MAGIC_LEN, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_option,
+    encode_set_meta_context,
 };
 use exports::nbd::wire::option::{OptionError, OptionReply, code, info};
 use exports::nbd::wire::reply::ReplyMode;
@@ -24,9 +24,10 @@ impl Connection {
     /// Negotiates from the greeting to the transmission phase. Returns `false` if the client leaves before.
     pub(super) fn shake_hands(&self) -> Result<bool, Gone> {
         let random = self.world().random();
-        let greeting: [u8; GREETING_LEN] = self.take()?;
+        let magic: [u8; MAGIC_LEN] = self.take()?;
+        let flags = u16::from_be_bytes(self.take()?);
         let offered = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
-        if parse_greeting(&greeting) != Ok(offered) {
+        if (Handshake::parse(&magic), flags) != (Ok(Handshake::Newstyle), offered) {
             self.fail("that is no greeting");
         }
         let no_zeroes = random.one_in(2);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use event_loop::{EventLoop, LoopHandle, Readiness, oneshot, until};
 use nbd_wire::client::{
-    GREETING_LEN, Nonsense, OPTION_REPLY_LEN, OptionAnswer, OptionReplyHeader, encode_go,
-    encode_option, encode_set_meta_context, parse_greeting,
+    EXPORT_LEN, Handshake, MAGIC_LEN, Nonsense, OLDSTYLE_LEN, OPTION_REPLY_LEN, OptionAnswer,
+    OptionReplyHeader, PADDING, encode_go, encode_option, encode_set_meta_context, parse_export,
+    parse_oldstyle,
 };
 use nbd_wire::option::{OptionReply, code};
 use nbd_wire::reply::ReplyMode;
@@ -34,6 +35,8 @@ const QUEUE_FULL_NS: u64 = 10_000_000;
 const ABSTRACT_LEN: usize = 107;
 /// Most replies to one option.
 const MAX_REPLIES: u32 = 64;
+/// `NBD_REP_ERR_UNSUP`.
+const UNSUPPORTED: u32 = 0x8000_0001;
 /// `NBD_REP_ERR_TLS_REQD`.
 const TLS_REQUIRED: u32 = 0x8000_0005;
 /// `NBD_REP_ERR_UNKNOWN`.
@@ -50,6 +53,8 @@ pub(crate) enum ConnectError {
     Resolve(String),
     /// The server disconnected during the handshake.
     Left,
+    /// The server disconnected when it was asked for this export, as it does without one of that name.
+    LeftExport(String),
     /// The server disconnected as soon as TLS was there, as it does with a client that it does not trust.
     LeftTls,
     /// The socket failed.
@@ -76,6 +81,11 @@ impl fmt::Display for ConnectError {
             }
             ConnectError::Resolve(why) => f.write_str(why),
             ConnectError::Left => f.write_str("Failed to read data: the server left"),
+            ConnectError::LeftExport(export) => write!(
+                f,
+                "Failed to read export length: the server left when it was asked for export '{export}': check \
+                 that it has one of that name"
+            ),
             ConnectError::LeftTls => f.write_str(
                 "Failed to read data: the server left after the TLS handshake: check that it accepts the client's \
                  certificate, client-cert.pem in 'dir' of tls-creds",
@@ -181,9 +191,12 @@ pub(crate) async fn open(
         let again = event_loop.now_ns() + pause.next_ns();
         match tried {
             // A server that refuses will refuse again.
-            Err(ConnectError::Connect(..) | ConnectError::Left | ConnectError::Socket(_))
-                if again < deadline && !target.is_inherited() =>
-            {
+            Err(
+                ConnectError::Connect(..)
+                | ConnectError::Left
+                | ConnectError::LeftExport(_)
+                | ConnectError::Socket(_),
+            ) if again < deadline && !target.is_inherited() => {
                 event_loop.sleep_until(again).await;
             }
             tried => return tried,
@@ -486,14 +499,21 @@ async fn negotiate(
     export: &str,
     tls: Option<&Connector>,
 ) -> Result<Agreed, ConnectError> {
-    let mut greeting = [0; GREETING_LEN];
-    server.fill(&mut greeting).await?;
-    let flags = parse_greeting(&greeting)?;
-    if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
-        return Err(ConnectError::Rules("Server does not support fixed newstyle handshake flags"));
+    let mut magic = [0; MAGIC_LEN];
+    server.fill(&mut magic).await?;
+    if Handshake::parse(&magic)? == Handshake::Oldstyle {
+        return oldstyle(server, export, tls).await;
     }
+    let mut flags = [0; 2];
+    server.fill(&mut flags).await?;
+    let flags = u16::from_be_bytes(flags);
     let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
     server.send(&u32::from(ours).to_be_bytes()).await?;
+    if ours & handshake_flag::FIXED_NEWSTYLE == 0 {
+        // Such a server knows no other option.
+        check_no_tls(tls)?;
+        return choose(server, export, ours, (ReplyMode::Simple, None)).await;
+    }
     if let Some(connector) = tls {
         server.start_tls(connector).await?;
     }
@@ -534,6 +554,10 @@ async fn negotiate(
     match server.option(code::GO, &message, tell).await? {
         None => {}
         Some((TLS_REQUIRED, _)) => return Err(tls_required()),
+        // With extended headers, there is no other option to choose an export with.
+        Some((UNSUPPORTED, _)) if mode != ReplyMode::Extended => {
+            return choose(server, export, ours, (mode, allocation)).await;
+        }
         Some((NO_SUCH_EXPORT, _)) => {
             return Err(ConnectError::Refused("Requested export not available".to_owned()));
         }
@@ -547,7 +571,59 @@ async fn negotiate(
     let Some((size, flags)) = found else {
         return Err(ConnectError::Rules("the server did not tell of the export"));
     };
+    if flags & flag::HAS_FLAGS == 0 {
+        return Err(ConnectError::Unusable("Export flags are not set".to_owned()));
+    }
     describe(size, flags, sizes, mode, allocation).map_err(ConnectError::Unusable)
+}
+
+/// Fails if TLS is required.
+fn check_no_tls(tls: Option<&Connector>) -> Result<(), ConnectError> {
+    match tls {
+        Some(_) => Err(ConnectError::Rules("Server does not support STARTTLS")),
+        None => Ok(()),
+    }
+}
+
+/// Reads the description of the only export, after an oldstyle magic.
+async fn oldstyle(
+    server: &mut Server,
+    export: &str,
+    tls: Option<&Connector>,
+) -> Result<Agreed, ConnectError> {
+    check_no_tls(tls)?;
+    if !export.is_empty() {
+        return Err(ConnectError::Rules("Server does not support non-empty export names"));
+    }
+    let mut description = [0; OLDSTYLE_LEN];
+    server.fill(&mut description).await?;
+    let (size, flags) = parse_oldstyle(&description)?;
+    server.fill(&mut [0; PADDING]).await?;
+    describe(size, flags, None, ReplyMode::Simple, None).map_err(ConnectError::Unusable)
+}
+
+/// Chooses an export by `NBD_OPT_EXPORT_NAME`, the only way with old servers. `flags`: the client's handshake flags. `agreed`:
+/// the form of replies, and the context `base:allocation`.
+async fn choose(
+    server: &mut Server,
+    export: &str,
+    flags: u16,
+    agreed: (ReplyMode, Option<u32>),
+) -> Result<Agreed, ConnectError> {
+    let mut message = Vec::new();
+    encode_option(code::EXPORT_NAME, export.as_bytes(), &mut message);
+    server.send(&message).await?;
+    let mut description = [0; EXPORT_LEN];
+    server.fill(&mut description).await.map_err(|error| match error {
+        ConnectError::Left => ConnectError::LeftExport(export.to_owned()),
+        error => error,
+    })?;
+    if flags & handshake_flag::NO_ZEROES == 0 {
+        server.fill(&mut [0; PADDING]).await?;
+    }
+    let (size, flags) = parse_export(&description);
+    let (mode, allocation) = agreed;
+    describe(size, flags, None, mode, allocation).map_err(ConnectError::Unusable)
 }
 
 /// Negotiates on a connected socket.
@@ -574,9 +650,6 @@ fn describe(
 ) -> Result<Agreed, String> {
     if size > i64::MAX as u64 - 511 {
         return Err(format!("export length {size} is too large"));
-    }
-    if flags & flag::HAS_FLAGS == 0 {
-        return Err("Export flags are not set".to_owned());
     }
     // QEMU's defaults: sectors, if the export's size is a multiple of them.
     let usual = (if size.is_multiple_of(512) { 512 } else { 1 }, 4096, MAX_PAYLOAD);
