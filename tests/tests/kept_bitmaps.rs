@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Mounted, Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged};
+use integration::{
+    Mounted, Qmp, Scratch, Server, ServerCommand, daemon, eventually, merged, tied_command, tool,
+};
 use serde_json::{Value, json};
 
 const KIB: u64 = 1024;
@@ -517,6 +520,55 @@ fn without_room_for_its_bits_a_bitmap_is_inconsistent_after_a_kill() {
     assert_eq!(bitmaps(&server), all[..1]);
     server.stop();
     assert!(client(&scratch, "qemu-img", &["check", "-q", "disk.qcow2"]).status.success());
+}
+
+/// The log says that a kill loses bitmaps of an image that is not in a regular file.
+#[test]
+fn bitmaps_of_an_image_on_a_server_do_not_survive_a_kill() {
+    let scratch = Scratch::new();
+    image(&scratch);
+    let serve = || {
+        let mut command = tied_command(&tool("qemu-nbd"));
+        command.args(["-t", "-f", "raw", "-k"]).arg(scratch.path("far"));
+        let server = command.arg(scratch.path("disk.qcow2")).spawn().expect("it starts");
+        eventually("qemu-nbd", || UnixStream::connect(scratch.path("far")).ok());
+        server
+    };
+    let end = |mut server: Child| {
+        server.kill().expect("our child");
+        server.wait().expect("our child");
+        until_unlocked(&scratch);
+    };
+    let start = |name| {
+        let far = scratch.path("far").display().to_string();
+        let disk = "qcow2,node-name=disk,file.driver=nbd,file.server.type=unix,file.server.path=";
+        let command = ServerCommand::new(&scratch).named(name).monitor("qmp");
+        let command = command.env("RUNTIME_DIRECTORY", scratch.path("run").display().to_string());
+        command.arg("--blockdev").arg(format!("{disk}{far}")).start()
+    };
+    let says = |server: &Server, what: &str| {
+        assert_eq!(server.log().matches(what).count(), 1, "{}", server.log());
+    };
+    let far = serve();
+    let server = start("first");
+    says(
+        &server,
+        "dirty bitmaps of node 'disk' do not survive a kill: its image is not in a regular",
+    );
+    add(&server, "new", json!({}));
+    says(
+        &server,
+        "bitmap 'new' of node 'disk' does not survive a kill: its image is not in a regular",
+    );
+    server.kill();
+    end(far);
+    let far = serve();
+    let server = start("second");
+    // The new one is not in the image, as with QSD.
+    let inconsistent = |name: &str| (name.to_owned(), None, false);
+    assert_eq!(bitmaps(&server), ["off", "stored"].map(inconsistent));
+    server.stop();
+    end(far);
 }
 
 /// The log says that a kill loses bitmaps of an image that can have no journal.

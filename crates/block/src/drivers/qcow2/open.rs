@@ -318,12 +318,18 @@ impl Opening {
         if !read_only && journal.is_none() {
             match header.has_room {
                 true => journal = create(&name, journals, inode),
-                false => bitmaps.tell_not_kept(&name),
+                false => bitmaps.tell_not_kept(
+                    &name,
+                    "its image has no room for a journal's mark, which needs clusters of 4096 bytes or more",
+                ),
             }
         }
         let writes = journal.as_ref().filter(|_| !read_only);
         let lent = writes.filter(|_| goes_on).map(|journal| journal.find_kept(device, true));
         let keeper = writes.and_then(|journal| journal.keeper(device));
+        if writes_now && journal.is_some() && keeper.is_none() {
+            bitmaps.tell_not_kept(&name, bitmaps::NOT_IN_A_FILE);
+        }
         let kept = KeptBitmaps::new(keeper, lent.unwrap_or_default());
         if writes_now {
             kept.take(&name, &mut bitmaps, left_bitmaps, header.size);

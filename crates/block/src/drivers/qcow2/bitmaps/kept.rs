@@ -43,6 +43,11 @@ impl KeptBitmaps {
         self.any.load(Ordering::Acquire)
     }
 
+    /// Whether new bitmaps can be kept at all.
+    pub(super) fn has_place(&self) -> bool {
+        self.keeper.is_some()
+    }
+
     fn add(&self, file: KeptFile) -> Arc<KeptBits> {
         let bits = file.bits.clone();
         let mut files = lock(&self.files);

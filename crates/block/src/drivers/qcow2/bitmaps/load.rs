@@ -29,13 +29,10 @@ pub(in super::super) struct Loaded {
 const TOLD: usize = 8;
 
 impl Loaded {
-    /// Logs that the bitmaps of an image without room for a journal's mark do not survive a kill.
-    pub(in super::super) fn tell_not_kept(&self, node: &str) {
+    /// Logs that the image's bitmaps do not survive a kill, and why.
+    pub(in super::super) fn tell_not_kept(&self, node: &str, why: &str) {
         if self.bitmaps.iter().any(|bitmap| bitmap.storage() == Storage::Image) {
-            log::warn!(
-                "dirty bitmaps of node '{node}' do not survive a kill: its image has no room for a journal's mark, \
-                 which needs clusters of 4096 bytes or more"
-            );
+            log::warn!("dirty bitmaps of node '{node}' do not survive a kill: {why}");
         }
     }
 

@@ -31,6 +31,9 @@ use super::open::Below;
 use super::steps::{ENTRY, read};
 use crate::track::{BitmapStore, Checked, Described, DirtyBitmap, Forgotten, Storage, Tracking};
 
+/// Why bitmaps of an image on a block device or a server are not kept.
+pub(super) const NOT_IN_A_FILE: &str = "its image is not in a regular file";
+
 /// What the file has.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Directory {
@@ -169,13 +172,15 @@ impl BitmapStore for ImageBitmaps {
 
     fn new_bitmap(&self, name: &str, size: u64, granularity: u64, recording: bool) -> DirtyBitmap {
         let of = Described { name: name.to_owned(), size, granularity, recording };
-        let kept = match self.image.has_journal() {
-            true => self.image.kept.create(&self.node_name, &of),
-            false => {
-                let node = &self.node_name;
-                log::warn!(
-                    "bitmap '{name}' of node '{node}' does not survive a kill: its image has no journal"
-                );
+        let why_not = match &self.image.kept {
+            _ if !self.image.has_journal() => Some("its image has no journal"),
+            kept => (!kept.has_place()).then_some(NOT_IN_A_FILE),
+        };
+        let node = &self.node_name;
+        let kept = match why_not {
+            None => self.image.kept.create(node, &of),
+            Some(why) => {
+                log::warn!("bitmap '{name}' of node '{node}' does not survive a kill: {why}");
                 None
             }
         };
