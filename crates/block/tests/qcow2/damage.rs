@@ -125,6 +125,32 @@ fn damage_of_a_read_only_image_is_reported_and_not_marked() {
     assert!(fs::read(folder.path("disk.qcow2")).unwrap() == before);
 }
 
+/// As with QSD, the rest of the disk can be read. Such an image is not opened for writing.
+#[test]
+fn a_damaged_l1_entry_fails_reads_of_what_it_maps() {
+    let folder = Folder::new("damage-l1");
+    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "disk.qcow2", "1G"]);
+    qemu_io(&folder, "disk.qcow2", "write -P 7 0 64k");
+    qemu_io(&folder, "disk.qcow2", "write -P 8 512M 64k");
+    let path = folder.path("disk.qcow2");
+    let mut before = fs::read(&path).unwrap();
+    let second = number(&before, 40) + 8;
+    before[second + 6] |= 2;
+    fs::write(&path, &before).unwrap();
+    let writable = options(&path);
+    let (node, damages) = open_telling(&BlockdevOptions { read_only: true, ..options(&path) });
+    let mut rig = Rig::new(node);
+    assert_eq!(rig.read(0, 64 << 10, 0).unwrap(), vec![7; 64 << 10]);
+    assert_eq!(rig.read(512 << 20, 512, 0), Err(Errno::EIO));
+    assert_eq!(rig.read(1 << 20, 512, 0).unwrap(), vec![0; 512]);
+    drop(rig);
+    let told = told(damages);
+    assert!(matches!(&*told, [Damage { is_fatal: false, .. }]), "{told:?}");
+    let refused = NodeRegistry::new().open(&writable).err().unwrap().to_string();
+    assert!(refused.contains("the offset is not that of a cluster"), "{refused}");
+    assert!(fs::read(&path).unwrap() == before);
+}
+
 /// The places of metadata in an image with an internal snapshot.
 struct Places {
     l1: usize,

@@ -492,6 +492,7 @@ async fn engine(
         caches,
         // What another process has left and is not in the file yet may lie beyond.
         end: end.max(metadata.map_or(0, Metadata::end)),
+        read_only,
     };
     Engine::new(&contents).map_err(|stop| match stop {
         Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),

@@ -237,7 +237,9 @@ pub(in super::super) fn compressed_clusters(raw: u64, cluster_bits: u32) -> Opti
 pub(super) fn table(raw: u64, format: &Format) -> Result<Option<(u64, bool)>, Stop> {
     let offset = raw & OFFSET;
     if !offset.is_multiple_of(format.cluster()) {
-        return Err(Stop::damaged(format_args!("L1 entry {raw:#x}")));
+        return Err(Stop::damaged(format_args!(
+            "L1 entry {raw:#x}: the offset is not that of a cluster"
+        )));
     }
     Ok((offset != 0).then_some((offset, raw & COPIED != 0)))
 }

@@ -232,6 +232,8 @@ pub(super) struct Contents<'a> {
     pub(super) caches: CacheSizes,
     /// The end of the file: nothing was ever written from there on.
     pub(super) end: u64,
+    /// The image is open for reading only. Then damage of the L1 table is found when an entry is used.
+    pub(super) read_only: bool,
 }
 
 fn entries(table: &[u8]) -> Vec<u64> {
@@ -246,9 +248,9 @@ fn entry_at(table: &[u8], index: usize) -> u64 {
 impl Engine {
     /// # Errors
     ///
-    /// An entry of the L1 table is damaged.
+    /// An entry of the L1 table is damaged, and the image is open for writing.
     pub(super) fn new(contents: &Contents<'_>) -> Result<Engine, Stop> {
-        let Contents { start, header, l1, refcounts, others, caches, end } = *contents;
+        let Contents { start, header, l1, refcounts, others, caches, end, read_only } = *contents;
         let format = Format::new(header);
         let (l1, refcounts) = (entries(l1), entries(refcounts));
         let mut owners = Owners::default();
@@ -262,8 +264,12 @@ impl Engine {
         own(at..at + len, Owner::RefcountTable);
         others.iter().for_each(|(bytes, owner)| own(bytes.clone(), *owner));
         for entry in &l1 {
-            if let Some((at, _)) = entry::table(*entry, &format)? {
-                owners.add_table(at >> format.cluster_bits, Owner::ActiveL2);
+            match entry::table(*entry, &format) {
+                Ok(Some((at, _))) => owners.add_table(at >> format.cluster_bits, Owner::ActiveL2),
+                Ok(None) => {}
+                // A request for what the table maps finds the damage.
+                Err(_) if read_only => {}
+                Err(damaged) => return Err(damaged),
             }
         }
         for block in refcounts.iter().filter(|block| **block != 0) {

@@ -90,6 +90,7 @@ impl File {
             others: &[],
             caches: CacheSizes::default(),
             end: self.bytes.len() as u64,
+            read_only: false,
         };
         let mut engine = Engine::new(&contents).unwrap();
         // As few as a call needs, so that nearly each has to read.
