@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-use rustix::process::{Pid, getpgrp};
-use rustix::termios::{tcgetpgrp, tcgetwinsize};
+use nix::unistd::{Pid, getpgrp, tcgetpgrp};
+use rustix::termios::tcgetwinsize;
 
 /// Erases the line, with the cursor in the first column.
 const ERASE: &str = "\r\x1b[K";
@@ -16,7 +16,8 @@ const COLUMNS: usize = 80;
 /// The state of the status line.
 #[derive(Debug)]
 pub(super) struct StatusLine {
-    /// This process' group. Read once, since the sandbox refuses getpgrp(2) later.
+    /// This process' group, 0 if the group is outside of the PID namespace. Read once, since the sandbox refuses
+    /// getpgrp(2) later.
     group: Pid,
     shown: Option<String>,
     /// The line was removed for good.
@@ -84,7 +85,9 @@ fn fitting(parts: &[String], columns: usize) -> String {
 /// has it.
 fn columns(group: Pid) -> Option<usize> {
     let stderr = std::io::stderr();
-    let has_it = stderr.is_terminal() && tcgetpgrp(stderr.as_fd()).ok() == Some(group);
+    let has_it = stderr.is_terminal()
+        && group.as_raw() != 0
+        && tcgetpgrp(stderr.as_fd()).ok() == Some(group);
     let size = has_it.then(|| tcgetwinsize(stderr.as_fd()))?.ok();
     Some(
         size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS),
