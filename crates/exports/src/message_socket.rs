@@ -121,7 +121,7 @@ impl MessageSocket {
     ) -> Result<bool, SocketError> {
         let mut filled = 0;
         while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match fd_passing::receive(self.socket.as_fd(), rest) {
+            match fd_passing::receive_from_stranger(self.socket.as_fd(), rest) {
                 Ok(received) if received.len == 0 => {
                     return if may_end && filled == 0 {
                         Ok(false)
@@ -132,6 +132,12 @@ impl MessageSocket {
                 Ok(received) => {
                     filled += received.len;
                     fds.add(received.fds).await;
+                    if received.fds_are_missing {
+                        return Err(SocketError::Os {
+                            call: "recvmsg",
+                            error: Errno::EMFILE.into(),
+                        });
+                    }
                 }
                 Err(Errno::EAGAIN) => self.readable.wait().await,
                 Err(Errno::EINTR) => {}

@@ -2,14 +2,19 @@
 
 use crate::common;
 
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 
 use common::{
     Daemon, Dir, NEED_REPLY, PATIENCE, ask, connect, message, number, send_with, with_reply_ack,
 };
 use exports::vhost_user::Listen;
+use exports::vhost_user::fd_passing;
 use exports::vhost_user::wire::{MAX_FDS, Request};
 use guest_memory::test_util::fuse::Fuse;
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{MsgFlags, recv};
 use test_requirements::{Needs, untested};
 
@@ -67,6 +72,27 @@ fn a_hanging_close_blocks_no_other_thread() {
         next.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_ne!(number(&mut next, Request::GetFeatures as u32), 0, "{request:?}");
     }
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// The error names the limit, and the descriptors that did come are closed again. A process of its own, as nextest runs
+/// each test, since the limit is the process'.
+#[test]
+fn descriptors_beyond_the_limit_of_open_files_are_an_error_and_none_stays() {
+    let (sender, receiver) = UnixStream::pair().unwrap();
+    let event = nix::sys::eventfd::EventFd::new().unwrap();
+    let before = open_files();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let highest = File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    setrlimit(Resource::RLIMIT_NOFILE, highest + 2, hard).unwrap();
+    send_with(&sender, &[1], &[event.as_raw_fd(); 5]);
+    let received = fd_passing::receive(receiver.as_fd(), &mut [0]).map(|received| received.len);
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    assert_eq!(received, Err(Errno::EMFILE));
+    assert_eq!(open_files(), before);
 }
 
 /// An export whose front end hands over such a file can be stopped.

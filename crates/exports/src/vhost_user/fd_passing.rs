@@ -3,11 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use rustix::cmsg_space;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 /// Most descriptors that the kernel passes at once (SCM_MAX_FD).
 const SCM_MAX_FD: usize = 253;
@@ -22,6 +25,8 @@ pub struct Received {
     pub len: usize,
     /// The received descriptors, close-on-exec.
     pub fds: Vec<OwnedFd>,
+    /// Other descriptors were sent, and this process has no number for them.
+    pub(crate) fds_are_missing: bool,
 }
 
 /// Sends bytes, with descriptors attached to the first of them.
@@ -43,27 +48,39 @@ pub fn send(
     sendmsg::<()>(socket.as_raw_fd(), bytes, control, flags, None)
 }
 
+/// Receives available data without waiting, from a peer whose descriptors can be closed here.
+///
+/// # Errors
+///
+/// `EAGAIN` without data; `EMFILE` if this process has no number for some of the descriptors; others as of recvmsg(2).
+pub fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno> {
+    let received = receive_from_stranger(socket, buf)?;
+    if received.fds_are_missing { Err(Errno::EMFILE) } else { Ok(received) }
+}
+
 /// Receives available data without waiting.
 ///
 /// # Errors
 ///
 /// `EAGAIN` without data; others as of recvmsg(2).
-pub fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Received, Errno> {
-    // Space for everything that can come: a truncated control message would leak its open
-    // descriptors.
-    let mut control = nix::cmsg_space!([RawFd; SCM_MAX_FD], [u8; OTHER_CONTROL]);
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let mut iov = [IoSliceMut::new(buf)];
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut control), flags)?;
+pub(crate) fn receive_from_stranger(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+) -> Result<Received, Errno> {
+    // Space for everything that can come: the kernel truncates only for want of numbers.
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(SCM_MAX_FD)) + OTHER_CONTROL];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags)
+        .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
     let mut fds = Vec::new();
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just opened these descriptors for this process, and their numbers
-            // are known only here.
-            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            fds.extend(rights);
         }
     }
-    Ok(Received { len: message.bytes, fds })
+    let fds_are_missing = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { len: message.bytes, fds, fds_are_missing })
 }
 
 /// Owns a descriptor that accept4(2) has just returned. nix returns a plain number.
