@@ -3,11 +3,12 @@
 use crate::common;
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
 use common::peers::{Peers, run};
 use common::{check, check_moment, under_load, upgrade_under};
-use integration::{Image, Qmp, Scratch, ServerCommand};
+use integration::{Image, Qmp, Scratch, ServerCommand, merged};
 use serde_json::{Value, json};
 
 const MAKE: &str = "blockdev-snapshot-internal-sync";
@@ -164,6 +165,52 @@ fn snapshots_are_made_and_deleted_as_by_qsd() {
     peers.execute("blockdev-set-active", json!({"node-name": "disk", "active": true}));
     told(&mut peers, "disk");
     check_images(&mut peers);
+}
+
+/// The host gets back what only the deleted snapshot had, unless an option of the image or its file says otherwise.
+#[test]
+fn a_deleted_snapshot_gives_its_space_back_as_in_qsd() {
+    const TAKEN: u64 = 8 << 20;
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let off = json!({"pass-discard-snapshot": false});
+    for (name, discard, options, gives_back) in [
+        ("default", None, json!({}), true),
+        ("unmap", Some("unmap"), json!({"discard": "ignore"}), true),
+        ("ignore", Some("ignore"), json!({"discard": "unmap"}), false),
+        ("off", None, off, false),
+    ] {
+        let image = format!("DIR/{name}");
+        peers.run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "64M"]);
+        peers.run("qemu-io", &["-c", "write -P 1 1M 8M", &image]);
+        peers.run("qemu-img", &["snapshot", "-c", "s", &image]);
+        peers.run("qemu-io", &["-c", "write -P 2 1M 8M", &image]);
+        let mut node = merged(add(name, name, false), &options);
+        if let Some(discard) = discard {
+            node["file"]["discard"] = discard.into();
+        }
+        peers.execute("blockdev-add", node);
+        let blocks = |peers: &mut Peers| {
+            peers.sides().map(|side| side.path(name).metadata().expect("the image").blocks() * 512)
+        };
+        let before = blocks(&mut peers);
+        alike(&mut peers, DELETE, json!({"device": name, "name": "s"}));
+        let after = blocks(&mut peers);
+        for (before, after) in before.into_iter().zip(after) {
+            // Tables and the journal aside.
+            let is_given_back = after + TAKEN <= before + (1 << 20);
+            assert_eq!(is_given_back, gives_back, "{name}: {before} {after}");
+        }
+    }
+    let folders = peers.sides().map(|side| side.folder.clone());
+    peers.stop();
+    for folder in folders {
+        for name in ["default", "unmap", "ignore", "off"] {
+            let image = format!("DIR/{name}");
+            run("qemu-img", &folder, &["check", "-q", &image]);
+            run("qemu-io", &folder, &["-r", "-c", "read -P 2 1M 8M", &image]);
+        }
+    }
 }
 
 #[test]

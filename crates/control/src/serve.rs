@@ -193,6 +193,7 @@ impl ServeOptions {
                 data_file: None,
                 backing: Backing::Implicit,
                 pass_discard_request: None,
+                pass_discard_snapshot: None,
                 discard_no_unref: false,
                 unheeded: Default::default(),
                 encrypt: None,

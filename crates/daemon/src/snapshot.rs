@@ -97,6 +97,7 @@ impl Daemon {
                 data_file: None,
                 backing: Backing::Node(BlockdevRef::Name(node_name.clone())),
                 pass_discard_request: None,
+                pass_discard_snapshot: None,
                 discard_no_unref: false,
                 unheeded: Default::default(),
                 encrypt: None,

@@ -159,6 +159,7 @@ fn backing(
             data_file: None,
             backing: Backing::Implicit,
             pass_discard_request: None,
+            pass_discard_snapshot: None,
             discard_no_unref: false,
             unheeded: Default::default(),
             caches: Default::default(),

@@ -99,6 +99,8 @@ pub(crate) struct Qcow2Node {
     no_unref: bool,
     /// `pass-discard-request`.
     pass_discard: bool,
+    /// `pass-discard-snapshot`.
+    pass_discard_snapshot: bool,
     /// `cache-clean-interval`.
     clean: Clean,
     watchers: Watchers,
@@ -252,7 +254,9 @@ impl BlockNode for Qcow2Node {
             let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
             let changed = match change {
                 SnapshotChange::Make(name) => self.image.make_snapshot(&channels, &name).await,
-                SnapshotChange::Delete(id) => self.image.delete_snapshot(&channels, &id).await,
+                SnapshotChange::Delete(id) => {
+                    self.image.delete_snapshot(&channels, &id, self.pass_discard_snapshot).await
+                }
             };
             if changed.is_err() {
                 let damages = self.damages.as_ref();

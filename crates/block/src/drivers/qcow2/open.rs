@@ -434,6 +434,7 @@ impl Opening {
             _unlocked: unlocked,
             clean: Clean::every(options.caches.clean_interval),
             pass_discard: options.pass_discard_request.unwrap_or(unmap),
+            pass_discard_snapshot: options.pass_discard_snapshot.unwrap_or(true),
         })
     }
 }

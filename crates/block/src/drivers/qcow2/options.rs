@@ -45,6 +45,8 @@ pub struct Qcow2Options {
     /// `pass-discard-request`: whether the node below gets discards of what the guest discards. `None`
     /// means if the image itself takes them, `discard=unmap`.
     pub pass_discard_request: Option<bool>,
+    /// `pass-discard-snapshot`: whether the node below gets discards of what a deleted internal snapshot had. `None` means yes.
+    pub pass_discard_snapshot: Option<bool>,
     /// `discard-no-unref`: clusters without data keep their place in the image.
     pub discard_no_unref: bool,
     /// Options that are accepted and change nothing.
@@ -181,13 +183,12 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         "pass the guest's discards on to the node below",
     )
     .at(&Of(|node: &mut Node| &mut node.pass_discard_request)),
-    Field {
-        name: "pass-discard-snapshot",
-        // The image itself uses the clusters of a deleted snapshot again.
-        kind: Kind::Bool(|_, _| Ok(())),
-        need: Need::Default("on"),
-        help: "discard below when a snapshot inside is deleted; without effect: the image uses the room again",
-    },
+    Row::optional(
+        "pass-discard-snapshot",
+        "on",
+        "discard below what becomes free when a snapshot inside is deleted",
+    )
+    .at(&Of(|node: &mut Node| &mut node.pass_discard_snapshot)),
     Field::unoffered("pass-discard-other", only_off),
     Row::default(
         "discard-no-unref",

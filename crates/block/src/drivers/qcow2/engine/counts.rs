@@ -56,7 +56,7 @@ impl Engine {
                 Some(0) => self.add_block(index)?,
                 Some(_) => {
                     let slot = self.block_slot(index)?;
-                    let Some(mut found) = self.find_free(slot, index, most) else {
+                    let Some(mut found) = self.find_free(slot, index, self.first_free, most) else {
                         self.first_free = (index as u64 + 1) << bits;
                         continue;
                     };
@@ -80,19 +80,51 @@ impl Engine {
         }
     }
 
+    /// Reserves the first clusters of a range that are free and follow each other. `None`: none is.
+    pub(in super::super) fn reserve_within(
+        &mut self,
+        range: Range<u64>,
+    ) -> Result<Option<Room>, Stop> {
+        let Range { start: mut at, mut end } = range;
+        if !self.ahead.is_empty() {
+            end = end.min(self.ahead.start);
+        }
+        while at < end {
+            if let Some((slot, _)) = self.count_slot(at)? {
+                let index = (at >> self.format.block_bits()) as usize;
+                let found = self.find_free(slot, index, at, end - at);
+                if let Some(found) = found.map(|found| found.start..found.end.min(end))
+                    && !found.is_empty()
+                {
+                    self.check_is_free(&found)?;
+                    self.held.insert(found.clone());
+                    return Ok(Some(Room {
+                        host: found.start << self.format.cluster_bits,
+                        clusters: found.end - found.start,
+                        is_fresh: found.start >= self.fresh,
+                        is_reserved: true,
+                        written: 0..0,
+                    }));
+                }
+            }
+            at = ((at >> self.format.block_bits()) + 1) << self.format.block_bits();
+        }
+        Ok(None)
+    }
+
     /// So many clusters a file can have.
     pub(super) fn most_clusters(&self) -> u64 {
         END >> self.format.cluster_bits
     }
 
     /// Free clusters that a block counts, from the first that may be on.
-    fn find_free(&self, slot: usize, index: usize, most: u64) -> Option<Range<u64>> {
+    fn find_free(&self, slot: usize, index: usize, from: u64, most: u64) -> Option<Range<u64>> {
         let (bits, order) = (self.format.block_bits(), self.format.refcount_order);
         let block = self.blocks.bytes(slot);
         let first = (index as u64) << bits;
         let end = first + (1 << bits);
         let is_counted = |at: u64| count(block, (at - first) as usize, order) != 0;
-        let mut at = self.first_free;
+        let mut at = from;
         while at < end {
             if is_counted(at) {
                 at += 1;

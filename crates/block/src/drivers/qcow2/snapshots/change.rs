@@ -2,7 +2,7 @@
 //!
 //! All requests of all loops wait: the whole disk is claimed. All metadata is written to the file. What the change needs is
 //! [prepared](engine::prepare) beside the tables in use, then one sector of the header leads to it. A kill or a power cut leaves
-//! the image before the change or after it.
+//! the image before the change or after it. What a deleted snapshot had is given back to the node below after that.
 
 use std::ops::Range;
 use std::time::SystemTime;
@@ -13,8 +13,9 @@ use nix::errno::Errno;
 
 use super::{MAX_NAME, MAX_SNAPSHOTS, MAX_TABLE, Snapshot, places};
 use crate::drivers::qcow2::context::{Channels, Transfer};
+use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::engine::{
-    self, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
+    self, Room, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
 };
 use crate::drivers::qcow2::image::Image;
 use crate::drivers::qcow2::rooms::Rooms;
@@ -126,9 +127,10 @@ impl Image {
             (SnapshotChange::Make(made), all)
         })
         .await
+        .map(drop)
     }
 
-    /// Deletes a snapshot. On stable storage on return.
+    /// Deletes a snapshot. On stable storage on return. `pass`: the node below gets a discard of what becomes free.
     ///
     /// # Errors
     ///
@@ -137,24 +139,49 @@ impl Image {
         &self,
         channels: &Channels,
         id: &str,
+        pass: bool,
     ) -> Result<(), SnapshotError> {
         let _turn = self.resizing.lock().await;
-        let _all = self.claim(0..self.size(), true).await;
+        let claim = self.claim(0..self.size(), true).await;
         let mut all = lock(&self.snapshots).all.clone();
         let at = all.iter().position(|snapshot| snapshot.told.id == id);
         let deleted = all.remove(at.ok_or(Errno::ENOENT)?);
         if let Some(why) = deleted.fault {
             return Err(SnapshotError::OfSnapshot(why.to_owned()));
         }
-        self.change(channels, |_| (SnapshotChange::Delete(deleted.l1), all)).await
+        let freed = self.change(channels, |_| (SnapshotChange::Delete(deleted.l1), all)).await?;
+        drop(claim);
+        if pass {
+            self.punch_free(channels, freed).await;
+        }
+        Ok(())
     }
 
-    /// Changes the snapshots. The caller has claimed the whole disk. `change` gets the place for an L1 table.
+    /// The node below may give back clusters, as far as they are still free. They are reserved meanwhile.
+    async fn punch_free(&self, channels: &Channels, runs: Vec<Range<u64>>) {
+        for Range { start: mut at, end } in runs {
+            while at < end && !self.damage.is_damaged() {
+                let found = self.engine(channels, |engine| engine.reserve_within(at..end)).await;
+                // What cannot be looked up stays as it is: the image uses the clusters again.
+                let Ok(Some(room)) = found else { break };
+                let Room { host, clusters, .. } = room.clone();
+                let mut reserved = Reserved::new(self, room);
+                reserved.is_writing = true;
+                self.punch(channels, host, clusters * self.cluster).await;
+                reserved.is_writing = false;
+                at = host / self.cluster + clusters;
+            }
+            take_turns().await;
+        }
+    }
+
+    /// Changes the snapshots. The caller has claimed the whole disk. `change` gets the place for an L1 table. Returns the
+    /// clusters that have become free.
     async fn change(
         &self,
         channels: &Channels,
         change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
-    ) -> Result<(), SnapshotError> {
+    ) -> Result<Vec<Range<u64>>, SnapshotError> {
         if self.damage.is_damaged() {
             return Err(Errno::EIO.into());
         }
@@ -178,7 +205,7 @@ impl Image {
         channels: &Channels,
         rooms: &mut Rooms<'_>,
         change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
-    ) -> Result<(), SnapshotError> {
+    ) -> Result<Vec<Range<u64>>, SnapshotError> {
         let (l1_len, _) = lock(&self.core).engine.lens();
         let clusters = |len: u64| len.div_ceil(self.cluster);
         let made = rooms.take(clusters(l1_len)).await?;
@@ -240,9 +267,9 @@ impl Image {
         roots.snapshots = (all.len() as u32, table.start);
         roots.places = places(&all, table.clone());
         sync(channels).await?;
-        self.switch(&mut file, roots, free).await?;
+        self.switch(&mut file, roots, free.all).await?;
         *lock(&self.snapshots) = Snapshots { all, table };
-        Ok(())
+        Ok(free.runs)
     }
 
     /// Has the header lead to other tables.

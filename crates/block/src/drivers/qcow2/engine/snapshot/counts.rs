@@ -9,6 +9,8 @@ use super::super::counts::{count, set_count};
 use super::super::{Format, Stop};
 use super::{SwitchError, TableFile};
 
+/// Runs of free clusters that are noted: 16 MiB.
+const MOST_RUNS: usize = 1 << 20;
 /// Bytes of blocks in memory, and blocks at least.
 const MEMORY: u64 = 8 << 20;
 const LEAST: usize = 4;
@@ -26,8 +28,29 @@ pub(super) struct Counts {
     /// The loaded blocks, the next to go first.
     queue: VecDeque<usize>,
     most: usize,
-    /// From the lowest cluster that has become free to the highest one.
-    pub(super) free: Option<Range<u64>>,
+    pub(super) free: Freed,
+}
+
+/// Clusters that become free when the header leads to the new tables.
+#[derive(Debug, Default)]
+pub(in crate::drivers::qcow2) struct Freed {
+    /// From the lowest one to the highest one.
+    pub(in crate::drivers::qcow2) all: Option<Range<u64>>,
+    /// Those that follow each other. Of a file with too many runs, the first [`MOST_RUNS`].
+    pub(in crate::drivers::qcow2) runs: Vec<Range<u64>>,
+}
+
+impl Freed {
+    fn add(&mut self, cluster: u64) {
+        let all = self.all.get_or_insert(cluster..cluster + 1);
+        *all = all.start.min(cluster)..all.end.max(cluster + 1);
+        let has_room = self.runs.len() < MOST_RUNS;
+        match self.runs.last_mut() {
+            Some(last) if last.end == cluster => last.end += 1,
+            _ if has_room => self.runs.push(cluster..cluster + 1),
+            _ => {}
+        }
+    }
 }
 
 struct Loaded {
@@ -55,7 +78,7 @@ impl Counts {
             loaded: HashMap::new(),
             queue: VecDeque::new(),
             most: LEAST.max((MEMORY >> format.cluster_bits) as usize),
-            free: None,
+            free: Freed::default(),
         })
     }
 
@@ -183,8 +206,7 @@ impl Counts {
         let less = count(block, at, order).checked_sub(1).ok_or_else(|| uncounted(cluster))?;
         set_count(block, at, order, less);
         if less == 0 {
-            let free = self.free.get_or_insert(cluster..cluster + 1);
-            *free = free.start.min(cluster)..free.end.max(cluster + 1);
+            self.free.add(cluster);
         }
         Ok(less)
     }

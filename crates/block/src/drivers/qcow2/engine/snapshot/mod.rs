@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use nix::errno::Errno;
 
+pub(in super::super) use self::counts::Freed;
 use self::counts::{Counts, uncounted};
 use super::entry::{COPIED, Entry, Raw, table};
 use super::{Format, Roots, Stop, entry_at};
@@ -95,7 +96,7 @@ pub(in super::super) enum SnapshotChange {
     Delete(Range<u64>),
 }
 
-/// Makes the new tables. Returns them, and from which to which cluster some become free when the header leads to them.
+/// Makes the new tables. Returns them, and the clusters that become free when the header leads to them.
 ///
 /// `table`: the table of snapshots before, in bytes of the file, and its bytes after.
 ///
@@ -108,7 +109,7 @@ pub(in super::super) async fn prepare<F: TableFile>(
     change: &SnapshotChange,
     table: (Range<u64>, &[u8]),
     rooms: &SwitchRooms,
-) -> Result<(Roots, Option<Range<u64>>), SwitchError> {
+) -> Result<(Roots, Freed), SwitchError> {
     let counts = Counts::new(old.format, &old.refcounts, &rooms.blocks)?;
     prepare_with(counts, file, old, change, table, rooms).await
 }
@@ -120,7 +121,7 @@ async fn prepare_with<F: TableFile>(
     change: &SnapshotChange,
     (old_table, table): (Range<u64>, &[u8]),
     rooms: &SwitchRooms,
-) -> Result<(Roots, Option<Range<u64>>), SwitchError> {
+) -> Result<(Roots, Freed), SwitchError> {
     let mut work = Work { file, format: old.format, counts, l2_rooms: rooms.l2.iter() };
     for block in &rooms.blocks {
         work.take(*block..*block + 1).await?;

@@ -171,7 +171,7 @@ impl Image {
         let mut header: [u8; SECTOR] = *self.file.bytes.first_chunk().unwrap();
         roots.put_into(&mut header);
         self.file.write(0, &header);
-        self.engine.switch(&mut roots.collect(free));
+        self.engine.switch(&mut roots.collect(free.all));
         self.release(&taken);
         self.snapshots = snapshots;
         match delete {
