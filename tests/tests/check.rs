@@ -4,6 +4,9 @@ use std::fs;
 use std::ops::Range;
 use std::process::Command;
 
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Scratch, ServerCommand, tool};
 
@@ -225,6 +228,127 @@ fn the_journal_of_a_killed_daemon_is_not_lost() {
     let read = "read -P 7 8M 64k";
     client_output(&scratch, "qemu-io", &["-f", "qcow2", "-c", read, "disk.qcow2"]);
     assert_eq!(client(&scratch, "qemu-img", &["check", "disk.qcow2"]).status.code(), Some(0));
+}
+
+/// A daemon with journals in `run` and the disk, which it exports.
+fn journaled<'a>(scratch: &'a Scratch, options: &str) -> ServerCommand<'a> {
+    let path = scratch.path("disk.qcow2");
+    let file = format!("file.driver=file,file.filename={}", path.display());
+    let run = scratch.path("run");
+    fs::create_dir_all(&run).expect("a folder");
+    let command = ServerCommand::new(scratch).env("RUNTIME_DIRECTORY", run.display().to_string());
+    let command = nbd_server(command, scratch, "");
+    let command = command.arg("--blockdev").arg(format!("qcow2,node-name=disk,{file}{options}"));
+    let writable = if options.contains("read-only") { "" } else { ",writable=on" };
+    nbd_export(command, "disk", writable)
+}
+
+/// A daemon writes 64 KiB at 8 MiB to a new image without a flush, and is killed.
+fn write_and_kill(scratch: &Scratch) {
+    create(scratch, &[]);
+    let server = journaled(scratch, "").start();
+    let write = "import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); h.pwrite(b'\\x07' * 65536, 8 << 20)";
+    client_output(scratch, "/usr/bin/python3", &["-c", write, &nbd_uri(scratch, "disk")]);
+    server.kill();
+    // The kernel releases the image locks of the daemon once its last requests are done.
+    let image = fs::File::options().read(true).write(true).open(scratch.path("disk.qcow2"));
+    let whole = libc::flock {
+        l_type: libc::F_WRLCK as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(image.expect("it is there"), FcntlArg::F_OFD_SETLKW(&whole)).expect("a lock");
+}
+
+fn journals(scratch: &Scratch) -> Vec<String> {
+    let files = fs::read_dir(scratch.path("run/journals")).expect("the folder of journals");
+    files.map(|file| file.expect("it").file_name().into_string().expect("ASCII")).collect()
+}
+
+/// What another program does to the image after a kill. The next start says that the journal does not apply any more,
+/// once, and opens the image as that program has left it.
+#[test]
+fn a_change_by_another_program_after_a_kill_is_told() {
+    const TOLD: &str = "was changed without its journal";
+    let program = |program: &'static str, arguments: &'static [&'static str]| {
+        move |scratch: &Scratch| drop(client_output(scratch, program, arguments))
+    };
+    let clear_dirty = |scratch: &Scratch| {
+        let mut image = fs::read(scratch.path("disk.qcow2")).expect("it is there");
+        image[79] &= !1;
+        fs::write(scratch.path("disk.qcow2"), image).expect("writable");
+    };
+    // What was never written is at the same place as what the daemon wrote: the file's contents tell them apart.
+    let (kept, lost, zeroes) = ("read -P 7 8M 64k", "read -P 0 8M 64k", "read -P 0 32M 64k");
+    type Change<'a> = &'a dyn Fn(&Scratch);
+    let cases: &[(Change<'_>, bool, [&str; 2])] = &[
+        (&|_| (), false, [kept, zeroes]),
+        (&program("qemu-img", &["info", "disk.qcow2"]), false, [kept, zeroes]),
+        (&program("qemu-img", &["check", "disk.qcow2"]), false, [kept, zeroes]),
+        (&program("qemu-img", &["check", "-r", "all", "disk.qcow2"]), true, [lost, zeroes]),
+        (
+            &program("qemu-io", &["-f", "qcow2", "-c", "write -P 9 32M 64k", "disk.qcow2"]),
+            true,
+            [lost, "read -P 9 32M 64k"],
+        ),
+        (&program("qemu-img", &["resize", "-q", "disk.qcow2", "128M"]), true, [lost, zeroes]),
+        (&program("qemu-img", &["snapshot", "-c", "s", "disk.qcow2"]), true, [lost, zeroes]),
+        // Nothing but the dirty bit is changed, by a program that keeps the rest of the header's cluster.
+        (&clear_dirty, true, [lost, zeroes]),
+    ];
+    for (number, (change, is_told, reads)) in cases.iter().enumerate() {
+        let scratch = Scratch::new();
+        write_and_kill(&scratch);
+        change(&scratch);
+        let server = journaled(&scratch, "").start();
+        let log = server.log();
+        assert_eq!(log.matches(TOLD).count(), usize::from(*is_told), "case {number}: {log}");
+        server.stop();
+        assert!(journals(&scratch).is_empty(), "case {number}");
+        let server = journaled(&scratch, "").start();
+        assert!(!server.log().contains(TOLD), "case {number}: {}", server.log());
+        for read in reads {
+            let uri = nbd_uri(&scratch, "disk");
+            let said = client_output(&scratch, "qemu-io", &["-f", "raw", "-c", read, &uri]);
+            assert!(!said.contains("failed"), "case {number}: {said}");
+        }
+        server.stop();
+        let checked = client(&scratch, "qemu-img", &["check", "disk.qcow2"]);
+        assert_eq!(checked.status.code(), Some(0), "case {number}");
+    }
+}
+
+/// A look at an image that another program has changed says so and leaves the journal, which the next owner removes. A
+/// new image in the place of a removed one has nothing to do with that one's journal.
+#[test]
+fn a_journal_is_told_only_of_its_own_image() {
+    const TOLD: &str = "was changed without its journal";
+    let scratch = Scratch::new();
+    write_and_kill(&scratch);
+    let path = scratch.path("disk.qcow2");
+    client_output(&scratch, "qemu-img", &["check", "-q", "-r", "all", "disk.qcow2"]);
+    for _ in 0..2 {
+        let server = journaled(&scratch, ",read-only=on,file.read-only=on").start();
+        assert!(server.log().contains(TOLD), "{}", server.log());
+        server.stop();
+        assert_eq!(journals(&scratch).len(), 1);
+    }
+    let run = scratch.path("run").display().to_string();
+    let check = ServerCommand::other_command(&scratch, "check").env("RUNTIME_DIRECTORY", run);
+    let (status, text) = check.arg(path.display().to_string()).args(["--repair", "all"]).run();
+    assert!(status.success() && text.contains(TOLD), "{text}");
+    assert!(journals(&scratch).is_empty());
+
+    fs::remove_file(&path).expect("it is there");
+    write_and_kill(&scratch);
+    fs::remove_file(&path).expect("it is there");
+    create(&scratch, &[]);
+    let server = journaled(&scratch, "").start();
+    assert!(!server.log().contains(TOLD), "{}", server.log());
+    server.stop();
+    assert_eq!(journals(&scratch).len(), 1, "the journal of the removed image");
 }
 
 /// QEMU with lazy reference counts is killed: the image is repaired when it is opened for writing.

@@ -15,6 +15,7 @@ mod format;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod graph;
+mod image_place;
 mod inherited;
 pub mod job;
 mod listeners;
@@ -45,6 +46,7 @@ pub use drivers::qcow2::{
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
+pub use image_place::ImagePlace;
 pub use inherited::OpenImage;
 pub use own_mounts::{OwnMount, OwnMounts};
 pub use registry::{BitmapsAbove, Child, GeneratedNames, JobFilter, NodeInfo, NodeRegistry};

@@ -20,6 +20,7 @@ pub use crate::resize::ResizeError;
 use crate::drivers::KeySlots;
 use crate::error::OpenError;
 use crate::format::Format;
+use crate::image_place::ImagePlace;
 use crate::inherited::OpenImage;
 use crate::request::Request;
 use crate::track::BitmapStore;
@@ -163,6 +164,11 @@ pub trait BlockNode: Send + Sync {
     /// The file's inode number is one of this device.
     fn device(&self) -> Option<u64> {
         self.child().and_then(|below| below.device())
+    }
+
+    /// Returns what tells the node's file or block device from others of this host.
+    fn place(&self) -> Option<ImagePlace> {
+        self.child().and_then(|below| below.place())
     }
 
     /// Returns the format by the signature in the node's file or block device.

@@ -23,7 +23,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -40,6 +40,7 @@ use self::syncs::Syncs;
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::format::Format;
+use crate::image_place::ImagePlace;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
@@ -67,6 +68,8 @@ impl Kind {
 /// An opened image. Holds the image locks for as long as it lives.
 pub(crate) struct FileNode {
     name: String,
+    /// As it was named when it was opened.
+    path: PathBuf,
     /// The name for trace points.
     trace_name: CString,
     fd: Arc<OwnedFd>,
@@ -243,6 +246,10 @@ impl BlockNode for FileNode {
     fn device(&self) -> Option<u64> {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
         SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_dev)
+    }
+
+    fn place(&self) -> Option<ImagePlace> {
+        ImagePlace::of(&self.fd, &self.path)
     }
 
     fn end(&self) -> Option<u64> {

@@ -141,6 +141,7 @@ pub(super) fn open(
         // A node's name has no zero bytes.
         trace_name: CString::new(&*name).unwrap_or_default(),
         name,
+        path: path.clone(),
         fd,
         tail_fd,
         geometry,

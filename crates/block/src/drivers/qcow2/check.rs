@@ -12,9 +12,9 @@ use super::bitmaps;
 use super::context::Channels;
 use super::engine::{Check, CheckError, Checked, CheckedFile, Places, Repair};
 use super::header::{Header, Purpose};
-use super::journal::Journals;
+use super::journal::{Journals, Superseded};
 use super::marker;
-use super::open::{Below, clear_up, find_left, read_start};
+use super::open::{Below, clear_up, find_left, find_superseded, read_start};
 use super::snapshots;
 use super::steps::{SECTOR, Sectors, numbers, read_up_to, write};
 use super::storage::sync;
@@ -114,6 +114,10 @@ pub(super) fn check_node(
     file.enable_growth();
     let (mut journal, mut left) = find_left(name, &header, journals, None, file.inode(), !writes)
         .map_err(CheckFailure::Open)?;
+    let superseded = find_superseded(name, &header, journals, file.place().as_ref());
+    if writes {
+        superseded.into_iter().for_each(Superseded::remove);
+    }
     let below = Below { file, data_file: None, backing: None, encrypted: None };
     if writes && let Some((mark, _)) = &header.mark {
         if header.is_dirty && journal.is_none() && mark.is_of_this_boot() {

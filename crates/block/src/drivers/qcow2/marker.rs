@@ -84,6 +84,14 @@ impl Mark {
         sector
     }
 
+    /// The inverse of [`bytes`](Self::bytes).
+    pub(super) fn from_bytes(bytes: &[u8; 32]) -> Mark {
+        let mut mark = Mark { name: [0; 16], boot: [0; 16] };
+        mark.name.copy_from_slice(&bytes[..16]);
+        mark.boot.copy_from_slice(&bytes[16..]);
+        mark
+    }
+
     pub(super) fn bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         bytes[..16].copy_from_slice(&self.name);

@@ -27,7 +27,7 @@ use super::encrypt::EncryptedData;
 use super::engine::{Contents, Engine, Owner, Repair, Stop};
 use super::header::{self, Header, Purpose};
 use super::image::{Image, errno_of};
-use super::journal::{self, Found, Journal, Journals};
+use super::journal::{self, Found, Journal, Journals, Superseded};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::release_for_handover::Releasing;
@@ -38,6 +38,7 @@ use super::storage::{Shared, sync};
 use crate::drivers::common::check_writable;
 use crate::drivers::encryption::Unlocked;
 use crate::error::OpenError;
+use crate::image_place::ImagePlace;
 use crate::inherited::Inherited;
 use crate::node::{BlockNode, Watchers};
 use crate::options::{BlockdevOptions, Discard, Qcow2Options};
@@ -261,6 +262,7 @@ impl Opening {
         below.file.enable_growth();
         below.data().enable_growth();
         let inode = below.file.inode();
+        let place = below.file.place();
         if !read_only && header.is_dirty && header.mark.is_none() {
             repair_dirty(&name, &below, is_shared)?;
             start = read_start(&below.file)?;
@@ -270,6 +272,10 @@ impl Opening {
         let goes_on = owned.is_some();
         let (mut journal, left) =
             find_left(&name, &header, journals, handed_over, inode, read_only)?;
+        let superseded = match is_shared || goes_on {
+            true => Vec::new(),
+            false => find_superseded(&name, &header, journals, place.as_ref()),
+        };
         let in_file = header.clone();
         let lacks = !left.is_empty();
         if lacks {
@@ -323,6 +329,15 @@ impl Opening {
                     "its image has no room for a journal's mark, which needs clusters of 4096 bytes or more",
                 ),
             }
+        }
+        if let (Some(journal), Some(place)) = (&journal, &place)
+            && !read_only
+            && !goes_on
+            && let Err(error) = journal.set_place(place)
+        {
+            log::warn!(
+                "qcow2 image of node '{name}': the journal does not name the image: {error}"
+            );
         }
         let writes = journal.as_ref().filter(|_| !read_only);
         let lent = writes.filter(|_| goes_on).map(|journal| journal.find_kept(device, true));
@@ -410,6 +425,9 @@ impl Opening {
             marked.map_err(|error| failed(&name, "open", &error))?;
         }
         image.kept.seize();
+        if !read_only {
+            superseded.into_iter().for_each(Superseded::remove);
+        }
         let bitmaps =
             ImageBitmaps::new(name.clone(), below.clone(), image.clone(), bitmaps, unowned);
         Ok(Qcow2Node {
@@ -521,6 +539,9 @@ pub(super) fn find_left(
         if let Some(journals) = journals.filter(|_| !read_only)
             && let Ok(Found::Left(Some(journal), _)) = journals.find(mark, *as_of, inode, false)
         {
+            if journal.is_needed() {
+                tell_superseded(name, mark);
+            }
             journal.remove();
         }
         return nothing;
@@ -565,6 +586,33 @@ pub(super) fn find_left(
             nothing
         }
     }
+}
+
+/// Finds journals of an image that names another one, or none, and reports those with changes: another program has
+/// changed the image in between.
+pub(super) fn find_superseded(
+    name: &str,
+    header: &Header,
+    journals: Option<&Journals>,
+    place: Option<&ImagePlace>,
+) -> Vec<Superseded> {
+    let (Some(journals), Some(place)) = (journals, place) else { return Vec::new() };
+    let named = header.mark.as_ref().map(|(mark, _)| mark);
+    let found = journals.superseded(place, named).unwrap_or_else(|error| {
+        log::warn!("qcow2 image of node '{name}': looking for journals failed: {error}");
+        Vec::new()
+    });
+    let needed = found.iter().filter(|journal| journal.is_needed);
+    needed.for_each(|journal| tell_superseded(name, &journal.mark));
+    found
+}
+
+fn tell_superseded(name: &str, mark: &Mark) {
+    log::error!(
+        "qcow2 image of node '{name}' was changed without its journal {mark}, by another program or with another folder \
+         of journals, after a process was killed that had the image open: what that process had written to new clusters \
+         since the last flush is lost"
+    );
 }
 
 /// Clears autoclear features that the driver does not maintain, before data changes.

@@ -31,7 +31,7 @@ pub(super) const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(O
 
 /// The folder of journals.
 #[derive(Debug, Clone)]
-pub(crate) struct Journals(Arc<Folder>);
+pub(crate) struct Journals(pub(super) Arc<Folder>);
 
 /// A folder that was checked to be a user's alone. Kept open, because that user may change its path, and
 /// this process may have more privileges.
@@ -99,7 +99,7 @@ impl Journals {
     }
 
     /// A lock: while it is held, no other process creates journals or removes unused ones.
-    fn turn(&self) -> io::Result<OwnedFd> {
+    pub(super) fn turn(&self) -> io::Result<OwnedFd> {
         let folder = openat(&self.0.fd, ".", FOLDER, Mode::empty())?;
         flock(&folder, FlockOperation::LockExclusive)?;
         Ok(folder)
@@ -332,8 +332,11 @@ impl Drop for Folder {
     }
 }
 
+/// Names of journals begin like this.
+pub(super) const PREFIX: &str = "qcow2-";
+
 pub(in crate::drivers::qcow2) fn name(mark: &Mark) -> String {
-    format!("qcow2-{mark}")
+    format!("{PREFIX}{mark}")
 }
 
 /// The state of a journal that an image names.
@@ -369,7 +372,7 @@ fn read(file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// Locks a journal for one owner, or for two processes of an upgrade. `false`: there is another owner.
-fn lock(file: &File) -> io::Result<bool> {
+pub(super) fn lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(false),
         locked => Ok(locked.map(|()| true)?),

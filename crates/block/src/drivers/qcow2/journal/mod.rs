@@ -12,6 +12,7 @@
 
 mod folder;
 mod kept;
+mod of_image;
 mod slots;
 
 use std::fs::File;
@@ -27,6 +28,7 @@ pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
 pub(super) use self::folder::name;
 pub(super) use self::kept::{Keeper, KeptFile};
+pub(super) use self::of_image::Superseded;
 use self::slots::{JournalSlot, Run, Slots};
 use super::marker::Mark;
 use super::steps::SECTOR;
@@ -36,7 +38,7 @@ use crate::inherited::OpenImage;
 const MAGIC: &[u8; 16] = b"ringmill qcow2 1";
 /// Place in the header of: the last finished commit, the last commit that is completely in the image, whether an
 /// image may have its mark, the inode of the image's file or 0, and the two commits again. Versions that do not know
-/// [files of bitmaps](kept) write the first two numbers only.
+/// [files of bitmaps](kept) write the first two numbers only. [The image's place](of_image) is behind.
 const COMMITS: u64 = 64;
 const NAMED: u64 = COMMITS + 16;
 const INODE: u64 = NAMED + 8;
