@@ -6,6 +6,7 @@ use std::path::Path;
 
 use common::peers::{Peers, run};
 use common::{Load, MIB, check, daemon, wait_for_end, wait_for_status};
+use integration::nbd::{nbd_export, nbd_server, nbd_uri};
 use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually};
 use serde_json::{Value, json};
 
@@ -690,4 +691,58 @@ fn a_job_that_is_refused_late_is_reported_as_in_qemu_storage_daemon() {
         }
     }
     peers.stop();
+}
+
+/// As many images as a start and a snapshot allow behind one. In a debug build, each level takes most of the stack.
+#[test]
+fn a_chain_that_snapshots_have_built_is_opened_by_its_headers() {
+    const MOST: usize = 256;
+    const BY_HEADERS: usize = 250;
+    let scratch = Scratch::new();
+    let image = |n: usize| format!("DIR/{n}.qcow2");
+    let create = ["create", "-q", "-f", "qcow2"];
+    run("qemu-img", scratch.dir(), &[&create[..], &[&image(0), "4M"]].concat());
+    run("qemu-io", scratch.dir(), &["-c", "write -P 7 1M 64k", &image(0)]);
+    for n in 1..=BY_HEADERS {
+        let behind = format!("{}.qcow2", n - 1);
+        let backing = ["-u", "-b", &behind, "-F", "qcow2", &image(n), "4M"];
+        run("qemu-img", scratch.dir(), &[&create[..], &backing].concat());
+    }
+    let serve = |n: usize| {
+        let path = scratch.path(&format!("{n}.qcow2"));
+        let node =
+            format!("qcow2,node-name=n{n},file.driver=file,file.filename={}", path.display());
+        let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev").arg(&node);
+        nbd_export(nbd_server(command, &scratch, ""), &format!("n{n}"), ",writable=on").start()
+    };
+    // From the lowest image, from none, and to the topmost one.
+    let io = |node: &str| {
+        let commands =
+            ["-c", "read -P 7 1M 64k", "-c", "read -P 0 2M 1M", "-c", "write -P 9 3M 64k"];
+        let uri = nbd_uri(&scratch, node);
+        run("qemu-io", scratch.dir(), &[&["-f", "raw"], &commands[..], &[&uri]].concat());
+    };
+    let node = format!("n{BY_HEADERS}");
+    let mut server = serve(BY_HEADERS);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    io(&node);
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    assert_eq!(nodes.as_array().map(Vec::len), Some(2 * (BY_HEADERS + 1)));
+    for n in BY_HEADERS..MOST {
+        let snapshot = json!({"node-name": format!("n{n}"), "snapshot-node-name": format!("n{}", n + 1),
+            "snapshot-file": scratch.path(&format!("{}.qcow2", n + 1))});
+        qmp.execute("blockdev-snapshot-sync", snapshot);
+    }
+    let more = json!({"node-name": format!("n{MOST}"), "snapshot-node-name": "more",
+        "snapshot-file": scratch.path("more.qcow2")});
+    let why = qmp.refused("blockdev-snapshot-sync", more);
+    assert_eq!(why, format!("Node 'more' has more than {MOST} images behind it"));
+    io(&node);
+    server.upgrade();
+    io(&node);
+    server.stop();
+    let server = serve(MOST);
+    io(&format!("n{MOST}"));
+    server.stop();
+    run("qemu-io", scratch.dir(), &["-r", "-c", "read -P 7 1M 64k", &image(MOST)]);
 }

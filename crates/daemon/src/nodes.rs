@@ -1,5 +1,7 @@
 //! The description of block nodes in QMP: QEMU's `BlockDeviceInfo`.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path};
@@ -18,12 +20,25 @@ const PAGE: u64 = 4096;
 /// Most segments of a request: `UIO_MAXIOV`.
 const MAX_IOV: u64 = 1024;
 
+/// The nodes at a moment, with the file names that were found out: that of an image depends on those of all images behind.
+struct View<'a> {
+    nodes: &'a NodeRegistry,
+    names: RefCell<HashMap<String, String>>,
+}
+
+impl<'a> View<'a> {
+    fn new(nodes: &'a NodeRegistry) -> View<'a> {
+        View { nodes, names: RefCell::default() }
+    }
+}
+
 /// The descriptions of all nodes and of jobs' filters, by name. `flat`: without their backing images.
 pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
-    let own = nodes.all().map(|node| (node.name, info(nodes, &node, flat)));
+    let view = &View::new(nodes);
+    let own = nodes.all().map(|node| (node.name, info(view, &node, flat)));
     let filters = nodes.job_filters().filter_map(|(source, filter)| {
         let source = nodes.info(source)?;
-        Some((filter.name(), filter_info(nodes, &source, filter, flat)))
+        Some((filter.name(), filter_info(view, &source, filter, flat)))
     });
     let mut all: Vec<_> = own.chain(filters).collect();
     all.sort_by_key(|(name, _)| *name);
@@ -31,13 +46,8 @@ pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
 }
 
 /// The description of a job's filter. `source` is the node that it is above, maybe with other filters between.
-fn filter_info(
-    nodes: &NodeRegistry,
-    source: &NodeInfo<'_>,
-    filter: &JobFilter,
-    flat: bool,
-) -> Json {
-    let mut told = info(nodes, source, flat);
+fn filter_info(view: &View<'_>, source: &NodeInfo<'_>, filter: &JobFilter, flat: bool) -> Json {
+    let mut told = info(view, source, flat);
     let mut image = json!({
         "filename": told["file"],
         "format": filter.driver,
@@ -53,7 +63,7 @@ fn filter_info(
     if !flat {
         image["backing-image"] = told["image"].take();
     }
-    let below = nodes.below_filter_of(source.name, filter.name());
+    let below = view.nodes.below_filter_of(source.name, filter.name());
     let below = below.map_or_else(|_| source.name.to_owned(), |node| node.name().to_owned());
     let mut children = vec![json!({"node-name": below, "child": filter.role})];
     if let Some(target) = &filter.target {
@@ -62,7 +72,7 @@ fn filter_info(
     if let Some(members) = told.as_object_mut() {
         members.retain(|name, _| name != "dirty-bitmaps" && name != "backing_file");
     }
-    let depth = if flat { 0 } else { 1 + depth(nodes, source) };
+    let depth = if flat { 0 } else { 1 + depth(view.nodes, source) };
     for (name, value) in [
         ("node-name", filter.name().into()),
         ("drv", filter.driver.into()),
@@ -80,7 +90,7 @@ fn filter_info(
 
 /// The file name of a node, as in [`filename`].
 pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
-    nodes.info(name).map_or_else(String::new, |node| filename(nodes, &node))
+    nodes.info(name).map_or_else(String::new, |node| filename(&View::new(nodes), &node))
 }
 
 /// The file name of a node for the header of another image.
@@ -100,16 +110,17 @@ pub(super) fn name_for_header(nodes: &NodeRegistry, name: &str) -> Result<String
 
 /// Whether `wanted` is the file name of a node's image, in commands or in the header of the image above.
 pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
+    let view = &View::new(nodes);
     let Some(node) = nodes.info(name) else { return false };
     let above = nodes.overlay(name).and_then(|above| nodes.info(above));
-    let above = above.filter(|above| !is_backed_otherwise(nodes, above));
+    let above = above.filter(|above| !is_backed_otherwise(view, above));
     let named = above.and_then(|above| Some(above.node.details()?.backing?.filename));
     // The path counts even if the node has another backing image than its header names.
     let path = describe(nodes, &node).filename;
-    filename(nodes, &node) == wanted || [named, path].contains(&Some(wanted.to_owned()))
+    filename(view, &node) == wanted || [named, path].contains(&Some(wanted.to_owned()))
 }
 
-fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
+fn info(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
     let BlockdevOptions { driver, cache, detect_zeroes, .. } = node.options;
     let children: Json = node.children.iter().map(child).collect();
     let detect_zeroes = match detect_zeroes {
@@ -120,25 +131,25 @@ fn info(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
     let mut told = json!({
         "node-name": node.name,
         "drv": driver.kind().name,
-        "file": filename(nodes, node),
+        "file": filename(view, node),
         "ro": node.options.read_only || node.node.geometry().read_only,
         "encrypted": node.node.details().is_some_and(|details| details.encrypted),
         "active": node.active,
         "detect_zeroes": detect_zeroes,
         "cache": {"writeback": true, "direct": cache.direct, "no-flush": cache.no_flush},
         "children": children,
-        "image": image(nodes, node, flat),
-        "backing_file_depth": if flat { 0 } else { depth(nodes, node) },
-        "write_threshold": nodes.tracking(node.name).map_or(0, |tracking| tracking.threshold.get()),
+        "image": image(view, node, flat),
+        "backing_file_depth": if flat { 0 } else { depth(view.nodes, node) },
+        "write_threshold": view.nodes.tracking(node.name).map_or(0, |tracking| tracking.threshold.get()),
         // Limits of a QEMU device, always unlimited here: limits of a throttle node belong to its group.
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     });
-    if let Some(bitmaps) = bitmaps::info(nodes, node.name) {
+    if let Some(bitmaps) = bitmaps::info(view.nodes, node.name) {
         told["dirty-bitmaps"] = bitmaps;
     }
-    if let Some(backing) = backing(nodes, node) {
-        told["backing_file"] = filename(nodes, &backing).into();
+    if let Some(backing) = backing(view.nodes, node) {
+        told["backing_file"] = filename(view, &backing).into();
     }
     told
 }
@@ -148,14 +159,14 @@ fn child(child: &Child) -> Json {
 }
 
 /// QEMU's `ImageInfo`.
-fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
+fn image(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
     let driver = &node.options.driver;
     let geometry = node.node.geometry();
     let mut image = json!({
-        "filename": filename(nodes, node),
+        "filename": filename(view, node),
         "format": driver.kind().name,
         "virtual-size": node.node.length(),
-        "actual-size": actual_size(nodes, node),
+        "actual-size": actual_size(view.nodes, node),
         "limits": {
             "request-alignment": geometry.request_alignment,
             "min-mem-alignment": node.node.memory_alignment(),
@@ -163,7 +174,7 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
             "max-iov": MAX_IOV,
         },
     });
-    if image_at(nodes, node).options.driver.local_file().is_some() {
+    if image_at(view.nodes, node).options.driver.local_file().is_some() {
         image["dirty-flag"] = false.into();
     }
     let details = node.node.details();
@@ -182,7 +193,7 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
                 image["backing-filename-format"] = format.as_str().into();
             }
         }
-        if let Some(full) = named_backing(nodes, node) {
+        if let Some(full) = named_backing(view.nodes, node) {
             image["full-backing-filename"] = full.into();
         }
     }
@@ -191,13 +202,13 @@ fn image(nodes: &NodeRegistry, node: &NodeInfo<'_>, flat: bool) -> Json {
         image["snapshots"] = snapshots.iter().map(internal_snapshots::info).collect();
     }
     let specific = details.map(|details| details.specific);
-    if let Some(specific) = specific.or_else(|| describe(nodes, node).specific) {
+    if let Some(specific) = specific.or_else(|| describe(view.nodes, node).specific) {
         image["format-specific"] = control::Value::Object(specific).into();
     }
-    if let Some(behind) = behind(nodes, node)
+    if let Some(behind) = behind(view.nodes, node)
         && !flat
     {
-        image["backing-image"] = self::image(nodes, &behind, flat);
+        image["backing-image"] = self::image(view, &behind, flat);
     }
     image
 }
@@ -224,10 +235,10 @@ fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
 }
 
 /// Whether a node has another backing image than its header names.
-fn is_backed_otherwise(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> bool {
+fn is_backed_otherwise(view: &View<'_>, node: &NodeInfo<'_>) -> bool {
     let absolute = |name: String| path::absolute(&name).unwrap_or_else(|_| name.into());
-    let named = named_backing(nodes, node).map(absolute);
-    let there = backing(nodes, node).map(|backing| filename(nodes, &backing)).map(absolute);
+    let named = named_backing(view.nodes, node).map(absolute);
+    let there = backing(view.nodes, node).map(|backing| filename(view, &backing)).map(absolute);
     node.node.details().is_some() && named != there
 }
 
@@ -259,9 +270,14 @@ fn image_at<'a>(nodes: &'a NodeRegistry, node: &NodeInfo<'a>) -> NodeInfo<'a> {
 }
 
 /// The file name of the image in QEMU's terms: its path if that identifies the image, otherwise options in JSON.
-fn filename(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> String {
-    let filename = describe(nodes, node).filename.filter(|_| !is_backed_otherwise(nodes, node));
-    filename.unwrap_or_else(|| format!("json:{}", as_options(nodes, node)))
+fn filename(view: &View<'_>, node: &NodeInfo<'_>) -> String {
+    if let Some(known) = view.names.borrow().get(node.name) {
+        return known.clone();
+    }
+    let filename = describe(view.nodes, node).filename.filter(|_| !is_backed_otherwise(view, node));
+    let filename = filename.unwrap_or_else(|| format!("json:{}", as_options(view, node)));
+    view.names.borrow_mut().insert(node.name.to_owned(), filename.clone());
+    filename
 }
 
 /// The driver's description of the node.
@@ -271,17 +287,17 @@ fn describe(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Description {
 }
 
 /// The options that open the same image.
-fn as_options(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Json {
+fn as_options(view: &View<'_>, node: &NodeInfo<'_>) -> Json {
     let driver = &node.options.driver;
     let mut options = json!({"driver": driver.kind().name});
     for child in node.children {
         // The header already names the backing image.
-        let named = child.role != "backing" || is_backed_otherwise(nodes, node);
-        if named && let Some(below) = info_below(nodes, child) {
-            options[child.role] = as_options(nodes, &below);
+        let named = child.role != "backing" || is_backed_otherwise(view, node);
+        if named && let Some(below) = info_below(view.nodes, child) {
+            options[child.role] = as_options(view, &below);
         }
     }
-    for (name, value) in describe(nodes, node).options {
+    for (name, value) in describe(view.nodes, node).options {
         options[name] = value.into();
     }
     options

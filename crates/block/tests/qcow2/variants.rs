@@ -95,7 +95,9 @@ fn the_backing_option_may_be_given_or_omitted() {
     let qcow2: &mut Qcow2Options = read_only.driver.downcast_mut().unwrap();
     let BlockdevRef::Inline(below) = &mut qcow2.file else { unreachable!() };
     below.read_only = true;
-    let refused = refusal(&read_only);
+    // As the control thread's stack.
+    let thread = std::thread::Builder::new().stack_size(8 << 20);
+    let refused = thread.spawn(move || refusal(&read_only)).unwrap().join().unwrap();
     assert!(refused.contains("lies behind more than"), "{refused}");
 }
 

@@ -15,9 +15,9 @@ use crate::options::{
     BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, RawOptions,
 };
 
-/// Images behind an image, at most: one may name itself, or another one that names it. Each takes some
-/// stack.
-const MAX_CHAIN: usize = 64;
+/// Images behind an image, at most: one may name itself, or another one that names it. In a debug build, each takes 12 KiB of the
+/// control thread's stack of 8 MiB while it is opened, and 4 KiB of an I/O thread's when a request reaches it.
+const MAX_CHAIN: usize = 256;
 
 /// Opens an image, and before it what its header names and its options do not.
 pub(super) fn open(
@@ -79,6 +79,11 @@ fn open_with(
     }
     for (role, child) in named {
         node.open_child(role, &child)?;
+    }
+    // Options and snapshots count, too: what a running daemon builds can be opened again by its headers.
+    if node.chain_below("backing").len() > MAX_CHAIN {
+        let why = format!("Node '{}' has more than {MAX_CHAIN} images behind it", node.name());
+        return Err(OpenError::new(why).with_hint("block-stream and block-commit shorten a chain"));
     }
     let children =
         Children { data_file: node.child("data-file").ok(), backing: node.child("backing").ok() };
