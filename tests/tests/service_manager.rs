@@ -102,7 +102,9 @@ fn ready_when_every_export_listens_and_stopping_when_it_ends() {
     assert_eq!(manager.next(), told(&[("STATUS", "Serving 1 export")]));
 
     server.signal(Signal::SIGTERM);
-    let stopping = [("STOPPING", "1"), ("STATUS", "Finishing the requests in flight")];
+    let status = "Finishing the requests in flight";
+    // --stop-timeout and a margin.
+    let stopping = [("STOPPING", "1"), ("STATUS", status), ("EXTEND_TIMEOUT_USEC", "15000000")];
     assert_eq!(manager.next(), told(&stopping));
     assert!(server.wait().success());
 }

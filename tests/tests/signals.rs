@@ -3,11 +3,13 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use integration::nbd::client_output;
+use integration::nbd::{client, client_output, nbd_export, nbd_server};
 use integration::{
-    BlkClient, Image, Request, Scratch, Segment, Server, ServerCommand, pattern, request,
+    BlkClient, Image, Qmp, Request, Scratch, Segment, Server, ServerCommand, eventually, pattern,
+    request,
 };
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 /// A disk with this `latency`, with eight requests in flight.
 fn slow_disk(scratch: &Scratch, latency: Duration) -> (Server, BlkClient) {
@@ -141,4 +143,86 @@ fn an_idle_daemon_ends_while_a_front_end_is_connected() {
     client.write(8, &pattern::block(1, 1));
     server.stop();
     assert_eq!(pattern::generation(1, &image.read(4096, pattern::BLOCK)), Ok(1));
+}
+
+/// Waits until another program may write to the image.
+fn expect_unlocked(scratch: &Scratch) {
+    let image = scratch.path("disk.qcow2").display().to_string();
+    eventually("the image's locks to be released", || {
+        client(scratch, "qemu-io", &["-c", "read 0 512", &image]).status.success().then_some(())
+    });
+}
+
+#[test]
+fn an_image_is_closed_while_another_disk_does_not_answer() {
+    let scratch = Scratch::new();
+    let command = with_image(&scratch).args(["--stop-timeout", "0"]);
+    let (mut server, _slow) = slow_disk_beside(command, Duration::from_secs(300));
+    let _client = write(&server);
+    server.signal(Signal::SIGTERM);
+    expect_unlocked(&scratch);
+    // Written without the journal of a killed daemon.
+    assert!(is_written(&scratch));
+    assert_eq!(server.insist().code(), Some(1), "the other disk's requests were left undone");
+}
+
+/// Expects the end of a daemon that `--stop-timeout` ends, and returns its log.
+fn expect_timed_out(server: &mut Server) -> String {
+    assert_eq!(server.wait().code(), Some(124));
+    let log = server.log();
+    assert!(log.contains("--stop-timeout: 1 s have passed"), "{log}");
+    log
+}
+
+#[test]
+fn a_daemon_ends_after_the_stop_timeout_and_names_what_it_waits_for() {
+    let scratch = Scratch::new();
+    let command = with_image(&scratch).args(["--stop-timeout", "1"]).monitor("qmp");
+    let (mut server, _slow) = slow_disk_beside(command, Duration::from_secs(300));
+    let _client = write(&server);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.send("{'execute':'quit'}");
+    let log = expect_timed_out(&mut server);
+    assert!(log.contains("export slow: waits for 8 requests: to node \"slow\""), "{log}");
+    assert!(!log.contains("export disk: waits"), "{log}");
+    assert!(is_written(&scratch));
+}
+
+/// The control thread waits for the server, so that no timer of its loop can end the daemon.
+#[test]
+fn a_node_that_waits_for_a_server_to_be_closed_does_not_keep_the_daemon() {
+    let (scratch, far) = (Scratch::new(), Scratch::new());
+    let disk = far.path("disk.qcow2");
+    client_output(
+        &far,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", &disk.display().to_string(), "1M"],
+    );
+    // Over NBD the image cannot grow.
+    let opened = fs::OpenOptions::new().write(true).open(&disk).expect("an image");
+    opened.set_len(4 << 20).expect("an image");
+    let bytes = Image::existing(&disk);
+    let command = nbd_server(ServerCommand::new(&far).file("far", &bytes, ""), &far, "");
+    let storage = nbd_export(command, "far", ",writable=on").start();
+    let path = far.path("nbd.sock").display().to_string();
+    let node = format!("driver=nbd,server.type=unix,server.path={path},export=far");
+    let node = node.split(',').map(|option| format!("file.{option}")).collect::<Vec<_>>().join(",");
+    let mut server = with_image(&scratch)
+        .args(["--stop-timeout", "1"])
+        .monitor("qmp")
+        .arg("--blockdev")
+        .arg(format!("driver=qcow2,node-name=remote,{node}"))
+        .export("remote", "")
+        .start();
+    let _client = write(&server);
+    BlkClient::connect(&server.socket("remote"), 1, 16)
+        .expect("a device")
+        .write(8, &pattern::block(1, 1));
+    Qmp::connect(&server.socket("qmp")).execute("block-export-del", json!({"id": "remote"}));
+    storage.pause();
+    server.signal(Signal::SIGTERM);
+    expect_unlocked(&scratch);
+    let log = expect_timed_out(&mut server);
+    assert!(log.contains("node remote: waits to be closed"), "{log}");
+    assert!(is_written(&scratch));
 }

@@ -2,6 +2,7 @@
 
 mod activity;
 mod chain;
+mod close;
 mod context;
 mod describe;
 mod hand_over;

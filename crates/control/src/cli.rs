@@ -154,7 +154,7 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
             "ringmill storage-daemon --daemonize --pidfile /run/ringmill.pid \
              --trace poll_*,file=/var/log/ringmill.trace \
              --metrics addr.type=inet,addr.host=127.0.0.1,addr.port=9840 \
-             --log-level info --log-format json --state /var/lib/ringmill/state \
+             --log-level info --log-format json --state /var/lib/ringmill/state --stop-timeout 30 \
              --chardev socket,id=m,path=/run/ringmill.qmp,server=on,wait=off --monitor m",
             "nothing yet: all comes by QMP, and is there again after a restart; Prometheus reads the counters",
         ),

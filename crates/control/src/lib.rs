@@ -42,6 +42,7 @@ mod rows;
 mod sandbox;
 mod serve;
 mod state;
+mod stopping;
 mod storage_daemon;
 #[cfg(test)]
 mod tests;
@@ -84,6 +85,7 @@ pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use serve::{CacheMode, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions};
 pub use state::{Merged, SavedState, configuration, relative_path};
+pub use stopping::StopTimeout;
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};
 pub use trace::{TraceEvents, TraceOptions};

@@ -67,3 +67,9 @@ pub(crate) const PIN_MEMORY_HELP: &str = "register the guest's memory with io_ur
     per request on images with aio=io_uring. All of it becomes resident and must fit into \
     RLIMIT_MEMLOCK, once per I/O thread; the guest must have no balloon, free page reporting or \
     virtio-mem, which would lose its data";
+
+/// What `max-memory` is without a value.
+pub(crate) const MAX_MEMORY_DEFAULT: &str = "four times the machine's memory, from 64G to 4T";
+
+/// What `max-memory` is for.
+pub(crate) const MAX_MEMORY_HELP: &str = "memory that a front end may have mapped, with what is plugged in later; what goes beyond is refused";

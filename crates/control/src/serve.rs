@@ -17,8 +17,11 @@ use crate::export::{
 use crate::logging::{LogDraft, LogOptions};
 use crate::object::{IothreadOptions, ObjectOptions};
 use crate::place::OneOf;
-use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, ThreadDraft, block_size};
+use crate::rows::{
+    BLOCK_SIZE_HELP, MAX_MEMORY_DEFAULT, MAX_MEMORY_HELP, PIN_MEMORY_HELP, ThreadDraft, block_size,
+};
 use crate::sandbox::{SandboxDraft, SandboxOptions};
+use crate::stopping::{StopDraft, StopTimeout};
 use crate::storage_daemon::{Action, PIDFILE_HELP, Step};
 use crate::table::{Field, Need, Row, put};
 use crate::trace::{self, TraceOptions};
@@ -63,6 +66,8 @@ pub struct ServeOptions {
     pub block_size: u32,
     /// `--pin-memory`: keep the guest's memory registered with io_uring.
     pub pin_memory: bool,
+    /// `--max-memory`: bytes of memory that a front end may have mapped. `None`: by the machine's memory.
+    pub max_memory: Option<u64>,
     /// `--poll-max-ns`: longest time to busy-poll before sleeping, nanoseconds.
     pub poll_max_ns: Option<u64>,
     /// `--pidfile`: where to write the process's id once everything is ready.
@@ -73,6 +78,8 @@ pub struct ServeOptions {
     pub sandbox: SandboxOptions,
     /// `--log-level` and `--log-format`.
     pub log: LogOptions,
+    /// `--stop-timeout`.
+    pub stop_timeout: StopTimeout,
 }
 
 /// `--cache`: QEMU's cache modes.
@@ -160,11 +167,13 @@ impl ServeOptions {
             locking: Locking::Auto,
             block_size: 512,
             pin_memory: false,
+            max_memory: None,
             poll_max_ns: None,
             pidfile: None,
             trace: TraceOptions::default(),
             sandbox: SandboxOptions::default(),
             log: LogOptions::default(),
+            stop_timeout: StopTimeout::default(),
         }
     }
 
@@ -215,7 +224,7 @@ impl ServeOptions {
                 addr,
                 serial: None,
                 more_drives: Vec::new(),
-                max_memory: None,
+                max_memory: self.max_memory,
             }),
             (None, ServeDevice::Nvme) => ExportKind::VfioUserNvme(NvmeOptions {
                 addr,
@@ -223,13 +232,14 @@ impl ServeOptions {
                 num_queues: self.queues,
                 doorbells: Doorbells::Auto,
                 more_namespaces: Vec::new(),
-                max_memory: None,
+                max_memory: self.max_memory,
             }),
             (None, ServeDevice::VirtioBlk) => ExportKind::VhostUserBlk(VhostUserOptions {
                 addr,
                 num_queues: Some(self.queues),
                 logical_block_size: self.block_size,
                 pin_memory: self.pin_memory,
+                max_memory: self.max_memory,
                 ..VhostUserOptions::default()
             }),
         };
@@ -295,6 +305,12 @@ impl LogDraft for ServeOptions {
     }
 }
 
+impl StopDraft for ServeOptions {
+    fn stop_timeout(&mut self) -> &mut StopTimeout {
+        &mut self.stop_timeout
+    }
+}
+
 /// The options of the command line.
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
@@ -343,8 +359,11 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     Row::default("block-size", "512", BLOCK_SIZE_HELP)
         .bytes(|serve, bytes| put(&mut serve.block_size, block_size("block-size", bytes)?)),
     Row::optional("pin-memory", "off", PIN_MEMORY_HELP).flag(|serve| serve.pin_memory = true),
+    Row::optional("max-memory", MAX_MEMORY_DEFAULT, MAX_MEMORY_HELP)
+        .bytes(|serve, bytes| put(&mut serve.max_memory, Some(bytes))),
     ServeOptions::POLL_MAX_NS,
     PIDFILE,
+    ServeOptions::STOP_TIMEOUT,
     TRACE,
     ServeOptions::SANDBOX,
     ServeOptions::USER,
@@ -382,6 +401,7 @@ pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     ServeOptions::LOCKING,
     ServeOptions::POLL_MAX_NS,
     PIDFILE,
+    ServeOptions::STOP_TIMEOUT,
     TRACE,
     ServeOptions::SANDBOX,
     ServeOptions::USER,

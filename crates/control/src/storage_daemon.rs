@@ -13,6 +13,7 @@ use crate::nbd_server::NbdServerOptions;
 use crate::object::ObjectOptions;
 use crate::sandbox::{SandboxDraft, SandboxOptions};
 use crate::shape::Shape;
+use crate::stopping::{StopDraft, StopTimeout};
 use crate::table::{self, Field, Kind, Row, Syntax, put};
 use crate::trace::{self, TraceOptions};
 use crate::{export, metrics, nbd_server, object};
@@ -43,6 +44,8 @@ pub struct StorageDaemonOptions {
     pub sandbox: SandboxOptions,
     /// `--log-level` and `--log-format`.
     pub log: LogOptions,
+    /// `--stop-timeout`.
+    pub stop_timeout: StopTimeout,
 }
 
 /// One thing to create.
@@ -173,6 +176,7 @@ pub(crate) static OPTIONS: &[Field<Draft>] = &[
          monitors leave them, and start with them next time",
     )
     .path(|draft, path| put(&mut draft.options.state, Some(path))),
+    Draft::STOP_TIMEOUT,
     Row::optional("trace", "", trace::HELP)
         .text(trace::META, |draft, text| trace::read(&text, &mut draft.options.trace)),
     Draft::USER,
@@ -187,6 +191,12 @@ impl SandboxDraft for Draft {
 impl LogDraft for Draft {
     fn log(&mut self) -> &mut LogOptions {
         &mut self.options.log
+    }
+}
+
+impl StopDraft for Draft {
+    fn stop_timeout(&mut self) -> &mut StopTimeout {
+        &mut self.options.stop_timeout
     }
 }
 

@@ -1,6 +1,7 @@
 //! Command lines, and the types they become.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use block::options::{
     Aio, BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard, Driver, FileOptions, Locking,
@@ -340,7 +341,7 @@ fn help_and_version_win_over_values() {
 #[test]
 fn serve_is_steps_too() {
     let words = "ringmill serve /images/disk.img --size 1G --iothreads=2 --queues 4 --cache directsync \
-                 --aio io_uring --pin-memory --block-size 4k --poll-max-ns 0";
+                 --aio io_uring --pin-memory --max-memory 96G --block-size 4k --poll-max-ns 0 --stop-timeout 0";
     let Command::Serve(serve) = parse(&words.split_whitespace().collect::<Vec<_>>()) else {
         panic!("not serve");
     };
@@ -358,8 +359,11 @@ fn serve_is_steps_too() {
         "host_device,node-name=disk0,filename=/images/disk.img,aio=io_uring,discard=unmap,cache.direct=on",
         "--export",
         "vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,addr.path=disk.img.sock,writable=on,\
-         writethrough=on,iothread.0=io0,iothread.1=io1,num-queues=4,logical-block-size=4k,pin-memory=on",
+         writethrough=on,iothread.0=io0,iothread.1=io1,num-queues=4,logical-block-size=4k,pin-memory=on,\
+         max-memory=96G",
     ]);
+    assert_eq!(serve.stop_timeout.limit(), None);
+    assert_eq!(same.stop_timeout.limit(), Some(Duration::from_secs(10)));
     let actions = |steps: Vec<Step>| steps.into_iter().map(|step| step.action).collect::<Vec<_>>();
     assert_eq!(actions(steps), actions(same.steps));
 }

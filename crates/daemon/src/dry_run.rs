@@ -62,7 +62,7 @@ pub fn check(
             };
             errors.extend(looked.err().map(|error| error.of(&step.shown())));
         }
-        daemon.take_down(None).await;
+        daemon.take_down(None, std::rc::Rc::default()).await;
         errors
     };
     let checked = control.block_on(checked);

@@ -1,8 +1,6 @@
 //! The daemon's exports, from their start to their last flush.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +12,6 @@ use serde_json::{Map, Value as Json};
 use stats::QueueStats;
 
 use super::export::{Asked, Running};
-use super::signal::Mailbox;
 use super::stalls::Stalls;
 use super::statistics::ExportStatistics;
 use super::upgrade::document::Document;
@@ -229,39 +226,35 @@ impl Exports {
         self.exports.retain(|export| export.id != id);
     }
 
-    /// Stops all exports and waits for them. Returns whether all flushes succeeded.
+    /// Begins to end all exports, each of which completes its requests and flushes.
     ///
-    /// Calls `ended` with the name of each export. Whenever an export has finished its last request, calls
-    /// `quiet` with the names of the exports that may still have requests in flight.
-    pub(super) async fn stop_all(
-        mut self,
-        mut ended: impl FnMut(&str),
-        quiet: impl Fn(&BTreeSet<String>),
-    ) -> bool {
-        let are_quiet = Mailbox::default();
+    /// Calls `on_quiet` with the name of each export that has finished its last request, then `on_end`.
+    pub(super) fn stop_all(
+        &mut self,
+        on_quiet: impl Fn(String) + Clone + 'static,
+        on_end: impl Fn(String) + 'static,
+    ) {
+        let on_end: Rc<dyn Fn(String)> = Rc::new(on_end);
         for export in &mut self.exports {
-            let (id, are_quiet) = (export.id.clone(), are_quiet.clone());
-            export.stop(&self.event_loop, move || are_quiet.push(id), Rc::new(|_| {}));
+            let (id, on_quiet) = (export.id.clone(), on_quiet.clone());
+            export.stop(&self.event_loop, move || on_quiet(id), on_end.clone());
         }
-        let mut busy: BTreeSet<_> = self.exports.iter().map(|export| export.id.clone()).collect();
-        let watching = async {
-            loop {
-                busy.remove(&are_quiet.next().await);
-                quiet(&busy);
-            }
+    }
+
+    /// Forgets an export that has ended, and returns whether its flush succeeded.
+    pub(super) async fn joined(&mut self, id: &str) -> bool {
+        let Some(place) = self.exports.iter().position(|export| export.id == id) else {
+            return true;
         };
-        let ending = async {
-            let mut clean = true;
-            // In QSD's order: the newest first.
-            for export in self.exports.into_iter().rev() {
-                if let Some(stopping) = export.stopping {
-                    clean &= stopping.await.unwrap_or(false);
-                }
-                ended(&export.id);
-            }
-            clean
-        };
-        until(ending, watching).await.unwrap_or_else(|never: Infallible| match never {})
+        match self.exports.remove(place).stopping {
+            Some(stopping) => stopping.await.unwrap_or(false),
+            None => true,
+        }
+    }
+
+    /// Returns the names of all exports, in order of creation.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.exports.iter().map(|export| export.id.clone()).collect()
     }
 
     /// Asks each export for its description for the new process. From then on, vhost-user servers read no more

@@ -1,5 +1,6 @@
 //! What the daemon takes from the machine: threads, the time of day, and processes. The simulator has another one.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::future::Future;
 use std::io;
@@ -7,7 +8,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::process::ExitStatus;
 use std::rc::Rc;
-use std::time::SystemTime;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, SystemTime};
 
 use event_loop::{
     Chosen, EventLoop, IoThread, IoThreadConfig, LoopHandle, SpawnError, ThreadEnd, oneshot,
@@ -48,6 +50,11 @@ pub trait Host: Debug {
     ///
     /// May return earlier.
     fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags);
+
+    /// Calls `late` on another thread if the returned guard still exists after `time`.
+    ///
+    /// For the end of a daemon whose control thread blocks.
+    fn unless_ended(&self, time: Duration, late: Box<dyn FnOnce() + Send>) -> Box<dyn Any>;
 
     /// Ends the process at once, and takes nothing down.
     ///
@@ -135,6 +142,19 @@ impl Host for OperatingSystem {
     fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) {
         // An error of the descriptor shows in its next use.
         let _ = poll(&mut [PollFd::new(fd, events)], PollTimeout::NONE);
+    }
+
+    fn unless_ended(&self, time: Duration, late: Box<dyn FnOnce() + Send>) -> Box<dyn Any> {
+        let (guard, ended) = mpsc::channel::<()>();
+        let work = move || {
+            if ended.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                late();
+            }
+        };
+        if let Err(error) = self.start_thread("stop-timeout", Box::new(work)) {
+            log::warn!("stop-timeout: no thread can be started: {error}");
+        }
+        Box::new(guard)
     }
 
     fn exit(&self, code: i32) -> ! {

@@ -44,6 +44,7 @@ mod state;
 pub mod state_file;
 mod statistics;
 mod status;
+mod stopping;
 mod threads;
 mod threshold;
 mod turn;
@@ -60,12 +61,12 @@ pub mod fuzzing {
 }
 
 use std::cell::{Cell, OnceCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::exports::nbd::NbdServer;
 use block::node::BlockNode;
@@ -98,6 +99,7 @@ use signals::handled as handled_signals;
 pub use state::Keeping;
 use statistics::{ProcessStatistics, Statistics, ThrottleStatistics};
 pub use status::Status;
+pub use stopping::STOP_TIMED_OUT;
 use threads::IoThreads;
 use turn::Turn;
 use upgrade::HandedOver;
@@ -150,6 +152,8 @@ pub struct Daemon {
     moving: Rc<Cell<bool>>,
     /// Each command that waits has a clone.
     waiting: Rc<()>,
+    /// `--stop-timeout`.
+    stop_timeout: Option<Duration>,
 }
 
 /// The input of [`run`].
@@ -170,6 +174,9 @@ pub struct Start {
     /// Steps from the state file. They are carried out after `ready` has run, confined as `ready` leaves the
     /// process.
     pub kept: Vec<Step>,
+    /// `--stop-timeout`: the time from the signal or command that ends the daemon to the end of the process. `None`: no
+    /// limit.
+    pub stop_timeout: Option<Duration>,
 }
 
 /// Remaining work once the command line is carried out.
@@ -202,8 +209,8 @@ enum Served {
 /// Runs the daemon until a signal or a command ends it.
 ///
 /// Carries out `start.steps`, then calls `ready`, which has to call [`Daemon::confine`]. At the end, requests in
-/// flight are finished and flushed, and sockets removed. A further signal, a second or more after the first, ends
-/// the process at once. An I/O thread that fails ends the daemon with an error.
+/// flight are finished and flushed, and sockets removed. The process ends at once by a further signal, a second or more
+/// after the first, and with [`STOP_TIMED_OUT`] after [`Start::stop_timeout`]. An I/O thread that fails ends the daemon with an error.
 ///
 /// # Errors
 ///
@@ -263,6 +270,9 @@ fn run_until_stopped(
     signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
     let took_over = start.taken.is_some();
+    stop.set_timeout(
+        start.stop_timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
+    );
     let steps = daemon.begin_with(start);
     let making = async move {
         // A step may wait for a client, so a signal must be able to end it.
@@ -298,7 +308,7 @@ fn run_until_stopped(
             }
             Err(error) => {
                 // The first error is reported; failures of the clean-up are not.
-                let _ = control.block_on(daemon.take_down(None));
+                let _ = control.block_on(async move { daemon.end(None, &mut stop).await });
                 return Err(error);
             }
         },
@@ -322,16 +332,7 @@ fn run_until_stopped(
         };
         daemon.is_stopping();
         log::info!("{cause}: finishing the requests in flight; another signal, after a second, ends at once");
-        let pidfile = daemon.pidfile.clone();
-        let mut down = pin!(daemon.take_down(quit));
-        match until(down.as_mut(), stop.insisted()).await {
-            Ok(flushed) => Served::Stopped(flushed),
-            // Nothing is dropped: an image that is dropped is closed, which may wait for what does not end.
-            Err(()) => {
-                pidfile.get().into_iter().for_each(Pidfile::remove);
-                host.exit(1)
-            }
-        }
+        Served::Stopped(daemon.end(quit, &mut stop).await)
     });
     match served {
         Ok(Served::Stopped(true)) => Ok(()),
@@ -400,6 +401,7 @@ impl Daemon {
             kept: Vec::new(),
             moving: Rc::default(),
             waiting: Rc::default(),
+            stop_timeout: None,
         }
     }
 
@@ -438,7 +440,7 @@ impl Daemon {
 
     fn is_stopping(&self) {
         if let Some(manager) = &self.manager {
-            manager.stopping();
+            manager.stopping(self.stop_timeout);
         }
     }
 
@@ -495,7 +497,9 @@ impl Daemon {
 
     /// Stores the parts of `start`, and returns its steps.
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
-        let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept } = start;
+        let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept, stop_timeout } =
+            start;
+        self.stop_timeout = stop_timeout;
         (self.spawner, self.pidfile) = (spawner.map(Rc::new), pidfile);
         (self.keeping, self.kept, self.command_line) = (keeping, kept, command_line);
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
@@ -579,40 +583,6 @@ impl Daemon {
         self.threads.rings()
     }
 
-    /// Ends exports, closes nodes, and then answers `quit`. As in QSD, the client has had all events by then.
-    ///
-    /// Returns whether all completed writes are on stable storage.
-    async fn take_down(mut self, quit: Option<oneshot::Sender<Outcome>>) -> bool {
-        self.mailbox.close();
-        self.cancel_jobs().await;
-        let clients = self.clients;
-        let ended = |id: &str| changes::tell_export_deleted(&clients, id);
-        // As in QSD, locks are released before the flush, which may take long.
-        let quiet = |busy: &BTreeSet<String>| {
-            let nodes = busy.iter().flat_map(|export| self.inventory.nodes_of(export));
-            self.nodes.give_up_locks(&nodes.cloned().collect::<Vec<_>>());
-        };
-        let clean = self.exports.stop_all(ended, quiet).await;
-        if let Some(server) = self.nbd_server {
-            match self.serves {
-                true => server.stop_leaving_file().await,
-                false => server.stop().await,
-            }
-        }
-        self.nodes.resized().await;
-        // Threads first: an I/O thread may still own the node of an export that failed to start. A node that is closed there
-        // leaves its journal to this thread, which removes it with `nodes`.
-        drop(self.threads);
-        drop(self.nodes);
-        if let Some(answer) = quit {
-            answer.send(Ok(json!({})));
-        }
-        let deadline = self.control.now_ns() + LINGER_NS;
-        // A client that does not read delays the end by this time at most.
-        let _ = until(clients.settle(), self.control.sleep_until(deadline)).await;
-        clean
-    }
-
     /// Stops the exports after an I/O thread has failed, within [`AFTER_FAILURE_NS`].
     ///
     /// Threads are not joined, since the failed thread may never end. Nodes are not closed, since that thread may have
@@ -622,8 +592,18 @@ impl Daemon {
         let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
         let end = self.control.sleep_until(deadline);
         std::mem::forget((self.threads, self.nodes));
-        // Each error was logged.
-        let _ = until(self.exports.stop_all(|_| {}, |_| {}), end).await;
+        let (mut exports, ended) = (self.exports, Mailbox::default());
+        let mut left = exports.count();
+        let is_end = ended.clone();
+        exports.stop_all(|_| {}, move |id| is_end.push(id));
+        let all = async {
+            while left > 0 {
+                // Each error was logged.
+                exports.joined(&ended.next().await).await;
+                left -= 1;
+            }
+        };
+        let _ = until(all, end).await;
     }
 }
 

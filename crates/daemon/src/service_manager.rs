@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest status line in bytes; a longer one is not useful.
 const MAX_STATUS: usize = 512;
 
+/// Time from `--stop-timeout` to the end of the process, at most.
+const STOP_MARGIN: Duration = Duration::from_secs(5);
+
 /// The manager that has started this process and awaits reports.
 #[derive(Debug)]
 pub struct ServiceManager {
@@ -83,9 +86,12 @@ impl ServiceManager {
         self.tell(&format!("READY=1\nMAINPID={pid}"));
     }
 
-    /// Reports that the daemon stops.
-    pub(crate) fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=Finishing the requests in flight");
+    /// Reports that the daemon stops, and how long that may take.
+    pub(crate) fn stopping(&self, timeout: Option<Duration>) {
+        let extended = timeout.map_or_else(String::new, |timeout| {
+            format!("\nEXTEND_TIMEOUT_USEC={}", (timeout + STOP_MARGIN).as_micros())
+        });
+        self.tell(&format!("STOPPING=1\nSTATUS=Finishing the requests in flight{extended}"));
     }
 
     /// Reports a status line for people.

@@ -13,6 +13,10 @@ pub(crate) struct StopSignals {
     fd: SignalFd,
     ready: Readiness,
     event_loop: EventLoop,
+    /// `--stop-timeout`, nanoseconds. `None`: no limit.
+    timeout_ns: Option<u64>,
+    /// When the end was asked for, nanoseconds.
+    asked_ns: Option<u64>,
 }
 
 /// Signals within this time of the first one are the same request: timeout(1) signals both its child and its process
@@ -74,13 +78,42 @@ impl StopSignals {
         let dup: OwnedFd = fd.as_fd().try_clone_to_owned().map_err(|_| Errno::last())?;
         let events = nix::poll::PollFlags::POLLIN.bits().cast_unsigned();
         let ready = Readiness::new(event_loop, Arc::new(dup), events.into());
-        Ok(StopSignals { fd, ready, event_loop: event_loop.clone() })
+        let event_loop = event_loop.clone();
+        Ok(StopSignals { fd, ready, event_loop, timeout_ns: None, asked_ns: None })
+    }
+
+    /// Sets the time that the daemon has to end, nanoseconds. `None`: no limit.
+    pub(crate) fn set_timeout(&mut self, timeout_ns: Option<u64>) {
+        self.timeout_ns = timeout_ns;
+    }
+
+    /// Returns the time until the process has to end, nanoseconds. `None`: no limit.
+    ///
+    /// The time counts from the first signal, or else from the first call.
+    pub(crate) fn left_ns(&mut self) -> Option<u64> {
+        let now_ns = self.event_loop.now_ns();
+        let asked_ns = *self.asked_ns.get_or_insert(now_ns);
+        Some(self.timeout_ns?.saturating_sub(now_ns.saturating_sub(asked_ns)))
+    }
+
+    /// Completes when a part of the time that is left has passed: half of it for `parts` 2.
+    pub(crate) fn part_has_passed(&mut self, parts: u64) -> impl Future<Output = ()> + use<> {
+        let end = self.left_ns().map(|ns| {
+            self.event_loop.sleep_until(self.event_loop.now_ns().saturating_add(ns / parts))
+        });
+        async move {
+            match end {
+                Some(end) => end.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> &'static str {
         loop {
             if let Ok(Some(info)) = self.fd.read_signal() {
+                self.asked_ns.get_or_insert(self.event_loop.now_ns());
                 let number = i32::try_from(info.ssi_signo).unwrap_or_default();
                 return Signal::try_from(number).map_or("a signal", Signal::as_str);
             }

@@ -58,7 +58,8 @@ impl Drop for Moving {
     }
 }
 
-/// Waits for a change. A stop signal ends the wait, unless `moving` is set: then the change is finished first.
+/// Waits for a change. A stop signal ends the wait, unless `moving` is set: then the change is finished first, if half of
+/// `--stop-timeout` suffices.
 pub(super) async fn unless_stopped<T>(
     change: impl Future<Output = T>,
     moving: &Cell<bool>,
@@ -70,7 +71,8 @@ pub(super) async fn unless_stopped<T>(
         Err(signal) => signal,
     };
     if moving.get() {
-        let _ = until(change, stop.insisted()).await;
+        let enough = stop.part_has_passed(2);
+        let _ = until(change, until(stop.insisted(), enough)).await;
     }
     Err(signal)
 }

@@ -31,8 +31,14 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let words = words.collect::<Result<Vec<_>, _>>().ok();
     let command_line = words.map(|words| with_format(&words, options, format));
     let pidfile = Rc::<OnceCell<_>>::default();
-    let start =
-        Start { steps, command_line, spawner, pidfile: pidfile.clone(), ..Start::default() };
+    let start = Start {
+        steps,
+        command_line,
+        spawner,
+        pidfile: pidfile.clone(),
+        stop_timeout: options.stop_timeout.limit(),
+        ..Start::default()
+    };
     let (is_made, mut is_ready) = (made.is_some(), false);
     let result = daemon::run(start, environment, |daemon| {
         let path = options.pidfile.as_deref();

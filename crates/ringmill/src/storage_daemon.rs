@@ -51,7 +51,12 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
         confinement::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)
     };
     let pidfile = Rc::<OnceCell<_>>::default();
-    let mut start = Start { spawner, pidfile: pidfile.clone(), ..Start::default() };
+    let mut start = Start {
+        spawner,
+        pidfile: pidfile.clone(),
+        stop_timeout: options.stop_timeout.limit(),
+        ..Start::default()
+    };
     match kept {
         None => {
             environment.sandbox = begun(None, &options.steps)?;

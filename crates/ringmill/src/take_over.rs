@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use control::{Command, LogOptions, SandboxOptions, Step, UsageError};
+use control::{Command, LogOptions, SandboxOptions, Step, StopTimeout, UsageError};
 
 use crate::{daemonize, serve};
 use daemon::confinement::Kept;
@@ -54,6 +54,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         taken,
         keeping,
         kept: Vec::new(),
+        stop_timeout: stop_timeout().limit(),
     };
     daemon::run(start, environment, |daemon| {
         if detached && let Err(error) = daemonize::drop_errors() {
@@ -85,6 +86,16 @@ pub(crate) fn log_options() -> LogOptions {
         Ok(Command::Serve(options)) => options.log,
         // Later steps refuse such a command line, once this process can report to the other one.
         Ok(_) | Err(_) => LogOptions::default(),
+    }
+}
+
+/// Returns `--stop-timeout` of the first daemon's command line.
+fn stop_timeout() -> StopTimeout {
+    match first() {
+        Ok(Command::StorageDaemon(options)) => options.stop_timeout,
+        Ok(Command::Serve(options)) => options.stop_timeout,
+        // As above.
+        Ok(_) | Err(_) => StopTimeout::default(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The machine that a simulated daemon runs on: its threads are actors, and its processes are daemons of the same world.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
@@ -197,6 +198,11 @@ impl Host for Machines {
             pause_ns = (pause_ns * 2).min(200_000);
         }
         self.process.awaits.take();
+    }
+
+    /// Simulated control threads do not block.
+    fn unless_ended(&self, _time: Duration, _late: Box<dyn FnOnce() + Send>) -> Box<dyn Any> {
+        Box::new(())
     }
 
     fn exit(&self, code: i32) -> ! {

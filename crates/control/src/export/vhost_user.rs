@@ -9,7 +9,9 @@ use super::{Address, Draft, ExportNeeds, ExportType, MoreNodes, SizeUse};
 use crate::address::{FD_ADDR, SocketDraft, UNIX_ADDR, addresses};
 use crate::error::OptionError;
 use crate::fd::FdName;
-use crate::rows::{BLOCK_SIZE_HELP, PIN_MEMORY_HELP, block_size};
+use crate::rows::{
+    BLOCK_SIZE_HELP, MAX_MEMORY_DEFAULT, MAX_MEMORY_HELP, PIN_MEMORY_HELP, block_size,
+};
 use crate::shape::Shape;
 use crate::table::{self, Context, Field, Need, Row, put};
 use crate::value::Value;
@@ -243,12 +245,9 @@ const NUM_QUEUES: Field<Draft> =
     );
 
 /// Of all exports to which a virtual machine monitor gives its guest's memory.
-pub(super) const MAX_MEMORY: Field<Draft> = Row::optional(
-    "max-memory",
-    "four times the machine's memory, from 64G to 4T",
-    "memory that a front end may have mapped, with what is plugged in later; what goes beyond is refused",
-)
-.bytes(|export, bytes| put(&mut export.vhost_user.max_memory, Some(bytes)));
+pub(super) const MAX_MEMORY: Field<Draft> =
+    Row::optional("max-memory", MAX_MEMORY_DEFAULT, MAX_MEMORY_HELP)
+        .bytes(|export, bytes| put(&mut export.vhost_user.max_memory, Some(bytes)));
 
 const PIN_MEMORY: Field<Draft> =
     Row::default("pin-memory", "off", PIN_MEMORY_HELP).bool(|export, on| {

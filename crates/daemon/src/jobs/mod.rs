@@ -7,8 +7,11 @@ mod options;
 mod start;
 mod worker;
 
+use std::sync::Arc;
+
 use block::graph::drain;
 use block::job::{End, Failure, OnError, Report, Side};
+use block::node::{BlockNode, NoWaiting};
 use control::qmp::QmpError;
 use control::qmp::events::{
     BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
@@ -474,11 +477,36 @@ impl Daemon {
     ///
     /// As in QEMU, a job that never ran is dismissed and sends no `BLOCK_JOB_*` event.
     async fn abort(&mut self, job: &mut Job, why: Option<Why>) {
+        let group = job.group.take();
+        let event = self.begin_abort(job, why);
+        // Guests' requests may wait for copies of the other jobs of the group, too.
+        for serial in group.map(|group| self.jobs.of_group(group)).unwrap_or_default() {
+            let Some(mut other) = self.jobs.take(serial) else { continue };
+            if let Some(copying) = other.copying_mut() {
+                self.cancel_copying(copying);
+            }
+            self.jobs.put(other);
+        }
+        if let Some(copying) = job.copying() {
+            self.reset_chain(copying).await;
+            if let Err(error) = self.take_filter_out(copying).await {
+                // No request is lost: requests continue through the filter.
+                log::error!("job {}: its filter stays: {error}", job.options.id);
+            }
+        }
+        self.conclude(job, event).await;
+        if let Some(group) = group {
+            // In a box, as the end of each of these jobs comes here.
+            Box::pin(self.cancel_group(group)).await;
+        }
+    }
+
+    /// Begins to end a job that failed or was cancelled. Returns the event of its end.
+    fn begin_abort(&self, job: &mut Job, why: Option<Why>) -> Option<&'static EventRow> {
         if let Some(why) = &why {
             job.warn(why);
         }
         let has_run = job.status != Status::Created;
-        let group = job.group.take();
         job.options.auto_dismiss |= !has_run;
         job.enter(Status::Aborting, &self.clients);
         let event = match why {
@@ -495,30 +523,19 @@ impl Daemon {
         if let Some(copying) = job.copying_mut() {
             self.cancel_copying(copying);
         }
-        // Guests' requests may wait for copies of the other jobs of the group, too.
-        for serial in group.map(|group| self.jobs.of_group(group)).unwrap_or_default() {
-            let Some(mut other) = self.jobs.take(serial) else { continue };
-            if let Some(copying) = other.copying_mut() {
-                self.cancel_copying(copying);
-            }
-            self.jobs.put(other);
-        }
-        if let Some(copying) = job.copying() {
-            self.reset_chain(copying).await;
-            if let Err(error) = self.take_filter_out(copying).await {
-                // No request is lost: requests continue through the filter.
-                log::error!("job {}: its filter stays: {error}", job.options.id);
-            }
-        }
-        self.conclude(job, has_run.then_some(event)).await;
-        if let Some(group) = group {
-            // In a box, as the end of each of these jobs comes here.
-            Box::pin(self.cancel_group(group)).await;
-        }
+        has_run.then_some(event)
     }
 
-    /// Ends a job and releases its nodes. Every job ends here.
+    /// Ends a job and releases its nodes.
     async fn conclude(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
+        if let Some(leaving) = self.release(job) {
+            leaving.closed().await;
+        }
+        self.is_concluded(job, event);
+    }
+
+    /// Ends a job's work. Returns what is left of its worker. Every job ends here.
+    fn release(&self, job: &mut Job) -> Option<Leaving> {
         let succeeded = job.status != Status::Aborting;
         job.group = None;
         if let Some(Copying { how: How::Parts(Parts::Backup(Some(used)), backup, _), .. }) =
@@ -526,17 +543,17 @@ impl Daemon {
         {
             used.end(backup, succeeded);
         }
-        if let Some(copying) = job.copying_mut()
-            && let Some(Open { filter, orders, closed }) = copying.open.take()
-        {
-            // A node that has left the graph is closed here: the worker's thread may not open files.
-            let ends = [&copying.source, &copying.target].map(|name| self.nodes.node(name));
-            drop((filter, orders));
-            // The wait fails only if the loop has stopped: then no node is left to close.
-            let _ = closed.await;
-            drop(ends);
-            copying.no_waiting = None;
-        }
+        let id = job.options.id.clone();
+        let copying = job.copying_mut()?;
+        let Open { filter, orders, closed } = copying.open.take()?;
+        let names = [copying.source.clone(), copying.target.clone()];
+        // A node that has left the graph is closed by this thread: the worker's thread may not open files.
+        let ends = names.each_ref().map(|name| self.nodes.node(name).ok());
+        drop((filter, orders));
+        Some(Leaving { id, names, ends, closed, no_waiting: copying.no_waiting.take() })
+    }
+
+    fn is_concluded(&mut self, job: &mut Job, event: Option<&'static EventRow>) {
         self.inventory = self.inventory.without_job(&job.options.id);
         if let Some(event) = event {
             job.tell(event, &self.clients);
@@ -556,15 +573,42 @@ impl Daemon {
         }
     }
 
-    /// Aborts and removes all jobs when the daemon ends.
-    pub(super) async fn cancel_jobs(&mut self) {
+    /// Aborts and removes all jobs when the daemon ends, without a wait. Returns the workers that have requests to finish.
+    ///
+    /// Filters stay until their users have gone, and images that a job opened for writing stay as they are.
+    pub(super) fn end_jobs(&mut self) -> Vec<Leaving> {
+        let mut left = Vec::new();
         while let Some(mut job) = self.jobs.jobs.pop() {
             if job.status != Status::Concluded {
-                self.abort(&mut job, None).await;
+                let event = self.begin_abort(&mut job, None);
+                left.extend(self.release(&mut job));
+                self.is_concluded(&mut job, event);
             }
             if job.status != Status::Null {
                 job.enter(Status::Null, &self.clients);
             }
         }
+        left
+    }
+}
+
+/// The worker of a job that has ended, and the nodes that it still has.
+pub(super) struct Leaving {
+    /// The job's name.
+    pub(super) id: String,
+    /// The source and the target.
+    pub(super) names: [String; 2],
+    ends: [Option<Arc<dyn BlockNode>>; 2],
+    closed: oneshot::Receiver<()>,
+    no_waiting: Option<NoWaiting>,
+}
+
+impl Leaving {
+    /// Waits until the worker has closed its nodes.
+    pub(super) async fn closed(self) {
+        let Leaving { ends, closed, no_waiting, .. } = self;
+        // The wait fails only if the loop has stopped: then no node is left to close.
+        let _ = closed.await;
+        drop((ends, no_waiting));
     }
 }
