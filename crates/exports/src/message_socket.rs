@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::MsgFlags;
 
-use crate::vhost_user::descriptors::{Descriptors, Desk, Wrong};
+use crate::vhost_user::descriptors::{Descriptors, Desk, Kept, Wrong};
 use crate::vhost_user::fd_passing;
 
 /// Messages taken in a row before other tasks of the loop get their turn.
@@ -46,6 +46,8 @@ pub(crate) struct MessageSocket {
     socket: Arc<OwnedFd>,
     readable: Readiness,
     desk: Rc<Desk>,
+    /// Until the message has been handled, which is before the next one is begun.
+    kept: Kept,
     /// Messages left in this turn.
     turn: u32,
 }
@@ -56,7 +58,8 @@ impl MessageSocket {
         let socket = Arc::new(socket);
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let readable = Readiness::new(event_loop, socket.clone(), events);
-        MessageSocket { event_loop: event_loop.clone(), socket, readable, desk, turn: TURN }
+        let (event_loop, kept) = (event_loop.clone(), Kept::default());
+        MessageSocket { event_loop, socket, readable, desk, kept, turn: TURN }
     }
 
     /// Waits until something can be received, without receiving it.
@@ -89,6 +92,7 @@ impl MessageSocket {
         &mut self,
         max_fds: usize,
     ) -> Result<Option<([u8; N], Descriptors)>, SocketError> {
+        self.kept.give_up();
         self.take_turns().await;
         let (mut header, mut fds) = ([0; N], Descriptors::new(self.desk.clone(), max_fds));
         let has_begun = self.fill(&mut header, &mut fds, true).await?;
@@ -107,7 +111,12 @@ impl MessageSocket {
         mut fds: Descriptors,
     ) -> Result<Result<Vec<OwnedFd>, Wrong>, SocketError> {
         self.fill(payload, &mut fds, false).await?;
-        fds.looked_at().await.map_err(|error| SocketError::Os { call: "clone", error })
+        let fds = fds.looked_at().await;
+        let fds = fds.map_err(|error| SocketError::Os { call: "clone", error })?;
+        if let Ok(fds) = &fds {
+            self.kept.keep(fds);
+        }
+        Ok(fds)
     }
 
     /// Fills `buf`. `false`: the stream ended before the first byte, and `may_end` is set.

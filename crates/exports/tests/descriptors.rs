@@ -109,3 +109,49 @@ fn an_export_that_waits_for_a_file_to_be_closed_can_be_stopped() {
     daemon.stop().unwrap();
     drop(hanging);
 }
+
+/// A thread of its own closes the last descriptor of a large memfd, whichever message it comes with.
+#[test]
+fn a_large_memfd_is_closed_by_a_thread_of_its_own() {
+    let daemon = Daemon::new();
+    let (sender, blocked) = std::sync::mpsc::channel::<()>();
+    struct Blocks(std::sync::mpsc::Receiver<()>);
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+    guest_memory::release(Blocks(blocked));
+    let count = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = links.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        links.filter(|file| file.to_string_lossy().contains("memfd:large")).count()
+    };
+    let mut expected = 0;
+    for (request, payload, count_of_fds) in [
+        (Request::GetQueueNum, Vec::new(), 1),
+        (Request::SetVringCall, 0u64.to_ne_bytes().to_vec(), 1),
+        (Request::SetVringKick, 0u64.to_ne_bytes().to_vec(), 2),
+        (Request::AddMemReg, [0; 40].to_vec(), 1),
+        (Request::SetMemTable, [0; 8].to_vec(), MAX_FDS + 1),
+    ] {
+        let stream = with_reply_ack(daemon.connect());
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let file = nix::sys::memfd::memfd_create(c"large", flags).unwrap();
+        nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, 8 << 20).unwrap();
+        let fds = vec![file.as_raw_fd(); count_of_fds];
+        send_with(&stream, &message(request, NEED_REPLY, &payload), &fds);
+        drop(file);
+        // Answered or disconnected: then the next front end is served.
+        drop(stream);
+        let next = ask(&mut daemon.connect(), Request::GetFeatures, 0, &[]);
+        assert_ne!(next, 0, "{request:?}");
+        assert!(count() > expected, "{request:?}: {} of {expected}", count());
+        expected = count();
+    }
+    drop(sender);
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    guest_memory::release(end);
+    ended.recv().unwrap_err();
+    assert_eq!(count(), 0);
+}

@@ -12,7 +12,8 @@
 //! During a migration, writes through a view are recorded in a [`DirtyLog`].
 //!
 //! [`Region::map`] refuses regions that extend past their file's end. A front end that shrinks the file later affects
-//! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`].
+//! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`]. Large regions are unmapped
+//! by a thread of their own: see [`release`].
 
 mod access;
 mod any_thread;
@@ -24,6 +25,7 @@ mod mapping;
 mod memory;
 mod region;
 mod registered;
+mod release;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 mod view;
@@ -37,4 +39,5 @@ pub use mapping::is_elsewhere;
 pub use memory::{GuestMemory, RingArea};
 pub use region::{MappedRegion, Region};
 pub use registered::RegisteredRegion;
+pub use release::{is_large, release};
 pub use view::MemoryView;

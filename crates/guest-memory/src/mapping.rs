@@ -15,6 +15,8 @@ use libc::c_void;
 pub(crate) struct Mapping {
     at: NonNull<c_void>,
     len: usize,
+    /// The page size of the file, bytes.
+    page: usize,
 }
 
 // SAFETY: the value owns the mapping, and munmap may be called from any thread.
@@ -51,8 +53,13 @@ mod calls {
 
     impl Mapping {
         /// Maps `len` bytes of a file from `offset` on, shared with other mappings. Both are multiples of
-        /// [the page size](FileSystem::page).
-        pub(crate) fn new(fd: &OwnedFd, len: usize, offset: libc::off_t) -> io::Result<Mapping> {
+        /// [the page size](FileSystem::page), `page`.
+        pub(crate) fn new(
+            fd: &OwnedFd,
+            len: usize,
+            offset: libc::off_t,
+            page: usize,
+        ) -> io::Result<Mapping> {
             // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
             let at = unsafe {
                 libc::mmap(
@@ -68,7 +75,7 @@ mod calls {
                 return Err(io::Error::last_os_error());
             }
             let at = NonNull::new(at).ok_or(io::ErrorKind::InvalidData)?;
-            Ok(Mapping { at, len })
+            Ok(Mapping { at, len, page })
         }
 
         /// Gives the kernel advice that keeps the contents, madvise(2), for `len` bytes from `offset` on.
@@ -84,10 +91,19 @@ mod calls {
 
     impl Drop for Mapping {
         fn drop(&mut self) {
-            // SAFETY: mapped in `new` with this length, unmapped once. Users of its addresses hold the value.
-            unsafe { libc::munmap(self.at.as_ptr(), self.len) };
+            // Other threads that map or unmap memory wait for each call.
+            let part = UNMAPPED_AT_ONCE.max(self.page);
+            for from in (0..self.len).step_by(part) {
+                let len = part.min(self.len - from);
+                // SAFETY: mapped in `new` with this length. The parts are whole pages, and each is unmapped once. Users of
+                // its addresses hold the value.
+                unsafe { libc::munmap(self.at.as_ptr().byte_add(from), len) };
+            }
         }
     }
+
+    /// Bytes that one call unmaps: a power of two.
+    const UNMAPPED_AT_ONCE: usize = 32 << 20;
 
     /// File systems whose pages another process or machine supplies, statfs(2): FUSE, NFS, CIFS, SMB 2, 9P, Ceph. Also
     /// overlayfs, whose lower layers may be any of these.
@@ -126,13 +142,18 @@ mod calls {
     }
 
     impl Mapping {
-        pub(crate) fn new(_: &OwnedFd, len: usize, _: libc::off_t) -> io::Result<Mapping> {
+        pub(crate) fn new(
+            _: &OwnedFd,
+            len: usize,
+            _: libc::off_t,
+            page: usize,
+        ) -> io::Result<Mapping> {
             let layout = layout(len)?;
             assert!(len > 0);
             // SAFETY: the layout's size is not zero.
             let at = unsafe { alloc_zeroed(layout) };
             let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-            Ok(Mapping { at, len })
+            Ok(Mapping { at, len, page })
         }
 
         pub(crate) fn advise(&self, _: usize, _: usize, _: i32) -> io::Result<()> {

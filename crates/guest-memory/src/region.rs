@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -12,6 +13,7 @@ use crate::bus_error::Watched;
 use crate::error::Error;
 use crate::limits::Share;
 use crate::mapping::{FileSystem, Mapping, file_system};
+use crate::release::{SMALL, is_large, release};
 
 /// A memory region as the front end describes it. All numbers are bytes.
 ///
@@ -31,19 +33,36 @@ pub struct Region {
 }
 
 /// A region mapped into this process, readable and writable; unmapped on drop.
+///
+/// A large region, or one of a large file, is unmapped by [another thread](crate::release) soon after.
 pub struct MappedRegion {
     guest_addr: u64,
     size: u64,
     user_addr: u64,
     /// The region's first byte: inside the mapping, which begins at a page boundary.
     host: NonNull<u8>,
+    mmap_offset: u64,
+    backing: ManuallyDrop<Backing>,
+}
+
+/// What a region gives back at its end, in this order.
+struct Backing {
     /// Dropped before the mapping, as the kernel may then reuse its addresses.
     watched: Watched,
     mapping: Mapping,
     /// Given back after the mapping's end.
     _share: Share,
-    mmap_offset: u64,
     file: OwnedFd,
+}
+
+impl Drop for MappedRegion {
+    fn drop(&mut self) {
+        // SAFETY: the field is not used again.
+        let backing = unsafe { ManuallyDrop::take(&mut self.backing) };
+        if backing.mapping.len() > SMALL || is_large(&backing.file) {
+            release(backing);
+        }
+    }
 }
 
 // SAFETY: `host` is an address in the mapping, which the value owns.
@@ -92,7 +111,8 @@ impl Region {
             libc::off_t::try_from(mmap_offset - lead).map_err(|_| overflow("file offset"))?;
 
         let share = Share::take(mapping_len as u64).ok_or(Error::NoRoom { guest_addr, size })?;
-        let mapping = Mapping::new(fd, mapping_len, offset).map_err(|e| os("mmap", e))?;
+        let mapping = Mapping::new(fd, mapping_len, offset, page as usize);
+        let mapping = mapping.map_err(|e| os("mmap", e))?;
         // Guest memory is private and large, so core files omit it. A failure is ignored.
         let _ = mapping.advise(0, mapping_len, libc::MADV_DONTDUMP);
 
@@ -104,11 +124,8 @@ impl Region {
             size,
             user_addr,
             host,
-            watched,
-            mapping,
-            _share: share,
             mmap_offset,
-            file: self.fd,
+            backing: ManuallyDrop::new(Backing { watched, mapping, _share: share, file: self.fd }),
         })
     }
 }
@@ -134,7 +151,7 @@ impl MappedRegion {
 
     /// Returns the file, for a hand-over to another process.
     pub fn file(&self) -> &OwnedFd {
-        &self.file
+        &self.backing.file
     }
 
     /// Returns its size in bytes; not 0.
@@ -152,13 +169,13 @@ impl MappedRegion {
     /// `EINVAL` before Linux 5.14. `ENOMEM`, `EFAULT`: some pages are unavailable.
     pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
         // Offsets in the mapping, which begins and ends at a page boundary of the file.
-        let lead = self.host.addr().get() - self.mapping.at().addr().get();
+        let lead = self.host.addr().get() - self.backing.mapping.at().addr().get();
         let page = POPULATED_UNIT as usize;
         let from = (lead + offset.min(self.size) as usize) / page * page;
         let end = lead + offset.saturating_add(len).min(self.size) as usize;
-        let end = end.next_multiple_of(page).min(self.mapping.len());
+        let end = end.next_multiple_of(page).min(self.backing.mapping.len());
         match end.checked_sub(from).filter(|&len| len > 0) {
-            Some(len) => self.mapping.advise(from, len, libc::MADV_POPULATE_WRITE),
+            Some(len) => self.backing.mapping.advise(from, len, libc::MADV_POPULATE_WRITE),
             None => Ok(()),
         }
     }
@@ -167,7 +184,7 @@ impl MappedRegion {
     ///
     /// The region is private memory since then.
     pub fn is_lost(&self) -> bool {
-        self.watched.is_lost()
+        self.backing.watched.is_lost()
     }
 
     /// Returns the address of the region's first byte in this process.

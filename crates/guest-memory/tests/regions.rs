@@ -144,3 +144,47 @@ fn rings_are_inside_one_region_and_aligned() {
     let odd = memory.ring_area(USER_BASE + 8, 32, 16);
     assert!(matches!(odd, Err(Error::RingMisaligned { align: 16, .. })));
 }
+
+/// Drops a region while the thread that drops large ones is busy. Returns whether it was still mapped, and waits for its
+/// end.
+fn is_mapped_after_its_drop(region: MappedRegion) -> bool {
+    let at = region.host().as_ptr() as usize;
+    let is_mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&format!("{at:x}-")))
+    };
+    assert!(is_mapped());
+    struct OnDrop<F: FnMut()>(F);
+    impl<F: FnMut()> Drop for OnDrop<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    guest_memory::release(OnDrop(move || wait.recv().unwrap()));
+    drop(region);
+    let was_mapped = is_mapped();
+    let (end, ended) = std::sync::mpsc::channel();
+    guest_memory::release(OnDrop(move || end.send(()).unwrap()));
+    go_on.send(()).unwrap();
+    ended.recv().unwrap();
+    assert!(!is_mapped());
+    was_mapped
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_thread_of_its_own_unmaps_large_regions() {
+    // Several calls of munmap(2), the last one for a part.
+    assert!(is_mapped_after_its_drop(memfd_region(0, (64 << 20) + PAGE).unwrap().map().unwrap()));
+    assert!(!is_mapped_after_its_drop(memfd_region(0, 4 * PAGE).unwrap().map().unwrap()));
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_thread_of_its_own_closes_large_files() {
+    let mut region = memfd_region(0, 8 << 20).unwrap();
+    nix::fcntl::fallocate(&region.fd, nix::fcntl::FallocateFlags::empty(), 0, 8 << 20).unwrap();
+    region.size = PAGE;
+    assert!(is_mapped_after_its_drop(region.map().unwrap()));
+}

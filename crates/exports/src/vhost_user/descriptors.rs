@@ -4,7 +4,7 @@
 //! it is informed of each close(2). A socket may linger and a terminal may drain. So the control thread
 //! handles only descriptors that the kernel answers for alone: eventfds, UNIX sockets, tmpfs and hugetlbfs
 //! files. All others go to a thread. The front end's next message, and the export's next front end, wait for
-//! that thread.
+//! that thread. The last descriptor of a large memfd is [released](guest_memory::release), as the kernel frees its memory.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ use std::task::Poll;
 use std::thread;
 
 use event_loop::oneshot;
+use guest_memory::{is_large, release};
 use nix::fcntl::{FcntlArg, fcntl, readlink};
 use nix::sys::socket::{
     AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
@@ -92,6 +93,38 @@ impl Desk {
     }
 }
 
+/// Duplicates of a message's large memfds, so that no thread closes the last descriptor while it handles the message.
+#[derive(Default)]
+pub(crate) struct Kept(Vec<OwnedFd>);
+
+impl Kept {
+    /// Keeps the large ones of these descriptors, instead of those before.
+    pub(crate) fn keep(&mut self, fds: &[OwnedFd]) {
+        let large = fds.iter().filter(|fd| is_large(fd));
+        // Without free descriptors, the message's own one may be the last.
+        let kept = large.filter_map(|fd| fd.try_clone().ok()).collect();
+        self.replace(kept);
+    }
+
+    /// Releases the descriptors.
+    pub(crate) fn give_up(&mut self) {
+        self.replace(Vec::new());
+    }
+
+    fn replace(&mut self, fds: Vec<OwnedFd>) {
+        let before = std::mem::replace(&mut self.0, fds);
+        if !before.is_empty() {
+            release(before);
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
 /// The descriptors of a message while it arrives. The desk closes those that are not taken.
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
@@ -158,7 +191,10 @@ impl Descriptors {
 
     fn close(&mut self) {
         let (plain, others): (Vec<_>, Vec<_>) = self.fds.drain(..).partition(is_plain);
-        drop(plain);
+        let large: Vec<_> = plain.into_iter().filter(is_large).collect();
+        if !large.is_empty() {
+            release(large);
+        }
         if !others.is_empty()
             && let Err(error) = self.desk.hand(others, drop)
         {
