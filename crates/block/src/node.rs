@@ -387,8 +387,8 @@ pub type ChangingSnapshots = Pin<Box<dyn Future<Output = Result<(), SnapshotErro
 /// A backing file as an image names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackingName {
-    /// Its path, as a rule relative to the image's. Of an image that was opened with a name that is not UTF-8, the name
-    /// for messages, with U+FFFD in it, as QEMU tells it.
+    /// Its path, usually relative to the image's. If the name is not UTF-8, invalid bytes are replaced by U+FFFD, as in
+    /// QEMU's answers.
     pub filename: String,
     /// Its format, if the image names it.
     pub format: Option<String>,

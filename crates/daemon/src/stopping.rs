@@ -43,7 +43,7 @@ pub(super) struct Unfinished {
     exports: Vec<(String, Vec<String>, Vec<Arc<QueueStats>>)>,
     /// Jobs whose workers have not ended, with their nodes.
     jobs: Vec<(String, [String; 2])>,
-    /// The node that is being closed. For the thread that ends the process while the control thread blocks.
+    /// The node that is being closed. The thread that ends the process reads it when the control thread blocks.
     closing: Arc<Mutex<Option<String>>>,
 }
 

@@ -1,4 +1,5 @@
-//! Operations of several steps on a store that becomes full at any of the steps: the image goes on, and loses nothing.
+//! Operations of several steps on a store that becomes full at one of the steps: the image stays usable and loses
+//! nothing.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
