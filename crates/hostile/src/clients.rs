@@ -19,13 +19,13 @@ fn connect(socket: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-fn option(number: u32, data: &[u8]) -> Vec<u8> {
+pub(crate) fn option(number: u32, data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u32).to_be_bytes();
     [b"IHAVEOPT", &number.to_be_bytes()[..], &len, data].concat()
 }
 
 /// A client past the greeting.
-fn greeted(socket: &Path) -> io::Result<UnixStream> {
+pub(crate) fn greeted(socket: &Path) -> io::Result<UnixStream> {
     let mut stream = connect(socket)?;
     stream.read_exact(&mut [0; 18])?;
     stream.write_all(&3u32.to_be_bytes())?;
@@ -166,6 +166,29 @@ pub(crate) fn qmp_endless(target: &Target, go_on: &GoOn) -> io::Result<()> {
             written => drop(written?),
         }
         // What it has to say to that.
+        let _ = stream.read(&mut answers);
+    }
+    Ok(())
+}
+
+pub(crate) fn qmp_opens(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut stream = connect(&target.monitor)?;
+    let path = target.shared_tables.as_ref().ok_or(io::ErrorKind::NotFound)?;
+    let path = path
+        .to_str()
+        .ok_or(io::ErrorKind::InvalidFilename)?
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"");
+    let add = format!(
+        "{{\"execute\":\"blockdev-add\",\"arguments\":{{\"driver\":\"qcow2\",\"node-name\":\"strange\",\
+         \"file\":{{\"driver\":\"file\",\"filename\":\"{path}\"}}}}}}\n"
+    );
+    let delete = "{\"execute\":\"blockdev-del\",\"arguments\":{\"node-name\":\"strange\"}}\n";
+    stream.write_all(b"{\"execute\":\"qmp_capabilities\"}\n")?;
+    let mut answers = vec![0; 64 << 10];
+    while go_on.blow() {
+        stream.write_all(add.as_bytes())?;
+        stream.write_all(delete.as_bytes())?;
         let _ = stream.read(&mut answers);
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use fastrand::Rng;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -30,6 +30,7 @@ const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_INFLIGHT_FD: u32 = 32;
 const RESET_DEVICE: u32 = 34;
+const ADD_MEM_REG: u32 = 37;
 
 /// Its memory: two queues' rings, then requests.
 const MEMORY: u64 = 0x20000;
@@ -331,6 +332,88 @@ pub(crate) fn shrunk_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
         if !go_on.blow() {
             break;
         }
+    }
+    Ok(())
+}
+
+pub(crate) fn sparse_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let mut front_end = FrontEnd::connect(target)?;
+    front_end.message(SET_FEATURES, &[1 << 32 | 1 << 30], &[])?;
+    // REPLY_ACK, CONFIGURE_MEM_SLOTS.
+    front_end.message(SET_PROTOCOL_FEATURES, &[1 << 3 | 1 << 15], &[])?;
+    let (mut size, mut at) = (64 << 40, 0);
+    while go_on.blow() && size > 1 << 20 {
+        let memory = memfd(size, SealFlag::empty())?;
+        let message = encode(ADD_MEM_REG, &[0, at, size, at, 0]);
+        // With need_reply.
+        let message = [&message[..4], &9u32.to_ne_bytes(), &message[8..]].concat();
+        front_end.send(&message, &[memory.as_raw_fd()])?;
+        match front_end.answer::<8>() {
+            Ok(answer) if answer == [0; 8] => at += size,
+            // Sent away: another begins where this one has ended.
+            Err(_) => return Ok(()),
+            Ok(_) => size /= 2,
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of a large guest.
+pub(crate) const LARGE: u64 = 1 << 30;
+
+pub(crate) fn large_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    const STRIDE: u64 = 1 << 20;
+    let mut front_end = FrontEnd::connect(target)?;
+    front_end.memory.set_len(LARGE)?;
+    front_end.message(SET_FEATURES, &[1 << 32 | 1 << 30 | 1 << 28 | 0x7240], &[])?;
+    front_end.message(SET_PROTOCOL_FEATURES, &[1 << 12 | 1 << 13], &[])?;
+    front_end.share(LARGE)?;
+    front_end.start(0)?;
+    front_end.settle()?;
+    let memory = &front_end.memory;
+    memory.write_all_at(&[0; 16], DATA)?;
+    for (n, at) in (STRIDE..LARGE).step_by(STRIDE as usize).enumerate() {
+        let parts = (0..16).map(|part| descriptor(at + part * 0x1_0000, 0x1_0000, 3, part + 2));
+        let chain = [descriptor(DATA, 16, 1, 1)].into_iter().chain(parts);
+        let chain: Vec<_> = chain.chain([descriptor(DATA + 16, 1, 2, 0)]).collect();
+        memory.write_all_at(&chain.concat(), TABLE)?;
+        memory.write_all_at(&descriptor(TABLE, chain.len() as u32 * 16, 4, 0), 0)?;
+        memory.write_all_at(&[0; 2], AVAIL + 4 + n as u64 % u64::from(ENTRIES) * 2)?;
+        let next = (n as u16).wrapping_add(1).to_le_bytes();
+        memory.write_all_at(&next, AVAIL + 2)?;
+        let _ = front_end.kicks[0].write(1);
+        let mut used = [0; 2];
+        while used != next {
+            if !go_on.is_wanted() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_micros(100));
+            memory.read_exact_at(&mut used, USED + 2)?;
+        }
+    }
+    go_on.blow();
+    Ok(())
+}
+
+pub(crate) fn holes(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    // On a disk if the folder for temporary files is on one.
+    let path = std::env::temp_dir().join(format!("stranger-{}", std::process::id()));
+    let options = File::options().read(true).write(true).create(true).truncate(true).clone();
+    let memory = options.open(&path)?;
+    std::fs::remove_file(&path)?;
+    let mut front_end = FrontEnd::connect(target)?;
+    front_end.memory = memory;
+    front_end.memory.set_len(MEMORY)?;
+    front_end.set_up()?;
+    front_end.settle()?;
+    while go_on.blow() {
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&front_end.memory, hole, DATA as i64, (TABLE - DATA) as i64)?;
+        front_end.memory.sync_data()?;
+        for _ in 0..ENTRIES / 4 {
+            front_end.read_sector()?;
+        }
+        let _ = front_end.kicks[0].write(1);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Front ends and clients that violate every rule, while other clients must not notice.
+//! Front ends and clients that violate every rule, or ask what costs much, while other clients must not notice.
 //!
 //! An [`Attack`] runs on its own thread, round after round, until its [`Running`] is dropped.
 //! After any reaction of the daemon (a refusal, a close, none) it tries again.
@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod costly;
 mod front_end;
+pub mod images;
 
 use std::io;
 use std::path::PathBuf;
@@ -26,13 +28,15 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub struct Target {
     /// The socket of a vhost-user-blk export with two queues or more, the attacker's own.
     pub vhost_user: PathBuf,
-    /// The unix socket of an NBD server with an export named `hostile`.
+    /// The unix socket of an NBD server with an export named `hostile`, and those of [`images::Costly::EXPORTED`].
     pub nbd: PathBuf,
     /// The unix socket of an NBD server that wants TLS. A daemon has one NBD server: where there is this
     /// one, `nbd` is another daemon's.
     pub nbd_tls: Option<PathBuf>,
     /// The unix socket of a monitor.
     pub monitor: PathBuf,
+    /// [`images::Costly::SharedTables`].
+    pub shared_tables: Option<PathBuf>,
 }
 
 macro_rules! attacks {
@@ -81,6 +85,12 @@ attacks! {
     Resets = "resets without end", front_end::resets, io;
     /// Connects, asks, and is gone.
     Connections = "connections without end", front_end::connections, control;
+    /// Memory of 64 TiB without a page in it, or what is left.
+    SparseMemory = "regions of 64 TiB", front_end::sparse_memory, control;
+    /// A guest of [`front_end::LARGE`] bytes, all of them used, leaves.
+    LargeMemory = "a guest of 1 GiB that leaves", front_end::large_memory, control;
+    /// Memory in a file on a disk, with holes punched into it.
+    Holes = "holes in a file as memory", front_end::holes, io;
     /// Half a message, and silence; others wait behind.
     HalfMessages = "half messages", front_end::half_messages, control;
     /// Memory tables that cannot be mapped.
@@ -101,6 +111,22 @@ attacks! {
     NbdConnections = "NBD: connections without end", clients::nbd_connections, control;
     /// Begins TLS's handshake, and never ends it.
     NbdTls = "NBD: TLS handshakes without end", clients::nbd_tls, control;
+    /// Reads of 1 MiB, and leaves.
+    NbdLeaves = "NBD: reads, and gone", costly::read_and_leave, control;
+    /// Zeroes on a sparse disk of 2 PiB.
+    NbdZeroes = "NBD: zeroes on 2 PiB", costly::zeroes, io;
+    /// Discards, likewise.
+    NbdTrims = "NBD: trims on 2 PiB", costly::trims, io;
+    /// Asks what is allocated, likewise.
+    NbdStatus = "NBD: block status on 2 PiB", costly::status, io;
+    /// Asks eight empty bitmaps over 16 TiB.
+    NbdBitmaps = "NBD: dirty bitmaps of 16 TiB", costly::bitmaps, io;
+    /// Reads sectors in compressed clusters of 64 KiB.
+    NbdDeflate = "NBD: sectors in deflate, 64 KiB", costly::deflate, io;
+    /// The same in clusters of 2 MiB.
+    NbdZstd = "NBD: sectors in zstd, 2 MiB", costly::zstd, io;
+    /// Opens an image that takes long to repair.
+    QmpOpens = "QMP: an image to repair", clients::qmp_opens, control;
     /// A line without an end.
     QmpEndless = "QMP: an endless line", clients::qmp_endless, control;
     /// Asks, and does not take the answers.
@@ -146,6 +172,8 @@ impl Attack {
         let shared = Arc::new(Shared::default());
         let go_on = GoOn(shared.clone());
         let thread = std::thread::Builder::new().name("stranger".into()).spawn(move || {
+            // It waits for a CPU, not the victim's client on the same one.
+            let _ = rustix::process::nice(19);
             if let Some(cpu) = cpu {
                 let mut set = CpuSet::new();
                 // If the CPU does not exist, the thread stays where it is.

@@ -249,6 +249,13 @@ struct Ring {
     running: bool,
 }
 
+impl Ring {
+    /// The available index at which the ring begins.
+    fn begins_at(&self) -> u16 {
+        self.base.unwrap_or(0)
+    }
+}
+
 /// A session with one front end.
 pub struct Session {
     device: Arc<dyn Device>,
@@ -343,7 +350,7 @@ impl Session {
                     // QEMU before 8.0 resets the device first.
                     (ring.base, ring.stopped_at) = (Some(base), Some(base));
                 }
-                let base = ring.base.unwrap_or(0);
+                let base = ring.begins_at();
                 Step::Reply(Reply::VringState { index: index.into(), num: base.into() })
             }
             Message::SetVringKick { index, fd } => {
@@ -457,7 +464,7 @@ impl Session {
             ring.base = base.or(ring.base);
             ring.stopped_at = base;
             ring.call = None;
-            num = ring.base.unwrap_or(0).into();
+            num = ring.begins_at().into();
         }
         Reply::VringState { index: index.into(), num }
     }
@@ -596,12 +603,12 @@ impl Session {
                 used: addr.used,
                 event_idx: features & VIRTIO_F_RING_EVENT_IDX != 0,
                 indirect: features & VIRTIO_F_RING_INDIRECT_DESC != 0,
-                next_avail: ring.base.unwrap_or(0),
+                next_avail: ring.begins_at(),
                 index,
             },
             // Another base is the front end's decision.
-            was_stopped: ring.stopped_at == Some(ring.base.unwrap_or(0)),
-            is_new: ring.reset_at.is_some_and(|at| at != ring.base.unwrap_or(0)),
+            was_stopped: ring.stopped_at == Some(ring.begins_at()),
+            is_new: ring.reset_at.is_some_and(|at| at != ring.begins_at()),
             kick,
             call: ring.call.clone(),
             err: ring.err.clone(),
