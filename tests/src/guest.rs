@@ -212,7 +212,9 @@ impl Guest {
 
     /// Adds options to each disk's `-chardev socket`.
     pub fn chardev_options(mut self, options: &str) -> Self {
-        self.chardev_options = format!(",{options}");
+        if !options.is_empty() {
+            self.chardev_options = format!(",{options}");
+        }
         self
     }
 

@@ -93,13 +93,16 @@ fn neighbours_of_strangers_are_served() {
         nbd: scratch.path("nbd.sock"),
         nbd_tls: None,
         monitor: server.socket("monitor"),
+        shared_tables: None,
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
     let nbd = RawNbd::go(&target.nbd, "kind");
     let mut neighbours = Neighbours::new(["near", "far"].map(connect), Some(nbd));
     let blows = if is_long() { 1_000_000 } else { BLOWS };
     let files = server.open_files();
-    for &attack in Attack::ALL.iter().filter(|attack| !attack.is_over_tls()) {
+    for &attack in
+        Attack::ALL.iter().filter(|attack| !attack.is_over_tls() && !attack.needs_images())
+    {
         let running = attack.begin(target.clone(), None).expect("a thread");
         neighbours.bear(attack, &running, blows);
         drop(running);
@@ -142,6 +145,7 @@ fn endless_tls_handshakes_do_not_block_others() {
         nbd: scratch.path("nbd.sock"),
         nbd_tls: Some(scratch.path("nbd.sock")),
         monitor: server.socket("monitor"),
+        shared_tables: None,
     };
     let connect = |name: &str| BlkClient::connect(&server.socket(name), 1, 64).expect("a device");
     let mut neighbours = Neighbours::new(["near", "far"].map(connect), None);

@@ -51,8 +51,8 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "neighbours",
-        about: "what a stranger that breaks every rule takes from its neighbours (3 minutes: 3 rounds of 0.7 s)",
-        options: &[ROUNDS, SERVERS, &["rows"]],
+        about: "what a stranger that breaks every rule takes from its neighbours (7 minutes: 3 rounds of 0.7 s)",
+        options: &[ROUNDS, SERVERS, PEERS, &["rows", "qsd"]],
         run: neighbours::run,
     },
     Command {

