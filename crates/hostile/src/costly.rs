@@ -76,7 +76,6 @@ impl<'a> Client<'a> {
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && self.go_on.is_wanted() =>
                 {
-                    ()
                 }
                 Err(error) => return Err(error),
             }
