@@ -77,6 +77,7 @@ pub struct Guest {
     attachment: Option<String>,
     more: Vec<String>,
     reboots: bool,
+    machine: &'static str,
     accel: &'static str,
 }
 
@@ -121,6 +122,7 @@ impl Guest {
             attachment: None,
             more: Vec::new(),
             reboots: false,
+            machine: "q35",
             accel: "tcg",
         }
     }
@@ -207,6 +209,12 @@ impl Guest {
     /// Leaves the number of queues to QEMU, which requests one per processor.
     pub fn unsaid_queues(mut self) -> Self {
         self.queues = None;
+        self
+    }
+
+    /// QEMU's machine; the default is q35.
+    pub fn machine(mut self, machine: &'static str) -> Self {
+        self.machine = machine;
         self
     }
 
@@ -297,7 +305,7 @@ impl Guest {
             |options| options.split_whitespace().map(String::from).collect(),
         );
         let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
-        add("machine", "q35".into());
+        add("machine", self.machine.into());
         add("accel", self.accel.into());
         add("cpu", "max".into());
         add("smp", self.cpus.to_string());

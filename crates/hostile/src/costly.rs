@@ -74,9 +74,7 @@ impl<'a> Client<'a> {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => buffer = &mut buffer[count..],
                 Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock && self.go_on.is_wanted() =>
-                {
-                }
+                    if error.kind() == io::ErrorKind::WouldBlock && self.go_on.is_wanted() => {}
                 Err(error) => return Err(error),
             }
         }
