@@ -101,7 +101,7 @@ fn neighbours_of_strangers_are_served() {
     let blows = if is_long() { 1_000_000 } else { BLOWS };
     let files = server.open_files();
     for &attack in
-        Attack::ALL.iter().filter(|attack| !attack.is_over_tls() && !attack.needs_images())
+        Attack::ALL.iter().filter(|attack| !attack.is_over_tls() && attack.image().is_none())
     {
         let running = attack.begin(target.clone(), None).expect("a thread");
         neighbours.bear(attack, &running, blows);

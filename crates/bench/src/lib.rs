@@ -10,6 +10,7 @@ mod guards;
 pub mod host;
 mod jobs;
 pub mod load;
+mod monitor;
 mod nbd;
 mod neighbours;
 pub mod options;

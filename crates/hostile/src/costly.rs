@@ -1,10 +1,10 @@
-//! Clients of NBD whose requests are legal and small, and cost the server much.
+//! Clients of NBD that send legal, small requests, which cost the server much.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use crate::clients::{greeted, option};
-use crate::images::{BITMAPS, COMPRESSED};
+use crate::images::{BITMAPS, Costly};
 use crate::{GoOn, Target};
 
 const READ: u16 = 0;
@@ -143,37 +143,37 @@ struct Request {
     len: u32,
 }
 
-/// Requests over all of a disk of that many bytes.
-fn everywhere(size: u64, kind: u16) -> impl Fn(u64) -> Request {
-    let places = size / u64::from(LONGEST);
+/// Requests over all of an image.
+fn everywhere(image: Costly, kind: u16) -> impl Fn(u64) -> Request {
+    let places = image.size() / u64::from(LONGEST);
     move |cookie| Request { kind, at: cookie % places * u64::from(LONGEST), len: LONGEST }
 }
 
-const SPARSE: u64 = 2 << 50;
-const WITH_BITMAPS: u64 = 16 << 40;
-
 pub(crate) fn zeroes(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    Client::of(target, "sparse", &[], go_on)?.keep(DEPTH, everywhere(SPARSE, WRITE_ZEROES))
+    Client::of(target, Costly::Sparse.name(), &[], go_on)?
+        .keep(DEPTH, everywhere(Costly::Sparse, WRITE_ZEROES))
 }
 
 pub(crate) fn trims(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    Client::of(target, "sparse", &[], go_on)?.keep(DEPTH, everywhere(SPARSE, TRIM))
+    Client::of(target, Costly::Sparse.name(), &[], go_on)?
+        .keep(DEPTH, everywhere(Costly::Sparse, TRIM))
 }
 
 pub(crate) fn status(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let contexts = ["base:allocation".to_owned()];
-    Client::of(target, "sparse", &contexts, go_on)?.keep(DEPTH, everywhere(SPARSE, BLOCK_STATUS))
+    Client::of(target, Costly::Sparse.name(), &contexts, go_on)?
+        .keep(DEPTH, everywhere(Costly::Sparse, BLOCK_STATUS))
 }
 
 pub(crate) fn bitmaps(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let contexts: Vec<_> = (0..BITMAPS).map(|i| format!("qemu:dirty-bitmap:b{i}")).collect();
-    let mut client = Client::of(target, "bitmaps", &contexts, go_on)?;
-    client.keep(DEPTH, everywhere(WITH_BITMAPS, BLOCK_STATUS))
+    let mut client = Client::of(target, Costly::Bitmaps.name(), &contexts, go_on)?;
+    client.keep(DEPTH, everywhere(Costly::Bitmaps, BLOCK_STATUS))
 }
 
 /// Reads of a sector, each in another cluster than the one before.
-fn sectors(cluster: u64) -> impl Fn(u64) -> Request {
-    let places = COMPRESSED / cluster;
+fn sectors(image: Costly, cluster: u64) -> impl Fn(u64) -> Request {
+    let places = image.size() / cluster;
     move |cookie| Request { kind: READ, at: cookie % places * cluster, len: 512 }
 }
 
@@ -181,11 +181,12 @@ fn sectors(cluster: u64) -> impl Fn(u64) -> Request {
 const READS: u64 = 42;
 
 pub(crate) fn deflate(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    Client::of(target, "deflate", &[], go_on)?.keep(READS, sectors(64 << 10))
+    Client::of(target, Costly::Deflate.name(), &[], go_on)?
+        .keep(READS, sectors(Costly::Deflate, 64 << 10))
 }
 
 pub(crate) fn zstd(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    Client::of(target, "zstd", &[], go_on)?.keep(READS, sectors(2 << 20))
+    Client::of(target, Costly::Zstd.name(), &[], go_on)?.keep(READS, sectors(Costly::Zstd, 2 << 20))
 }
 
 pub(crate) fn read_and_leave(target: &Target, go_on: &GoOn) -> io::Result<()> {

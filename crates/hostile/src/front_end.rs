@@ -42,6 +42,9 @@ const DATA: u64 = 0x8000;
 /// An indirect table.
 const TABLE: u64 = 0x1c000;
 const ENTRIES: u16 = 64;
+/// Parts of a large read, and the bytes of each.
+const PARTS: u64 = 16;
+const PART: u32 = 64 << 10;
 /// Blows after which it begins anew.
 const ROUND: u32 = 1000;
 
@@ -102,11 +105,12 @@ impl FrontEnd {
         // VERSION_1, PROTOCOL_FEATURES, INDIRECT_DESC, the device's own; INFLIGHT_SHMFD, RESET_DEVICE.
         self.message(SET_FEATURES, &[1 << 32 | 1 << 30 | 1 << 28 | 0x7240], &[])?;
         self.message(SET_PROTOCOL_FEATURES, &[1 << 12 | 1 << 13], &[])?;
-        self.share(MEMORY)?;
+        self.share()?;
         (0..2).try_for_each(|queue| self.start(queue))
     }
 
-    fn share(&self, size: u64) -> io::Result<()> {
+    fn share(&self) -> io::Result<()> {
+        let size = self.memory.metadata()?.len();
         self.message(SET_MEM_TABLE, &[1, 0, size, USER, 0], &[self.memory.as_raw_fd()])
     }
 
@@ -156,6 +160,15 @@ fn encode(code: u32, payload: &[u64]) -> Vec<u8> {
     header.chain(payload.iter().flat_map(|word| word.to_ne_bytes())).collect()
 }
 
+/// Writes the indirect table of a read of 1 MiB, in parts that `place` puts. Returns the descriptor that leads to it.
+fn write_table(memory: &File, place: impl Fn(u64) -> u64) -> io::Result<Vec<u8>> {
+    let parts = (0..PARTS).map(|part| descriptor(place(part), PART, 3, part + 2));
+    let table: Vec<_> = [descriptor(DATA, 16, 1, 1)].into_iter().chain(parts).collect();
+    let table = [table.concat(), descriptor(TABLE - 1, 1, 2, 0)].concat();
+    memory.write_all_at(&table, TABLE)?;
+    Ok(descriptor(TABLE, table.len() as u32, 4, 0))
+}
+
 pub(crate) fn kicks(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let mut front_end = FrontEnd::ready(target)?;
     front_end.settle()?;
@@ -167,20 +180,14 @@ pub(crate) fn kicks(target: &Target, go_on: &GoOn) -> io::Result<()> {
 }
 
 pub(crate) fn large_reads(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    const PART: u32 = 64 << 10;
-    const PARTS: u64 = 16;
     let mut front_end = FrontEnd::ready(target)?;
     front_end.settle()?;
     let memory = &front_end.memory;
     memory.write_all_at(&[0; 16], DATA)?;
     // All requests have one table, and one place to read to.
-    let buffers = (0..PARTS).map(|part| descriptor(DATA + 16, PART, 3, part + 2));
-    let status = descriptor(TABLE - 1, 1, 2, 0);
-    let table: Vec<_> = [descriptor(DATA, 16, 1, 1)].into_iter().chain(buffers).collect();
-    let table = [table.concat(), status].concat();
-    memory.write_all_at(&table, TABLE)?;
+    let table = write_table(memory, |_| DATA + 16)?;
     for slot in 0..u64::from(ENTRIES) {
-        memory.write_all_at(&descriptor(TABLE, table.len() as u32, 4, 0), slot * 16)?;
+        memory.write_all_at(&table, slot * 16)?;
         memory.write_all_at(&(slot as u16).to_le_bytes(), AVAIL + 4 + slot * 2)?;
     }
     while go_on.blow() {
@@ -362,25 +369,21 @@ pub(crate) fn sparse_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
 pub(crate) const LARGE: u64 = 1 << 30;
 
 pub(crate) fn large_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    const STRIDE: u64 = 1 << 20;
     let mut front_end = FrontEnd::connect(target)?;
     front_end.memory.set_len(LARGE)?;
-    front_end.message(SET_FEATURES, &[1 << 32 | 1 << 30 | 1 << 28 | 0x7240], &[])?;
-    front_end.message(SET_PROTOCOL_FEATURES, &[1 << 12 | 1 << 13], &[])?;
-    front_end.share(LARGE)?;
-    front_end.start(0)?;
+    front_end.set_up()?;
     front_end.settle()?;
     let memory = &front_end.memory;
     memory.write_all_at(&[0; 16], DATA)?;
-    for (n, at) in (STRIDE..LARGE).step_by(STRIDE as usize).enumerate() {
-        let parts = (0..16).map(|part| descriptor(at + part * 0x1_0000, 0x1_0000, 3, part + 2));
-        let chain = [descriptor(DATA, 16, 1, 1)].into_iter().chain(parts);
-        let chain: Vec<_> = chain.chain([descriptor(DATA + 16, 1, 2, 0)]).collect();
-        memory.write_all_at(&chain.concat(), TABLE)?;
-        memory.write_all_at(&descriptor(TABLE, chain.len() as u32 * 16, 4, 0), 0)?;
-        memory.write_all_at(&[0; 2], AVAIL + 4 + n as u64 % u64::from(ENTRIES) * 2)?;
-        let next = (n as u16).wrapping_add(1).to_le_bytes();
+    let read = PARTS * u64::from(PART);
+    for at in (read..LARGE).step_by(read as usize) {
+        let table = write_table(memory, |part| at + part * u64::from(PART))?;
+        memory.write_all_at(&table, 0)?;
+        let next = front_end.offered.wrapping_add(1).to_le_bytes();
+        let entry = AVAIL + 4 + u64::from(front_end.offered % ENTRIES) * 2;
+        memory.write_all_at(&[0; 2], entry)?;
         memory.write_all_at(&next, AVAIL + 2)?;
+        front_end.offered = u16::from_le_bytes(next);
         let _ = front_end.kicks[0].write(1);
         let mut used = [0; 2];
         while used != next {
@@ -390,19 +393,15 @@ pub(crate) fn large_memory(target: &Target, go_on: &GoOn) -> io::Result<()> {
             std::thread::sleep(Duration::from_micros(100));
             memory.read_exact_at(&mut used, USED + 2)?;
         }
+        go_on.blow();
     }
-    go_on.blow();
     Ok(())
 }
 
 pub(crate) fn holes(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    // On a disk if the folder for temporary files is on one.
-    let path = std::env::temp_dir().join(format!("stranger-{}", std::process::id()));
-    let options = File::options().read(true).write(true).create(true).truncate(true).clone();
-    let memory = options.open(&path)?;
-    std::fs::remove_file(&path)?;
     let mut front_end = FrontEnd::connect(target)?;
-    front_end.memory = memory;
+    // On a disk if the folder for temporary files is on one.
+    front_end.memory = tempfile::tempfile()?;
     front_end.memory.set_len(MEMORY)?;
     front_end.set_up()?;
     front_end.settle()?;

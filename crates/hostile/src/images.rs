@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// An image, and what it is for.
+/// An image that makes requests costly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Costly {
     /// Has 2 PiB, and nothing in them.
@@ -24,9 +24,6 @@ pub enum Costly {
 /// Number of bitmaps of [`Costly::Bitmaps`], which are `b0` and so on.
 pub const BITMAPS: usize = 8;
 
-/// Bytes of the compressed images' disks.
-pub(crate) const COMPRESSED: u64 = 64 << 20;
-
 impl Costly {
     /// Those that are exported.
     pub const EXPORTED: [Costly; 4] =
@@ -40,6 +37,15 @@ impl Costly {
             Costly::Zstd => "zstd",
             Costly::Bitmaps => "bitmaps",
             Costly::SharedTables => "shared-tables",
+        }
+    }
+
+    /// Bytes of its disk.
+    pub(crate) fn size(self) -> u64 {
+        match self {
+            Costly::Sparse | Costly::SharedTables => 2 << 50,
+            Costly::Deflate | Costly::Zstd => 64 << 20,
+            Costly::Bitmaps => 16 << 40,
         }
     }
 
@@ -67,11 +73,12 @@ impl Costly {
             qemu_img(&options.chain(paths.iter().copied()).collect::<Vec<_>>())
         };
         let create: &[&str] = &["create", "-f", "qcow2"];
+        let size = self.size().to_string();
         match self {
-            Costly::Sparse => run(create, &[path.as_os_str(), "2P".as_ref()])?,
+            Costly::Sparse => run(create, &[path.as_os_str(), size.as_ref()])?,
             Costly::Deflate | Costly::Zstd => {
                 let raw = folder.join("compressible.raw");
-                compressible(&raw)?;
+                compressible(&raw, self.size())?;
                 let options = match self {
                     Costly::Zstd => "compression_type=zstd,cluster_size=2M",
                     _ => "compression_type=zlib",
@@ -81,51 +88,52 @@ impl Costly {
                 std::fs::remove_file(raw)?;
             }
             Costly::Bitmaps => {
-                run(create, &[path.as_os_str(), "16T".as_ref()])?;
+                run(create, &[path.as_os_str(), size.as_ref()])?;
                 for i in 0..BITMAPS {
                     let name = format!("b{i}");
                     run(&["bitmap", "--add"], &[path.as_os_str(), name.as_ref()])?;
                 }
             }
-            Costly::SharedTables => shared_tables(&path)?,
+            Costly::SharedTables => shared_tables(&path, self.size())?,
         }
         Ok(path)
     }
 }
 
 /// Text of a kind: words of a small vocabulary, which compress to a half or less.
-fn compressible(path: &Path) -> io::Result<()> {
+fn compressible(path: &Path, size: u64) -> io::Result<()> {
     let mut random = fastrand::Rng::with_seed(5);
     let words: Vec<Vec<u8>> = (0..512)
         .map(|_| (0..random.usize(2..12)).map(|_| random.alphabetic() as u8).collect())
         .collect();
     let mut file = io::BufWriter::new(File::create(path)?);
     let mut written = 0;
-    while written < COMPRESSED as usize {
+    while written < size {
         let word = &words[random.usize(..words.len())];
         file.write_all(word)?;
         file.write_all(b" ")?;
-        written += word.len() + 1;
+        written += word.len() as u64 + 1;
     }
-    file.into_inner()?.set_len(COMPRESSED)
+    file.into_inner()?.set_len(size)
 }
 
-fn shared_tables(path: &Path) -> io::Result<()> {
+fn shared_tables(path: &Path, size: u64) -> io::Result<()> {
     const CLUSTER: u64 = 64 << 10;
-    const ENTRIES: u64 = 4 << 20;
     const L2: u64 = 3 * CLUSTER;
     const L1: u64 = 4 * CLUSTER;
+    // Each has 8192 clusters.
+    let entries = size / (CLUSTER / 8 * CLUSTER);
     let file = File::create(path)?;
-    file.set_len(L1 + ENTRIES * 8)?;
+    file.set_len(L1 + entries * 8)?;
     let mut header = Vec::new();
     header.extend(b"QFI\xfb");
     header.extend(3u32.to_be_bytes());
-    // No backing file; clusters of 64 KiB; 512 MiB for each entry.
+    // No backing file; clusters of 64 KiB.
     header.extend([0; 12]);
     header.extend(16u32.to_be_bytes());
-    header.extend((ENTRIES << 29).to_be_bytes());
+    header.extend(size.to_be_bytes());
     header.extend(0u32.to_be_bytes());
-    header.extend((ENTRIES as u32).to_be_bytes());
+    header.extend((entries as u32).to_be_bytes());
     header.extend(L1.to_be_bytes());
     // The refcount table, a cluster; no snapshots.
     header.extend(CLUSTER.to_be_bytes());
@@ -138,11 +146,7 @@ fn shared_tables(path: &Path) -> io::Result<()> {
     header.extend(104u32.to_be_bytes());
     file.write_all_at(&header, 0)?;
     file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER)?;
-    let entry = (L2 | 1 << 63).to_be_bytes();
-    let entries = entry.repeat((CLUSTER / 8) as usize);
-    for at in (0..ENTRIES * 8).step_by(entries.len()) {
-        file.write_all_at(&entries, L1 + at)?;
-    }
+    file.write_all_at(&(L2 | 1 << 63).to_be_bytes().repeat(entries as usize), L1)?;
     // The L2 table has each second cluster, all of them the header's.
     let mapped = [(1u64 << 63 | CLUSTER).to_be_bytes(), [0; 8]].concat();
     file.write_all_at(&mapped.repeat((CLUSTER / 16) as usize), L2)

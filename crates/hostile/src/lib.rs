@@ -20,6 +20,8 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::images::Costly;
+
 /// How long an attacker waits for an answer that may not come.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -28,19 +30,33 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub struct Target {
     /// The socket of a vhost-user-blk export with two queues or more, the attacker's own.
     pub vhost_user: PathBuf,
-    /// The unix socket of an NBD server with an export named `hostile`, and those of [`images::Costly::EXPORTED`].
+    /// The unix socket of an NBD server with an export named `hostile`, and those of [`Costly::EXPORTED`].
     pub nbd: PathBuf,
     /// The unix socket of an NBD server that wants TLS. A daemon has one NBD server: where there is this
     /// one, `nbd` is another daemon's.
     pub nbd_tls: Option<PathBuf>,
     /// The unix socket of a monitor.
     pub monitor: PathBuf,
-    /// [`images::Costly::SharedTables`].
+    /// [`Costly::SharedTables`].
     pub shared_tables: Option<PathBuf>,
 }
 
+/// What serves an attack.
+enum By {
+    /// The I/O thread of [`Target::vhost_user`].
+    Queue,
+    /// The I/O thread of an export of [`Target::nbd`]: an image's, or `hostile`.
+    Nbd(Option<Costly>),
+    /// The control thread, over any socket but [`Target::nbd_tls`].
+    Control,
+    /// The control thread, which opens an image.
+    Opening(Costly),
+    /// The control thread, over [`Target::nbd_tls`].
+    Tls,
+}
+
 macro_rules! attacks {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $round:path, $by:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $round:path, $by:expr;)*) => {
         /// A kind of attack.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Attack { $($(#[$doc])* $name),* }
@@ -54,28 +70,8 @@ macro_rules! attacks {
                 match self { $(Attack::$name => $text),* }
             }
 
-            /// Whether it is served by an I/O thread; else by the control thread alone.
-            pub fn is_on_io_thread(self) -> bool {
-                match self { $(Attack::$name => attacks!(@ $by)),* }
-            }
-
-            /// Whether it goes to [`Target::nbd`].
-            pub fn is_over_nbd(self) -> bool {
-                self.name().starts_with("NBD")
-            }
-
-            /// Whether it needs one of [`images::Costly`].
-            pub fn needs_images(self) -> bool {
-                use Attack::*;
-                matches!(
-                    self,
-                    NbdZeroes | NbdTrims | NbdStatus | NbdBitmaps | NbdDeflate | NbdZstd | QmpOpens
-                )
-            }
-
-            /// Whether it goes to [`Target::nbd_tls`].
-            pub fn is_over_tls(self) -> bool {
-                self == Attack::NbdTls
+            fn by(self) -> By {
+                match self { $(Attack::$name => $by),* }
             }
 
             /// Runs until the daemon ends the connection, or the round is complete.
@@ -84,67 +80,91 @@ macro_rules! attacks {
             }
         }
     };
-    (@ io) => { true };
-    (@ control) => { false };
+}
+
+impl Attack {
+    /// Whether it is served by an I/O thread; else by the control thread alone.
+    pub fn is_on_io_thread(self) -> bool {
+        matches!(self.by(), By::Queue | By::Nbd(_))
+    }
+
+    /// Whether it is served by the I/O thread of an NBD export.
+    pub fn is_on_nbd_thread(self) -> bool {
+        matches!(self.by(), By::Nbd(_))
+    }
+
+    /// Whether it goes to [`Target::nbd_tls`].
+    pub fn is_over_tls(self) -> bool {
+        matches!(self.by(), By::Tls)
+    }
+
+    /// The image that it needs.
+    pub fn image(self) -> Option<Costly> {
+        match self.by() {
+            By::Nbd(image) => image,
+            By::Opening(image) => Some(image),
+            By::Queue | By::Control | By::Tls => None,
+        }
+    }
 }
 
 attacks! {
     /// Kicks without requests, as fast as it can.
-    Kicks = "a flood of kicks", front_end::kicks, io;
+    Kicks = "a flood of kicks", front_end::kicks, By::Queue;
     /// A ring full of reads of 1 MiB, always.
-    LargeReads = "large reads", front_end::large_reads, io;
+    LargeReads = "large reads", front_end::large_reads, By::Queue;
     /// Random bytes in its rings, and kicks.
-    Rubbish = "rubbish in its rings", front_end::rubbish, io;
+    Rubbish = "rubbish in its rings", front_end::rubbish, By::Queue;
     /// Its queues stopped, started and reset without end.
-    Resets = "resets without end", front_end::resets, io;
+    Resets = "resets without end", front_end::resets, By::Queue;
     /// Connects, asks, and is gone.
-    Connections = "connections without end", front_end::connections, control;
+    Connections = "connections without end", front_end::connections, By::Control;
     /// Memory of 64 TiB without a page in it, or what is left.
-    SparseMemory = "regions of 64 TiB", front_end::sparse_memory, control;
-    /// A guest of [`front_end::LARGE`] bytes, all of them used, leaves.
-    LargeMemory = "a guest of 1 GiB that leaves", front_end::large_memory, control;
+    SparseMemory = "regions of 64 TiB", front_end::sparse_memory, By::Control;
+    /// A guest of [`front_end::LARGE`] bytes uses them all, and leaves.
+    LargeMemory = "a guest of 1 GiB that leaves", front_end::large_memory, By::Control;
     /// Memory in a file on a disk, with holes punched into it.
-    Holes = "holes in a file as memory", front_end::holes, io;
+    Holes = "holes in a file as memory", front_end::holes, By::Queue;
     /// Half a message, and silence; others wait behind.
-    HalfMessages = "half messages", front_end::half_messages, control;
+    HalfMessages = "half messages", front_end::half_messages, By::Control;
     /// Memory tables that cannot be mapped.
-    BadMemory = "unmappable memory", front_end::bad_memory, control;
+    BadMemory = "unmappable memory", front_end::bad_memory, By::Control;
     /// Descriptors that are not what they should be.
-    WrongDescriptors = "wrong descriptors", front_end::wrong_descriptors, control;
+    WrongDescriptors = "wrong descriptors", front_end::wrong_descriptors, By::Control;
     /// Memory that shrinks under its rings.
-    ShrunkMemory = "memory that shrinks", front_end::shrunk_memory, io;
+    ShrunkMemory = "memory that shrinks", front_end::shrunk_memory, By::Queue;
     /// A call eventfd that blocks, and is full, and requests to be answered.
-    FullCall = "a full call eventfd", front_end::full_call, io;
+    FullCall = "a full call eventfd", front_end::full_call, By::Queue;
     /// Handshakes and half requests, and silence.
-    NbdHalf = "NBD: half requests", clients::nbd_half, control;
+    NbdHalf = "NBD: half requests", clients::nbd_half, By::Control;
     /// Options without end, as long as they may be.
-    NbdOptions = "NBD: long options", clients::nbd_options, control;
+    NbdOptions = "NBD: long options", clients::nbd_options, By::Control;
     /// Reads, and does not take the replies.
-    NbdDeaf = "NBD: replies unread", clients::nbd_deaf, io;
+    NbdDeaf = "NBD: replies unread", clients::nbd_deaf, By::Nbd(None);
     /// Connects and leaves.
-    NbdConnections = "NBD: connections without end", clients::nbd_connections, control;
+    NbdConnections = "NBD: connections without end", clients::nbd_connections, By::Control;
     /// Begins TLS's handshake, and never ends it.
-    NbdTls = "NBD: TLS handshakes without end", clients::nbd_tls, control;
+    NbdTls = "NBD: TLS handshakes without end", clients::nbd_tls, By::Tls;
     /// Reads of 1 MiB, and leaves.
-    NbdLeaves = "NBD: reads, and gone", costly::read_and_leave, control;
+    NbdLeaves = "NBD: reads, and gone", costly::read_and_leave, By::Control;
     /// Zeroes on a sparse disk of 2 PiB.
-    NbdZeroes = "NBD: zeroes on 2 PiB", costly::zeroes, io;
+    NbdZeroes = "NBD: zeroes on 2 PiB", costly::zeroes, By::Nbd(Some(Costly::Sparse));
     /// Discards, likewise.
-    NbdTrims = "NBD: trims on 2 PiB", costly::trims, io;
+    NbdTrims = "NBD: trims on 2 PiB", costly::trims, By::Nbd(Some(Costly::Sparse));
     /// Asks what is allocated, likewise.
-    NbdStatus = "NBD: block status on 2 PiB", costly::status, io;
+    NbdStatus = "NBD: block status on 2 PiB", costly::status, By::Nbd(Some(Costly::Sparse));
     /// Asks eight empty bitmaps over 16 TiB.
-    NbdBitmaps = "NBD: dirty bitmaps of 16 TiB", costly::bitmaps, io;
+    NbdBitmaps = "NBD: dirty bitmaps of 16 TiB", costly::bitmaps, By::Nbd(Some(Costly::Bitmaps));
     /// Reads sectors in compressed clusters of 64 KiB.
-    NbdDeflate = "NBD: sectors in deflate, 64 KiB", costly::deflate, io;
+    NbdDeflate = "NBD: sectors in deflate, 64 KiB", costly::deflate, By::Nbd(Some(Costly::Deflate));
     /// The same in clusters of 2 MiB.
-    NbdZstd = "NBD: sectors in zstd, 2 MiB", costly::zstd, io;
+    NbdZstd = "NBD: sectors in zstd, 2 MiB", costly::zstd, By::Nbd(Some(Costly::Zstd));
     /// Opens an image that takes long to repair.
-    QmpOpens = "QMP: an image to repair", clients::qmp_opens, control;
+    QmpOpens = "QMP: an image to repair", clients::qmp_opens, By::Opening(Costly::SharedTables);
     /// A line without an end.
-    QmpEndless = "QMP: an endless line", clients::qmp_endless, control;
+    QmpEndless = "QMP: an endless line", clients::qmp_endless, By::Control;
     /// Asks, and does not take the answers.
-    QmpDeaf = "QMP: answers unread", clients::qmp_deaf, control;
+    QmpDeaf = "QMP: answers unread", clients::qmp_deaf, By::Control;
 }
 
 /// Whether an attack has to continue.
@@ -177,7 +197,7 @@ pub struct Running {
 }
 
 impl Attack {
-    /// Starts the attack, on that CPU if one is given.
+    /// Starts the attack; if a CPU is given, on that one and at the lowest priority.
     ///
     /// # Errors
     ///
@@ -186,9 +206,9 @@ impl Attack {
         let shared = Arc::new(Shared::default());
         let go_on = GoOn(shared.clone());
         let thread = std::thread::Builder::new().name("stranger".into()).spawn(move || {
-            // It waits for a CPU, not the victim's client on the same one.
-            let _ = rustix::process::nice(19);
             if let Some(cpu) = cpu {
+                // A client of the victim on the same CPU goes first.
+                let _ = rustix::process::nice(19);
                 let mut set = CpuSet::new();
                 // If the CPU does not exist, the thread stays where it is.
                 let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));

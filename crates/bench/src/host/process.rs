@@ -36,15 +36,6 @@ impl Usage {
     }
 }
 
-/// The resident memory of a process, bytes.
-pub(crate) fn resident(pid: Pid) -> Result<u64> {
-    let path = format!("/proc/{pid}/status");
-    let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("{path} has no VmRSS"))? << 10)
-}
-
 /// The process and its descendants, those that can be read.
 pub(crate) fn tree(root: Pid) -> Vec<Pid> {
     let mut found = vec![root];

@@ -1,7 +1,5 @@
 //! A monitor that is asked at a pace, to see how long its answers take.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
+use serde_json::json;
+
+use crate::monitor::Monitor;
 
 /// From one question to the next, if the answer came meanwhile.
 const PACE: Duration = Duration::from_millis(10);
 
-/// A client of the monitor, on a thread of its own.
+/// A thread that asks a monitor.
 pub(super) struct Probe {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<f64>>,
@@ -38,28 +39,10 @@ impl Probe {
 }
 
 fn ask(socket: &Path, is_over: &AtomicBool) -> Result<f64> {
-    let begun = Instant::now();
-    let mut stream = UnixStream::connect(socket).context("connecting to the monitor")?;
-    // As long as this, an answer takes for ever.
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    let mut answers = BufReader::new(stream.try_clone()?);
-    let mut line = String::new();
-    let mut next = |is_answer: fn(&str) -> bool| -> Result<()> {
-        loop {
-            line.clear();
-            let read = answers.read_line(&mut line).context("waiting for the monitor")?;
-            anyhow::ensure!(read > 0, "the monitor has closed the connection");
-            if is_answer(&line) {
-                return Ok(());
-            }
-        }
-    };
-    next(|line| line.contains("QMP"))?;
-    stream.write_all(b"{\"execute\":\"qmp_capabilities\"}\n")?;
-    next(|line| line.contains("return"))?;
     let mut latencies = Histogram::<u64>::new(3).context("making a histogram")?;
     // The connection is the first question.
-    let mut asked = begun;
+    let mut asked = Instant::now();
+    let mut monitor = Monitor::connect(socket)?;
     loop {
         let elapsed = asked.elapsed();
         latencies.record(elapsed.as_micros() as u64).context("recording a latency")?;
@@ -68,7 +51,6 @@ fn ask(socket: &Path, is_over: &AtomicBool) -> Result<f64> {
         }
         std::thread::sleep(PACE.saturating_sub(elapsed));
         asked = Instant::now();
-        stream.write_all(b"{\"execute\":\"query-version\"}\n")?;
-        next(|line| line.contains("return"))?;
+        monitor.execute("query-version", &json!({}))?;
     }
 }
