@@ -110,7 +110,7 @@ fn an_export_that_waits_for_a_file_to_be_closed_can_be_stopped() {
     drop(hanging);
 }
 
-/// A thread of its own closes the last descriptor of a large memfd, whichever message it comes with.
+/// The thread of `release` closes the last descriptor of a large memfd, whichever message it comes with.
 #[test]
 fn a_large_memfd_is_closed_by_a_thread_of_its_own() {
     let daemon = Daemon::new();

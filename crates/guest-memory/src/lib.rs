@@ -12,8 +12,8 @@
 //! During a migration, writes through a view are recorded in a [`DirtyLog`].
 //!
 //! [`Region::map`] refuses regions that extend past their file's end. A front end that shrinks the file later affects
-//! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`]. Large regions are unmapped
-//! by a thread of their own: see [`release`].
+//! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`]. A separate
+//! thread unmaps large regions: see [`release`].
 
 mod access;
 mod any_thread;

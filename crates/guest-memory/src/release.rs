@@ -1,4 +1,4 @@
-//! Drops things on a thread of their own, where dropping takes long.
+//! A thread that drops what takes long to drop.
 //!
 //! To unmap a guest's memory, or to close the last descriptor of its file, takes the kernel up to 0.4 s per GiB. The
 //! control thread and I/O threads must not wait for that.
@@ -28,7 +28,7 @@ struct Queue {
     has_thread: bool,
 }
 
-/// Drops `thing` on a thread of its own, after the things before it.
+/// Drops `thing` on a thread that does nothing else, after the things before it.
 ///
 /// Drops it at once if no thread can be started. The end of the process does not wait for the thread.
 pub fn release(thing: impl Send + 'static) {
