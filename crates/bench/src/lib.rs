@@ -52,7 +52,7 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "neighbours",
-        about: "what a stranger that breaks every rule takes from its neighbours (7 minutes: 3 rounds of 0.7 s)",
+        about: "what a stranger that breaks every rule takes from its neighbours (10 minutes: 3 rounds of 0.7 s; a server that hangs adds one)",
         options: &[ROUNDS, SERVERS, PEERS, &["rows", "qsd"]],
         run: neighbours::run,
     },

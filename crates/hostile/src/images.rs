@@ -25,10 +25,6 @@ pub enum Costly {
 pub const BITMAPS: usize = 8;
 
 impl Costly {
-    /// Those that are exported.
-    pub const EXPORTED: [Costly; 4] =
-        [Costly::Sparse, Costly::Deflate, Costly::Zstd, Costly::Bitmaps];
-
     /// Its name, also that of its export.
     pub fn name(self) -> &'static str {
         match self {

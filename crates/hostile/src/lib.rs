@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub struct Target {
     /// The socket of a vhost-user-blk export with two queues or more, the attacker's own.
     pub vhost_user: PathBuf,
-    /// The unix socket of an NBD server with an export named `hostile`, and those of [`Costly::EXPORTED`].
+    /// The unix socket of an NBD server with an export named `hostile`, and one of the image that the attack needs.
     pub nbd: PathBuf,
     /// The unix socket of an NBD server that wants TLS. A daemon has one NBD server: where there is this
     /// one, `nbd` is another daemon's.

@@ -5,13 +5,18 @@
 
 mod monitor;
 
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use anyhow::{Context, Error, Result, anyhow};
 use hostile::images::Costly;
 use hostile::{Attack, Target};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::figures::median;
 use crate::host::footprint::Footprint;
@@ -47,6 +52,9 @@ const AGAIN: usize = 3;
 const LONG_MS: u64 = 700;
 const ROUNDS: usize = 3;
 
+/// Time for an attack's rounds. A server that hangs is killed then, so that whatever waits for it ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Time for memory to be given back after an attack.
 const GIVEN_BACK: Duration = Duration::from_secs(3);
 
@@ -73,9 +81,6 @@ struct Row {
 
 struct Bench {
     session: Session,
-    /// Options of the costly images' nodes and exports.
-    costly: Vec<String>,
-    shared_tables: PathBuf,
     run_time: Duration,
 }
 
@@ -85,8 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let session = Session::new(options, ROUNDS, [100, LONG_MS])?;
     let contenders = Contender::all(options, &KNOWN, usize::from(options.quick()))?;
     let (rounds, run_time) = (session.rounds, session.run_time);
-    let (costly, shared_tables) = costly(&session)?;
-    let mut bench = Bench { session, costly, shared_tables, run_time };
+    let mut bench = Bench { session, run_time };
     let (mut rows, mut failures) = (Vec::new(), Vec::new());
     // Why ringmill's first row has failed, of those that have.
     let mut verdict = Ok(());
@@ -123,7 +127,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "The victim sends {RATE} reads of 4 KiB per second by the clock, whether they are answered or not, on a null node; the \
          attacker is on the victim's CPU, at the lowest priority. A monitor sends a command every 10 ms"
     ));
-    let describe = |contender| bench.session.describe(contender, &[bench.command(contender)]);
+    let describe = |contender| {
+        bench.session.describe(contender, &[command(contender, &bench.session.sockets, &[])])
+    };
     text.extend(contenders.iter().map(describe));
     text.extend(failures.iter().map(|failure| format!("Failed: {failure}")));
     let report = Section { heading: String::new(), text, tables: vec![table(&rows)] };
@@ -152,29 +158,18 @@ fn attacks() -> Vec<(Attack, &'static str, String)> {
     attacks
 }
 
-/// Makes the costly images. Returns options for all of them but the last, and its path.
-fn costly(session: &Session) -> Result<(Vec<String>, PathBuf)> {
-    let mut run = |arguments: &[&OsStr]| {
-        qemu_img(&session.tree, &[], arguments)
-            .map_err(|error| std::io::Error::other(format!("{error:#}")))
-    };
-    let mut make = |image: Costly| {
-        let made = image.make(&session.directory, &mut run);
-        made.with_context(|| format!("making the image '{}'", image.name()))
-    };
-    let mut options = Vec::new();
-    for image in Costly::EXPORTED {
-        let (path, name) = (make(image)?, image.name());
-        options.push(format!(
-            "--blockdev=driver=qcow2,node-name={name},discard=unmap,file.driver=file,file.discard=unmap,file.filename={}",
-            quoted(&path)
-        ));
-        options.push(format!(
+/// Options that open an image, and export it.
+fn export(image: Costly, path: &Path) -> Vec<String> {
+    let (name, path) = (image.name(), quoted(path));
+    vec![
+        format!(
+            "--blockdev=driver=qcow2,node-name={name},discard=unmap,file.driver=file,file.discard=unmap,file.filename={path}"
+        ),
+        format!(
             "--export=type=nbd,id=nbd-{name},node-name={name},name={name},writable=on,iothread=io0{}",
             image.export_options()
-        ));
-    }
-    Ok((options, make(Costly::SharedTables)?))
+        ),
+    ]
 }
 
 impl Row {
@@ -199,7 +194,7 @@ impl Row {
 /// The vhost-user-blk exports, and their I/O threads.
 const EXPORTS: [(&str, &str); 3] = [("victim", "io0"), ("same", "io0"), ("other", "io1")];
 
-fn command(contender: &Contender, sockets: &SocketDirectory, costly: &[String]) -> Vec<OsString> {
+fn command(contender: &Contender, sockets: &SocketDirectory, more: &[String]) -> Vec<OsString> {
     let path = |name: &str| sockets.path(name).display().to_string();
     let mut options = vec!["--object=iothread,id=io0".into(), "--object=iothread,id=io1".into()];
     let null = |name: &str| format!("--blockdev={},node-name={name}", Node::Null.spelled());
@@ -223,13 +218,50 @@ fn command(contender: &Contender, sockets: &SocketDirectory, costly: &[String]) 
         format!("--nbd-server=addr.type=unix,addr.path={},max-connections=0", path("nbd.sock")),
         hostile.into(),
     ]);
-    options.extend(costly.iter().cloned());
+    options.extend(more.iter().cloned());
     contender.command(options)
 }
 
+/// Kills a server after [`PATIENCE`], unless it is dropped before.
+struct Deadline {
+    /// Ends the thread's wait when it is closed.
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Deadline {
+    fn start(pid: Pid) -> Result<Self> {
+        let (end, ended) = std::sync::mpsc::channel();
+        let wait = move || {
+            if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+        };
+        let thread = std::thread::Builder::new().name("deadline".into()).spawn(wait);
+        Ok(Self { end: Some(end), thread: Some(thread.context("starting a thread")?) })
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 impl Bench {
-    fn command(&self, contender: &Contender) -> Vec<OsString> {
-        command(contender, &self.session.sockets, &self.costly)
+    /// Makes an image anew, as a killed server may have left it in use or unclosed. Returns its path.
+    fn make(&self, image: Costly) -> Result<PathBuf> {
+        let folder = self.session.directory.join("costly");
+        if folder.exists() {
+            fs::remove_dir_all(&folder).context("removing the last image")?;
+        }
+        fs::create_dir(&folder).context("making a folder for an image")?;
+        let made = image.make(&folder, &mut |arguments| {
+            qemu_img(&self.session.tree, &[], arguments)
+                .map_err(|error| io::Error::other(format!("{error:#}")))
+        });
+        made.with_context(|| format!("making the image '{}'", image.name()))
     }
 
     /// Measures an attack on a new server, so that no attack's work is left in another's phases.
@@ -242,17 +274,22 @@ impl Bench {
         rounds: usize,
     ) -> Result<Row> {
         let sockets = &self.session.sockets;
+        let image = attack.image().map(|image| self.make(image)).transpose()?;
+        let exported = attack.image().filter(|_| attack.is_on_io_thread()).zip(image.as_deref());
+        let options = exported.map_or(Vec::new(), |(image, path)| export(image, path));
+        let command = command(contender, sockets, &options);
         let target = Target {
             vhost_user: sockets.path(&format!("{place}.sock")),
             nbd: sockets.path("nbd.sock"),
             nbd_tls: None,
             monitor: sockets.path("qmp.sock"),
-            shared_tables: Some(self.shared_tables.clone()),
+            shared_tables: image.clone().filter(|_| !attack.is_on_io_thread()),
         };
         let exports = EXPORTS.map(|(name, _)| sockets.path(&format!("{name}.sock")));
         let probe = sockets.path("probe.sock");
-        let mut server = self.session.start(&contender.name, &self.command(contender), &exports)?;
+        let mut server = self.session.start(&contender.name, &command, &exports)?;
         (0..exports.len()).try_for_each(|nth| server.listening(nth).map(drop))?;
+        let deadline = Deadline::start(server.pid())?;
         let (mut quiet, mut attacked, mut blows) = (Vec::new(), Vec::new(), Vec::new());
         let mut monitor = Vec::new();
         // The first phase also fills pools and caches.
@@ -278,7 +315,7 @@ impl Bench {
             std::thread::sleep(Duration::from_millis(50));
         };
         server.check()?;
-        // One that hangs is killed.
+        drop(deadline);
         let ended = server.stop();
         if contender.is_ringmill() {
             ended?;
