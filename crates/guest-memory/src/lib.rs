@@ -13,7 +13,7 @@
 //!
 //! [`Region::map`] refuses regions that extend past their file's end. A front end that shrinks the file later affects
 //! only its own guest: see [`losses`]. All regions together are limited: see [`MAX_MAPPED`]. A separate
-//! thread unmaps large regions: see [`release`].
+//! thread unmaps large regions: see [`release()`].
 
 mod access;
 mod any_thread;

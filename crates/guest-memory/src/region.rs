@@ -34,7 +34,7 @@ pub struct Region {
 
 /// A region mapped into this process, readable and writable; unmapped on drop.
 ///
-/// A large region, or one of a large file, is unmapped by [another thread](crate::release) soon after.
+/// A large region, or one of a large file, is unmapped by [another thread](crate::release()) soon after.
 pub struct MappedRegion {
     guest_addr: u64,
     size: u64,

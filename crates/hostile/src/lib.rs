@@ -121,7 +121,7 @@ attacks! {
     Connections = "connections without end", front_end::connections, By::Control;
     /// Memory of 64 TiB without a page in it, or what is left.
     SparseMemory = "regions of 64 TiB", front_end::sparse_memory, By::Control;
-    /// A guest of [`front_end::LARGE`] bytes uses them all, and leaves.
+    /// A guest of 1 GiB uses all of it, and leaves.
     LargeMemory = "a guest of 1 GiB that leaves", front_end::large_memory, By::Control;
     /// Memory in a file on a disk, with holes punched into it.
     Holes = "holes in a file as memory", front_end::holes, By::Queue;

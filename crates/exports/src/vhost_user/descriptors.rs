@@ -4,7 +4,7 @@
 //! it is informed of each close(2). A socket may linger and a terminal may drain. So the control thread
 //! handles only descriptors that the kernel answers for alone: eventfds, UNIX sockets, tmpfs and hugetlbfs
 //! files. All others go to a thread. The front end's next message, and the export's next front end, wait for
-//! that thread. The last descriptor of a large memfd is [released](guest_memory::release), as the kernel frees its memory.
+//! that thread. The last descriptor of a large memfd is [released](guest_memory::release()), as the kernel frees its memory.
 
 #![forbid(unsafe_code)]
 
