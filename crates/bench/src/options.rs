@@ -330,7 +330,7 @@ mod tests {
             ("peers --client dd", "--client=dd"),
             ("peers --rounds x", "--rounds=x"),
             ("peers --rounds 0", "--rounds"),
-            ("neighbours --contenders qsd", "--contenders"),
+            ("polling --contenders qsd", "--contenders"),
             ("peers --runtime -1", "--runtime=-1"),
             ("load --socket s --rw trim", "--rw=trim"),
         ] {
