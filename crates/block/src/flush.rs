@@ -14,6 +14,8 @@ pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
 
 /// Flushes that are not all answered.
 struct Flushes {
+    /// The channels, drained meanwhile.
+    channels: RefCell<Vec<Rc<dyn Channel>>>,
     left: Cell<usize>,
     result: Cell<Result<(), Errno>>,
     done: RefCell<Option<FlushDone>>,
@@ -26,6 +28,7 @@ impl Flushes {
         if self.left.get() == 0
             && let Some(done) = self.done.take()
         {
+            self.channels.take().iter().for_each(|channel| channel.drain_end());
             done(self.result.get());
         }
     }
@@ -39,17 +42,21 @@ impl RequestOwner for Flushes {
 
 /// Flushes the nodes of these channels, then calls `done` with the first error.
 ///
-/// `done` may be called before this returns.
+/// No filter holds the flushes back: their requester is the end of an export, not its user. `done` may be called before this
+/// returns.
 pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: FlushDone) {
     let flushes = Rc::new(Flushes {
         // One for this function, which may be answered while it still submits.
         left: Cell::new(1),
         result: Cell::new(Ok(())),
+        channels: RefCell::default(),
         done: RefCell::new(Some(done)),
     });
     let to: Rc<dyn RequestOwner> = flushes.clone();
     for channel in channels {
         flushes.left.set(flushes.left.get() + 1);
+        flushes.channels.borrow_mut().push(channel.clone());
+        channel.drain_begin();
         channel.submit(Request::new(Op::Flush, 0, 0, IoBufs::new(), &to, 0));
     }
     flushes.answered(Ok(()));

@@ -124,7 +124,7 @@ fn the_end_of_a_loop_answers_throttled_requests() {
 }
 
 #[test]
-fn flushes_do_not_wait_writes_not_for_reads_and_block_status_does() {
+fn writes_and_flushes_do_not_wait_for_reads_and_block_status_does() {
     let one = Limit { average: 1, ..Limit::default() };
     let (_sim, _group, mut rig) = rig(ThrottleLimits { iops_read: one, ..Default::default() });
     let reads: Vec<_> = (0..3).map(|_| read(&mut rig)).collect();
@@ -144,7 +144,10 @@ fn flushes_do_not_wait_writes_not_for_reads_and_block_status_does() {
 #[test]
 fn requests_without_bytes_are_operations_of_no_bytes() {
     let one = |average| Limit { average, ..Limit::default() };
-    for (op, len, room) in [(Op::BlockStatus, 1 << 30, 64), (Op::Read, 0, 0)] {
+    let zeroes = Op::WriteZeroes { may_unmap: true, no_fallback: false, fua: false };
+    for (op, len, room) in
+        [(Op::BlockStatus, 1 << 30, 64), (Op::Read, 0, 0), (Op::Flush, 0, 0), (zeroes, 0, 0)]
+    {
         let limits =
             ThrottleLimits { iops_total: one(100), bps_total: one(1 << 20), ..Default::default() };
         let (sim, _group, mut rig) = rig(limits);
@@ -158,6 +161,25 @@ fn requests_without_bytes_are_operations_of_no_bytes() {
         let waited = sim.now_ns() - began;
         assert!(waited.abs_diff(1000 * MS) <= 10 * MS, "{op:?}: {waited} ns");
     }
+}
+
+/// An export that ends has released what its user sent, whose debt remains. It flushes at once all the same.
+#[test]
+fn the_flush_of_an_export_that_ends_does_not_wait() {
+    let (sim, _group, mut rig) = rig(iops(1));
+    let tags: Vec<_> = (0..100).map(|_| read(&mut rig)).collect();
+    rig.channel.drain_begin();
+    rig.channel.drain_end();
+    assert!(tags.iter().all(|tag| rig.answer(*tag).is_some()));
+    let flushed = rig.submit(Op::Flush, 0, 0, IoBufs::new());
+    assert!(rig.answer(flushed).is_none(), "the user's flush waits");
+    let (done, is_done) = (Rc::new(std::cell::Cell::new(None)), sim.now_ns());
+    let of_export = done.clone();
+    let channels = [rig.channel.clone()];
+    block::flush::flush(channels.iter(), Box::new(move |result| of_export.set(Some(result))));
+    assert_eq!((done.get(), sim.now_ns()), (Some(Ok(())), is_done));
+    let after = rig.submit(Op::Flush, 0, 0, IoBufs::new());
+    assert!(rig.answer(after).is_none(), "limits are in force again");
 }
 
 /// Requests that each sends.

@@ -317,6 +317,8 @@ impl Daemon {
         let node = self.nodes.node(from)?;
         if !node.geometry().read_only {
             let channel = node.open_channel(&self.control).map_err(DaemonError::new)?;
+            // No limit holds a command's flush back.
+            channel.drain_begin();
             let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
             flushed.map_err(|errno| {
                 DaemonError::new(format!("flush of '{from}' failed: {}", errno.desc()))

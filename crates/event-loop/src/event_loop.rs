@@ -20,6 +20,7 @@ use crate::executor::Tasks;
 use crate::handle::{LoopHandle, Message, Shared};
 use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
 use crate::linux_aio::LinuxAio;
+use crate::meter::{Budget, Meter};
 use crate::oneshot;
 use crate::op::{Engine, FileInner, IoOp, IoTarget, LoopFile};
 use crate::polling::Poller;
@@ -101,6 +102,7 @@ pub(crate) struct Inner {
     pub(crate) timers: RefCell<Timers>,
     pub(crate) deferred: Deferred,
     pub(crate) tasks: Tasks,
+    pub(crate) budget: Rc<Budget>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) poller: Poller,
     pub(crate) pool: RefCell<Option<ThreadPool>>,
@@ -193,6 +195,7 @@ impl EventLoop {
             timers: RefCell::default(),
             deferred: Deferred::new(config.ablation.no_batching),
             tasks: Tasks::new(shared.clone()),
+            budget: Rc::default(),
             shared,
             poller: Poller::new(config.poll, keep_sources, can_measure),
             pool: RefCell::new(None),
@@ -242,6 +245,11 @@ impl EventLoop {
     /// Returns the loop's counters.
     pub fn stats(&self) -> &LoopStats {
         &self.0.shared.stats
+    }
+
+    /// Returns a tenant's share of what an iteration spends on metered work (fairness contract).
+    pub fn meter(&self) -> Meter {
+        Meter::new(&self.0.budget)
     }
 
     /// Returns whether [`LoopHandle::stop`] has taken effect.

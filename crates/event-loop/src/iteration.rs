@@ -251,6 +251,7 @@ impl EventLoop {
         if self.0.tasks.has_ready() {
             self.section(|| self.0.tasks.run_ready());
         }
+        self.0.budget.refill();
         if polled {
             self.poll_adapt(events_at, had_events);
         }

@@ -24,6 +24,7 @@ mod latency;
 mod linux_aio;
 #[doc(hidden)]
 pub mod mailbox;
+mod meter;
 pub mod oneshot;
 mod op;
 pub mod polling;
@@ -54,6 +55,7 @@ pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
+pub use meter::{BUDGET, Meter, Turn, Walk};
 pub use op::{BlockingCall, CallMemory, Engine, IoOp, IoTarget, LoopFile, count};
 pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;

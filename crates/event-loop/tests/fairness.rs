@@ -10,9 +10,9 @@ use std::rc::Rc;
 use common::*;
 use event_loop::ring::sim::{Faults, Sim};
 use event_loop::{
-    AlignedBuf, BlockingCall, DeferredCall, Engine, EventLoop, Handler, IoBufs, IoOp, IoTarget,
-    IoThread, IoThreadConfig, LoopConfig, PollGoal, PollParams, PollPolicy, Progress, RingChoice,
-    RingFlags, ThreadPoolConfig, Trigger,
+    AlignedBuf, BUDGET, BlockingCall, DeferredCall, Engine, EventLoop, Handler, IoBufs, IoOp,
+    IoTarget, IoThread, IoThreadConfig, LoopConfig, PollGoal, PollParams, PollPolicy, Progress,
+    RingChoice, RingFlags, ThreadPoolConfig, Trigger,
 };
 
 /// A deferred call that records after how many sleeps it ran.
@@ -245,6 +245,53 @@ fn fairness_a_heap_of_messages_is_taken_in_portions() {
             assert!(now > before && now - before <= 1024, "{name}: {} at once", now - before);
             before = now;
         }
+    }
+}
+
+/// Metered work of an iteration stays within the budget, and tenants have turns.
+#[test]
+fn fairness_metered_work_is_spread_over_iterations() {
+    const STEP: u64 = 7;
+    for (name, event_loop) in loops() {
+        let spent: Rc<Cell<u64>> = Rc::default();
+        let (greedy, modest) = (event_loop.meter(), event_loop.meter());
+        let ended: Rc<Cell<u32>> = Rc::default();
+        for _ in 0..100 {
+            let (meter, spent, ended) = (greedy.clone(), spent.clone(), ended.clone());
+            event_loop.spawn(async move {
+                let mut steps = meter.walk(0..200, STEP);
+                while steps.next().await.is_some() {
+                    spent.set(spent.get() + STEP);
+                }
+                ended.set(ended.get() + 1);
+            });
+        }
+        event_loop.run_once(false).unwrap();
+        let done: Rc<Cell<bool>> = Rc::default();
+        let is_done = done.clone();
+        let dropped = event_loop.spawn({
+            let meter = modest.clone();
+            async move { event_loop::until(meter.turn(), async {}).await.is_err() }
+        });
+        event_loop.spawn(async move {
+            modest.turn().await;
+            is_done.set(true);
+        });
+        let before = event_loop.stats().iterations.get();
+        turn_until(&event_loop, name, || done.get());
+        let waited = event_loop.stats().iterations.get() - before;
+        assert!(waited <= 3, "{name}: another tenant waited for {waited} iterations");
+        let mut before = spent.get();
+        while spent.get() < 100 * 200 * STEP {
+            event_loop.run_once(true).unwrap();
+            let step = spent.get() - before;
+            assert!((BUDGET..BUDGET + STEP).contains(&step) || spent.get() == 100 * 200 * STEP);
+            before = spent.get();
+        }
+        assert!(greedy.most() < BUDGET + STEP, "{name}: {}", greedy.most());
+        event_loop.run_once(false).unwrap();
+        assert_eq!(ended.get(), 100, "{name}");
+        assert!(event_loop.block_on(dropped).unwrap().unwrap(), "{name}: it had its turn");
     }
 }
 

@@ -4,10 +4,13 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::summary::Summary;
 use crate::track::KeptBits;
 
 /// Most bits of a [`Bitmap`] that a command makes: 256 MiB of memory.
 pub const MAX_PARTS: u64 = 1 << 31;
+/// Words of set bits that a [run](Bitmap::run) looks at.
+const MOST_WORDS: u64 = 1024;
 
 /// A bit for each part of a disk; for all threads, without a lock.
 pub struct Bitmap {
@@ -15,6 +18,7 @@ pub struct Bitmap {
     /// A part has two to the power of this many bytes. A shift is ten times as fast as a division.
     shift: u32,
     words: Words,
+    summary: Summary,
 }
 
 /// 64 bits each, the lowest first.
@@ -43,8 +47,9 @@ impl Bitmap {
     pub fn new(size: u64, granularity: u64, set: bool) -> Bitmap {
         let shift = granularity.next_power_of_two().trailing_zeros();
         let parts = size.div_ceil(1 << shift);
-        let words = (0..parts.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let bitmap = Bitmap { size, shift, words: Words::Memory(words) };
+        let words: Box<[_]> = (0..parts.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let summary = Summary::new(words.len());
+        let bitmap = Bitmap { size, shift, words: Words::Memory(words), summary };
         if set {
             bitmap.set(0, size);
         }
@@ -54,7 +59,8 @@ impl Bitmap {
     /// Returns the bitmap of such a disk with these bits.
     pub(crate) fn of_kept(size: u64, granularity: u64, kept: Arc<KeptBits>) -> Bitmap {
         let shift = granularity.next_power_of_two().trailing_zeros();
-        Bitmap { size, shift, words: Words::Kept(kept) }
+        let summary = Summary::of(kept.words());
+        Bitmap { size, shift, words: Words::Kept(kept), summary }
     }
 
     /// Returns the bits that survive a kill of the process. `None`: they do not.
@@ -102,29 +108,45 @@ impl Bitmap {
     ///
     /// A thread that clears such a bit afterwards sees the earlier writes to the disk.
     pub fn set(&self, offset: u64, len: u64) {
-        self.for_words(self.parts(offset, len), |word, mask| {
+        self.for_words(self.parts(offset, len), |index, word, mask| {
             // Most parts are written again and again. A line that all threads read stays in all caches.
-            if word.load(Ordering::Acquire) & mask != mask {
-                word.fetch_or(mask, Ordering::Release);
+            if word.load(Ordering::SeqCst) & mask != mask {
+                self.set_word(word, mask);
             }
+            self.summary.raise(index);
         });
     }
 
     pub(crate) fn clear(&self, parts: Range<u64>) {
         self.kept().into_iter().for_each(|kept| kept.give_up());
-        self.for_words(parts, |word, mask| {
-            word.fetch_and(!mask, Ordering::AcqRel);
-        });
+        self.for_words(parts, |index, word, mask| self.clear_word(index, word, mask));
+    }
+
+    fn set_word(&self, word: &AtomicU64, bits: u64) {
+        let before = word.fetch_or(bits, Ordering::SeqCst);
+        self.summary.count(i64::from((bits & !before).count_ones()));
+    }
+
+    fn clear_word(&self, index: usize, word: &AtomicU64, bits: u64) {
+        let before = word.fetch_and(!bits, Ordering::SeqCst);
+        self.summary.count(-i64::from((bits & before).count_ones()));
+        if before & bits != 0 && before & !bits == 0 {
+            self.summary.lower(index, word);
+        }
     }
 
     /// Sets the bits of all parts that a bit of the other bitmap touches.
     pub fn merge(&self, other: &Bitmap) {
         if (self.shift, self.size) == (other.shift, other.size) {
-            for (word, theirs) in self.words.iter().zip(&*other.words) {
-                let theirs = theirs.load(Ordering::Acquire);
-                if theirs != 0 {
-                    word.fetch_or(theirs, Ordering::Release);
+            let mut from = 0;
+            while let Some(part) = other.first_set(from) {
+                let index = (part / 64) as usize;
+                if let (Some(word), Some(theirs)) = (self.words.get(index), other.words.get(index))
+                {
+                    self.set_word(word, theirs.load(Ordering::Acquire));
+                    self.summary.raise(index);
                 }
+                from = (index as u64 + 1) * 64;
             }
             return;
         }
@@ -141,15 +163,17 @@ impl Bitmap {
     /// Bits that are set meanwhile may stay. After a kill of the process, a bitmap in an image has the returned bits
     /// as well: what they are taken for may not have been done.
     pub fn take(&self) -> Bitmap {
-        let words = self.words().map(AtomicU64::new).collect();
-        let taken = Bitmap { size: self.size, shift: self.shift, words: Words::Memory(words) };
+        let words: Box<[_]> = self.words().map(AtomicU64::new).collect();
+        let summary = Summary::of(&words);
+        let words = Words::Memory(words);
+        let taken = Bitmap { size: self.size, shift: self.shift, words, summary };
         if let Some(kept) = self.kept() {
             kept.retain(&taken.words);
         }
-        for (word, taken) in self.words.iter().zip(&*taken.words) {
+        for ((index, word), taken) in self.words.iter().enumerate().zip(&*taken.words) {
             let taken = taken.load(Ordering::Relaxed);
             if taken != 0 {
-                word.fetch_and(!taken, Ordering::AcqRel);
+                self.clear_word(index, word, taken);
             }
         }
         taken
@@ -177,8 +201,8 @@ impl Bitmap {
     /// Gives the bits back that it had, as [`take`](Self::take) has returned them. Nothing is written meanwhile.
     pub fn restore(&self, before: &Bitmap) {
         self.merge(before);
-        for (word, before) in self.words.iter().zip(&*before.words) {
-            word.fetch_and(before.load(Ordering::Relaxed), Ordering::AcqRel);
+        for ((index, word), before) in self.words.iter().enumerate().zip(&*before.words) {
+            self.clear_word(index, word, !before.load(Ordering::Relaxed));
         }
     }
 
@@ -205,15 +229,18 @@ impl Bitmap {
         for (byte, first) in bytes.iter().zip((at * 8..parts).step_by(8)) {
             let left = (parts - first).min(8);
             let bits = u64::from(*byte) & (u64::MAX >> (64 - left));
-            if let Some(word) = self.words.get((first / 64) as usize).filter(|_| bits != 0) {
-                word.fetch_or(bits << (first % 64), Ordering::Release);
+            let index = (first / 64) as usize;
+            if let Some(word) = self.words.get(index).filter(|_| bits != 0) {
+                self.set_word(word, bits << (first % 64));
+                self.summary.raise(index);
             }
         }
     }
 
     /// Returns whether the bits at `offset` are set, and for how many bytes.
     ///
-    /// The run ends where the bits change, or after `len` bytes.
+    /// The run ends where the bits change, or after `len` bytes, or before: a call looks at no more than 1,024 words that
+    /// are set. The next run goes on then.
     pub fn run(&self, offset: u64, len: u64) -> (bool, u64) {
         let parts = self.parts(offset, len);
         if parts.is_empty() {
@@ -221,7 +248,10 @@ impl Bitmap {
         }
         let is_set = self.is_set(parts.start);
         let end = match is_set {
-            true => self.first_clear(parts.clone()),
+            true => {
+                let most = (parts.start / 64 + MOST_WORDS) * 64;
+                self.first_clear(parts.start..parts.end.min(most))
+            }
             false => self.first_set(parts.start).map_or(parts.end, |set| set.min(parts.end)),
         };
         (is_set, ((end << self.shift).min(offset.saturating_add(len)) - offset))
@@ -245,8 +275,7 @@ impl Bitmap {
     ///
     /// A part that the disk ends in counts whole, as in QEMU.
     pub fn count(&self) -> u64 {
-        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
-        self.words.iter().map(ones).sum::<u64>() * self.granularity()
+        self.summary.ones() * self.granularity()
     }
 
     /// Returns all bits, 64 at a time.
@@ -257,19 +286,23 @@ impl Bitmap {
     /// Sets all bits, 64 at a time.
     pub(crate) fn set_words(&self, words: impl Iterator<Item = u64>) {
         self.kept().into_iter().for_each(|kept| kept.give_up());
-        for (own, word) in self.words.iter().zip(words) {
-            own.store(word, Ordering::Release);
+        for ((index, own), word) in self.words.iter().enumerate().zip(words) {
+            self.clear_word(index, own, !word);
+            if word != 0 {
+                self.set_word(own, word);
+                self.summary.raise(index);
+            }
         }
     }
 
-    fn for_words(&self, parts: Range<u64>, change: impl Fn(&AtomicU64, u64)) {
+    fn for_words(&self, parts: Range<u64>, change: impl Fn(usize, &AtomicU64, u64)) {
         let mut part = parts.start;
         while part < parts.end {
             let (index, bit) = (part / 64, part % 64);
             let count = (64 - bit).min(parts.end - part);
             let mask = (u64::MAX >> (64 - count)) << bit;
             if let Some(word) = self.words.get(index as usize) {
-                change(word, mask);
+                change(index as usize, word, mask);
             }
             part += count;
         }
@@ -283,15 +316,14 @@ impl Bitmap {
 
     /// Returns the first part at or after `from` with a set bit.
     pub(crate) fn first_set(&self, from: u64) -> Option<u64> {
-        let mut index = (from / 64) as usize;
-        let mut mask = u64::MAX << (from % 64);
-        loop {
-            let found = self.words.get(index)?.load(Ordering::Acquire) & mask;
-            if found != 0 {
-                return Some(index as u64 * 64 + u64::from(found.trailing_zeros()));
-            }
-            (index, mask) = (index + 1, u64::MAX);
-        }
+        let mask = u64::MAX << (from % 64);
+        let bits = |index: usize| match self.words.get(index) {
+            Some(word) if index as u64 == from / 64 => word.load(Ordering::SeqCst) & mask,
+            Some(word) => word.load(Ordering::SeqCst),
+            None => 0,
+        };
+        let found = self.summary.first(self.words.len(), (from / 64) as usize, bits)?;
+        Some(found.0 as u64 * 64 + u64::from(found.1.trailing_zeros()))
     }
 
     /// Returns whether no bit is set. Looks at part `first` and later ones first.
@@ -301,12 +333,11 @@ impl Bitmap {
 
     /// Returns the size of all parts with set bits, in bytes.
     pub fn bytes(&self) -> u64 {
-        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
-        let bytes = self.words.iter().map(ones).sum::<u64>() * self.granularity();
+        let bytes = self.count();
         // The last part may be a short one.
         let rest = self.size % self.granularity();
         match rest != 0 && self.is_set(self.size >> self.shift) {
-            true => bytes - self.granularity() + rest,
+            true => (bytes + rest).saturating_sub(self.granularity()),
             false => bytes,
         }
     }
@@ -352,6 +383,9 @@ mod tests {
         assert_eq!(runs(60 * 512 + 1, 161 * 512), [(true, 100 * 512 - 1), (false, 512)]);
         let whole = Bitmap::new(256 * 512, 512, true);
         assert_eq!(whole.run(512, 255 * 512), (true, 255 * 512));
+        let parts = 3 * MOST_WORDS * 64;
+        let large = Bitmap::new(parts * 512, 512, true);
+        assert_eq!(large.run(512, parts * 512), (true, (parts / 3 - 1) * 512));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod giving_up;
 mod mirror;
 mod mirror_top;
 mod snapshot;
+mod summary;
 mod turns;
 mod worker;
 

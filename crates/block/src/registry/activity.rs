@@ -57,6 +57,8 @@ impl NodeRegistry {
         drop(inner);
         if !node.geometry().read_only {
             let channel = node.clone().open_channel(control).map_err(|e| failed(e.to_string()))?;
+            // No limit holds a command's flush back.
+            channel.drain_begin();
             let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
             flushed.map_err(|errno| failed(errno.desc().to_owned()))?;
         }

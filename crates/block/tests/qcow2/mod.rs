@@ -3,6 +3,7 @@
 
 mod bitmaps;
 mod check;
+mod costs;
 mod cut_off;
 mod damage;
 mod full;

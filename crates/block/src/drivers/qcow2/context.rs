@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use event_loop::IoBufs;
+use event_loop::{IoBufs, Meter};
 use nix::errno::Errno;
 
 use super::scratch::Scratch;
@@ -28,6 +28,8 @@ pub(super) struct Channels {
     pub(super) backing: Option<(Rc<dyn Channel>, u64)>,
     /// For data that is copied.
     pub(super) scratch: Scratch,
+    /// What requests of this channel cost the loop.
+    pub(super) meter: Meter,
 }
 
 impl Channels {

@@ -17,6 +17,9 @@ use super::metadata::Metadata;
 use super::steps::{SECTOR, read_part};
 use crate::request::Part;
 
+/// Bytes of a table that is read and copied in a unit of the meter.
+const COPIED_IN_UNIT: u64 = 8192;
+
 /// The state that all loops share.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -142,13 +145,17 @@ impl Image {
         mut call: impl FnMut(&mut Engine) -> Result<T, Stop>,
     ) -> Result<T, Errno> {
         loop {
+            channels.meter.turn().await;
             let done = {
                 let mut core = lock(&self.core);
                 // Under the lock: a claim that a change of the snapshots gave back was given back after the mark.
                 if self.damage.is_cut_off() {
                     return Err(Errno::EIO);
                 }
+                let before = core.engine.cost();
                 let done = call(&mut core.engine);
+                let cost = core.engine.cost().wrapping_sub(before);
+                channels.meter.charge(1 + cost / 1000);
                 self.keep(&mut core.engine);
                 done
             };
@@ -156,6 +163,7 @@ impl Image {
                 Ok(done) => return Ok(done),
                 Err(Stop::Read(table)) => self.read_table(channels, table).await?,
                 Err(Stop::Full) => return Err(Errno::EFBIG),
+                Err(Stop::Again) => {}
                 Err(Stop::Busy) => drop(self.extending.lock().await),
                 Err(Stop::Unbacked(clusters)) => self.back(channels, clusters).await?,
                 Err(Stop::Damaged(why)) => return Err(self.damaged(why, None)),
@@ -208,6 +216,9 @@ impl Image {
             Table::Block(..) => Part::RefcountBlock,
         };
         let place = (part, table.offset());
+        // Before the read, as the number of those that end in an iteration is then bounded, too.
+        channels.meter.turn().await;
+        channels.meter.charge(1 + self.cluster / COPIED_IN_UNIT);
         let bytes = read_kept(channels, metadata, place, self.cluster as usize).await?;
         lock(&self.core).engine.insert(table, bytes.into());
         Ok(())

@@ -92,6 +92,7 @@ impl Below {
             data_file,
             backing: self.backing.as_ref().map(backing).transpose()?,
             scratch: Scratch::default(),
+            meter: event_loop.meter(),
         })
     }
 }
@@ -121,6 +122,8 @@ where
     let config = LoopConfig { name: "qcow2".into(), entries: 32, ..LoopConfig::default() };
     let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
     let channels = Rc::new(below.open_channels(&event_loop)?);
+    // Requests of the image itself wait for no limit: they are those of opening, closing and handing over.
+    channels.all().for_each(|channel| channel.drain_begin());
     let result = event_loop.block_on(task(channels))?;
     event_loop.shut_down()?;
     result
@@ -515,9 +518,12 @@ async fn engine(
     };
     Engine::new(&contents).map_err(|stop| match stop {
         Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy | Stop::Unbacked(_) => {
-            Errno::EIO.into()
-        }
+        Stop::Read(_)
+        | Stop::Overlap { .. }
+        | Stop::Full
+        | Stop::Busy
+        | Stop::Again
+        | Stop::Unbacked(_) => Errno::EIO.into(),
     })
 }
 

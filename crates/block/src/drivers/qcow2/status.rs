@@ -91,6 +91,8 @@ impl Image {
             while start < there {
                 let len = there - start;
                 let room = AlignedBuf::io_bufs(answer.bufs.len(), 16).ok_or(Errno::ENOMEM)?;
+                channels.meter.turn().await;
+                channels.meter.charge(1);
                 let asked = Transfer::start(backing, Op::BlockStatus, start, len, room);
                 let (result, told) = asked.await;
                 result?;
@@ -126,6 +128,8 @@ async fn status_of_data(
     while start < end {
         let len = end - start;
         let room = AlignedBuf::io_bufs(answer.bufs.len(), 16).ok_or(Errno::ENOMEM)?;
+        channels.meter.turn().await;
+        channels.meter.charge(1);
         let (result, told) =
             Transfer::start(channels.data(), Op::BlockStatus, start, len, room).await;
         result?;

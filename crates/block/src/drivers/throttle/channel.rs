@@ -159,12 +159,10 @@ fn bytes(request: &Request) -> u64 {
 impl Channel for ThrottleChannel {
     fn submit(&self, request: Request) {
         let Some(request) = self.node.common.admit(request) else { return };
-        // Block status counts as an operation of no bytes, as an empty read does: both cost time. A flush does not
-        // wait: the end of an export flushes after it has released all held requests, whose debt remains.
+        // Block status and flushes count as operations of no bytes, as an empty read does: all of them cost time.
         let direction = match request.op {
             Op::Read | Op::BlockStatus => Direction::Read,
-            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Direction::Write,
-            Op::Flush => return self.child.submit(request),
+            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } | Op::Flush => Direction::Write,
         };
         let mut held = self.held(direction).borrow_mut();
         if !held.requests.is_empty() {

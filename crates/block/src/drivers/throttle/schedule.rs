@@ -13,7 +13,7 @@ const TICKS_PER_SECOND: f64 = 1e9 * TICKS_PER_NS as f64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
-    /// Writes, discards, write-zeroes.
+    /// Writes, discards, write-zeroes, flushes.
     Write,
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::entry::{ALL, COPIED, Entry, subclusters, table};
-use super::{Changed, Engine, Owner, Room, Stop, Zeroing};
+use super::{Changed, Engine, Owner, Room, Stop, Zeroing, cost};
 use crate::drivers::qcow2::header::MAX_L1;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
@@ -154,7 +154,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Clusters of the disk lose their data. Of one L2 table. Returns how many were changed, one or more.
+    /// Clusters of the disk lose their data: of one L2 table, or of several that there are not. Returns how many, one or more.
     pub(in super::super) fn zero(
         &mut self,
         guest: u64,
@@ -162,9 +162,14 @@ impl Engine {
         zeroing: Zeroing,
     ) -> Result<u64, Stop> {
         let (index, at) = self.split(guest);
+        let all = clusters;
         let clusters = clusters.min((1 << self.format.l2_bits()) - at as u64);
         if zeroing == Zeroing::Uncover && self.l2_slot(index)?.is_none() {
-            return Ok(clusters);
+            let next = self
+                .l1
+                .first_used(index + 1)
+                .map_or(u64::MAX, |next| (next as u64) << self.format.l2_bits());
+            return Ok(all.min(next - guest));
         }
         let slot = self.own_l2(index)?;
         self.each(clusters, |engine, nth| engine.zero_one(index, slot, at + nth as usize, zeroing))
@@ -200,14 +205,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes one cluster after the other, until a table has to be read first.
+    /// Changes one cluster after the other, until a table has to be read first or the call has cost [enough](cost::MOST).
     fn each(
         &mut self,
         clusters: u64,
         mut change: impl FnMut(&mut Engine, u64) -> Result<(), Stop>,
     ) -> Result<u64, Stop> {
+        let before = self.cost.total();
         for nth in 0..clusters {
             match change(self, nth) {
+                Ok(()) if self.cost.is_much(before) => return Ok(nth + 1),
                 Ok(()) => {}
                 Err(stop) if nth == 0 => return Err(stop),
                 Err(_) => return Ok(nth),
@@ -217,6 +224,7 @@ impl Engine {
     }
 
     pub(super) fn set_entry(&mut self, index: usize, slot: usize, at: usize, entry: Entry) {
+        self.cost.add(cost::SET);
         let raw = entry.raw(&self.format);
         let first = at * self.format.l2_entry();
         let table = self.l2.bytes_mut(slot);
@@ -289,9 +297,7 @@ impl Engine {
         let offset = cluster << self.format.cluster_bits;
         self.owners.add_table(offset >> self.format.cluster_bits, Owner::ActiveL2);
         let slot = self.l2.add(index, bytes);
-        if let Some(entry) = self.l1.get_mut(index) {
-            *entry = offset | COPIED;
-        }
+        self.l1.set(index, offset | COPIED);
         (0..sectors).for_each(|at| self.note(Changed::L2(index, at)));
         self.note(Changed::L1(index * ENTRY / SECTOR));
         if let Some((old, _)) = old {
@@ -333,7 +339,7 @@ impl Engine {
         let (entries, bits) = (self.l1_entries(size)?, self.format.cluster_bits);
         let per_cluster = self.format.cluster() as usize / ENTRY;
         if self.l1_clusters(size)? == 0 {
-            self.l1.resize(entries, 0);
+            self.l1.grow(entries);
             self.l2.grow(entries);
             (0..entries * ENTRY / SECTOR).for_each(|at| self.note(Changed::L1(at)));
             self.header[L1_ENTRIES].copy_from_slice(&(entries as u32).to_be_bytes());
@@ -343,7 +349,7 @@ impl Engine {
         let clusters = self.l1.len().div_ceil(per_cluster) as u64;
         let old = self.l1_at >> bits..(self.l1_at >> bits) + clusters;
         old.clone().try_for_each(|cluster| self.count_slot(cluster).map(drop))?;
-        self.l1.resize(entries, 0);
+        self.l1.grow(entries);
         self.l2.grow(entries);
         self.l1_at = place;
         let first = place >> bits;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Changed, Engine, Owner, Room, Stop, Table};
+use super::{Changed, Engine, Owner, Room, Stop, Table, cost};
 use crate::drivers::qcow2::header::MAX_REFCOUNT_TABLE;
 use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
 
@@ -46,7 +46,11 @@ impl Engine {
     /// counted.
     pub(in super::super) fn reserve(&mut self, most: u64) -> Result<Room, Stop> {
         let bits = self.format.block_bits();
+        let before = self.cost.total();
         loop {
+            if self.cost.is_much(before) {
+                return Err(Stop::Again);
+            }
             if self.first_free >= self.most_clusters() {
                 return Err(Stop::Full);
             }
@@ -123,7 +127,10 @@ impl Engine {
         let block = self.blocks.bytes(slot);
         let first = (index as u64) << bits;
         let end = first + (1 << bits);
-        let is_counted = |at: u64| count(block, (at - first) as usize, order) != 0;
+        let is_counted = |at: u64| {
+            self.cost.add(cost::LOOK);
+            count(block, (at - first) as usize, order) != 0
+        };
         let mut at = from;
         while at < end {
             if is_counted(at) {
@@ -261,6 +268,7 @@ impl Engine {
     /// The block that counts a cluster, and the count's index. `None`: there is none, so it counts as free.
     pub(super) fn count_slot(&mut self, cluster: u64) -> Result<Option<(usize, usize)>, Stop> {
         self.owners.check()?;
+        self.cost.add(2 * cost::LOOK);
         let bits = self.format.block_bits();
         let index = (cluster >> bits) as usize;
         if self.refcounts.get(index).is_none_or(|block| *block == 0) {
@@ -302,6 +310,7 @@ impl Engine {
         // Compressed clusters that are still to be mapped there give it up.
         let is_pending = self.packing.close(cluster, self.format.cluster_bits);
         if less == 0 {
+            self.cost.add(cost::SECTOR_CHANGED);
             self.held.insert(cluster..cluster + 1);
             if !is_pending {
                 self.give_up(cluster..cluster + 1);

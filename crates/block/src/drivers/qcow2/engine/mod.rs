@@ -13,9 +13,11 @@
 mod ahead;
 mod change;
 mod check;
+mod cost;
 mod counts;
 mod entry;
 mod held;
+mod l1;
 mod owners;
 mod packed;
 mod snapshot;
@@ -29,10 +31,12 @@ use std::ops::Range;
 
 pub(super) use self::check::{Check, CheckError, CheckedFile, Places};
 pub use self::check::{Checked, Repair};
+use self::cost::Cost;
 pub(super) use self::counts::{count, set_count};
 pub(super) use self::entry::{COPIED, compressed_clusters};
 use self::entry::{Entry, Raw, SUBCLUSTER_BITS};
 use self::held::Intervals;
+use self::l1::L1;
 pub(super) use self::owners::Owner;
 use self::owners::Owners;
 use self::packed::Packing;
@@ -48,6 +52,8 @@ use super::steps::{ENTRY, SECTOR, SIZE};
 /// L2 tables, and refcount blocks, that are in memory at least: a call may need several at once.
 const LEAST_L2: u64 = 2;
 const LEAST_BLOCKS: u64 = 8;
+/// Most clusters with data that a call finds for a change, each of which is looked up among the metadata.
+const MOST_CHECKED: u64 = 1024;
 
 /// What the header says of the tables' form.
 #[derive(Debug, Clone, Copy)]
@@ -129,6 +135,8 @@ pub(super) enum Stop {
     Full,
     /// The file is [made longer](Engine::begin_ahead) just where room is needed.
     Busy,
+    /// The call has done a part of its work, and is to be repeated once others have had their turn.
+    Again,
     /// These clusters of the file are to be made zeroes first ([`Engine::begin_backing`]), so that they have blocks.
     Unbacked(Range<u64>),
 }
@@ -182,7 +190,7 @@ pub(super) struct Engine {
     format: Format,
     header: [u8; SECTOR],
     /// The L1 table, and its first byte in the file.
-    l1: Vec<u64>,
+    l1: L1,
     l1_at: u64,
     l2: Tables,
     /// The refcount table, and its first byte in the file.
@@ -215,6 +223,7 @@ pub(super) struct Engine {
     owners: Owners,
     packing: Packing,
     changed: Vec<Changed>,
+    cost: Cost,
 }
 
 /// What an engine is made of.
@@ -285,7 +294,7 @@ impl Engine {
             header: start,
             l2: tables(l1.len(), l2_bytes, LEAST_L2),
             blocks: tables(refcounts.len(), block_bytes, LEAST_BLOCKS),
-            l1,
+            l1: L1::new(l1),
             l1_at: header.l1_table.0,
             refcounts,
             refcounts_at: header.refcount_table.0,
@@ -303,7 +312,13 @@ impl Engine {
             owners,
             packing: Packing::default(),
             changed: Vec::new(),
+            cost: Cost::default(),
         })
+    }
+
+    /// What all calls so far have cost, in thousandths of a unit of the meter.
+    pub(super) fn cost(&self) -> u64 {
+        self.cost.total()
     }
 
     /// Bytes of the disk that the L1 table reaches.
@@ -343,11 +358,19 @@ impl Engine {
         let in_cluster = offset & (format.cluster() - 1);
         let in_table = (1 << format.l2_bits()) - first as u64;
         let most = len.min((in_table << format.cluster_bits) - in_cluster);
-        let Some(slot) = self.l2_slot(index)? else { return Ok((Place::Nowhere, most)) };
+        let Some(slot) = self.l2_slot(index)? else {
+            let reach = format.l2_bits() + format.cluster_bits;
+            let end = self.l1.first_used(index + 1).map_or(u64::MAX, |next| (next as u64) << reach);
+            return Ok((Place::Nowhere, len.min(end - offset)));
+        };
+        let before_all = self.cost.total();
         let (part, mut found) = self.entry(slot, first)?.part(in_cluster, &format);
         let (mut at, mut before) = (first, part);
         // As long as it goes on in the next cluster.
-        while found < most && (in_cluster + found) & (format.cluster() - 1) == 0 {
+        while found < most
+            && (in_cluster + found) & (format.cluster() - 1) == 0
+            && !self.cost.is_much(before_all)
+        {
             at += 1;
             let Ok(next) = self.entry(slot, at) else { break };
             let (next, more) = next.part(0, &format);
@@ -375,11 +398,13 @@ impl Engine {
 
     /// As [`find`](Self::find), for a request that changes the bytes where they are.
     pub(super) fn find_to_change(&mut self, offset: u64, len: u64) -> Result<(Place, u64), Stop> {
-        let (place, found) = self.find(offset, len)?;
+        let (place, mut found) = self.find(offset, len)?;
         if let Place::Data { at, own: true } = place
             && !self.format.has_data_file
         {
             let bits = self.format.cluster_bits;
+            let most = (MOST_CHECKED << bits) - (at & (self.format.cluster() - 1));
+            found = found.min(most);
             self.check_is_data(at >> bits..((at + found - 1) >> bits) + 1)?;
         }
         Ok((place, found))
@@ -392,6 +417,7 @@ impl Engine {
 
     /// Checks that clusters hold no metadata, before they are written or given up.
     fn check_is_data(&self, clusters: Range<u64>) -> Result<(), Stop> {
+        self.cost.add((clusters.end - clusters.start) * cost::OWNER);
         match self.owners.first_in(clusters.clone()) {
             None => Ok(()),
             Some((_, owner)) => Err(Stop::Overlap { clusters, owner }),
@@ -472,6 +498,7 @@ impl Engine {
 
     fn note(&mut self, changed: Changed) {
         if !self.changed.ends_with(&[changed]) {
+            self.cost.add(cost::SECTOR_CHANGED);
             self.changed.push(changed);
         }
     }
@@ -484,6 +511,7 @@ impl Engine {
 
     /// An entry of an L2 table.
     fn entry(&self, slot: usize, at: usize) -> Result<Entry, Stop> {
+        self.cost.add(cost::LOOK);
         let table = self.l2.bytes(slot);
         let raw = match self.format.is_extended {
             false => Raw { descriptor: entry_at(table, at), bitmap: 0 },

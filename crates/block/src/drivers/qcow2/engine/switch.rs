@@ -74,7 +74,7 @@ impl Engine {
     pub(in super::super) fn roots(&self) -> Roots {
         Roots {
             format: self.format,
-            l1: self.l1.clone(),
+            l1: self.l1.to_vec(),
             l1_at: self.l1_at,
             refcounts: self.refcounts.clone(),
             refcounts_at: self.refcounts_at,
@@ -118,7 +118,7 @@ impl Engine {
         for (bytes, owner) in &roots.places {
             own.add_range(clusters(bytes.clone()), *owner);
         }
-        std::mem::swap(&mut self.l1, &mut roots.l1);
+        roots.l1 = self.l1.replace(std::mem::take(&mut roots.l1));
         std::mem::swap(&mut self.refcounts, &mut roots.refcounts);
         (self.l1_at, self.refcounts_at) = (roots.l1_at, roots.refcounts_at);
         // All that is in memory of the old ones goes, with the marks of clusters that may be overwritten.

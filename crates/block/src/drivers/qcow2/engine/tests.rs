@@ -455,7 +455,8 @@ fn probe(file: &mut File, engine: &mut Engine, expected: &[Found], random: &mut 
     let cluster = engine.format.cluster();
     let offset = random.u64(..512 * cluster / 512) * 512 + random.u64(..512);
     let place_of = |offset: u64| {
-        let Found { host, data, zeroes } = expected[(offset / cluster) as usize];
+        let found = expected.get((offset / cluster) as usize).copied();
+        let Found { host, data, zeroes } = found.unwrap_or_default();
         let bit = 1 << (offset % cluster * 32 / cluster);
         match host {
             Some(host) if host % 2 == 1 => Place::Compressed,
@@ -472,9 +473,17 @@ fn probe(file: &mut File, engine: &mut Engine, expected: &[Found], random: &mut 
         }
         place => place_of(at) == place,
     };
-    // All of the range is alike, and what comes next is not, unless a table or the range ends.
+    // All of the range is alike, and what comes next is not, unless a table or the range ends. Where there is no table, the
+    // next one is the end.
     let per_table = (1 << engine.format.l2_bits()) * cluster;
-    let last = (offset + 4 * cluster).min((offset / per_table + 1) * per_table);
+    let index = offset / per_table;
+    let empty = engine.l1.iter().skip(index as usize).take_while(|raw| **raw == 0).count() as u64;
+    let table_end = match empty {
+        0 => (index + 1) * per_table,
+        _ if index + empty == engine.l1.len() as u64 => u64::MAX,
+        _ => (index + empty) * per_table,
+    };
+    let last = (offset + 4 * cluster).min(table_end);
     let mut end = offset - offset % unit + unit;
     while end < last && follows(end) {
         end += unit;

@@ -26,6 +26,8 @@ use crate::request::Part;
 
 /// Clusters that are reserved until other tasks have their turn.
 const AT_ONCE: u64 = 1024;
+/// Counts that are looked at in a unit of the meter.
+const IN_UNIT: u64 = 32;
 
 /// The snapshots of an image in use.
 #[derive(Debug, Default)]
@@ -39,6 +41,8 @@ pub(in super::super) struct Snapshots {
 struct File<'a> {
     image: &'a Image,
     channels: &'a Channels,
+    /// Counts that were looked at since they were charged for.
+    looked: u64,
 }
 
 impl TableFile for File<'_> {
@@ -51,6 +55,14 @@ impl TableFile for File<'_> {
         bufs.copy_in(0, bytes);
         let ticket = self.image.shared.begin_write();
         Transfer::start_part_write(self.channels, Part::Other, offset, bufs, ticket).await.0
+    }
+
+    async fn look(&mut self) {
+        self.looked += 1;
+        if self.looked.is_multiple_of(IN_UNIT) {
+            self.channels.meter.charge(1);
+            self.channels.meter.turn().await;
+        }
     }
 }
 
@@ -252,7 +264,7 @@ impl Image {
             return Err(Errno::EBUSY.into());
         }
         let old = lock(&self.core).engine.roots();
-        let mut file = File { image: self, channels };
+        let mut file = File { image: self, channels, looked: 0 };
         let old_table = lock(&self.snapshots).table.clone();
         // Dropped meanwhile, they are free only after the writes to them.
         rooms.set_writing(true);

@@ -126,6 +126,7 @@ impl Counts {
         file: &mut F,
         cluster: u64,
     ) -> Result<(&mut Vec<u8>, usize), SwitchError> {
+        file.look().await;
         let bits = self.format.block_bits();
         let index = (cluster >> bits) as usize;
         if matches!(self.new.get(index), None | Some(0)) {

@@ -31,6 +31,9 @@ pub(in super::super) trait TableFile {
     async fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, Errno>;
     /// Writes bytes.
     async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// A count is about to be looked at. Others may have their turn before.
+    async fn look(&mut self) {}
 }
 
 /// Why a change did not succeed. Nothing leads to what it has written.
@@ -64,9 +67,12 @@ impl From<Stop> for SwitchError {
     fn from(stop: Stop) -> SwitchError {
         match stop {
             Stop::Damaged(why) => SwitchError::Damaged(why),
-            Stop::Read(_) | Stop::Overlap { .. } | Stop::Full | Stop::Busy | Stop::Unbacked(_) => {
-                Errno::EIO.into()
-            }
+            Stop::Read(_)
+            | Stop::Overlap { .. }
+            | Stop::Full
+            | Stop::Busy
+            | Stop::Again
+            | Stop::Unbacked(_) => Errno::EIO.into(),
         }
     }
 }
