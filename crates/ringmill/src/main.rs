@@ -23,6 +23,7 @@ use control::{Command, LogOptions, parse_args, program_name};
 use daemon::{DaemonError, logger};
 
 fn main() -> ExitCode {
+    event_loop::bound_heap();
     daemon::register_commands();
     let program = program_name(&env::args_os().next().unwrap_or_default());
     let command = match parse_args(env::args_os()) {

@@ -32,6 +32,9 @@ const MAX_RECORD: usize = HEADER_LEN + MAX_PLAIN + 2048;
 /// Room for a handshake message of 64 KiB in records, and the bytes received after it.
 const INPUT: usize = 96 << 10;
 
+/// Room at first, bytes: a hello. Grows to [`INPUT`].
+const FIRST_INPUT: usize = 4 << 10;
+
 /// The result of [`Session::process`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -104,7 +107,7 @@ impl Side for Client {
 pub struct Session<S: Side = Server> {
     connection: S::Connection,
     /// Received ciphertext, of which `begin..end` is unprocessed.
-    input: Box<[u8]>,
+    input: Vec<u8>,
     begin: usize,
     end: usize,
     /// The part of these bytes that rustls has seen: pieces of handshake messages. rustls gets one record at a
@@ -125,7 +128,7 @@ impl<S: Side> fmt::Debug for Session<S> {
 
 impl<S: Side> Session<S> {
     pub(crate) fn new(connection: S::Connection, refused: Arc<OnceLock<String>>) -> Self {
-        let input = vec![0; INPUT].into_boxed_slice();
+        let input = vec![0; FIRST_INPUT];
         Session {
             connection,
             input,
@@ -165,6 +168,9 @@ impl<S: Side> Session<S> {
     pub fn input(&mut self) -> &mut [u8] {
         self.input.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
+        if self.end == self.input.len() && self.end < INPUT {
+            self.input.resize((self.end * 4).min(INPUT), 0);
+        }
         &mut self.input[self.end..]
     }
 
@@ -228,7 +234,7 @@ impl<S: Side> Session<S> {
                 return Ok(Progress::Data);
             }
             if show_more && !self.show_next_record() {
-                if self.end - self.begin == self.input.len() {
+                if self.end - self.begin == INPUT {
                     self.failed = true;
                     return Err(SessionError::TooLong);
                 }

@@ -9,13 +9,23 @@ use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 use tls::{Acceptor, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
 
-use super::server::first;
+use super::permits::Permits;
+use super::server::{first, has_hung_up};
 use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next, Tls};
 use super::session::transmission::Agreed;
 use super::wire::option::{HEADER_LEN, MAX_DATA, OptionHeader};
 
 /// Most options, or receives, in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
+
+/// Bytes of data of options that any number of clients may send at once. Options of usual clients have less.
+const SMALL: usize = 4 << 10;
+
+/// Clients that may send larger options at once.
+const LARGE_OPTIONS: usize = 16;
+
+/// Time for the data of a larger option, nanoseconds.
+const LARGE_NS: u64 = 10_000_000_000;
 
 /// Time for a client to read an error before its connection is closed, in nanoseconds.
 const LAST_WORDS_NS: u64 = 2_000_000_000;
@@ -31,6 +41,8 @@ pub(super) enum Failure {
     Rules(HandshakeError),
     /// The socket failed.
     Socket(Errno),
+    /// The client took too long.
+    Late,
     /// TLS failed; the client received an alert.
     Tls(SessionError),
 }
@@ -38,6 +50,23 @@ pub(super) enum Failure {
 impl From<HandshakeError> for Failure {
     fn from(error: HandshakeError) -> Self {
         Failure::Rules(error)
+    }
+}
+
+/// What the clients of a server may do a few times at once.
+pub(super) struct Limits {
+    /// Send an option of more than [`SMALL`] bytes.
+    large: Permits,
+    /// Have a thread of the pool compute the server's part of TLS's handshake. The others wait, so that half of the
+    /// processors remain for requests.
+    crypto: Permits,
+}
+
+impl Limits {
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let crypto = Permits::new((processors / 2).max(1));
+        Limits { large: Permits::new(LARGE_OPTIONS), crypto }
     }
 }
 
@@ -56,11 +85,21 @@ pub(super) struct Negotiated {
 }
 
 /// A client's socket during the handshake.
-struct Client {
+struct Client<'a> {
+    limits: &'a Limits,
     socket: Arc<OwnedFd>,
     ready: Readiness,
     pace: Pace,
     tls: Option<Box<Secured>>,
+}
+
+/// The result of a step of TLS's handshake.
+struct Step {
+    session: Session,
+    plain: Vec<u8>,
+    /// Bytes to send.
+    out: Vec<u8>,
+    progress: Result<Progress, SessionError>,
 }
 
 /// Yields to other tasks of the loop now and then.
@@ -85,12 +124,13 @@ pub(super) async fn negotiate(
     event_loop: &EventLoop,
     socket: &Arc<OwnedFd>,
     acceptor: Option<&Acceptor>,
+    limits: &Limits,
     exports: impl Fn() -> Vec<Arc<ExportInfo>>,
 ) -> Result<Negotiated, Failure> {
     let events = (PollFlags::POLLIN | PollFlags::POLLOUT).bits().cast_unsigned().into();
     let ready = Readiness::new(event_loop, socket.clone(), events);
     let pace = Pace { event_loop: event_loop.clone(), left: TURN };
-    let mut client = Client { socket: socket.clone(), ready, pace, tls: None };
+    let mut client = Client { limits, socket: socket.clone(), ready, pace, tls: None };
     let mut negotiation = Negotiation::new(acceptor.map_or(Tls::Off, |_| Tls::Required));
     client.send(&Negotiation::greeting()).await?;
     let mut flags = [0; 4];
@@ -105,11 +145,22 @@ pub(super) async fn negotiate(
         if len > MAX_DATA {
             return Err(HandshakeError::TooLong { option, len }.into());
         }
+        let permit = if len as usize > SMALL { Some(limits.large.take().await) } else { None };
         data.resize(len as usize, 0);
-        client.fill(&mut data).await?;
+        match permit {
+            None => client.fill(&mut data).await?,
+            Some(_) => {
+                let late = event_loop.sleep_until(event_loop.now_ns() + LARGE_NS);
+                first(client.fill(&mut data), late).await.ok_or(Failure::Late)??;
+            }
+        }
         out.clear();
         let exports = exports();
         let next = negotiation.option(option, &data, &exports, &mut out)?;
+        if permit.is_some() {
+            data = Vec::new();
+        }
+        drop(permit);
         client.send(&out).await?;
         match (next, acceptor) {
             (Next::Option, _) => {}
@@ -127,7 +178,7 @@ pub(super) async fn negotiate(
     }
 }
 
-impl Client {
+impl Client<'_> {
     /// Receives exactly that many bytes.
     async fn fill(&mut self, buf: &mut [u8]) -> Result<(), Failure> {
         let mut filled = 0;
@@ -172,16 +223,23 @@ impl Client {
         Ok(())
     }
 
-    /// Performs the TLS handshake.
+    /// Performs the TLS handshake, its computations on threads of the pool.
     async fn start_tls(&mut self, acceptor: &Acceptor) -> Result<(), Failure> {
-        let Client { ready, pace, .. } = self;
         let mut session = acceptor.session().map_err(Failure::Tls)?;
-        let (mut out, mut plain) = (Vec::new(), Vec::new());
+        let mut plain = Vec::new();
+        self.receive_tls(&mut session).await?;
+        // A client that has left after its hello costs no signature.
+        let mut may_have_left = true;
         loop {
-            out.clear();
-            let progress = session.process(&mut out, &mut |data| plain.extend(data));
-            let sent = put(ready, &out).await;
-            match progress {
+            let permit = self.limits.crypto.take().await;
+            if std::mem::take(&mut may_have_left) && has_hung_up(&self.socket) {
+                return Err(Failure::LeftTls);
+            }
+            let step = self.step(session, plain).await?;
+            drop(permit);
+            let sent = put(&self.ready, &step.out).await;
+            (session, plain) = (step.session, step.plain);
+            match step.progress {
                 Err(error) => {
                     self.part().await;
                     return Err(Failure::Tls(error));
@@ -192,13 +250,7 @@ impl Client {
                 }
                 Ok(Progress::Input) => {
                     sent?;
-                    let taken = take(ready, session.input()).await;
-                    let left = |failure| match failure {
-                        Failure::Left => Failure::LeftTls,
-                        other => other,
-                    };
-                    session.received(taken.map_err(left)?);
-                    pace.step().await;
+                    self.receive_tls(&mut session).await?;
                 }
                 Ok(Progress::Data) => {}
                 Ok(Progress::Closed) => return Err(Failure::LeftTls),
@@ -208,6 +260,35 @@ impl Client {
         Ok(())
     }
 
+    /// Receives a part of TLS's handshake.
+    async fn receive_tls(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let taken = take(&self.ready, session.input()).await;
+        let left = |failure| match failure {
+            Failure::Left => Failure::LeftTls,
+            other => other,
+        };
+        session.received(taken.map_err(left)?);
+        self.pace.step().await;
+        Ok(())
+    }
+
+    /// Has a thread process what has arrived: a signature of RSA takes a millisecond or more.
+    ///
+    /// If the future is dropped before the thread begins, the thread computes nothing.
+    async fn step(&self, mut session: Session, mut plain: Vec<u8>) -> Result<Step, Failure> {
+        let asker = Arc::new(());
+        let asked = Arc::downgrade(&asker);
+        let step = self.pace.event_loop.offload(move || {
+            asked.upgrade()?;
+            let mut out = Vec::new();
+            let progress = session.process(&mut out, &mut |data| plain.extend(data));
+            Some(Step { session, plain, out, progress })
+        });
+        let step = step.await;
+        drop(asker);
+        step.ok().flatten().ok_or(Failure::LeftTls)
+    }
+
     /// Gives the client time to read the last message: closing a socket with unread input discards
     /// sent data.
     async fn part(&mut self) {
@@ -215,7 +296,7 @@ impl Client {
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
         let event_loop = pace.event_loop.clone();
         let read = async {
-            let mut rest = [0; 4096];
+            let mut rest = [0; 512];
             while take(ready, &mut rest).await.is_ok() {
                 pace.step().await;
             }

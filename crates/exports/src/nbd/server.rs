@@ -13,14 +13,15 @@ use std::task::{Poll, Waker};
 
 use block::node::{BlockNode, Changes, Geometry, Watcher};
 use block::track::DirtyBitmap;
-use event_loop::{EventLoop, LoopHandle, Slab, oneshot};
+use event_loop::{EventLoop, LoopHandle, Slab, oneshot, take_turns, trim_heap};
+use guest_memory::release;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use stats::InFlight;
 use stats::QueueStats;
 use tls::Acceptor;
 
-use super::handshake::{Failure, Negotiated, Secured, negotiate};
+use super::handshake::{Failure, Limits, Negotiated, Secured, negotiate};
 use super::listener::{Listener, NbdListen};
 use super::session::handshake::ExportInfo;
 use super::session::transmission::{Agreed, MAX_BITMAPS};
@@ -28,6 +29,16 @@ use super::state::End;
 use super::wire::{MAX_PAYLOAD, MAX_STRING};
 use super::worker::{Client, WorkerHandle};
 use crate::vhost_user::ExportError;
+
+/// Clients accepted in a row before other tasks of the loop get their turn.
+const TURN: u32 = 16;
+
+/// Clients whose memory may stay in the heap after they have left: some 60 KiB each.
+const UNTRIMMED: u32 = 128;
+
+/// Nanoseconds until the memory of clients that have left is given back. Meanwhile their I/O threads free the last of it,
+/// and more clients may leave.
+const TRIM_NS: u64 = 1_000_000_000;
 
 /// What `--nbd-server` says.
 #[derive(Debug)]
@@ -102,8 +113,13 @@ struct Shared {
     max_connections: u32,
     handshake_max_seconds: u32,
     tls: Option<Acceptor>,
+    limits: Limits,
     exports: RefCell<Vec<Rc<Export>>>,
     connections: Cell<u32>,
+    /// Clients that have left since the heap was trimmed.
+    untrimmed: Cell<u32>,
+    /// A task trims it.
+    trims: Cell<bool>,
     stopping: Cell<bool>,
     /// Nobody is taken for now.
     held: Cell<bool>,
@@ -143,8 +159,11 @@ impl NbdServer {
             max_connections,
             handshake_max_seconds,
             tls,
+            limits: Limits::new(),
             exports: RefCell::default(),
             connections: Cell::new(0),
+            untrimmed: Cell::new(0),
+            trims: Cell::new(false),
             stopping: Cell::new(false),
             held,
             changed: Changed::default(),
@@ -417,7 +436,10 @@ impl Shared {
     }
 
     async fn accept(self: &Rc<Self>, listener: &Listener) {
-        loop {
+        for taken in 1u32.. {
+            if taken.is_multiple_of(TURN) {
+                take_turns().await;
+            }
             let has_room =
                 || self.max_connections == 0 || self.connections.get() < self.max_connections;
             let takes = || has_room() && !self.held.get();
@@ -456,17 +478,24 @@ impl Shared {
             client.await;
             me.connections.set(me.connections.get() - 1);
             me.left.tell();
+            me.untrimmed.set(me.untrimmed.get() + 1);
+            if me.untrimmed.get() >= UNTRIMMED && !me.trims.replace(true) {
+                // Once more for clients that leave meanwhile.
+                while me.untrimmed.replace(0) > 0 {
+                    me.event_loop.sleep_until(me.event_loop.now_ns() + TRIM_NS).await;
+                    release(Trim);
+                }
+                me.trims.set(false);
+            }
         });
     }
 
     /// Serves a client to its end.
     async fn serve(&self, socket: OwnedFd) {
         let socket = Arc::new(socket);
-        let Some((export, agreed, secured)) =
-            self.or_stop(self.shake_hands(&socket)).await.flatten()
-        else {
-            return;
-        };
+        // Boxed: its memory is given back with the end of the handshake.
+        let shaken = self.or_stop(Box::pin(self.shake_hands(&socket))).await.flatten();
+        let Some((export, agreed, secured)) = shaken else { return };
         if self.or_stop(self.changed.until(|| !self.held.get())).await.is_some() {
             let left = Default::default();
             self.attend(&export, Client { socket, agreed, secured, left }).await;
@@ -506,7 +535,9 @@ impl Shared {
         socket: &Arc<OwnedFd>,
     ) -> Option<(Rc<Export>, Agreed, Option<Box<Secured>>)> {
         let infos = || self.exports.borrow().iter().map(|e| e.info.borrow().clone()).collect();
-        let negotiation = negotiate(&self.event_loop, socket, self.tls.as_ref(), infos);
+        let negotiation =
+            negotiate(&self.event_loop, socket, self.tls.as_ref(), &self.limits, infos);
+        let negotiation = pin!(negotiation);
         let deadline = match self.handshake_max_seconds {
             0 => u64::MAX,
             n => self.event_loop.now_ns().saturating_add(u64::from(n) * 1_000_000_000),
@@ -536,7 +567,9 @@ impl Shared {
                 "NBD server: client sent away: it left in the middle of TLS's handshake; it may not \
                  trust the server's certificate"
             ),
-            None => log::debug!("NBD server: client sent away: its handshake took too long"),
+            Some(Err(Failure::Late)) | None => {
+                log::debug!("NBD server: client sent away: its handshake took too long");
+            }
         }
         None
     }
@@ -547,8 +580,17 @@ impl Shared {
     }
 }
 
+/// Trims the heap when it is dropped.
+struct Trim;
+
+impl Drop for Trim {
+    fn drop(&mut self) {
+        trim_heap();
+    }
+}
+
 /// Whether the client has closed its sending side.
-fn has_hung_up(socket: &OwnedFd) -> bool {
+pub(super) fn has_hung_up(socket: &OwnedFd) -> bool {
     let events = PollFlags::from_bits_retain(libc::POLLRDHUP);
     let mut polled = [PollFd::new(socket.as_fd(), events)];
     poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
@@ -615,5 +657,26 @@ impl Drop for Place<'_> {
         if let Some(token) = self.token {
             self.changed.0.borrow_mut().remove(token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A future that awaits another one by value has room for it several times.
+    #[test]
+    fn a_connected_client_costs_little_memory() {
+        fn size<F: Future>(_: impl FnOnce(&'static Shared, OwnedFd) -> F) -> usize {
+            size_of::<F>()
+        }
+        assert!(size(Shared::serve) <= 6 << 10, "{}", size(Shared::serve));
+        fn handshake<F: Future>(
+            _: impl FnOnce(&'static Shared, &'static Arc<OwnedFd>) -> F,
+        ) -> usize {
+            size_of::<F>()
+        }
+        let handshake = handshake(Shared::shake_hands);
+        assert!(handshake <= 12 << 10, "{handshake}");
     }
 }

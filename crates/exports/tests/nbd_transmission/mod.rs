@@ -6,8 +6,9 @@ mod durability;
 mod handover;
 mod own_driver;
 mod rig;
+mod starttls;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,4 +199,35 @@ fn replies_that_a_socket_does_not_take_at_once_all_arrive() {
         event_loop.run_once(true).unwrap();
     }
     client.join().unwrap();
+}
+
+/// Sixteen clients at once send options of more than 4 KiB. The next ones wait, those with small options do not.
+#[test]
+fn few_clients_at_once_send_large_options() {
+    const LEN: usize = 60_000;
+    let mut rig = Rig::new("large", RingChoice::default(), null());
+    let begin = |rig: &mut Rig, sent: usize| {
+        let mut client = rig.greeted();
+        client.write_all(&1u32.to_be_bytes()).unwrap();
+        client.write_all(b"IHAVEOPT\0\0\0\x63").unwrap();
+        client.write_all(&(LEN as u32).to_be_bytes()).unwrap();
+        client.write_all(&vec![0; sent]).unwrap();
+        client
+    };
+    let mut reply = [0; 20];
+    let slow: Vec<_> = (0..16).map(|_| begin(&mut rig, LEN / 2)).collect();
+    // The server has read what these have sent.
+    rig.connect();
+    let mut next = begin(&mut rig, LEN);
+    for _ in 0..3 {
+        // Each is served as if there were no others.
+        rig.connect();
+        let refused = next.read(&mut reply).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+    }
+    drop(slow);
+    let client = std::mem::replace(&mut rig.client, next);
+    rig.take(&mut reply);
+    assert_eq!(reply[8..12], 0x63u32.to_be_bytes());
+    rig.client = client;
 }

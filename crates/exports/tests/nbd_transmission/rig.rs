@@ -120,6 +120,15 @@ impl Rig {
         before
     }
 
+    /// Another client, which has been greeted.
+    pub(crate) fn greeted(&mut self) -> UnixStream {
+        let client = UnixStream::connect_addr(&self.address).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let client = std::mem::replace(&mut self.client, client);
+        self.take(&mut [0; 18]);
+        std::mem::replace(&mut self.client, client)
+    }
+
     fn shake_hands(&mut self) {
         self.client.set_nonblocking(true).unwrap();
         self.take(&mut [0; 18]);
