@@ -19,6 +19,7 @@ use crate::deferred::{Deferred, DeferredCall};
 use crate::executor::Tasks;
 use crate::handle::{LoopHandle, Message, Shared};
 use crate::handlers::{Entry, Handler, HandlerId, Handlers, Trigger};
+use crate::lanes::Lane;
 use crate::linux_aio::LinuxAio;
 use crate::meter::{Budget, Meter};
 use crate::oneshot;
@@ -450,17 +451,17 @@ impl EventLoop {
                         self.0.with_pool.set(self.0.with_pool.get() - 1);
                         self.refuse(user_data, errno);
                     }
-                    Job::Call(call) => call(),
+                    Job::Call(call) | Job::Compute(_, call) => call(),
                 }
             }
         }
     }
 
-    /// Runs a computation that would hold up the loop on a thread of the pool.
+    /// Runs a call that may block on a thread of the pool.
     ///
-    /// The computation starts before the loop next waits. Without a thread it runs on the loop.
+    /// The call starts before the loop next waits. Without a thread it runs on the loop.
     ///
-    /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the computation has begun.
+    /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the call has begun.
     pub fn offload<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -468,6 +469,25 @@ impl EventLoop {
         let (sender, receiver) = oneshot::channel();
         let call = Box::new(move || sender.send(work()));
         self.0.pool_jobs.borrow_mut().push(Job::Call(call));
+        receiver
+    }
+
+    /// Runs a computation that would hold up the loop on a thread of the pool.
+    ///
+    /// At most as many computations run at once as there are CPUs, and lanes take turns. A computation whose receiver is
+    /// dropped before its turn is left out. Otherwise as [`offload`](Self::offload).
+    pub fn compute<T: Send + 'static>(
+        &self,
+        lane: &Lane,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (sender, receiver) = oneshot::channel();
+        let call = Box::new(move || {
+            if sender.is_awaited() {
+                sender.send(work());
+            }
+        });
+        self.0.pool_jobs.borrow_mut().push(Job::Compute(lane.clone(), call));
         receiver
     }
 

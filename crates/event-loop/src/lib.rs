@@ -21,6 +21,7 @@ mod heap;
 mod inbox;
 mod io_thread;
 mod iteration;
+mod lanes;
 mod latency;
 mod linux_aio;
 #[doc(hidden)]
@@ -56,6 +57,7 @@ pub use handle::{LoopGone, LoopHandle};
 pub use handlers::{Handler, HandlerId, Progress, Trigger};
 pub use heap::{bound_heap, trim_heap};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
+pub use lanes::Lane;
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
 pub use meter::{BUDGET, Meter, Turn, Walk};
 pub use op::{BlockingCall, CallMemory, Engine, IoOp, IoTarget, LoopFile, count};

@@ -75,6 +75,11 @@ impl<T> Sender<T> {
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
     }
+
+    /// Returns whether the receiver has not been dropped.
+    pub fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 impl<T> Drop for Sender<T> {

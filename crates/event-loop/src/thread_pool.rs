@@ -8,7 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
 use crate::blocking::BlockingOp;
+use crate::lanes::{Call, Lane, Lanes};
 use crate::sync::lock;
 
 /// How many threads a loop's pool has.
@@ -101,20 +105,33 @@ const IDLE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Durati
 pub(crate) enum Job {
     /// An operation, and the `user_data` of its result.
     Op(BlockingOp, u64),
+    /// A call that may block, which hands over its result itself.
+    Call(Call),
     /// A computation, which hands over its result itself.
-    Call(Box<dyn FnOnce() + Send>),
+    Compute(Lane, Call),
 }
 
 impl Job {
     fn run(self, done: impl Fn(u64, i32)) {
         match self {
             Job::Op(op, user_data) => done(user_data, op.run()),
-            Job::Call(call) => call(),
+            Job::Call(call) | Job::Compute(_, call) => call(),
         }
     }
 }
 
-/// A pool of threads that carry out jobs in parallel, begun in the order of submission.
+/// How many CPUs this thread may run on.
+fn cpus() -> usize {
+    // 0 means the calling thread.
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return 1 };
+    let is_set = |cpu: &usize| set.is_set(*cpu).unwrap_or(false);
+    (0..CpuSet::count()).filter(is_set).count().max(1)
+}
+
+/// A pool of threads that carry out jobs in parallel.
+///
+/// Operations and calls begin in the order of submission. Computations begin [by lane](Lane), and no more of them run at
+/// once than there are CPUs: more threads would only take the CPU from the loop. Where both wait, they take turns.
 pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
 }
@@ -126,11 +143,19 @@ struct Shared {
     config: ThreadPoolConfig,
     birth: ThreadBirth,
     done: Box<dyn Fn(u64, i32) + Send + Sync>,
+    /// Most computations at once.
+    most_computing: usize,
 }
 
 #[derive(Default)]
 struct PoolState {
+    /// Operations and calls.
     jobs: VecDeque<Job>,
+    computations: Lanes,
+    /// Computations that run.
+    computing: usize,
+    /// The last job that was taken is a computation.
+    computed_last: bool,
     idle: usize,
     /// Threads started that do not run yet.
     starting: usize,
@@ -156,6 +181,7 @@ impl ThreadPool {
                 config: ThreadPoolConfig { max: config.max.max(1), ..config },
                 birth,
                 done: Box::new(done),
+                most_computing: cpus(),
             }),
         }
     }
@@ -190,16 +216,26 @@ impl ThreadPool {
         }
         let mut state = lock(&self.shared.state);
         let alone = state.alive == 0;
-        let wake = state.idle.min(jobs.len());
-        state.jobs.extend(jobs.drain(..));
-        let is_short = state.reserve_if_short(&self.shared.config);
+        let before = state.runnable(&self.shared);
+        for job in jobs.drain(..) {
+            match job {
+                Job::Compute(lane, call) => state.computations.push(lane, call),
+                other => state.jobs.push_back(other),
+            }
+        }
+        let wake = state.idle.min(state.runnable(&self.shared) - before);
+        let is_short = state.reserve_if_short(&self.shared);
         drop(state);
         (0..wake).for_each(|_| self.shared.work.notify_one());
         if is_short
             && let Err(error) = self.shared.start_reserved(&self.shared.birth)
             && alone
         {
-            jobs.extend(lock(&self.shared.state).jobs.drain(..));
+            let mut state = lock(&self.shared.state);
+            jobs.extend(state.jobs.drain(..));
+            while let Some((lane, call)) = state.computations.pop() {
+                jobs.push(Job::Compute(lane, call));
+            }
             return Err(error);
         }
         // If no more threads can be started, the existing ones do the work.
@@ -217,14 +253,33 @@ impl PoolState {
 
     /// Reserves a thread if jobs outnumber the threads that are idle or starting. Each new thread starts the
     /// next one, so a burst of jobs costs the loop one start.
-    fn reserve_if_short(&mut self, config: &ThreadPoolConfig) -> bool {
-        let is_short = self.jobs.len() > self.idle + self.starting;
-        let max = config.max.min(ThreadPoolConfig::MOST);
+    fn reserve_if_short(&mut self, shared: &Shared) -> bool {
+        let is_short = self.runnable(shared) > self.idle + self.starting;
+        let max = shared.config.max.min(ThreadPoolConfig::MOST);
         let may_start = is_short && self.alive < max && !self.closing;
         if may_start {
             self.reserve();
         }
         may_start
+    }
+
+    /// Number of jobs that may begin now.
+    fn runnable(&self, shared: &Shared) -> usize {
+        let free = shared.most_computing.saturating_sub(self.computing);
+        self.jobs.len() + self.computations.len().min(free)
+    }
+
+    /// Takes the next job. A computation counts as running from now on.
+    fn take(&mut self, shared: &Shared) -> Option<Job> {
+        let may_compute = self.computing < shared.most_computing && self.computations.len() > 0;
+        if may_compute && (self.jobs.is_empty() || !self.computed_last) {
+            let (lane, call) = self.computations.pop()?;
+            self.computing += 1;
+            self.computed_last = true;
+            return Some(Job::Compute(lane, call));
+        }
+        self.computed_last = false;
+        self.jobs.pop_front()
     }
 }
 
@@ -255,17 +310,19 @@ impl Shared {
     fn work(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         // This thread still counts as starting, as it will take a job.
-        if state.reserve_if_short(&self.config) {
+        if state.reserve_if_short(self) {
             drop(state);
             let _ = self.start_reserved(&ThreadBirth::default());
             state = lock(&self.state);
         }
         state.starting -= 1;
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some(job) = state.take(self) {
                 drop(state);
+                let computes = matches!(job, Job::Compute(..));
                 job.run(&self.done);
                 state = lock(&self.state);
+                state.computing -= usize::from(computes);
                 continue;
             }
             if state.closing {
@@ -277,7 +334,8 @@ impl Shared {
             (state, timed_out) = self.wait(state, stays);
             state.idle -= 1;
             let surplus = state.alive > self.config.min;
-            if timed_out && state.jobs.is_empty() && surplus && !state.closing {
+            let has_work = state.runnable(self) > 0;
+            if timed_out && !has_work && surplus && !state.closing {
                 state.alive -= 1;
                 return;
             }
@@ -394,6 +452,48 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("1025 threads"), "{error}");
         assert_eq!(alive(&pool), 0);
+    }
+
+    /// So many computations of one lane leave other jobs, and the loop, their CPU.
+    #[test]
+    fn no_more_computations_run_than_there_are_cpus_and_operations_go_on_beside_them() {
+        let (done, answered) = std::sync::mpsc::channel();
+        let done = Mutex::new(done);
+        let pool = ThreadPool::new(
+            "test",
+            ThreadPoolConfig::default(),
+            ThreadBirth::default(),
+            move |n, _| lock(&done).send(n).unwrap(),
+        );
+        let most = pool.shared.most_computing;
+        let begun = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+        let release = Arc::new(Barrier::new(most + 1));
+        let lane = Lane::default();
+        let computation = || {
+            let (begun, release) = (begun.clone(), release.clone());
+            let call = move || {
+                let (running, changed) = &*begun;
+                lock(running).0 += 1;
+                changed.notify_all();
+                release.wait();
+                lock(running).1 += 1;
+                changed.notify_all();
+            };
+            Job::Compute(lane.clone(), Box::new(call))
+        };
+        let wait = |what: &dyn Fn((usize, usize)) -> bool| {
+            let (running, changed) = &*begun;
+            drop(changed.wait_while(lock(running), |now| !what(*now)).unwrap());
+        };
+        pool.submit(&mut (0..3 * most).map(|_| computation()).collect()).unwrap();
+        wait(&|(begun, _)| begun == most);
+        pool.submit(&mut jobs(5)).unwrap();
+        assert_eq!(answered.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        for round in 1..=3 {
+            assert_eq!(lock(&begun.0).0, round * most);
+            release.wait();
+            wait(&|(begun, ended)| ended == round * most && begun == (round + 1).min(3) * most);
+        }
     }
 
     /// Dropping a pool whose threads are starting each other joins all of them.

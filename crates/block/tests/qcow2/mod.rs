@@ -8,6 +8,7 @@ mod cut_off;
 mod damage;
 mod full;
 mod image;
+mod inflated;
 mod kept;
 mod killed;
 mod model;

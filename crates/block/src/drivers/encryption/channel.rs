@@ -9,7 +9,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use crypto::cipher::{SECTOR, SectorCipher};
-use event_loop::{EventLoop, IoBufs, Slab};
+use event_loop::{EventLoop, IoBufs, Lane, Slab};
 use nix::errno::Errno;
 
 use super::bounce::{Bounces, MOST};
@@ -43,6 +43,7 @@ pub(crate) trait Encrypted: WholeBlocks + Send + Sync {
 pub(crate) struct EncryptedChannel<S> {
     me: Weak<EncryptedChannel<S>>,
     event_loop: EventLoop,
+    lane: Lane,
     shared: Arc<S>,
     child: Rc<dyn Channel>,
     under_way: RefCell<Slab<UnderWay>>,
@@ -63,6 +64,7 @@ impl<S: Encrypted> EncryptedChannel<S> {
         Rc::new_cyclic(|me| EncryptedChannel {
             me: me.clone(),
             event_loop: event_loop.clone(),
+            lane: Lane::default(),
             shared,
             child,
             under_way: RefCell::new(Slab::with_capacity(FIRST)),
@@ -134,7 +136,7 @@ impl<S: Encrypted> EncryptedChannel<S> {
             let mut data = vec![0; PART.min(bufs.len() - at)];
             bufs.copy_out(at, &mut data);
             let (shared, sector) = (self.shared.clone(), sector + (at / SECTOR) as u64);
-            let decrypted = self.event_loop.offload(move || {
+            let decrypted = self.event_loop.compute(&self.lane, move || {
                 shared.cipher().decrypt(sector, &mut data);
                 data
             });
@@ -161,7 +163,7 @@ impl<S: Encrypted> EncryptedChannel<S> {
             }
             let sector = (request.offset + (from + at) as u64) / SECTOR as u64;
             let shared = self.shared.clone();
-            let encrypted = self.event_loop.offload(move || {
+            let encrypted = self.event_loop.compute(&self.lane, move || {
                 shared.cipher().encrypt(sector, &mut data);
                 data
             });

@@ -9,8 +9,7 @@ use nix::errno::Errno;
 use super::context::{Channels, Transfer};
 use super::core::Reserved;
 use super::image::Image;
-use super::steps::read_part;
-use crate::request::{Op, Part};
+use crate::request::Op;
 
 /// Segments of a part of a request's memory; the file driver takes as many as there are.
 const SEGMENTS: usize = usize::MAX;
@@ -130,35 +129,6 @@ impl Image {
         bufs.zero(at + there, len - there);
         let read = |part| Transfer::start(backing, Op::Read, start, there as u64, part);
         (there > 0).then(|| read(part(bufs, at, there)))
-    }
-
-    /// Decompresses a part of the disk, cluster by cluster.
-    async fn read_compressed(
-        &self,
-        channels: &Channels,
-        mut start: u64,
-        bufs: &mut IoBufs,
-        mut at: usize,
-        len: usize,
-    ) -> Result<(), Errno> {
-        let end = at + len;
-        while at < end {
-            let left = (self.cluster - start % self.cluster) as usize;
-            let len = left.min(end - at);
-            let in_cluster = (start % self.cluster) as usize;
-            let found = self.engine(channels, |engine| engine.find_compressed(start)).await?;
-            let (host, most) = found.ok_or(Errno::EIO)?;
-            let data = read_part(channels, Part::Compressed, host, most as usize).await?;
-            let cluster = self.compression.decompress(&data, self.cluster as usize);
-            let cluster = cluster.ok_or(Errno::EIO)?;
-            bufs.copy_in(
-                at,
-                cluster.get(in_cluster..).and_then(|c| c.get(..len)).ok_or(Errno::EIO)?,
-            );
-            at += len;
-            start += len as u64;
-        }
-        Ok(())
     }
 
     /// Writes `bufs` over the disk's bytes from `offset` on.

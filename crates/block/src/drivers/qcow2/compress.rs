@@ -93,7 +93,7 @@ impl Image {
             return Err(Errno::EFAULT);
         }
         let compression = self.compression;
-        Ok(Some(event_loop.offload(move || compression.compress(&data))))
+        Ok(Some(event_loop.compute(self.inflated.lane(), move || compression.compress(&data))))
     }
 
     /// Stores the compressed data of the cluster at `guest`. `false`: the file is too long for it.
@@ -124,6 +124,7 @@ impl Image {
             // With the engine, so that a write-out of the metadata knows.
             self.wrote_new_data();
             engine.map_packed(guest / self.cluster, packed)?;
+            self.inflated.forget(packed.host..packed.host + packed.len);
             room.is_mapped = true;
             Ok(())
         })

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use event_loop::{IoBufs, Meter};
+use event_loop::{EventLoop, IoBufs, Meter};
 use nix::errno::Errno;
 
 use super::scratch::Scratch;
@@ -16,6 +16,7 @@ use crate::request::{Op, Part, Request, RequestOwner};
 
 /// One loop's channels to the nodes below an image.
 pub(super) struct Channels {
+    pub(super) event_loop: EventLoop,
     /// `file`: the image's metadata and, as a rule, data.
     pub(super) file: Rc<dyn Channel>,
     /// `data-file`.

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use super::access::Place;
 use super::context::Channels;
 use super::image::Image;
+use super::inflated::Cluster;
 use super::locks::Taken;
 use crate::node::Channel;
 use crate::request::{Detached, Op, Request, RequestOwner};
@@ -36,8 +37,15 @@ pub(super) enum Begun {
     Not(Request),
 }
 
-/// The node below that has the whole request, and the offset there. `None`: the range reads as zeroes.
-type Goes<'a> = Option<(&'a Rc<dyn Channel>, u64)>;
+/// Where the whole range of a request is.
+enum Goes<'a> {
+    /// In a node below, and the offset there.
+    Below(&'a Rc<dyn Channel>, u64),
+    /// It reads as zeroes.
+    Zeroes,
+    /// In a cluster that is inflated.
+    Inflated(Cluster),
+}
 
 impl Direct {
     /// Sends a request down if its range lies in one place and no other request changes that. Its answer goes to `to`,
@@ -66,11 +74,25 @@ impl Direct {
         let Some((goes, taken)) = find(image, channels, &request, writes) else {
             return Begun::Not(request);
         };
-        let Some((below, offset)) = goes else {
-            image.give_back(taken);
-            request.bufs.zero(0, request.bufs.len());
-            request.complete(Ok(()));
-            return Begun::Answered;
+        let (below, offset) = match goes {
+            Goes::Below(below, offset) => (below, offset),
+            Goes::Zeroes => {
+                image.give_back(taken);
+                request.bufs.zero(0, request.bufs.len());
+                request.complete(Ok(()));
+                return Begun::Answered;
+            }
+            Goes::Inflated(cluster) => {
+                let start = (request.offset % image.cluster) as usize;
+                let Some(data) = cluster.get(start..start + request.len as usize) else {
+                    image.give_back(taken);
+                    return Begun::Not(request);
+                };
+                request.bufs.copy_in(0, data);
+                image.give_back(taken);
+                request.complete(Ok(()));
+                return Begun::Answered;
+            }
         };
         let (op, len) = (request.op, request.len);
         let (request, bufs) = request.detach();
@@ -117,13 +139,24 @@ fn find<'a>(
         return None;
     }
     let goes = match (place, &channels.backing) {
-        (Place::Data { at, own }, _) if own || !writes => Some((channels.data(), at)),
+        (Place::Data { at, own }, _) if own || !writes => Goes::Below(channels.data(), at),
+        (Place::Compressed, _) if !writes && is_in_one(offset, len, image.cluster) => {
+            let place = core.engine.find_compressed(offset).ok()??;
+            Goes::Inflated(image.inflated.get(place)?)
+        }
         (Place::Data { .. } | Place::Compressed, _) => return None,
         (Place::Zeroes | Place::Nowhere, _) if writes => return None,
-        (Place::Nowhere, Some((backing, size))) if offset + len <= *size => Some((backing, offset)),
+        (Place::Nowhere, Some((backing, size))) if offset + len <= *size => {
+            Goes::Below(backing, offset)
+        }
         (Place::Nowhere, Some(_)) => return None,
-        (Place::Zeroes, _) | (Place::Nowhere, None) => None,
+        (Place::Zeroes, _) | (Place::Nowhere, None) => Goes::Zeroes,
     };
     let taken = core.ranges.try_take(&image.clusters(offset..offset + len), false)?;
     Some((goes, taken))
+}
+
+/// Whether a range is in one cluster.
+fn is_in_one(offset: u64, len: u64, cluster: u64) -> bool {
+    offset / cluster == (offset + len - 1) / cluster
 }

@@ -17,6 +17,7 @@ use super::core::Core;
 use super::damage::Found;
 use super::engine::Engine;
 use super::extend;
+use super::inflated::Inflated;
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::rooms::Rooms;
@@ -40,6 +41,8 @@ pub(super) struct Image {
     pub(super) unit: u64,
     pub(super) version: u32,
     pub(super) compression: Compression,
+    /// Compressed clusters that were read lately.
+    pub(super) inflated: Arc<Inflated>,
     /// The internal snapshots.
     pub(super) snapshots: std::sync::Mutex<Snapshots>,
     /// Clusters without data may show an image behind, now or once the image is opened as its header says.
@@ -95,6 +98,7 @@ impl Image {
             unit: header.unit(),
             version: header.version,
             compression: header.compression,
+            inflated: Arc::new(Inflated::new(header.cluster)),
             snapshots: std::sync::Mutex::default(),
             size: AtomicU64::new(header.size),
             resizing: Mutex::default(),

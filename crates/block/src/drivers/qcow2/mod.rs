@@ -28,6 +28,7 @@ mod header;
 mod header_layout;
 mod image;
 mod implicit;
+mod inflated;
 mod journal;
 mod layout;
 mod locks;
@@ -326,6 +327,7 @@ impl BlockNode for Qcow2Node {
         if !self.suspended.swap(false, Ordering::Relaxed) {
             return Box::pin(ready(Ok(())));
         }
+        self.image.inflated.forget_all();
         self.mark_bitmaps()
     }
 

@@ -86,6 +86,7 @@ impl Below {
             None => data.clone(),
         };
         Ok(Channels {
+            event_loop: event_loop.clone(),
             data,
             is_encrypted: self.encrypted.is_some(),
             file,
