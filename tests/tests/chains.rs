@@ -746,3 +746,86 @@ fn a_chain_that_snapshots_have_built_is_opened_by_its_headers() {
     server.stop();
     run("qemu-io", scratch.dir(), &["-r", "-c", "read -P 7 1M 64k", &image(MOST)]);
 }
+
+/// Each path that options take takes as deep a nesting: the command line in both forms, a monitor, the state file, and
+/// an upgrade.
+#[test]
+fn options_nest_as_deep_as_chains_are_long() {
+    const LEVELS: usize = 256;
+    // An argument of a program has at most 128 KiB.
+    const DOTTED: usize = 90;
+    let scratch = Scratch::new();
+    let create = ["create", "-q", "-f", "qcow2"];
+    run("qemu-img", scratch.dir(), &[&create[..], &["DIR/0.qcow2", "4M"]].concat());
+    for name in (1..LEVELS).map(|n| n.to_string()).chain(["a", "b", "c"].map(str::to_owned)) {
+        let copy = scratch.path(&format!("{name}.qcow2"));
+        std::fs::copy(scratch.path("0.qcow2"), copy).expect("a copy");
+    }
+    run("qemu-io", scratch.dir(), &["-c", "write -P 7 1M 64k", "DIR/0.qcow2"]);
+    let image = |name: String| {
+        let path = scratch.path(&format!("{name}.qcow2"));
+        json!({"driver": "qcow2", "file": {"driver": "file", "filename": path}, "backing": null})
+    };
+    let chain = |name: &str| {
+        let top = image(name.to_owned());
+        let behind = (0..LEVELS).map(|n| image(n.to_string()));
+        let mut node = behind.chain([top]).reduce(|below, mut above| {
+            above["backing"] = below;
+            above
+        });
+        let node = node.as_mut().expect("images");
+        node["node-name"] = name.into();
+        node.take()
+    };
+    // The lowest image of dotted keys has no backing image in its header, and null has no dotted form.
+    let dotted: Vec<String> = (0..=DOTTED)
+        .map(|level| {
+            let at = "backing.".repeat(level);
+            let name = if level == 0 { "a".to_owned() } else { (DOTTED - level).to_string() };
+            let path = scratch.path(&format!("{name}.qcow2"));
+            format!("{at}driver=qcow2,{at}file.driver=file,{at}file.filename={}", path.display())
+        })
+        .collect();
+    let command = || {
+        let command = ServerCommand::new(&scratch).monitor("qmp").arg("--blockdev");
+        let command = command.arg(format!("node-name=a,{}", dotted.join(",")));
+        let command = command.arg("--blockdev").arg(chain("b").to_string());
+        let command = command.arg("--state").arg(scratch.path("state").display().to_string());
+        ["a", "b"].into_iter().fold(nbd_server(command, &scratch, ""), |command, name| {
+            nbd_export(command, name, ",writable=on")
+        })
+    };
+    let io = |names: &[&str]| {
+        for name in names {
+            let uri = nbd_uri(&scratch, name);
+            let commands = ["-f", "raw", "-c", "read -P 7 1M 64k", "-c", "write -P 9 3M 64k", &uri];
+            run("qemu-io", scratch.dir(), &commands);
+        }
+    };
+    let server = command().start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("blockdev-add", chain("c"));
+    let export = json!({"type": "nbd", "id": "c", "node-name": "c", "writable": true});
+    qmp.execute("block-export-add", export);
+    io(&["a", "b", "c"]);
+    let mut deeper = json!({"driver": "raw", "node-name": "d"});
+    deeper["file"] = (0..400)
+        .fold(json!({"driver": "null-co"}), |below, _| json!({"driver": "raw", "file": below}));
+    let why = qmp.refused("blockdev-add", deeper);
+    assert!(why.contains("is nested too deeply"), "{why}");
+    drop(qmp);
+    // The state file has `c`.
+    server.kill();
+    let mut server = command().start();
+    io(&["a", "b", "c"]);
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    assert_eq!(nodes.as_array().map(Vec::len), Some(2 * (DOTTED + 1 + 2 * (LEVELS + 1))));
+    qmp.execute("block-export-del", json!({"id": "c"}));
+    qmp.wait_for("BLOCK_EXPORT_DELETED");
+    qmp.execute("blockdev-del", json!({"node-name": "c"}));
+    drop(qmp);
+    server.upgrade();
+    io(&["a", "b"]);
+    server.stop();
+}

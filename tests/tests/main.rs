@@ -64,6 +64,7 @@ mod job_chains;
 mod job_errors;
 mod job_filters;
 mod jobs;
+mod journals;
 mod kept_bitmaps;
 #[path = "../../crates/sandbox/tests/common/mod.rs"]
 mod kernel;

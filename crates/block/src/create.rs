@@ -129,8 +129,8 @@ pub struct CreateContext<'a> {
     pub nodes: &'a NodeRegistry,
     /// The threads for what blocks.
     pub on_thread: &'a OnThread,
-    /// The name of a node's image, as headers of other images have it.
-    pub filename: &'a dyn Fn(&str) -> String,
+    /// The name of a node's image, as headers of other images have it. Fails if no header can have it.
+    pub filename: &'a dyn Fn(&str) -> Result<String, OpenError>,
 }
 
 /// The creation of an image.

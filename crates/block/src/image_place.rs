@@ -56,7 +56,12 @@ impl ImagePlace {
     pub(crate) fn is_same(&self, other: &ImagePlace) -> bool {
         // Without a time of creation, and for a device, which may be another one's by now, the name has to be the same.
         let is_told = self.born != 0 && other.born != 0;
+        self.is_same_but_for_name(other) && (is_told || self.path == other.path)
+    }
+
+    /// Whether the two may be the same file or block device, under any names.
+    pub(crate) fn is_same_but_for_name(&self, other: &ImagePlace) -> bool {
         let what = |place: &ImagePlace| (place.is_device, place.device, place.inode, place.born);
-        what(self) == what(other) && (is_told || self.path == other.path)
+        what(self) == what(other)
     }
 }

@@ -40,8 +40,8 @@ pub use connections::{ConnectContext, Connections, Credentials};
 pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
 pub use drivers::KeySlots;
 pub use drivers::qcow2::{
-    CheckFailure, Checked, CreateQcow2, Damage, Repair, check_qcow2, create_qcow2,
-    create_qcow2_beside,
+    CheckFailure, Checked, CreateQcow2, Damage, JournalState, LeftJournal, Repair, check_qcow2,
+    create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,
 };
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};
@@ -49,6 +49,8 @@ pub use format::Format;
 pub use image_place::ImagePlace;
 pub use inherited::OpenImage;
 pub use own_mounts::{OwnMount, OwnMounts};
-pub use registry::{BitmapsAbove, Child, GeneratedNames, JobFilter, NodeInfo, NodeRegistry};
+pub use registry::{
+    BitmapsAbove, Child, GeneratedNames, JobFilter, MAX_CHAIN, NodeInfo, NodeRegistry,
+};
 pub use services::DriverServices;
 pub use submit::submit;

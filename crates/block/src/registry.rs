@@ -16,7 +16,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
@@ -43,6 +43,12 @@ use crate::track::{ThresholdSender, Tracking};
 
 /// Longest node name, bytes: QEMU's limit.
 const MAX_NAME: usize = 31;
+
+/// Maximum number of images behind an image.
+///
+/// An image may name itself as its backing file, or another one that names it. Opening and closing images, and requests to
+/// them, take stack per image: see record 0172.
+pub const MAX_CHAIN: usize = 256;
 
 /// The nodes of a process, by `node-name`.
 ///
@@ -239,6 +245,20 @@ impl NodeRegistry {
     /// process' own.
     pub fn with_journals_of(self, folder: &Path, user: u32) -> io::Result<Self> {
         Ok(NodeRegistry { journals: Some(Journals::in_folder(folder, user)?), ..self })
+    }
+
+    /// Sets what returns the folders in which other daemons of this host may have journals.
+    ///
+    /// These are looked into if an image's journal is missing. The function is called then, on the thread that opens the
+    /// image. Without a folder of journals of its own, the registry does not look.
+    #[must_use]
+    pub fn with_journals_besides(
+        self,
+        folders: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
+    ) -> Self {
+        let folders = Arc::new(folders);
+        let journals = self.journals.map(|journals| journals.besides(folders));
+        NodeRegistry { journals, ..self }
     }
 
     /// Returns a receiver of damage in qcow2 images.

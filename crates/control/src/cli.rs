@@ -9,6 +9,7 @@ use crate::ctl::{self, CtlOptions};
 use crate::error::{OptionError, UsageError};
 use crate::help;
 use crate::inventory::Inventory;
+use crate::journals::{self, JournalsOptions};
 use crate::json;
 use crate::keyval;
 use crate::masked;
@@ -48,6 +49,8 @@ pub enum Command {
     Probe(ProbeOptions),
     /// `ringmill check IMAGE`.
     Check(CheckOptions),
+    /// `ringmill journals [JOURNAL|IMAGE…]`.
+    Journals(JournalsOptions),
     /// `ringmill upgrade`.
     Upgrade(UpgradeOptions),
     /// `ringmill take-over`: started by a daemon during an upgrade. Not for people.
@@ -85,7 +88,7 @@ pub(crate) struct CliOption {
 
 /// All commands.
 pub(crate) static COMMANDS: &[&Subcommand] =
-    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &CHECK, &PROBE];
+    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &CHECK, &JOURNALS, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -251,6 +254,28 @@ static CHECK: Subcommand = Subcommand {
         ("ringmill check disk.qcow2 --repair all", "repair everything that can be repaired"),
     ],
     read: |_, parser| check(parser),
+};
+
+static JOURNALS: Subcommand = Subcommand {
+    name: "journals",
+    usage: "[<journal>|<image>...] [options]",
+    help: "list and remove what killed daemons have left of qcow2 images",
+    about: "Lists the journals of qcow2 images in the folders of this host's daemons. A journal is in memory. It has what a \
+            daemon has answered and not yet written to the image. After a kill it stays until a daemon opens the image \
+            again. States: 'in use' by a process; 'needed' by the image; 'unknown', with the reason; 'superseded', if the \
+            image was changed without it; 'image replaced'; 'image missing', also if the image was moved to another \
+            folder; 'earlier boot'. --clear removes those in the last four states. Exit code: 0, or 1 if a journal \
+            that was named was not found or not removed.",
+    options: || erased(journals::OPTIONS),
+    examples: &[
+        ("ringmill journals", "all journals that this user may read"),
+        ("ringmill journals --clear", "remove those that no image needs"),
+        (
+            "ringmill journals --clear --force disk.qcow2",
+            "remove the journal of an image that is to do without",
+        ),
+    ],
+    read: |_, parser| journals(parser),
 };
 
 static PROBE: Subcommand = Subcommand {
@@ -528,6 +553,18 @@ fn check(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
             let mut options = check::start(arguments)?;
             given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
             Ok(Command::Check(options))
+        }
+    }
+}
+
+fn journals(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    match scan(journals::OPTIONS, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(&JOURNALS, RINGMILL))),
+        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+        Scanned::Options(given, arguments) => {
+            let mut options = journals::start(arguments);
+            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
+            journals::finish(options).map(Command::Journals)
         }
     }
 }

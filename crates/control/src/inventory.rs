@@ -6,6 +6,7 @@
 
 mod activity;
 mod configuration;
+mod height;
 mod nbd;
 mod permissions;
 mod reopen;
@@ -680,6 +681,7 @@ impl Inventory {
         if let Some(below) = inventory.nodes.get_mut(node) {
             below.read_only = true;
         }
+        inventory.check_height(overlay)?;
         inventory.check_permissions()?;
         Ok(inventory)
     }
@@ -798,7 +800,8 @@ impl Inventory {
                 }
             }
             Action::Blockdev(node) => {
-                self.node(node)?;
+                let name = self.node(node)?;
+                self.check_height(&name)?;
                 self.check_permissions()
             }
             Action::Export(export) => self.add_export(export, option),

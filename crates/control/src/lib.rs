@@ -30,6 +30,7 @@ mod error;
 mod export;
 mod help;
 mod inventory;
+mod journals;
 mod logging;
 mod masked;
 mod metrics;
@@ -72,6 +73,7 @@ pub use export::{
 };
 pub use export::{options as export_union, read as read_export};
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
+pub use journals::JournalsOptions;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use masked::masked;
 pub use metrics::MetricsOptions;

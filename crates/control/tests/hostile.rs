@@ -28,6 +28,42 @@ fn object(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Object> 
     })
 }
 
+/// Deep text is refused before it has taken much stack, and what is just deep enough takes little.
+#[test]
+fn nesting_does_not_choose_the_depth_of_the_stack() {
+    const MOST: usize = 512;
+    let read = |option: String| {
+        let words = ["ringmill", "storage-daemon", "--blockdev", &option];
+        parse_args(words.into_iter().map(Into::into)).map(drop).map_err(|error| error.to_string())
+    };
+    let lists = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+    let json = move |depth: usize| format!("{{'driver': 'null-co', 'x': {}}}", lists(depth - 1));
+    let key = move |depth: usize| format!("driver=null-co,{}x=1", "x.".repeat(depth - 1));
+    let check = move || {
+        for text in [json(MOST), key(MOST)] {
+            let why = read(text).unwrap_err();
+            assert!(
+                why.contains("'x'") || why.contains("x.x") || why.contains("unexpected"),
+                "{why}"
+            );
+        }
+        for depth in [MOST + 1, 1_000_000] {
+            let why = read(json(depth)).unwrap_err();
+            assert!(why.contains("more than 512 nested levels"), "{why}");
+        }
+        for depth in [MOST + 1, 100_000] {
+            let why = read(key(depth)).unwrap_err();
+            assert!(why.contains("is nested too deeply"), "{}", why.len());
+        }
+        // Brackets within text are none.
+        let text = format!("{{'driver': '{}\\\"[[', 'node-name': 'n'}}", "[{".repeat(1000));
+        let why = read(text).unwrap_err();
+        assert!(!why.contains("nested"), "{why}");
+    };
+    let thread = std::thread::Builder::new().stack_size(2 << 20);
+    thread.spawn(check).expect("a thread").join().expect("it has room");
+}
+
 /// Words that options are made of, and others.
 fn word() -> impl Strategy<Value = String> {
     prop_oneof![

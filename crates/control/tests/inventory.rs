@@ -1,6 +1,6 @@
 //! The options that the inventory gives another process: as they were given, with what has changed since.
 
-use block::options::BlockdevOptions;
+use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, Command, Inventory, Step, Value, parse_args};
 
 fn steps(options: &[&str]) -> Vec<Step> {
@@ -90,4 +90,51 @@ fn objects_are_described_with_their_present_properties() {
     assert_eq!(object.expect("an object"), "--object=qom-type=iothread,id=io,poll-max-ns=5000");
     let gone = inventory.without_object("io").expect_err("an export uses it").to_string();
     assert!(gone.contains("in use"), "{gone}");
+}
+
+/// Names could stack nodes without end, and each takes stack.
+#[test]
+fn only_so_many_nodes_lie_on_one_another() {
+    // As the stack of the control thread.
+    let thread = std::thread::Builder::new().stack_size(8 << 20);
+    thread.spawn(stack_nodes).expect("a thread").join().expect("it has room");
+}
+
+fn stack_nodes() {
+    // So many nodes, one inside the other, on a node.
+    let stack = |name: &str, nodes: usize, below: &str| {
+        let raw: String = (1..nodes).map(|n| format!(",{}driver=raw", "file.".repeat(n))).collect();
+        format!("--blockdev=raw,node-name={name}{raw},{}={below}", vec!["file"; nodes].join("."))
+    };
+    let null = ["a", "m"].map(|name| format!("--blockdev=null-co,node-name={name}"));
+    let all =
+        [&null[..], &[stack("b", 256, "a"), stack("c", 254, "b"), stack("d", 1, "c")]].concat();
+    let with = |more: &[String]| {
+        let words = ["ringmill", "storage-daemon"].map(str::to_owned);
+        let words = [&words[..], &all, more].concat();
+        match parse_args(words.iter().map(Into::into)) {
+            Ok(Command::StorageDaemon(options)) => Ok(options.steps),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let refused = |option: String| with(&[option]).expect_err("too many");
+    let why = refused(stack("e", 1, "d"));
+    assert!(why.contains("Too many nodes would lie on one another with node 'e'"), "{why}");
+    assert!(refused(stack("e", 2, "c")).contains("'e'"));
+    let steps = with(&[stack("o", 1, "m")]).expect("they fit");
+    let inventory = inventory(&steps);
+    // Above the node that gets another child there may be many as well.
+    let reopened = |node: &str, below: &str| {
+        let own = steps.iter().rev().find_map(|step| match &step.action {
+            Action::Blockdev(own) if own.node_name.as_deref() == Some(node) => Some(own.clone()),
+            _ => None,
+        });
+        let mut own = own.expect("the node");
+        assert!(own.driver.set_child("file", BlockdevRef::Name(below.to_owned())));
+        inventory.with_reopened(&own, &|_, _| None).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(reopened("o", "c"), Ok(()));
+    assert!(reopened("o", "d").expect_err("too many").contains("'o'"));
+    assert!(reopened("d", "o").is_ok());
 }

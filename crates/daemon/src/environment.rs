@@ -23,6 +23,8 @@ pub struct Environment {
     pub sandbox: Option<Sandbox>,
     /// The folder for journals of qcow2 images; `None`: that of the user or the service.
     pub journals: Option<PathBuf>,
+    /// With a folder in `journals`: the folders of other daemons. Without: those of this host are used.
+    pub journals_besides: Vec<PathBuf>,
     /// Threads and clock.
     pub host: Rc<dyn Host>,
 }
@@ -34,6 +36,7 @@ impl Default for Environment {
             manager: None,
             sandbox: None,
             journals: None,
+            journals_besides: Vec::new(),
             host: Rc::new(OperatingSystem),
         }
     }

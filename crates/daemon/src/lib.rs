@@ -86,7 +86,7 @@ use exports::Exports;
 pub use host::{Host, HostThread, OperatingSystem, Successor};
 use jobs::Jobs;
 use journals::Home;
-pub use journals::journal_folder;
+pub use journals::{journal_folder, journal_folders};
 use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
 pub use open_files::raise_limit;
@@ -353,7 +353,7 @@ impl Daemon {
         let identity = environment.sandbox.as_ref().and_then(Sandbox::identity);
         environment.given.make_for(identity);
         let journals = match environment.journals {
-            Some(folder) => Home::at(folder, identity),
+            Some(folder) => Home::at(folder, environment.journals_besides, identity),
             None => Home::of(identity),
         };
         Daemon {

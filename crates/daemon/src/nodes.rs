@@ -89,7 +89,7 @@ fn filter_info(view: &View<'_>, source: &NodeInfo<'_>, filter: &JobFilter, flat:
 }
 
 /// The file name of a node, as in [`filename`].
-pub(super) fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
+fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
     nodes.info(name).map_or_else(String::new, |node| filename(&View::new(nodes), &node))
 }
 

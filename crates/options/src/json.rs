@@ -1,18 +1,75 @@
 //! QSD's `{…}` form: JSON, with strings in single or double quotes.
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
+};
 use std::fmt;
 
 use crate::error::OptionError;
 use crate::value::{Object, Value};
 
+/// Maximum nesting of lists and objects. Reading takes stack for each level: less than 2 MiB for all, also
+/// in a debug build.
+pub const MAX_DEPTH: usize = 512;
+
+/// Reads a value from JSON text.
+///
+/// # Errors
+///
+/// Text that is no JSON value of type `T`, or has more than [`MAX_DEPTH`] levels.
+pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
+    let mut nesting = Nesting::default();
+    if text.iter().any(|byte| nesting.step(*byte) > MAX_DEPTH) {
+        return Err(Error::custom(format_args!("more than {MAX_DEPTH} nested levels")));
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    // That limit is 128.
+    deserializer.disable_recursion_limit();
+    let value = T::deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(value)
+}
+
+/// Counts the nesting of lists and objects in JSON text, as far as the text is valid.
+#[derive(Debug, Default)]
+pub struct Nesting {
+    depth: usize,
+    within: Within,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum Within {
+    #[default]
+    Nothing,
+    Text,
+    Escape,
+}
+
+impl Nesting {
+    /// Takes the next byte. Returns the number of levels that are open after it.
+    pub fn step(&mut self, byte: u8) -> usize {
+        self.within = match (self.within, byte) {
+            (Within::Nothing, b'"') | (Within::Escape, _) => Within::Text,
+            (Within::Text, b'"') => Within::Nothing,
+            (Within::Text, b'\\') => Within::Escape,
+            (within, _) => within,
+        };
+        match (self.within, byte) {
+            (Within::Nothing, b'{' | b'[') => self.depth += 1,
+            (Within::Nothing, b'}' | b']') => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        self.depth
+    }
+}
+
 /// Reads an object.
 ///
 /// # Errors
 ///
-/// Text that is not one JSON object, a key given twice, nesting deeper than 128 levels.
+/// Text that is not one JSON object, a key given twice, nesting deeper than [`MAX_DEPTH`] levels.
 pub fn parse(text: &str) -> Result<Object, OptionError> {
-    match serde_json::from_str(&double_quotes(text)) {
+    match from_slice(double_quotes(text).as_bytes()) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(OptionError::new("JSON parse error, expected an object")),
         Err(error) => Err(OptionError::new(format!("JSON parse error, {error}"))),

@@ -18,7 +18,7 @@ const MAX_FRAGMENT: usize = 127;
 
 /// The deepest nesting of objects and lists. Nothing ringmill knows nests without end except nodes
 /// in nodes; the limit keeps hostile text from exhausting the stack.
-const MAX_DEPTH: usize = 64;
+const MAX_DEPTH: usize = crate::json::MAX_DEPTH;
 
 /// Text taken apart.
 #[derive(Debug, Clone, PartialEq)]
@@ -180,8 +180,8 @@ fn insert(
     key: &str,
 ) -> Result<(), OptionError> {
     let Some((first, below)) = path.split_first() else { return Ok(()) };
-    let depth = key.split('.').count() - below.len();
     let inconsistent = || {
+        let depth = key.split('.').count() - below.len();
         let prefix: Vec<&str> = key.split('.').take(depth).collect();
         OptionError::new(format!("Parameters '{}.*' used inconsistently", prefix.join(".")))
     };

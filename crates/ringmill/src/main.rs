@@ -6,6 +6,7 @@ mod check;
 mod ctl;
 mod daemonize;
 mod dry_run;
+mod journals;
 mod probe;
 mod serve;
 mod storage_daemon;
@@ -55,6 +56,7 @@ fn log_options(command: &Command) -> Option<LogOptions> {
         Command::Check(_) => Some(LogOptions::default()),
         Command::Ctl(_)
         | Command::Top(_)
+        | Command::Journals(_)
         | Command::Probe(_)
         | Command::Upgrade(_)
         | Command::Print(_) => None,
@@ -67,6 +69,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Top(options) => top::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
         Command::Check(options) => check::run(&options),
+        Command::Journals(options) => journals::run(&options),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Serve(options) => serve::run(&options)
             .map(|()| ExitCode::SUCCESS)

@@ -102,6 +102,7 @@ counters! {
     cuts "power cuts",
     torn "sectors that a power cut could take back",
     recovered "qcow2 images recovered from the journal of a killed daemon",
+    elsewhere "of these, the journals that were in another daemon's folder",
     redone "requests under way as a daemon was killed",
     behind "queues started behind unanswered requests",
     lost "guests restarted because no record of requests in flight was left",
@@ -220,6 +221,7 @@ pub(crate) const OF_QCOW2: &[&str] = &[
     text::cuts,
     text::torn,
     text::recovered,
+    text::elsewhere,
     text::redone,
 ];
 

@@ -104,6 +104,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) monitor: &'a Socket,
     pub(crate) storage: &'a Storage,
     pub(crate) journals: PathBuf,
+    /// The folders of all daemons.
+    pub(crate) journals_besides: Vec<PathBuf>,
     /// The state file, if any.
     pub(crate) state: Option<PathBuf>,
 }
@@ -112,6 +114,7 @@ impl Surroundings<'_> {
     fn environment(&self, machines: &Rc<Machines>) -> Environment {
         Environment {
             journals: Some(self.journals.clone()),
+            journals_besides: self.journals_besides.clone(),
             host: machines.clone(),
             ..Environment::default()
         }

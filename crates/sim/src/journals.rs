@@ -1,38 +1,68 @@
-//! Folders of a world: that of journals of qcow2 images, and that of the operator's images.
+//! Folders of a world: those of journals of qcow2 images, and that of the operator's images.
 //!
-//! The folder of journals survives the kill of a daemon. A power cut empties it.
+//! The folders of journals survive the kill of a daemon. A power cut empties them.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder of journals.
-pub(crate) struct Journals(PathBuf);
+/// The folders of journals: that of the present daemon, and that of the one before or after it. In half of all worlds, each
+/// daemon has another folder than the one before, as if it was another service's.
+pub(crate) struct Journals {
+    folders: [PathBuf; 2],
+    alternate: bool,
+    /// The present one is the second.
+    second: Cell<bool>,
+}
 
 impl Journals {
     pub(crate) fn new(seed: u64) -> Self {
-        Journals(named(seed, "journals"))
+        let folders = ["journals", "journal2"].map(|what| named(seed, what));
+        Journals { folders, alternate: seed % 2 == 1, second: Cell::new(false) }
     }
 
+    /// The present daemon's folder.
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.folders[usize::from(self.second.get())]
     }
 
-    /// The number of journals with changes that are missing in the image.
-    pub(crate) fn filled(&self) -> usize {
-        let Ok(files) = fs::read_dir(&self.0) else { return 0 };
-        let journals = files.filter_map(|entry| {
-            let entry = entry.ok()?;
-            // Others are files of dirty bitmaps.
-            let is_journal = entry.file_name().to_string_lossy().starts_with("qcow2-");
-            is_journal.then(|| fs::read(entry.path()).ok())?
-        });
-        // The last commit, and the last one that is in the image.
-        journals.filter(|bytes| bytes.get(64..72) != bytes.get(72..80)).count()
+    /// The folders of all daemons.
+    pub(crate) fn known(&self) -> Vec<PathBuf> {
+        self.folders[..1 + usize::from(self.alternate)].to_vec()
+    }
+
+    /// The next daemon is started. Returns the number of journals with changes that are missing in the image, and how many of
+    /// these are not in its folder.
+    pub(crate) fn begin(&self) -> (usize, usize) {
+        let before = filled(self.path());
+        if self.alternate {
+            self.second.set(!self.second.get());
+        }
+        let now = filled(self.path());
+        match self.alternate {
+            true => (before + now, before),
+            false => (now, 0),
+        }
     }
 
     pub(crate) fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.0);
+        for folder in &self.folders {
+            let _ = fs::remove_dir_all(folder);
+        }
     }
+}
+
+/// The number of journals in a folder with changes that are missing in the image.
+fn filled(folder: &Path) -> usize {
+    let Ok(files) = fs::read_dir(folder) else { return 0 };
+    let journals = files.filter_map(|entry| {
+        let entry = entry.ok()?;
+        // Others are files of dirty bitmaps.
+        let is_journal = entry.file_name().to_string_lossy().starts_with("qcow2-");
+        is_journal.then(|| fs::read(entry.path()).ok())?
+    });
+    // The last commit, and the last one that is in the image.
+    journals.filter(|bytes| bytes.get(64..72) != bytes.get(72..80)).count()
 }
 
 /// A folder for images.

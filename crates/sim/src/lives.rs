@@ -47,12 +47,15 @@ impl World {
                 true => self.journals.path().to_owned(),
                 false => "/dev/null/no-journals".into(),
             },
+            journals_besides: self.journals.known(),
             state: self.plan.state.then(|| self.folder().join("state")),
         }
     }
 
     pub(crate) fn start_daemon(self: &Rc<Self>) {
-        self.coverage.recovered.add(self.journals.filled() as u64);
+        let (left, elsewhere) = self.journals.begin();
+        self.coverage.recovered.add(left as u64);
+        self.coverage.elsewhere.add(elsewhere as u64);
         let daemon = Daemon::start(&self.around());
         self.daemons.borrow_mut().push(daemon);
     }

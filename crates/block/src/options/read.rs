@@ -11,9 +11,11 @@ use super::rows::NodeDraft;
 use super::{BlockdevOptions, BlockdevRef, Cache, DetectZeroes, Discard};
 use crate::driver::DriverKind;
 use crate::drivers;
+use crate::registry::MAX_CHAIN;
 
-/// The deepest nesting of nodes in nodes.
-const MAX_DEPTH: usize = 32;
+/// The deepest nesting of nodes in nodes: the longest chain of images, with the topmost image and the lowest one's file, and
+/// some more.
+const MAX_DEPTH: usize = MAX_CHAIN + 4;
 
 /// Options that a node defined inside another inherits unless it sets them, and what they are read for.
 ///

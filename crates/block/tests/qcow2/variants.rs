@@ -96,9 +96,54 @@ fn the_backing_option_may_be_given_or_omitted() {
     let BlockdevRef::Inline(below) = &mut qcow2.file else { unreachable!() };
     below.read_only = true;
     // As the control thread's stack.
-    let thread = std::thread::Builder::new().stack_size(8 << 20);
-    let refused = thread.spawn(move || refusal(&read_only)).unwrap().join().unwrap();
+    let refused = on_a_stack(8 << 20, move || refusal(&read_only));
     assert!(refused.contains("lies behind more than"), "{refused}");
+}
+
+/// The longest chain, by options: it is opened, read from and closed within a thread's stack. Release builds leave three
+/// quarters of it.
+#[test]
+fn the_longest_chain_fits_the_stacks_of_threads() {
+    const LEVELS: usize = 256;
+    let folder = Folder::new("longest");
+    let path = |n: usize| folder.path(&format!("{n}.qcow2"));
+    qemu_img(&folder, &["create", "-q", "-f", "qcow2", "0.qcow2", "1M"]);
+    for n in 1..=LEVELS {
+        std::fs::copy(path(0), path(n)).unwrap();
+    }
+    qemu_io(&folder, "0.qcow2", "write -P 7 0 64k");
+    let options = {
+        (0..=LEVELS).fold(None, |behind: Option<BlockdevOptions>, n| {
+            let backing = behind.map_or(Backing::None, |behind| {
+                Backing::Node(BlockdevRef::Inline(Box::new(BlockdevOptions {
+                    node_name: None,
+                    read_only: true,
+                    ..behind
+                })))
+            });
+            let mut image = options(&path(n));
+            image.driver = driver(&path(n), backing);
+            Some(image)
+        })
+    };
+    let options = options.unwrap();
+    let room = |whole: usize| if cfg!(debug_assertions) { whole } else { whole / 4 };
+    // The control thread's stack. Other threads, such as I/O threads, read and close.
+    let opened =
+        on_a_stack(room(8 << 20), move || (NodeRegistry::new().open(&options).unwrap(), options));
+    let (node, options) = opened;
+    let node = on_a_stack(room(2 << 20), move || {
+        assert!(contents(&node)[..65536] == [7; 65536]);
+        node
+    });
+    on_a_stack(room(2 << 20), move || drop(node));
+    on_a_stack(room(2 << 20), move || drop(options));
+}
+
+/// Runs something on a thread with that stack, bytes.
+fn on_a_stack<T: Send + 'static>(room: usize, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = std::thread::Builder::new().stack_size(room);
+    thread.spawn(run).unwrap().join().unwrap()
 }
 
 /// The error is QEMU's, with one prefix per image on the way to the missing file.

@@ -24,6 +24,7 @@ impl Inventory {
         let name = options.node_name.as_deref().unwrap_or_default();
         let mut inventory = self.clone();
         inventory.reopen(name, options, present)?;
+        inventory.check_height(name)?;
         inventory.check_permissions()?;
         Ok(inventory)
     }

@@ -8,7 +8,7 @@ use super::lexer::{Lexed, Lexer, Token};
 pub const MAX_VALUE: usize = 256 << 10;
 
 /// Maximum nesting of lists and objects.
-pub const MAX_DEPTH: usize = 128;
+pub const MAX_DEPTH: usize = crate::json::MAX_DEPTH;
 
 /// Parses values from a stream.
 ///

@@ -11,7 +11,7 @@ use control::qmp::QmpError;
 use event_loop::EventLoop;
 
 use crate::host::{Host, on_a_thread};
-use crate::nodes::filename_of;
+use crate::nodes::name_for_header;
 
 /// Begins the creation of an image, if the nodes that it is created in can be written.
 ///
@@ -29,7 +29,7 @@ pub(super) fn begin(
         inventory.check_create(name).map_err(|error| OpenError::new(error.to_string()))?;
     }
     let on_thread = on_thread(host, "create");
-    let filename = |name: &str| filename_of(nodes, name);
+    let filename = |name: &str| name_for_header(nodes, name).map_err(OpenError::new);
     let context = CreateContext { event_loop, nodes, on_thread: &on_thread, filename: &filename };
     Ok(image.create(&context))
 }

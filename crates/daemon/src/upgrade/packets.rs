@@ -120,7 +120,7 @@ pub fn receive_document(host: &dyn Host, socket: &OwnedFd, kind: u8) -> io::Resu
         }
         fds.extend(more);
     }
-    Ok(Document::new(serde_json::from_slice(&text)?, fds))
+    Ok(Document::new(options::json::from_slice(&text)?, fds))
 }
 
 fn pack(json: &Json, fds: usize) -> io::Result<([u8; 4], OwnedFd)> {

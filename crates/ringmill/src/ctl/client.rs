@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use control::CtlSocket;
+use options::json::{MAX_DEPTH, Nesting};
 use serde_json::{Deserializer, Map, Value as Json, json};
 
 /// Time limit for the greeting. A daemon that serves another client on that monitor sends none.
@@ -163,8 +164,12 @@ impl Client {
 
     /// Receives an object, which may have several lines (`pretty=on`).
     fn receive(&mut self) -> Result<Json, ClientError> {
-        let mut read = Recorded { from: &mut self.stream, beginning: Vec::new() };
-        let mut values = Deserializer::from_reader((&mut read).take(MAX_MESSAGE)).into_iter();
+        let mut read =
+            Recorded { from: &mut self.stream, beginning: Vec::new(), nesting: Nesting::default() };
+        let mut deserializer = Deserializer::from_reader((&mut read).take(MAX_MESSAGE));
+        // That limit is 128, and the description of a chain of images has more levels.
+        deserializer.disable_recursion_limit();
+        let mut values = deserializer.into_iter();
         let received: Option<serde_json::Result<Json>> = values.next();
         match received {
             Some(Ok(value)) => Ok(value),
@@ -182,10 +187,11 @@ impl Client {
     }
 }
 
-/// A reader that keeps the beginning of what it has read.
+/// A reader that keeps the beginning of what it has read, and refuses text with too many levels.
 struct Recorded<R> {
     from: R,
     beginning: Vec<u8>,
+    nesting: Nesting,
 }
 
 impl<R: Read> Read for Recorded<R> {
@@ -193,6 +199,11 @@ impl<R: Read> Read for Recorded<R> {
         let len = self.from.read(buf)?;
         let room = MAX_SHOWN.saturating_sub(self.beginning.len());
         self.beginning.extend(buf.iter().take(len.min(room)));
+        let mut read = buf.iter().take(len);
+        if read.any(|byte| self.nesting.step(*byte) > MAX_DEPTH) {
+            let why = format!("a message has more than {MAX_DEPTH} nested levels");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         Ok(len)
     }
 }

@@ -85,7 +85,7 @@ impl NewQcow2 {
                 let why = "Parameters 'file' and 'data-file' name the same node";
                 return Err(OpenError::new(why));
             }
-            features.data_file = Some((context.filename)(name));
+            features.data_file = Some((context.filename)(name)?);
         }
         // The header's length is known before its contents are, which take seconds.
         let luks_len = encrypt.as_ref().map_or(0, NewLuks::header_len);

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use event_loop::IoBufs;
 use event_loop::sync::lock;
 use nix::errno::Errno;
+use tokio::sync::MutexGuard;
 
 use super::context::{Channels, Transfer};
 use super::image::Image;
@@ -81,16 +82,13 @@ impl Image {
         channels: &Channels,
         clusters: Range<u64>,
     ) -> Result<(), Errno> {
-        let mut was_left = self.backing.lock().await;
-        self.settle_left(&mut was_left).await;
+        let mut turn = self.backing_turn().await;
         if lock(&self.core).engine.may_be_written(&clusters) {
             self.shared.settle_writes().await;
         }
         let Some(range) = lock(&self.core).engine.begin_backing(clusters) else { return Ok(()) };
-        *was_left = true;
-        let written = self.write_blocks(channels, range).await;
+        let written = self.write_in_turn(channels, range, &mut turn).await;
         lock(&self.core).engine.end_backing(written.is_ok());
-        *was_left = false;
         written
     }
 
@@ -116,18 +114,34 @@ impl Image {
         channels: &Channels,
         bytes: Range<u64>,
     ) -> Result<(), Errno> {
-        let mut was_left = self.backing.lock().await;
-        self.settle_left(&mut was_left).await;
-        *was_left = true;
-        let written = self.write_blocks(channels, bytes).await;
-        *was_left = false;
-        written
+        let mut turn = self.backing_turn().await;
+        self.write_in_turn(channels, bytes, &mut turn).await
     }
 
     /// Waits for zeroes that a task which has ended has left in flight to clusters that are not in use.
     pub(super) async fn settle_backing(&self) {
-        let mut was_left = self.backing.lock().await;
-        self.settle_left(&mut was_left).await;
+        drop(self.backing_turn().await);
+    }
+
+    /// The turn to write zeroes to clusters that are not in use, with none in flight. It says whether a task that is dropped
+    /// leaves some.
+    async fn backing_turn(&self) -> MutexGuard<'_, bool> {
+        let mut turn = self.backing.lock().await;
+        self.settle_left(&mut turn).await;
+        turn
+    }
+
+    /// Writes blocks, which stay in flight if the task is dropped meanwhile.
+    async fn write_in_turn(
+        &self,
+        channels: &Channels,
+        bytes: Range<u64>,
+        was_left: &mut bool,
+    ) -> Result<(), Errno> {
+        *was_left = true;
+        let written = self.write_blocks(channels, bytes).await;
+        *was_left = false;
+        written
     }
 
     async fn settle_left(&self, was_left: &mut bool) {

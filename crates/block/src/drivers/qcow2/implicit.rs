@@ -14,10 +14,7 @@ use crate::error::OpenError;
 use crate::options::{
     BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, RawOptions,
 };
-
-/// Images behind an image, at most: one may name itself, or another one that names it. In a debug build, each takes 12 KiB of the
-/// control thread's stack of 8 MiB while it is opened, and 4 KiB of an I/O thread's when a request reaches it.
-const MAX_CHAIN: usize = 256;
+use crate::registry::MAX_CHAIN;
 
 /// Opens an image, and before it what its header names and its options do not.
 pub(super) fn open(

@@ -27,7 +27,7 @@ use super::encrypt::EncryptedData;
 use super::engine::{Contents, Engine, Owner, Repair, Stop};
 use super::header::{self, Header, Purpose};
 use super::image::{Image, errno_of};
-use super::journal::{self, Found, Journal, Journals, Superseded};
+use super::journal::{self, Elsewhere, Found, Journal, Journals, Superseded};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
 use super::release_for_handover::Releasing;
@@ -566,7 +566,11 @@ pub(super) fn find_left(
         (Some(journals), None) => journals.find(mark, *as_of, inode, read_only),
         (None, _) => Ok(Found::Nothing),
     };
-    match found.map_err(|error| failed(name, "recover", &error))? {
+    let mut found = found.map_err(|error| failed(name, "recover", &error))?;
+    if let (Found::Nothing, false, Some(journals)) = (&found, is_handed_over, journals) {
+        found = find_elsewhere(name, journals, mark, *as_of, inode, read_only)?;
+    }
+    match found {
         Found::Left(journal, left) => Ok((journal, left)),
         // Its owner has the image open, or is yet to open it, and it is looked at all the same.
         Found::InUse | Found::OfAnother if read_only => nothing,
@@ -593,6 +597,48 @@ pub(super) fn find_left(
             nothing
         }
     }
+}
+
+/// Finds the journal of an image in another folder than that of this process: a daemon of another user or service has had
+/// the image open.
+fn find_elsewhere(
+    name: &str,
+    journals: &Journals,
+    mark: &Mark,
+    as_of: u64,
+    inode: Option<u64>,
+    read_only: bool,
+) -> Result<Found, OpenError> {
+    let found = journals.find_elsewhere(mark, as_of, inode, read_only);
+    let (folder, why) = match found.map_err(|error| failed(name, "recover", &error))? {
+        Elsewhere::Nowhere => return Ok(Found::Nothing),
+        Elsewhere::Found(folder, found) => {
+            if let Found::Left(Some(_), _) = &found {
+                log::warn!(
+                    "qcow2 image of node '{name}': its journal {mark} was in '{}', the folder of another daemon, and \
+                     is moved to this one's",
+                    folder.display()
+                );
+            }
+            return Ok(found);
+        }
+        Elsewhere::Refused(folder, why) => (folder, why),
+    };
+    let folder = folder.display();
+    if read_only {
+        log::error!(
+            "qcow2 image of node '{name}' was not closed, and its journal {mark} in '{folder}' cannot be read: {why}: \
+             what was written to new clusters since the last flush is not seen"
+        );
+        return Ok(Found::Nothing);
+    }
+    let error = io::Error::other(format!(
+        "what a killed process had not written to it is in the journal {mark}, in the folder '{folder}': {why}"
+    ));
+    Err(failed(name, "recover", &error).with_hint(
+        "start ringmill, or run ringmill check --repair all, as that process' user and with its RUNTIME_DIRECTORY; \
+         qemu-img check -r all has the image do without",
+    ))
 }
 
 /// Finds journals of an image that names another one, or none, and reports those with changes: another program has

@@ -1,5 +1,6 @@
 //! The folder of journals.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,12 +18,14 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use super::elsewhere::OtherFolders;
 use super::slots::Slots;
 use super::{
     AGAIN, COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid, kept, number,
 };
 use crate::drivers::qcow2::marker::Mark;
 use crate::drivers::qcow2::steps::Sectors;
+use crate::image_place::ImagePlace;
 
 /// Flags to open the folder, and a file in it.
 const FOLDER: OFlags =
@@ -31,7 +34,7 @@ pub(super) const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(O
 
 /// The folder of journals.
 #[derive(Debug, Clone)]
-pub(crate) struct Journals(pub(super) Arc<Folder>);
+pub(crate) struct Journals(pub(super) Arc<Folder>, pub(super) OtherFolders);
 
 /// A folder that was checked to be a user's alone. Kept open, because that user may change its path, and
 /// this process may have more privileges.
@@ -44,10 +47,12 @@ pub(super) struct Folder {
     home: ThreadId,
     /// Files without use that other threads have left to `home`.
     left: Mutex<Vec<String>>,
+    /// What journals say of their images, by the names of their files. A journal tells it once.
+    pub(super) places: Mutex<HashMap<String, ImagePlace>>,
 }
 
 /// Checks that a folder is one of `user` or of this process, without access for others.
-fn check_owner(found: &Stat, user: u32) -> io::Result<()> {
+pub(super) fn check_owner(found: &Stat, user: u32) -> io::Result<()> {
     let (owner, mode) = (found.st_uid, found.st_mode & 0o7777);
     let why = if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
         format!("user {owner} has something there that is no folder; remove it")
@@ -76,21 +81,30 @@ impl Journals {
             Err(Errno::EXIST) => check_owner(&lstat(path)?, user)?,
             made => made?,
         }
+        let journals = Journals::existing(path, user)?;
+        if fstat(&journals.0.fd)?.st_uid != user {
+            journals.0.give()?;
+        }
+        journals.sweep()?;
+        Ok(journals)
+    }
+
+    /// The journals in a folder of that user or of this process' user alone. Nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// As of open(2). `AlreadyExists`: it is not that user's alone.
+    pub(super) fn existing(path: &Path, user: u32) -> io::Result<Journals> {
         let folder = Folder {
             path: path.to_owned(),
             fd: open(path, FOLDER, Mode::empty())?,
             user,
             home: thread::current().id(),
             left: Mutex::default(),
+            places: Mutex::default(),
         };
-        let found = fstat(&folder.fd)?;
-        check_owner(&found, user)?;
-        if found.st_uid != user {
-            folder.give()?;
-        }
-        let journals = Journals(Arc::new(folder));
-        journals.sweep()?;
-        Ok(journals)
+        check_owner(&fstat(&folder.fd)?, user)?;
+        Ok(Journals(Arc::new(folder), OtherFolders::default()))
     }
 
     /// Removes files that other threads have left to this one, which opened the folder.
@@ -114,6 +128,10 @@ impl Journals {
                 if !self.0.has(&journal)? {
                     self.0.remove(entry.file_name())?;
                 }
+                continue;
+            }
+            if entry.file_name().to_bytes().starts_with(PART.as_bytes()) {
+                self.0.remove(entry.file_name())?;
                 continue;
             }
             // Other processes may remove files too.
@@ -228,6 +246,15 @@ impl Journals {
 }
 
 impl Folder {
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// The user that the folder belongs to, or is given to.
+    pub(super) fn user(&self) -> u32 {
+        self.user
+    }
+
     /// Opens a file in the folder. A special file, which could block a reader, is refused: `EINVAL`.
     pub(super) fn open(&self, name: impl Arg, flags: OFlags) -> rustix::io::Result<File> {
         let file = openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?.into();
@@ -284,7 +311,7 @@ impl Folder {
         }
     }
 
-    fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
+    pub(super) fn remove(&self, name: impl Arg) -> rustix::io::Result<()> {
         unlinkat(&self.fd, name, AtFlags::empty())
     }
 
@@ -331,6 +358,9 @@ impl Drop for Folder {
         self.remove_left();
     }
 }
+
+/// Names of unfinished copies begin like this. They are made while the [turn](Journals::turn) is held.
+pub(super) const PART: &str = "part-";
 
 /// Names of journals begin like this.
 pub(super) const PREFIX: &str = "qcow2-";

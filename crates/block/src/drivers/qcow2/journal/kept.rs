@@ -19,6 +19,11 @@ use crate::track::{Described, KeptBits, Owner};
 const PREFIX: &str = "bitmap-";
 
 fn prefix(mark: &Mark) -> String {
+    prefix_of(&mark.to_string())
+}
+
+/// The names of files of bitmaps that belong to the journal with that mark begin like this.
+pub(super) fn prefix_of(mark: &str) -> String {
     format!("{PREFIX}{mark}-")
 }
 

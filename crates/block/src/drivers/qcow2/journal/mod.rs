@@ -10,8 +10,10 @@
 //! same sector the highest finished commit counts, unless the image has it already. So a
 //! commit is one write of its number after the slots, and the end of a flush is one write too.
 
+mod elsewhere;
 mod folder;
 mod kept;
+mod left;
 mod of_image;
 mod slots;
 
@@ -23,11 +25,13 @@ use std::sync::Arc;
 
 use rustix::fs::fstat;
 
+pub(super) use self::elsewhere::Elsewhere;
 use self::folder::Folder;
 pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
 pub(super) use self::folder::name;
 pub(super) use self::kept::{Keeper, KeptFile};
+pub use self::left::{JournalState, LeftJournal, left_journals, remove_left_journal};
 pub(super) use self::of_image::Superseded;
 use self::slots::{JournalSlot, Run, Slots};
 use super::marker::Mark;
@@ -186,6 +190,7 @@ mod tests {
     use super::slots::SLOT;
     use super::*;
     use crate::drivers::qcow2::steps::Sectors;
+    use crate::image_place::ImagePlace;
 
     struct Folder(PathBuf);
 
@@ -348,6 +353,158 @@ mod tests {
         std::thread::spawn(|| last.remove()).join().unwrap();
         drop(journals);
         assert!(!file.exists());
+    }
+
+    /// A look for an image's journals reads the headers of others' journals once.
+    #[test]
+    fn headers_of_other_images_are_read_once() {
+        let folder = Folder::new("journal-places");
+        let journals = folder.journals();
+        let place = |inode: u64| ImagePlace {
+            is_device: false,
+            device: 1,
+            inode,
+            born: 1,
+            path: format!("/image-{inode}").into(),
+        };
+        const MANY: u64 = 1000;
+        let other = folder.journals();
+        for inode in 0..MANY {
+            let journal = other.create(Some(inode)).unwrap();
+            journal.set_place(&place(inode)).unwrap();
+        }
+        let found = |inode| journals.superseded(&place(inode), None).unwrap().len();
+        let timed = [MANY, 7, MANY].map(|inode| {
+            let begin = std::time::Instant::now();
+            (found(inode), begin.elapsed())
+        });
+        println!("{timed:?}");
+        assert_eq!(timed.map(|(found, _)| found), [0, 1, 0]);
+        // What another image's journal says is not read again, and what this image's says is.
+        for file in std::fs::read_dir(&folder.0).unwrap() {
+            let file = std::fs::OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
+            file.write_all_at(&of_image::bytes(&place(MANY)), of_image::PLACE as u64).unwrap();
+        }
+        assert_eq!([MANY, 7].map(found), [0, 0]);
+    }
+
+    #[test]
+    fn journals_are_listed_and_removed_unless_their_images_may_need_them() {
+        let folder = Folder::new("journal-list");
+        let images = Folder::new("journal-images");
+        std::fs::create_dir(&images.0).unwrap();
+        let journals = folder.journals();
+        let image = |name: &str| {
+            let path = images.0.join(name);
+            // A qcow2 header, in a cluster with a mark.
+            let mut bytes = vec![0; 65536];
+            bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+            bytes[23] = 16;
+            std::fs::write(&path, &bytes).unwrap();
+            let file = File::options().write(true).open(&path).unwrap();
+            let place = ImagePlace::of(&file, &path).unwrap();
+            let mut journal = journals.create(Some(place.inode)).unwrap();
+            journal.set_named(true).unwrap();
+            journal.set_place(&place).unwrap();
+            journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+            file.write_all_at(&journal.mark().sector(0), 65024).unwrap();
+            file.write_all_at(&[1], 79).unwrap();
+            std::fs::write(folder.0.join(format!("bitmap-{}-0", journal.mark())), b"x").unwrap();
+            (path, journal)
+        };
+        let states = || {
+            let all = left_journals(&folder.0).unwrap();
+            let state = |name: &str| {
+                let path = images.0.join(name);
+                let of = all.iter().find(|journal| journal.image.as_ref() == Some(&path)).unwrap();
+                (of.state.clone(), of.name.clone())
+            };
+            ["used", "needed", "gone", "renamed", "replaced", "repaired"].map(state)
+        };
+        let (_, used) = image("used");
+        for name in ["needed", "gone", "renamed", "replaced", "repaired"] {
+            drop(image(name));
+        }
+        let at = |name: &str| images.0.join(name);
+        std::fs::remove_file(at("gone")).unwrap();
+        std::fs::rename(at("renamed"), at("aside")).unwrap();
+        std::fs::write(at("new"), b"x").unwrap();
+        std::fs::rename(at("new"), at("replaced")).unwrap();
+        File::options().write(true).open(at("repaired")).unwrap().write_all_at(&[0], 79).unwrap();
+        let all = states();
+        let expected = [
+            JournalState::InUse,
+            JournalState::Needed,
+            JournalState::Missing,
+            JournalState::Unknown("the image has another name now".into()),
+            JournalState::Replaced,
+            JournalState::Superseded,
+        ];
+        assert_eq!(all.clone().map(|(state, _)| state), expected);
+        let remove = |n: usize, forced| {
+            remove_left_journal(&folder.0, &all[n].1, forced).map_err(|error| error.kind())
+        };
+        let busy = Err(io::ErrorKind::ResourceBusy);
+        assert_eq!([0, 1, 3].map(|n| remove(n, false)), [busy; 3]);
+        assert_eq!([2, 4, 5].map(|n| remove(n, false)), [Ok(()); 3]);
+        assert_eq!(remove(2, false), Err(io::ErrorKind::NotFound));
+        // By force, but for one in use.
+        assert_eq!([0, 1, 3].map(|n| remove(n, true)), [busy, Ok(()), Ok(())]);
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2);
+        for name in ["x", "bitmap-x-0", "qcow2-../x", "qcow2-"] {
+            let refused = remove_left_journal(&folder.0, name, true).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::NotFound, "{name}");
+        }
+        drop(used);
+    }
+
+    /// A daemon of another service or user had the image open.
+    #[test]
+    fn a_journal_in_another_folder_is_moved_or_refused() {
+        let there = Folder::new("journal-there");
+        let here = Folder::new("journal-here");
+        let mut journal = there.journals().create(Some(7)).unwrap();
+        let mark = journal.mark().clone();
+        journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
+        journal.set_named(true).unwrap();
+        std::fs::write(there.0.join(format!("bitmap-{mark}-3")), b"bits").unwrap();
+        let (one, other) = (there.0.clone(), here.0.clone());
+        // The own folder is not another one, and a missing one is none.
+        let folders = vec![other, one, "/nowhere/journals".into()];
+        let journals = here.journals().besides(Arc::new(move || folders.clone()));
+        let find = |for_a_look| journals.find_elsewhere(&mark, 0, Some(7), for_a_look).unwrap();
+        assert!(matches!(find(false), Elsewhere::Found(_, Found::InUse)));
+        drop(journal);
+        let looks = find(true);
+        assert!(
+            matches!(&looks, Elsewhere::Found(at, Found::Left(None, left)) if *at == there.0 && left.len() == 1)
+        );
+        assert!(there.0.join(name(&mark)).exists());
+        // An unfinished copy of a process that was killed as it moved the journal.
+        std::fs::write(here.0.join(format!("part-{}", name(&mark))), b"x").unwrap();
+        let moved = find(false);
+        let Elsewhere::Found(at, Found::Left(Some(journal), left)) = moved else {
+            panic!("{moved:?}")
+        };
+        assert_eq!((at, left.len()), (there.0.clone(), 1));
+        drop(journal);
+        assert_eq!(std::fs::read_dir(&there.0).unwrap().count(), 0);
+        let names = std::fs::read_dir(&here.0).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, [format!("bitmap-{mark}-3"), name(&mark)]);
+        assert!(matches!(journals.find(&mark, 0, Some(7), false), Ok(Found::Left(Some(_), _))));
+        // Back, into a folder that others may change.
+        std::fs::rename(here.0.join(name(&mark)), there.0.join(name(&mark))).unwrap();
+        std::fs::set_permissions(&there.0, Permissions::from_mode(0o755)).unwrap();
+        let refused = find(false);
+        assert!(
+            matches!(&refused, Elsewhere::Refused(at, why) if *at == there.0 && why.contains("mode 0755")),
+            "{refused:?}"
+        );
+        std::fs::write(here.0.join("part-x"), b"x").unwrap();
+        drop(here.journals());
+        assert!(!here.0.join("part-x").exists());
     }
 
     #[test]
