@@ -56,6 +56,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::sync::lock;
 
     /// A burst of one image delays the computation of another by one computation.
     #[test]
@@ -66,14 +67,14 @@ mod tests {
         for (lane, name, count) in [(&burst, 'a', 6), (&other, 'b', 2), (&third, 'c', 1)] {
             for _ in 0..count {
                 let order = order.clone();
-                lanes.push(lane.clone(), Box::new(move || order.lock().unwrap().push(name)));
+                lanes.push(lane.clone(), Box::new(move || lock(&order).push(name)));
             }
         }
         assert_eq!(lanes.len(), 9);
         while let Some((_, call)) = lanes.pop() {
             call();
         }
-        assert_eq!(*order.lock().unwrap(), "abcabaaaa");
+        assert_eq!(*lock(&order), "abcabaaaa");
         assert_eq!(lanes.len(), 0);
         assert!(lanes.lanes.is_empty());
     }

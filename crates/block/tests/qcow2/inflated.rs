@@ -18,7 +18,8 @@ const PAGE: usize = 4096;
 
 /// A compressed image of that many clusters, and its contents.
 fn image(folder: &Folder, kind: &str, clusters: usize) -> Vec<u8> {
-    let contents: Vec<u8> = (0..clusters * CLUSTER).map(|at| (at / 31 ^ at / 5003) as u8).collect();
+    let contents: Vec<u8> =
+        (0..clusters * CLUSTER).map(|at| ((at / 31) ^ (at / 5003)) as u8).collect();
     std::fs::write(folder.path("start.raw"), &contents).unwrap();
     let kind = format!("cluster_size=64k,compression_type={kind}");
     let args = ["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", &kind];
@@ -203,8 +204,8 @@ fn no_reader_gets_what_was_at_a_place_before() {
             if random.bool() {
                 rig.op(Op::Flush, 0, 0).unwrap();
             }
-            for cluster in 0..CLUSTERS {
-                let version = versions[cluster].load(order);
+            for (cluster, version) in versions.iter().enumerate() {
+                let version = version.load(order);
                 let found = rig.read((cluster * len) as u64, len, 0).unwrap();
                 let expected = if version == 0 { vec![0; len] } else { data(cluster, version) };
                 assert!(found == expected, "round {round}, cluster {cluster}, version {version}");
