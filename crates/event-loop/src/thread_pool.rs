@@ -488,7 +488,10 @@ mod tests {
         pool.submit(&mut (0..3 * most).map(|_| computation()).collect()).unwrap();
         wait(&|(begun, _)| begun == most);
         pool.submit(&mut jobs(5)).unwrap();
-        assert_eq!(answered.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        // Several threads may have them.
+        let mut done: Vec<_> = answered.iter().take(5).collect();
+        done.sort();
+        assert_eq!(done, [0, 1, 2, 3, 4]);
         for round in 1..=3 {
             assert_eq!(lock(&begun.0).0, round * most);
             release.wait();
