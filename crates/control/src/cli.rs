@@ -477,106 +477,69 @@ pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError>
 }
 
 fn serve(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(serve::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&SERVE, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut options = serve::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            if options.trace.help {
-                return Ok(Command::Print(help::trace()));
-            }
-            serve::finish(options).map(Command::Serve)
-        }
-    }
+    command(&SERVE, serve::OPTIONS, parser, serve::start, served)
 }
 
 fn mount(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(serve::MOUNT, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&MOUNT, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut options = serve::start_mount(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            if options.trace.help {
-                return Ok(Command::Print(help::trace()));
-            }
-            serve::finish(options).map(Command::Serve)
-        }
+    command(&MOUNT, serve::MOUNT, parser, serve::start_mount, served)
+}
+
+fn served(options: ServeOptions) -> Result<Command, OptionError> {
+    if options.trace.help {
+        return Ok(Command::Print(help::trace()));
     }
+    serve::finish(options).map(Command::Serve)
 }
 
 fn ctl(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(ctl::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&CTL, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut draft = ctl::start(arguments);
-            given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
-            Ok(match ctl::finish(draft)? {
-                ctl::Finished::Options(options) => Command::Ctl(options),
-                ctl::Finished::Help(text) => Command::Print(text),
-            })
-        }
-    }
+    let start = |arguments| Ok(ctl::start(arguments));
+    command(&CTL, ctl::OPTIONS, parser, start, |draft| {
+        Ok(match ctl::finish(draft)? {
+            ctl::Finished::Options(options) => Command::Ctl(options),
+            ctl::Finished::Help(text) => Command::Print(text),
+        })
+    })
 }
 
 fn top(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(top::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&TOP, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut draft = top::start(arguments);
-            given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
-            top::finish(draft).map(Command::Top)
-        }
-    }
+    let start = |arguments| Ok(top::start(arguments));
+    command(&TOP, top::OPTIONS, parser, start, |draft| top::finish(draft).map(Command::Top))
 }
 
 fn upgrade(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(upgrade::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&UPGRADE, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut options = upgrade::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            Ok(Command::Upgrade(options))
-        }
-    }
+    let finish = |options| Ok(Command::Upgrade(options));
+    command(&UPGRADE, upgrade::OPTIONS, parser, upgrade::start, finish)
 }
 
 fn check(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(check::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&CHECK, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut options = check::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            Ok(Command::Check(options))
-        }
-    }
+    command(&CHECK, check::OPTIONS, parser, check::start, |options| Ok(Command::Check(options)))
 }
 
 fn journals(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(journals::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&JOURNALS, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
-        Scanned::Options(given, arguments) => {
-            let mut options = journals::start(arguments);
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            journals::finish(options).map(Command::Journals)
-        }
-    }
+    let start = |arguments| Ok(journals::start(arguments));
+    let finish = |options| journals::finish(options).map(Command::Journals);
+    command(&JOURNALS, journals::OPTIONS, parser, start, finish)
 }
 
 fn probe(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
-    match scan(probe::OPTIONS, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(&PROBE, RINGMILL))),
+    command(&PROBE, probe::OPTIONS, parser, probe::start, |options| Ok(Command::Probe(options)))
+}
+
+/// Reads the rest of a command line of `ringmill`: what the positional arguments `start` with, then the options.
+fn command<T>(
+    command: &'static Subcommand,
+    options: &'static [Field<T>],
+    parser: &mut lexopt::Parser,
+    start: impl FnOnce(Vec<OsString>) -> Result<T, OptionError>,
+    finish: impl FnOnce(T) -> Result<Command, OptionError>,
+) -> Result<Command, OptionError> {
+    match scan(options, Names::Exact, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(command, RINGMILL))),
         Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
         Scanned::Options(given, arguments) => {
-            let mut options = probe::start(arguments)?;
-            given.into_iter().try_for_each(|given| given.apply(&mut options).map(drop))?;
-            Ok(Command::Probe(options))
+            let mut draft = start(arguments)?;
+            given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
+            finish(draft)
         }
     }
 }
