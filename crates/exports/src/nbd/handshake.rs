@@ -3,13 +3,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use event_loop::{EventLoop, Readiness};
+use event_loop::{EventLoop, Lane, Readiness};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 use tls::{Acceptor, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::permits::Permits;
 use super::server::{first, has_hung_up};
 use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next, Tls};
 use super::session::transmission::Agreed;
@@ -56,18 +56,26 @@ impl From<HandshakeError> for Failure {
 /// What the clients of a server may do a few times at once.
 pub(super) struct Limits {
     /// Send an option of more than [`SMALL`] bytes.
-    large: Permits,
+    large: Semaphore,
     /// Have a thread of the pool compute the server's part of TLS's handshake. The others wait, so that half of the
     /// processors remain for requests.
-    crypto: Permits,
+    crypto: Semaphore,
+    /// TLS's turn on the pool.
+    lane: Lane,
 }
 
 impl Limits {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let crypto = Permits::new((processors / 2).max(1));
-        Limits { large: Permits::new(LARGE_OPTIONS), crypto }
+        let crypto = Semaphore::new((processors / 2).max(1));
+        Limits { large: Semaphore::new(LARGE_OPTIONS), crypto, lane: Lane::default() }
     }
+}
+
+/// Waits for a permit, in the order of arrival.
+async fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Failure> {
+    // They are never closed.
+    permits.acquire().await.map_err(|_| Failure::Left)
 }
 
 /// TLS of a client in the transmission phase.
@@ -145,7 +153,8 @@ pub(super) async fn negotiate(
         if len > MAX_DATA {
             return Err(HandshakeError::TooLong { option, len }.into());
         }
-        let permit = if len as usize > SMALL { Some(limits.large.take().await) } else { None };
+        let is_large = len as usize > SMALL;
+        let permit = if is_large { Some(permit(&limits.large).await?) } else { None };
         data.resize(len as usize, 0);
         match permit {
             None => client.fill(&mut data).await?,
@@ -231,7 +240,7 @@ impl Client<'_> {
         // A client that has left after its hello costs no signature.
         let mut may_have_left = true;
         loop {
-            let permit = self.limits.crypto.take().await;
+            let permit = permit(&self.limits.crypto).await?;
             if std::mem::take(&mut may_have_left) && has_hung_up(&self.socket) {
                 return Err(Failure::LeftTls);
             }
@@ -276,17 +285,12 @@ impl Client<'_> {
     ///
     /// If the future is dropped before the thread begins, the thread computes nothing.
     async fn step(&self, mut session: Session, mut plain: Vec<u8>) -> Result<Step, Failure> {
-        let asker = Arc::new(());
-        let asked = Arc::downgrade(&asker);
-        let step = self.pace.event_loop.offload(move || {
-            asked.upgrade()?;
+        let step = self.pace.event_loop.compute(&self.limits.lane, move || {
             let mut out = Vec::new();
             let progress = session.process(&mut out, &mut |data| plain.extend(data));
-            Some(Step { session, plain, out, progress })
+            Step { session, plain, out, progress }
         });
-        let step = step.await;
-        drop(asker);
-        step.ok().flatten().ok_or(Failure::LeftTls)
+        step.await.map_err(|_| Failure::LeftTls)
     }
 
     /// Gives the client time to read the last message: closing a socket with unread input discards

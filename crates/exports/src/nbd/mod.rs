@@ -15,7 +15,6 @@ mod extents;
 mod handshake;
 mod holes;
 mod listener;
-mod permits;
 mod probes;
 mod server;
 pub mod session;

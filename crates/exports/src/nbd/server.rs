@@ -33,7 +33,7 @@ use crate::vhost_user::ExportError;
 /// Clients accepted in a row before other tasks of the loop get their turn.
 const TURN: u32 = 16;
 
-/// Clients whose memory may stay in the heap after they have left: some 60 KiB each.
+/// Clients that may leave before their memory is given back from the heap: some 60 KiB each.
 const UNTRIMMED: u32 = 128;
 
 /// Nanoseconds until the memory of clients that have left is given back. Meanwhile their I/O threads free the last of it,

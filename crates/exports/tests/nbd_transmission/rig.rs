@@ -31,8 +31,20 @@ pub(crate) struct Rig {
     pub(crate) export: NbdExport,
 }
 
-fn turn(event_loop: &EventLoop) {
+pub(crate) fn turn(event_loop: &EventLoop) {
     event_loop.run_once(false).unwrap();
+}
+
+/// A client receives these bytes, while the loops have their `turn`.
+pub(crate) fn take(mut client: &UnixStream, mut bytes: &mut [u8], turn: impl Fn()) {
+    while !bytes.is_empty() {
+        match client.read(bytes) {
+            Ok(0) => panic!("the server has gone"),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => turn(),
+            Err(error) => panic!("receiving: {error}"),
+        }
+    }
 }
 
 /// A request; a write's payload follows.
@@ -153,15 +165,8 @@ impl Rig {
         }
     }
 
-    pub(crate) fn take(&mut self, mut bytes: &mut [u8]) {
-        while !bytes.is_empty() {
-            match self.client.read(bytes) {
-                Ok(0) => panic!("the server has gone"),
-                Ok(count) => bytes = &mut bytes[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.turn(),
-                Err(error) => panic!("receiving: {error}"),
-            }
-        }
+    pub(crate) fn take(&mut self, bytes: &mut [u8]) {
+        take(&self.client, bytes, || self.turn());
     }
 
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {

@@ -10,6 +10,8 @@ use event_loop::{EventLoop, LoopConfig, PollParams, ThreadPoolConfig};
 use exports::nbd::{NbdListen, NbdServer, NbdServerConfig};
 use tls::{Acceptor, Endpoint, X509, X509Files};
 
+use super::rig::{take, turn};
+
 /// A key for this test only.
 const KEY: &str = "\
 -----BEGIN PRIVATE KEY-----
@@ -55,22 +57,8 @@ fn acceptor() -> Acceptor {
 fn connect(event_loop: &EventLoop, address: &SocketAddr) -> UnixStream {
     let client = UnixStream::connect_addr(address).unwrap();
     client.set_nonblocking(true).unwrap();
-    take(event_loop, &client, &mut [0; 18]);
+    take(&client, &mut [0; 18], || turn(event_loop));
     client
-}
-
-/// Receives these bytes while the loop turns.
-fn take(event_loop: &EventLoop, mut client: &UnixStream, mut bytes: &mut [u8]) {
-    while !bytes.is_empty() {
-        match client.read(bytes) {
-            Ok(0) => panic!("the server has gone"),
-            Ok(count) => bytes = &mut bytes[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                event_loop.run_once(false).unwrap();
-            }
-            Err(error) => panic!("receiving: {error}"),
-        }
-    }
 }
 
 /// While the only thread of the pool is busy, a TLS record gets no answer, and the loop greets other clients.
@@ -95,8 +83,8 @@ fn the_loop_leaves_tls_handshakes_to_the_pool() {
 
     let mut client = connect(&event_loop, &address);
     client.write_all(b"\0\0\0\x01IHAVEOPT\0\0\0\x05\0\0\0\0").unwrap();
-    take(&event_loop, &client, &mut [0; 20]);
-    // A handshake record whose message has an unknown type: the answer is an alert.
+    take(&client, &mut [0; 20], || turn(&event_loop));
+    // A handshake record with a message of an unknown type: the answer is an alert.
     client.write_all(b"\x16\x03\x01\0\x04\xff\0\0\0").unwrap();
     for _ in 0..20 {
         // More turns than the server needs to receive the record.
@@ -107,7 +95,7 @@ fn the_loop_leaves_tls_handshakes_to_the_pool() {
 
     release.send(()).unwrap();
     let mut alert = [0; 7];
-    take(&event_loop, &client, &mut alert);
+    take(&client, &mut alert, || turn(&event_loop));
     assert_eq!(alert[0], 21, "{alert:?}");
     drop(busy);
 }
