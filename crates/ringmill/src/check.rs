@@ -89,7 +89,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
 }
 
 /// A closed pipe, as after `head`, does not change the exit code.
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
 

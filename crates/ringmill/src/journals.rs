@@ -12,6 +12,8 @@ use control::JournalsOptions;
 use daemon::DaemonError;
 use serde_json::json;
 
+use crate::check::print;
+use crate::ctl::printable;
 use crate::probe::bytes;
 
 /// The first letters of a journal's name, which may be left out.
@@ -141,12 +143,9 @@ fn rounded(age: Duration) -> String {
     }
 }
 
-/// A path without control characters, which a terminal would obey.
+/// A path for a terminal.
 fn shown(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let char =
-        |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(char).collect()
+    printable(&path.to_string_lossy())
 }
 
 fn table(journals: &[&Listed]) -> String {
@@ -190,11 +189,6 @@ fn in_json(journals: &[&Listed]) -> String {
     };
     let all: Vec<_> = journals.iter().map(one).collect();
     format!("{:#}\n", serde_json::Value::from(all))
-}
-
-/// A closed pipe, as after `head`, does not change the exit code.
-fn print(text: &str) {
-    let _ = io::stdout().write_all(text.as_bytes());
 }
 
 fn complain(text: &str) {

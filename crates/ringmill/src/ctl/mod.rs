@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use client::{Client, ClientError};
 use daemon::DaemonError;
+pub(crate) use table::printable;
 
 /// The command that runs if the command line names none.
 const COMMANDS: &str = "query-commands";

@@ -39,8 +39,8 @@ impl Cell {
     }
 }
 
-/// Escapes control characters: text of a daemon must not control the terminal.
-pub(super) fn printable(text: &str) -> String {
+/// Escapes control characters: text of a daemon, or a name of a file, must not control the terminal.
+pub(crate) fn printable(text: &str) -> String {
     let escape = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),
         false => c.to_string(),
