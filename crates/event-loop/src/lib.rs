@@ -59,7 +59,7 @@ pub use heap::{bound_heap, trim_heap};
 pub use io_thread::{IoThread, IoThreadConfig, SpawnError, ThreadEnd};
 pub use lanes::Lane;
 pub use latency::{LATENCY_BUCKETS, Latencies, LatencyCounters};
-pub use meter::{BUDGET, Meter, Turn, Walk};
+pub use meter::{BUDGET, Meter, Turn};
 pub use op::{BlockingCall, CallMemory, Engine, IoOp, IoTarget, LoopFile, count};
 pub use polling::policy::{PollGoal, PollParams, PollPolicy};
 pub use readiness::Readiness;

@@ -9,7 +9,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
-use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -56,7 +55,7 @@ impl Budget {
         self.spent.get() >= BUDGET
     }
 
-    /// Wakes the task whose turn it is.
+    /// Wakes the next task.
     fn wake_first(&self) {
         let waiting = self.waiting.borrow();
         if let Some(tenant) = waiting.front()
@@ -87,9 +86,9 @@ impl Meter {
         self.budget.spent.set(self.budget.spent.get().saturating_add(units));
     }
 
-    /// Returns whether the iteration's budget is spent: no more metered work should begin.
+    /// Whether the iteration's budget is spent: no more metered work should begin.
     #[inline]
-    pub fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.budget.is_over()
     }
 
@@ -97,11 +96,6 @@ impl Meter {
     #[inline]
     pub fn turn(&self) -> Turn<'_> {
         Turn { meter: self, ticket: None }
-    }
-
-    /// Returns an iterator over a range whose every step waits for its [turn](Self::turn) and charges `units`.
-    pub fn walk(&self, range: Range<u64>, units: u64) -> Walk<'_> {
-        Walk { meter: self, range, units }
     }
 
     /// Returns the most units that one iteration of the loop has spent.
@@ -195,22 +189,5 @@ impl Drop for Turn<'_> {
         if let Some(ticket) = self.ticket {
             self.meter.dequeue(ticket);
         }
-    }
-}
-
-/// A range that is charged for, see [`Meter::walk`].
-pub struct Walk<'a> {
-    meter: &'a Meter,
-    range: Range<u64>,
-    units: u64,
-}
-
-impl Walk<'_> {
-    /// Returns the next number, once it is the task's turn. `None`: the range has ended.
-    pub async fn next(&mut self) -> Option<u64> {
-        let next = self.range.next()?;
-        self.meter.turn().await;
-        self.meter.charge(self.units);
-        Some(next)
     }
 }

@@ -259,8 +259,9 @@ fn fairness_metered_work_is_spread_over_iterations() {
         for _ in 0..100 {
             let (meter, spent, ended) = (greedy.clone(), spent.clone(), ended.clone());
             event_loop.spawn(async move {
-                let mut steps = meter.walk(0..200, STEP);
-                while steps.next().await.is_some() {
+                for _ in 0..200 {
+                    meter.turn().await;
+                    meter.charge(STEP);
                     spent.set(spent.get() + STEP);
                 }
                 ended.set(ended.get() + 1);
