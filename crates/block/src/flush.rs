@@ -1,4 +1,4 @@
-//! Flushing several nodes: those of a device, when its export ends.
+//! Flushes that no user has sent: of the nodes of a device, when its export ends, and of commands.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use crate::node::Channel;
 use crate::request::{Op, Request, RequestOwner};
+use crate::submit::submit;
 
 /// Receives the result of a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), Errno>)>;
@@ -60,4 +61,14 @@ pub fn flush<'a>(channels: impl Iterator<Item = &'a Rc<dyn Channel>>, done: Flus
         channel.submit(Request::new(Op::Flush, 0, 0, IoBufs::new(), &to, 0));
     }
     flushes.answered(Ok(()));
+}
+
+/// Flushes a node for a command, on a channel of its own. No filter holds the flush back.
+///
+/// # Errors
+///
+/// Those of the node.
+pub async fn flush_for_command(channel: &Rc<dyn Channel>) -> Result<(), Errno> {
+    channel.drain_begin();
+    submit(channel, Op::Flush, 0, 0, IoBufs::new()).await.0
 }

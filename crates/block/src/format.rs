@@ -126,7 +126,7 @@ impl Format {
 }
 
 /// Reads into `bytes`, up to the end of the file.
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
         match file.read_at(rest, offset + done as u64) {

@@ -250,7 +250,7 @@ impl NodeRegistry {
     /// Sets what returns the folders in which other daemons of this host may have journals.
     ///
     /// These are looked into if an image's journal is missing. The function is called then, on the thread that opens the
-    /// image. Without a folder of journals of its own, the registry does not look.
+    /// image. A registry without a folder of journals does not look.
     #[must_use]
     pub fn with_journals_besides(
         self,

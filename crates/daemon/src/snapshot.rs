@@ -5,15 +5,14 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use block::flush::flush_for_command;
 use block::graph::{Edge, HeldEdges, drain};
 use block::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
 };
-use block::request::Op;
 use block::track::Tracking;
-use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside, submit};
+use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside};
 use control::{Action, Inventory, Step};
-use event_loop::IoBufs;
 
 use super::host::{Host, on_a_thread};
 use super::state::Moving;
@@ -317,10 +316,7 @@ impl Daemon {
         let node = self.nodes.node(from)?;
         if !node.geometry().read_only {
             let channel = node.open_channel(&self.control).map_err(DaemonError::new)?;
-            // No limit holds a command's flush back.
-            channel.drain_begin();
-            let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
-            flushed.map_err(|errno| {
+            flush_for_command(&channel).await.map_err(|errno| {
                 DaemonError::new(format!("flush of '{from}' failed: {}", errno.desc()))
             })?;
         }

@@ -240,7 +240,7 @@ impl Bitmap {
     /// Returns whether the bits at `offset` are set, and for how many bytes.
     ///
     /// The run ends where the bits change, or after `len` bytes, or before: a call looks at no more than 1,024 words that
-    /// are set. The next run goes on then.
+    /// are set. The next run begins there.
     pub fn run(&self, offset: u64, len: u64) -> (bool, u64) {
         let parts = self.parts(offset, len);
         if parts.is_empty() {

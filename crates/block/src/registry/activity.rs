@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use event_loop::{EventLoop, IoBufs};
+use event_loop::EventLoop;
 
 use super::{Child, Entry, GeneratedNames, Kept, NodeRegistry, Opened, not_found};
 use crate::connections::{ConnectContext, Connections};
@@ -16,11 +16,10 @@ use crate::driver::{ChildOption, Layer, Look};
 use crate::drivers::file::Claims;
 use crate::drivers::inactive::InactiveNode;
 use crate::error::OpenError;
+use crate::flush::flush_for_command;
 use crate::graph::{Drained, Edge, drain};
 use crate::node::{BlockNode, Geometry};
 use crate::options::{BlockdevOptions, BlockdevRef, Discard, Driver};
-use crate::request::Op;
-use crate::submit::submit;
 
 impl NodeRegistry {
     /// Returns whether the node of that name is active. `true` if there is none.
@@ -57,9 +56,7 @@ impl NodeRegistry {
         drop(inner);
         if !node.geometry().read_only {
             let channel = node.clone().open_channel(control).map_err(|e| failed(e.to_string()))?;
-            // No limit holds a command's flush back.
-            channel.drain_begin();
-            let (flushed, _) = submit(&channel, Op::Flush, 0, 0, IoBufs::new()).await;
+            let flushed = flush_for_command(&channel).await;
             flushed.map_err(|errno| failed(errno.desc().to_owned()))?;
         }
         let mut moves = Vec::new();

@@ -113,7 +113,7 @@ impl Inflated {
     }
 
     /// The range of the file has other bytes from now on. Called with the image's lock held, before a mapping leads there.
-    /// What is being inflated is not kept.
+    /// Inflations that are under way are not kept either.
     pub(super) fn forget(&self, range: Range<u64>) {
         let is_elsewhere =
             |&((host, len), _): &(Place, Shared)| host >= range.end || host + len <= range.start;

@@ -24,7 +24,7 @@ use super::core::read_kept;
 use super::damage::Damages;
 use super::details::Details;
 use super::encrypt::EncryptedData;
-use super::engine::{Contents, Engine, Owner, Repair, Stop};
+use super::engine::{Contents, Engine, Owner, Repair};
 use super::header::{self, Header, Purpose};
 use super::image::{Image, errno_of};
 use super::journal::{self, Elsewhere, Found, Journal, Journals, Superseded};
@@ -517,14 +517,9 @@ async fn engine(
         end: end.max(metadata.map_or(0, Metadata::end)),
         read_only,
     };
-    Engine::new(&contents).map_err(|stop| match stop {
-        Stop::Damaged(why) => io::Error::new(io::ErrorKind::InvalidData, why),
-        Stop::Read(_)
-        | Stop::Overlap { .. }
-        | Stop::Full
-        | Stop::Busy
-        | Stop::Again
-        | Stop::Unbacked(_) => Errno::EIO.into(),
+    Engine::new(&contents).map_err(|stop| match stop.damage() {
+        Some(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        None => Errno::EIO.into(),
     })
 }
 

@@ -165,11 +165,7 @@ impl Engine {
         let all = clusters;
         let clusters = clusters.min((1 << self.format.l2_bits()) - at as u64);
         if zeroing == Zeroing::Uncover && self.l2_slot(index)?.is_none() {
-            let next = self
-                .l1
-                .first_used(index + 1)
-                .map_or(u64::MAX, |next| (next as u64) << self.format.l2_bits());
-            return Ok(all.min(next - guest));
+            return Ok(all.min(self.gap_end(index, self.format.l2_bits()) - guest));
         }
         let slot = self.own_l2(index)?;
         self.each(clusters, |engine, nth| engine.zero_one(index, slot, at + nth as usize, zeroing))

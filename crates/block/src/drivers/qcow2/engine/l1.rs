@@ -38,7 +38,7 @@ impl L1 {
         L1 { entries, levels }
     }
 
-    /// Replaces an entry that there is.
+    /// Replaces an entry. Beyond the table, nothing happens.
     pub(super) fn set(&mut self, index: usize, entry: u64) {
         let Some(place) = self.entries.get_mut(index) else { return };
         *place = entry;

@@ -145,6 +145,19 @@ impl Stop {
     fn damaged(why: fmt::Arguments<'_>) -> Stop {
         Stop::Damaged(why.to_string())
     }
+
+    /// Why the metadata is damaged. `None`: of other stops.
+    pub(super) fn damage(self) -> Option<String> {
+        match self {
+            Stop::Damaged(why) => Some(why),
+            Stop::Read(_)
+            | Stop::Overlap { .. }
+            | Stop::Full
+            | Stop::Busy
+            | Stop::Again
+            | Stop::Unbacked(_) => None,
+        }
+    }
 }
 
 /// Room for data.
@@ -359,8 +372,7 @@ impl Engine {
         let in_table = (1 << format.l2_bits()) - first as u64;
         let most = len.min((in_table << format.cluster_bits) - in_cluster);
         let Some(slot) = self.l2_slot(index)? else {
-            let reach = format.l2_bits() + format.cluster_bits;
-            let end = self.l1.first_used(index + 1).map_or(u64::MAX, |next| (next as u64) << reach);
+            let end = self.gap_end(index, format.l2_bits() + format.cluster_bits);
             return Ok((Place::Nowhere, len.min(end - offset)));
         };
         let before_all = self.cost.total();
@@ -394,6 +406,11 @@ impl Engine {
             Entry::Compressed { .. } => Place::Compressed,
         };
         Ok((place, found.min(most)))
+    }
+
+    /// Where the tables that are missing from `index` on end, if a table reaches two to the power of `reach`.
+    fn gap_end(&self, index: usize, reach: u32) -> u64 {
+        self.l1.first_used(index + 1).map_or(u64::MAX, |next| (next as u64) << reach)
     }
 
     /// As [`find`](Self::find), for a request that changes the bytes where they are.

@@ -113,7 +113,7 @@ impl Journals {
             }
             there
         };
-        let bitmaps = other.0.named(&kept::prefix_of(&mark.to_string()))?;
+        let bitmaps = other.0.named(&kept::prefix(mark))?;
         {
             let _turn = self.turn()?;
             for bitmap in &bitmaps {
@@ -142,7 +142,7 @@ impl Journals {
             Err(errno) => return Err(errno.into()),
         }
         let mut copy = self.0.create(&part)?.ok_or(ErrorKind::AlreadyExists)?;
-        // Not io::copy, whose sendfile(2) the sandbox refuses.
+        // Not io::copy: the sandbox refuses its sendfile(2).
         let mut data = vec![0; 64 << 10];
         loop {
             match from.read(&mut data)? {

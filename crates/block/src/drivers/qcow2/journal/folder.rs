@@ -47,7 +47,7 @@ pub(super) struct Folder {
     home: ThreadId,
     /// Files without use that other threads have left to `home`.
     left: Mutex<Vec<String>>,
-    /// What journals say of their images, by the names of their files. A journal tells it once.
+    /// The images of journals, by the names of the journals' files. Each header is read once.
     pub(super) places: Mutex<HashMap<String, ImagePlace>>,
 }
 

@@ -5,6 +5,7 @@
 //! says whether a version had it that does not know these files, and wrote to the image without setting bits.
 
 use std::ffi::CStr;
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,12 +19,8 @@ use crate::track::{Described, KeptBits, Owner};
 
 const PREFIX: &str = "bitmap-";
 
-fn prefix(mark: &Mark) -> String {
-    prefix_of(&mark.to_string())
-}
-
 /// The names of files of bitmaps that belong to the journal with that mark begin like this.
-pub(super) fn prefix_of(mark: &str) -> String {
+pub(super) fn prefix(mark: impl Display) -> String {
     format!("{PREFIX}{mark}-")
 }
 

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -18,6 +18,7 @@ use super::kept;
 use super::of_image::Described;
 use crate::drivers::qcow2::header::{self, DIRTY_AT, DIRTY_BIT, is_qcow2};
 use crate::drivers::qcow2::marker::Mark;
+use crate::format::read_at;
 use crate::image_place::ImagePlace;
 
 /// A journal in a folder.
@@ -99,7 +100,7 @@ pub fn remove_left_journal(folder: &Path, name: &str, forced: bool) -> io::Resul
     if found.state == JournalState::InUse || !forced && found.state.may_be_needed() {
         return Err(ErrorKind::ResourceBusy.into());
     }
-    for bitmap in journals.0.named(&kept::prefix_of(mark))? {
+    for bitmap in journals.0.named(&kept::prefix(mark))? {
         journals.0.remove(&*bitmap)?;
     }
     Ok(journals.0.remove(name)?)
@@ -120,13 +121,13 @@ impl Journals {
         };
         let mut header = vec![0; SLOTS];
         // A journal without commits is shorter.
-        read_up_to(&journal, &mut header)?;
+        read_at(&journal, &mut header, 0)?;
         let Some(of) = Described::read(&header).filter(|of| name(&of.mark) == file) else {
             return Ok(None);
         };
         let metadata = journal.metadata()?;
         let mut size = metadata.blocks() * 512;
-        for bitmap in self.0.named(&kept::prefix_of(&of.mark.to_string()))? {
+        for bitmap in self.0.named(&kept::prefix(&of.mark))? {
             let found = statat(self.0.fd(), &*bitmap, AtFlags::SYMLINK_NOFOLLOW);
             size += found.map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512);
         }
@@ -195,20 +196,6 @@ fn may_be_elsewhere(place: &ImagePlace) -> Option<&'static str> {
     })
 }
 
-/// Reads from the beginning of a file, as far as there is something and room.
-pub(super) fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
-    let mut len = 0;
-    while let Some(room) = bytes.get_mut(len..).filter(|room| !room.is_empty()) {
-        match file.read_at(room, len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(len)
-}
-
 /// Opens an image for reading. The path may be one that another user has chosen, so nothing but a file or block device is
 /// opened. `None`: it is neither.
 fn open_image(path: &Path) -> rustix::io::Result<Option<(ImagePlace, File)>> {
@@ -223,7 +210,7 @@ fn open_image(path: &Path) -> rustix::io::Result<Option<(ImagePlace, File)>> {
 fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; header::USUAL];
     loop {
-        let len = read_up_to(file, &mut bytes)?;
+        let len = read_at(file, &mut bytes, 0)?;
         let wanted = header::to_read(&bytes[..len]);
         if len < bytes.len() || wanted <= bytes.len() || !is_qcow2(&bytes) {
             bytes.truncate(len);

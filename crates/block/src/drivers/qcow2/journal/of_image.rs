@@ -14,9 +14,9 @@ use event_loop::sync::lock as locked;
 use rustix::fs::OFlags;
 
 use super::folder::{FILE, Folder, Journals, PREFIX, lock, name};
-use super::left::read_up_to;
 use super::{COMMITS, Journal, MAGIC, SLOTS, number};
 use crate::drivers::qcow2::marker::Mark;
+use crate::format::read_at;
 use crate::image_place::ImagePlace;
 
 /// Place in the header of: what tells the image from others, and the length of its path. The path follows, as far as the
@@ -116,7 +116,7 @@ impl Journals {
             let Ok(journal) = self.0.open(&*file, OFlags::RDONLY | FILE) else { continue };
             let mut header = vec![0; SLOTS];
             // A journal without commits is shorter.
-            if read_up_to(&journal, &mut header).is_err() {
+            if read_at(&journal, &mut header, 0).is_err() {
                 continue;
             }
             let Some(found) = Described::read(&header) else { continue };

@@ -65,15 +65,7 @@ impl From<Errno> for SwitchError {
 
 impl From<Stop> for SwitchError {
     fn from(stop: Stop) -> SwitchError {
-        match stop {
-            Stop::Damaged(why) => SwitchError::Damaged(why),
-            Stop::Read(_)
-            | Stop::Overlap { .. }
-            | Stop::Full
-            | Stop::Busy
-            | Stop::Again
-            | Stop::Unbacked(_) => Errno::EIO.into(),
-        }
+        stop.damage().map_or(SwitchError::Os(Errno::EIO), SwitchError::Damaged)
     }
 }
 
