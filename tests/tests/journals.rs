@@ -26,7 +26,7 @@ fn start(scratch: &Scratch, name: &'static str, runtime: Option<&str>) -> Server
     nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on").start()
 }
 
-/// An image, and a daemon that was killed after writes to it that nobody flushed.
+/// Makes an image. A daemon answers writes to it, and is killed before a flush.
 fn left(scratch: &Scratch, runtime: Option<&str>) {
     let create = ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"];
     client_output(scratch, "qemu-img", &create);

@@ -163,7 +163,7 @@ fn requests_without_bytes_are_operations_of_no_bytes() {
     }
 }
 
-/// An export that ends has released what its user sent, whose debt remains. It flushes at once all the same.
+/// An export that ends has released what its user sent, and the group's debt remains. It flushes at once all the same.
 #[test]
 fn the_flush_of_an_export_that_ends_does_not_wait() {
     let (sim, _group, mut rig) = rig(iops(1));

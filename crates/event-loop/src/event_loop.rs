@@ -474,8 +474,8 @@ impl EventLoop {
 
     /// Runs a computation that would hold up the loop on a thread of the pool.
     ///
-    /// At most as many computations run at once as there are CPUs, and lanes take turns. A computation whose receiver is
-    /// dropped before its turn is left out. Otherwise as [`offload`](Self::offload).
+    /// At most as many computations run at once as there are CPUs, and lanes take turns. If the receiver is dropped
+    /// before its computation's turn, the computation is left out. Otherwise as [`offload`](Self::offload).
     pub fn compute<T: Send + 'static>(
         &self,
         lane: &Lane,

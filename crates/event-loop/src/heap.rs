@@ -7,7 +7,7 @@ mod limits {
     /// Bytes at the end of each thread's heap that are kept for the next allocations.
     pub(super) const KEPT: i32 = 4 << 20;
 
-    /// Bytes from which on an allocation is a mapping of its own, given back when it is freed.
+    /// Allocations of at least so many bytes are separate mappings, given back when they are freed.
     pub(super) const MAPPED: i32 = 4 << 20;
 }
 

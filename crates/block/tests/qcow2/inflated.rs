@@ -108,7 +108,7 @@ fn a_reader_that_ends_leaves_the_inflation_to_those_that_wait() {
     assert_eq!((result, bytes(&bufs).as_slice()), (Ok(()), &contents[..PAGE]));
 }
 
-/// A loop whose pool is busy inflates nothing itself, however much waits: the requests of others go on.
+/// While its pool is busy, a loop inflates nothing itself, and answers the requests of others.
 #[test]
 fn neighbours_do_not_wait_for_inflations() {
     let folder = Folder::new("inflated-neighbours");
