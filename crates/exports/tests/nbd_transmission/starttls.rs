@@ -79,7 +79,11 @@ fn the_loop_leaves_tls_handshakes_to_the_pool() {
     };
     let _server = NbdServer::start(&event_loop, config).unwrap();
     let (release, released) = mpsc::channel::<()>();
-    let busy = event_loop.offload(move || released.recv());
+    let (begin, begun) = mpsc::channel();
+    let busy = event_loop.offload(move || begin.send(()).is_ok() && released.recv().is_ok());
+    while begun.try_recv().is_err() {
+        turn(&event_loop);
+    }
 
     let mut client = connect(&event_loop, &address);
     client.write_all(b"\0\0\0\x01IHAVEOPT\0\0\0\x05\0\0\0\0").unwrap();
