@@ -92,6 +92,14 @@ impl Meter {
         self.budget.is_over()
     }
 
+    /// Returns whether sources that are no tasks are to stop.
+    ///
+    /// They come first in an iteration, and leave half of its budget to the tasks.
+    #[inline]
+    pub fn is_half_over(&self) -> bool {
+        self.budget.spent.get() >= BUDGET / 2
+    }
+
     /// Waits until metered work may begin: at once, or in a later iteration.
     #[inline]
     pub fn turn(&self) -> Turn<'_> {

@@ -15,6 +15,7 @@ mod bits;
 mod command;
 mod controller;
 mod data;
+mod deallocate;
 mod doorbell_page;
 mod events;
 mod features;

@@ -6,6 +6,7 @@ use event_loop::oneshot;
 use guest_memory::MemoryView;
 
 use super::bits::DoorbellOf;
+use super::deallocate::Deallocations;
 use super::doorbell_page::PageView;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::requests::{Piece, Slots};
@@ -132,6 +133,8 @@ pub(super) struct WorkerState {
     pub(super) slots: Slots,
     /// A command waits for a slot.
     pub(super) wants_slot: bool,
+    /// Commands with ranges that are to be discarded.
+    pub(super) deallocations: Deallocations,
     /// Commands of which more is to be read.
     pub(super) unfinished: Vec<Piece>,
     /// Waits for the end of all commands before this number.

@@ -8,10 +8,9 @@ use event_loop::{AlignedBuf, IoBufs, Slab};
 use nix::errno::Errno;
 
 use super::bits::{BLOCK_SHIFT, MAX_ENTRIES, PAGE};
-use super::command::{ByteRange, DSM_RANGE, Entry, IoCommand, MAX_DSM_RANGES, dsm_range};
+use super::command::{ByteRange, Entry, IoCommand};
 use super::data::DataPointer;
 use super::logs::Failed;
-use super::namespace::Namespace;
 use super::probes;
 use super::queues::WorkerState;
 use super::shared::Shared;
@@ -72,20 +71,13 @@ pub(super) struct Slots {
     spare_bufs: Vec<IoBufs>,
     /// The number of the next command.
     next: u64,
-    /// Of the Dataset Management command that is begun.
-    ranges: Vec<ByteRange>,
 }
 
 impl Slots {
     /// Those of so many queues.
     pub(super) fn new(queues: usize) -> Self {
         let size = MAX_SLOTS.min(queues * MAX_ENTRIES as usize);
-        Slots {
-            slots: Slab::with_capacity(size),
-            spare_bufs: Vec::with_capacity(size),
-            next: 0,
-            ranges: Vec::with_capacity(MAX_DSM_RANGES),
-        }
+        Slots { slots: Slab::with_capacity(size), spare_bufs: Vec::with_capacity(size), next: 0 }
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -128,7 +120,24 @@ impl Slots {
         self.slots.remove(tag)
     }
 
-    fn take_bufs(&mut self) -> IoBufs {
+    /// The life of the controller that a command belongs to.
+    pub(super) fn life_of(&self, tag: u32) -> Option<u64> {
+        self.slots.get(tag).map(|slot| slot.life)
+    }
+
+    /// The namespace of a command.
+    pub(super) fn nsid_of(&self, tag: u32) -> u32 {
+        self.slots.get(tag).map_or(0, |slot| slot.nsid)
+    }
+
+    /// A Dataset Management command has so many ranges, which are these bytes.
+    pub(super) fn begin_deallocation(&mut self, tag: u32, all: ByteRange, count: u32) {
+        if let Some(slot) = self.slots.get_mut(tag) {
+            (slot.range, slot.pending) = (all, count);
+        }
+    }
+
+    pub(super) fn take_bufs(&mut self) -> IoBufs {
         self.spare_bufs.pop().unwrap_or_default()
     }
 
@@ -148,8 +157,8 @@ pub(super) enum EntryStep {
     Done { sqid: u16, entry: Entry, status: Status },
     /// A request of a namespace.
     Submit { tag: u32, nsid: u32, op: Op, range: ByteRange, bufs: IoBufs },
-    /// The ranges that were read into [`Slots`].
-    Discard { tag: u32, nsid: u32, count: usize },
+    /// A Dataset Management command waits for its turn.
+    Deallocate,
     /// A flush of all namespaces.
     FlushAll { tag: u32 },
 }
@@ -262,7 +271,10 @@ impl WorkerState {
             IoCommand::Compare { range, data } => return self.compare(slot, range, &data),
             IoCommand::Verify { range } => return self.verify(slot, range),
             IoCommand::Deallocate { count, data } => {
-                return self.deallocate(slot, namespace, count, &data);
+                slot.work = Work::Deallocate;
+                let tag = self.slots.insert(slot);
+                self.deallocations.add(tag, count, data);
+                return Ok(EntryStep::Deallocate);
             }
             IoCommand::Hint => return Err(Status::SUCCESS),
         };
@@ -315,32 +327,6 @@ impl WorkerState {
         let tag = self.slots.insert(slot);
         Ok(EntryStep::Submit { tag, nsid, op: Op::Read, range: piece, bufs })
     }
-
-    fn deallocate(
-        &mut self,
-        mut slot: CommandSlot,
-        namespace: &Namespace,
-        count: usize,
-        data: &DataPointer,
-    ) -> Result<EntryStep, Status> {
-        let mut bytes = [0; MAX_DSM_RANGES * DSM_RANGE];
-        let bytes = bytes.get_mut(..count * DSM_RANGE).unwrap_or_default();
-        data.read(&self.memory, bytes)?;
-        self.slots.ranges.clear();
-        for entry in bytes.as_chunks().0 {
-            let range = dsm_range(entry, namespace)?;
-            if range.len > 0 {
-                self.slots.ranges.push(range);
-            }
-        }
-        let count = self.slots.ranges.len();
-        let Some(first) = self.slots.ranges.first() else { return Err(Status::SUCCESS) };
-        let len = self.slots.ranges.iter().map(|range| range.len).sum();
-        slot.range = ByteRange { offset: first.offset, len };
-        (slot.pending, slot.work) = (count as u32, Work::Deallocate);
-        let nsid = slot.nsid;
-        Ok(EntryStep::Discard { tag: self.slots.insert(slot), nsid, count })
-    }
 }
 
 /// Memory of our own.
@@ -378,17 +364,7 @@ impl Worker {
                 self.submit(me, tag, nsid, op, range, bufs);
                 pieces
             }
-            EntryStep::Discard { tag, nsid, count } => {
-                for at in 0..count {
-                    let (range, bufs) = {
-                        let mut state = self.state.borrow_mut();
-                        let range = state.slots.ranges.get(at).copied().unwrap_or_default();
-                        (range, state.slots.take_bufs())
-                    };
-                    self.submit(me, tag, nsid, Op::Discard, range, bufs);
-                }
-                count
-            }
+            EntryStep::Deallocate => 1 + self.deallocate_more(me, false),
             EntryStep::FlushAll { tag } => {
                 for channel in &self.channels {
                     let to: Rc<dyn RequestOwner> = me.clone();
@@ -404,6 +380,7 @@ impl Worker {
     pub(super) fn go_on(&self) {
         let unfinished = std::mem::take(&mut self.state.borrow_mut().unfinished);
         let Some(me) = self.me() else { return };
+        self.deallocate_more(&me, false);
         for Piece { tag, nsid, range } in unfinished {
             match bounce(range.len) {
                 Ok(bufs) => self.submit(&me, tag, nsid, Op::Read, range, bufs),
@@ -412,7 +389,36 @@ impl Worker {
         }
     }
 
-    fn submit(&self, me: &Rc<Worker>, tag: u32, nsid: u32, op: Op, range: ByteRange, bufs: IoBufs) {
+    /// Answers a command that has a slot and no request.
+    #[cold]
+    pub(super) fn answer_unbegun(&self, tag: u32, status: Status) {
+        let slot = self.state.borrow_mut().slots.remove(tag);
+        if let Some(slot) = slot {
+            self.answer(CommandSlot { status, ..slot });
+        }
+    }
+
+    /// So many of a command's requests will not be made.
+    #[cold]
+    pub(super) fn leave_out(&self, tag: u32, requests: usize) {
+        let left = self.state.borrow_mut().slots.get(tag).map(|slot| {
+            slot.pending = slot.pending.saturating_sub(requests as u32);
+            (slot.pending, slot.status)
+        });
+        if let Some((0, status)) = left {
+            self.answer_unbegun(tag, status);
+        }
+    }
+
+    pub(super) fn submit(
+        &self,
+        me: &Rc<Worker>,
+        tag: u32,
+        nsid: u32,
+        op: Op,
+        range: ByteRange,
+        bufs: IoBufs,
+    ) {
         let to: Rc<dyn RequestOwner> = me.clone();
         let channel = (nsid as usize).checked_sub(1).and_then(|at| self.channels.get(at));
         match channel {
@@ -494,7 +500,11 @@ impl Worker {
 impl RequestOwner for Worker {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
         let mut state = self.state.borrow_mut();
-        let Some(slot) = state.slots.get(tag) else { return };
+        let WorkerState { slots, deallocations, .. } = &mut *state;
+        let Some(slot) = slots.get(tag) else { return };
+        if matches!(slot.work, Work::Deallocate) {
+            deallocations.ended();
+        }
         let mut next = None;
         match (result, &mut slot.work) {
             (Ok(()), Work::Plain | Work::Deallocate) => {}
@@ -530,11 +540,15 @@ impl RequestOwner for Worker {
             return self.finish_later();
         }
         slot.pending = slot.pending.saturating_sub(1);
+        let goes_on = matches!(slot.work, Work::Deallocate) && slot.pending > 0;
         let done = if slot.pending == 0 { state.slots.remove(tag) } else { None };
         state.slots.keep_bufs(bufs);
         drop(state);
         if let Some(slot) = done {
             self.answer(slot);
+        } else if goes_on {
+            // There is room for another range.
+            self.finish_later();
         }
     }
 }

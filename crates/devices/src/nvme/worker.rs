@@ -13,6 +13,7 @@ use guest_memory::MemoryView;
 use nix::errno::Errno;
 
 use super::bits::DoorbellOf;
+use super::deallocate::Deallocations;
 use super::queue::{CompletionQueue, QueueError, ShadowPages, SubmissionQueue};
 use super::queues::{Completion, Places, Submission, UNSEEN, WorkerState};
 use super::requests::Slots;
@@ -178,6 +179,7 @@ impl Worker {
                 life: 0,
                 slots: Slots::new(queues),
                 wants_slot: false,
+                deallocations: Deallocations::new(event_loop.meter()),
                 unfinished: Vec::new(),
                 waiting: Vec::new(),
                 first: 1,
@@ -571,6 +573,9 @@ impl DeferredCall for Worker {
 
 impl Handler for Worker {
     fn ready(&self, _events: u32) -> Progress {
+        if let Some(me) = self.me() {
+            self.deallocate_more(&me, true);
+        }
         match self.shared.page {
             None => self.take_turn(),
             Some(_) => self.take_turn_of_page(),

@@ -1,5 +1,6 @@
 //! An NVMe controller before a small driver: each command, each wrong command, and its life.
 
+mod deallocate;
 mod hostile_lists;
 mod mapped;
 pub(crate) mod rig;
