@@ -9,6 +9,7 @@
 mod pause;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -77,6 +78,8 @@ pub(super) struct Connection {
     stalled: Cell<bool>,
     /// Requests that the channel has.
     under_way: Cell<u32>,
+    /// Requests with costly replies that wait for a turn, and what the node has told.
+    costly: RefCell<VecDeque<(u32, IoBufs)>>,
     /// It is among those that wait for a turn.
     pub(super) waits: Cell<bool>,
     /// Why no more requests are taken.
@@ -126,6 +129,7 @@ impl Connection {
             sending: Cell::new(false),
             stalled: Cell::new(false),
             under_way: Cell::new(0),
+            costly: RefCell::default(),
             waits: Cell::new(false),
             end: Cell::new(None),
             deaf: Cell::new(false),
@@ -253,6 +257,11 @@ impl Connection {
                     self.service.turns.begin(now_ns, bufs.len());
                     self.under_way.update(|count| count + 1);
                     self.service.channel.submit(Request::new(op, offset, len, bufs, &me, tag));
+                }
+                Next::OfBitmaps { tag } => {
+                    self.service.stats.taken.add(1);
+                    self.under_way.update(|count| count + 1);
+                    me.complete(tag, Ok(()), IoBufs::new());
                 }
                 Next::Refused => {
                     self.service.stats.taken.add(1);
@@ -465,6 +474,32 @@ impl IoTarget for Connection {
 
 impl RequestOwner for Connection {
     fn complete(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) {
+        if result.is_ok() && self.state.borrow().has_costly_reply(tag) {
+            let turns = &self.service.turns;
+            if !turns.are_costly() {
+                turns.meter.charge(self.answered(tag, Ok(()), bufs));
+                return;
+            }
+            let mut costly = self.costly.borrow_mut();
+            costly.push_back((tag, bufs));
+            if costly.len() == 1 {
+                turns.wait_for_budget(self.me.clone());
+            }
+            return;
+        }
+        self.answered(tag, result, bufs);
+    }
+}
+
+impl Connection {
+    /// Puts together one of the costly replies that wait. Returns its units of the loop's meter, and whether others wait.
+    pub(super) fn answer_costly(&self) -> (u64, bool) {
+        let Some((tag, bufs)) = self.costly.borrow_mut().pop_front() else { return (0, false) };
+        (self.answered(tag, Ok(()), bufs), !self.costly.borrow().is_empty())
+    }
+
+    /// The node has answered. Returns units of the loop's meter.
+    fn answered(&self, tag: u32, result: Result<(), Errno>, bufs: IoBufs) -> u64 {
         let mut state = self.state.borrow_mut();
         if let Err(errno) = result
             && let Some(slot) = state.slots.get(tag)
@@ -479,15 +514,17 @@ impl RequestOwner for Connection {
                 let flush = Request::new(Op::Flush, 0, 0, IoBufs::new(), &me, tag);
                 self.service.channel.submit(flush);
             }
-            return;
+            return 0;
         }
         let answered = state.slots.get(tag).map(|slot| (slot.command, slot.reply, slot.started_ns));
+        let cost = state.take_cost();
         drop(state);
         if let Some((command, reply, started_ns)) = answered {
             self.count(&command, reply, started_ns);
         }
         self.under_way.update(|count| count.saturating_sub(1));
         self.reply_later();
+        cost
     }
 }
 

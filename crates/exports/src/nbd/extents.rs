@@ -13,21 +13,31 @@ use super::wire::reply::{
     Asked, MAX_HEADER, Reply, ReplyMode, allocation, dirty, encode_extent, extent_len,
 };
 
-/// Extents of a chunk at most.
+/// Extents of a reply at most, of all contexts together, unless each has only few of them then.
 const MAX_EXTENTS: usize = 1024;
+/// A context has at least so many.
+const LEAST_EXTENTS: usize = 128;
+/// Runs of bits that are looked at for a chunk, beside one for each extent: long ones are looked at in parts.
+const MORE_RUNS: usize = 16;
+/// What an extent costs, in thousandths of a unit of the loop's meter.
+const EXTENT_COST: u64 = 100;
+/// What a run of a bitmap costs, and 4,096 of its bits that are set: they are looked at.
+const RUN_COST: u64 = 200;
+const SET_COST: u64 = 40;
 
-fn most(one: bool) -> usize {
-    if one { 1 } else { MAX_EXTENTS }
+fn most(contexts: Contexts, one: bool) -> usize {
+    let each = MAX_EXTENTS / contexts.iter().count().max(1);
+    if one { 1 } else { each.max(LEAST_EXTENTS) }
 }
 
 /// Bytes of the chunks, at most.
 pub(super) fn reply_len(contexts: Contexts, one: bool) -> usize {
-    contexts.iter().count() * (MAX_HEADER + most(one) * EXTENT_LEN)
+    contexts.iter().count() * (MAX_HEADER + most(contexts, one) * EXTENT_LEN)
 }
 
 /// Bytes of what the node tells, at most.
 pub(super) fn told_len(contexts: Contexts, one: bool) -> usize {
-    if asks_node(contexts) { most(one) * EXTENT_LEN } else { 0 }
+    if asks_node(contexts) { most(contexts, one) * EXTENT_LEN } else { 0 }
 }
 
 /// Whether the node has to be asked.
@@ -47,6 +57,8 @@ pub(super) struct Chunks<'a> {
     /// The memory, and where the next byte goes.
     pub(super) memory: &'a mut IoBufs,
     pub(super) at: usize,
+    /// What it has cost so far, in thousandths of a unit of the loop's meter.
+    pub(super) cost: u64,
 }
 
 impl Chunks<'_> {
@@ -62,15 +74,25 @@ impl Chunks<'_> {
             extents.map(move |extent| (extent.len, flags(extent)))
         };
         let left = contexts.iter().count();
+        let most = most(contexts, self.one);
         for (context, left) in contexts.iter().zip((0..left).rev()) {
             let id = context.id();
             let is_put = match context {
-                Context::Allocation => self.put(id, left == 0, of_node(state)),
-                Context::Depth => self.put(id, left == 0, of_node(|extent| extent.depth)),
+                Context::Allocation => self.put(id, left == 0, most, of_node(state)),
+                Context::Depth => self.put(id, left == 0, most, of_node(|extent| extent.depth)),
                 Context::Bitmap(index) => match bitmaps.get(index as usize) {
                     Some(bitmap) => {
                         let runs = runs(bitmap, self.asked.offset, self.len);
-                        self.put(id, left == 0, runs)
+                        let runs = runs.take(most + MORE_RUNS);
+                        let shift = bitmap.bits().granularity().trailing_zeros() + 12;
+                        let mut cost = 0;
+                        let runs = runs.inspect(|(bytes, flags)| {
+                            let set = if *flags == 0 { 0 } else { bytes >> shift };
+                            cost += RUN_COST + SET_COST * set;
+                        });
+                        let is_put = self.put(id, left == 0, most, runs);
+                        self.cost += cost;
+                        is_put
                     }
                     None => false,
                 },
@@ -82,11 +104,13 @@ impl Chunks<'_> {
         true
     }
 
-    /// Puts a chunk. Neighbouring extents that are the same become one. `false`: there are no extents.
+    /// Puts a chunk of so many extents at most. Neighbouring extents that are the same become one. `false`: there are no
+    /// extents.
     fn put(
         &mut self,
         context: u32,
         is_last: bool,
+        most: usize,
         extents: impl Iterator<Item = (u64, u32)>,
     ) -> bool {
         let header =
@@ -96,9 +120,10 @@ impl Chunks<'_> {
         let mut count = 0;
         let mut last: Option<(u64, u32)> = None;
         for (bytes, flags) in extents {
+            self.cost += EXTENT_COST;
             let merged = match last {
                 Some((before, same)) if same == flags => before + bytes,
-                _ if count == most(self.one) => break,
+                _ if count == most => break,
                 _ => {
                     count += 1;
                     bytes

@@ -73,6 +73,8 @@ enum Incoming {
 pub(super) enum Next {
     /// It goes down the channel.
     Submit { op: Op, offset: u64, len: u64, bufs: IoBufs, tag: u32 },
+    /// The dirty bitmaps answer it: the node is not asked.
+    OfBitmaps { tag: u32 },
     /// It was answered.
     Answered,
     /// It was answered with an error.
@@ -100,6 +102,8 @@ pub(super) struct ServerState {
     ready: VecDeque<u32>,
     /// Being sent.
     sending: Vec<u32>,
+    /// What replies have cost since the last call of `take_cost`, in thousandths of a unit of the loop's meter.
+    cost: u64,
 }
 
 impl ServerState {
@@ -123,6 +127,7 @@ impl ServerState {
             end: 0,
             ready: VecDeque::with_capacity(SLOTS),
             sending: Vec::with_capacity(SLOTS),
+            cost: 0,
         })
     }
 
@@ -305,8 +310,7 @@ impl ServerState {
             // Reading the range fills the host's page cache, if the node uses it.
             Command::Cache { offset, len } => (Op::Read, offset, len.min(MAX_PAYLOAD.into())),
             Command::BlockStatus { .. } if !extents::asks_node(self.agreed.contexts) => {
-                self.answered(tag, Ok(()), IoBufs::new());
-                return Next::Answered;
+                return Next::OfBitmaps { tag };
             }
             Command::BlockStatus { offset, len, .. } => (Op::BlockStatus, offset, len),
         };
@@ -339,8 +343,10 @@ impl ServerState {
                 let begin = slot.memory.map_or(0, |memory| memory.offset);
                 let memory = &mut self.arena.whole;
                 let (client, asked) = (self.client, slot.asked);
-                let mut chunks = Chunks { client, mode, asked, len, one, memory, at: begin };
+                let mut chunks =
+                    Chunks { client, mode, asked, len, one, memory, at: begin, cost: 0 };
                 slot.is_whole = chunks.put_all(contexts, &self.bitmaps, &slot.bufs);
+                self.cost += chunks.cost;
                 match slot.is_whole {
                     true => (Reply::Done, chunks.at - begin),
                     // The block layer gives at least one extent.
@@ -356,6 +362,17 @@ impl ServerState {
         }
         self.ready.push_back(tag);
         false
+    }
+
+    /// Units of the loop's meter that replies have cost since the last call.
+    pub(super) fn take_cost(&mut self) -> u64 {
+        std::mem::take(&mut self.cost).div_ceil(1000)
+    }
+
+    /// Whether the reply to a request is put together from bitmaps.
+    pub(super) fn has_costly_reply(&self, tag: u32) -> bool {
+        let command = self.slots.get(tag).map(|slot| &slot.command);
+        !self.bitmaps.is_empty() && matches!(command, Some(Command::BlockStatus { .. }))
     }
 
     /// What the node has been asked for and has not answered.

@@ -1,4 +1,5 @@
-//! Limits the bytes that an export's connections begin to move per iteration of their I/O thread.
+//! Limits what an export's connections do per iteration of their I/O thread: the bytes that they begin to move, and the
+//! cost of replies about dirty bitmaps.
 //!
 //! The kernel copies from the page cache within the loop's iteration, and a null node answers there, while
 //! everything else on the thread waits. So once enough bytes are begun, further requests wait for the next
@@ -8,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use event_loop::{EventLoop, IoBufs, IoTarget};
+use event_loop::{EventLoop, IoBufs, IoTarget, Meter};
 
 use super::connection::Connection;
 
@@ -23,6 +24,10 @@ pub(super) struct Turns {
     begun: Cell<usize>,
     /// In order of arrival.
     waiting: RefCell<VecDeque<Weak<Connection>>>,
+    /// What costly replies are charged to.
+    pub(super) meter: Meter,
+    /// Connections with costly replies to put together, in turns.
+    costly: RefCell<VecDeque<Weak<Connection>>>,
     /// A timer for the next iteration is submitted.
     armed: Cell<bool>,
 }
@@ -35,6 +40,8 @@ impl Turns {
             now_ns: Cell::new(0),
             begun: Cell::new(0),
             waiting: RefCell::default(),
+            meter: event_loop.meter(),
+            costly: RefCell::default(),
             armed: Cell::new(false),
         })
     }
@@ -49,6 +56,11 @@ impl Turns {
         self.now_ns.get() == now_ns && self.begun.get() >= SHARE
     }
 
+    /// Whether a costly reply has to wait.
+    pub(super) fn are_costly(&self) -> bool {
+        !self.costly.borrow().is_empty() || self.meter.is_half_over()
+    }
+
     /// Counts a request that moves this many `bytes`.
     pub(super) fn begin(&self, now_ns: u64, bytes: usize) {
         let before = if self.now_ns.replace(now_ns) == now_ns { self.begun.get() } else { 0 };
@@ -61,6 +73,12 @@ impl Turns {
         self.arm();
     }
 
+    /// Has the connection put together its costly replies by and by.
+    pub(super) fn wait_for_budget(&self, connection: Weak<Connection>) {
+        self.costly.borrow_mut().push_back(connection);
+        self.arm();
+    }
+
     fn arm(&self) {
         let Some(me) = self.me.upgrade().filter(|_| !self.armed.replace(true)) else { return };
         let me: Rc<dyn IoTarget> = me;
@@ -69,14 +87,36 @@ impl Turns {
     }
 
     fn run(&self) {
+        self.run_costly();
+        self.run_waiting();
+        if !self.waiting.borrow().is_empty() || !self.costly.borrow().is_empty() {
+            self.arm();
+        }
+    }
+
+    /// One reply of each connection in turns. One in any case: other sources may spend the budget in every iteration.
+    fn run_costly(&self) {
+        loop {
+            let Some(next) = self.costly.borrow_mut().pop_front() else { return };
+            if let Some(connection) = next.upgrade() {
+                let (units, has_more) = connection.answer_costly();
+                self.meter.charge(units);
+                if has_more {
+                    self.costly.borrow_mut().push_back(next);
+                }
+            }
+            if self.meter.is_half_over() {
+                return;
+            }
+        }
+    }
+
+    fn run_waiting(&self) {
         while !self.are_over(self.event_loop.now_ns()) {
             let Some(next) = self.waiting.borrow_mut().pop_front() else { return };
             if let Some(connection) = next.upgrade() {
                 connection.its_turn();
             }
-        }
-        if !self.waiting.borrow().is_empty() {
-            self.arm();
         }
     }
 }
