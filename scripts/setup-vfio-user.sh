@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 guest=$PWD/target/guest
 [ -x "${RINGMILL_PEERS:-/var/tmp/ringmill-peers}/usr/bin/qemu-system-x86_64" ] || scripts/setup-peers.sh
 
-[ ! -e "$guest/generic/vmlinuz" ] || [ ! "$guest/initramfs-fio" -nt "$guest/generic/initramfs" ] || rm "$guest/generic/initramfs"
+[ ! -e "$guest/generic/vmlinuz" ] || [ ! "$guest/initramfs" -nt "$guest/generic/initramfs" ] || rm "$guest/generic/initramfs"
 [ ! "$0" -nt "$guest/generic/initramfs" ] || rm -f "$guest/generic/initramfs"
 [ ! -e "$guest/generic/initramfs" ] || exit 0
 command -v nvme >/dev/null || PATH=$PATH:/usr/sbin command -v nvme >/dev/null || apt-get -q -y install nvme-cli
@@ -22,7 +22,7 @@ version=$(basename "$work"/kernel/lib/modules/*)
 depmod -b "$work/kernel" "$version"
 
 # The programs and /init of the other guests, with this kernel's modules.
-(cd "$work/root" && cpio -idm --quiet) <"$guest/initramfs-fio"
+(cd "$work/root" && cpio -idm --quiet) <"$guest/initramfs"
 nvme=$(PATH=$PATH:/usr/sbin command -v nvme)
 cp -L "$nvme" "$work/root/bin/"
 ldd "$nvme" | grep -o '/[^ ]*' | while read -r library; do

@@ -98,7 +98,7 @@ struct Disk {
 
 impl Disk {
     fn guest(&self, server: &Server, name: &str) -> Guest {
-        let guest = Guest::new().qemu_of(self.release.debian).queues(self.queues).with_fio();
+        let guest = Guest::new().qemu_of(self.release.debian).queues(self.queues);
         let guest = guest.machine(self.release.machine).chardev_options(self.reconnect).reboots();
         let socket = server.socket(name);
         match self.device {

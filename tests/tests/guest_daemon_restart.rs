@@ -29,7 +29,7 @@ fn the_daemon_is_restarted_under_load() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 32);
     let mut server = serve(&scratch, &image);
-    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio();
+    let guest = Guest::new().disk(server.socket("disk")).queues(2);
     let mut guest = guest.chardev_options("reconnect-ms=50").boot(JOB);
     for _ in 1..=3 {
         guest.expect("restart");

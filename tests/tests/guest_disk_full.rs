@@ -62,7 +62,7 @@ fn a_disk_is_full_and_space_is_made() {
         .start();
     let seen = |name: &str| PathBuf::from(format!("/proc/{}/root{folder}/{name}", server.pid()));
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let guest = Guest::new().disk(server.socket("disk")).with_fio();
+    let guest = Guest::new().disk(server.socket("disk"));
     let mut guest = guest.boot(&job("vda"));
     guest.expect("begin");
     wait_for_stop(&mut qmp);
@@ -105,7 +105,7 @@ fn held_requests_outlive(scsi: bool) {
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let (socket, disk) = (server.socket("disk"), if scsi { "sda" } else { "vda" });
     let guest = if scsi { Guest::new().scsi(socket) } else { Guest::new().disk(socket) };
-    let guest = guest.with_fio().chardev_options("reconnect-ms=10");
+    let guest = guest.chardev_options("reconnect-ms=10");
     let mut guest = guest.boot(&job(disk));
     guest.expect("begin");
     wait_for_stop(&mut qmp);

@@ -33,7 +33,7 @@ fn legacy_plain_small_and_large_queues() {
             .export(&id, "num-queues=2,iothread=io0");
     }
     let server = server.start();
-    let (mut guest, mut job) = (Guest::new().queues(2).with_fio(), String::new());
+    let (mut guest, mut job) = (Guest::new().queues(2), String::new());
     for (nth, ((options, mib, _), name)) in DRIVERS.iter().zip('a'..).enumerate() {
         guest = guest.disk_with(server.socket(&format!("disk{nth}")), options);
         job += &format!(

@@ -23,7 +23,7 @@ fn fio(disks: &[Disk]) {
         images.push(image);
     }
     let server = server.start();
-    let (mut guest, mut job) = (Guest::new().queues(4).unsaid_queues().with_fio(), String::new());
+    let (mut guest, mut job) = (Guest::new().queues(4).unsaid_queues(), String::new());
     for (name, (.., queues)) in ('a'..).zip(disks) {
         let disk = format!("vd{name}");
         guest = guest.disk_with(server.socket(&disk), &format!("num-queues={queues}"));

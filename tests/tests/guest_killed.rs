@@ -25,7 +25,7 @@ fn guests_are_killed_under_load() {
         .export("disk", "num-queues=2,iothread=io0")
         .start();
     for name in ["1", "2", "last"] {
-        let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio();
+        let guest = Guest::new().disk(server.socket("disk")).queues(2);
         let mut guest = guest.boot(JOB);
         guest.expect("which guest?");
         guest.send(name);

@@ -73,7 +73,7 @@ fn boot(job: &str, export_options: &str) -> Machine {
         .export("disk", &format!("num-queues=2,iothread=io0{export_options}"))
         .start();
     let alone = Alone::of(&server);
-    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().single_threaded();
+    let guest = Guest::new().disk(server.socket("disk")).queues(2).single_threaded();
     let guest = guest.boot(&[FUNCTIONS, job].concat());
     let qmp = guest.qmp();
     Machine { guest, qmp, server, alone, image, scratch }

@@ -42,7 +42,7 @@ fn migrates(driver: &str, image: &Image, back: bool) -> Vec<String> {
     let scratch = [Scratch::new(), Scratch::new()];
     let servers = [(0, "here"), (1, "there")]
         .map(|(i, name): (usize, _)| serve(&scratch[i], name, driver, image, i == 0));
-    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2).with_fio();
+    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2);
     let [here, there] = &servers;
     let set_active = |server: &Server, name: &str, active: bool| {
         let mut qmp = Qmp::connect(&server.socket(&format!("{name}-qmp")));
@@ -111,7 +111,7 @@ fn a_guest_moves_with_its_local_disk() {
     let mut source = Qmp::connect(&here.socket("here-qmp"));
     let mut target = Qmp::connect(&there.socket("there-qmp"));
 
-    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2).with_fio();
+    let guest = |server: &Server, name| Guest::new().disk(server.socket(name)).queues(2);
     let mut boot = guest(&here, "here").boot(JOB);
     boot.expect("ready");
     let (nbd, unix) =

@@ -28,7 +28,7 @@ fn the_guest_reboots_under_load() {
         .file("disk", &image, "aio=io_uring,cache.direct=on")
         .export("disk", "num-queues=2")
         .start();
-    let guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().reboots();
+    let guest = Guest::new().disk(server.socket("disk")).queues(2).reboots();
     let mut guest = guest.boot(JOB);
     for boot in 1..=3 {
         guest.expect("which boot?");

@@ -25,7 +25,7 @@ fn the_driver_is_unbound_and_bound_under_load() {
         .file("disk", &image, "aio=io_uring,cache.direct=on")
         .export("disk", "num-queues=2")
         .start();
-    let lines = Guest::new().disk(server.socket("disk")).queues(2).with_fio().run(JOB);
+    let lines = Guest::new().disk(server.socket("disk")).queues(2).run(JOB);
     server.stop();
     assert_eq!(lines, [format!("{}  -", image.md5())]);
 }

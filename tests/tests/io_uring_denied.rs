@@ -33,7 +33,7 @@ fn a_guest_is_served_with_epoll() {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch, "disk.img", 32);
     let server = serve(&scratch, &image);
-    let lines = Guest::new().disk(server.socket("disk")).queues(2).with_fio().run(
+    let lines = Guest::new().disk(server.socket("disk")).queues(2).run(
         "verify --size=16m --numjobs=2 --offset_increment=16m --do_verify=1
         md5sum </dev/vda",
     );

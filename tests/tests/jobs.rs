@@ -281,7 +281,7 @@ fn a_guests_disk_moves() {
     let moved = scratch.path("disk1.img");
     let server = daemon(&scratch, &image, "aio=io_uring,cache.direct=on");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let mut guest = Guest::new().disk(server.socket("disk")).queues(2).with_fio().boot(
+    let mut guest = Guest::new().disk(server.socket("disk")).queues(2).boot(
         "everywhere() {
             verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 $1
         }

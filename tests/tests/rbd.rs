@@ -690,7 +690,7 @@ fn a_guest_boots_and_verifies_its_disk() {
     let job = "verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 --do_verify=1
         verify --bsrange=4k-64k --size=12m --offset_increment=12m --numjobs=2 --verify_only=1
         md5sum </dev/vda";
-    let lines = Guest::new().disk(server.socket("disk")).queues(2).with_fio().run(job);
+    let lines = Guest::new().disk(server.socket("disk")).queues(2).run(job);
     server.stop();
     assert_eq!(lines, [format!("{}  -", ceph.md5("disk"))], "the guest's view against the image");
 }

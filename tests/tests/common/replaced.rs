@@ -184,7 +184,7 @@ pub fn survives(
         Device::Blk => guest.disk(server.socket("disk")),
         Device::Scsi => guest.scsi(server.socket("disk")),
     };
-    let mut guest = guest.queues(queues).with_fio().boot(&job);
+    let mut guest = guest.queues(queues).boot(&job);
     for _ in 0..times {
         guest.expect("how many?");
         guest.send(&random.requests().to_string());
