@@ -57,7 +57,15 @@ if ! target/python/bin/pip freeze 2>/dev/null | grep -qxF "$client"; then
     target/python/bin/pip -q install --disable-pip-version-check "$client"
 fi
 
-# PACKAGE FOLDER: has the package's files in a folder. Nothing is installed.
+# QEMU's programs, with quick LUKS headers.
+mkdir -p target/tools
+gcc -shared -fPIC -O -o target/tools/quick_keys.so tests/clients/quick_keys.c
+for program in qemu-img qemu-storage-daemon; do
+    printf '#!/bin/sh\nLD_PRELOAD=%s/target/tools/quick_keys.so exec %s "$@"\n' "$PWD" "$(command -v $program)" >"target/tools/$program"
+    chmod 755 "target/tools/$program"
+done
+
+# Unpacks a package into a folder: PACKAGE FOLDER. Nothing is installed.
 unpack() {
     download=$(mktemp -d)
     (cd "$download" && apt-get -q -o APT::Sandbox::User=root download "$1")

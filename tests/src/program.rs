@@ -3,6 +3,7 @@
 use std::env;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -23,7 +24,8 @@ pub fn repository() -> &'static Path {
 /// If it is missing, with a message that names the script.
 pub fn tool(name: &str) -> PathBuf {
     let path = env::var("PATH").unwrap_or_default();
-    env::split_paths(&path)
+    iter::once(repository().join("target/tools"))
+        .chain(env::split_paths(&path))
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .map(|folder| folder.join(name))
         .find(|file| file.is_file())
