@@ -4,11 +4,14 @@ use std::fs;
 use std::ops::Range;
 use std::process::Command;
 
+use hostile::images::Costly;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use nix::sys::signal::Signal;
+use serde_json::json;
 
 use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Scratch, ServerCommand, tool};
+use integration::{Qmp, Scratch, ServerCommand, eventually, tool};
 
 /// Runs the check. Returns exit code and output.
 fn check(scratch: &Scratch, arguments: &[&str]) -> (Option<i32>, String) {
@@ -371,6 +374,35 @@ fn a_dirty_image_of_qemu_is_repaired_when_it_is_opened() {
     assert_eq!(client(&scratch, "qemu-img", &["check", "disk.qcow2"]).status.code(), Some(0));
     let read = "read -P 5 4M 1M";
     client_output(&scratch, "qemu-io", &["-f", "qcow2", "-c", read, "disk.qcow2"]);
+}
+
+/// 4 Mi entries share an L2 table, which takes seconds to repair. Other commands are executed meanwhile, and the daemon ends.
+#[test]
+fn a_long_repair_delays_nothing_else() {
+    let scratch = Scratch::new();
+    let made = Costly::SharedTables.make(scratch.dir(), &mut |_| Ok(()));
+    let path = made.expect("writable");
+    let file = format!("file,node-name=file,filename={}", path.display());
+    let mut server = ServerCommand::new(&scratch)
+        .args(["--blockdev", &file])
+        .monitor("one")
+        .monitor("other")
+        .start();
+    let mut one = Qmp::connect(&server.socket("one"));
+    let mut other = Qmp::connect(&server.socket("other"));
+    one.send(
+        r#"{"execute": "blockdev-add", "arguments": {"driver": "qcow2", "node-name": "disk", "file": "file"}}"#,
+    );
+    let size = fs::metadata(&path).expect("it is there").len();
+    eventually("the beginning of the repair", || {
+        let resize = json!({"node-name": "file", "size": size});
+        let answer = other.ask("block_resize", resize).to_string();
+        answer.contains("is busy: the image in it is being repaired").then_some(())
+    });
+    assert!(other.refused("blockdev-del", json!({"node-name": "file"})).contains("is busy"));
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success(), "{}", server.log());
+    assert_eq!(fs::read(&path).expect("it is there")[79] & 1, 1, "the image is still dirty");
 }
 
 /// Options of QEMU that change nothing are accepted, and the log says so.

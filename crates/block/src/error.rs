@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use crate::drivers::qcow2::DirtyImage;
+
 /// A node could not be opened, found or removed.
 ///
 /// `Display` is one line in QEMU's words where QEMU has the same error; [`hint`](Self::hint) says
@@ -18,6 +20,7 @@ pub struct OpenError {
     /// Whether QMP's description has the hint, too.
     hint_everywhere: bool,
     locked_by: Option<LockedBy>,
+    dirty: Option<DirtyImage>,
 }
 
 /// How long the image of a killed process stays locked at most.
@@ -43,6 +46,7 @@ impl OpenError {
             hint: None,
             hint_everywhere: false,
             locked_by: None,
+            dirty: None,
         }
     }
 
@@ -109,6 +113,22 @@ impl OpenError {
     /// may not inspect.
     pub fn may_be_left_locked(&self) -> bool {
         self.locked_by.is_some()
+    }
+
+    /// Returns the error of an image that has to be repaired first.
+    pub(crate) fn dirty(image: DirtyImage) -> Self {
+        let message = "The image was not closed cleanly: it must be repaired";
+        OpenError { dirty: Some(image), ..OpenError::new(message) }
+    }
+
+    /// Returns the image that has to be repaired before it can be opened.
+    ///
+    /// Only [`NodeRegistry::open_unless_dirty`](crate::NodeRegistry::open_unless_dirty) fails with one.
+    pub fn into_dirty_image(self) -> Result<DirtyImage, Self> {
+        match self.dirty {
+            Some(image) => Ok(image),
+            None => Err(self),
+        }
     }
 
     /// Returns the errno, if a system call failed.

@@ -40,8 +40,8 @@ pub use connections::{ConnectContext, Connections, Credentials};
 pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
 pub use drivers::KeySlots;
 pub use drivers::qcow2::{
-    CheckFailure, Checked, CreateQcow2, Damage, JournalState, LeftJournal, Repair, check_qcow2,
-    create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,
+    CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, Repair,
+    check_qcow2, create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,
 };
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};

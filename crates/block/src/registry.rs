@@ -82,6 +82,8 @@ pub struct NodeRegistry {
     /// Set while an inactive node's image is opened: takes no locks, neither of the image nor of
     /// images that it names.
     looks: bool,
+    /// Set while nodes are opened whose images are repaired by the caller.
+    repairs_apart: bool,
     resizing: Resizing,
     /// Of qcow2 images.
     journals: Option<Journals>,
@@ -329,6 +331,22 @@ impl NodeRegistry {
         self.connections = connections;
         let opened = self.open_top(options);
         self.connections = Connections::default();
+        opened
+    }
+
+    /// Does the same, but repairs no image: repairing may take minutes.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open); and an image is dirty: [`OpenError::into_dirty_image`].
+    pub fn open_unless_dirty(
+        &mut self,
+        options: &BlockdevOptions,
+        connections: Connections,
+    ) -> Result<(), OpenError> {
+        self.repairs_apart = true;
+        let opened = self.open_connected(options, connections);
+        self.repairs_apart = false;
         opened
     }
 

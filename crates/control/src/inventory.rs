@@ -135,6 +135,8 @@ pub struct SourceUse {
 
 /// The kind of a job that is a `block_resize`.
 const RESIZE: &str = "resize";
+/// The kind of a job that repairs the image in a node, before a node of the image is opened.
+const REPAIR: &str = "repair";
 /// The kind of a `block-stream`.
 const STREAM: &str = "stream";
 
@@ -174,6 +176,7 @@ impl Job {
     fn conflict(&self, node: &str) -> OptionError {
         OptionError::new(match self.kind {
             RESIZE => format!("Node '{node}' is busy: it is being resized"),
+            REPAIR => format!("Node '{node}' is busy: the image in it is being repaired"),
             kind => {
                 format!("Node '{node}' is busy: block device is in use by block job: {kind}")
             }

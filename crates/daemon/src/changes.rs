@@ -33,6 +33,15 @@ pub(super) type NodeConnections = BTreeMap<String, Connections>;
 /// Connections that are being made.
 type Connecting = Pin<Box<dyn Future<Output = Result<NodeConnections, OpenError>>>>;
 
+/// Who repairs an image that another program has not closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repairs {
+    /// The caller, with [`DaemonError::dirty`].
+    Apart,
+    /// The command itself. Other commands wait, and the control loop runs.
+    AtOnce,
+}
+
 /// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
 /// the lock.
 const LOOK_AGAIN_NS: u64 = 5_000_000;
@@ -55,13 +64,35 @@ impl Daemon {
     /// half a minute.
     pub(super) async fn add_for_monitor(&mut self, step: Step) -> Result<Answer, DaemonError> {
         let Some(connecting) = self.connect_for_step(&step)? else {
-            self.add(&step).await?;
-            return Ok(().into());
+            return self.add_or_repair(step, NodeConnections::new()).await;
         };
         Ok(Answer::after(connecting, move |daemon, connected| {
             Box::pin(async move {
                 let connections = connected.map_err(DaemonError::from)?;
-                daemon.add_connected(&step, connections).await?;
+                Ok(daemon.add_or_repair(step, connections).await?)
+            })
+        }))
+    }
+
+    /// Adds what a command describes. A dirty image is repaired first, and other commands are executed meanwhile.
+    async fn add_or_repair(
+        &mut self,
+        step: Step,
+        connections: NodeConnections,
+    ) -> Result<Answer, DaemonError> {
+        let mut error = match self.add_connected(&step, connections, Repairs::Apart).await {
+            Ok(()) => return Ok(().into()),
+            Err(error) => error,
+        };
+        let Some(image) = error.dirty.take() else { return Err(error) };
+        let file = image.file().to_owned();
+        self.inventory = self.inventory.with_repair(&file)?;
+        Ok(Answer::after(image.repair(), move |daemon, repaired| {
+            Box::pin(async move {
+                daemon.inventory = daemon.inventory.repaired(&file);
+                repaired.map_err(DaemonError::from)?;
+                let connections = NodeConnections::new();
+                daemon.add_connected(&step, connections, Repairs::AtOnce).await?;
                 Ok(().into())
             })
         }))
@@ -95,7 +126,7 @@ impl Daemon {
 
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
-        self.add_connected(step, NodeConnections::new()).await
+        self.add_connected(step, NodeConnections::new(), Repairs::AtOnce).await
     }
 
     /// Does the same, with connections made beforehand.
@@ -103,6 +134,7 @@ impl Daemon {
         &mut self,
         step: &Step,
         mut connections: NodeConnections,
+        repairs: Repairs,
     ) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
         let mut inventory = self.inventory.with(step)?;
@@ -110,7 +142,7 @@ impl Daemon {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 let name = options.node_name.as_deref().unwrap_or_default();
-                self.open_node(options, connections.remove(name)).await?;
+                self.open_node(options, connections.remove(name), repairs).await?;
                 inventory = self.with_generated_names(&inventory, options);
                 self.take_bitmaps().await?;
             }
@@ -169,6 +201,7 @@ impl Daemon {
         &mut self,
         options: &BlockdevOptions,
         mut connections: Option<Connections>,
+        repairs: Repairs,
     ) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
@@ -179,9 +212,17 @@ impl Daemon {
                     None => Connections::default(),
                 },
             };
-            match self.nodes.open_connected(options, connections) {
-                Err(error) if self.waits_for(&error) => self.wait_for_lock(error, patience).await?,
-                opened => return Ok(opened?),
+            let error = match self.nodes.open_unless_dirty(options, connections) {
+                Ok(()) => return Ok(()),
+                Err(error) if self.waits_for(&error) => {
+                    self.wait_for_lock(error, patience).await?;
+                    continue;
+                }
+                Err(error) => DaemonError::from(error),
+            };
+            match error.dirty {
+                Some(image) if repairs == Repairs::AtOnce => image.repair().await?,
+                _ => return Err(error),
             }
         }
     }

@@ -14,6 +14,7 @@ use block::track::Tracking;
 use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside};
 use control::{Action, Inventory, Step};
 
+use super::changes::Repairs;
 use super::host::{Host, on_a_thread};
 use super::state::Moving;
 use super::{Daemon, DaemonError};
@@ -191,7 +192,7 @@ impl Daemon {
         let users = self.nodes.edges(node);
         // The image lies on the node itself, below the filters of backups.
         let filters = self.nodes.take_filters(node);
-        if let Err(error) = self.open_node(overlay, None).await {
+        if let Err(error) = self.open_node(overlay, None, Repairs::AtOnce).await {
             self.nodes.set_filters(node, filters);
             return Err(error);
         }

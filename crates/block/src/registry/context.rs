@@ -179,6 +179,11 @@ impl<'a> OpenContext<'a> {
         self.registry.looks
     }
 
+    /// Returns whether an image that has to be repaired is not opened.
+    pub(crate) fn repairs_apart(&self) -> bool {
+        self.registry.repairs_apart
+    }
+
     /// Opens a child that the image names and the options do not.
     ///
     /// # Errors

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use block::{CheckFailure, Checked, Repair, check_qcow2};
+use block::{CheckFailure, Checked, Connections, NodeRegistry, Repair, check_qcow2};
+use event_loop::{EventLoop, LoopConfig};
 use fastrand::Rng;
 
 use crate::qcow2::image::{Folder, contents, open, options, qemu_img, qemu_io};
@@ -229,6 +230,63 @@ fn a_repair_keeps_snapshots_beside_bitmaps() {
     assert_eq!((checked.corruptions_fixed, checked.leaks_fixed), (0, 0));
     assert!(fs::read(&path).unwrap() == before);
     assert!(qemu_img(&folder, &["snapshot", "-l", "disk.qcow2"]).contains("first"));
+}
+
+/// Tables that several entries share are counted as by QEMU, though they are walked a few times only.
+#[test]
+fn tables_that_entries_share_are_counted_as_by_qemu() {
+    let folder = Folder::new("check-shared");
+    for form in ["cluster_size=4k", "cluster_size=4k,refcount_bits=8"] {
+        qemu_img(&folder, &["create", "-q", "-f", "qcow2", "-o", form, "whole.qcow2", "20M"]);
+        for write in ["write -P 1 0 100k", "write -c -P 3 512k 64k", "write -z 600k 64k"] {
+            qemu_io(&folder, "whole.qcow2", write);
+        }
+        qemu_img(&folder, &["snapshot", "-c", "first", "whole.qcow2"]);
+        qemu_io(&folder, "whole.qcow2", "write -P 4 64k 64k");
+        let mut image = fs::read(folder.path("whole.qcow2")).unwrap();
+        let l1 = number(&image, 40, 8) as usize;
+        let first = image[l1..l1 + 8].to_vec();
+        image[l1..l1 + 80].copy_from_slice(&first.repeat(10));
+        for shift in [0, 512] {
+            // A table within clusters is read as it is there.
+            image[l1 + 6] ^= (shift >> 8) as u8;
+            fs::write(folder.path("ours.qcow2"), &image).unwrap();
+            fs::write(folder.path("theirs.qcow2"), &image).unwrap();
+            let (_, number) = theirs(&folder, "ours.qcow2", None);
+            let found = ours(&folder.path("ours.qcow2"), Repair::None).unwrap();
+            let ours_found = [found.corruptions, found.leaks, found.allocated, found.fragmented];
+            let names = ["corruptions", "leaks", "allocated-clusters", "fragmented-clusters"];
+            assert_eq!(ours_found, names.map(&number), "{form}, {shift}");
+            let _ = theirs(&folder, "theirs.qcow2", Some("all"));
+            let _ = ours(&folder.path("ours.qcow2"), Repair::All);
+            let codes = ["ours.qcow2", "theirs.qcow2"].map(|name| theirs(&folder, name, None).0);
+            assert_eq!(codes[0], codes[1], "{form}, {shift}");
+        }
+    }
+}
+
+/// An image that is opened with the repair apart is not written to before. A repair that is given up leaves it dirty.
+#[test]
+fn a_dirty_image_is_repaired_apart() {
+    let folder = Folder::new("check-apart");
+    image(&folder, "disk.qcow2", "lazy_refcounts=on", false);
+    let path = folder.path("disk.qcow2");
+    let mut dirty = fs::read(&path).unwrap();
+    dirty[79] = 1;
+    fs::write(&path, &dirty).unwrap();
+    let options = options(&path);
+    let mut nodes = NodeRegistry::new();
+    let mut found = || {
+        let opened = nodes.open_unless_dirty(&options, Connections::default());
+        opened.map_err(|error| error.into_dirty_image().unwrap())
+    };
+    let given_up = found().unwrap_err();
+    drop(given_up);
+    assert!(fs::read(&path).unwrap() == dirty);
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    event_loop.block_on(found().unwrap_err().repair()).unwrap().unwrap();
+    assert_eq!(fs::read(&path).unwrap()[79] & 1, 0);
+    found().unwrap();
 }
 
 /// The bits that ask for a repair are cleared by a repair of everything.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, JobUse, NodeUse, Permissions, UserUse, check};
 
-use super::{ChainUse, Export, Inventory, Job, RESIZE, STREAM, SourceUse};
+use super::{ChainUse, Export, Inventory, Job, REPAIR, RESIZE, STREAM, SourceUse};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -59,6 +59,17 @@ pub struct Steady<'a> {
 /// What `block_resize` needs of a node.
 const RESIZES: Claim = Claim { takes: Permissions::RESIZE, ..Claim::NOTHING };
 
+/// What the repair of an image needs of the node with its file.
+const REPAIRS: Claim = {
+    let changes = Permissions::WRITE.with(Permissions::RESIZE);
+    Claim { takes: changes, shares: Permissions::ALL.without(changes) }
+};
+
+/// Returns the name of a repair among the jobs. No job of a user has such a name.
+fn repair_of(node: &str) -> String {
+    format!("#repair-in-{node}")
+}
+
 /// Returns the name of a resize among the jobs. No job of a user has such a name.
 fn resize_of(node: &str) -> String {
     format!("#resize-of-{node}")
@@ -104,6 +115,34 @@ impl Inventory {
     #[must_use]
     pub fn resized(&self, name: &str) -> Inventory {
         self.without_job(&resize_of(name))
+    }
+
+    /// Returns the inventory with a node whose image is being repaired, until [`repaired`](Self::repaired).
+    ///
+    /// A node that is not in the inventory yet is free.
+    ///
+    /// # Errors
+    ///
+    /// A job uses the node, or a user does not share writing and resizing.
+    pub fn with_repair(&self, file: &str) -> Result<Inventory, OptionError> {
+        let mut inventory = self.clone();
+        if !self.nodes.contains_key(file) {
+            return Ok(inventory);
+        }
+        self.free_of_jobs(file)?;
+        self.check_with(Some(UserUse::new(file, REPAIRS, u64::MAX)), &[])?;
+        let (serial, source) = (inventory.serial(), file.to_owned());
+        let chain = ChainUse::default();
+        let (filter, source_use) = (None, SourceUse::default());
+        let job = Job { serial, kind: REPAIR, source, target: None, chain, filter, source_use };
+        inventory.jobs.insert(repair_of(file), job);
+        Ok(inventory)
+    }
+
+    /// Returns the inventory with a node whose image is no longer being repaired.
+    #[must_use]
+    pub fn repaired(&self, file: &str) -> Inventory {
+        self.without_job(&repair_of(file))
     }
 
     /// Checks that users of a node can bear that a larger overlay replaces it.
@@ -291,6 +330,8 @@ impl Inventory {
         });
         let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
         let resizes = resizes.map(|job| UserUse::new(&job.source, RESIZES, job.serial));
+        let repairs = self.jobs.values().filter(|job| job.kind == REPAIR);
+        let repairs = repairs.map(|job| UserUse::new(&job.source, REPAIRS, job.serial));
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
         let jobs = filters.values().flatten();
         let mirrored = jobs.filter(|(_, job)| job.source_use() == ChildUse::Window);
@@ -298,7 +339,7 @@ impl Inventory {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
             UserUse::new(&job.source, Claim { shares, ..Claim::NOTHING }, job.serial)
         });
-        let users = exports.chain(sources).chain(targets).chain(resizes).chain(user);
+        let users = exports.chain(sources).chain(targets).chain(resizes).chain(repairs).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
             .map_err(|conflict| OptionError::new(conflict.to_string()))
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_loop::{EventLoop, LoopConfig};
 
@@ -93,15 +94,16 @@ pub fn check_qcow2(
     let journals = journals
         .filter(|(folder, _)| folder.is_dir())
         .and_then(|(folder, user)| Journals::in_folder(folder, user).ok());
-    check_node(NODE, node, repair, journals.as_ref(), tell)
+    check_node(NODE, node, repair, journals.as_ref(), &AtomicBool::new(false), tell)
 }
 
-/// Checks the image in a node.
+/// Checks the image in a node. `stop`: the check fails at its next access to the file.
 pub(super) fn check_node(
     name: &str,
     file: Arc<dyn BlockNode>,
     repair: Repair,
     journals: Option<&Journals>,
+    stop: &AtomicBool,
     tell: impl FnMut(fmt::Arguments<'_>) + Send,
 ) -> Result<Checked, CheckFailure> {
     let parse = |file: &Arc<dyn BlockNode>| {
@@ -135,7 +137,7 @@ pub(super) fn check_node(
         }
         header = parse(&below.file).map_err(CheckFailure::Open)?;
     }
-    run(&below, header, repair, left, tell)
+    run(&below, header, repair, left, stop, tell)
 }
 
 /// Runs a check on a thread and a loop of its own, and waits for it.
@@ -144,6 +146,7 @@ fn run(
     header: Header,
     repair: Repair,
     left: Sectors,
+    stop: &AtomicBool,
     mut tell: impl FnMut(fmt::Arguments<'_>) + Send,
 ) -> Result<Checked, CheckFailure> {
     std::thread::scope(|scope| {
@@ -152,7 +155,7 @@ fn run(
             let event_loop = EventLoop::new(config).map_err(|error| error.error)?;
             let channels = Rc::new(below.open_channels(&event_loop)?);
             let len = below.file_end();
-            let mut image = Image { event_loop, channels, left, len };
+            let mut image = Image { event_loop, channels, left, len, stop };
             let checked = image.check(&header, repair, &mut tell);
             let Image { event_loop, channels, .. } = image;
             drop(channels);
@@ -166,15 +169,16 @@ fn run(
 }
 
 /// The file of an image.
-struct Image {
+struct Image<'a> {
     event_loop: EventLoop,
     channels: Rc<Channels>,
     /// What a killed process has not written, of an image that is only looked at.
     left: Sectors,
     len: u64,
+    stop: &'a AtomicBool,
 }
 
-impl Image {
+impl Image<'_> {
     fn check(
         &mut self,
         header: &Header,
@@ -213,12 +217,15 @@ impl Image {
     }
 }
 
-impl CheckedFile for Image {
+impl CheckedFile for Image<'_> {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(nix::errno::Errno::ECANCELED.into());
+        }
         let (channels, end) = (self.channels.clone(), self.len);
         let read = async move { read_up_to(&channels, end, at, len).await };
         let mut bytes = self.event_loop.block_on(read)??;

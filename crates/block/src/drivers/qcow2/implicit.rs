@@ -52,7 +52,7 @@ fn open_with(
 ) -> Result<Qcow2Node, OpenError> {
     let common = node.options();
     let opening = Opening::begin(common, node.child("file")?)?.with_inherited(node.inherited());
-    let opening = opening.telling(node.damages());
+    let opening = opening.telling(node.damages()).repairing_apart(node.repairs_apart());
     let path = node.path_of(&options.file);
     if options.data_file.is_some() && !opening.has_data_file() {
         let why = "'data-file' can only be set for images with an external data file";

@@ -18,13 +18,13 @@ use super::Qcow2Node;
 use super::bitmaps::{self, ImageBitmaps, KeptBitmaps, Loaded};
 use super::caches::CacheSizes;
 use super::channel::Clean;
-use super::check::{CheckFailure, check_node};
 use super::context::Channels;
 use super::core::read_kept;
 use super::damage::Damages;
 use super::details::Details;
+use super::dirty::{self, DirtyImage};
 use super::encrypt::EncryptedData;
-use super::engine::{Contents, Engine, Owner, Repair};
+use super::engine::{Contents, Engine, Owner};
 use super::header::{self, Header, Purpose};
 use super::image::{Image, errno_of};
 use super::journal::{self, Elsewhere, Found, Journal, Journals, Superseded};
@@ -155,6 +155,8 @@ pub(crate) struct Opening {
     /// owns the image.
     unowned: Option<Arc<AtomicBool>>,
     damages: Option<Damages>,
+    /// An image that has to be repaired is not opened.
+    repairs_apart: bool,
 }
 
 /// A journal from a process that hands the image over. If the hand-over fails, that process keeps the
@@ -180,7 +182,16 @@ impl Opening {
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, Purpose::of(read_only))?;
-        Ok(Opening { file, start, header, read_only, going_on: None, unowned: None, damages: None })
+        Ok(Opening {
+            file,
+            start,
+            header,
+            read_only,
+            going_on: None,
+            unowned: None,
+            damages: None,
+            repairs_apart: false,
+        })
     }
 
     /// Goes on with what another process has handed over, if the image is among that and not whole.
@@ -195,6 +206,11 @@ impl Opening {
     /// Sets where damage is reported that is found while the image is in use.
     pub(crate) fn telling(self, damages: Option<Damages>) -> Opening {
         Opening { damages, ..self }
+    }
+
+    /// Has [`finish`](Self::finish) fail with a [`DirtyImage`], and not repair the image.
+    pub(crate) fn repairing_apart(self, repairs_apart: bool) -> Opening {
+        Opening { repairs_apart, ..self }
     }
 
     /// The backing image that the header names. `path`: that of the image.
@@ -241,7 +257,16 @@ impl Opening {
         for sentence in options.unheeded.sentences() {
             log::warn!("qcow2 image of node '{name}': {sentence}");
         }
-        let Opening { file, mut start, mut header, read_only, going_on, unowned, damages } = self;
+        let Opening {
+            file,
+            mut start,
+            mut header,
+            read_only,
+            going_on,
+            unowned,
+            damages,
+            repairs_apart,
+        } = self;
         if header.data_file_raw && !read_only && (backing.is_some() || header.backing.is_some()) {
             // Zeroes of the data file would hide it.
             let why = "Backing file and data-file-raw cannot be used at the same time";
@@ -268,7 +293,14 @@ impl Opening {
         let inode = below.file.inode();
         let place = below.file.place();
         if !read_only && header.is_dirty && header.mark.is_none() {
-            repair_dirty(&name, &below, is_shared)?;
+            if is_shared {
+                let error = io::Error::other("the process that hands it over has not marked it");
+                return Err(failed(&name, "open", &error));
+            }
+            if repairs_apart {
+                return Err(OpenError::dirty(DirtyImage::new(&name, below.file)));
+            }
+            dirty::repair(&name, below.file.clone(), &AtomicBool::new(false))?;
             start = read_start(&below.file)?;
             header = Header::parse(&start, Purpose::Write)?;
         }
@@ -459,30 +491,6 @@ impl Opening {
             pass_discard_snapshot: options.pass_discard_snapshot.unwrap_or(true),
         })
     }
-}
-
-/// Repairs an image that another program has not closed, as QEMU does: its reference counts may be wrong.
-fn repair_dirty(name: &str, below: &Below, is_shared: bool) -> Result<(), OpenError> {
-    if is_shared {
-        let error = io::Error::other("the process that hands it over has not marked it");
-        return Err(failed(name, "open", &error));
-    }
-    log::warn!(
-        "qcow2 image of node '{name}' was not closed cleanly: its reference counts are repaired"
-    );
-    let tell = |finding: std::fmt::Arguments<'_>| log::info!("node '{name}': {finding}");
-    let error = match check_node(name, below.file.clone(), Repair::All, None, tell) {
-        Ok(checked) if checked.corruptions == 0 && checked.check_errors == 0 => return Ok(()),
-        Ok(checked) => io::Error::other(format!(
-            "{} errors of the metadata cannot be repaired",
-            checked.corruptions + checked.check_errors
-        )),
-        Err(CheckFailure::Open(error)) => return Err(error),
-        Err(CheckFailure::NoChecks) => io::ErrorKind::InvalidData.into(),
-        Err(CheckFailure::Io(error)) => error,
-    };
-    let message = format!("Could not repair dirty qcow2 image of node '{name}'");
-    Err(OpenError::io(message, &error).with_hint("read-only=on opens the image for reading"))
 }
 
 /// Reads the tables that are always in memory. `places`: of metadata of snapshots, memory for tables, and the end of the file.

@@ -1,7 +1,9 @@
 //! The flag of an entry that says whether the cluster is used once, so that it may be written in place.
 
+use std::collections::BTreeMap;
+
 use super::refcounts::Refcounts;
-use super::walk::Leads;
+use super::walk::{Found, Leads};
 use super::{Check, CheckError, Checked, Repair};
 use crate::drivers::qcow2::engine::entry::{COPIED, OFFSET};
 use crate::drivers::qcow2::steps::{ENTRY, number};
@@ -19,6 +21,19 @@ impl Check<'_> {
         let (at, len) = self.shape.l1;
         let mut l1 = self.file.read(at, len as usize)?;
         let mut is_changed = false;
+        // What the walk of each table has found that several entries lead to.
+        let mut shared = BTreeMap::new();
+        let mut tables: Vec<_> =
+            l1.chunks_exact(ENTRY).map(|entry| number(entry) & OFFSET).collect();
+        tables.sort_unstable();
+        for pair in tables.windows(2) {
+            if let [one, other] = pair
+                && one == other
+            {
+                shared.insert(*one, None);
+            }
+        }
+        drop(tables);
         for (index, entry) in l1.chunks_exact_mut(ENTRY).enumerate() {
             let raw = number(entry);
             let table = raw & OFFSET;
@@ -35,7 +50,20 @@ impl Check<'_> {
                     is_changed = true;
                 }
             }
+            // A table past the end of the file consists of zeroes.
+            if table >= self.file.len() {
+                continue;
+            }
+            let seen = shared.get_mut(&table);
+            if let Some(Some(found)) = seen {
+                Found::add_to(*found, &mut self.found);
+                continue;
+            }
+            let before = self.found;
             self.check_copied_l2(table, refcounts)?;
+            if let Some(seen) = seen {
+                *seen = Some(Found::between(&before, &self.found));
+            }
         }
         if is_changed {
             self.file.write(at, &l1)?;

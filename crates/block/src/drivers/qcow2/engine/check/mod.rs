@@ -11,14 +11,18 @@ mod copied;
 mod refcounts;
 mod references;
 mod snapshot_table;
+#[cfg(test)]
+mod tests;
 mod walk;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 
 use self::refcounts::Refcounts;
 use self::references::References;
+use self::walk::SharedTable;
 use crate::drivers::qcow2::header::Header;
 
 /// Most clusters of a file, as in QEMU.
@@ -129,6 +133,8 @@ pub(in crate::drivers::qcow2) struct Check<'a> {
     /// The place of the refcount table: first byte and number of bytes.
     refcount_table: (u64, u64),
     found: Checked,
+    /// Tables that were walked twice, by their places.
+    shared: BTreeMap<u64, SharedTable>,
     /// The refcount structures cannot be repaired in place.
     rebuild: bool,
     /// `COPIED` flags are repaired.
@@ -191,6 +197,7 @@ impl<'a> Check<'a> {
             places,
             refcount_table,
             found,
+            shared: BTreeMap::new(),
             rebuild: false,
             repairs_copied: false,
         }
@@ -259,6 +266,7 @@ impl<'a> Check<'a> {
             places: self.places,
             refcount_table,
             found: Checked { total: self.found.total, ..Checked::default() },
+            shared: BTreeMap::new(),
             rebuild: false,
             repairs_copied: false,
         }

@@ -189,7 +189,7 @@ impl Check<'_> {
             return Err(CheckError::TooLarge);
         }
         let table = room.take(len);
-        (table..table + len).for_each(|cluster| counts.add(cluster));
+        (table..table + len).for_each(|cluster| counts.add(cluster, 1));
         let mut blocks = BTreeMap::new();
         let mut index = 0;
         while index << bits < counts.end() {
@@ -199,7 +199,7 @@ impl Check<'_> {
                 continue;
             }
             let block = room.take(1);
-            counts.add(block);
+            counts.add(block, 1);
             blocks.insert(index, block);
             index = index.min(block >> bits);
         }
@@ -264,7 +264,7 @@ impl Room {
                 _ => (at, free) = (at + free + 1, 0),
             }
         }
-        (at..at + clusters).for_each(|cluster| self.used.add(cluster));
+        (at..at + clusters).for_each(|cluster| self.used.add(cluster, 1));
         if clusters == 1 {
             self.next = at + 1;
         }

@@ -26,17 +26,22 @@ impl References {
         }
     }
 
-    /// Adds a reference to a cluster.
-    pub(super) fn add(&mut self, cluster: u64) {
+    /// Adds references to a cluster.
+    pub(super) fn add(&mut self, cluster: u64, more: u64) {
         let (chunk, at) = (cluster as usize / CHUNK, cluster as usize % CHUNK);
         self.used = self.used.max(cluster + 1);
         if chunk >= self.chunks.len() {
             self.chunks.resize(chunk + 1, None);
         }
         let count = &mut self.chunks[chunk].get_or_insert_with(|| Box::new([0; CHUNK]))[at];
-        match *count {
-            u16::MAX => *self.large.entry(cluster).or_insert(u16::MAX.into()) += 1,
-            _ => *count += 1,
+        let before = match *count {
+            u16::MAX => self.large.get(&cluster).copied().unwrap_or(u16::MAX.into()),
+            count => count.into(),
+        };
+        let after = before.saturating_add(more);
+        *count = u16::try_from(after).unwrap_or(u16::MAX);
+        if *count == u16::MAX {
+            self.large.insert(cluster, after);
         }
     }
 
@@ -58,8 +63,9 @@ mod tests {
     #[test]
     fn counts_of_any_size_are_kept() {
         let mut references = References::default();
-        (0..70_000).for_each(|_| references.add(5000));
-        references.add(3);
+        (0..69_000).for_each(|_| references.add(5000, 1));
+        references.add(5000, 1000);
+        references.add(3, 1);
         assert_eq!([3, 4, 5000, 5001, 1 << 40].map(|at| references.of(at)), [1, 0, 70_000, 0, 0]);
         assert_eq!(references.used(), 5001);
         assert!((5001..=8192).contains(&references.end()));

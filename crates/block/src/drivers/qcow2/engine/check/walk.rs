@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::{Check, CheckError, References, Repair};
+use super::{Check, CheckError, Checked, References, Repair};
 use crate::drivers::qcow2::engine::entry::{COMPRESSED, COPIED, OFFSET, ZEROES};
 use crate::drivers::qcow2::header::MAX_L1;
 use crate::drivers::qcow2::steps::{ENTRY, number};
@@ -31,6 +31,43 @@ pub(super) enum Leads {
     },
 }
 
+/// An L2 table that several entries of L1 tables lead to. Each such table is walked three times at most, because an image
+/// from a stranger may have millions of these entries.
+#[derive(Debug, Default)]
+pub(super) struct SharedTable {
+    /// Walks that were left out. Their references are added in the end.
+    left_out: u64,
+    /// What a walk finds.
+    found: Found,
+}
+
+/// What the walk of a table has added to the numbers of a check.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Found {
+    corruptions: u64,
+    allocated: u64,
+    compressed: u64,
+    fragmented: u64,
+}
+
+impl Found {
+    pub(super) fn between(before: &Checked, after: &Checked) -> Found {
+        Found {
+            corruptions: after.corruptions.saturating_sub(before.corruptions),
+            allocated: after.allocated - before.allocated,
+            compressed: after.compressed - before.compressed,
+            fragmented: after.fragmented - before.fragmented,
+        }
+    }
+
+    pub(super) fn add_to(self, checked: &mut Checked) {
+        checked.corruptions += self.corruptions;
+        checked.allocated += self.allocated;
+        checked.compressed += self.compressed;
+        checked.fragmented += self.fragmented;
+    }
+}
+
 impl Check<'_> {
     pub(super) fn leads(&self, raw: u64) -> Leads {
         let extended = self.shape.l2_entry > ENTRY;
@@ -54,6 +91,7 @@ impl Check<'_> {
     /// Counts all references.
     pub(super) fn references(&mut self, repair: Repair) -> Result<References, CheckError> {
         let mut references = References::default();
+        self.shared.clear();
         let places = self.places;
         self.refer(&mut references, 0..self.shape.cluster());
         self.walk_l1(&mut references, self.shape.l1, true, repair)?;
@@ -68,6 +106,11 @@ impl Check<'_> {
                 self.walk_l1(&mut references, (*at, bytes), false, repair)?;
             }
         }
+        for (at, table) in std::mem::take(&mut self.shared) {
+            if table.left_out > 0 {
+                self.refer_again(&mut references, at, table.left_out)?;
+            }
+        }
         self.refer(&mut references, places.snapshot_table.clone());
         for range in places.bitmaps.iter().chain(&places.luks) {
             self.refer(&mut references, range.clone());
@@ -78,6 +121,10 @@ impl Check<'_> {
 
     /// Adds a reference to each cluster of a range of the file.
     fn refer(&mut self, references: &mut References, bytes: Range<u64>) {
+        self.refer_times(references, bytes, 1);
+    }
+
+    fn refer_times(&mut self, references: &mut References, bytes: Range<u64>, times: u64) {
         if bytes.is_empty() {
             return;
         }
@@ -90,12 +137,15 @@ impl Check<'_> {
             return;
         }
         for cluster in self.shape.number(bytes.start)..=self.shape.number(bytes.end - 1) {
-            if references.of(cluster) == self.shape.most {
+            let more = times.min(self.shape.most - references.of(cluster));
+            if more < times {
                 let at = cluster << self.shape.cluster_bits;
                 self.corruption(format_args!("overflow cluster offset={at:#x}"));
-                continue;
+                self.found.corruptions += times - more - 1;
             }
-            references.add(cluster);
+            if more > 0 {
+                references.add(cluster, more);
+            }
         }
     }
 
@@ -128,7 +178,48 @@ impl Check<'_> {
                     "l2_offset={table:x}: Table is not cluster aligned; L1 entry corrupted"
                 ));
             }
+            // A table past the end of the file consists of zeroes.
+            if table >= self.file.len() {
+                continue;
+            }
+            if let Some(shared) = self.shared.get_mut(&table) {
+                shared.left_out += 1;
+                shared.found.add_to(&mut self.found);
+                continue;
+            }
+            let before = self.found;
             self.walk_l2(references, table, is_active, repair)?;
+            let is_shared = references.of(self.shape.number(table)) >= self.shape.most.min(2);
+            if is_shared || !self.shape.is_aligned(table) {
+                let found = Found::between(&before, &self.found);
+                self.shared.insert(table, SharedTable { left_out: 0, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the references of a table that was walked before, `times` times.
+    fn refer_again(
+        &mut self,
+        references: &mut References,
+        at: u64,
+        times: u64,
+    ) -> Result<(), CheckError> {
+        let table = self.file.read(at, self.shape.cluster() as usize)?;
+        for entry in table.chunks_exact(self.shape.l2_entry) {
+            if self.shape.has_data_file {
+                break;
+            }
+            match self.leads(number(&entry[..ENTRY])) {
+                Leads::Nowhere => {}
+                Leads::Compressed { host, len } => {
+                    self.refer_times(references, host..host + len, times);
+                }
+                Leads::To { host, .. } => {
+                    let end = host + self.shape.cluster();
+                    self.refer_times(references, host..end, times);
+                }
+            }
         }
         Ok(())
     }
