@@ -348,3 +348,34 @@ fn sizes_of_a_growing_file_are_those_of_now() {
         assert!((4 << 20..=length).contains(&highest("disk-file")), "{}", highest("disk-file"));
     }
 }
+
+/// What strangers' images make long is cut short, and counted. Images behind each other are described as often as QSD does, or not.
+#[test]
+fn a_description_has_bounded_lists_and_chains() {
+    let scratch = Scratch::new();
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    qmp.execute("blockdev-add", json!({"driver": "null-co", "node-name": "f0", "size": 1 << 20}));
+    for n in 0..1030 {
+        let bitmap = json!({"node": "f0", "name": format!("b{n}")});
+        qmp.execute("block-dirty-bitmap-add", bitmap);
+    }
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["dirty-bitmaps"].as_array().map(Vec::len), Some(1024));
+    assert_eq!(nodes[0]["x-dirty-bitmaps-left-out"], 6);
+    // Behind the n-th filter lie n images: 4095 for 90 filters, 4186 for 91.
+    for n in 1..=91 {
+        let file = format!("f{}", n - 1);
+        let filter = json!({"driver": "copy-on-read", "node-name": format!("f{n}"), "file": file});
+        qmp.execute("blockdev-add", filter);
+        if n == 90 {
+            let nodes = qmp.execute("query-named-block-nodes", json!({}));
+            assert_eq!(nodes.as_array().map(Vec::len), Some(91));
+        }
+    }
+    let refusal = qmp.refused("query-named-block-nodes", json!({}));
+    assert!(refusal.contains("more than 4096 images") && refusal.contains("flat"), "{refusal}");
+    let nodes = qmp.execute("query-named-block-nodes", json!({"flat": true}));
+    assert_eq!(nodes.as_array().map(Vec::len), Some(92));
+    server.stop();
+}

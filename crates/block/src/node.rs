@@ -328,6 +328,24 @@ pub struct ImageDetails {
     pub specific: Object,
 }
 
+/// Most items of a list in an image's description, and most bytes of their names: an image from a stranger may have 65,535
+/// bitmaps and snapshots.
+const MOST_ITEMS: usize = 1024;
+const MOST_NAMES: usize = 128 << 10;
+
+/// Returns how many of the items with these names, in order, a description lists.
+pub fn listed<'a>(names: impl Iterator<Item = &'a str>) -> usize {
+    let mut left = MOST_NAMES;
+    let fits = names.take(MOST_ITEMS).take_while(|name| match left.checked_sub(name.len()) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    });
+    fits.count()
+}
+
 /// An internal snapshot of an image: the disk as it was at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InternalSnapshot {

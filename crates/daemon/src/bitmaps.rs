@@ -6,6 +6,7 @@ use std::sync::Arc;
 use block::NodeRegistry;
 use block::driver::Layer;
 use block::job::{Bitmap, MAX_PARTS};
+use block::node::listed;
 use block::track::{DirtyBitmap, Storage};
 use control::BitmapRef;
 use control::qmp::QmpError;
@@ -71,10 +72,11 @@ pub(super) fn check_parts(size: u64, granularity: u64) -> Result<(), QmpError> {
 ///
 /// As in QEMU, a bitmap that a job uses has the bits that the job began with. The bits that were set since are those of a bitmap
 /// without a name, which is listed first.
-pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
+pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<(Vec<Json>, usize)> {
     let bitmaps = nodes.tracking(name)?.bitmaps();
+    let listed = listed(bitmaps.iter().map(|bitmap| bitmap.name()));
     let mut told = Vec::new();
-    for bitmap in bitmaps.iter().filter(|bitmap| bitmap.lent().is_some()) {
+    for bitmap in bitmaps.iter().filter(|bitmap| bitmap.lent().is_some()).take(listed) {
         told.push(json!({
             "recording": bitmap.is_recording(),
             "persistent": false,
@@ -83,7 +85,7 @@ pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
             "count": bitmap.bits().count(),
         }));
     }
-    for bitmap in &*bitmaps {
+    for bitmap in bitmaps.iter().take(listed) {
         let mut named = json!({
             "name": bitmap.name(),
             "recording": bitmap.is_recording(),
@@ -97,7 +99,7 @@ pub(super) fn info(nodes: &NodeRegistry, name: &str) -> Option<Json> {
         }
         told.push(named);
     }
-    (!told.is_empty()).then(|| told.into())
+    (!told.is_empty()).then(|| (told, bitmaps.len() - listed))
 }
 
 impl Daemon {

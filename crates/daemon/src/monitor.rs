@@ -74,6 +74,8 @@ pub(super) struct Client {
     connected_ns: u64,
     session: RefCell<Session>,
     unread: RefCell<VecDeque<u8>>,
+    /// Bytes of events among them, and of those read since none was unread.
+    events: Cell<usize>,
     /// A command is under way.
     waits: Cell<bool>,
     /// Why the connection is to be closed; `None` while it stays open.
@@ -265,6 +267,7 @@ impl Client {
             connected_ns,
             session: RefCell::new(session),
             unread: RefCell::default(),
+            events: Cell::new(0),
             waits: Cell::new(false),
             lost: Cell::new(None),
             changed: Signal::default(),
@@ -293,9 +296,11 @@ impl Client {
 
     /// Sends an event, or disconnects a client that does not read.
     fn tell(&self, line: &str) {
-        if self.unread() > MAX_UNREAD_EVENTS {
+        // A long answer, which the client may be reading, does not count.
+        if self.unread().min(self.events.get()) > MAX_UNREAD_EVENTS {
             self.lose("it does not read what it is sent");
         } else {
+            self.events.update(|bytes| bytes + line.len());
             self.say(line);
         }
     }
@@ -325,7 +330,13 @@ impl Client {
                     .await;
                 match stream.write(&chunk).await {
                     Ok(written) => {
-                        self.unread.borrow_mut().drain(..written);
+                        let mut unread = self.unread.borrow_mut();
+                        unread.drain(..written);
+                        if unread.is_empty() {
+                            self.events.set(0);
+                            unread.shrink_to(MAX_UNREAD);
+                        }
+                        drop(unread);
                         self.changed.notify();
                     }
                     Err(errno) => return errno.desc(),

@@ -1,15 +1,16 @@
 //! The description of block nodes in QMP: QEMU's `BlockDeviceInfo`.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path};
 
 use block::driver::{Description, Layer};
-use block::node::{BackingName, ImageDetails};
+use block::node::{BackingName, ImageDetails, listed};
 use block::options::{BlockdevOptions, DetectZeroes};
 use block::{Child, JobFilter, NodeInfo, NodeRegistry};
+use control::qmp::QmpError;
 use serde_json::{Value as Json, json};
 
 use super::bitmaps;
@@ -20,29 +21,87 @@ const PAGE: u64 = 4096;
 /// Most segments of a request: `UIO_MAXIOV`.
 const MAX_IOV: u64 = 1024;
 
+/// Most images that an answer describes behind others: an image is described anew for each of those above.
+const MOST_BEHIND: u32 = 4096;
+/// The cost after which the rest of an answer waits for its next part. An image has a cost of 1, some 30 microseconds.
+const PART: u32 = 64;
+/// Items of lists with a cost of 1.
+const ITEMS: usize = 32;
+
 /// The nodes at a moment, with the file names that were found out: that of an image depends on those of all images behind.
 struct View<'a> {
     nodes: &'a NodeRegistry,
     names: RefCell<HashMap<String, String>>,
+    /// Of what was described.
+    cost: Cell<u32>,
+    /// Images that may still be described behind others.
+    behind_left: Cell<u32>,
 }
 
 impl<'a> View<'a> {
-    fn new(nodes: &'a NodeRegistry) -> View<'a> {
-        View { nodes, names: RefCell::default() }
+    fn new(nodes: &'a NodeRegistry, behind_left: u32) -> View<'a> {
+        let (names, cost) = (RefCell::default(), Cell::new(0));
+        View { nodes, names, cost, behind_left: Cell::new(behind_left) }
+    }
+
+    fn charge(&self, cost: usize) {
+        self.cost.update(|spent| spent.saturating_add(cost as u32));
     }
 }
 
-/// The descriptions of all nodes and of jobs' filters, by name. `flat`: without their backing images.
-pub(super) fn all(nodes: &NodeRegistry, flat: bool) -> Json {
-    let view = &View::new(nodes);
-    let own = nodes.all().map(|node| (node.name, info(view, &node, flat)));
-    let filters = nodes.job_filters().filter_map(|(source, filter)| {
-        let source = nodes.info(source)?;
-        Some((filter.name(), filter_info(view, &source, filter, flat)))
-    });
-    let mut all: Vec<_> = own.chain(filters).collect();
-    all.sort_by_key(|(name, _)| *name);
-    all.into_iter().map(|(_, told)| told).collect()
+/// The descriptions of all nodes and of jobs' filters, by name, made in parts. A node that goes before it was described is
+/// left out.
+pub(super) struct Listing {
+    /// Nodes to describe, the last first.
+    names: Vec<String>,
+    /// Without their backing images.
+    flat: bool,
+    behind_left: u32,
+    told: Vec<Json>,
+}
+
+impl Listing {
+    pub(super) fn new(nodes: &NodeRegistry, flat: bool) -> Listing {
+        let filters = nodes.job_filters().map(|(_, filter)| filter.name());
+        let mut names: Vec<_> = nodes.all().map(|node| node.name).chain(filters).collect();
+        names.sort_unstable_by(|one, other| other.cmp(one));
+        let names = names.into_iter().map(str::to_owned).collect();
+        Listing { names, flat, behind_left: MOST_BEHIND + 1, told: Vec::new() }
+    }
+
+    /// Describes as many nodes as one part may. Returns whether these were the last.
+    ///
+    /// # Errors
+    ///
+    /// The answer would be too long.
+    pub(super) fn describe_more(&mut self, nodes: &NodeRegistry) -> Result<bool, QmpError> {
+        let view = &View::new(nodes, self.behind_left);
+        while view.cost.get() < PART
+            && let Some(name) = self.names.pop()
+        {
+            self.told.extend(one(view, &name, self.flat));
+            if view.behind_left.get() == 0 {
+                return Err(QmpError::generic(format!(
+                    "The answer would describe more than {MOST_BEHIND} images behind others: 'flat': true leaves them out"
+                )));
+            }
+        }
+        self.behind_left = view.behind_left.get();
+        Ok(self.names.is_empty())
+    }
+
+    pub(super) fn into_answer(self) -> Json {
+        self.told.into()
+    }
+}
+
+/// The description of a node or a job's filter, if it is still there.
+fn one(view: &View<'_>, name: &str, flat: bool) -> Option<Json> {
+    if let Some(node) = view.nodes.info(name) {
+        return Some(info(view, &node, flat));
+    }
+    let (source, filter) = view.nodes.job_filters().find(|(_, filter)| filter.name() == name)?;
+    Some(filter_info(view, &view.nodes.info(source)?, filter, flat))
 }
 
 /// The description of a job's filter. `source` is the node that it is above, maybe with other filters between.
@@ -70,7 +129,8 @@ fn filter_info(view: &View<'_>, source: &NodeInfo<'_>, filter: &JobFilter, flat:
         children.push(json!({"node-name": target, "child": "target"}));
     }
     if let Some(members) = told.as_object_mut() {
-        members.retain(|name, _| name != "dirty-bitmaps" && name != "backing_file");
+        let of_source = ["dirty-bitmaps", "x-dirty-bitmaps-left-out", "backing_file"];
+        members.retain(|name, _| !of_source.contains(&name.as_str()));
     }
     let depth = if flat { 0 } else { 1 + depth(view.nodes, source) };
     for (name, value) in [
@@ -90,7 +150,7 @@ fn filter_info(view: &View<'_>, source: &NodeInfo<'_>, filter: &JobFilter, flat:
 
 /// The file name of a node, as in [`filename`].
 fn filename_of(nodes: &NodeRegistry, name: &str) -> String {
-    nodes.info(name).map_or_else(String::new, |node| filename(&View::new(nodes), &node))
+    nodes.info(name).map_or_else(String::new, |node| filename(&View::new(nodes, 0), &node))
 }
 
 /// The file name of a node for the header of another image.
@@ -110,7 +170,7 @@ pub(super) fn name_for_header(nodes: &NodeRegistry, name: &str) -> Result<String
 
 /// Whether `wanted` is the file name of a node's image, in commands or in the header of the image above.
 pub(super) fn is_filename(nodes: &NodeRegistry, name: &str, wanted: &str) -> bool {
-    let view = &View::new(nodes);
+    let view = &View::new(nodes, 0);
     let Some(node) = nodes.info(name) else { return false };
     let above = nodes.overlay(name).and_then(|above| nodes.info(above));
     let above = above.filter(|above| !is_backed_otherwise(view, above));
@@ -145,8 +205,12 @@ fn info(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
         "bps": 0, "bps_rd": 0, "bps_wr": 0,
         "iops": 0, "iops_rd": 0, "iops_wr": 0,
     });
-    if let Some(bitmaps) = bitmaps::info(view.nodes, node.name) {
-        told["dirty-bitmaps"] = bitmaps;
+    if let Some((bitmaps, left_out)) = bitmaps::info(view.nodes, node.name) {
+        view.charge(bitmaps.len().div_ceil(ITEMS));
+        told["dirty-bitmaps"] = bitmaps.into();
+        if left_out > 0 {
+            told["x-dirty-bitmaps-left-out"] = left_out.into();
+        }
     }
     if let Some(backing) = backing(view.nodes, node) {
         told["backing_file"] = filename(view, &backing).into();
@@ -160,6 +224,7 @@ fn child(child: &Child) -> Json {
 
 /// QEMU's `ImageInfo`.
 fn image(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
+    view.charge(1);
     let driver = &node.options.driver;
     let geometry = node.node.geometry();
     let mut image = json!({
@@ -199,7 +264,13 @@ fn image(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
     }
     let snapshots = node.node.snapshots().unwrap_or_default();
     if !snapshots.is_empty() {
-        image["snapshots"] = snapshots.iter().map(internal_snapshots::info).collect();
+        let listed = listed(snapshots.iter().map(|snapshot| &*snapshot.name));
+        view.charge(listed.div_ceil(ITEMS));
+        let told = snapshots.iter().take(listed);
+        image["snapshots"] = told.map(internal_snapshots::info).collect();
+        if listed < snapshots.len() {
+            image["x-snapshots-left-out"] = (snapshots.len() - listed).into();
+        }
     }
     let specific = details.map(|details| details.specific);
     if let Some(specific) = specific.or_else(|| describe(view.nodes, node).specific) {
@@ -207,7 +278,9 @@ fn image(view: &View<'_>, node: &NodeInfo<'_>, flat: bool) -> Json {
     }
     if let Some(behind) = behind(view.nodes, node)
         && !flat
+        && let Some(left) = view.behind_left.get().checked_sub(1)
     {
+        view.behind_left.set(left);
         image["backing-image"] = self::image(view, &behind, flat);
     }
     image
@@ -313,4 +386,45 @@ fn actual_size(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> u64 {
     };
     let open = image.node.allocated().filter(|_| image.active);
     open.or_else(at_path).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use block::options::{Driver, NullOptions};
+
+    use super::*;
+
+    /// Adds a node of nothing, or a filter above a node.
+    fn open(nodes: &mut NodeRegistry, name: &str, driver: Driver) {
+        nodes.open(&BlockdevOptions::new(Some(name), driver)).unwrap();
+    }
+
+    fn null() -> Driver {
+        Driver::null_co(NullOptions { size: 1 << 20, latency_ns: 0, read_zeroes: true })
+    }
+
+    #[test]
+    fn a_long_answer_is_made_in_parts() {
+        let mut nodes = NodeRegistry::new();
+        (0..PART * 5).for_each(|n| open(&mut nodes, &format!("n{n:03}"), null()));
+        let mut listing = Listing::new(&nodes, true);
+        assert!(!listing.describe_more(&nodes).unwrap());
+        // One that is not described yet.
+        nodes.remove("n319").unwrap();
+        let mut parts = 1;
+        while !listing.describe_more(&nodes).unwrap() {
+            parts += 1;
+        }
+        assert_eq!(parts, 4);
+        let Json::Array(told) = listing.into_answer() else { panic!("no list") };
+        let names: Vec<_> = told.iter().map(|node| node["node-name"].as_str().unwrap()).collect();
+        assert_eq!((names.len(), names[0], names[318]), (319, "n000", "n318"));
+    }
+
+    #[test]
+    fn lists_have_bounded_names() {
+        assert_eq!(listed(std::iter::repeat_n("b", 2000)), 1024);
+        let long = "x".repeat(1000);
+        assert_eq!(listed(std::iter::repeat_n(&*long, 1024)), 131);
+    }
 }

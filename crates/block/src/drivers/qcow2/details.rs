@@ -72,8 +72,8 @@ impl Details {
         self.slots.clone()
     }
 
-    /// With the bitmaps that the file has.
-    pub(super) fn get(&self, bitmaps: &[Told]) -> ImageDetails {
+    /// With the bitmaps that the file has, and the number of those that are left out.
+    pub(super) fn get(&self, (bitmaps, left_out): (&[Told], usize)) -> ImageDetails {
         let mut data = self.data.clone();
         if let Some(slots) = &self.slots {
             let format = ("format".to_owned(), Value::from("luks"));
@@ -93,6 +93,9 @@ impl Details {
             };
             let bitmaps = Value::List(bitmaps.iter().map(tell).collect());
             data.push(("bitmaps".to_owned(), bitmaps));
+        }
+        if left_out > 0 {
+            data.push(("x-bitmaps-left-out".to_owned(), (left_out as u64).into()));
         }
         let data = Value::Object(data);
         ImageDetails {

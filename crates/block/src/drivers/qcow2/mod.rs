@@ -210,7 +210,8 @@ impl BlockNode for Qcow2Node {
     }
 
     fn details(&self) -> Option<ImageDetails> {
-        Some(self.details.get(&self.bitmaps.tell()))
+        let (bitmaps, left_out) = self.bitmaps.tell();
+        Some(self.details.get((&bitmaps, left_out)))
     }
 
     fn allocated(&self) -> Option<u64> {

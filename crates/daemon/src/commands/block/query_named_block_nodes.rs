@@ -1,23 +1,37 @@
 //! `query-named-block-nodes`.
 
 use control::qmp::{Member, Reply, Returns};
+use event_loop::take_turns;
 use options::shape::{Shape, Union, Variant};
 use options::table::{Field, Row, put};
-use serde_json::Value as Json;
 
-use super::super::Command;
 use super::super::snapshot::blockdev_snapshot_delete_internal_sync::SNAPSHOT;
-use crate::nodes;
+use super::super::{Answer, Command, Running};
+use crate::Daemon;
+use crate::nodes::Listing;
 
-pub(super) static COMMAND: Command<Arguments, Json> = Command {
+pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     name: "query-named-block-nodes",
     help: "list the block nodes that have names",
     example: r#"{"flat": true}"#,
     arguments: ARGUMENTS,
     returns: Returns::Data("one for each node", Reply::List(&Reply::Object(NODE))),
     records: false,
-    run: |daemon, Arguments { flat }| Box::pin(async move { Ok(nodes::all(&daemon.nodes, flat)) }),
+    run: |daemon, Arguments { flat }| {
+        let listing = Listing::new(&daemon.nodes, flat);
+        go_on(daemon, listing)
+    },
 };
+
+/// Describes further nodes. Other commands are executed between the parts of a long answer.
+fn go_on(daemon: &mut Daemon, mut listing: Listing) -> Running<'_> {
+    Box::pin(async move {
+        match listing.describe_more(&daemon.nodes)? {
+            true => Ok(listing.into_answer().into()),
+            false => Ok(Answer::after(take_turns(), move |daemon, ()| go_on(daemon, listing))),
+        }
+    })
+}
 
 #[derive(Default)]
 pub(super) struct Arguments {
@@ -27,6 +41,9 @@ pub(super) struct Arguments {
 static ARGUMENTS: &[Field<Arguments>] =
     &[Row::default("flat", "off", "leave out what lies below each node's image")
         .bool(|to, flat| put(&mut to.flat, flat))];
+
+const LEFT_OUT: &str =
+    "how many the list leaves out: it has at most 1024, whose names have at most 128 KiB";
 
 static NODE: &[Member] = &[
     Member::new("node-name", Reply::Text, "the node's name"),
@@ -49,6 +66,7 @@ static NODE: &[Member] = &[
     Member::new("image", Reply::Object(IMAGE), "what is known of the image"),
     Member::new("backing_file_depth", Reply::Int, "images below it that it shows as they are"),
     Member::optional("dirty-bitmaps", Reply::List(&Reply::Object(BITMAP)), "its dirty bitmaps"),
+    Member::optional("x-dirty-bitmaps-left-out", Reply::Int, LEFT_OUT),
     Member::optional(
         "backing_file",
         Reply::Text,
@@ -128,6 +146,7 @@ static IMAGE: &[Member] = &[
         Reply::List(&Reply::Object(SNAPSHOT)),
         "snapshots inside the image",
     ),
+    Member::optional("x-snapshots-left-out", Reply::Int, LEFT_OUT),
     Member::optional("backing-image", Reply::Any, "the same of the image that it shows as it is"),
 ];
 
@@ -216,6 +235,7 @@ static QCOW2: &[Member] = &[
         Reply::List(&Reply::Object(STORED_BITMAP)),
         "dirty bitmaps, as the file has them",
     ),
+    Member::optional("x-bitmaps-left-out", Reply::Int, LEFT_OUT),
     Member::new("compat", Reply::Text, "the version: 0.10 (2) or 1.1 (3)"),
     Member::optional("lazy-refcounts", Reply::Bool, "reference counts may be written late"),
     Member::optional("corrupt", Reply::Bool, "the image is marked as corrupt"),

@@ -29,6 +29,7 @@ use super::context::Channels;
 use super::image::{Image, errno_of};
 use super::open::Below;
 use super::steps::{ENTRY, read};
+use crate::node::listed;
 use crate::track::{BitmapStore, Checked, Described, DirtyBitmap, Forgotten, Storage, Tracking};
 
 /// Why bitmaps of an image on a block device or a server are not kept.
@@ -91,16 +92,18 @@ impl ImageBitmaps {
         }
     }
 
-    /// What the file has.
-    pub(super) fn tell(&self) -> Vec<Told> {
+    /// What the file has, as far as descriptions list it, and the number of the others.
+    pub(super) fn tell(&self) -> (Vec<Told>, usize) {
         let directory = lock(&self.directory);
+        let listed = listed(directory.entries.iter().map(|entry| &*entry.name));
         let tell = |entry: &Entry| {
             let flags = [(entry.in_use, "in-use"), (entry.auto, "auto")];
             let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag);
             let (name, granularity) = (entry.name.clone(), entry.granularity());
             Told { name, granularity, flags: flags.collect() }
         };
-        directory.entries.iter().map(tell).collect()
+        let told = directory.entries.iter().take(listed).map(tell).collect();
+        (told, directory.entries.len() - listed)
     }
 
     /// The bitmaps that are to be in the image, the oldest first.
