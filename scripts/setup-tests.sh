@@ -14,9 +14,9 @@ sudo=
 # gcc links Rust programs, g++ builds the fuzzer's runtime. event-loop's feature `glib` links to GLib.
 # valgrind counts the instructions of `bench guards`. groff and mandoc check the man pages, fish and zsh their
 # completions. systemd has systemd-socket-activate and systemd-analyze; rpm has rpmbuild. gnutls-bin makes
-# certificates. nbdkit is a peer of `bench nbd`.
+# certificates. nbdkit is a peer of `bench nbd`. qemu-block-extra has QEMU's driver `http`.
 packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind zsh"
-qemu="qemu-system-x86 qemu-utils"
+qemu="qemu-block-extra qemu-system-x86 qemu-utils"
 
 installed() {
     # shellcheck disable=SC2086 # a list of names
@@ -76,6 +76,9 @@ unpack() {
 
 # Prometheus and promtool. Installed, its service would start with the machine.
 [ -e target/prometheus/usr/bin/promtool ] || unpack prometheus target/prometheus
+
+# A web server for driver http. Installed, its service would start with the machine.
+[ -e target/nginx/usr/sbin/nginx ] || unpack nginx target/nginx
 
 # The kernel is unpacked, not installed: nothing outside of target/ has to do with the guest.
 if [ ! -e "$guest/vmlinuz" ]; then

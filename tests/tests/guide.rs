@@ -52,6 +52,7 @@ chapters! {
     upgrades_and_kills: "upgrade";
     monitoring: "monitoring";
     tls: "tls";
+    images_from_the_network: "network-images";
     sandbox: "sandbox";
     tuning: "tuning";
     install_and_run_as_a_service: "install";

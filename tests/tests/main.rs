@@ -56,6 +56,7 @@ mod guest_write_cache;
 mod guide;
 mod handover;
 mod host_faults;
+mod http;
 mod image_locks;
 mod incremental_backup;
 mod internal_snapshots;

@@ -294,6 +294,13 @@ pub trait BlockNode: Send + Sync {
         None
     }
 
+    /// Returns whether a format on top opens the files of this host that its header names.
+    ///
+    /// Not for an image of which a stranger may have chosen the bytes.
+    fn may_name_files(&self) -> bool {
+        self.child().is_none_or(|below| below.may_name_files())
+    }
+
     /// Opens this loop's way to the image.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ pub use crate::drivers::blkdebug::settings::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
 };
 pub use crate::drivers::file::options::{Aio, FileOptions, Locking};
+pub use crate::drivers::http::options::{HttpOptions, Scheme, is_url};
 pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
 pub use crate::drivers::qcow2::caches::CacheSizes;

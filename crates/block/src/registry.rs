@@ -213,6 +213,11 @@ impl NodeRegistry {
         NodeRegistry { connector_birth, ..self }
     }
 
+    /// Returns what a thread calls first that connects to servers.
+    pub(crate) fn connector_birth(&self) -> &ThreadBirth {
+        &self.connector_birth
+    }
+
     /// Sets the daemon's services for drivers.
     #[must_use]
     pub fn with_services(self, services: DriverServices) -> Self {

@@ -7,6 +7,7 @@ mod common;
 mod faults;
 mod file;
 mod graph;
+mod http;
 mod inactive;
 mod interrupted;
 mod keep_raw;

@@ -142,6 +142,9 @@ fn required(prefix: &str, members: &[Member]) -> String {
             Shape::Path => format!(",{name}=disk.img"),
             Shape::Either(_) if member.name == "target" => format!(",{name}=target"),
             Shape::Either(_) => format!(",{name}=other"),
+            Shape::Text(url) if url.contains("://") => {
+                format!(",{name}={}", url.replace("<host>/<path>", "a/b"))
+            }
             Shape::Text(_) => format!(",{name}=slow"),
             Shape::Int(range) => format!(",{name}={}", (*range.start()).max(1)),
             Shape::Size => format!(",{name}=1M"),

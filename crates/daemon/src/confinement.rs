@@ -171,6 +171,8 @@ fn reach(
         named.images.iter().for_each(|image| add(image, Purpose::Use));
         // Queue properties of block devices.
         add(Path::new("/sys"), Purpose::Read);
+        // Nodes of driver `https` that a command adds.
+        AUTHORITIES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
     }
     paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
     // Commands may name hosts, too.
@@ -195,6 +197,9 @@ pub(crate) const NAMES: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf"];
 /// Where services keep the first of these.
 pub(crate) const NAME_SERVICES: [&str; 2] = ["/run/systemd/resolve", "/run/resolvconf"];
+/// Where the system keeps certificate authorities.
+const AUTHORITIES: [&str; 4] =
+    ["/etc/ssl", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/etc/pki"];
 /// The port of name servers, for answers that are too long for a datagram.
 const DNS: u16 = 53;
 

@@ -43,7 +43,7 @@ impl Call {
 }
 
 /// Drivers whose nodes this machine may not have.
-pub(super) const NOT_REOPENED: [&str; 2] = ["host_device", "rbd"];
+pub(super) const NOT_REOPENED: [&str; 3] = ["host_device", "https", "rbd"];
 
 /// Returns the call that reopens the node of another call, with the same options.
 fn reopened(added: &Call) -> Call {
@@ -61,7 +61,7 @@ fn reopened(added: &Call) -> Call {
 }
 
 /// Returns the calls. `World` makes what they name.
-pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
+pub(super) fn calls(dir: &str, tcp_port: u16, web_port: u16) -> Vec<Call> {
     let path = |name: &str| format!("{dir}/{name}");
     let node = |driver: &str, rest: Value| {
         let mut arguments = json!({"driver": driver, "node-name": "n"});
@@ -101,9 +101,16 @@ pub(super) fn calls(dir: &str, tcp_port: u16) -> Vec<Call> {
     rbd.after.clear();
     // As above: the daemon has not loaded the library.
     rbd.refused = Some("Ceph's library is not loaded".into());
+    let url = |scheme: &str| format!("{scheme}://127.0.0.1:{web_port}/disk.img");
+    let mut https = node("https", json!({"url": url("https"), "read-only": true}));
+    https.after.clear();
+    // The web server has no TLS.
+    https.refused = Some("Could not open 'https://".into());
     let mut all = vec![
         device,
         rbd,
+        https,
+        node("http", json!({"url": url("http"), "read-only": true})),
         node("file", json!({"filename": path("disk.img")})),
         node("raw", json!({"file": "d0"})),
         node("null-co", json!({})),

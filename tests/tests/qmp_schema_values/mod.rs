@@ -8,12 +8,15 @@ mod variations;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Child;
 
 use integration::nbd::{client_output, nbd_export};
 use integration::schema::{Schema, list, text};
 use integration::tls::{Authority, NOW};
-use integration::{Port, Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{Port, Qmp, Scratch, Server, ServerCommand, eventually, tied_command, tool};
 use serde_json::{Value, json};
 
 use calls::{Call, END_JOBS, GONE, NOT_REOPENED, STATUS, calls};
@@ -98,6 +101,8 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
         "blockdev-add/nbd/server/inet/ipv4=false" | "blockdev-add/nbd/server/inet/ipv6=true" => {
             why.starts_with("Failed to connect to '::1:")
         }
+        // As QSD's.
+        what if what.ends_with("/read-only=false") => why == "curl driver does not support writes",
         // An ordinary user needs an entry in /etc/fuse.conf.
         "block-export-add/fuse/allow-other=\"on\"" => why.contains("'user_allow_other'"),
         // A kernel without vsock.
@@ -112,11 +117,39 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
     }
 }
 
+/// busybox as a web server.
+struct Web {
+    port: Port,
+    child: Child,
+}
+
+impl Web {
+    fn serve(folder: &Path) -> Web {
+        let port = Port::new();
+        let address = format!("127.0.0.1:{}", port.number());
+        let child = tied_command(&tool("busybox"))
+            .args(["httpd", "-f", "-p", &address, "-h"])
+            .arg(folder)
+            .spawn()
+            .expect("busybox runs");
+        eventually("the web server", || TcpStream::connect(&address).ok());
+        Web { port, child }
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// The files and servers that calls name.
 struct World {
     // Dropped first: daemons have their logs in the folder.
     _others: [Server; 2],
     port: Port,
+    web: Web,
     scratch: Scratch,
 }
 
@@ -166,7 +199,8 @@ impl World {
             let other = other.args(["--blockdev", "null-co,node-name=d", "--nbd-server"]);
             nbd_export(other.arg(address), "d", ",name=disk,writable=on").start()
         });
-        World { _others: others, port, scratch }
+        let web = Web::serve(scratch.dir());
+        World { _others: others, port, web, scratch }
     }
 
     /// Starts a daemon with the objects that calls name. It inherits a socket, which a call may take.
@@ -199,8 +233,10 @@ impl World {
         let dir = self.scratch.dir().display().to_string();
         let (mut wrong, mut tags, mut said) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut made = 0;
-        let calls: Vec<Call> =
-            calls(&dir, self.port.number()).into_iter().filter(is_wanted).collect();
+        let calls: Vec<Call> = calls(&dir, self.port.number(), self.web.port.number())
+            .into_iter()
+            .filter(is_wanted)
+            .collect();
         // After a snapshot, a node stays read-only: other commands have another daemon.
         for calls in calls.chunk_by(|one, next| one.command == next.command) {
             let mut daemon = self.daemon();
@@ -283,7 +319,7 @@ fn every_driver_that_the_schema_offers_is_reopened() {
     let node = schema.get(text(schema.get("blockdev-add"), "arg-type"));
     let offered: BTreeSet<&str> =
         list(node, "variants").map(|variant| text(variant, "case")).collect();
-    let all = calls("", 1);
+    let all = calls("", 1, 2);
     let reopened = all.iter().filter(|call| call.command == "blockdev-reopen");
     let reopened = reopened.filter_map(|call| call.arguments["options"][0]["driver"].as_str());
     let tried: BTreeSet<&str> = reopened.chain(NOT_REOPENED).collect();
@@ -307,7 +343,7 @@ fn every_command_with_arguments_has_a_call() {
     let daemon = ServerCommand::new(&scratch).monitor("qmp").start();
     let mut qmp = Qmp::connect(&daemon.socket("qmp"));
     let schema = Schema::new(&qmp.execute("query-qmp-schema", json!({})));
-    let mut all = calls("", 1);
+    let mut all = calls("", 1, 2);
     assert_eq!(without_a_call(&schema, &all), [""; 0]);
     // A missing call is detected.
     all.retain(|call| call.command != "job-pause");

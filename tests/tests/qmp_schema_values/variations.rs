@@ -174,6 +174,10 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
             vec![json!("d1"), json!({"driver": "null-co"})]
         }
         (_, "key-secret") => one(json!("sec0")),
+        (_, "password-secret" | "proxy-password-secret" | "cookie-secret") => one(json!("sec0")),
+        (_, "username" | "proxy-username" | "cookie") => one(json!("anything")),
+        (_, "readahead") => one(json!(1 << 20)),
+        (_, "timeout") => one(json!(7)),
         (_, "encrypt" | "parent") => one(json!({"format": "luks", "key-secret": "sec0"})),
         ("object-add/secret/data", _) => one(json!("password")),
         ("object-add/secret/file", _) => one(json!(format!("{dir}/password"))),

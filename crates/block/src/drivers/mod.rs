@@ -9,6 +9,7 @@ pub(crate) mod copy_on_read;
 pub(crate) mod detect_zeroes;
 mod encryption;
 pub(crate) mod file;
+pub(crate) mod http;
 pub(crate) mod inactive;
 mod live;
 pub(crate) mod luks;
@@ -36,6 +37,8 @@ static DRIVERS: &[&DriverKind] = &[
     &null::NULL_CO,
     &null::NULL_AIO,
     &nbd::options::NBD,
+    &http::options::HTTP,
+    &http::options::HTTPS,
     &rbd::options::RBD,
     &throttle::options::THROTTLE,
     &blkdebug::options::BLKDEBUG,

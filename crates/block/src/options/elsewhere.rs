@@ -9,7 +9,7 @@ static ELSEWHERE: &[(&[&str], &str)] = &[
         "Convert the image: qemu-img convert -O qcow2 <image> <image>.qcow2",
     ),
     (
-        &["http", "https", "ftp", "ftps"],
+        &["ftp", "ftps"],
         "nbdkit serves such a file: nbdkit -r -U /run/file.sock curl url=<url>; then driver nbd with \
          server.type=unix,server.path=/run/file.sock.",
     ),

@@ -118,6 +118,9 @@ mod tests {
                 here(fits.map(Value::Integer).collect())
             }
             Shape::Size => here(vec![512.into(), 4096.into()]),
+            Shape::Text(url) if url.contains("://") => {
+                here(["a/b", "c/d"].map(|at| url.replace("<host>/<path>", at).into()).to_vec())
+            }
             Shape::Text(_) => here(vec!["10809".into(), "20".into(), "x".into()]),
             Shape::Path => here(vec!["x".into(), "/y".into()]),
             Shape::Words(words) => here(words.iter().map(|word| word.name.into()).collect()),

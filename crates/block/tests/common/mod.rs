@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, reason = "modules of one program")]
 
 pub mod nbd;
+pub mod web;
 pub mod zram;
 
 use std::cell::RefCell;

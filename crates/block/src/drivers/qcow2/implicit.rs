@@ -64,6 +64,7 @@ fn open_with(
         && node.child("data-file").is_err()
         && let Some(data_file) = opening.data_file()?
     {
+        opening.check_naming(&data_file, "data-file")?;
         check_data_file(node, &data_file, path.as_deref())?;
         named.push(("data-file", file_at(node, data_file, opening.read_only())));
     }
@@ -71,6 +72,7 @@ fn open_with(
         && node.child("backing").is_err()
         && let ImplicitBacking::File(path, format) = opening.backing(path.as_deref())?
     {
+        opening.check_naming(&path, "backing")?;
         let backing = backing(node, &path, format);
         named.push(("backing", backing.map_err(|error| error.of_child("backing"))?));
     }

@@ -233,6 +233,18 @@ impl Opening {
         }
     }
 
+    /// Checks that a file which the header names may be opened. `what`: the option that names it otherwise.
+    pub(crate) fn check_naming(&self, file: &Path, what: &str) -> Result<(), OpenError> {
+        if self.file.may_name_files() {
+            return Ok(());
+        }
+        let why =
+            format!("The image is on a web server, and names '{}' on this host", file.display());
+        Err(OpenError::new(why).with_hint(format!(
+            "'{what}' tells in options what to open; backing=null leaves a backing file out"
+        )))
+    }
+
     /// Whether the image has an external data file.
     pub(crate) fn has_data_file(&self) -> bool {
         self.header.data_file.is_some()

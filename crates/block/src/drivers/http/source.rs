@@ -1,0 +1,191 @@
+//! An image under a URL: one question for a range, and the body of its answer.
+
+use std::error::Error;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use event_loop::sync::lock;
+use reqwest::header::{ACCEPT_ENCODING, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, RANGE};
+use reqwest::{Response, Url};
+use tokio::time::timeout;
+
+use super::answer::{Failure, Identity, judge};
+use super::client::Access;
+use super::options::shown;
+use crate::error::OpenError;
+
+/// What is asked for to find an image. Busybox takes `0-0` for the whole image.
+const FIRST: Range<u64> = 0..512;
+
+/// An image that was found.
+pub(super) struct Source {
+    access: Access,
+    /// The content when the node was opened.
+    identity: Identity,
+    /// Where redirects have led. `None`: there were none.
+    led_to: Mutex<Option<Url>>,
+}
+
+impl Source {
+    /// Looks for the image on its server.
+    pub(super) async fn open(access: Access) -> Result<Source, OpenError> {
+        let url = shown(&access.url);
+        let asked = ask(&access, &access.url, &FIRST, None).await;
+        let (identity, at) = match asked {
+            Ok((identity, response)) => (identity, response.url().clone()),
+            Err(failure) => {
+                let why = match failure {
+                    Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
+                    Failure::Changed(_) => "the content changes".to_owned(),
+                };
+                let is_denied = why.contains("Permission denied");
+                let error = OpenError::new(format!("Could not open '{url}': {why}"));
+                return Err(match is_denied {
+                    true => error.with_hint(
+                        "The sandbox of a daemon without a monitor lets redirects lead to ports 80 and 443 only",
+                    ),
+                    false => error,
+                });
+            }
+        };
+        if identity.etag.is_none() && identity.modified.is_none() {
+            log::warn!(
+                "{url}: the server gives neither ETag nor Last-Modified: another image of the same length under this \
+                 URL would not be noticed"
+            );
+        }
+        let led_to = (at != access.url).then_some(at);
+        Ok(Source { access, identity, led_to: Mutex::new(led_to) })
+    }
+
+    /// Returns the URL for messages.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.access.url)
+    }
+
+    /// Returns the content.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Reads a range, which is not empty, once.
+    pub(super) async fn read(&self, range: &Range<u64>) -> Result<Vec<Bytes>, Failure> {
+        let led_to = lock(&self.led_to).clone();
+        let failure = match self.read_at(led_to.as_ref().unwrap_or(&self.access.url), range).await {
+            Err(failure) if led_to.is_some() => failure,
+            done => return done,
+        };
+        // The place may have been for a while only, as one with a signature in its URL is.
+        lock(&self.led_to).take();
+        match failure {
+            Failure::Passing(..) => Err(failure),
+            Failure::Broken(_) | Failure::Lasting(_) | Failure::Changed(_) => {
+                self.read_at(&self.access.url, range).await
+            }
+        }
+    }
+
+    async fn read_at(&self, url: &Url, range: &Range<u64>) -> Result<Vec<Bytes>, Failure> {
+        let Access { patience, url: own, .. } = &self.access;
+        let (_, mut response) = ask(&self.access, url, range, Some(&self.identity)).await?;
+        let at = response.url();
+        if at != url && at != own {
+            *lock(&self.led_to) = Some(at.clone());
+        }
+        let wanted = range.end - range.start;
+        let (mut pieces, mut got) = (Vec::new(), 0);
+        loop {
+            let piece = match timeout(*patience, response.chunk()).await {
+                Ok(Ok(Some(piece))) => piece,
+                Ok(Ok(None)) if got == wanted => return Ok(pieces),
+                Ok(Ok(None)) => return Err(Failure::Broken(cut_off(got, wanted))),
+                Ok(Err(error)) => {
+                    let why = format!("{}: {}", cut_off(got, wanted), told(error));
+                    return Err(Failure::Broken(why));
+                }
+                Err(_) => return Err(Failure::Passing(self.access.silent(), None)),
+            };
+            got += piece.len() as u64;
+            if got > wanted {
+                let why = format!("the server sends more than the {wanted} bytes of the range");
+                return Err(Failure::Lasting(why));
+            }
+            pieces.push(piece);
+        }
+    }
+
+    /// Asks which content the URL has now.
+    pub(super) async fn look(&self) -> Option<Identity> {
+        let asked = ask(&self.access, &self.access.url, &FIRST, None).await;
+        asked.ok().map(|(identity, _)| identity)
+    }
+}
+
+fn cut_off(got: u64, wanted: u64) -> String {
+    format!("the answer ended after {got} of {wanted} bytes")
+}
+
+impl Access {
+    fn silent(&self) -> String {
+        format!("the server has sent nothing for {} seconds", self.patience.as_secs())
+    }
+}
+
+/// Asks for a range, which is not empty. Returns the content, and the answer without its body.
+async fn ask(
+    access: &Access,
+    url: &Url,
+    range: &Range<u64>,
+    known: Option<&Identity>,
+) -> Result<(Identity, Response), Failure> {
+    let Range { start, end } = range;
+    let mut question = access
+        .client
+        .get(url.clone())
+        .header(RANGE, format!("bytes={start}-{}", end - 1))
+        .header(ACCEPT_ENCODING, "identity");
+    if url.origin() == access.url.origin() {
+        question = question.headers(access.credentials.clone());
+    }
+    if let Some(known) = known {
+        question = question.headers(condition(known));
+    }
+    let response = match timeout(access.patience, question.send()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) if error.is_redirect() => return Err(Failure::Lasting(told(error))),
+        Ok(Err(error)) if error.is_timeout() => return Err(Failure::Passing(told(error), None)),
+        Ok(Err(error)) => return Err(Failure::Broken(told(error))),
+        Err(_) => return Err(Failure::Passing(access.silent(), None)),
+    };
+    let (status, headers) = (response.status(), response.headers());
+    let identity = judge(status, headers, range, known, SystemTime::now())?;
+    Ok((identity, response))
+}
+
+/// The condition that the content is the known one.
+fn condition(known: &Identity) -> HeaderMap {
+    let value = match (known.strong_etag(), &known.modified) {
+        (Some(etag), _) => Some((IF_MATCH, etag)),
+        (None, Some(modified)) => Some((IF_UNMODIFIED_SINCE, modified.as_str())),
+        (None, None) => None,
+    };
+    let header = value.and_then(|(name, value)| Some((name, value.parse().ok()?)));
+    header.into_iter().collect()
+}
+
+/// Returns what an error says, without the URL, which may have a secret in it.
+pub(super) fn told(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut why = String::new();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        let text = deeper.to_string();
+        if !why.ends_with(&text) {
+            why = if why.is_empty() { text } else { format!("{why}: {text}") };
+        }
+        cause = deeper.source();
+    }
+    if why.is_empty() { error.to_string() } else { why }
+}

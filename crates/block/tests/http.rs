@@ -1,0 +1,414 @@
+//! Drivers `http` and `https` against servers that do as a test says.
+
+use crate::common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use block::NodeRegistry;
+use block::options::*;
+use block::request::Op;
+use common::nbd::Connected;
+use common::web::{Answer, Asked, WebServer, answer, part};
+use common::*;
+use event_loop::sync::lock;
+use nix::errno::Errno;
+
+const KIB: usize = 1 << 10;
+/// Bytes of the image: no whole number of sectors.
+const LEN: usize = 1000 * KIB + 100;
+const TAG: &str = "\"one\"";
+
+fn options(url: &str) -> HttpOptions {
+    // The tests name what they wait for.
+    HttpOptions { reconnect_delay: 0, readahead: 0, ..HttpOptions::of_url(url).unwrap() }
+}
+
+fn node(http: HttpOptions) -> BlockdevOptions {
+    BlockdevOptions { read_only: true, ..blockdev("disk", http.driver()) }
+}
+
+fn open(http: HttpOptions) -> Connected {
+    Connected::new(NodeRegistry::new().open(&node(http)).unwrap())
+}
+
+fn refused(http: HttpOptions) -> String {
+    match NodeRegistry::new().open(&node(http)) {
+        Ok(_) => panic!("it opens"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn content() -> Arc<Vec<u8>> {
+    Arc::new(pattern(LEN))
+}
+
+/// A server of the image that does nothing wrong.
+fn good() -> (WebServer, Arc<Vec<u8>>) {
+    let content = content();
+    let image = content.clone();
+    (WebServer::start(move |asked| part(asked, &image, TAG)), content)
+}
+
+/// A server that opens the image well, and answers the questions after that by `later`.
+fn after_opening(
+    later: impl Fn(&Asked, &[u8]) -> Answer + Send + Sync + 'static,
+) -> (WebServer, Arc<Vec<u8>>) {
+    let content = content();
+    let image = content.clone();
+    let server = WebServer::start(move |asked| match asked.nth {
+        0 => part(asked, &image, TAG),
+        _ => later(asked, &image),
+    });
+    (server, content)
+}
+
+#[test]
+fn ranges_come_over_one_connection_and_the_end_reads_as_zeroes() {
+    let (server, content) = good();
+    let mut rig = open(options(&server.url("/disk.img")));
+    for (offset, len) in [(0, 512), (4096, 64 * KIB), (LEN - 1000, 1000), (512, 512)] {
+        let end = (offset + len).min(LEN);
+        let read = rig.read(offset as u64, len, 0).unwrap();
+        assert!(read[..end - offset] == content[offset..end]);
+    }
+    let size = LEN.next_multiple_of(512);
+    let last = rig.read((size - 512) as u64, 512, 0).unwrap();
+    let within = LEN - (size - 512);
+    assert!(last[..within] == content[size - 512..] && last[within..].iter().all(|b| *b == 0));
+    assert_eq!(server.connections(), 1);
+    let asked = server.asked();
+    assert!(asked[1..].iter().all(|asked| asked.header("if-match") == Some(TAG)));
+    assert!(asked.iter().all(|asked| asked.header("accept-encoding") == Some("identity")));
+
+    assert_eq!(rig.read(size as u64, 512, 0), Err(Errno::EIO));
+    assert_eq!(rig.write(0, &[1; 512], 0), Err(Errno::EROFS));
+    assert_eq!(rig.op(Op::Discard, 0, 512), Err(Errno::EROFS));
+    assert_eq!(rig.op(Op::Flush, 0, 0), Ok(()));
+    let extents = rig.extents(0, size as u64);
+    assert!(matches!(extents[..], [extent] if extent.len == size as u64), "{extents:?}");
+}
+
+#[test]
+fn servers_that_cannot_serve_an_image_are_refused_with_the_reason() {
+    let of = |answer: Answer| {
+        let server = WebServer::start(move |_| answer.clone());
+        let why = refused(options(&server.url("/disk.img?signature=5ec3e7")));
+        assert!(!why.contains("5ec3e7"), "{why}");
+        why
+    };
+    let range = "Content-Range: bytes 0-511/1000\r\n";
+    assert!(
+        of(answer("200 OK", "Accept-Ranges: bytes\r\n", b"image"))
+            .ends_with("Server does not support 'range' (byte ranges).")
+    );
+    let gzip = format!("{range}Content-Encoding: gzip\r\n");
+    assert!(of(answer("206 Partial Content", &gzip, b"1")).contains("encoded (gzip)"));
+    assert!(of(answer("404 Not Found", "", b"")).ends_with("returned error: 404"));
+    assert!(of(answer("503 Busy", "Retry-After: 1\r\n", b"")).ends_with("returned error: 503"));
+    assert!(of(answer("206 Partial Content", "", b"1")).contains("which range"));
+    assert!(of(Answer::Close(Vec::new())).starts_with("Could not open 'http://127.0.0.1:"));
+    assert!(of(Answer::Close(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec())).contains("invalid HTTP"));
+    let nowhere = "Location: ftp://127.0.0.1/disk.img\r\n";
+    assert!(of(answer("302 Found", nowhere, b"")).contains("something else than http"));
+    let loops = "Location: /disk.img\r\n";
+    assert!(of(answer("302 Found", loops, b"")).contains("too many redirects"));
+
+    let empty = "Content-Range: bytes */0\r\n";
+    let server = WebServer::start(move |_| answer("416 Range Not Satisfiable", empty, b""));
+    let opened = NodeRegistry::new().open(&node(options(&server.url("/")))).unwrap();
+    assert_eq!(opened.geometry().size, 0);
+}
+
+#[test]
+fn a_node_is_for_reading() {
+    let (server, _) = good();
+    let http = options(&server.url("/disk.img"));
+    let writable = blockdev("disk", http.clone().driver());
+    let error = NodeRegistry::new().open(&writable).map(drop).unwrap_err();
+    assert_eq!(error.to_string(), "curl driver does not support writes");
+    let either = BlockdevOptions { auto_read_only: true, ..writable };
+    assert!(NodeRegistry::new().open(&either).unwrap().geometry().read_only);
+}
+
+#[test]
+fn user_and_cookies_go_to_the_server_and_not_where_it_redirects_to() {
+    let (other, content) = good();
+    let there = format!("Location: {}\r\n", other.url("/mirror.img"));
+    let server = WebServer::start(move |asked| match asked.header("authorization") {
+        // "user:pass word".
+        Some("Basic dXNlcjpwYXNzIHdvcmQ=") => answer("302 Found", &there, b""),
+        _ => answer("401 Unauthorized", "", b""),
+    });
+    let http = options(&server.url("/disk.img"));
+    assert!(refused(http.clone()).ends_with("returned error: 401"));
+
+    let mut registry = NodeRegistry::new();
+    registry.credentials().add_secret("password", b"pass word".to_vec().into());
+    registry.credentials().add_secret("cookies", b"session=5ec3e7".to_vec().into());
+    let http = HttpOptions {
+        username: Some("user".into()),
+        password_secret: Some("password".into()),
+        cookie_secret: Some("cookies".into()),
+        ..http
+    };
+    let mut rig = Connected::new(registry.open(&node(http)).unwrap());
+    assert!(rig.read(0, 64 * KIB, 0).unwrap() == content[..64 * KIB]);
+    let asked = server.asked();
+    assert_eq!(asked.len(), 2, "the second read goes where the first was led to");
+    assert_eq!(asked[1].header("cookie"), Some("session=5ec3e7"));
+    let led = other.asked();
+    assert_eq!(led.len(), 2);
+    for asked in led {
+        assert_eq!((asked.header("authorization"), asked.header("cookie")), (None, None));
+    }
+}
+
+#[test]
+fn where_a_redirect_led_to_is_asked_for_again_once_that_has_expired() {
+    let content = content();
+    let image = content.clone();
+    let expired = AtomicUsize::new(0);
+    let mirror = WebServer::start(move |asked| match &*asked.path {
+        "/disk.img?signature=1" if expired.fetch_add(1, Ordering::SeqCst) > 0 => {
+            answer("403 Forbidden", "", b"")
+        }
+        _ => part(asked, &image, TAG),
+    });
+    let to = mirror.url("/disk.img?signature=");
+    let server = WebServer::start(move |asked| {
+        answer("307 Temporary", &format!("Location: {to}{}\r\n", asked.nth + 1), b"")
+    });
+    let mut rig = open(options(&server.url("/disk.img")));
+    for offset in [0, 512, 1024] {
+        assert!(rig.read(offset as u64, 512, 0).unwrap() == content[offset..offset + 512]);
+    }
+    assert_eq!(server.asked().len(), 2);
+    let paths: Vec<_> = mirror.asked().iter().map(|asked| asked.path.clone()).collect();
+    assert_eq!(paths.iter().filter(|path| path.ends_with("=1")).count(), 2, "{paths:?}");
+    assert_eq!(paths.iter().filter(|path| path.ends_with("=2")).count(), 3, "{paths:?}");
+}
+
+#[test]
+fn no_byte_of_another_content_is_read() {
+    let changed = pattern(LEN).iter().map(|byte| byte ^ 0x55).collect::<Vec<_>>();
+    // As servers that heed conditions, that do not, and that have lost the length.
+    let answers: [fn(&Asked, &[u8]) -> Answer; 3] = [
+        |asked, image| part(asked, image, "\"two\""),
+        |asked, image| {
+            let mut asked = asked.clone();
+            asked.headers.remove("if-match");
+            part(&asked, image, "\"two\"")
+        },
+        |asked, image| part(asked, &image[..LEN - 512], TAG),
+    ];
+    for other in answers {
+        let changed = changed.clone();
+        let (server, content) = after_opening(move |asked, image| match &*asked.path {
+            _ if asked.nth == 1 => part(asked, image, TAG),
+            _ => other(asked, &changed),
+        });
+        // Waiting does not help.
+        let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+        assert!(rig.read(0, 4096, 0).unwrap() == content[..4096]);
+        assert_eq!(rig.read(4096, 4096, 0), Err(Errno::EIO));
+        assert_eq!(rig.read(0, 4096, 0), Err(Errno::EIO));
+    }
+}
+
+#[test]
+fn answers_against_the_rules_fail_at_once() {
+    let answers: [fn(&Asked, &[u8]) -> Answer; 5] = [
+        // Another range, with its length.
+        |asked, image| {
+            let mut asked = asked.clone();
+            asked.headers.insert("range".into(), "bytes=8192-12287".into());
+            part(&asked, image, TAG)
+        },
+        // The whole image.
+        |_, image| answer("200 OK", "ETag: \"one\"\r\n", image),
+        // Another length than the range has.
+        |_, image| {
+            let head = format!("Content-Range: bytes 4096-8191/{LEN}\r\nETag: {TAG}\r\n");
+            answer("206 Partial Content", &head, &image[4096..8000])
+        },
+        // More than the range, without a length.
+        |_, image| {
+            let head = format!(
+                "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 4096-8191/{LEN}\r\nETag: {TAG}\r\n\
+                 Transfer-Encoding: chunked\r\n\r\n2000\r\n"
+            );
+            Answer::Keep([head.as_bytes(), &image[..0x2000], b"\r\n0\r\n\r\n"].concat())
+        },
+        |_, _| answer("403 Forbidden", "", b"no"),
+    ];
+    for (nth, wrong) in answers.into_iter().enumerate() {
+        let (server, content) = after_opening(move |asked, image| match asked.nth {
+            1 => wrong(asked, image),
+            _ => part(asked, image, TAG),
+        });
+        let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+        assert_eq!(rig.read(4096, 4096, 0), Err(Errno::EIO), "answer {nth}");
+        assert_eq!(server.asked().len(), 2, "answer {nth} is not asked for again");
+        assert!(rig.read(4096, 4096, 0).unwrap() == content[4096..8192], "answer {nth}");
+    }
+}
+
+#[test]
+fn a_broken_answer_is_asked_for_again() {
+    let (server, content) = after_opening(|asked, image| match asked.nth {
+        // A connection that ends before the answer, and one that ends in it.
+        1 => Answer::Close(Vec::new()),
+        3 => match part(asked, image, TAG) {
+            Answer::Keep(all) | Answer::Close(all) => Answer::Close(all[..all.len() - 1000].into()),
+        },
+        _ => part(asked, image, TAG),
+    });
+    // At once, also without a delay.
+    let mut rig = open(options(&server.url("/a")));
+    for offset in [0, 4096] {
+        assert!(rig.read(offset as u64, 4096, 0).unwrap() == content[offset..offset + 4096]);
+    }
+}
+
+#[test]
+fn a_busy_server_is_asked_again_when_it_says() {
+    let (server, content) = after_opening(|asked, image| match asked.nth {
+        1 => answer("503 Slow Down", "Retry-After: 2\r\n", b"later"),
+        2 => answer("429 Too Many Requests", "Retry-After: 0\r\n", b""),
+        _ => part(asked, image, TAG),
+    });
+    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    let begun = Instant::now();
+    assert!(rig.read(0, 4096, 0).unwrap() == content[..4096]);
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    assert_eq!(server.asked().len(), 4);
+
+    let (server, _) = after_opening(|_, _| answer("503 Slow Down", "Retry-After: 900\r\n", b""));
+    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    let begun = Instant::now();
+    assert_eq!(rig.read(0, 4096, 0), Err(Errno::EIO), "that is later than the delay");
+    assert!(begun.elapsed() < Duration::from_secs(300));
+}
+
+#[test]
+fn requests_wait_for_a_server_that_is_away_and_then_fail() {
+    let (mut server, content) = good();
+    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    rig.read(0, 512, 0).unwrap();
+    server.stop();
+    let tags: Vec<_> =
+        (0..40).map(|nth| rig.submit(Op::Read, nth * 512, 512, memory(512, 0))).collect();
+    for _ in 0..20 {
+        rig.event_loop.run_once(false).unwrap();
+    }
+    assert!(!rig.has_answers() && rig.channel.in_flight() == tags.len());
+    server.go_on();
+    for (nth, tag) in tags.into_iter().enumerate() {
+        let (result, bufs) = rig.wait(tag);
+        assert_eq!(result, Ok(()));
+        assert!(bytes(&bufs) == content[nth * 512..][..512]);
+    }
+
+    let mut rig = open(HttpOptions { reconnect_delay: 2, ..options(&server.url("/a")) });
+    let mut hasty = open(options(&server.url("/a")));
+    server.stop();
+    let begun = Instant::now();
+    assert_eq!(hasty.read(0, 512, 0), Err(Errno::EIO), "at once");
+    let begun_patiently = Instant::now();
+    assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
+    assert!(begun_patiently.elapsed() >= Duration::from_secs(1), "it waited");
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    server.go_on();
+    assert!(hasty.read(0, 512, 0).is_ok() && rig.read(0, 512, 0).is_ok());
+}
+
+#[test]
+fn a_request_that_is_not_to_wait_fails() {
+    let (mut server, _) = good();
+    let http = HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) };
+    let opened = NodeRegistry::new().open(&node(http)).unwrap();
+    let mut rig = Connected::new(opened.clone());
+    rig.read(0, 512, 0).unwrap();
+    server.stop();
+    let tag = rig.submit(Op::Read, 0, 512, memory(512, 0));
+    rig.event_loop.run_once(false).unwrap();
+    let hurry = opened.stop_waiting().unwrap();
+    assert_eq!(rig.wait(tag).0, Err(Errno::EIO));
+    assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
+    drop(hurry);
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up() {
+    let silence = Arc::new((Mutex::new(true), Condvar::new()));
+    let lasts = silence.clone();
+    let (server, content) = after_opening(move |asked, image| {
+        let (state, changed) = &*lasts;
+        drop(changed.wait_while(lock(state), |silent| *silent).unwrap());
+        part(asked, image, TAG)
+    });
+    let mut rig = open(HttpOptions { timeout: 1, ..options(&server.url("/a")) });
+    let begun = Instant::now();
+    assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    *lock(&silence.0) = false;
+    silence.1.notify_all();
+    assert!(rig.read(0, 512, 0).unwrap() == content[..512]);
+}
+
+#[test]
+fn no_more_than_sixteen_ranges_are_in_flight() {
+    #[derive(Default)]
+    struct Ranges {
+        arrived: usize,
+        in_flight: usize,
+        most: usize,
+    }
+    let ranges = Arc::new((Mutex::<Ranges>::default(), Condvar::new()));
+    let counted = ranges.clone();
+    let (server, content) = after_opening(move |asked, image| {
+        let (state, changed) = &*counted;
+        let mut ranges = lock(state);
+        ranges.arrived += 1;
+        ranges.in_flight += 1;
+        ranges.most = ranges.most.max(ranges.in_flight);
+        changed.notify_all();
+        // The first ones are answered once so many are there.
+        let mut ranges = changed.wait_while(ranges, |ranges| ranges.arrived < 16).unwrap();
+        ranges.in_flight -= 1;
+        part(asked, image, TAG)
+    });
+    let mut rig = open(options(&server.url("/a")));
+    let tags: Vec<_> =
+        (0..200).map(|nth| rig.submit(Op::Read, nth * 4096, 4096, memory(4096, 0))).collect();
+    for (nth, tag) in tags.into_iter().enumerate() {
+        let (result, bufs) = rig.wait(tag);
+        assert_eq!(result, Ok(()));
+        assert!(bytes(&bufs) == content[nth * 4096..][..4096]);
+    }
+    assert_eq!(lock(&ranges.0).most, 16);
+}
+
+#[test]
+fn a_sequential_reader_finds_its_bytes_read_ahead() {
+    let (server, content) = good();
+    let read_all = |readahead| {
+        let before = server.asked().len();
+        let mut rig = open(HttpOptions { readahead, ..options(&server.url("/a")) });
+        let mut at = 0;
+        while at < LEN.next_multiple_of(512) {
+            let len = (4 * KIB).min(LEN.next_multiple_of(512) - at);
+            let read = rig.read(at as u64, len, 0).unwrap();
+            let end = LEN.min(at + len);
+            assert!(read[..end - at] == content[at..end], "at {at}");
+            at += len;
+        }
+        server.asked().len() - before - 1
+    };
+    assert_eq!(read_all(0), LEN.div_ceil(4 * KIB));
+    // Two reads until the stream is seen, and then windows.
+    let windows = read_all(256 * KIB as u64);
+    assert!((4..=7).contains(&windows), "{windows}");
+}

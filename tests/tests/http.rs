@@ -1,0 +1,329 @@
+//! Drivers `http` and `https` on a real web server, beside qemu-storage-daemon.
+
+use crate::common;
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use common::peers::Peers;
+use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
+use integration::tls::{Authority, NOW};
+use integration::{
+    Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, repository, tied_command, tool,
+};
+use serde_json::{Value, json};
+
+/// MiB of the image, and a part of a sector.
+const MIB: u64 = 6;
+
+/// nginx, with the image `disk.img`, in the clear and with TLS.
+struct Nginx<'a> {
+    scratch: &'a Scratch,
+    plain: Port,
+    tls: Port,
+    /// Trusted by those who are to trust the server.
+    authority: PathBuf,
+    child: Option<Child>,
+}
+
+impl<'a> Nginx<'a> {
+    fn new(scratch: &'a Scratch) -> Nginx<'a> {
+        let authority = Authority::new(scratch, "ca");
+        let creds = authority.server("nginx", NOW);
+        let folder = scratch.path("web");
+        fs::create_dir(&folder).expect("a folder");
+        let image = Image::filled(scratch, "web/disk.img", MIB);
+        let file = fs::OpenOptions::new().append(true).open(image.path()).expect("the image");
+        file.set_len((MIB << 20) + 100).expect("a longer file");
+        // "user" with "pass word".
+        fs::write(scratch.path("users"), "user:{PLAIN}pass word\n").expect("a file");
+        let (plain, tls) = (Port::new(), Port::new());
+        let mut config = format!(
+            "daemon off; worker_processes 1; pid {0}/pid; error_log {0}/nginx.log;\n\
+             events {{}}\n\
+             http {{ access_log {0}/access.log;\n",
+            scratch.dir().display()
+        );
+        for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+            let folder = scratch.path(kind);
+            config += &format!("{kind}_temp_path {};\n", folder.display());
+        }
+        let dir = scratch.dir().display();
+        config += &format!(
+            "server {{ listen 127.0.0.1:{}; listen 127.0.0.1:{} ssl http2; root {};\n\
+             ssl_certificate {creds}/server-cert.pem; ssl_certificate_key {creds}/server-key.pem;\n\
+             location /whole/ {{ alias {dir}/web/; max_ranges 0; }}\n\
+             location /slow/ {{ alias {dir}/web/; limit_rate 1m; }}\n\
+             location /moved/ {{ return 302 /disk.img; }}\n\
+             location /away/ {{ return 302 https://localhost:{}/disk.img; }}\n\
+             location /private/ {{ alias {dir}/web/; auth_basic x; auth_basic_user_file {dir}/users; }}\n\
+             }} }}\n",
+            plain.number(),
+            tls.number(),
+            folder.display(),
+            tls.number(),
+            creds = creds.display(),
+        );
+        fs::write(scratch.path("nginx.conf"), config).expect("a file");
+        let authority = authority.certificate();
+        let mut nginx = Nginx { scratch, plain, tls, authority, child: None };
+        nginx.start();
+        nginx
+    }
+
+    fn start(&mut self) {
+        let program = repository().join("target/nginx/usr/sbin/nginx");
+        assert!(program.is_file(), "nginx is not unpacked: run scripts/setup-tests.sh");
+        let child = tied_command(&program)
+            .arg("-p")
+            .arg(self.scratch.dir())
+            .arg("-c")
+            .arg(self.scratch.path("nginx.conf"))
+            .stderr(Stdio::null())
+            .spawn();
+        self.child = Some(child.expect("nginx runs"));
+        let address = ("127.0.0.1", self.plain.number());
+        eventually("nginx", || TcpStream::connect(address).ok());
+    }
+
+    /// Ends it at once, with its connections.
+    fn kill(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // The worker is a process of its own: a fast shutdown ends both.
+        let pid = nix::unistd::Pid::from_raw(child.id().try_into().expect("a pid"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it runs");
+        child.wait().expect("our child");
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://localhost:{}{path}", self.plain.number())
+    }
+
+    fn tls_url(&self, path: &str) -> String {
+        format!("https://localhost:{}{path}", self.tls.number())
+    }
+
+    fn image(&self) -> String {
+        self.scratch.path("web/disk.img").display().to_string()
+    }
+
+    /// Starts a daemon with a node, which trusts the server.
+    fn daemon(&self, scratch: &Scratch, node: &str) -> Server {
+        let authority = self.authority.display().to_string();
+        let command = ServerCommand::new(scratch).iothread("a").env("SSL_CERT_FILE", authority);
+        let secret = format!("secret,id=password,data={}", "pass word");
+        let command = command.arg("--object").arg(secret);
+        let command = command.arg("--blockdev").arg(format!("{node},node-name=web,read-only=on"));
+        nbd_export(nbd_server(command, scratch, ""), "web", ",iothread=a").start()
+    }
+}
+
+impl Drop for Nginx<'_> {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[test]
+fn an_image_is_the_same_over_all_ways_to_it() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let (plain, tls) = (nginx.url(""), nginx.tls_url(""));
+    let user = "username=user,password-secret=password";
+    for node in [
+        format!("driver=http,url={plain}/disk.img"),
+        format!("driver=http,url={plain}/disk.img,readahead=0"),
+        format!("driver=http,url={plain}/moved/"),
+        format!("driver=http,url={plain}/private/disk.img,{user}"),
+        format!("driver=https,url={tls}/disk.img"),
+        format!("driver=https,url={tls}/private/disk.img,{user},readahead=1M"),
+        format!("driver=https,url={tls}/disk.img,sslverify=off"),
+    ] {
+        let scratch = Scratch::new();
+        let server = nginx.daemon(&scratch, &node);
+        let copy = scratch.path("copy").display().to_string();
+        client_output(&scratch, "nbdcopy", &[&nbd_uri(&scratch, "web"), &copy]);
+        client_output(&scratch, "qemu-img", &["compare", "-fraw", "-Fraw", &nginx.image(), &copy]);
+        assert!(!server.log().contains("pass word"));
+        server.stop();
+    }
+}
+
+#[test]
+fn a_server_that_is_not_trusted_or_leads_elsewhere_is_refused_with_the_reason() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let refused = |node: String, authority: &str| {
+        let scratch = Scratch::new();
+        let command = ServerCommand::new(&scratch).env("SSL_CERT_FILE", authority);
+        let (status, log) =
+            command.arg("--blockdev").arg(format!("{node},node-name=w,read-only=on")).run();
+        assert!(!status.success());
+        log
+    };
+    let authority = nginx.authority.display().to_string();
+    let other = Authority::new(&web, "other").certificate().display().to_string();
+    let log = refused(format!("driver=https,url={}", nginx.tls_url("/disk.img")), &other);
+    assert!(log.contains("invalid peer certificate: UnknownIssuer"), "{log}");
+    let log = refused(format!("driver=http,url={}", nginx.url("/whole/disk.img")), &authority);
+    assert!(log.contains("Server does not support 'range' (byte ranges)."), "{log}");
+    // Landlock: without a monitor, only ports of the command line, and the usual ones.
+    let log = refused(format!("driver=http,url={}", nginx.url("/away/")), &authority);
+    assert!(log.contains("Permission denied"), "{log}");
+}
+
+#[test]
+fn a_copy_goes_on_when_the_server_is_back() {
+    let web = Scratch::new();
+    let mut nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let node = format!("driver=http,url={},reconnect-delay=600", nginx.url("/slow/disk.img"));
+    let server = nginx.daemon(&scratch, &node);
+    let copy = scratch.path("copy").display().to_string();
+    let mut client = tied_command(&tool("nbdcopy"))
+        .args(["--requests=4", &nbd_uri(&scratch, "web"), &copy])
+        .spawn()
+        .expect("nbdcopy runs");
+    eventually("the first bytes", || fs::metadata(&copy).ok().filter(|file| file.len() > 0));
+    nginx.kill();
+    eventually("the log of it", || {
+        server.log().contains("requests wait for up to 600 seconds").then_some(())
+    });
+    assert!(client.try_wait().expect("our child").is_none());
+    nginx.start();
+    assert!(client.wait().expect("our child").success());
+    client_output(&scratch, "qemu-img", &["compare", "-fraw", "-Fraw", &nginx.image(), &copy]);
+    assert!(server.log().contains("the server answers again"), "{}", server.log());
+    server.stop();
+}
+
+#[test]
+fn another_image_under_the_url_is_an_error_that_names_both() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let server = nginx.daemon(&scratch, &format!("driver=http,url={}", nginx.url("/disk.img")));
+    let read = ["-r", "-f", "raw", "-c", "read 1M 64k"];
+    let uri = nbd_uri(&scratch, "web");
+    client_output(&scratch, "qemu-io", &[&read[..], &[&uri]].concat());
+    fs::rename(nginx.image(), web.path("before")).expect("the image");
+    fs::write(nginx.image(), vec![7; 3 << 20]).expect("another image");
+    let output = std::process::Command::new(tool("qemu-io")).args(read).arg(&uri).output();
+    let output = output.expect("qemu-io runs");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("read failed: Input/output error"));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("the image on the server has changed"));
+    let line = line.unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains(&format!("opened with {} bytes, ETag", (MIB << 20) + 100)), "{line}");
+    assert!(line.contains(&format!("is now {} bytes, ETag", 3 << 20)), "{line}");
+    server.stop();
+}
+
+/// Members of a node in `query-named-block-nodes` that name where it is.
+fn place(qmp: &mut Qmp, node: &str) -> Value {
+    let nodes = qmp.execute("query-named-block-nodes", json!({}));
+    let found = nodes.as_array().into_iter().flatten().find(|known| known["node-name"] == node);
+    let found = found.expect("the node");
+    json!([found["file"], found["drv"], found["ro"], found["image"]["virtual-size"]])
+}
+
+#[test]
+fn options_are_taken_and_refused_as_by_qemu_storage_daemon() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let mut peers = Peers::new(&scratch);
+    let secret = json!({"qom-type": "secret", "id": "password", "data": "pass word"});
+    peers.execute("object-add", secret);
+    let url = nginx.url("/disk.img");
+    let node = |driver: &str, more: Value| {
+        let plain = json!({"driver": driver, "node-name": "n", "read-only": true});
+        integration::merged(plain, &more)
+    };
+    for wrong in [
+        node("http", json!({})),
+        node("http", json!({"url": url, "read-only": false})),
+        node("https", json!({"url": url})),
+        node("http", json!({"url": "disk.img"})),
+        node("http", json!({"url": url, "cookie": "a=b", "cookie-secret": "password"})),
+        node("http", json!({"url": url, "timeout": 100_000})),
+        node("http", json!({"url": url, "readahead": 1000})),
+        node("http", json!({"url": url, "password-secret": "none"})),
+        node("http", json!({"url": url, "sslverify": true})),
+        node("http", json!({"url": url, "anything": 1})),
+    ] {
+        let answer = peers.both("blockdev-add", wrong.clone());
+        assert!(answer["error"].is_object(), "{wrong}: {answer}");
+    }
+    for right in [
+        node("http", json!({"url": url})),
+        node("http", json!({"url": url, "read-only": false, "auto-read-only": true})),
+        node("http", json!({"url": url, "readahead": 0, "timeout": 0, "proxy-username": "p"})),
+        node("https", json!({"url": nginx.tls_url("/disk.img"), "sslverify": false})),
+        node(
+            "http",
+            json!({"url": nginx.url("/private/disk.img"), "username": "user",
+                "password-secret": "password"}),
+        ),
+    ] {
+        peers.execute("blockdev-add", right.clone());
+        let [ours, theirs] = peers.sides().map(|side| place(&mut side.qmp, "n"));
+        let members = |value: &Value| match value[0].as_str().and_then(|t| t.strip_prefix("json:"))
+        {
+            Some(text) => serde_json::from_str(text).expect("JSON"),
+            None => value[0].clone(),
+        };
+        assert_eq!(
+            (members(&ours), &ours[1], &ours[2], &ours[3]),
+            (members(&theirs), &theirs[1], &theirs[2], &theirs[3]),
+            "{right}"
+        );
+        peers.execute("blockdev-del", json!({"node-name": "n"}));
+    }
+    // QSD would show this.
+    let cookie = node("http", json!({"url": url, "cookie": "session=5ec3e7"}));
+    peers.ours.qmp.execute("blockdev-add", cookie);
+    let nodes = peers.ours.qmp.execute("query-named-block-nodes", json!({}));
+    assert!(!nodes.to_string().contains("5ec3e7"), "{nodes}");
+    peers.stop();
+}
+
+/// A header chooses neither a server nor a file of this host.
+#[test]
+fn what_the_header_of_an_image_names_is_not_opened() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let secret = Image::filled(&scratch, "secret", 1);
+    let secret = secret.path().display().to_string();
+    let create = |image: PathBuf, backing: &str| {
+        let image = image.display().to_string();
+        let base = ["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", backing, &image, "1M"];
+        client_output(&scratch, "qemu-img", &base);
+        image
+    };
+    create(web.path("web/names.qcow2"), &secret);
+    let here = create(scratch.path("here.qcow2"), &nginx.url("/disk.img"));
+    let mut server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let remote = json!({"driver": "http", "url": nginx.url("/names.qcow2")});
+    let node = json!({"driver": "qcow2", "node-name": "n", "read-only": true, "file": remote});
+    let mut why = |node: &Value| {
+        let answer = qmp.ask("blockdev-add", node.clone());
+        answer["error"]["desc"].as_str().map(str::to_owned).unwrap_or_else(|| panic!("{answer}"))
+    };
+    let desc = why(&node);
+    assert!(desc.contains("is on a web server, and names"), "{desc}");
+    let local = json!({"driver": "file", "filename": here});
+    let desc = why(&json!({"driver": "qcow2", "node-name": "n", "file": local}));
+    assert!(desc.contains("is not a file"), "{desc}");
+    // Options may choose.
+    qmp.execute("blockdev-add", integration::merged(node, &json!({"backing": null})));
+    let base = json!({"driver": "http", "url": nginx.url("/disk.img"), "read-only": true});
+    let over = json!({"driver": "qcow2", "node-name": "o", "file": local, "backing": base});
+    qmp.execute("blockdev-add", over);
+    qmp.execute("quit", json!({}));
+    assert!(server.wait().success());
+}
