@@ -198,7 +198,7 @@ fn say(text: std::fmt::Arguments<'_>) {
 
 #[test]
 fn stop_a_soak_ends_as_it_began() {
-    let seconds = std::env::var("EVENT_LOOP_SOAK").map_or(8, |text| text.parse().unwrap());
+    let seconds = std::env::var("EVENT_LOOP_SOAK").map_or(4, |text| text.parse().unwrap());
     // Initialises lazy state of the standard library, and of each thread.
     let threads = entries("/proc/self/task");
     soak(Duration::ZERO);

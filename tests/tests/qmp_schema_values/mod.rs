@@ -180,7 +180,6 @@ impl World {
         let image = path("disk.luks");
         let arguments: Vec<&str> = create.iter().copied().chain([&*image, "1M"]).collect();
         client_output(&scratch, "qemu-img", &arguments);
-        // To make one takes a second, which qemu-img measures the processor in.
         for name in ["copy.luks", "file.luks", "header.luks", "amended.luks"] {
             fs::copy(&image, path(name)).expect("a copy");
         }
