@@ -69,9 +69,9 @@ impl IoBufs {
     ///
     /// # Panics
     ///
-    /// In debug builds, if the list has segments, which may have another owner.
+    /// If the list has segments: their memory would no longer be kept alive.
     pub fn set_owner(&mut self, owner: Rc<dyn MemoryOwner>) {
-        debug_assert!(self.iov.is_empty(), "an owner is named before its segments");
+        assert!(self.iov.is_empty(), "an owner is named before its segments");
         self.owner = Some(owner);
     }
 

@@ -589,9 +589,13 @@ impl EventLoop {
     ///
     /// The loop has released the handler's descriptor then.
     pub async fn released(&self, id: HandlerId) {
-        while self.0.handlers.borrow().is_leaving(id.0) {
+        while self.is_leaving(id) {
             take_turns().await;
         }
+    }
+
+    pub(crate) fn is_leaving(&self, id: HandlerId) -> bool {
+        self.0.handlers.borrow().is_leaving(id.0)
     }
 
     /// Calls a handler in the next iteration, with or without an event.

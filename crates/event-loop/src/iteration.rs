@@ -63,11 +63,22 @@ impl Drop for Reaped<'_> {
     }
 }
 
+/// Abandons the loop if a callback panics.
+struct Unwound<'a>(&'a EventLoop);
+
+impl Drop for Unwound<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abandon();
+        }
+    }
+}
+
 impl EventLoop {
     /// Runs until [`stop`](crate::LoopHandle::stop), then shuts the loop down.
     ///
     /// Operations in flight are finished or cancelled, and everything that the loop holds is dropped (stop
-    /// contract).
+    /// contract). So is everything if a callback or a task panics; then handles return [`LoopGone`](crate::LoopGone).
     ///
     /// # Errors
     ///
@@ -80,6 +91,7 @@ impl EventLoop {
 
     /// Runs until a stop, without shutting down.
     pub(crate) fn turn_until_stopped(&self) -> io::Result<()> {
+        let _unwound = Unwound(self);
         while !self.0.stopping.get() {
             self.iterate(true)?;
         }

@@ -3,21 +3,23 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, Inner};
 use crate::handlers::{Handler, HandlerId, Progress, Trigger};
+use crate::task::take_turns;
 
 /// A descriptor watched for its life, for one task to wait on.
 ///
 /// Try the system call first; when it says `EAGAIN`, wait and try again.
 pub struct Readiness {
-    event_loop: EventLoop,
+    /// A task of the loop that waits must not keep the loop alive.
+    event_loop: Weak<Inner>,
     fd: Arc<OwnedFd>,
     handler: HandlerId,
     state: Rc<ReadinessState>,
@@ -48,7 +50,7 @@ impl Readiness {
     pub fn new(event_loop: &EventLoop, fd: Arc<OwnedFd>, events: u32) -> Self {
         let state = Rc::new(ReadinessState::default());
         let handler = event_loop.add_handler(fd.clone(), events, Trigger::Edge, state.clone());
-        Readiness { event_loop: event_loop.clone(), fd, handler, state }
+        Readiness { event_loop: Rc::downgrade(&event_loop.0), fd, handler, state }
     }
 
     /// Waits until the descriptor has become ready since the last wait.
@@ -74,7 +76,9 @@ impl Readiness {
     pub async fn release(self) {
         let (event_loop, handler) = (self.event_loop.clone(), self.handler);
         drop(self);
-        event_loop.released(handler).await;
+        while event_loop.upgrade().is_some_and(|inner| EventLoop(inner).is_leaving(handler)) {
+            take_turns().await;
+        }
     }
 
     /// Receives from a socket watched for `POLLIN`.
@@ -121,6 +125,8 @@ impl AsFd for Readiness {
 
 impl Drop for Readiness {
     fn drop(&mut self) {
-        self.event_loop.remove_handler(self.handler);
+        if let Some(inner) = self.event_loop.upgrade() {
+            EventLoop(inner).remove_handler(self.handler);
+        }
     }
 }

@@ -48,6 +48,16 @@ impl EventLoop {
         self.0.closing.get()
     }
 
+    /// Drops all but operations in flight, whose memory lives until the loop is dropped. What the loop holds may hold the
+    /// loop, and other threads wait for what it would have sent.
+    pub(crate) fn abandon(&self) {
+        self.0.stopping.set(true);
+        self.0.closing.set(true);
+        drop(self.0.messages.take());
+        drop(self.0.shared.inbox.close());
+        self.let_go();
+    }
+
     fn let_go(&self) {
         for _ in 0..ROUNDS {
             let handlers = self.0.handlers.borrow().ids();

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use crate::buf::IoBufs;
@@ -155,17 +155,21 @@ impl<T> Drop for JoinHandle<T> {
 impl EventLoop {
     /// Runs a future on this loop, from the next iteration on.
     ///
-    /// The future is dropped unfinished when the loop stops. Its waker may be called on any thread. A future
+    /// The future is dropped unfinished when the loop stops, and at once if it has stopped. Its waker may be called on any thread. A future
     /// that never waits blocks the loop, so it has to return from time to time (fairness contract). Dropping
     /// the handle does not end the task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        let is_closing = self.0.closing.get();
+        let stage = if is_closing { Stage::Over } else { Stage::Running(future) };
         let task = Rc::new(Spawned {
-            stage: RefCell::new(Stage::Running(future)),
+            stage: RefCell::new(stage),
             joiner: Cell::new(None),
             detached: Cell::new(false),
         });
-        self.0.tasks.add(task.clone());
-        self.0.shared.notify();
+        if !is_closing {
+            self.0.tasks.add(task.clone());
+            self.0.shared.notify();
+        }
         JoinHandle(task)
     }
 
@@ -212,19 +216,22 @@ impl EventLoop {
     ///
     /// The future panics as that of [`operate`](Self::operate).
     pub fn sleep_until(&self, deadline_ns: u64) -> impl Future<Output = ()> + use<> {
-        struct Cancel(EventLoop, TimerId);
+        // A weak reference, as in `operate`.
+        struct Cancel(Weak<Inner>, TimerId);
         impl Drop for Cancel {
             fn drop(&mut self) {
-                self.0.cancel_timer(self.1);
+                if let Some(inner) = self.0.upgrade() {
+                    EventLoop(inner).cancel_timer(self.1);
+                }
             }
         }
         let state = Rc::new(Outcome::default());
         let target: Rc<dyn IoTarget> = state.clone();
-        let guard = Cancel(self.clone(), self.submit_timer(deadline_ns, &target, 0));
+        let guard = Cancel(Rc::downgrade(&self.0), self.submit_timer(deadline_ns, &target, 0));
         async move {
             let poll = |cx: &mut Context<'_>| {
                 let outcome = state.poll(cx);
-                assert_turns(Some(&guard.0.0), &outcome);
+                assert_turns(guard.0.upgrade().as_deref(), &outcome);
                 outcome
             };
             poll_fn(poll).await;

@@ -3,18 +3,24 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::buf::IoBufs;
 use crate::op::IoTarget;
 use crate::slab::Pool;
 
-/// Identifies a timer. Unique for the life of the loop.
+/// Identifies a timer. Unique for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimerId {
     /// Order of creation: later timers have larger numbers.
     serial: u64,
     index: u32,
+    /// The loop's [`Timers::id`].
+    of: u32,
 }
+
+/// Distinguishes the loops of a process.
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 /// A loop's timers.
 pub(crate) struct Timers {
@@ -25,6 +31,7 @@ pub(crate) struct Timers {
     /// A slot is free once its timer is neither in the heap nor in `due`.
     slots: Pool<Option<Timer>>,
     next_serial: u64,
+    id: u32,
     /// Cancelled timers in the heap.
     dead: usize,
 }
@@ -56,6 +63,7 @@ impl Default for Timers {
             due: VecDeque::with_capacity(ROOM),
             slots: Pool::with_capacity(ROOM),
             next_serial: 0,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             dead: 0,
         }
     }
@@ -64,16 +72,16 @@ impl Default for Timers {
 impl Timers {
     pub(crate) fn add(&mut self, deadline: u64, target: Rc<dyn IoTarget>, token: u32) -> TimerId {
         let (index, slot) = self.slots.take_or_add(|_| None);
-        let id = TimerId { serial: self.next_serial, index };
+        let id = TimerId { serial: self.next_serial, index, of: self.id };
         self.next_serial += 1;
         *slot = Some(Timer { serial: id.serial, is_due: false, target, token });
         self.heap.push(Reverse((deadline, id)));
         id
     }
 
-    /// Cancels a timer. `None` if it has run.
+    /// Cancels a timer. `None` if it has run, or is another loop's.
     pub(crate) fn cancel(&mut self, id: TimerId) -> Option<Timer> {
-        if !is_live(&self.slots, id) {
+        if id.of != self.id || !is_live(&self.slots, id) {
             return None;
         }
         let timer = self.slots.get_mut(id.index)?.take()?;
@@ -187,6 +195,16 @@ mod tests {
         assert!(timers.cancel(ids[0]).is_none() && timers.cancel(ids[1]).is_none());
         assert!(timers.cancel(again).is_some());
         assert_eq!(timers.next_deadline(), None);
+    }
+
+    #[test]
+    fn another_loops_timer_is_not_cancelled() {
+        let [mut one, mut other] = [Timers::default(), Timers::default()];
+        let id = one.add(5, Rc::new(Nobody), 0);
+        other.add(5, Rc::new(Nobody), 1);
+        assert!(other.cancel(id).is_none());
+        assert_eq!(due(&mut other, 5), [1]);
+        assert!(one.cancel(id).is_some());
     }
 
     #[test]

@@ -11,8 +11,8 @@ use common::*;
 use event_loop::ring::sim::{Faults, Verdict};
 use event_loop::sync::lock;
 use event_loop::{
-    AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig, LoopFile,
-    LoopGone, Trigger, oneshot,
+    AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig, LoopConfig,
+    LoopFile, LoopGone, Readiness, Trigger, oneshot,
 };
 
 /// The tests count descriptors and threads, so they run one at a time.
@@ -236,4 +236,48 @@ fn stop_a_thread_dropped_by_its_own_loop_ends() {
     let own = Arc::new(Mutex::new(Some(thread)));
     handle.spawn(move |_| drop(lock(&own).take())).unwrap();
     spin_until("its end", || handle.spawn(|_| {}) == Err(LoopGone));
+}
+
+/// Another task holds the loop, so nothing but the loop itself ends what another thread waits for.
+#[test]
+fn stop_a_panic_in_a_task_ends_what_other_threads_wait_for() {
+    let _alone = lock(&ALONE);
+    for (name, ring) in rings() {
+        let _watchdog = Watchdog::new(name);
+        let config = IoThreadConfig { event_loop: config(ring), ..IoThreadConfig::default() };
+        let thread = IoThread::spawn(config).unwrap();
+        let (sender, receiver) = oneshot::channel();
+        let work = move |event_loop: &EventLoop| {
+            let on_loop = event_loop.clone();
+            event_loop.spawn(async move {
+                on_loop.sleep_until(u64::MAX).await;
+                sender.send(());
+            });
+            event_loop.spawn(async { panic!("a test's") });
+        };
+        thread.handle().spawn(work).unwrap();
+        let waiter = EventLoop::new(LoopConfig::default()).unwrap();
+        assert_eq!(waiter.block_on(receiver).unwrap(), Err(LoopGone), "{name}");
+        assert_eq!(thread.handle().spawn(|_| {}), Err(LoopGone), "{name}");
+        assert_eq!(thread.stop().unwrap_err().to_string(), "the I/O thread panicked", "{name}");
+    }
+}
+
+#[test]
+fn stop_a_loop_that_is_dropped_with_waiting_tasks_leaves_no_descriptor() {
+    let _alone = lock(&ALONE);
+    for (name, ring) in rings() {
+        let before = open_descriptors();
+        let event_loop = EventLoop::new(config(ring)).unwrap();
+        event_loop.spawn(event_loop.sleep_until(u64::MAX));
+        let (reader, writer) = pipe();
+        let [waits, is_released] =
+            [(); 2].map(|()| Readiness::new(&event_loop, reader.clone(), libc::POLLIN as u32));
+        event_loop.spawn(async move { waits.wait().await });
+        event_loop.spawn(is_released.release());
+        drop(reader);
+        event_loop.run_once(false).unwrap();
+        drop((event_loop, writer));
+        assert_eq!(open_descriptors(), before, "{name}");
+    }
 }

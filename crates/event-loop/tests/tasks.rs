@@ -62,6 +62,8 @@ fn awaiting_a_task_of_a_stopped_loop_fails() {
     event_loop.shut_down().unwrap();
     let other = new_loop();
     assert_eq!(other.block_on(handle).unwrap(), Err(LoopGone));
+    let late = event_loop.spawn(std::future::pending::<()>());
+    assert_eq!(other.block_on(late).unwrap(), Err(LoopGone));
 }
 
 /// Stores its waker, and is done when polled again.
