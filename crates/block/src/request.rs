@@ -5,6 +5,8 @@ use std::rc::Rc;
 use event_loop::IoBufs;
 use nix::errno::Errno;
 
+use crate::status::{self, Extent, ExtentState};
+
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
@@ -30,7 +32,7 @@ pub enum Op {
     },
     /// Report what is stored in the range: fills the one segment of the buffers with
     /// [extents](crate::status::Extent), from the range's start on: at least one, and
-    /// as many as are known and fit.
+    /// as many as are known and fit. [`status::put`] writes one; `EOPNOTSUPP` is one of data.
     BlockStatus,
 }
 
@@ -135,10 +137,22 @@ impl Request {
     }
 
     /// Answers the request. The memory goes back with the answer.
+    ///
+    /// `EOPNOTSUPP` for a block status means that the node knows no more than that all of the range may be data.
     #[inline]
     pub fn complete(self, result: Result<(), Errno>) {
+        if result == Err(Errno::EOPNOTSUPP) && self.op == Op::BlockStatus {
+            return self.complete_as_data();
+        }
         let Request { bufs, mut reply, .. } = self;
         reply.send(result, bufs);
+    }
+
+    #[cold]
+    fn complete_as_data(self) {
+        let Request { mut bufs, len, mut reply, .. } = self;
+        status::write_one(&mut bufs, Extent::own(len, ExtentState::Data));
+        reply.send(Ok(()), bufs);
     }
 
     /// Answers that the request was held: see [`RequestOwner::given_up`].

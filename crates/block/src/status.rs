@@ -75,19 +75,21 @@ pub fn extent(bufs: &IoBufs, index: usize) -> Option<Extent> {
     Some(Extent { len: u64::from_ne_bytes(len), state, depth }).filter(|extent| extent.len > 0)
 }
 
-/// An answer of one extent.
-pub(crate) fn write_one(bufs: &mut IoBufs, extent: Extent) {
+/// Writes an answer of one extent.
+pub fn write_one(bufs: &mut IoBufs, extent: Extent) {
     put(bufs, 0, extent);
     end_after(bufs, EXTENT_LEN);
 }
 
-/// Ends the list after this many bytes.
-pub(crate) fn end_after(bufs: &mut IoBufs, bytes: usize) {
+/// Ends the list after this many bytes, [`EXTENT_LEN`] for each extent.
+pub fn end_after(bufs: &mut IoBufs, bytes: usize) {
     bufs.zero(bytes, EXTENT_LEN);
 }
 
-/// Writes extent number `index` of an answer. `false`: it does not fit.
-pub(crate) fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
+/// Writes extent number `index` of an answer, from 0. Returns `false` if it does not fit.
+///
+/// [`end_after`] ends the list.
+pub fn put(bufs: &mut IoBufs, index: usize, extent: Extent) -> bool {
     let Some(at) = index.checked_mul(EXTENT_LEN) else { return false };
     if at + EXTENT_LEN > bufs.len() {
         return false;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::process;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use block::{NodeRegistry, OpenError, drivers};
 use control::{Action, Command, parse_args};
 use event_loop::EventLoop;
 use event_loop::ring::setup::RingChoice;
+use exports::nbd::NbdListen;
 use nix::errno::Errno;
 use options::Object;
 use options::place::Int;
@@ -206,4 +208,34 @@ fn a_driver_from_outside_is_named_opened_and_served() {
     rig.takes_reply(1);
     rig.take(&mut bytes);
     assert_eq!((bytes[0], bytes[511], bytes[512], bytes[1023]), (9, 9, 10, 10));
+    // The driver does not answer block status, which clients ask for.
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    let node = nodes.get("disk").unwrap();
+    let _served = rig.serve(NbdListen::Unix(path("socket").into()), node);
+    let uri = format!("nbd+unix:///disk?socket={}", path("socket"));
+    let copies = [path("convert"), path("nbdcopy")];
+    let from_raw = |command| ["qemu-img", command, "-f", "raw"];
+    let client = |program: &[&str], rest: &[&str]| {
+        let mut client = process::Command::new(program[0]);
+        client.args(&program[1..]).args(rest);
+        let output = rig.event_loop.offload(move || client.output());
+        let output = rig.event_loop.block_on(output).unwrap().unwrap();
+        let output = output.expect("installed by scripts/setup-tests.sh");
+        assert!(output.status.success(), "{program:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let mapped = client(&from_raw("map"), &["--output=json", &uri]);
+    assert!(
+        mapped.contains(r#""length": 3584, "depth": 0, "present": true, "zero": false"#),
+        "{mapped}"
+    );
+    let mapped = client(&["nbdinfo", "--map"], &[&uri]);
+    assert_eq!(mapped.split_whitespace().collect::<Vec<_>>(), ["0", "3584", "0", "data"]);
+    client(&from_raw("convert"), &["-O", "raw", &uri, &copies[0]]);
+    client(&["nbdcopy"], &[&uri, &copies[1]]);
+    let expected: Vec<u8> = (8..15).flat_map(|byte| [byte; 512]).collect();
+    for copy in copies {
+        assert!(std::fs::read(&copy).unwrap() == expected, "{copy}");
+    }
 }

@@ -66,6 +66,47 @@ pub(crate) fn done(cookie: u64) -> [u8; 16] {
     bytes
 }
 
+/// Serves `node` as `disk`. The first of the loops controls it; connections take turns among all.
+fn serve(
+    event_loops: &[EventLoop],
+    listen: NbdListen,
+    node: Arc<dyn BlockNode>,
+    writethrough: bool,
+) -> (NbdServer, NbdExport) {
+    let config = NbdServerConfig {
+        listen,
+        max_connections: 0,
+        handshake_max_seconds: 0,
+        tls: None,
+        held: false,
+    };
+    let server = NbdServer::start(&event_loops[0], config).unwrap();
+    let writable = !node.geometry().read_only;
+    let export = server.add(NbdExportConfig {
+        id: "disk".into(),
+        name: "disk".into(),
+        description: String::new(),
+        node,
+        io_threads: event_loops.iter().map(EventLoop::handle).collect(),
+        writable,
+        writethrough,
+        allocation_depth: false,
+        bitmaps: Vec::new(),
+    });
+    let added = Rc::new(RefCell::new(None));
+    let to = added.clone();
+    event_loops[0].spawn(async move {
+        let export = export.await;
+        to.replace(Some(export));
+    });
+    loop {
+        if let Some(export) = added.take() {
+            return (server, export.unwrap());
+        }
+        event_loops.iter().for_each(turn);
+    }
+}
+
 impl Rig {
     /// The client is in the transmission phase, with simple replies.
     pub(crate) fn new(name: &str, ring: RingChoice, node: Arc<dyn BlockNode>) -> Rig {
@@ -80,43 +121,12 @@ impl Rig {
         node: Arc<dyn BlockNode>,
         writethrough: bool,
     ) -> Rig {
-        let io_threads = event_loops.iter().map(EventLoop::handle).collect();
-        let event_loop = event_loops.remove(0);
         let name = format!("nbd-transmission-{}-{name}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
-        let config = NbdServerConfig {
-            listen: NbdListen::Fds(vec![Arc::new(listener.into())]),
-            max_connections: 0,
-            handshake_max_seconds: 0,
-            tls: None,
-            held: false,
-        };
-        let server = NbdServer::start(&event_loop, config).unwrap();
-        let writable = !node.geometry().read_only;
-        let export = server.add(NbdExportConfig {
-            id: "disk".into(),
-            name: "disk".into(),
-            description: String::new(),
-            node,
-            io_threads,
-            writable,
-            writethrough,
-            allocation_depth: false,
-            bitmaps: Vec::new(),
-        });
-        let added = Rc::new(RefCell::new(None));
-        let to = added.clone();
-        event_loop.spawn(async move {
-            let export = export.await;
-            to.replace(Some(export));
-        });
-        let export = loop {
-            if let Some(export) = added.take() {
-                break export.unwrap();
-            }
-            event_loops.iter().chain([&event_loop]).for_each(turn);
-        };
+        let listen = NbdListen::Fds(vec![Arc::new(listener.into())]);
+        let (server, export) = serve(&event_loops, listen, node, writethrough);
+        let event_loop = event_loops.remove(0);
         let client = UnixStream::connect_addr(&address).unwrap();
         let others = event_loops;
         let mut rig = Rig { event_loop, others, client, address, flags: 0, server, export };
@@ -139,6 +149,15 @@ impl Rig {
         let client = std::mem::replace(&mut self.client, client);
         self.take(&mut [0; 18]);
         std::mem::replace(&mut self.client, client)
+    }
+
+    /// Another server on the rig's loop.
+    pub(crate) fn serve(
+        &self,
+        listen: NbdListen,
+        node: Arc<dyn BlockNode>,
+    ) -> (NbdServer, NbdExport) {
+        serve(std::slice::from_ref(&self.event_loop), listen, node, false)
     }
 
     fn shake_hands(&mut self) {
