@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::peers::{Peers, Side, run};
-use integration::{Qmp, Scratch, ServerCommand, merged};
+use integration::{Image, Qmp, Scratch, ServerCommand, merged};
 use serde_json::{Value, json};
 
 /// What `query-block-jobs` says of the only job, but for its options.
@@ -298,4 +298,42 @@ fn a_job_on_a_chain_has_copied_what_is_before_an_error() {
         peers.run("qemu-io", &["-c", pattern, &format!("DIR/{top}")]);
     }
     peers.stop();
+}
+
+/// Copies run in parallel, and several fail: one resumption is enough.
+#[test]
+fn a_mirror_pauses_once_for_copies_that_fail_together() {
+    let scratch = Scratch::new();
+    Image::filled(&scratch, "source", 8);
+    Image::empty(&scratch, "target", 8);
+    let server = ServerCommand::new(&scratch).monitor("qmp").start();
+    let mut qmp = Qmp::connect(&server.socket("qmp"));
+    let file = |name: &str| json!({"driver": "file", "filename": scratch.path(name)});
+    qmp.execute("blockdev-add", merged(file("source"), &json!({"node-name": "source"})));
+    let full = json!({"event": "none", "iotype": "write", "errno": 28, "once": true});
+    let target = json!({"driver": "blkdebug", "node-name": "target", "image": file("target"),
+        "inject-error": vec![full; 4]});
+    qmp.execute("blockdev-add", target);
+    let mirror = json!({"job-id": "j", "device": "source", "target": "target", "sync": "full",
+        "on-target-error": "enospc"});
+    qmp.execute("blockdev-mirror", mirror);
+    let mut told = Vec::new();
+    loop {
+        let event = qmp.message();
+        let name = event["event"].as_str().expect("an event").to_owned();
+        if event["data"]["status"] == "paused" {
+            qmp.execute("job-resume", json!({"id": "j"}));
+        }
+        let is_ready = name == "BLOCK_JOB_READY";
+        told.push(name);
+        if is_ready {
+            break;
+        }
+    }
+    assert_eq!(told.iter().filter(|name| *name == "BLOCK_JOB_ERROR").count(), 1, "{told:?}");
+    qmp.execute("job-complete", json!({"id": "j"}));
+    while qmp.wait_for("JOB_STATUS_CHANGE")["status"] != "null" {}
+    server.stop();
+    let [source, target] = ["source", "target"].map(|name| std::fs::read(scratch.path(name)));
+    assert!(source.expect("it is there") == target.expect("it is there"));
 }

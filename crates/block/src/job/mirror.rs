@@ -99,9 +99,11 @@ impl Mirror {
         let (source, target) = (self.worker.source.clone(), self.worker.target.clone());
         let mut copies = Copies::default();
         let mut failed = None;
+        // Told of only when nothing is in flight: the failures of other copies would undo what resumes the job.
+        let mut stopped = None;
         loop {
             let control = self.worker.control.clone();
-            let ends = failed.is_some() || heeds && control.is_cancelled();
+            let ends = failed.is_some() || stopped.is_some() || heeds && control.is_cancelled();
             while !ends
                 && let Some(mut buffer) =
                     if heeds { self.worker.begin() } else { self.worker.buffers.pop() }
@@ -129,6 +131,9 @@ impl Mirror {
                 let len = range.end - range.start;
                 match result {
                     Ok(()) => control.add_copied(len),
+                    Err(failure) if heeds && self.worker.reaction(failure) == OnError::Stop => {
+                        stopped = stopped.or(Some(failure));
+                    }
                     Err(failure) => {
                         let judged = if heeds { self.worker.judge(failure) } else { Err(failure) };
                         failed = failed.or(judged.err());
@@ -142,6 +147,12 @@ impl Mirror {
             }
             if let Some(failure) = failed {
                 return Err(failure);
+            }
+            if let Some(failure) = stopped.take().filter(|_| !control.is_cancelled()) {
+                control.set_busy(false);
+                self.worker.judge(failure)?;
+                self.worker.idle().await;
+                continue;
             }
             if heeds && control.is_cancelled() {
                 return Ok(End::Cancelled);

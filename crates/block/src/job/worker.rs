@@ -290,18 +290,23 @@ impl Worker {
 
     /// Chooses the reaction to a failure: any but [`OnError::Enospc`]. Pauses the job if it is [`OnError::Stop`].
     pub(super) fn react(&self, failure: Failure) -> OnError {
-        let policy = match failure.side {
-            Side::Source => self.on_source_error,
-            Side::Target => self.on_target_error,
-        };
-        let action = match policy {
-            OnError::Enospc if failure.errno == Errno::ENOSPC => OnError::Stop,
-            OnError::Enospc => OnError::Report,
-            other => other,
-        };
+        let action = self.reaction(failure);
         if action == OnError::Stop {
             self.control.set_paused(true);
         }
         action
+    }
+
+    /// Returns what [`react`](Self::react) chooses.
+    pub(super) fn reaction(&self, failure: Failure) -> OnError {
+        let policy = match failure.side {
+            Side::Source => self.on_source_error,
+            Side::Target => self.on_target_error,
+        };
+        match policy {
+            OnError::Enospc if failure.errno == Errno::ENOSPC => OnError::Stop,
+            OnError::Enospc => OnError::Report,
+            other => other,
+        }
     }
 }
