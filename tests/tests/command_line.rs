@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
+use integration::nbd::client_output;
 use integration::{
     BlkClient, Image, Qmp, Scratch, ServerCommand, daemon as program, eventually, pattern, tool,
 };
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Runs a daemon with a good image, `arguments` and a good export after them, and finds that it refuses with a
 /// message that has `named` in it, and that nothing was made.
@@ -160,25 +161,32 @@ fn a_daemon_in_the_background() {
     assert!(!socket.exists() && !pid_file.exists(), "files were left behind");
 }
 
-/// The daemon has left the folder that a client's relative path is meant for, and says so.
+/// Also in headers that it writes, and when it opens images again.
 #[test]
-fn a_daemon_in_the_background_names_the_folder_of_relative_paths() {
+fn a_daemon_in_the_background_keeps_the_folder_of_relative_paths() {
     let scratch = Scratch::new();
-    let pid_file = scratch.path("pid");
-    let daemon = ServerCommand::new(&scratch).monitor("m").arg("--daemonize").arg("--pidfile");
-    let (status, stderr) = daemon.arg(pid_file.display().to_string()).run();
-    assert!(status.success(), "{stderr}");
-    let pid = fs::read_to_string(&pid_file).expect("a pid file");
+    Image::empty(&scratch, "disk.img", 1);
+    let daemon = Command::new(program())
+        .current_dir(scratch.dir())
+        .args(["storage-daemon", "--daemonize", "--pidfile", "pid"])
+        .args(["--chardev", "socket,id=m,path=m.sock,server=on,wait=off", "--monitor", "m"])
+        .args(["--blockdev", "file,node-name=disk,filename=disk.img"])
+        .status();
+    assert!(daemon.expect("it runs").success());
+    let pid = fs::read_to_string(scratch.path("pid")).expect("a pid file");
     let _pid = Background(Pid::from_raw(pid.trim().parse().expect("a pid")));
     let mut qmp = Qmp::connect(&scratch.path("m.sock"));
-    let mut refused = |name: &str| {
-        qmp.refused("blockdev-add", json!({"driver": "file", "node-name": "n", "filename": name}))
-    };
-    let why = "Could not open 'no-such-image.img': No such file or directory";
-    let hint = "The daemon's working directory is '/': give an absolute path";
-    assert_eq!(refused("no-such-image.img"), format!("{why}. {hint}"));
-    let why = "Could not open '/no-such-image.img': No such file or directory";
-    assert_eq!(refused("/no-such-image.img"), why);
+    let overlay =
+        json!({"node-name": "disk", "snapshot-node-name": "top", "snapshot-file": "top.qcow2"});
+    qmp.execute("blockdev-snapshot-sync", overlay);
+    let top = scratch.path("top.qcow2").display().to_string();
+    let info = client_output(&scratch, "qemu-img", &["info", "-U", "--output=json", &top]);
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    let disk = scratch.path("disk.img").display().to_string();
+    assert_eq!(info["full-backing-filename"], disk, "{info}");
+    for active in [false, true] {
+        qmp.execute("blockdev-set-active", json!({"node-name": "top", "active": active}));
+    }
 }
 
 /// Whatever the umask of the caller.

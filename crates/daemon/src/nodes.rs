@@ -300,7 +300,8 @@ fn info_below<'a>(nodes: &'a NodeRegistry, child: &Child) -> Option<NodeInfo<'a>
 /// The path of the backing file in the header of the node's image.
 fn named_backing(nodes: &NodeRegistry, node: &NodeInfo<'_>) -> Option<String> {
     let BackingName { filename, .. } = node.node.details()?.backing?;
-    let path = filename.strip_prefix("file:").unwrap_or(&filename);
+    let path = ["file:", "host_device:"].iter().find_map(|of| filename.strip_prefix(of));
+    let path = path.unwrap_or(&filename);
     let is_protocol = path.split_once(':').is_some_and(|(before, _)| !before.contains('/'));
     let image = nodes.image_path(node.name);
     let folder = image.as_deref().and_then(Path::parent).filter(|_| !is_protocol);

@@ -26,7 +26,7 @@ const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 pub(crate) enum Role {
     /// The process that was called. It has to exit with this code.
     Parent(u8),
-    /// The background process. After the set-up, it calls [`leave`](Daemon::leave) and [`ready`](Leaving::ready).
+    /// The background process. After the set-up, it calls [`detach`](Daemon::detach) and [`ready`](Detached::ready).
     Child(Daemon),
 }
 
@@ -36,9 +36,11 @@ pub(crate) struct Daemon {
     parent: Pid,
 }
 
-/// The background process after it has left its working directory.
+/// The background process with the replacement of the terminal.
+///
+/// It keeps its working directory, unlike QSD: names of images are written to headers and opened again later.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct Detached {
     null: File,
 }
 
@@ -87,15 +89,13 @@ impl Daemon {
         self.parent
     }
 
-    /// Leaves the working directory, and opens the replacement of the terminal.
+    /// Opens the replacement of the terminal.
     ///
     /// # Errors
     ///
     /// `/dev/null` could not be opened.
-    pub(crate) fn leave(self) -> io::Result<Leaving> {
-        let null = null()?;
-        unistd::chdir("/")?;
-        Ok(Leaving { null })
+    pub(crate) fn detach(self) -> io::Result<Detached> {
+        Ok(Detached { null: null()? })
     }
 }
 
@@ -112,7 +112,7 @@ fn null() -> io::Result<File> {
     File::options().read(true).write(true).open("/dev/null")
 }
 
-impl Leaving {
+impl Detached {
     /// Reports that everything is ready, which ends the parent, and closes the terminal.
     ///
     /// # Errors

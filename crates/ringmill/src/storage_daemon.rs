@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use control::{Merged, Step, StorageDaemonOptions};
 
-use crate::daemonize::{self, Daemon, Leaving, Role};
+use crate::daemonize::{self, Daemon, Detached, Role};
 use crate::dry_run;
 use crate::trace;
 use daemon::confinement::Kept;
@@ -71,12 +71,12 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     daemon::run(start, environment, |daemon| {
         let path = options.pidfile.as_deref();
         let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
-        let leaving = child.map(Daemon::leave).transpose().map_err(cannot_leave)?;
+        let detached = child.map(Daemon::detach).transpose().map_err(cannot_leave)?;
         daemon.confine()?;
         let pidfile = pidfile.clone();
         let tell = move || {
             Pidfile::fill_if(created, &pidfile)?;
-            leaving.map_or(Ok(()), Leaving::ready).map_err(cannot_leave)
+            detached.map_or(Ok(()), Detached::ready).map_err(cannot_leave)
         };
         Ok(Ready { status: None, tell: Box::new(tell) })
     })?;

@@ -87,7 +87,12 @@ fn the_parent_leaves_when_the_daemon_is_ready() {
     let pid = daemon.pid;
     let proc = PathBuf::from(format!("/proc/{pid}"));
     assert_eq!(getsid(Some(pid)), Ok(pid), "it has a session of its own");
-    assert_eq!(fs::read_link(proc.join("cwd")).expect("a directory"), Path::new("/"));
+    let folder = fs::read_link(proc.join("cwd")).expect("a directory");
+    assert_eq!(
+        folder,
+        fs::canonicalize(&scratch.0).expect("a directory"),
+        "names of images stay valid"
+    );
     for fd in 0..3 {
         let file = fs::read_link(proc.join(format!("fd/{fd}"))).expect("it is open");
         assert_eq!(file, Path::new("/dev/null"), "descriptor {fd}");

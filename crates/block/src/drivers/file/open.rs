@@ -313,7 +313,7 @@ fn could_not_open(path: &Path, errno: Errno, write: bool) -> OpenError {
     }
 }
 
-/// Whether the path is relative, and the working directory is `/`: `--daemonize` and systemd change to it.
+/// Whether the path is relative, and the working directory is `/`, as of services.
 fn is_below_root(path: &Path) -> bool {
     path.is_relative() && std::env::current_dir().is_ok_and(|folder| folder == Path::new("/"))
 }
