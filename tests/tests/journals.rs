@@ -1,13 +1,11 @@
 //! Journals of qcow2 images that killed daemons have left.
 
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use integration::nbd::{client, client_output, nbd_export, nbd_server, nbd_uri};
+use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
 use integration::{Scratch, Server, ServerCommand, daemon};
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// A daemon with `disk.qcow2`, and its journals in that folder of the scratch folder, or in the user's.
@@ -31,17 +29,19 @@ fn left(scratch: &Scratch, runtime: Option<&str>) {
     let create = ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"];
     client_output(scratch, "qemu-img", &create);
     let server = start(scratch, "killed", runtime);
-    // The end by a signal, so that nothing is flushed.
-    let writes = commands("write").chain(["abort".to_owned()]).collect::<Vec<_>>();
-    let output =
-        client(scratch, "qemu-io", &args(&["-f", "raw"], &writes, &nbd_uri(scratch, "disk")));
-    assert_eq!(output.status.signal(), Some(Signal::SIGABRT as i32));
+    // The daemon writes metadata out soon after a client has left, so this one stays.
+    let mut client = RawNbd::go(&scratch.path("nbd.sock"), "disk");
+    for n in 0..64 {
+        client.request(1, n, n << 20, 65536);
+        client.send(&[7; 65536]);
+        assert_eq!(client.reply(), (0, n));
+    }
     server.kill();
 }
 
 /// 64 commands of qemu-io.
-fn commands(what: &str) -> impl Iterator<Item = String> {
-    (0..64).map(move |n| format!("{what} -P 7 {n}M 64k"))
+fn commands() -> impl Iterator<Item = String> {
+    (0..64).map(|n| format!("read -P 7 {n}M 64k"))
 }
 
 fn args<'a>(options: &[&'a str], commands: &'a [String], uri: &'a str) -> Vec<&'a str> {
@@ -53,7 +53,7 @@ fn args<'a>(options: &[&'a str], commands: &'a [String], uri: &'a str) -> Vec<&'
 
 /// Reads what was [`left`].
 fn look(scratch: &Scratch) {
-    let reads = commands("read").collect::<Vec<_>>();
+    let reads = commands().collect::<Vec<_>>();
     client_output(
         scratch,
         "qemu-io",
@@ -110,8 +110,40 @@ fn journals_are_listed_and_those_without_use_removed() {
     let scratch = Scratch::new();
     left(&scratch, Some("run"));
     let folder = scratch.path("run/journals");
-    fs::remove_file(scratch.path("disk.qcow2")).expect("an image");
+    // To another folder: nothing tells it from an image that was removed.
+    let moved = scratch.path("run/moved.qcow2");
+    fs::rename(scratch.path("disk.qcow2"), &moved).expect("an image");
     assert_eq!(states(&folder), ["image-missing"]);
     assert!(journals(&folder, &["--clear"]).status.success());
-    assert!(states(&folder).is_empty());
+    assert_eq!(states(&folder), ["image-missing"]);
+    fs::rename(moved, scratch.path("disk.qcow2")).expect("an image");
+    let server = start(&scratch, "next", Some("run"));
+    look(&scratch);
+    server.stop();
+}
+
+/// Below an overlay, the image is only read: its journal is used, and the log says that it stays.
+#[test]
+fn the_log_names_an_image_whose_journal_is_only_read() {
+    let scratch = Scratch::new();
+    left(&scratch, Some("run"));
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let (image, overlay) = (path("disk.qcow2"), path("overlay.qcow2"));
+    let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &image, &overlay];
+    client_output(&scratch, "qemu-img", &create);
+    let disk = format!("qcow2,node-name=disk,file.driver=file,file.filename={overlay}");
+    let server = ServerCommand::new(&scratch).named("next").arg("--blockdev").arg(disk);
+    let server = server.env("RUNTIME_DIRECTORY", path("run"));
+    let server = nbd_export(nbd_server(server, &scratch, ""), "disk", "").start();
+    look(&scratch);
+    let log = server.log();
+    assert!(log.contains("is read from its journal"), "{log}");
+    server.stop();
+    assert_eq!(states(&scratch.path("run/journals")), ["needed"]);
+    // What the log advises.
+    let mut check = Command::new(daemon());
+    check.env("RUNTIME_DIRECTORY", path("run")).args(["check", "--repair", "all", &image]);
+    assert!(check.output().expect("it runs").status.success());
+    let reads = commands().collect::<Vec<_>>();
+    client_output(&scratch, "qemu-io", &args(&["-r", "-f", "qcow2"], &reads, &overlay));
 }

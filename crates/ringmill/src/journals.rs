@@ -36,7 +36,7 @@ pub(crate) fn run(options: &JournalsOptions) -> Result<ExitCode, DaemonError> {
         let chosen = &options.chosen;
         match chosen.is_empty() {
             // Journals that are needed are no failure of `--clear` alone.
-            true => !options.clear || !listed.1.state.may_be_needed(),
+            true => !options.clear || !listed.1.may_be_needed(),
             false => chosen.iter().any(|name| is_named(listed, name)),
         }
     };
@@ -109,6 +109,10 @@ fn refusal(folder: &Path, journal: &LeftJournal, error: &io::Error) -> String {
         (JournalState::Unknown(why), ErrorKind::ResourceBusy) => {
             format!("{what}: the image may need it: {why}; --force removes it all the same")
         }
+        (JournalState::Missing | JournalState::Replaced, ErrorKind::ResourceBusy) => format!(
+            "{what}: if the image is in another folder now, it lacks what the journal has: open it there first; --force \
+             removes the journal all the same"
+        ),
         (_, ErrorKind::ResourceBusy) => format!(
             "{what}: the image lacks what the journal has; 'ringmill check --repair all' as the daemon's user writes \
              that to the image; --force has the image do without"

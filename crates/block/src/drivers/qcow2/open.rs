@@ -586,7 +586,16 @@ pub(super) fn find_left(
         found = find_elsewhere(name, journals, mark, *as_of, inode, read_only)?;
     }
     match found {
-        Found::Left(journal, left) => Ok((journal, left)),
+        Found::Left(journal, left) => {
+            if read_only && !is_handed_over && !left.is_empty() {
+                log::warn!(
+                    "qcow2 image of node '{name}': a process that had it open was killed, and the node is read-only: what \
+                     that process had not written to the image is read from its journal {mark}, and stays there. 'ringmill \
+                     check --repair all' writes it to the image, which other programs need"
+                );
+            }
+            Ok((journal, left))
+        }
         // Its owner has the image open, or is yet to open it, and it is looked at all the same.
         Found::InUse | Found::OfAnother if read_only => nothing,
         Found::OfAnother => {

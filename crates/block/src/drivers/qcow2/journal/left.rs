@@ -35,6 +35,19 @@ pub struct LeftJournal {
     pub changed: SystemTime,
     /// Whether there is a use for it.
     pub state: JournalState,
+    /// It has changes that its image lacked when a process last had it.
+    pub has_changes: bool,
+}
+
+impl LeftJournal {
+    /// Whether its removal may lose data. An image that is missing may have been moved, and is then opened elsewhere.
+    pub fn may_be_needed(&self) -> bool {
+        match self.state {
+            JournalState::InUse | JournalState::Needed | JournalState::Unknown(_) => true,
+            JournalState::Replaced | JournalState::Missing => self.has_changes,
+            JournalState::Superseded | JournalState::EarlierBoot => false,
+        }
+    }
 }
 
 /// Whether there is a use for a journal.
@@ -54,13 +67,6 @@ pub enum JournalState {
     Missing,
     /// It is from before a restart of the machine.
     EarlierBoot,
-}
-
-impl JournalState {
-    /// Whether its removal may lose data.
-    pub fn may_be_needed(&self) -> bool {
-        matches!(self, JournalState::InUse | JournalState::Needed | JournalState::Unknown(_))
-    }
 }
 
 /// Returns the journals in a folder, the oldest change first.
@@ -97,7 +103,7 @@ pub fn remove_left_journal(folder: &Path, name: &str, forced: bool) -> io::Resul
     let known = name.strip_prefix(PREFIX).filter(|name| !name.contains('/'));
     let mark = known.ok_or(ErrorKind::NotFound)?;
     let (found, _file) = journals.look_at(name)?.ok_or(ErrorKind::NotFound)?;
-    if found.state == JournalState::InUse || !forced && found.state.may_be_needed() {
+    if found.state == JournalState::InUse || !forced && found.may_be_needed() {
         return Err(ErrorKind::ResourceBusy.into());
     }
     for bitmap in journals.0.named(&kept::prefix(mark))? {
@@ -131,6 +137,7 @@ impl Journals {
             let found = statat(self.0.fd(), &*bitmap, AtFlags::SYMLINK_NOFOLLOW);
             size += found.map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512);
         }
+        let has_changes = of.is_needed;
         let state = match lock(&journal)? {
             false => JournalState::InUse,
             true => state(&of),
@@ -141,6 +148,7 @@ impl Journals {
             size,
             changed: metadata.modified()?,
             state,
+            has_changes,
         };
         Ok(Some((found, journal)))
     }
